@@ -1,0 +1,209 @@
+"""The configuration file: TOML, decoded strictly into frozen structs.
+
+An unknown key, a wrong type or a value out of range is a ``ConfigError`` that names the file,
+the key and the rule, and for an unknown key the nearest right one. Relative paths are resolved
+against the file's folder. The core never sees these structs: it is handed small parameter
+objects made from them.
+"""
+
+import difflib
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from serve.errors import ConfigError
+
+Port = Annotated[int, Meta(ge=0, le=65535)]
+Count = Annotated[int, Meta(ge=1)]
+Positive = Annotated[float, Meta(gt=0)]
+StructT = TypeVar("StructT", bound=msgspec.Struct)
+
+_UNITS = {"B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
+          "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}  # fmt: skip
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of every table of the file."""
+
+
+class ServerConfig(Section):
+    """Where to listen and what to accept."""
+
+    host: str = "127.0.0.1"
+    grpc_port: Port = 8001
+    http_port: Port = 8002
+    #: Largest gRPC message taken or sent.
+    max_message: str = "64 MiB"
+    #: Requests accepted and not yet answered; more are refused with a retry hint.
+    max_queue: Count = 512
+    #: How long a stop waits for accepted requests before it gives up on them.
+    drain_timeout_s: Positive = 30.0
+    #: Refuse features that hold NaN or infinity.
+    reject_nonfinite: bool = True
+
+    @property
+    def max_message_bytes(self) -> int:
+        """`max_message` in bytes."""
+        return parse_bytes(self.max_message, "server.max_message")
+
+
+class ModelsConfig(Section):
+    """Which models to serve."""
+
+    #: Folder in the model repository format.
+    repository: str = "models"
+    #: Names to load at start; empty: every model found.
+    load: tuple[str, ...] = ()
+    #: Where calibrations are kept; None: the user's cache folder.
+    cache: str | None = None
+
+
+class DeviceConfig(Section):
+    """What the lanes run on and how much of it they may use."""
+
+    kind: Literal["auto", "cpu", "cuda"] = "auto"
+    #: Budget for weights and running tasks; None: what the device has, less a reserve.
+    memory_budget: str | None = None
+    #: Resident execution slots; None: by device (CPU: one per core).
+    lanes: Count | None = None
+
+    @property
+    def memory_budget_bytes(self) -> int | None:
+        """`memory_budget` in bytes, None when left to the device."""
+        if self.memory_budget is None:
+            return None
+        return parse_bytes(self.memory_budget, "device.memory_budget")
+
+
+class SchedulingConfig(Section):
+    """How requests are planned and run."""
+
+    policy: str = "slack"
+    discipline: str = "preemptive"
+    window: Literal["adaptive", "fixed"] = "adaptive"
+    #: Length of a fixed window.
+    window_ms: Positive = 10.0
+    #: QoS target as a multiple of the estimated solo time.
+    qos_factor: Annotated[float, Meta(ge=1.0)] = 2.0
+
+
+class ReportConfig(Section):
+    """Where the QoS report is kept."""
+
+    database: str = "gnnserve.db"
+
+
+class GraphConfig(Section):
+    """A graph held by the server, for requests by node id."""
+
+    name: str
+    file: str
+
+
+class Config(Section):
+    """The whole file."""
+
+    server: ServerConfig = ServerConfig()
+    models: ModelsConfig = ModelsConfig()
+    device: DeviceConfig = DeviceConfig()
+    scheduling: SchedulingConfig = SchedulingConfig()
+    report: ReportConfig = ReportConfig()
+    graph: tuple[GraphConfig, ...] = ()
+    #: Folder of the file; relative paths in it start here.
+    base: Path = Path()
+
+    def path(self, value: str) -> Path:
+        """`value` as a path, resolved against the file's folder."""
+        return (self.base / Path(value).expanduser()).resolve()
+
+
+def parse_bytes(text: str, key: str) -> int:
+    """Bytes in a size such as `"4 GiB"`, `"512MB"` or `"1048576"`.
+
+    Raises ConfigError naming `key` when `text` is no size.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    unit = (match[2].upper() or "B") if match else ""
+    if match is None or unit not in _UNITS:
+        raise ConfigError(f"{key}: {text!r} is not a size; write a number and a unit: '4 GiB'")
+    size_bytes = int(float(match[1]) * _UNITS[unit])
+    if size_bytes <= 0:
+        raise ConfigError(f"{key}: {text!r} must be more than 0 bytes")
+    return size_bytes
+
+
+def load_config(path: Path) -> Config:
+    """Read, decode and cross-check the file at `path`; raises ConfigError."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+    config: Config = decode_table(table, Config, str(path), hidden=frozenset({"base"}))
+    config = msgspec.structs.replace(config, base=path.parent.resolve())
+    _check(config, path)
+    return config
+
+
+def decode_table(
+    table: dict[str, Any], kind: type[StructT], where: str, hidden: frozenset[str] = frozenset()
+) -> StructT:
+    """Decode a TOML table into `kind`; a ConfigError starts with `where` and names the key."""
+    _refuse_unknown(table, kind, where, "", hidden)
+    try:
+        return msgspec.convert(table, kind)
+    except msgspec.ValidationError as error:
+        text = str(error)
+        rule, _, key = text.partition(" - at `$.")
+        raise ConfigError(f"{where}: {key.rstrip('`') or 'file'}: {rule}") from error
+
+
+def _refuse_unknown(
+    table: dict[str, Any], kind: type, where: str, prefix: str, hidden: frozenset[str]
+) -> None:
+    """Walk `table` beside the struct `kind` and refuse the first key it does not have."""
+    fields = {f.encode_name: f.type for f in msgspec.structs.fields(kind)}
+    known = [name for name in fields if name not in hidden]
+    for key, value in table.items():
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+            hint = f"did you mean '{prefix}{near[0]}'?" if near else f"known: {', '.join(known)}"
+            raise ConfigError(f"{where}: unknown key '{prefix}{key}'; {hint}")
+        inner = fields[key]
+        if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, Section):
+            _refuse_unknown(value, inner, where, f"{prefix}{key}.", frozenset())
+        if isinstance(value, list) and key == "graph":
+            for index, row in enumerate(value):
+                _refuse_unknown(row, GraphConfig, where, f"graph[{index}].", frozenset())
+
+
+def _check(config: Config, path: Path) -> None:
+    """Rules over more than one key, and names that must be registered."""
+    from serve.core.disciplines import DISCIPLINES
+    from serve.core.policies import POLICIES
+
+    scheduling = config.scheduling
+    for key, value, known in (
+        ("policy", scheduling.policy, POLICIES),
+        ("discipline", scheduling.discipline, DISCIPLINES),
+    ):
+        if value not in known:
+            raise ConfigError(
+                f"{path}: scheduling.{key}: '{value}' is not one of {', '.join(sorted(known))}"
+            )
+    _ = config.server.max_message_bytes
+    _ = config.device.memory_budget_bytes
+    ports = config.server.grpc_port, config.server.http_port
+    if ports[0] == ports[1] != 0:
+        raise ConfigError(
+            f"{path}: server.grpc_port and server.http_port are both {ports[0]}; they must differ"
+        )
+    names = [graph.name for graph in config.graph]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"{path}: graph: the name '{name}' is given more than once")

@@ -1,0 +1,46 @@
+"""Everything the scheduler asks its driver to do, in the order given.
+
+For every ``TaskArrived`` there is exactly one ``AnswerTask`` and exactly one ``ReleaseTask``.
+"""
+
+from dataclasses import dataclass
+
+from serve.core.types import GroupId, LaneId, Outcome, TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareTask:
+    """Validate and stage the task's inputs on the host; answer with ``TaskPrepared``."""
+
+    task_id: TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchTask:
+    """Start the prepared task on an idle lane. Its memory is reserved already."""
+
+    task_id: TaskId
+    lane_id: LaneId
+    group_id: GroupId
+    group_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerTask:
+    """Tell the client how its request ended."""
+
+    task_id: TaskId
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseTask:
+    """No lane touches the task's buffers any more: they may be reused.
+
+    Comes with the answer, or later when a task was answered while still on a lane.
+    """
+
+    task_id: TaskId
+
+
+Command = PrepareTask | LaunchTask | AnswerTask | ReleaseTask

@@ -1,0 +1,230 @@
+"""The domain's nouns. Frozen, validated when built, units in names, integers inside.
+
+Covers what a task is, what is known of it before it runs, where it ran and how it ended.
+Does not cover how these change: see ``events``, ``commands`` and ``scheduler``.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NewType
+
+Nanos = NewType("Nanos", int)
+Bytes = NewType("Bytes", int)
+TaskId = NewType("TaskId", int)
+GroupId = NewType("GroupId", int)
+LaneId = NewType("LaneId", int)
+
+#: Allocators hand out device memory in multiples of this, so reservations do too.
+ALIGNMENT_BYTES = 512
+
+
+def align_bytes(size_bytes: int) -> Bytes:
+    """Round `size_bytes` up to a multiple of `ALIGNMENT_BYTES`."""
+    return Bytes(-(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What is known of a task before anything runs."""
+
+    #: Peak memory of one forward pass (PMC): inputs, activations and output.
+    peak_bytes: Bytes
+    #: `peak_bytes` with the safety factor, 512-byte aligned: what the ledger holds for it.
+    reserve_bytes: Bytes
+    #: Median time on an idle lane, forward pass only.
+    run_ns: Nanos
+    #: Median time in the server when alone: prepare, run and answer.
+    solo_ns: Nanos
+
+    def __post_init__(self) -> None:
+        if self.peak_bytes < 0 or self.reserve_bytes < self.peak_bytes:
+            raise ValueError(f"0 <= peak {self.peak_bytes} <= reserve {self.reserve_bytes} bytes")
+        if not 0 < self.run_ns <= self.solo_ns:
+            raise ValueError(f"0 < run {self.run_ns} ns <= solo {self.solo_ns} ns")
+
+
+@dataclass(frozen=True, slots=True)
+class QoS:
+    """What was promised, and what the client asked for."""
+
+    #: QT: answer within this after arrival, or it counts as a violation.
+    target_ns: Nanos
+    #: Drop the request when it is not answered this long after arrival; None: never.
+    timeout_ns: Nanos | None = None
+    #: 0 is the model's default, 1 the most urgent, larger is less urgent.
+    priority: int = 0
+
+    def __post_init__(self) -> None:
+        if self.target_ns <= 0:
+            raise ValueError(f"QoS target must be positive, got {self.target_ns} ns")
+        if self.timeout_ns is not None and self.timeout_ns <= 0:
+            raise ValueError(f"timeout must be positive, got {self.timeout_ns} ns")
+        if self.priority < 0:
+            raise ValueError(f"priority must be at least 0, got {self.priority}")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One admitted or to-be-admitted request, as the scheduler sees it."""
+
+    #: Unique and increasing in order of arrival; breaks every tie.
+    task_id: TaskId
+    #: `name:version`; tasks of one model may be merged, and share interference facts.
+    model: str
+    num_nodes: int
+    num_edges: int
+    arrived_ns: Nanos
+    estimate: Estimate
+    qos: QoS
+    tenant: str = ""
+
+    @property
+    def due_ns(self) -> Nanos:
+        """The QoS deadline: arrival + QT."""
+        return Nanos(self.arrived_ns + self.qos.target_ns)
+
+    @property
+    def latest_start_ns(self) -> Nanos:
+        """Started later than this on an idle lane, the task misses its target."""
+        return Nanos(self.due_ns - self.estimate.solo_ns)
+
+    @property
+    def expires_ns(self) -> Nanos | None:
+        """When the client stops waiting; None if it never does."""
+        timeout = self.qos.timeout_ns
+        return None if timeout is None else Nanos(self.arrived_ns + timeout)
+
+    @property
+    def reserve_bytes(self) -> Bytes:
+        """What the ledger holds while the task is on a lane."""
+        return self.estimate.reserve_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What one group may use."""
+
+    memory_bytes: Bytes
+    #: Tasks that can run at once.
+    slots: int
+
+    def __post_init__(self) -> None:
+        if self.memory_bytes < 0 or self.slots < 1:
+            raise ValueError(f"memory {self.memory_bytes} >= 0 bytes, slots {self.slots} >= 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Tasks planned to run together, in launch order."""
+
+    tasks: tuple[Task, ...]
+
+    def __post_init__(self) -> None:
+        if not self.tasks:
+            raise ValueError("a group holds at least one task")
+
+    @property
+    def reserve_bytes(self) -> Bytes:
+        """What the group holds when all its tasks run at once."""
+        return Bytes(sum(task.reserve_bytes for task in self.tasks))
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a run was measured to take, on its lane."""
+
+    run_ns: Nanos
+    #: None where the lane cannot measure it.
+    peak_bytes: Bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where and beside what a task ran."""
+
+    lane_id: LaneId
+    group_id: GroupId
+    #: Tasks planned together with it, itself included.
+    group_size: int
+    #: Most other tasks seen running on the device during its run.
+    co_runners: int
+    #: 1, or 2 when a lost lane handed it over.
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """When a task passed each stage; all on the scheduler's clock."""
+
+    arrived_ns: Nanos
+    prepare_started_ns: Nanos
+    prepared_ns: Nanos
+    launched_ns: Nanos
+    finished_ns: Nanos
+    #: How long an idle lane with free memory stood waiting for this task's prepare;
+    #: the rest of the prepare was hidden behind other tasks' execution.
+    prepare_exposed_ns: Nanos
+    #: Estimated work ahead of it on arrival, per lane: pending and running solo time.
+    backlog_ns: Nanos
+
+
+class RejectReason(Enum):
+    """Why a task was refused before it was accepted."""
+
+    TOO_BIG = "too_big"
+    QUEUE_FULL = "queue_full"
+    DRAINING = "draining"
+
+
+class FailReason(Enum):
+    """Why an accepted task has no result."""
+
+    INVALID_INPUT = "invalid_input"
+    MODEL_ERROR = "model_error"
+    OUT_OF_MEMORY = "out_of_memory"
+    LANE_LOST = "lane_lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """The task ran and has a result."""
+
+    timeline: Timeline
+    placement: Placement
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """The task never entered; `message` names the numbers compared."""
+
+    reason: RejectReason
+    message: str
+    #: When trying again makes sense; None: never.
+    retry_after_ns: Nanos | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """The client's own time limit passed first."""
+
+    #: The life-cycle state it was in: `queued`, `running`, …
+    stage: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The client went away first."""
+
+    stage: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Accepted, and ended without a result."""
+
+    reason: FailReason
+    message: str
+
+
+Outcome = Completed | Rejected | Expired | Cancelled | Failed

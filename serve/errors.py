@@ -1,0 +1,108 @@
+"""Every error the server raises on purpose.
+
+The tree (`code` in brackets; only ``serve.rpc.status`` knows what a code is on the wire):
+
+    ServeError [INTERNAL]
+    ├── ConfigError [INVALID]          a configuration file or a model's config is wrong
+    ├── InvalidInput [INVALID]         a request is malformed: names tensor, index and rule
+    ├── NotFound [NOT_FOUND]           unknown model, version or graph
+    ├── NotReady [UNAVAILABLE]         loading, draining, or no lane is left to run it
+    ├── TooBig [EXHAUSTED]             one request needs more than the device has
+    ├── QueueFull [EXHAUSTED]          try again later: carries `retry_after_ns`
+    ├── DeadlineExceeded [DEADLINE]    the request's own time limit passed
+    ├── RequestCancelled [CANCELLED]   the client went away
+    ├── ModelError [INTERNAL]          the model raised, or could not be loaded
+    ├── Unsupported [UNIMPLEMENTED]    asked for something this server does not offer
+    └── InvariantViolation [INTERNAL]  a bug in the server: carries the task's story
+"""
+
+from enum import Enum
+
+
+class ErrorCode(Enum):
+    """What kind of failure this is, independent of the wire."""
+
+    INVALID = "invalid"
+    NOT_FOUND = "not_found"
+    UNAVAILABLE = "unavailable"
+    EXHAUSTED = "exhausted"
+    DEADLINE = "deadline"
+    CANCELLED = "cancelled"
+    UNIMPLEMENTED = "unimplemented"
+    INTERNAL = "internal"
+
+
+class ServeError(Exception):
+    """Base of all errors raised on purpose; `str(error)` is fit for the client."""
+
+    code = ErrorCode.INTERNAL
+
+
+class ConfigError(ServeError):
+    """A configuration is wrong; the message names the file, the key and the rule."""
+
+    code = ErrorCode.INVALID
+
+
+class InvalidInput(ServeError):
+    """A request is malformed; the message names the tensor, the index and the rule."""
+
+    code = ErrorCode.INVALID
+
+
+class NotFound(ServeError):
+    """A model, a version or a graph by that name is not here."""
+
+    code = ErrorCode.NOT_FOUND
+
+
+class NotReady(ServeError):
+    """The thing exists and cannot serve now: loading, draining, or lanes lost."""
+
+    code = ErrorCode.UNAVAILABLE
+
+
+class TooBig(ServeError):
+    """One request needs more memory than the device can ever give; retrying is useless."""
+
+    code = ErrorCode.EXHAUSTED
+
+
+class QueueFull(ServeError):
+    """The queue is at its bound; the same request may be accepted later."""
+
+    code = ErrorCode.EXHAUSTED
+
+    def __init__(self, message: str, retry_after_ns: int) -> None:
+        super().__init__(message)
+        self.retry_after_ns = retry_after_ns
+
+
+class DeadlineExceeded(ServeError):
+    """The request's own time limit (gRPC deadline or `timeout`) passed."""
+
+    code = ErrorCode.DEADLINE
+
+
+class RequestCancelled(ServeError):
+    """The client cancelled or went away."""
+
+    code = ErrorCode.CANCELLED
+
+
+class ModelError(ServeError):
+    """The model raised while running, or could not be loaded."""
+
+    code = ErrorCode.INTERNAL
+
+
+class Unsupported(ServeError):
+    """The request asks for something this server does not offer."""
+
+    code = ErrorCode.UNIMPLEMENTED
+
+
+class InvariantViolation(ServeError):
+    """A bug in the server, never a user's mistake; the message carries the task's story."""
+
+    code = ErrorCode.INTERNAL

@@ -1,0 +1,1 @@
+"""What happened, for operators: request records, the report, metrics and the log."""

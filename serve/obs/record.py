@@ -1,0 +1,57 @@
+"""One answered request, flat: the row of the report and the facts sent back to the client."""
+
+import msgspec
+
+
+class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything known of a request once it is answered. Times in ns, sizes in bytes."""
+
+    request_uid: str
+    #: The id the client sent, empty if none.
+    client_id: str = ""
+    model: str
+    version: str
+    tenant: str = ""
+    priority: int = 0
+    #: Wall clock at arrival, ns since the epoch.
+    arrived_unix_ns: int
+    num_nodes: int = 0
+    num_edges: int = 0
+    #: `OK` or the gRPC status name.
+    status: str = "OK"
+    #: Empty for OK; else a RejectReason or FailReason value, `deadline` or `cancelled`.
+    reason: str = ""
+    message: str = ""
+    policy: str = ""
+    discipline: str = ""
+    executor: str = ""
+    device: str = ""
+    #: -1: never launched.
+    lane: int = -1
+    attempt: int = 0
+    group_id: int = -1
+    group_size: int = 0
+    co_runners: int = 0
+    #: Accepted until launched, less the part of the prepare no other work hid.
+    queue_ns: int = 0
+    prepare_ns: int = 0
+    #: The part of `prepare_ns` during which an idle lane waited for it.
+    prepare_exposed_ns: int = 0
+    #: First execution − arrival (QUET).
+    quet_ns: int = 0
+    run_ns: int = 0
+    #: Lane done until the answer was handed to the transport.
+    answer_ns: int = 0
+    #: Answer − arrival (JCT).
+    latency_ns: int = 0
+    backlog_ns: int = 0
+    solo_estimate_ns: int = 0
+    run_estimate_ns: int = 0
+    qos_target_ns: int = 0
+    violated: bool = False
+    #: Empty unless violated: queue, prepare, interference, estimate or overload.
+    cause: str = ""
+    pmc_estimate_bytes: int = 0
+    reserve_bytes: int = 0
+    #: None where the lane could not measure it.
+    pmc_measured_bytes: int | None = None

@@ -1,0 +1,1 @@
+"""The live server's engine: threads, lanes and shared memory around the pure scheduler."""

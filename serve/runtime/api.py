@@ -1,0 +1,156 @@
+"""What the runtime offers to the transports above it; ``engine.Engine`` implements it."""
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from serve.obs.record import RequestRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One input tensor as it came off the wire; `data` is row-major, little-endian."""
+
+    #: Open Inference Protocol name: FP32, INT64, INT32, …
+    datatype: str
+    shape: tuple[int, ...]
+    data: bytes | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class InferCall:
+    """A decoded, structurally valid request; its content is checked when prepared."""
+
+    model: str
+    #: Empty: the newest.
+    version: str
+    tensors: dict[str, Tensor]
+    #: `time.monotonic_ns()` when the transport got the request.
+    arrived_ns: int
+    client_id: str = ""
+    #: Overrides the target derived from the estimate.
+    qos_target_ns: int | None = None
+    #: The smaller of the gRPC deadline and the `timeout` parameter, from arrival.
+    timeout_ns: int | None = None
+    priority: int = 0
+    tenant: str = ""
+    seed: int | None = None
+    #: Resident graph asked for, with `node_ids` among the tensors.
+    graph: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InferResult:
+    """The answer: FP32 [rows, classes] and what happened on the way."""
+
+    output: np.ndarray[Any, np.dtype[np.float32]]
+    record: RequestRecord
+
+
+class Ticket(Protocol):
+    """An accepted or refused request on its way."""
+
+    def result(self) -> InferResult:
+        """Prepare when told to, wait for the answer and return it, or raise a ServeError.
+
+        Must be called exactly once, by the thread that serves the request.
+        """
+        ...
+
+    def cancel(self) -> None:
+        """The client went away. Any thread, any time, any number of times."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Name, Open Inference Protocol datatype and shape, -1 for a free dimension."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """One version of one model in the repository."""
+
+    name: str
+    version: str
+    #: READY, LOADING, UNLOADING or UNAVAILABLE.
+    state: str
+    #: Why it is not READY, or what is worth knowing of it (executor fallback).
+    reason: str = ""
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+    executor: str = ""
+    weights_bytes: int = 0
+    qos_factor: float = 2.0
+    #: Other facts for ModelMetadata.properties and ModelConfig.parameters.
+    properties: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEstimate:
+    """What `gnnserve estimate` and the estimate RPC show."""
+
+    model: str
+    version: str
+    executor: str
+    num_nodes: int
+    num_edges: int
+    weights_bytes: int
+    input_bytes: int
+    peak_bytes: int
+    reserve_bytes: int
+    run_ns: int
+    solo_ns: int
+    #: Upper quantile of the solo time.
+    solo_high_ns: int
+    qos_target_ns: int
+    #: Device memory for tasks, and how many such requests fit at once.
+    budget_bytes: int
+    fit_count: int
+    #: Empty, or why the estimate is an upper bound only.
+    warning: str = ""
+
+
+class Inference(Protocol):
+    """The engine as transports see it. Every method may be called from any thread."""
+
+    @property
+    def ready(self) -> bool:
+        """Warmed up, not draining, at least one lane alive."""
+        ...
+
+    @property
+    def live(self) -> bool:
+        """The process works at all."""
+        ...
+
+    def submit(self, call: InferCall) -> Ticket:
+        """Estimate and admit. Raises NotFound, NotReady, InvalidInput; the rest comes
+        from ``Ticket.result()``."""
+        ...
+
+    def models(self) -> tuple[ModelInfo, ...]:
+        """Every model and version of the repository, loaded or not."""
+        ...
+
+    def model(self, name: str, version: str = "") -> ModelInfo:
+        """One loaded model, newest version unless given. Raises NotFound or NotReady."""
+        ...
+
+    def load(self, name: str) -> None:
+        """Load or reload from the repository; returns when READY. Idempotent."""
+        ...
+
+    def unload(self, name: str) -> None:
+        """Stop serving the model once its accepted requests are answered. Idempotent."""
+        ...
+
+    def estimate(self, name: str, version: str, num_nodes: int, num_edges: int) -> ModelEstimate:
+        """What one request of that size would need."""
+        ...
