@@ -30,7 +30,7 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Base of every table of the file."""
 
 
-class ServerConfig(Section):
+class ServerConfig(Section, frozen=True):
     """Where to listen and what to accept."""
 
     host: str = "127.0.0.1"
@@ -51,7 +51,7 @@ class ServerConfig(Section):
         return parse_bytes(self.max_message, "server.max_message")
 
 
-class ModelsConfig(Section):
+class ModelsConfig(Section, frozen=True):
     """Which models to serve."""
 
     #: Folder in the model repository format.
@@ -62,7 +62,7 @@ class ModelsConfig(Section):
     cache: str | None = None
 
 
-class DeviceConfig(Section):
+class DeviceConfig(Section, frozen=True):
     """What the lanes run on and how much of it they may use."""
 
     kind: Literal["auto", "cpu", "cuda"] = "auto"
@@ -79,7 +79,7 @@ class DeviceConfig(Section):
         return parse_bytes(self.memory_budget, "device.memory_budget")
 
 
-class SchedulingConfig(Section):
+class SchedulingConfig(Section, frozen=True):
     """How requests are planned and run."""
 
     policy: str = "slack"
@@ -91,20 +91,20 @@ class SchedulingConfig(Section):
     qos_factor: Annotated[float, Meta(ge=1.0)] = 2.0
 
 
-class ReportConfig(Section):
+class ReportConfig(Section, frozen=True):
     """Where the QoS report is kept."""
 
     database: str = "gnnserve.db"
 
 
-class GraphConfig(Section):
+class GraphConfig(Section, frozen=True):
     """A graph held by the server, for requests by node id."""
 
     name: str
     file: str
 
 
-class Config(Section):
+class Config(Section, frozen=True):
     """The whole file."""
 
     server: ServerConfig = ServerConfig()

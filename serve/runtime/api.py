@@ -131,8 +131,10 @@ class Inference(Protocol):
         ...
 
     def submit(self, call: InferCall) -> Ticket:
-        """Estimate and admit. Raises NotFound, NotReady, InvalidInput; the rest comes
-        from ``Ticket.result()``."""
+        """Estimate and admit; raises NotFound, NotReady or InvalidInput.
+
+        Every other end of the request comes from ``Ticket.result()``.
+        """
         ...
 
     def models(self) -> tuple[ModelInfo, ...]:
