@@ -6,37 +6,17 @@ the weights' dimensions) are tried in that order and the first that runs wins.
 
 from collections.abc import Iterator
 from itertools import product
-from typing import Literal
 
-import msgspec
 import torch
 
 from serve.errors import ModelError
+from serve.models.facts import Signature as Signature
 from serve.models.loader import LoadedModel
 
 _FEATURE_ARGS = ("in_channels", "num_features", "in_features", "num_node_features", "in_dim",
                  "input_dim", "in_feats")  # fmt: skip
 _EDGE_ARGS = ("edge_dim", "edge_channels", "num_edge_features", "edge_features", "edge_attr_dim")
 _MAX_CANDIDATES = 32
-
-
-class Signature(msgspec.Struct, frozen=True, kw_only=True):
-    """Shapes and behaviour of a model, as probed."""
-
-    #: Columns of `x`.
-    num_features: int
-    #: Columns of `edge_attr`; None: the model does not take it.
-    edge_dim: int | None
-    #: Columns of the output, C.
-    num_outputs: int
-    #: One output row per node, or per graph of the batch.
-    rows: Literal["node", "graph"]
-    #: A graph of 0 nodes gives an output of 0 rows; otherwise it raises.
-    accepts_empty: bool
-    #: A graph of nodes without edges runs.
-    accepts_edgeless: bool
-    #: The same graph gives the same output again, with another graph run in between.
-    deterministic: bool
 
 
 def probe_signature(loaded: LoadedModel) -> Signature:

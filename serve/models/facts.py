@@ -1,0 +1,24 @@
+"""What probing found out about a model; plain data, so that no torch is needed to hold it."""
+
+from typing import Literal
+
+import msgspec
+
+
+class Signature(msgspec.Struct, frozen=True, kw_only=True):
+    """Shapes and behaviour of a model, as probed."""
+
+    #: Columns of `x`.
+    num_features: int
+    #: Columns of `edge_attr`; None: the model does not take it.
+    edge_dim: int | None
+    #: Columns of the output, C.
+    num_outputs: int
+    #: One output row per node, or per graph of the batch.
+    rows: Literal["node", "graph"]
+    #: A graph of 0 nodes gives an output of 0 rows; otherwise it raises.
+    accepts_empty: bool
+    #: A graph of nodes without edges runs.
+    accepts_edgeless: bool
+    #: The same graph gives the same output again, with another graph run in between.
+    deterministic: bool
