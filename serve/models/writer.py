@@ -1,0 +1,64 @@
+"""Writing a model into a repository, so that a reader never sees half of it.
+
+See ``repository`` for the format.
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import save
+
+from serve.models.repository import CONFIG_FILE, WEIGHTS_FILE
+
+
+def write_model(
+    root: Path,
+    name: str,
+    module: torch.nn.Module,
+    *,
+    factory: str,
+    args: Mapping[str, bool | int | float | str],
+    inputs: tuple[str, ...] = ("x", "edge_index"),
+    version: int = 1,
+    description: str = "",
+) -> Path:
+    """Save `module` as version `version` of model `name` under `root`; returns its folder.
+
+    `factory` and `args` must rebuild the module. An existing version is replaced; processes that
+    have it mapped keep the old weights.
+    """
+    folder = root / name
+    config = "\n".join(
+        [
+            "[model]",
+            f"factory = {json.dumps(factory)}",
+            f"inputs = {json.dumps(inputs)}",
+            f"description = {json.dumps(description, ensure_ascii=False)}",
+            "",
+            "[model.args]",
+            *(f"{key} = {json.dumps(value)}" for key, value in args.items()),
+            "",
+        ]
+    )
+    (folder / str(version)).mkdir(parents=True, exist_ok=True)
+    _replace(folder / str(version) / WEIGHTS_FILE, save(module.state_dict()))
+    # The config comes last: without it a new model does not count yet.
+    _replace(folder / CONFIG_FILE, config.encode())
+    return folder
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Give `path` the content `data` in one step, by renaming a complete file onto it."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
