@@ -1,4 +1,7 @@
-"""One answered request, flat: the row of the report and the facts sent back to the client."""
+"""What is kept for the report: one row per answered request and one per start of the server.
+
+A request's record is also what its client is told of it.
+"""
 
 import msgspec
 
@@ -55,3 +58,20 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     reserve_bytes: int = 0
     #: None where the lane could not measure it.
     pmc_measured_bytes: int | None = None
+
+
+class ServerRun(msgspec.Struct, frozen=True, kw_only=True):
+    """One start of the server: what the requests answered after it ran under."""
+
+    #: Wall clock, ns since the epoch.
+    started_unix_ns: int
+    version: str
+    device: str
+    lanes: int
+    #: Device memory that tasks may reserve.
+    budget_bytes: int
+    policy: str
+    discipline: str
+    window: str
+    qos_factor: float
+    pid: int

@@ -1,0 +1,328 @@
+"""The QoS report: which promises were kept, which were not and why, and what it cost.
+
+Answered: the client got a result. Violation: it got it later than its QoS target. A request
+refused, failed, cancelled or expired got no result; it is no violation and is counted in
+`rejected` by its reason (`deadline` for an expired one). So that giving up early cannot flatter
+the server, requests that expired after their target are counted again in `expired_late`.
+
+`Report` as JSON is an interface: names here are only added to, never changed.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from serve.obs.frame import Column, Frame, ratio
+from serve.obs.read import read_database
+from serve.obs.record import RequestRecord, ServerRun
+
+CAUSES = ("queue", "prepare", "interference", "estimate", "overload")
+WORST = 10
+_MATES = 8
+#: Two runs count as concurrent when they overlap by more than this: record times come from
+#: the wall clock at arrival, which is not exact enough to tell "then" from "at the same time".
+_OVERLAP_NS = 50_000
+
+
+class Quantiles(msgspec.Struct, frozen=True):
+    """Of all answered requests; zeros when there are none."""
+
+    p50: float = 0.0
+    p90: float = 0.0
+    p99: float = 0.0
+
+
+class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One model, all its versions."""
+
+    requests: int
+    answered: int
+    violations: int
+    violation_rate: float
+    latency_over_qt: Quantiles
+    latency_ms: Quantiles
+
+
+class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Estimated against measured memory of runs, and what they held together."""
+
+    #: Of the newest run of the server.
+    budget_bytes: int
+    #: Largest sum of reservations of requests running at the same time.
+    peak_bytes: int
+    #: The same sum of measured peaks, where they were measured.
+    peak_measured_bytes: int
+    #: Runs whose peak was measured.
+    measured: int
+    #: Runs that took more than was reserved for them.
+    underestimates: int
+    #: Runs that took more than estimated, within the reservation or not.
+    estimate_exceeded: int
+    #: Median of reserved ÷ measured − 1.
+    overestimate_p50: float
+
+
+class Violation(msgspec.Struct, frozen=True, kw_only=True):
+    """One late answer: what was known, where its time went and what ran beside it."""
+
+    request_uid: str
+    client_id: str
+    model: str
+    tenant: str
+    cause: str
+    arrived_unix_ns: int
+    num_nodes: int
+    num_edges: int
+    latency_ms: float
+    qos_target_ms: float
+    latency_over_qt: float
+    solo_estimate_ms: float
+    run_estimate_ms: float
+    backlog_ms: float
+    #: Milliseconds by stage; they sum to the latency.
+    stages_ms: dict[str, float]
+    lane: int
+    group_id: int
+    group_size: int
+    co_runners: int
+    #: Request ids of others in its group, at most eight.
+    group_mates: list[str]
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """Totals over all records, by model and by cause."""
+
+    requests: int
+    answered: int
+    violations: int
+    #: Violations ÷ answered.
+    violation_rate: float
+    #: 1 − violation rate.
+    attainment: float
+    #: 95 % Wilson score interval of the attainment.
+    attainment_interval: tuple[float, float]
+    #: Not answered because the client's own limit passed, and after the target had passed.
+    expired_late: int
+    latency_over_qt: Quantiles
+    latency_ms: Quantiles
+    jct_over_qt_mean: float
+    quet_over_qt_mean: float
+    #: Measured ÷ estimated time on the lane.
+    run_over_estimate: Quantiles
+    by_model: dict[str, ModelReport]
+    #: Violations by why; all of `CAUSES` are always there.
+    by_cause: dict[str, int]
+    memory: MemoryReport
+    #: Requests without a result, by reason.
+    rejected: dict[str, int]
+    #: Mean share of an answered request's latency by stage; `STAGES` sum to 1. Beside them
+    #: `prepare_hidden`, as a share of the latency (the requests waited in the queue anyway), and
+    #: `prepare_hidden_share`, hidden ÷ all preparing.
+    overhead: dict[str, float]
+    #: Arrival of the first and the last request; 0 without requests.
+    first_unix_ns: int
+    last_unix_ns: int
+    #: The violations furthest beyond their target, worst first.
+    worst: list[Violation]
+
+
+def build_report(records: Iterable[RequestRecord], runs: Sequence[ServerRun]) -> Report:
+    """The report over records of one run of the server."""
+    return report_of(Frame.of_records(records), runs)
+
+
+def load_report(path: Path, since_s: float | None = None) -> Report:
+    """The report over a database; `since_s` limits it to the last seconds. Raises ConfigError."""
+    return report_of(*read_database(path, since_s))
+
+
+def report_dict(report: Report) -> dict[str, Any]:
+    """The report as plain data, ready for JSON."""
+    plain: dict[str, Any] = msgspec.to_builtins(report)
+    return plain
+
+
+def report_of(frame: Frame, runs: Sequence[ServerRun]) -> Report:
+    """The report over a frame; budgets come from the newest of `runs`."""
+    answered = frame.where(frame.answered)
+    violations = int(np.count_nonzero(answered["violated"]))
+    kept = len(answered) - violations
+    rate = violations / len(answered) if len(answered) else 0.0
+    causes = Counter[str](answered["cause"][answered["violated"]].tolist())
+    unanswered = frame.where(~frame.answered)
+    arrivals = frame["arrived_unix_ns"]
+    return Report(
+        requests=len(frame),
+        answered=len(answered),
+        violations=violations,
+        violation_rate=rate,
+        attainment=kept / len(answered) if len(answered) else 1.0,
+        attainment_interval=wilson_interval(kept, len(answered)),
+        expired_late=_expired_late(unanswered),
+        latency_over_qt=_quantiles(answered.over_target),
+        latency_ms=_quantiles(answered["latency_ns"] / 1e6),
+        jct_over_qt_mean=_mean(answered.over_target),
+        quet_over_qt_mean=_mean(ratio(answered["quet_ns"], answered["qos_target_ns"])),
+        run_over_estimate=_quantiles(ratio(answered["run_ns"], answered["run_estimate_ns"])),
+        by_model=_by_model(frame),
+        by_cause={cause: causes.pop(cause, 0) for cause in CAUSES} | dict(causes),
+        memory=_memory(frame.where(frame.launched), runs),
+        rejected=_rejected(unanswered),
+        overhead=_overhead(answered),
+        first_unix_ns=int(arrivals.min()) if len(frame) else 0,
+        last_unix_ns=int(arrivals.max()) if len(frame) else 0,
+        worst=worst_violations(frame, WORST),
+    )
+
+
+def wilson_interval(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
+    """Score interval of a binomial proportion (Wilson 1927); (0, 1) without trials."""
+    if trials == 0:
+        return 0.0, 1.0
+    share = successes / trials
+    centre = share + z * z / (2 * trials)
+    spread = z * ((share * (1 - share) + z * z / (4 * trials)) / trials) ** 0.5
+    scale = 1 + z * z / trials
+    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+
+
+def peak_concurrent(start_ns: Column, end_ns: Column, weight: Column) -> int:
+    """Largest sum of `weight` over intervals that overlap."""
+    if not len(weight):
+        return 0
+    end_ns = np.maximum(end_ns - _OVERLAP_NS, start_ns)
+    times = np.concatenate([end_ns, start_ns])
+    # Ends come first in the arrays, and the sort is stable: at one moment, free before taking.
+    order = np.argsort(times, kind="stable")
+    held = np.cumsum(np.concatenate([-weight, weight])[order])
+    return max(0, int(held.max()))
+
+
+def worst_violations(frame: Frame, count: int) -> list[Violation]:
+    """The late answers furthest beyond their target."""
+    late = frame.where(frame.violated)
+    order = np.argsort(-late.over_target, kind="stable")[:count]
+    late = late.where(order)
+    stages = {stage: _ms(time) for stage, time in late.stage_ns().items()}
+    names = ("latency_ns", "qos_target_ns", "solo_estimate_ns", "run_estimate_ns", "backlog_ns")
+    latency, target, solo, run, backlog = (_ms(late[name]) for name in names)
+    over = late.over_target.tolist()
+    return [
+        Violation(
+            request_uid=late["request_uid"][i],
+            client_id=late["client_id"][i],
+            model=late["model"][i],
+            tenant=late["tenant"][i],
+            cause=late["cause"][i],
+            arrived_unix_ns=int(late["arrived_unix_ns"][i]),
+            num_nodes=int(late["num_nodes"][i]),
+            num_edges=int(late["num_edges"][i]),
+            latency_ms=latency[i],
+            qos_target_ms=target[i],
+            latency_over_qt=over[i],
+            solo_estimate_ms=solo[i],
+            run_estimate_ms=run[i],
+            backlog_ms=backlog[i],
+            stages_ms={stage: time[i] for stage, time in stages.items()},
+            lane=int(late["lane"][i]),
+            group_id=int(late["group_id"][i]),
+            group_size=int(late["group_size"][i]),
+            co_runners=int(late["co_runners"][i]),
+            group_mates=_mates(frame, late, i),
+        )
+        for i in range(len(late))
+    ]
+
+
+def _mates(frame: Frame, late: Frame, i: int) -> list[str]:
+    group = late["group_id"][i]
+    if group < 0:
+        return []
+    same = (frame["group_id"] == group) & (frame["run_id"] == late["run_id"][i])
+    uids = frame["request_uid"][same].tolist()
+    return [uid for uid in uids if uid != late["request_uid"][i]][:_MATES]
+
+
+def _by_model(frame: Frame) -> dict[str, ModelReport]:
+    return {
+        model: _model_report(frame.where(frame["model"] == model))
+        for model in sorted(set(frame["model"].tolist()))
+    }
+
+
+def _model_report(frame: Frame) -> ModelReport:
+    answered = frame.where(frame.answered)
+    violations = int(np.count_nonzero(answered["violated"]))
+    return ModelReport(
+        requests=len(frame),
+        answered=len(answered),
+        violations=violations,
+        violation_rate=violations / len(answered) if len(answered) else 0.0,
+        latency_over_qt=_quantiles(answered.over_target),
+        latency_ms=_quantiles(answered["latency_ns"] / 1e6),
+    )
+
+
+def _memory(launched: Frame, runs: Sequence[ServerRun]) -> MemoryReport:
+    measured = launched.where(~np.isnan(launched["pmc_measured_bytes"]))
+    took = measured["pmc_measured_bytes"]
+    reserved = measured["reserve_bytes"]
+    newest = max(runs, key=lambda run: run.started_unix_ns, default=None)
+    over = ratio(reserved, took)[took > 0] - 1.0
+    return MemoryReport(
+        budget_bytes=newest.budget_bytes if newest else 0,
+        peak_bytes=_peak(launched, "reserve_bytes"),
+        peak_measured_bytes=_peak(measured, "pmc_measured_bytes"),
+        measured=len(measured),
+        underestimates=int(np.count_nonzero(took > reserved)),
+        estimate_exceeded=int(np.count_nonzero(took > measured["pmc_estimate_bytes"])),
+        overestimate_p50=float(np.median(over)) if len(over) else 0.0,
+    )
+
+
+def _peak(launched: Frame, column: str) -> int:
+    return peak_concurrent(
+        launched.launched_unix_ns, launched.finished_unix_ns, launched[column].astype(np.int64)
+    )
+
+
+def _rejected(unanswered: Frame) -> dict[str, int]:
+    reasons = zip(unanswered["reason"].tolist(), unanswered["status"].tolist(), strict=True)
+    counted = Counter(reason or status.lower() for reason, status in reasons)
+    return dict(counted.most_common())
+
+
+def _expired_late(unanswered: Frame) -> int:
+    late = unanswered["latency_ns"] > unanswered["qos_target_ns"]
+    promised = unanswered["qos_target_ns"] > 0
+    return int(np.count_nonzero((unanswered["reason"] == "deadline") & promised & late))
+
+
+def _overhead(answered: Frame) -> dict[str, float]:
+    latency = answered["latency_ns"]
+    shares = {stage: _mean(ratio(time, latency)) for stage, time in answered.stage_ns().items()}
+    hidden = answered["prepare_ns"] - answered["prepare_exposed_ns"]
+    shares["prepare_hidden"] = _mean(ratio(hidden, latency))
+    prepared = int(answered["prepare_ns"].sum())
+    shares["prepare_hidden_share"] = int(hidden.sum()) / prepared if prepared else 0.0
+    return shares
+
+
+def _quantiles(values: Column) -> Quantiles:
+    if not len(values):
+        return Quantiles()
+    p50, p90, p99 = np.quantile(values, (0.5, 0.9, 0.99))
+    return Quantiles(float(p50), float(p90), float(p99))
+
+
+def _ms(values: Column) -> list[float]:
+    plain: list[float] = (values / 1e6).tolist()
+    return plain
+
+
+def _mean(values: Column) -> float:
+    return float(values.mean()) if len(values) else 0.0

@@ -1,0 +1,123 @@
+"""Writing the report's database. Used by one thread: see ``sink`` for the way off the hot path.
+
+Write-ahead log with ``synchronous=NORMAL``: what is committed survives the death of the process
+at any moment, and readers never wait for the writer. See ``read`` for reading.
+"""
+
+import contextlib
+import logging
+import sqlite3
+from pathlib import Path
+
+import msgspec
+
+from serve.errors import ConfigError
+from serve.obs.record import RequestRecord, ServerRun
+from serve.obs.schema import check_ours, field_names, migrate
+
+_log = logging.getLogger(__name__)
+
+#: A full integrity check reads every page; beyond this size it would delay the start.
+_CHECKED_BYTES = 256 * 2**20
+
+
+def _insert(table: str, names: tuple[str, ...]) -> str:
+    return f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
+
+
+_INSERT_REQUEST = _insert("request", ("run_id", *field_names(RequestRecord)))
+_INSERT_RUN = _insert("server", field_names(ServerRun))
+
+
+class RecordStore:
+    """The database of one server run: its own row in `server`, one row per request."""
+
+    def __init__(self, path: Path, facts: ServerRun, busy_timeout_s: float = 5.0) -> None:
+        """Open or make the database at `path` and write this start's row.
+
+        Raises ConfigError naming the path and the reason when the database cannot be written, is
+        corrupt, belongs to another application or was written by a newer schema.
+        """
+        self.path = path
+        #: Rows lost since the start because the database could not take them.
+        self.dropped = 0
+        self._uncommitted = 0
+        self._failing = False
+        try:
+            self._db = sqlite3.connect(path, timeout=busy_timeout_s, check_same_thread=False)
+        except sqlite3.Error as error:
+            raise ConfigError(f"{path}: cannot be opened: {_reason(path, error)}") from error
+        try:
+            self._run_id = self._prepare(facts)
+        except sqlite3.Error as error:
+            self._db.close()
+            raise ConfigError(f"{path}: cannot be used: {_reason(path, error)}") from error
+        except ConfigError:
+            self._db.close()
+            raise
+
+    def _prepare(self, facts: ServerRun) -> int:
+        check_ours(self._db, self.path, may_be_empty=True)
+        pages = self._db.execute("PRAGMA page_count").fetchone()[0]
+        if pages * self._db.execute("PRAGMA page_size").fetchone()[0] <= _CHECKED_BYTES:
+            found = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if found != "ok":
+                raise sqlite3.DatabaseError(f"corrupt: {found}")
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = NORMAL")
+        migrate(self._db)
+        run_id = self._db.execute(_INSERT_RUN, msgspec.structs.astuple(facts)).lastrowid
+        self._db.commit()
+        assert run_id is not None
+        return run_id
+
+    def insert(self, record: RequestRecord) -> None:
+        """Add a row; it is safe after `commit`. Never raises: a row that cannot be is counted."""
+        try:
+            self._db.execute(_INSERT_REQUEST, (self._run_id, *msgspec.structs.astuple(record)))
+        except (OverflowError, UnicodeError) as error:
+            self.dropped += 1
+            _log.warning("request %s has no row: %s", record.request_uid, error)
+        except sqlite3.Error as error:
+            self._lose(1, error)
+        else:
+            self._uncommitted += 1
+
+    def commit(self) -> None:
+        """Make the rows inserted so far survive the process. Never raises."""
+        if not self._uncommitted:
+            return
+        try:
+            self._db.commit()
+        except sqlite3.Error as error:
+            self._lose(0, error)
+            return
+        self._uncommitted = 0
+        if self._failing:
+            self._failing = False
+            _log.warning("%s: written again; %d rows were lost so far", self.path, self.dropped)
+
+    def close(self) -> None:
+        """Commit and close; the database is then one file."""
+        self.commit()
+        with contextlib.suppress(sqlite3.Error):
+            self._db.close()
+
+    def _lose(self, rows: int, error: sqlite3.Error) -> None:
+        """Count what this error cost and say so once, until writing works again."""
+        with contextlib.suppress(sqlite3.Error):
+            self._db.rollback()
+        self.dropped += self._uncommitted + rows
+        self._uncommitted = 0
+        if not self._failing:
+            self._failing = True
+            _log.error("%s: rows are being lost: %s; serving goes on", self.path, error)
+
+
+def _reason(path: Path, error: sqlite3.Error) -> str:
+    """SQLite's words, or better ones where it only says that it could not open the file."""
+    if not path.parent.is_dir():
+        return f"the folder {path.parent} does not exist"
+    if path.is_dir():
+        return "it is a folder"
+    return str(error)

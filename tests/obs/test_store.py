@@ -1,0 +1,225 @@
+"""The database: what is written is there, also after a kill; what is not ours is refused."""
+
+import logging
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from serve.errors import ConfigError
+from serve.obs.read import read_database, read_rows
+from serve.obs.schema import SCHEMA_VERSION
+from serve.obs.sink import RecordSink
+from serve.obs.store import RecordStore
+from tests.obs.builders import RUN, late, record, unanswered
+
+
+def store_all(path, *records):
+    store = RecordStore(path, RUN)
+    for row in records:
+        store.insert(row)
+    store.close()
+
+
+def test_a_record_comes_back_as_it_was(tmp_path):
+    rows = [record("a"), late("b"), unanswered("c", "CANCELLED", "cancelled", message="gone €")]
+    store_all(tmp_path / "r.db", *rows)
+    read = [row[1:] for row in read_rows(tmp_path / "r.db")]
+    assert read == [msgspec.structs.astuple(row) for row in rows]
+
+
+def test_every_start_has_its_own_row_and_its_requests_point_to_it(tmp_path):
+    store_all(tmp_path / "r.db", record("a"))
+    store_all(tmp_path / "r.db", record("b"))
+    frame, runs = read_database(tmp_path / "r.db")
+    assert runs == [RUN, RUN]
+    assert dict(zip(frame["request_uid"], frame["run_id"], strict=True)) == {"a": 1, "b": 2}
+
+
+def test_since_keeps_recent_arrivals_only(tmp_path):
+    now = time.time_ns()
+    rows = [record("old", arrived_unix_ns=now - 3600 * 10**9), record("new", arrived_unix_ns=now)]
+    store_all(tmp_path / "r.db", *rows)
+    assert read_database(tmp_path / "r.db", since_s=60.0)[0]["request_uid"].tolist() == ["new"]
+    assert len(read_database(tmp_path / "r.db", since_s=0.0)[0]) == 2
+
+
+def test_reading_works_while_the_server_writes(tmp_path):
+    store = RecordStore(tmp_path / "r.db", RUN)
+    store.insert(record("a"))
+    store.commit()
+    store.insert(record("b"))
+    assert len(read_database(tmp_path / "r.db")[0]) == 1
+    store.close()
+    assert len(read_database(tmp_path / "r.db")[0]) == 2
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda path: path.write_bytes(b"no database at all" * 100), "not a database"),
+        (lambda path: path.mkdir(), "folder"),
+    ],
+)
+def test_what_is_no_database_is_refused_by_name(tmp_path, make, reason):
+    path = tmp_path / "r.db"
+    make(path)
+    with pytest.raises(ConfigError, match=reason) as caught:
+        RecordStore(path, RUN)
+    assert str(path) in str(caught.value)
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"nowhere does not exist"):
+        RecordStore(tmp_path / "nowhere" / "r.db", RUN)
+
+
+def test_another_applications_database_is_refused_and_not_touched(tmp_path):
+    path = tmp_path / "r.db"
+    other = sqlite3.connect(path)
+    other.execute("CREATE TABLE invoices (id)")
+    other.commit()
+    other.close()
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match="not a gnnserve report database: it holds invoices"):
+        RecordStore(path, RUN)
+    with pytest.raises(ConfigError, match="invoices"):
+        read_database(path)
+    assert path.read_bytes() == before
+
+
+def test_a_corrupt_database_is_refused(tmp_path):
+    path = tmp_path / "r.db"
+    store_all(path, *(record(str(i)) for i in range(200)))
+    content = bytearray(path.read_bytes())
+    content[8192 : 8192 + 8192] = b"\xa5" * 8192
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match="cannot be used"):
+        RecordStore(path, RUN)
+
+
+def test_a_newer_schema_is_refused_and_a_missing_column_added(tmp_path):
+    path = tmp_path / "r.db"
+    store_all(path, record("a"))
+    db = sqlite3.connect(path)
+    db.execute("ALTER TABLE request DROP COLUMN co_runners")
+    db.execute("ALTER TABLE request DROP COLUMN pmc_measured_bytes")
+    db.execute("ALTER TABLE request ADD COLUMN from_the_future TEXT DEFAULT 'x'")
+    db.commit()
+    assert read_database(path)[0]["co_runners"].tolist() == [0]
+    store_all(path, record("b", co_runners=3))
+    assert read_database(path)[0]["co_runners"].tolist() == [0, 3]
+    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    db.commit()
+    db.close()
+    for use in (lambda: RecordStore(path, RUN), lambda: read_database(path)):
+        with pytest.raises(ConfigError, match=f"newer gnnserve: schema {SCHEMA_VERSION + 1}"):
+            use()
+
+
+def test_a_database_that_cannot_be_written_is_refused_at_start(tmp_path):
+    path = tmp_path / "r.db"
+    store_all(path)
+    holder = sqlite3.connect(path)
+    holder.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(ConfigError, match="locked"):
+        RecordStore(path, RUN, busy_timeout_s=0.05)
+    holder.close()
+
+
+def test_a_full_disk_costs_rows_is_said_once_and_passes(tmp_path, caplog):
+    store = RecordStore(tmp_path / "r.db", RUN)
+    store.insert(record("kept"))
+    store.commit()
+    pages = store._db.execute("PRAGMA page_count").fetchone()[0]
+    store._db.execute(f"PRAGMA max_page_count = {pages}")
+    with caplog.at_level(logging.WARNING):
+        for attempt in range(3):
+            store.insert(record(f"lost {attempt}", message="x" * 20_000))
+            store.commit()
+    assert store.dropped == 3
+    assert [entry.message for entry in caplog.records if "being lost" in entry.message] != []
+    assert len(caplog.records) == 1
+    store._db.execute("PRAGMA max_page_count = 1000000")
+    store.insert(record("kept too"))
+    store.close()
+    assert set(read_database(tmp_path / "r.db")[0]["request_uid"]) == {"kept", "kept too"}
+
+
+def test_a_row_no_column_can_hold_costs_only_itself(tmp_path):
+    store = RecordStore(tmp_path / "r.db", RUN)
+    for row in (record("a"), record("b", qos_target_ns=2**70), record("c", message="\ud800")):
+        store.insert(row)
+    store.close()
+    assert store.dropped == 2
+    assert read_database(tmp_path / "r.db")[0]["request_uid"].tolist() == ["a"]
+
+
+def test_the_sink_stores_and_observes_everything_put_before_close(tmp_path):
+    seen = []
+    sink = RecordSink(RecordStore(tmp_path / "r.db", RUN), [lambda row: seen.append(row)])
+    rows = [record(str(i)) for i in range(500)]
+    for row in rows:
+        sink.put(row)
+    sink.close()
+    sink.close()
+    assert seen == rows
+    assert len(read_database(tmp_path / "r.db")[0]) == 500
+    assert sink.dropped == 0
+
+
+def test_an_observer_that_fails_costs_no_row(tmp_path, caplog):
+    def broken(_):
+        raise ValueError("a bug")
+
+    sink = RecordSink(RecordStore(tmp_path / "r.db", RUN), [broken])
+    sink.put(record("a"))
+    sink.put(record("b"))
+    sink.close()
+    assert len(read_database(tmp_path / "r.db")[0]) == 2
+    assert len(caplog.records) == 1
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from serve.obs.sink import RecordSink
+from serve.obs.store import RecordStore
+from tests.obs.builders import RUN, record
+sink = RecordSink(RecordStore(Path(sys.argv[1]), RUN))
+for i in range(100_000):
+    sink.put(record(str(i)))
+    print(i, time.monotonic_ns(), flush=True)
+    time.sleep(0.002)
+"""
+
+
+def test_rows_older_than_a_second_survive_kill_9(tmp_path):
+    path = tmp_path / "r.db"
+    root = Path(__file__).parents[2]
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True, cwd=root
+    )
+    try:
+        put_at = {}
+        for line in writer.stdout:
+            index, at = map(int, line.split())
+            put_at[index] = at
+            if at - put_at[0] > 1.6e9:
+                break
+        writer.kill()
+        killed_at = time.monotonic_ns()
+        put_at |= {int(i): int(t) for i, t in (rest.split() for rest in writer.stdout)}
+    finally:
+        writer.kill()
+        writer.wait()
+        writer.stdout.close()
+    old = {str(index) for index, at in put_at.items() if killed_at - at > 1e9}
+    assert old
+    assert old <= set(read_database(path)[0]["request_uid"])
+    store_all(path, record("after"))
+    assert "after" in read_database(path)[0]["request_uid"].tolist()
