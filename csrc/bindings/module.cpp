@@ -1,0 +1,114 @@
+// serve._core: the only file that knows both Python and this library.
+
+#include <nanobind/nanobind.h>
+
+#include <stdexcept>
+#include <string>
+
+#include "gnnserve/offset_allocator.hpp"
+#include "gnnserve/staging.hpp"
+
+namespace nb = nanobind;
+
+namespace {
+
+// A C-contiguous buffer of any bytes-like object, held for as long as this lives.
+class Buffer {
+public:
+    Buffer(nb::handle object, int flags) {
+        if (PyObject_GetBuffer(object.ptr(), &view_, flags) != 0) {
+            throw nb::python_error();
+        }
+    }
+    ~Buffer() { PyBuffer_Release(&view_); }
+    Buffer(const Buffer&) = delete;
+    Buffer& operator=(const Buffer&) = delete;
+
+    std::size_t size() const { return static_cast<std::size_t>(view_.len); }
+    std::span<std::byte> bytes() const { return {static_cast<std::byte*>(view_.buf), size()}; }
+
+private:
+    Py_buffer view_{};
+};
+
+void require_sizes(bool right, const char* what, const Buffer& source, const Buffer& target) {
+    if (!right) {
+        const std::string text = std::string(what) + ": source has " +
+                                 std::to_string(source.size()) + " bytes, target " +
+                                 std::to_string(target.size());
+        throw nb::value_error(text.c_str());
+    }
+}
+
+// Runs `work` without the interpreter lock when there is enough of it: below this many bytes it
+// is done in a few microseconds, and taking the lock back among busy threads costs more.
+constexpr std::size_t kWorthReleasing = 64 * 1024;
+
+template <typename Work>
+std::ptrdiff_t unlocked(std::size_t size, Work work) {
+    if (size < kWorthReleasing) {
+        return work();
+    }
+    const nb::gil_scoped_release release;
+    return work();
+}
+
+std::ptrdiff_t stage_indices(nb::handle src, bool is_int32, std::int64_t bound, nb::handle dst) {
+    if (bound < 0) {
+        throw nb::value_error("bound must be at least 0");
+    }
+    const auto width = is_int32 ? gnnserve::IndexWidth::k32 : gnnserve::IndexWidth::k64;
+    const auto step = static_cast<std::size_t>(width);
+    const Buffer source(src, PyBUF_SIMPLE);
+    const Buffer target(dst, PyBUF_WRITABLE);
+    require_sizes(source.size() % step == 0 && target.size() % sizeof(std::int64_t) == 0 &&
+                      source.size() / step == target.size() / sizeof(std::int64_t),
+                  "stage_indices", source, target);
+    return unlocked(target.size(), [&] {
+        return gnnserve::stage_indices(source.bytes(), width, bound, target.bytes());
+    });
+}
+
+std::ptrdiff_t stage_features(nb::handle src, nb::handle dst, bool check_finite) {
+    const Buffer source(src, PyBUF_SIMPLE);
+    const Buffer target(dst, PyBUF_WRITABLE);
+    require_sizes(source.size() == target.size() && target.size() % sizeof(float) == 0,
+                  "stage_features", source, target);
+    return unlocked(target.size(), [&] {
+        return gnnserve::stage_features(source.bytes(), target.bytes(), check_finite);
+    });
+}
+
+}  // namespace
+
+NB_MODULE(_core, module) {
+    using gnnserve::OffsetAllocator;
+    using namespace nb::literals;
+
+    module.doc() = "Compiled part of gnnserve; use it through serve.native.";
+    module.def("stage_indices", &stage_indices, "src"_a, "is_int32"_a, "bound"_a, "dst"_a,
+               nb::sig("def stage_indices(src: serve._twin.BytesLike, is_int32: bool, "
+                       "bound: int, dst: serve._twin.BytesLike) -> int"));
+    module.def("stage_features", &stage_features, "src"_a, "dst"_a, "check_finite"_a,
+               nb::sig("def stage_features(src: serve._twin.BytesLike, "
+                       "dst: serve._twin.BytesLike, check_finite: bool) -> int"));
+    nb::class_<OffsetAllocator>(
+        module, "OffsetAllocator",
+        "Hands out ranges of a region it never touches, such as a shared memory file.\n\n"
+        "Best fit: the smallest free range that holds the request, the lowest of equal ones;\n"
+        "freed ranges merge with their neighbours at once. Not thread-safe.")
+        .def(nb::init<std::int64_t, std::int64_t>(), "capacity_bytes"_a, "alignment"_a,
+             "`alignment` is a power of two; the capacity is rounded down to a multiple of it.")
+        .def(
+            "alloc", &OffsetAllocator::alloc, "size"_a,
+            "Offset of a range of at least `size` bytes, or -1 when no free range is that long.\n\n"
+            "An empty range takes one alignment unit, so that offsets are unique.\n"
+            "Raises ValueError for a negative size.")
+        .def("free", &OffsetAllocator::free, "offset"_a,
+             "Give a range back; raises ValueError when none is handed out at `offset`.")
+        .def_prop_ro("capacity_bytes", &OffsetAllocator::capacity, "What it manages.")
+        .def_prop_ro("used_bytes", &OffsetAllocator::used,
+                     "Handed out now, each range rounded up to the alignment.")
+        .def_prop_ro("largest_free_bytes", &OffsetAllocator::largest_free,
+                     "The largest request that would succeed now.");
+}

@@ -1,0 +1,29 @@
+// Copying a request's tensors into their final place while checking them: one pass, no
+// intermediate copy. Sources may be unaligned and may change underneath: what is checked is the
+// copy, never the source, so a value that passed is the value that will be used.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace gnnserve {
+
+// No element broke the rule.
+inline constexpr std::ptrdiff_t kAllGood = -1;
+
+enum class IndexWidth : std::uint8_t { k32 = 4, k64 = 8 };
+
+// Copies signed indices to `target` as 64-bit ones and checks 0 <= index < bound.
+// Requires target.size() / 8 == source.size() / width, and no overlap. Returns kAllGood, or the
+// flat position of the first index out of range; `target` is then only partly written.
+std::ptrdiff_t stage_indices(std::span<const std::byte> source, IndexWidth width,
+                             std::int64_t bound, std::span<std::byte> target);
+
+// Copies 32-bit floats to `target`, and with `check_finite` looks for NaN and infinities.
+// Requires equal sizes, a multiple of 4, and no overlap. Returns kAllGood, or the flat position
+// of the first value that is not finite; `target` is then only partly written.
+std::ptrdiff_t stage_features(std::span<const std::byte> source, std::span<std::byte> target,
+                              bool check_finite);
+
+}  // namespace gnnserve

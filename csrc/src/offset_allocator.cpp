@@ -1,0 +1,87 @@
+#include "gnnserve/offset_allocator.hpp"
+
+#include <algorithm>
+#include <iterator>
+#include <stdexcept>
+#include <string>
+
+namespace gnnserve {
+
+OffsetAllocator::OffsetAllocator(std::int64_t capacity, std::int64_t alignment)
+    : capacity_(capacity), alignment_(alignment) {
+    if (alignment < 1 || (alignment & (alignment - 1)) != 0) {
+        throw std::invalid_argument("alignment must be a power of two, got " +
+                                    std::to_string(alignment));
+    }
+    if (capacity < alignment) {
+        throw std::invalid_argument("capacity " + std::to_string(capacity) +
+                                    " is below one alignment unit of " + std::to_string(alignment));
+    }
+    capacity_ -= capacity % alignment;
+    insert_free(0, capacity_);
+}
+
+std::int64_t OffsetAllocator::alloc(std::int64_t size) {
+    if (size < 0) {
+        throw std::invalid_argument("size must be at least 0, got " + std::to_string(size));
+    }
+    if (size > capacity_) {  // before rounding up, which could overflow
+        return kNoSpace;
+    }
+    const std::int64_t units = std::max<std::int64_t>(1, (size + alignment_ - 1) / alignment_);
+    const std::int64_t rounded = units * alignment_;
+    const auto fit = free_by_size_.lower_bound({rounded, 0});
+    if (fit == free_by_size_.end()) {
+        return kNoSpace;
+    }
+    const auto [range_size, offset] = *fit;
+    erase_free(free_.find(offset));
+    if (range_size > rounded) {
+        insert_free(offset + rounded, range_size - rounded);
+    }
+    taken_.emplace(offset, rounded);
+    used_ += rounded;
+    return offset;
+}
+
+void OffsetAllocator::free(std::int64_t offset) {
+    const auto found = taken_.find(offset);
+    if (found == taken_.end()) {
+        throw std::invalid_argument("no range is handed out at offset " + std::to_string(offset));
+    }
+    std::int64_t start = offset;
+    std::int64_t size = found->second;
+    used_ -= size;
+    taken_.erase(found);
+    const auto after = free_.find(start + size);
+    if (after != free_.end()) {
+        size += after->second;
+        erase_free(after);
+    }
+    const auto right = free_.lower_bound(start);
+    if (right != free_.begin()) {
+        const auto before = std::prev(right);
+        if (before->first + before->second == start) {
+            start = before->first;
+            size += before->second;
+            erase_free(before);
+        }
+    }
+    insert_free(start, size);
+}
+
+std::int64_t OffsetAllocator::largest_free() const {
+    return free_by_size_.empty() ? 0 : free_by_size_.rbegin()->first;
+}
+
+void OffsetAllocator::insert_free(std::int64_t offset, std::int64_t size) {
+    free_.emplace(offset, size);
+    free_by_size_.emplace(size, offset);
+}
+
+void OffsetAllocator::erase_free(Ranges::iterator range) {
+    free_by_size_.erase({range->second, range->first});
+    free_.erase(range);
+}
+
+}  // namespace gnnserve

@@ -1,0 +1,133 @@
+"""The door to the compiled extension ``serve._core`` and to the memory meter.
+
+Covers staging (copying a request's tensors to where they are used, checked in the same pass), the
+allocator of ranges in a region of memory, and the meter of a process's tensor memory. Where the
+extension was not built, the numpy twins in ``serve._twin`` do the same, slower; this is logged.
+
+Buffers are any C-contiguous bytes-like objects, aligned or not. `dst` is writable, has exactly the
+size that `src` asks for (else ValueError) and does not overlap it. The interpreter lock is let go
+for all that is large. A `src` that changes meanwhile does no harm: what is checked is the copy.
+"""
+
+import ctypes
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from serve._twin import BytesLike
+
+if TYPE_CHECKING:
+    from serve import _core as _impl
+    from serve._core import OffsetAllocator as OffsetAllocator
+else:
+    try:
+        from serve import _core as _impl
+    except ImportError as error:
+        from serve import _twin as _impl
+
+        logging.getLogger(__name__).warning(
+            "the compiled extension is missing (%s): its slower numpy twin is used, "
+            "and task memory is not measured",
+            error,
+        )
+    OffsetAllocator = _impl.OffsetAllocator
+
+#: Whether the compiled extension is in use, and not its twin.
+COMPILED = _impl.__name__ == "serve._core"
+
+_METER_LIBRARY = "libgnnserve_meter.so"
+#: Version of the meter's functions that `Meter` speaks.
+_METER_VERSION = 1
+
+
+def stage_indices(src: BytesLike, is_int32: bool, bound: int, dst: BytesLike) -> int:
+    """Copy int32 or int64 indices into `dst` as int64 and check 0 <= index < `bound`.
+
+    Returns -1 when all hold, else the flat position of the first that does not; `dst` is then
+    unspecified. Raises ValueError when `dst` has another number of elements than `src`.
+    """
+    return _impl.stage_indices(src, is_int32, bound, dst)
+
+
+def stage_edge_index(
+    src: BytesLike, is_int32: bool, num_edges: int, num_nodes: int, dst: BytesLike
+) -> int:
+    """``stage_indices`` for an edge index [2, E]; raises ValueError when `src` is not that long."""
+    size_bytes, expected_bytes = _size_bytes(src), 2 * num_edges * (4 if is_int32 else 8)
+    if size_bytes != expected_bytes:
+        raise ValueError(
+            f"edge_index [2, {num_edges}] takes {expected_bytes} bytes, source has {size_bytes}"
+        )
+    return _impl.stage_indices(src, is_int32, num_nodes, dst)
+
+
+def stage_batch(src: BytesLike, num_nodes: int, dst: BytesLike) -> int:
+    """``stage_indices`` for the int64 graph numbers of N nodes, each in [0, N)."""
+    return _impl.stage_indices(src, False, num_nodes, dst)
+
+
+def stage_features(src: BytesLike, dst: BytesLike, check_finite: bool) -> int:
+    """Copy float32 values into `dst`; with `check_finite`, look for NaN and infinities.
+
+    Returns -1 when there is none (or none was looked for), else the flat position of the first;
+    `dst` is then unspecified. Raises ValueError when the sizes differ.
+    """
+    return _impl.stage_features(src, dst, check_finite)
+
+
+def meter_library_path() -> Path | None:
+    """The library to put into ``LD_PRELOAD`` of processes with a `Meter`; None if not built."""
+    if not COMPILED or _impl.__file__ is None:
+        return None
+    path = Path(_impl.__file__).with_name(_METER_LIBRARY)
+    return path if path.is_file() else None
+
+
+def _size_bytes(buffer: BytesLike) -> int:
+    return buffer.nbytes if isinstance(buffer, memoryview | np.ndarray) else len(buffer)
+
+
+class Meter:
+    """Tensor memory of this process: live and peak requested bytes of its aligned blocks.
+
+    Counts what is allocated by ``posix_memalign`` and its kin with an alignment and a size of 64
+    bytes or more: every CPU tensor of PyTorch's allocator, all threads together. Blocks of plain
+    ``malloc`` (numpy's, the interpreter's) are not seen. A forked child measures its own copy.
+    """
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._reset = library.gnnserve_meter_reset
+        self._live, self._peak, self._untracked = (
+            library.gnnserve_meter_live_bytes,
+            library.gnnserve_meter_peak_bytes,
+            library.gnnserve_meter_untracked_blocks,
+        )
+        self._reset.restype = None
+        for function in (self._live, self._peak, self._untracked):
+            function.restype = ctypes.c_size_t
+
+    @classmethod
+    def attach(cls) -> Self | None:
+        """The meter of this process, or None when its library was not preloaded into it."""
+        # PyDLL keeps the interpreter lock: the calls take nanoseconds.
+        library = ctypes.PyDLL(None)
+        present = getattr(library, "gnnserve_meter_present", None)
+        return cls(library) if present is not None and present() == _METER_VERSION else None
+
+    def reset(self) -> None:
+        """Let the peak start again from what is live now."""
+        self._reset()
+
+    def live_bytes(self) -> int:
+        """Bytes allocated and not freed."""
+        return int(self._live())
+
+    def peak_bytes(self) -> int:
+        """Most live bytes at once since the last reset."""
+        return int(self._peak())
+
+    def untracked_blocks(self) -> int:
+        """Blocks there was no room to remember; unless 0, live and peak are too low."""
+        return int(self._untracked())
