@@ -1,0 +1,103 @@
+"""The graphs requests are cut from: real where a file is at hand, else generated.
+
+The four of the GNNSched paper's Table 4, and a few more that exist only as files. Callers pass the
+folder; nothing here reads the environment.
+"""
+
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serve.errors import ConfigError, NotFound
+from serve.graphs.archive import read_archive
+from serve.graphs.generate import both_directions, generate_edges
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetSpec:
+    """What is known of a dataset without having it."""
+
+    name: str
+    num_nodes: int
+    #: Directed, both directions counted.
+    num_edges: int
+    num_features: int
+    num_classes: int
+
+
+#: Table 4 of the paper.
+TABLE_4 = {
+    spec.name: spec
+    for spec in (
+        DatasetSpec("pubmed", 19_717, 88_676, 500, 3),
+        DatasetSpec("artist", 50_515, 1_638_396, 100, 12),
+        DatasetSpec("amazon", 410_236, 4_878_875, 96, 22),
+        DatasetSpec("reddit", 232_965, 114_615_891, 602, 50),
+    )
+}
+#: A scaled-down graph keeps its mean degree; below this many nodes per neighbour it cannot.
+_LEAST_SPARSITY = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """One graph: undirected, so every edge is there in both directions; no self-loops."""
+
+    name: str
+    num_nodes: int
+    #: [2, E], sorted by source.
+    edge_index: NDArray[np.int32]
+    #: [N + 1]: node v's edges are `edge_index[:, offsets[v]:offsets[v + 1]]`.
+    offsets: NDArray[np.int64]
+    #: Where it came from: a file, or the generator's seed and scale.
+    source: str
+
+    @property
+    def num_edges(self) -> int:
+        """Directed edges."""
+        return int(self.edge_index.shape[1])
+
+
+def load_dataset(
+    name: str, *, folder: Path | None = None, scale: float = 1.0, seed: int = 0
+) -> Dataset:
+    """The dataset `name`: `<name>.npz` or `<name>_topology.npz` in `folder`, else generated.
+
+    `scale` multiplies node and edge counts of generated graphs; real ones stay as they are.
+    Raises NotFound for a name that is neither in Table 4 nor a file, ConfigError for a bad file.
+    """
+    path = find_file(name, folder)
+    if path is not None:
+        archive = read_archive(path)
+        edges = both_directions(archive.edge_index[0], archive.edge_index[1], archive.num_nodes)
+        return _dataset(name, archive.num_nodes, edges, f"file {path.name}")
+    if name not in TABLE_4:
+        where = f"no file {name}.npz in {folder}" if folder else "no folder of graphs was given"
+        raise NotFound(f"graph '{name}': {where}, and it is not one of {', '.join(TABLE_4)}")
+    if not 0 < scale <= 1:
+        raise ConfigError(f"scale: {scale} must be more than 0 and at most 1")
+    spec = TABLE_4[name]
+    num_nodes = max(2, round(spec.num_nodes * scale))
+    num_edges = min(round(spec.num_edges * scale), num_nodes * (num_nodes - 1) // _LEAST_SPARSITY)
+    rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+    edges = generate_edges(num_nodes, num_edges, rng)
+    return _dataset(name, num_nodes, edges, f"generated, scale {scale:g}, seed {seed}")
+
+
+def find_file(name: str, folder: Path | None) -> Path | None:
+    """The archive with graph `name` in `folder`, None if there is none."""
+    if folder is None:
+        return None
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: no such folder of graphs")
+    paths = (folder / f"{name}.npz", folder / f"{name}_topology.npz")
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _dataset(name: str, num_nodes: int, edges: NDArray[np.int32], source: str) -> Dataset:
+    degrees = np.bincount(edges[0], minlength=num_nodes)
+    offsets = np.concatenate([[0], np.cumsum(degrees)])
+    return Dataset(name, num_nodes, edges, offsets, source)

@@ -1,0 +1,47 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serve.graphs.generate import generate_edges
+
+
+def undirected(edges):
+    return {(int(a), int(b)) for a, b in edges.T}
+
+
+@settings(max_examples=60, deadline=None)
+@given(nodes=st.integers(1, 60), share=st.floats(0, 1), seed=st.integers(0, 2**32))
+def test_exact_count_symmetric_no_loops_sorted(nodes, share, seed):
+    wanted = int(share * nodes * (nodes - 1))
+    edges = generate_edges(nodes, wanted, np.random.default_rng(seed))
+    pairs = undirected(edges)
+    assert edges.dtype == np.int32
+    assert edges.shape == (2, wanted - wanted % 2)
+    assert len(pairs) == edges.shape[1]
+    assert all(a != b and (b, a) in pairs for a, b in pairs)
+    assert all(0 <= a < nodes for a, _ in pairs)
+    assert (np.diff(edges[0]) >= 0).all()
+
+
+def test_same_seed_same_graph():
+    first, again, other = (
+        generate_edges(500, 3000, np.random.default_rng(seed)) for seed in (1, 1, 2)
+    )
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+def test_degrees_are_heavy_tailed():
+    edges = generate_edges(20_000, 200_000, np.random.default_rng(0))
+    degrees = np.bincount(edges[0], minlength=20_000)
+    # A random graph of this mean has its largest degree near 27 and its median at 10.
+    assert degrees.max() > 200
+    assert np.median(degrees) < 0.75 * degrees.mean()
+    top = np.sort(degrees)[-200:].sum() / degrees.sum()
+    assert top > 0.08
+
+
+def test_too_many_edges_are_refused():
+    with pytest.raises(ValueError, match="4 nodes cannot have 14 directed edges"):
+        generate_edges(4, 14, np.random.default_rng(0))
