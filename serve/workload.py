@@ -1,0 +1,295 @@
+"""What is asked of a server and when: workloads, arrival processes, and traces to replay.
+
+A workload is a list of tasks (model, graph); arrivals give each a time; a trace is both, written
+down, so that every system under comparison sees the same. Pure: no clock, and randomness comes
+from the seed only. Graphs are named here, not held: ``serve.graphs`` makes them.
+"""
+
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from serve.errors import ConfigError
+
+#: The paper's three, and GAT.
+MODELS = ("gcn", "sage", "gin", "gat")
+#: One list of tasks per model, and one sampled from all of them.
+WORKLOADS = (*MODELS, "mix")
+#: Tasks in a list: 4 datasets of 25 subgraphs each.
+TASKS_PER_LIST = 100
+#: The dataset name of graphs made on the spot; their index is the generator's seed.
+RANDOM = "random"
+
+_FORMAT = "gnnserve-trace-1"
+_NS_PER_S = 1_000_000_000
+RowT = TypeVar("RowT", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class GraphRef:
+    """A graph by name: number `index` of a dataset's pool, with its size."""
+
+    dataset: str
+    index: int
+    num_nodes: int
+    num_edges: int
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class WorkloadTask:
+    """One request's content: a model and a graph."""
+
+    model: str
+    graph: GraphRef
+
+
+class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the graphs of a trace are made; enough to make the same ones again."""
+
+    datasets: tuple[str, ...] = ("pubmed", "artist", "amazon", "reddit")
+    count: Annotated[int, Meta(ge=1)] = 25
+    seed: int = 0
+    scale: Annotated[float, Meta(gt=0, le=1)] = 0.05
+    min_nodes: Annotated[int, Meta(ge=1)] = 100
+    max_nodes: Annotated[int, Meta(ge=1)] = 8_000
+    max_edges: Annotated[int, Meta(ge=0)] = 200_000
+
+
+class TraceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a trace is made of; its first line."""
+
+    format: str = _FORMAT
+    workload: str
+    seed: int
+    #: `poisson` or `bursty`.
+    arrivals: str = "poisson"
+    #: Mean arrivals per second.
+    rate_hz: Annotated[float, Meta(gt=0)]
+    #: Offered load, when the rate was derived from one, with what it was derived from.
+    rho: float | None = None
+    mean_solo_s: float | None = None
+    lanes: int | None = None
+    pool: PoolSpec = PoolSpec()
+    #: Per dataset, the file or generator its graphs came from.
+    sources: dict[str, str] = {}
+
+
+class TraceItem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One request; one line."""
+
+    #: Intended send time, from the start of the trace.
+    offset_ns: Annotated[int, Meta(ge=0)]
+    model: str
+    dataset: str
+    index: int
+    num_nodes: Annotated[int, Meta(ge=1)]
+    num_edges: Annotated[int, Meta(ge=0)]
+    #: Of whatever else is random about the request, such as a simulated service time.
+    seed: int
+    #: Absolute QoS target; None: the server's own.
+    qos_target_us: Annotated[int, Meta(gt=0)] | None = None
+
+    @property
+    def graph(self) -> GraphRef:
+        """The graph it asks about."""
+        return GraphRef(self.dataset, self.index, self.num_nodes, self.num_edges)
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Requests in order of their intended send times."""
+
+    header: TraceHeader
+    items: tuple[TraceItem, ...]
+
+    @property
+    def duration_s(self) -> float:
+        """Offset of the last request."""
+        return self.items[-1].offset_ns / _NS_PER_S if self.items else 0.0
+
+    def with_targets(self, target_us: Callable[[TraceItem], int]) -> "Trace":
+        """The same requests with absolute QoS targets."""
+        items = (msgspec.structs.replace(i, qos_target_us=target_us(i)) for i in self.items)
+        return Trace(self.header, tuple(items))
+
+    def encode(self) -> bytes:
+        """JSON lines: the header, then one line per item."""
+        return b"".join(msgspec.json.encode(row) + b"\n" for row in (self.header, *self.items))
+
+    @classmethod
+    def decode(cls, data: bytes, where: str = "trace") -> "Trace":
+        """The inverse of `encode`; raises ConfigError with `where` and the line number."""
+        lines = data.splitlines()
+        if not lines:
+            raise ConfigError(f"{where}: empty; a header line is wanted")
+        header = _line(lines[0], TraceHeader, where, 1)
+        if header.format != _FORMAT:
+            raise ConfigError(f"{where}, line 1: format {header.format!r} is not {_FORMAT!r}")
+        items = tuple(_line(row, TraceItem, where, n) for n, row in enumerate(lines[1:], 2))
+        for number, (before, after) in enumerate(pairwise(items), 3):
+            if after.offset_ns < before.offset_ns:
+                raise ConfigError(f"{where}, line {number}: offset_ns goes back in time")
+        return cls(header, items)
+
+    def save(self, path: Path) -> None:
+        """Write `encode()` to `path`."""
+        path.write_bytes(self.encode())
+
+    @classmethod
+    def load(cls, path: Path) -> "Trace":
+        """Read what `save` wrote; raises ConfigError."""
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+        return cls.decode(data, str(path))
+
+
+def workload_tasks(
+    workload: str, pool: Sequence[GraphRef], seed: int, models: Sequence[str] = MODELS
+) -> tuple[WorkloadTask, ...]:
+    """The list of tasks of `workload`, in random order.
+
+    A model's list holds each graph of the pool once (the paper: 4 × 25 = 100 tasks); `mix` samples
+    `TASKS_PER_LIST` from the lists of all `models`. Raises ConfigError for an unknown workload.
+    """
+    if workload != "mix" and workload not in models:
+        raise ConfigError(f"workload '{workload}' is not one of {', '.join((*models, 'mix'))}")
+    if not pool:
+        raise ConfigError("a workload needs at least one graph")
+    rng = random.Random(f"tasks {workload} {seed}")
+    asked = models if workload == "mix" else (workload,)
+    tasks = [WorkloadTask(model, graph) for model in asked for graph in sorted(pool)]
+    size = min(TASKS_PER_LIST, len(tasks)) if workload == "mix" else len(tasks)
+    return tuple(rng.sample(tasks, size))
+
+
+def rate_for_rho(rho: float, mean_solo_s: float, lanes: int) -> float:
+    """Arrivals per second that offer the load `rho` = rate × mean solo time ÷ lanes."""
+    if rho <= 0 or mean_solo_s <= 0 or lanes < 1:
+        raise ConfigError(f"rho {rho} > 0, mean solo time {mean_solo_s} s > 0, lanes {lanes} >= 1")
+    return rho * lanes / mean_solo_s
+
+
+def poisson_arrivals(
+    rate_hz: float,
+    rng: random.Random,
+    *,
+    duration_s: float | None = None,
+    count: int | None = None,
+) -> Iterator[int]:
+    """Offsets in ns of a Poisson process, until `count` arrivals or `duration_s`, if given."""
+    return _limited(_poisson_gaps(rate_hz, rng), duration_s, count)
+
+
+def bursty_arrivals(
+    rate_hz: float,
+    rng: random.Random,
+    *,
+    duration_s: float | None = None,
+    count: int | None = None,
+    on_s: float = 0.5,
+    off_s: float = 1.5,
+) -> Iterator[int]:
+    """Like `poisson_arrivals`, with the same mean rate, in bursts between silences.
+
+    Both last an exponential time with means `on_s` and `off_s` (an interrupted Poisson process).
+    """
+    return _limited(
+        _bursty_gaps(rate_hz * (on_s + off_s) / on_s, rng, on_s, off_s), duration_s, count
+    )
+
+
+ARRIVALS: dict[str, Callable[..., Iterator[int]]] = {
+    "poisson": poisson_arrivals,
+    "bursty": bursty_arrivals,
+}
+
+
+def build_trace(
+    header: TraceHeader,
+    tasks: Sequence[WorkloadTask],
+    *,
+    duration_s: float | None = None,
+    count: int | None = None,
+) -> Trace:
+    """The requests of `tasks`, over and over in fresh random orders, at the header's arrivals.
+
+    Ends after `count` requests or `duration_s`; one of them must be given.
+    """
+    if duration_s is None and count is None:
+        raise ConfigError("a trace needs a duration or a number of requests")
+    # Through the codec: checks the ranges, and makes floats of integers, as reading it back does.
+    header = _line(msgspec.json.encode(header), TraceHeader, "trace header", 1)
+    if header.arrivals not in ARRIVALS:
+        raise ConfigError(f"arrivals '{header.arrivals}' is not one of {', '.join(ARRIVALS)}")
+    # Separate streams: the same seed gives the same requests at every rate.
+    times = random.Random(f"arrivals {header.seed}")
+    rest = random.Random(f"requests {header.seed}")
+    offsets = ARRIVALS[header.arrivals](header.rate_hz, times, duration_s=duration_s, count=count)
+    items = (
+        TraceItem(
+            offset_ns=offset,
+            model=task.model,
+            dataset=task.graph.dataset,
+            index=task.graph.index,
+            num_nodes=task.graph.num_nodes,
+            num_edges=task.graph.num_edges,
+            seed=rest.getrandbits(31),
+        )
+        for offset, task in zip(offsets, _endless(tasks, header.seed), strict=False)
+    )
+    return Trace(header, tuple(items))
+
+
+def _endless(tasks: Sequence[WorkloadTask], seed: int) -> Iterator[WorkloadTask]:
+    """The list as given, then reshuffled for every further round."""
+    rng = random.Random(f"rounds {seed}")
+    order = list(tasks)
+    while True:
+        yield from order
+        rng.shuffle(order)
+
+
+def _poisson_gaps(rate_hz: float, rng: random.Random) -> Iterator[float]:
+    while True:
+        yield rng.expovariate(rate_hz)
+
+
+def _bursty_gaps(rate_hz: float, rng: random.Random, on_s: float, off_s: float) -> Iterator[float]:
+    silence = 0.0
+    left = rng.expovariate(1 / on_s)
+    while True:
+        gap = rng.expovariate(rate_hz)
+        while gap > left:
+            # The burst ends first; an exponential gap has no memory, so it is drawn anew.
+            silence += left + rng.expovariate(1 / off_s)
+            left = rng.expovariate(1 / on_s)
+            gap = rng.expovariate(rate_hz)
+        left -= gap
+        yield silence + gap
+        silence = 0.0
+
+
+def _limited(gaps_s: Iterator[float], duration_s: float | None, count: int | None) -> Iterator[int]:
+    end_s = math.inf if duration_s is None else duration_s
+    at_s = 0.0
+    for number, gap in enumerate(gaps_s):
+        at_s += gap
+        if at_s >= end_s or number == count:
+            return
+        yield round(at_s * _NS_PER_S)
+
+
+def _line(row: bytes, kind: type[RowT], where: str, number: int) -> RowT:
+    try:
+        return msgspec.json.decode(row, type=kind)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise ConfigError(f"{where}, line {number}: {error}") from error
