@@ -1,0 +1,146 @@
+"""What the main process and a lane say to each other: one msgspec struct a packet.
+
+The transport is a SEQPACKET socket pair, so a message arrives whole or not at all. Tensors
+never travel here: they lie in the shared pool and messages name their place.
+"""
+
+from typing import Any
+
+import msgspec
+
+from serve.models.facts import Signature
+from serve.models.repository import ModelSpec
+
+#: Largest packet either side sends; a calibration of a deep model is the longest.
+MAX_PACKET_BYTES = 1 << 17
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Base of every packet."""
+
+
+class TensorRef(msgspec.Struct, frozen=True, array_like=True):
+    """A tensor in the shared pool, row-major, 64-byte aligned."""
+
+    name: str
+    #: numpy dtype name: `float32` or `int64`.
+    dtype: str
+    shape: tuple[int, ...]
+    offset_bytes: int
+
+
+class LoadModel(Message, frozen=True, tag=True, array_like=True):
+    """Load the model under `key` and warm it up."""
+
+    key: str
+    spec: ModelSpec
+    signature: Signature
+
+
+class UnloadModel(Message, frozen=True, tag=True, array_like=True):
+    """Forget the model; nothing of it is running or will be launched."""
+
+    key: str
+
+
+class ProbeModel(Message, frozen=True, tag=True, array_like=True):
+    """Load, find the signature and calibrate; for the process that calibrates only."""
+
+    spec: ModelSpec
+    budget_s: float
+    #: No probe graph may need more than this.
+    max_bytes: int
+
+
+class RunTask(Message, frozen=True, tag=True, array_like=True):
+    """Run one forward pass and write FP32 [rows, columns] at the output's place."""
+
+    task_id: int
+    key: str
+    inputs: tuple[TensorRef, ...]
+    output_offset_bytes: int
+    output_capacity_bytes: int
+
+
+class Stop(Message, frozen=True, tag=True, array_like=True):
+    """End the process."""
+
+
+class LaneStarted(Message, frozen=True, tag=True, array_like=True):
+    """The process runs, is pinned and has torch imported."""
+
+    pid: int
+    #: False: measured peaks are not available, with the reason in the log.
+    measures_memory: bool
+
+
+class ModelLoaded(Message, frozen=True, tag=True, array_like=True):
+    """The model answers on this lane."""
+
+    key: str
+
+
+class ModelFailed(Message, frozen=True, tag=True, array_like=True):
+    """The model could not be loaded, probed or calibrated."""
+
+    key: str
+    message: str
+
+
+class ModelProbed(Message, frozen=True, tag=True, array_like=True):
+    """What calibration found; `calibration` is `serve.estimate`'s struct as msgpack."""
+
+    signature: Signature
+    calibration: bytes
+
+
+class Progress(Message, frozen=True, tag=True, array_like=True):
+    """Calibration is this far: `fraction` of 1."""
+
+    step: str
+    fraction: float
+
+
+class TaskDone(Message, frozen=True, tag=True, array_like=True):
+    """The output is in its place."""
+
+    task_id: int
+    rows: int
+    columns: int
+    run_ns: int
+    #: Peak of tensor memory during the run, inputs not included; None: not measured.
+    peak_bytes: int | None
+
+
+class TaskError(Message, frozen=True, tag=True, array_like=True):
+    """The run ended without an output; the lane is fine."""
+
+    task_id: int
+    #: A FailReason value.
+    reason: str
+    message: str
+
+
+ToLane = LoadModel | UnloadModel | ProbeModel | RunTask | Stop
+FromLane = LaneStarted | ModelLoaded | ModelFailed | ModelProbed | Progress | TaskDone | TaskError
+
+_encoder = msgspec.msgpack.Encoder()
+_to_lane: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToLane)
+_from_lane: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FromLane)
+
+
+def encode(message: Message) -> bytes:
+    """One packet."""
+    return _encoder.encode(message)
+
+
+def decode_to_lane(packet: bytes) -> ToLane:
+    """A packet the main process sent."""
+    message: ToLane = _to_lane.decode(packet)
+    return message
+
+
+def decode_from_lane(packet: bytes) -> FromLane:
+    """A packet a lane sent."""
+    message: FromLane = _from_lane.decode(packet)
+    return message

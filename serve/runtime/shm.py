@@ -1,0 +1,85 @@
+"""The shared pool: one anonymous memory file that the main process and every lane map.
+
+The main process decides what lies where; lanes are told offsets. The file has no name, so
+nothing is left behind when the server is killed: the kernel frees it with its last mapping.
+"""
+
+import contextlib
+import mmap
+import os
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from serve.native import OffsetAllocator
+
+#: Tensors start at multiples of a cache line, as torch's own allocator has them.
+TENSOR_ALIGNMENT_BYTES = 64
+#: Mapped in and touched at start, so that ordinary requests cause no page fault.
+PREFAULT_BYTES = 32 << 20
+
+
+def map_pool(fd: int, capacity_bytes: int) -> mmap.mmap:
+    """Map the pool's file and touch its first part."""
+    view = mmap.mmap(fd, capacity_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+    populate = getattr(mmap, "MADV_POPULATE_WRITE", 23)
+    # Linux before 5.14 cannot: there the first requests pay for their page faults.
+    with contextlib.suppress(OSError):
+        view.madvise(populate, 0, min(PREFAULT_BYTES, capacity_bytes))
+    return view
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A part of the pool held by one request."""
+
+    offset_bytes: int
+    size_bytes: int
+
+
+class SharedPool:
+    """Hands out blocks of the shared memory file. Thread-safe."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.fd = os.memfd_create("gnnserve-pool", os.MFD_CLOEXEC)
+        os.ftruncate(self.fd, capacity_bytes)
+        self._map = map_pool(self.fd, capacity_bytes)
+        self._bytes = np.frombuffer(self._map, dtype=np.uint8)
+        self._allocator = OffsetAllocator(capacity_bytes, TENSOR_ALIGNMENT_BYTES)
+        self._lock = threading.Lock()
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes handed out and not freed."""
+        return self._allocator.used_bytes
+
+    def allocate(self, size_bytes: int) -> Block | None:
+        """A block of at least `size_bytes`, or None when none is free."""
+        with self._lock:
+            offset = self._allocator.alloc(max(size_bytes, 1))
+        return None if offset < 0 else Block(offset, size_bytes)
+
+    def free(self, block: Block) -> None:
+        """Give a block back."""
+        with self._lock:
+            self._allocator.free(block.offset_bytes)
+
+    def array(
+        self, offset_bytes: int, dtype: str, shape: tuple[int, ...]
+    ) -> np.ndarray[Any, np.dtype[Any]]:
+        """The memory at `offset_bytes` as an array; shares memory with the pool."""
+        kind = np.dtype(dtype)
+        size_bytes = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+        part = self._bytes[offset_bytes : offset_bytes + size_bytes]
+        return part.view(kind).reshape(shape)
+
+    def close(self) -> None:
+        """Drop the mapping and the file. Arrays still held keep the memory alive."""
+        self._bytes = np.empty(0, dtype=np.uint8)
+        # An array of a request still being answered keeps the mapping until it goes.
+        with contextlib.suppress(BufferError):
+            self._map.close()
+        os.close(self.fd)

@@ -1,0 +1,144 @@
+"""Prepare: check a request's content and lay its tensors out in the shared pool.
+
+Shapes and dtypes were checked when the request was decoded. What only the content shows
+(an edge that points nowhere, a feature that is no number) is checked here, in the same pass
+that copies. Runs in the thread that serves the request and lets go of the interpreter lock
+for all that is large.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from serve import native
+from serve.errors import InvalidInput, QueueFull
+from serve.runtime.api import InferCall, Tensor
+from serve.runtime.messages import TensorRef
+from serve.runtime.shm import TENSOR_ALIGNMENT_BYTES, Block, SharedPool
+
+#: How soon a client may try again when the pool is full: a few typical requests later.
+_POOL_RETRY_NS = 50_000_000
+
+#: Input tensor to the dtype lanes get it in.
+STAGED_DTYPES = {
+    "x": "float32",
+    "edge_index": "int64",
+    "edge_weight": "float32",
+    "edge_attr": "float32",
+    "batch": "int64",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where each tensor of one request lies, relative to its block."""
+
+    inputs: tuple[tuple[str, str, tuple[int, ...], int], ...]
+    input_bytes: int
+    output_offset_bytes: int
+    output_capacity_bytes: int
+
+    @property
+    def size_bytes(self) -> int:
+        """The whole block."""
+        return self.output_offset_bytes + self.output_capacity_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A request's tensors in the pool."""
+
+    block: Block
+    inputs: tuple[TensorRef, ...]
+    output_offset_bytes: int
+    output_capacity_bytes: int
+
+
+def plan_layout(tensors: dict[str, Tensor], order: tuple[str, ...], output_bytes: int) -> Layout:
+    """Places for the tensors named in `order` that the request has, then for the output."""
+    offset = 0
+    inputs = []
+    for name in order:
+        tensor = tensors.get(name)
+        if tensor is None:
+            continue
+        dtype = STAGED_DTYPES[name]
+        inputs.append((name, dtype, tensor.shape, offset))
+        offset += _aligned(int(np.prod(tensor.shape, dtype=object)) * np.dtype(dtype).itemsize)
+    return Layout(tuple(inputs), offset, offset, _aligned(output_bytes))
+
+
+def stage(
+    call: InferCall, layout: Layout, pool: SharedPool, block: Block, *, check_finite: bool
+) -> Staged:
+    """Check and copy the tensors of `call` into `block`.
+
+    Raises InvalidInput naming the tensor, the position and the rule.
+    """
+    num_nodes = call.tensors["x"].shape[0]
+    refs = []
+    for name, dtype, shape, relative in layout.inputs:
+        offset = block.offset_bytes + relative
+        source = call.tensors[name]
+        target = pool.array(offset, dtype, shape)
+        if name == "edge_index":
+            _stage_edges(source, target, num_nodes)
+        elif name == "batch":
+            _stage_batch(source, target, num_nodes)
+        else:
+            _stage_floats(name, source, target, check_finite=check_finite)
+        refs.append(TensorRef(name, dtype, shape, offset))
+    return Staged(
+        block,
+        tuple(refs),
+        block.offset_bytes + layout.output_offset_bytes,
+        layout.output_capacity_bytes,
+    )
+
+
+def take_block(pool: SharedPool, layout: Layout) -> Block:
+    """A block of the pool for `layout`; raises QueueFull when the pool has no room."""
+    block = pool.allocate(layout.size_bytes)
+    if block is None:
+        raise QueueFull(
+            f"staging memory: the request needs {layout.size_bytes} bytes, "
+            f"{pool.capacity_bytes - pool.used_bytes} of {pool.capacity_bytes} are free",
+            retry_after_ns=_POOL_RETRY_NS,
+        )
+    return block
+
+
+def _stage_edges(source: Tensor, target: np.ndarray, num_nodes: int) -> None:
+    num_edges = source.shape[1]
+    is_int32 = source.datatype == "INT32"
+    bad = native.stage_edge_index(source.data, is_int32, num_edges, num_nodes, target)
+    if bad >= 0:
+        row, column = divmod(bad, num_edges)
+        value = np.frombuffer(source.data, dtype="<i4" if is_int32 else "<i8")[bad]
+        raise InvalidInput(
+            f"input 'edge_index' [{row}, {column}] is {value}; "
+            f"it must be in [0, {num_nodes}), the rows of 'x'"
+        )
+
+
+def _stage_batch(source: Tensor, target: np.ndarray, num_nodes: int) -> None:
+    bad = native.stage_batch(source.data, num_nodes, target)
+    if bad >= 0:
+        value = np.frombuffer(source.data, dtype="<i8")[bad]
+        raise InvalidInput(f"input 'batch' [{bad}] is {value}; it must be in [0, {num_nodes})")
+
+
+def _stage_floats(name: str, source: Tensor, target: np.ndarray, *, check_finite: bool) -> None:
+    bad = native.stage_features(source.data, target, check_finite)
+    if bad >= 0:
+        values = np.frombuffer(source.data, dtype="<f4")
+        where = ", ".join(str(int(i)) for i in np.unravel_index(bad, source.shape))
+        count = int(values.size - np.count_nonzero(np.isfinite(values)))
+        raise InvalidInput(
+            f"input '{name}' [{where}] is {values[bad]}; features must be finite "
+            f"({count} of {values.size} are not)"
+        )
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // TENSOR_ALIGNMENT_BYTES) * TENSOR_ALIGNMENT_BYTES

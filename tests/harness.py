@@ -1,0 +1,120 @@
+"""A real server in a process of its own, for end-to-end tests and benches."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import TracebackType
+
+ROOT = Path(__file__).resolve().parent.parent
+_START_TIMEOUT_S = 120.0
+_STOP_TIMEOUT_S = 40.0
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports nobody listens on now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+class ServerProcess:
+    """`gnnserve serve` with a configuration of its own in `folder`; ready when entered."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        policy: str = "sqtf",
+        discipline: str = "rolling",
+        repository: Path = ROOT / "configs" / "models",
+        sections: dict[str, dict[str, object]] | None = None,
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        self.folder = folder
+        self.grpc_port, self.http_port = free_ports(2)
+        self.target = f"127.0.0.1:{self.grpc_port}"
+        self.database = folder / "report.db"
+        self.log = folder / "server.log"
+        table: dict[str, dict[str, object]] = {
+            "server": {"grpc_port": self.grpc_port, "http_port": self.http_port},
+            "models": {"repository": str(repository)},
+            "device": {"memory_budget": "2 GiB"},
+            "scheduling": {"policy": policy, "discipline": discipline},
+            "report": {"database": str(self.database)},
+        }
+        for name, values in (sections or {}).items():
+            table.setdefault(name, {}).update(values)
+        self.config = folder / "server.toml"
+        self.config.write_text("".join(_section(name, table[name]) for name in table))
+        self._environment = {**os.environ, **(environment or {})}
+        self._lines: list[str] = []
+        self._ready = threading.Event()
+        self.process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> "ServerProcess":
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "serve", "serve", "--config", str(self.config)],
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=self._environment,
+            )
+        reader = threading.Thread(target=self._read, args=(self.process,), daemon=True)
+        reader.start()
+        if not self._ready.wait(_START_TIMEOUT_S) or self.process.poll() is not None:
+            self.kill()
+            raise AssertionError(f"the server is not ready:\n{self.log.read_text()}")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.process is not None and self.process.poll() is None:
+            code = self.stop()
+            assert kind is not None or code == 0, f"exit {code}:\n{self.log.read_text()}"
+
+    def stop(self) -> int:
+        """SIGTERM, then the exit code."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"the server does not stop:\n{self.log.read_text()}") from None
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait(10)
+
+    def _read(self, process: "subprocess.Popen[str]") -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            self._lines.append(line)
+            if line.strip() == "ready":
+                self._ready.set()
+        self._ready.set()
+
+
+def _section(name: str, values: dict[str, object]) -> str:
+    lines = [f"[{name}]"]
+    for key, value in values.items():
+        text = str(value).lower() if isinstance(value, bool) else repr(value)
+        lines.append(f"{key} = {text}".replace("'", '"'))
+    return "\n".join(lines) + "\n\n"

@@ -1,0 +1,114 @@
+"""Content checks and the layout of requests in the shared pool."""
+
+import numpy as np
+import pytest
+
+from serve.errors import InvalidInput, QueueFull
+from serve.runtime.api import InferCall, Tensor
+from serve.runtime.shm import TENSOR_ALIGNMENT_BYTES, SharedPool
+from serve.runtime.staging import plan_layout, stage, take_block
+
+NODES, EDGES, WIDTH = 5, 7, 3
+
+
+@pytest.fixture
+def pool():
+    pool = SharedPool(1 << 20)
+    yield pool
+    pool.close()
+
+
+def call(**changed: np.ndarray) -> InferCall:
+    rng = np.random.default_rng(0)
+    arrays = {
+        "x": rng.standard_normal((NODES, WIDTH)).astype(np.float32),
+        "edge_index": rng.integers(0, NODES, (2, EDGES)),
+        "edge_weight": rng.random(EDGES).astype(np.float32),
+        "batch": np.zeros(NODES, np.int64),
+    } | changed
+    names = {"float32": "FP32", "int64": "INT64", "int32": "INT32"}
+    tensors = {
+        name: Tensor(names[array.dtype.name], array.shape, array.tobytes())
+        for name, array in arrays.items()
+    }
+    return InferCall("m", "", tensors, arrived_ns=0)
+
+
+def staged(pool: SharedPool, request: InferCall, *, check_finite: bool = True):
+    order = ("x", "edge_index", "edge_weight", "batch")
+    layout = plan_layout(request.tensors, order, output_bytes=40)
+    return stage(request, layout, pool, take_block(pool, layout), check_finite=check_finite)
+
+
+@pytest.mark.parametrize("index_dtype", [np.int64, np.int32])
+def test_what_is_staged_is_what_was_sent(pool, index_dtype):
+    edges = np.random.default_rng(1).integers(0, NODES, (2, EDGES)).astype(index_dtype)
+    request = call(edge_index=edges)
+    result = staged(pool, request)
+    arrays = {ref.name: pool.array(ref.offset_bytes, ref.dtype, ref.shape) for ref in result.inputs}
+    np.testing.assert_array_equal(arrays["edge_index"], edges)
+    assert arrays["edge_index"].dtype == np.int64
+    sent = np.frombuffer(request.tensors["x"].data, "<f4").reshape(NODES, WIDTH)
+    np.testing.assert_array_equal(arrays["x"], sent)
+    assert [ref.name for ref in result.inputs] == ["x", "edge_index", "edge_weight", "batch"]
+
+
+def test_tensors_are_aligned_and_do_not_overlap(pool):
+    result = staged(pool, call())
+    ends = []
+    for ref in result.inputs:
+        assert ref.offset_bytes % TENSOR_ALIGNMENT_BYTES == 0
+        size = int(np.prod(ref.shape)) * np.dtype(ref.dtype).itemsize
+        ends.append((ref.offset_bytes, ref.offset_bytes + size))
+    ends.append((result.output_offset_bytes, result.output_offset_bytes + 40))
+    for (_, end), (start, _) in zip(ends, ends[1:], strict=False):
+        assert end <= start
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"edge_index": np.array([[0, 1], [2, 5]])}, ["edge_index", "[1, 1]", "is 5", "[0, 5)"]),
+        ({"edge_index": np.array([[0, -1], [2, 4]])}, ["edge_index", "[0, 1]", "is -1"]),
+        ({"edge_index": np.array([[0, 9], [2, 4]], np.int32)}, ["edge_index", "[0, 1]", "is 9"]),
+        ({"batch": np.array([0, 0, 0, 7, 0])}, ["batch", "[3]", "is 7"]),
+        (
+            {"x": np.array([[0, np.nan, np.inf]] * NODES, np.float32)},
+            ["'x'", "[0, 1]", "is nan", "10 of 15"],
+        ),
+        ({"edge_weight": np.array([0, np.inf], np.float32)}, ["edge_weight", "[1]", "is inf"]),
+    ],
+)
+def test_bad_content_is_named(pool, changed, words):
+    with pytest.raises(InvalidInput) as caught:
+        staged(pool, call(**changed))
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_features_that_are_no_numbers_pass_when_allowed(pool):
+    odd = np.full((NODES, WIDTH), np.nan, np.float32)
+    result = staged(pool, call(x=odd), check_finite=False)
+    assert np.isnan(pool.array(result.inputs[0].offset_bytes, "float32", odd.shape)).all()
+
+
+def test_empty_tensors_take_no_room(pool):
+    request = call(
+        x=np.zeros((0, WIDTH), np.float32),
+        edge_index=np.zeros((2, 0), np.int64),
+        edge_weight=np.zeros(0, np.float32),
+        batch=np.zeros(0, np.int64),
+    )
+    assert [ref.shape for ref in staged(pool, request).inputs] == [(0, WIDTH), (2, 0), (0,), (0,)]
+
+
+def test_a_full_pool_refuses_with_the_numbers_and_recovers(pool):
+    request = call()
+    layout = plan_layout(request.tensors, ("x",), output_bytes=600_000)
+    block = take_block(pool, layout)
+    with pytest.raises(QueueFull, match=str(layout.size_bytes)) as caught:
+        take_block(pool, layout)
+    assert caught.value.retry_after_ns > 0
+    pool.free(block)
+    assert pool.used_bytes == 0
+    pool.free(take_block(pool, layout))
