@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from torch.nn.parameter import is_lazy
 
 from serve.errors import InvalidInput, ModelError
 from serve.models.header import read_header
@@ -101,10 +102,17 @@ def _map_weights(module: torch.nn.Module, spec: ModelSpec) -> None:
     where = f"model {spec.key}: {spec.weights}"
     read_header(Path(spec.weights))
     state = load_file(spec.weights)
-    try:
-        missing, unexpected = module.load_state_dict(state, strict=False, assign=True)
-    except RuntimeError as error:
-        raise ModelError(f"{where}: {error}") from error
+    for name, wanted in module.state_dict().items():
+        given = state.get(name)
+        # A lazy parameter takes whatever shape the file has.
+        if given is None or is_lazy(wanted):
+            continue
+        if (given.dtype, given.shape) != (wanted.dtype, wanted.shape):
+            raise ModelError(
+                f"{where}: tensor '{name}' is {given.dtype} {list(given.shape)},"
+                f" the model has {wanted.dtype} {list(wanted.shape)}"
+            )
+    missing, unexpected = module.load_state_dict(state, strict=False, assign=True)
     if missing or unexpected:
         parts = [
             f"{verb} {', '.join(sorted(names)[:8])}{', …' if len(names) > 8 else ''}"
@@ -112,9 +120,6 @@ def _map_weights(module: torch.nn.Module, spec: ModelSpec) -> None:
             if names
         ]
         raise ModelError(f"{where}: {' and '.join(parts)}")
-    for name, value in module.named_parameters():
-        if value.dtype != torch.float32:
-            raise ModelError(f"{where}: parameter '{name}' is {value.dtype}, not torch.float32")
 
 
 def _resolve(spec: ModelSpec) -> Callable[..., Any]:

@@ -159,10 +159,20 @@ def _scan_model(folder: Path) -> list[ModelSpec | BrokenModel]:
         reason = f"{folder}: a model's name is made of letters, digits and '_', '-', '.'"
         return [BrokenModel(name=name, version=None, reason=reason)]
     try:
+        return _scan_versions(folder)
+    except OSError as error:
+        reason = f"{folder}: cannot be read: {error.strerror}"
+        return [BrokenModel(name=name, version=None, reason=reason)]
+
+
+def _scan_versions(folder: Path) -> list[ModelSpec | BrokenModel]:
+    """What ``_scan_model`` says of a folder with a usable name; raises OSError."""
+    name = folder.name
+    try:
         config = _read_config(folder)
     except ConfigError as error:
-        versions: list[int] | list[None] = _versions(folder) or [None]
-        return [BrokenModel(name=name, version=v, reason=str(error)) for v in versions]
+        broken: list[int] | list[None] = _versions(folder) or [None]
+        return [BrokenModel(name=name, version=v, reason=str(error)) for v in broken]
     found: list[ModelSpec | BrokenModel] = []
     for entry in sorted(folder.iterdir()):
         # Other folders are the user's own (__pycache__, data); one with weights in it is a typo.
