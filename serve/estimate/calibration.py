@@ -1,0 +1,120 @@
+"""Everything measured of one model on one executor and device: plain data, JSON on disk.
+
+Sizes are in bytes and times in ns, both as functions of N nodes and E edges that never decrease
+in either.
+"""
+
+from bisect import bisect_right
+
+import msgspec
+
+#: Raise when the meaning of a stored calibration changes; others on disk are then ignored.
+FORMAT = 1
+
+
+class Linear(msgspec.Struct, frozen=True):
+    """nodes · N + edges · E + constant."""
+
+    nodes: float
+    edges: float
+    constant: float
+    #: For a moment of the forward pass: the layer and operation running then.
+    where: str = ""
+
+    def at(self, num_nodes: int, num_edges: int) -> float:
+        """Its value for a graph."""
+        return self.nodes * num_nodes + self.edges * num_edges + self.constant
+
+
+class Curve(msgspec.Struct, frozen=True):
+    """Bytes of a model whose memory is not linear: a quadratic in N and E, no term negative."""
+
+    constant: float
+    nodes: float
+    edges: float
+    nodes_nodes: float
+    nodes_edges: float
+    edges_edges: float
+
+    def at(self, num_nodes: int, num_edges: int) -> float:
+        """Its value for a graph."""
+        return (
+            self.constant
+            + num_nodes * (self.nodes + self.nodes_nodes * num_nodes + self.nodes_edges * num_edges)
+            + num_edges * (self.edges + self.edges_edges * num_edges)
+        )
+
+
+class Ramp(msgspec.Struct, frozen=True):
+    """A piecewise linear function from 0 at 0 that never decreases; the last piece goes on."""
+
+    #: Where each piece starts, ascending, the first at 0.
+    starts: tuple[float, ...]
+    #: The function's value there.
+    values: tuple[float, ...]
+    #: Slope of each piece, at least 0.
+    slopes: tuple[float, ...]
+
+    def at(self, size: float) -> float:
+        """Its value at `size` >= 0."""
+        piece = bisect_right(self.starts, size) - 1
+        return self.values[piece] + self.slopes[piece] * (size - self.starts[piece])
+
+
+class MemoryFit(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes a request needs at once, in four parts."""
+
+    #: Tensors staged for the request: x, edge_index as int64, and what else the model takes.
+    inputs: Linear
+    #: The most the answer can take, float32 [rows, C].
+    output: Linear
+    #: Moments of the forward pass; its activations peak at the largest of them.
+    activations: tuple[Linear, ...]
+    #: What kernels take from the C library behind the tensor allocator's back.
+    workspace: Linear
+    #: Set when the moments alone do not hold: the larger of the two counts.
+    curve: Curve | None = None
+    #: Relative errors on graphs not fitted to: estimate ÷ measured − 1, lowest and highest.
+    error_low: float = 0.0
+    error_high: float = 0.0
+    #: Empty, or why the numbers are an upper bound only, or not even that.
+    warning: str = ""
+
+
+class TimeFit(msgspec.Struct, frozen=True, kw_only=True):
+    """Median time of a forward pass: constant + nodes(N) + edges(E)."""
+
+    constant_ns: float
+    nodes: Ramp
+    edges: Ramp
+    #: 95th percentile of measured ÷ fitted.
+    high_ratio: float
+    #: |fitted ÷ measured − 1| by cross-validation.
+    error_median: float
+    error_p95: float
+    #: Graphs measured, and the largest of them.
+    samples: int
+    largest_nodes: int
+    largest_edges: int
+
+    def at(self, num_nodes: int, num_edges: int) -> float:
+        """Nanoseconds for a graph."""
+        return self.constant_ns + self.nodes.at(num_nodes) + self.edges.at(num_edges)
+
+
+class Calibration(msgspec.Struct, frozen=True, kw_only=True):
+    """One model, as measured on one executor, device and number of threads."""
+
+    format: int = FORMAT
+    #: `name:version`
+    model: str
+    executor: str
+    device: str
+    threads: int
+    memory: MemoryFit
+    time: TimeFit
+
+    @property
+    def warning(self) -> str:
+        """Empty, or why the memory estimate is an upper bound only, or not even that."""
+        return self.memory.warning

@@ -1,0 +1,219 @@
+"""Estimates for one loaded model, a few microseconds each, corrected by every run.
+
+Called under the engine's lock: nothing here locks, and nothing here may be slow.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+from statistics import median
+
+from serve.core.types import Bytes, Estimate, Nanos, align_bytes
+from serve.estimate.calibration import Calibration
+from serve.estimate.correction import Drift, Interference, Quantile
+from serve.estimate.timing import fit_overhead
+
+#: What is reserved above the estimated peak, as a factor.
+SAFETY_FACTOR = 1.03
+#: And at least this much, for constant-size rounding in small graphs.
+_SAFETY_BYTES = 4096
+
+
+class Overhead:
+    """What the server adds to a run, for all models alike: staging inputs and answering."""
+
+    def __init__(self, base_ns: float = 0.0, ns_per_kib: float = 0.0) -> None:
+        if base_ns < 0 or ns_per_kib < 0:
+            raise ValueError(f"overhead {base_ns} ns + {ns_per_kib} ns/KiB is negative")
+        self.base_ns = base_ns
+        #: Per KiB of inputs.
+        self.ns_per_kib = ns_per_kib
+
+    def calibrate(self, samples: Sequence[tuple[int, int]]) -> None:
+        """Fit to (input bytes, nanoseconds added) of requests that waited for nothing.
+
+        The median of each size counts; does nothing without samples.
+        """
+        by_size: dict[int, list[int]] = {}
+        for input_bytes, added_ns in samples:
+            by_size.setdefault(input_bytes, []).append(added_ns)
+        if by_size:
+            self.base_ns, self.ns_per_kib = fit_overhead(
+                [(size, median(added)) for size, added in by_size.items()]
+            )
+
+    def at(self, input_bytes: float) -> float:
+        """Nanoseconds for a request of that size."""
+        return self.base_ns + self.ns_per_kib * input_bytes / 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """One estimate with everything a person wants to know of it."""
+
+    input_bytes: int
+    output_bytes: int
+    #: Tensors the forward pass makes, at their peak.
+    activation_bytes: int
+    #: Memory kernels take that no tensor accounts for.
+    workspace_bytes: int
+    peak_bytes: int
+    reserve_bytes: int
+    #: Layer and operation running at the peak; empty when unknown.
+    peak_where: str
+    run_ns: int
+    #: 95th percentile of the run.
+    run_high_ns: int
+    solo_ns: int
+    solo_high_ns: int
+    #: Empty, or why the memory estimate is an upper bound only, or not even that.
+    warning: str
+
+
+class ModelEstimator:
+    """Memory and time of one model, from its calibration and from what was seen since."""
+
+    def __init__(
+        self, calibration: Calibration, overhead: Overhead, *, safety: float = SAFETY_FACTOR
+    ) -> None:
+        if safety < 1.0:
+            raise ValueError(f"the safety factor must be at least 1, got {safety}")
+        self.calibration = calibration
+        self.overhead = overhead
+        self.safety = safety
+        #: Raised when a run needed more than was reserved for it; never lowered.
+        self.memory_scale = 1.0
+        #: Runs that needed more than was reserved for them.
+        self.underestimates = 0
+        memory = calibration.memory
+        staged = memory.inputs
+        # Inputs are live at every moment, so they can be added to every plane.
+        self._planes = tuple(
+            (p.nodes + staged.nodes, p.edges + staged.edges, p.constant + staged.constant)
+            for p in memory.activations
+        ) or ((staged.nodes, staged.edges, staged.constant),)
+        # Reserved besides: what kernels take unseen, and the answer's place in shared memory.
+        self._extra = (
+            memory.workspace.nodes + memory.output.nodes,
+            memory.workspace.edges + memory.output.edges,
+            memory.workspace.constant + memory.output.constant,
+        )
+        self._run = Drift()
+        self._answer = Drift()
+        self._high = Quantile(calibration.time.high_ratio)
+        self._interference = Interference()
+
+    @property
+    def time_factor(self) -> float:
+        """How much slower than at calibration runs are now."""
+        return self._run.factor
+
+    def estimate(self, num_nodes: int, num_edges: int) -> Estimate:
+        """Peak memory, what to reserve, median run and solo time of one request."""
+        peak = self._peak(num_nodes, num_edges)
+        run = self._run_ns(num_nodes, num_edges)
+        return Estimate(
+            Bytes(peak),
+            self._reserve(num_nodes, num_edges, peak),
+            Nanos(run),
+            Nanos(run + self._overhead_ns(num_nodes, num_edges)),
+        )
+
+    def run_ns(self, num_nodes: int, num_edges: int, co_runners: int = 0) -> int:
+        """Median run time beside that many others; also for several requests merged into one."""
+        return ceil(self._run_ns(num_nodes, num_edges) * self._interference.factor(co_runners))
+
+    def output_bytes(self, num_nodes: int, num_edges: int) -> int:
+        """The most the answer can take, float32 [rows, C]."""
+        return ceil(self.calibration.memory.output.at(num_nodes, num_edges))
+
+    def input_bytes(self, num_nodes: int, num_edges: int) -> int:
+        """Staged inputs: x, edge_index as int64, and what else the model takes."""
+        return ceil(self.calibration.memory.inputs.at(num_nodes, num_edges))
+
+    def describe(self, num_nodes: int, num_edges: int) -> Breakdown:
+        """The estimate with its parts and bands."""
+        memory = self.calibration.memory
+        estimate = self.estimate(num_nodes, num_edges)
+        top = max(
+            memory.activations, key=lambda plane: plane.at(num_nodes, num_edges), default=None
+        )
+        inputs = self.input_bytes(num_nodes, num_edges)
+        run_high = ceil(estimate.run_ns * self._high.value)
+        return Breakdown(
+            input_bytes=inputs,
+            output_bytes=self.output_bytes(num_nodes, num_edges),
+            activation_bytes=max(0, estimate.peak_bytes - inputs),
+            workspace_bytes=ceil(memory.workspace.at(num_nodes, num_edges)),
+            peak_bytes=estimate.peak_bytes,
+            reserve_bytes=estimate.reserve_bytes,
+            peak_where=top.where if top is not None else "",
+            run_ns=estimate.run_ns,
+            run_high_ns=run_high,
+            solo_ns=estimate.solo_ns,
+            solo_high_ns=estimate.solo_ns + run_high - estimate.run_ns,
+            warning=memory.warning,
+        )
+
+    def observe_run(
+        self,
+        num_nodes: int,
+        num_edges: int,
+        run_ns: int,
+        peak_bytes: int | None = None,
+        co_runners: int = 0,
+    ) -> None:
+        """Learn from a finished run.
+
+        `peak_bytes` counts what `Estimate.peak_bytes` counts: staged inputs and the tensors of
+        the forward pass, its output among them. None when it was not measured.
+        """
+        if peak_bytes is not None:
+            self._observe_peak(num_nodes, num_edges, peak_bytes)
+        expected = self.calibration.time.at(num_nodes, num_edges)
+        if co_runners == 0:
+            self._high.observe(run_ns / (expected * self._run.factor))
+            self._run.observe(run_ns, expected)
+        else:
+            alone = run_ns / (expected * self._run.factor)
+            beside = self._interference.factor(co_runners)
+            self._interference.observe(co_runners, alone)
+            self._run.observe(run_ns, expected * beside)
+
+    def observe_solo(self, num_nodes: int, num_edges: int, overhead_ns: int) -> None:
+        """Learn what the server added to a run that waited for nothing."""
+        expected = self._fixed_overhead_ns(num_nodes, num_edges)
+        if expected > 0 and overhead_ns > 0:
+            self._answer.observe(overhead_ns, expected)
+
+    def _peak(self, num_nodes: int, num_edges: int) -> int:
+        peak = 0.0
+        for nodes, edges, constant in self._planes:
+            value = nodes * num_nodes + edges * num_edges + constant
+            if value > peak:
+                peak = value
+        curve = self.calibration.memory.curve
+        if curve is not None:
+            staged = self.calibration.memory.inputs.at(num_nodes, num_edges)
+            peak = max(peak, staged + curve.at(num_nodes, num_edges))
+        return ceil(peak * self.memory_scale)
+
+    def _reserve(self, num_nodes: int, num_edges: int, peak: int) -> Bytes:
+        nodes, edges, constant = self._extra
+        extra = nodes * num_nodes + edges * num_edges + constant
+        return align_bytes(ceil(max(peak * self.safety, peak + _SAFETY_BYTES) + extra))
+
+    def _observe_peak(self, num_nodes: int, num_edges: int, peak_bytes: int) -> None:
+        peak = self._peak(num_nodes, num_edges)
+        if peak_bytes > max(peak * self.safety, peak + _SAFETY_BYTES):
+            self.underestimates += 1
+            self.memory_scale *= peak_bytes / peak
+
+    def _run_ns(self, num_nodes: int, num_edges: int) -> int:
+        return max(1, ceil(self.calibration.time.at(num_nodes, num_edges) * self._run.factor))
+
+    def _overhead_ns(self, num_nodes: int, num_edges: int) -> int:
+        return ceil(self._fixed_overhead_ns(num_nodes, num_edges) * self._answer.factor)
+
+    def _fixed_overhead_ns(self, num_nodes: int, num_edges: int) -> float:
+        return self.overhead.at(self.calibration.memory.inputs.at(num_nodes, num_edges))
