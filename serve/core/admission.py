@@ -1,0 +1,33 @@
+"""May this task enter? Everything here is decided before the task is accepted."""
+
+from serve.core.types import Bytes, Nanos, Rejected, RejectReason, Task
+
+#: A client told to try again waits at least this long.
+MIN_RETRY_NS = Nanos(1_000_000)
+
+
+def admit(
+    task: Task,
+    *,
+    budget_bytes: Bytes,
+    unanswered: int,
+    max_queue: int,
+    backlog_ns: Nanos,
+    draining: bool,
+) -> Rejected | None:
+    """None when the task may enter, else why not.
+
+    `unanswered` counts accepted tasks without an answer; `backlog_ns` is their work per lane,
+    and so about when the queue will have emptied.
+    """
+    if draining:
+        return Rejected(RejectReason.DRAINING, "the server is stopping and takes no new requests")
+    need_bytes = task.reserve_bytes
+    if need_bytes > budget_bytes:
+        message = f"needs {need_bytes} bytes, the device has {budget_bytes} for tasks"
+        return Rejected(RejectReason.TOO_BIG, message)
+    if unanswered >= max_queue:
+        message = f"{unanswered} requests are waiting or running, at most {max_queue} may be"
+        retry_ns = Nanos(max(MIN_RETRY_NS, backlog_ns))
+        return Rejected(RejectReason.QUEUE_FULL, message, retry_ns)
+    return None

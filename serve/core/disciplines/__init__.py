@@ -1,0 +1,18 @@
+"""How planned groups are run: one file each, registered by name."""
+
+from serve.core.disciplines import barrier, rolling
+from serve.core.disciplines.base import DISCIPLINES, Discipline, register_discipline
+
+__all__ = [
+    "DISCIPLINES",
+    "Discipline",
+    "barrier",
+    "get_discipline",
+    "register_discipline",
+    "rolling",
+]
+
+
+def get_discipline(name: str) -> Discipline:
+    """The discipline called `name`; raises ConfigError that lists the choices."""
+    return DISCIPLINES.get_named(name)

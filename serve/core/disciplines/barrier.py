@@ -1,0 +1,31 @@
+"""The paper's way: one group at a time, the next when all of it has ended.
+
+A group's tasks start as each is prepared and fits. Those that end early leave their lane idle:
+this is what the barrier costs.
+"""
+
+from serve.core.board import Board
+from serve.core.disciplines.base import WAIT, Launch, Move, register_discipline
+from serve.core.lifecycle import State
+from serve.core.types import Nanos
+
+
+@register_discipline
+class Barrier:
+    """Only the first group of the plan runs."""
+
+    name = "barrier"
+    holds_groups = True
+
+    def could_start(self, board: Board) -> bool:
+        """When no group is under way and a lane is idle."""
+        return board.free_slots > 0 and not (board.plan.groups and board.plan.groups[0].pinned)
+
+    def decide(self, board: Board, bypass_limit: int, now_ns: Nanos) -> Move:
+        """The first READY member of the first group that fits."""
+        if board.plan.groups and board.free_slots > 0:
+            available_bytes = board.available_bytes
+            for record in board.plan.groups[0].members:
+                if record.state is State.READY and record.task.reserve_bytes <= available_bytes:
+                    return Launch(record)
+        return WAIT

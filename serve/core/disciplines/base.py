@@ -1,0 +1,49 @@
+"""What a discipline is, the moves it may propose, and the registry of all of them."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from serve.core.board import Board
+from serve.core.plan import Record
+from serve.core.registry import Registry
+from serve.core.types import Nanos
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Start a READY task on an idle lane."""
+
+    record: Record
+    #: READY tasks ahead of it that do not fit now and are passed over.
+    bypassed: tuple[Record, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing to do before something happens, or before `until_ns`."""
+
+    until_ns: Nanos | None = None
+
+
+Move = Launch | Wait
+WAIT = Wait()
+
+
+class Discipline(Protocol):
+    """Decides what of the plan runs now. Stateless; reads the board, changes nothing."""
+
+    name: str
+    #: A started group stays until all of it has ended, and nothing else starts meanwhile.
+    holds_groups: bool
+
+    def could_start(self, board: Board) -> bool:
+        """Whether a task planned now, at the front, could be launched at once."""
+        ...
+
+    def decide(self, board: Board, bypass_limit: int, now_ns: Nanos) -> Move:
+        """The next move; asked again after each one until it says to wait."""
+        ...
+
+
+DISCIPLINES: Registry[Discipline] = Registry("discipline")
+register_discipline = DISCIPLINES.register

@@ -1,0 +1,81 @@
+"""What must hold of a scheduler between any two events, checked the slow and obvious way."""
+
+from typing import TYPE_CHECKING
+
+from serve.core.lifecycle import State
+from serve.errors import InvariantViolation
+
+if TYPE_CHECKING:
+    from serve.core.scheduler import Scheduler
+
+
+def check_invariants(scheduler: "Scheduler") -> None:
+    """Raise InvariantViolation naming the first rule that does not hold."""
+    for check in (_memory, _lanes, _counters, _plan, _membership):
+        check(scheduler)
+
+
+def _require(holds: bool, rule: str) -> None:
+    if not holds:
+        raise InvariantViolation(rule)
+
+
+def _memory(scheduler: "Scheduler") -> None:
+    ledger = scheduler._board.ledger
+    on_lane = {i: r for i, r in scheduler._records.items() if r.state.on_lane}
+    _require(ledger.holders() == on_lane.keys(), "exactly the tasks on lanes hold memory")
+    total_bytes = sum(record.task.reserve_bytes for record in on_lane.values())
+    _require(ledger.reserved_bytes == total_bytes, "the ledger's sum is that of its holders")
+
+
+def _lanes(scheduler: "Scheduler") -> None:
+    board = scheduler._board
+    _require(not (board.idle & board.busy.keys()), "a lane is idle or busy")
+    _require(board.idle | board.busy.keys() <= scheduler._lane_ids, "only known lanes are up")
+    for lane_id, record in board.busy.items():
+        _require(record.state.on_lane and record.lane_id == lane_id, f"lane {lane_id} is held")
+    for record in scheduler._records.values():
+        if record.lane_id is None:
+            _require(not record.state.on_lane, f"task {record.task.task_id} has a lane")
+        else:
+            _require(board.busy.get(record.lane_id) is record, "a lane holds one task")
+
+
+def _counters(scheduler: "Scheduler") -> None:
+    records = scheduler._records.values()
+    _require(all(r.state is not State.DONE for r in records), "tasks that are done are forgotten")
+    _require(scheduler._pending == sum(r.state.pending for r in records), "pending count")
+    unanswered = [r for r in records if not r.state.answered]
+    _require(scheduler._unanswered == len(unanswered), "unanswered count")
+    work_ns = sum(r.task.estimate.solo_ns for r in records if r.state.pending or r.state.on_lane)
+    _require(scheduler._work_ns == work_ns, "work is that of tasks pending or on lanes")
+    timed = sum(r.task.expires_ns is not None for r in unanswered)
+    _require(len(scheduler._timers) == timed, "one timer for each time limit")
+
+
+def _plan(scheduler: "Scheduler") -> None:
+    plan = scheduler._plan
+    members = [r for g in plan.groups for r in g.members]
+    _require(len(members) == len({r.task.task_id for r in members}), "a task is planned once")
+    _require(plan.count == len(members), "planned count")
+    loose = [r for g in plan.groups if not g.pinned for r in g.members]
+    _require(plan.loose == len(loose), "loose count")
+    holds = scheduler._discipline.holds_groups
+    for index, group in enumerate(plan.groups):
+        _require(bool(group.members) or (holds and group.active > 0), "no group is empty")
+        _require(all(r.group is group for r in group.members), "members know their group")
+        _require(all(r.state.pending for r in group.members), "only pending tasks are planned")
+        active = sum(r.group is group for r in scheduler._board.busy.values())
+        _require(group.active == active, "a group knows its members on lanes")
+        if holds and active:
+            _require(index == 0, "one held group at a time")
+
+
+def _membership(scheduler: "Scheduler") -> None:
+    backlog = scheduler._backlog
+    pending = {i: r for i, r in scheduler._records.items() if r.state.pending}
+    for task_id, record in pending.items():
+        pinned = record.group is not None and record.group.pinned
+        _require(pinned != (task_id in backlog), "pending: in the backlog or in a pinned group")
+    held = sum(r.group is not None and r.group.pinned for r in pending.values())
+    _require(len(backlog) + held == len(pending), "the backlog holds only pending tasks")

@@ -1,0 +1,106 @@
+"""The life of a task: its states and every move between them.
+
+Rules:
+
+1. Everything that may change a task's state is a row of ``TRANSITIONS``; nothing else does.
+2. A row's cause is the class of what happened: an event from outside (``events``), a command the
+   scheduler decided on (``commands``), or an outcome it decided on (``Expired``, ``Failed``).
+3. What a move entails follows from the flags of the two states, not from the row: entering an
+   `answered` state sends the one ``AnswerTask``, leaving an `on_lane` state returns lane and
+   memory, entering DONE sends the one ``ReleaseTask``. No `answered` state leads to one that is
+   not, and nothing leaves DONE: this is why there is exactly one of each.
+4. A row that leads back to its own state is a late event that changes nothing.
+5. A pair that has no row cannot happen in a correct server: ``InvariantViolation``.
+
+A task answered while somebody still uses its buffers does not end there: WITHDRAWN waits for the
+host to finish preparing, ABANDONED for the lane to give it back.
+"""
+
+from enum import Enum
+
+from serve.core.commands import LaunchTask, PrepareTask
+from serve.core.events import (
+    LaneLost,
+    PrepareFailed,
+    TaskCancelled,
+    TaskFailed,
+    TaskFinished,
+    TaskPrepared,
+)
+from serve.core.types import Expired, Failed
+
+
+class State(Enum):
+    """Where a task stands; the flags say what that means for others."""
+
+    #: Admitted, waits to be planned and prepared.
+    QUEUED = "queued", True, False, False
+    #: The host stages its inputs.
+    PREPARING = "preparing", True, False, False
+    #: Prepared, waits for lane and memory.
+    READY = "ready", True, False, False
+    #: On a lane, memory reserved.
+    RUNNING = "running", False, True, False
+    #: Answered (cancelled or expired) while the host still prepares it.
+    WITHDRAWN = "withdrawn", False, False, True
+    #: Answered (cancelled or expired) while still on a lane, memory reserved.
+    ABANDONED = "abandoned", False, True, True
+    #: Answered and released.
+    DONE = "done", False, False, True
+
+    def __init__(self, label: str, pending: bool, on_lane: bool, answered: bool) -> None:
+        self.label = label
+        #: Waits to run; may be planned.
+        self.pending = pending
+        #: Holds a lane and its reserved memory.
+        self.on_lane = on_lane
+        #: Its client has its answer.
+        self.answered = answered
+
+
+Cause = type[object]
+
+TRANSITIONS: dict[tuple[State, Cause], State] = {
+    (State.QUEUED, PrepareTask): State.PREPARING,
+    (State.QUEUED, TaskCancelled): State.DONE,
+    (State.QUEUED, Expired): State.DONE,
+    (State.QUEUED, Failed): State.DONE,  # the budget shrank below its need
+    (State.PREPARING, TaskPrepared): State.READY,
+    (State.PREPARING, PrepareFailed): State.DONE,
+    (State.PREPARING, TaskCancelled): State.WITHDRAWN,
+    (State.PREPARING, Expired): State.WITHDRAWN,
+    (State.PREPARING, Failed): State.WITHDRAWN,
+    (State.READY, LaunchTask): State.RUNNING,
+    (State.READY, TaskCancelled): State.DONE,
+    (State.READY, Expired): State.DONE,
+    (State.READY, Failed): State.DONE,
+    (State.RUNNING, TaskFinished): State.DONE,
+    (State.RUNNING, TaskFailed): State.DONE,
+    (State.RUNNING, TaskCancelled): State.ABANDONED,
+    (State.RUNNING, Expired): State.ABANDONED,
+    (State.RUNNING, LaneLost): State.QUEUED,  # handed over, once
+    (State.RUNNING, Failed): State.DONE,  # its second lane was lost
+    (State.WITHDRAWN, TaskPrepared): State.DONE,
+    (State.WITHDRAWN, PrepareFailed): State.DONE,
+    (State.WITHDRAWN, TaskCancelled): State.WITHDRAWN,
+    (State.ABANDONED, TaskFinished): State.DONE,
+    (State.ABANDONED, TaskFailed): State.DONE,
+    (State.ABANDONED, LaneLost): State.DONE,
+    (State.ABANDONED, TaskCancelled): State.ABANDONED,
+    (State.DONE, TaskCancelled): State.DONE,
+}
+
+
+def mermaid() -> str:
+    """The table as a Mermaid state diagram; moves that change nothing are left out."""
+    causes: dict[tuple[State, State], list[str]] = {}
+    for (state, cause), target in TRANSITIONS.items():
+        if target is not state:
+            causes.setdefault((state, target), []).append(cause.__name__)
+    lines = ["stateDiagram-v2", f"    [*] --> {State.QUEUED.label}: TaskArrived"]
+    lines += [
+        f"    {state.label} --> {target.label}: {', '.join(names)}"
+        for (state, target), names in causes.items()
+    ]
+    lines.append(f"    {State.DONE.label} --> [*]")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,59 @@
+"""Capacity arithmetic shared by policies: from an order of tasks to groups that fit."""
+
+from collections.abc import Iterable, Sequence
+
+from serve.core.types import Bytes, Capacity, Group, Task
+
+#: Where priority 0, the default, stands: priority 1 is more urgent, 3 and above less.
+DEFAULT_PRIORITY = 2
+
+
+def urgency(task: Task) -> int:
+    """The task's priority class, smaller first: 1 is most urgent, the default counts as 2."""
+    return task.qos.priority or DEFAULT_PRIORITY
+
+
+def balance_threshold(tasks: Iterable[Task], capacity: Capacity) -> Bytes:
+    """GNNSched's gTH = ceil(SP / ceil(SP / MA)): the memory of a group when all are alike.
+
+    SP is the sum of the tasks' reservations, MA the capacity's memory. A hint for balance only;
+    the capacity stays the limit.
+    """
+    total_bytes = sum(task.reserve_bytes for task in tasks)
+    if total_bytes == 0:
+        return capacity.memory_bytes
+    groups = -(-total_bytes // max(1, capacity.memory_bytes))
+    return Bytes(-(-total_bytes // groups))
+
+
+def pack(
+    tasks: Sequence[Task], capacity: Capacity, threshold_bytes: Bytes | None = None
+) -> tuple[Group, ...]:
+    """Cut `tasks` into groups, keeping their order.
+
+    A group closes when the next task would not fit beside it, when its slots are used, or when
+    it has passed `threshold_bytes`. Raises ValueError for a task that fits nowhere.
+    """
+    limit_bytes, slots = capacity.memory_bytes, capacity.slots
+    if threshold_bytes is None:
+        threshold_bytes = limit_bytes
+    groups: list[Group] = []
+    members: list[Task] = []
+    used_bytes = 0
+    for task in tasks:
+        need_bytes = task.estimate.reserve_bytes
+        if members and (
+            used_bytes > threshold_bytes
+            or used_bytes + need_bytes > limit_bytes
+            or len(members) == slots
+        ):
+            groups.append(Group(tuple(members)))
+            members = []
+            used_bytes = 0
+        if need_bytes > limit_bytes:
+            raise ValueError(f"task {task.task_id}: {need_bytes} bytes, capacity {limit_bytes}")
+        members.append(task)
+        used_bytes += need_bytes
+    if members:
+        groups.append(Group(tuple(members)))
+    return tuple(groups)

@@ -1,0 +1,73 @@
+"""What the scheduler is told once: which policy, which window, what the device is like."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from serve.core.types import Bytes, LaneId, Nanos
+
+DEFAULT_WINDOW_NS = Nanos(10_000_000)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """A device as the scheduler sees it: data, never a branch on its kind."""
+
+    #: Memory for tasks, weights already subtracted; may change by ``BudgetChanged``.
+    budget_bytes: Bytes
+    #: Every lane there will ever be; each starts as not up, until its ``LaneReady``.
+    lane_ids: tuple[LaneId, ...]
+    #: Tasks that may execute at once (cores); None: one per lane.
+    parallelism: int | None = None
+    #: Whether a running task can be suspended and resumed.
+    can_suspend: bool = False
+
+    def __post_init__(self) -> None:
+        if self.budget_bytes < 0:
+            raise ValueError(f"budget {self.budget_bytes} bytes must be at least 0")
+        if not self.lane_ids or len(set(self.lane_ids)) != len(self.lane_ids):
+            raise ValueError(f"at least one lane and no id twice, got {self.lane_ids}")
+        if self.parallelism is not None and self.parallelism < 1:
+            raise ValueError(f"parallelism {self.parallelism} must be at least 1")
+
+    @property
+    def slots(self) -> int:
+        """Tasks that may execute at once when every lane is up."""
+        lanes = len(self.lane_ids)
+        return lanes if self.parallelism is None else min(lanes, self.parallelism)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerParams:
+    """Everything the scheduler does not learn from events."""
+
+    device: DeviceFacts
+    policy: str = "sqtf"
+    discipline: str = "rolling"
+    window: Literal["adaptive", "fixed"] = "adaptive"
+    #: Length of a fixed window.
+    window_ns: Nanos = DEFAULT_WINDOW_NS
+    #: Accepted tasks without an answer; more are refused.
+    max_queue: int = 512
+    #: Tasks kept prepared beyond those that could run now; None: one per slot, so that the next
+    #: group is prepared while the current one runs.
+    prepare_ahead: int | None = None
+    #: Tasks planned at a time; see docs/adr/0002-planning-horizon.md.
+    horizon: int = 32
+    #: How often later tasks may take memory that an earlier one waits for.
+    bypass_limit: int = 8
+    #: After this many launches past the longest waiting task, that one goes first.
+    patience: int = 128
+
+    def __post_init__(self) -> None:
+        for name in ("window_ns", "max_queue", "horizon", "patience"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.bypass_limit < 0:
+            raise ValueError(f"bypass_limit must be at least 0, got {self.bypass_limit}")
+        if self.prepare_ahead is not None and self.prepare_ahead < 0:
+            raise ValueError(f"prepare_ahead must be at least 0, got {self.prepare_ahead}")
+
+    @property
+    def prepare_depth(self) -> int:
+        """`prepare_ahead`, or its default for the device."""
+        return self.device.slots if self.prepare_ahead is None else self.prepare_ahead

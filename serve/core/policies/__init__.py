@@ -1,0 +1,15 @@
+"""Grouping policies: one file each, registered by name.
+
+To add one, write its file, import it here and name it in a configuration; the contract tests
+find it by themselves.
+"""
+
+from serve.core.policies import bqt, fifo, sqtf
+from serve.core.policies.base import POLICIES, Policy, register_policy
+
+__all__ = ["POLICIES", "Policy", "bqt", "fifo", "get_policy", "register_policy", "sqtf"]
+
+
+def get_policy(name: str) -> Policy:
+    """The policy called `name`; raises ConfigError that lists the choices."""
+    return POLICIES.get_named(name)

@@ -1,0 +1,38 @@
+"""What a policy is, and the registry of all of them."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from serve.core.ordered import Key, SortedKeys
+from serve.core.registry import Registry
+from serve.core.types import Capacity, Group, Nanos, Task
+
+
+class Policy(Protocol):
+    """Decides who runs with whom and in which order. Stateless and deterministic.
+
+    The scheduler keeps all pending tasks sorted by `key`. When it plans it takes what `horizon`
+    picks from them, a bounded number, and hands those tasks to `plan`.
+    """
+
+    name: str
+
+    def key(self, task: Task) -> Key:
+        """Where the task stands among all pending ones; ends in its id, never changes."""
+        ...
+
+    def horizon(self, pending: SortedKeys, limit: int, now_ns: Nanos) -> list[Key]:
+        """At most `limit` keys of tasks worth planning now; there are more than `limit`."""
+        ...
+
+    def plan(self, pending: Sequence[Task], capacity: Capacity, now_ns: Nanos) -> tuple[Group, ...]:
+        """Groups in launch order; every task of `pending` exactly once, in any input order.
+
+        No group exceeds the capacity's memory or slots. Ties are broken by task id. Raises
+        ValueError when one task alone exceeds the memory: such a task is never admitted.
+        """
+        ...
+
+
+POLICIES: Registry[Policy] = Registry("policy")
+register_policy = POLICIES.register

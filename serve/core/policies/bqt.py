@@ -1,0 +1,42 @@
+"""Balanced QoS targets: GNNSched's Algorithm 2, made memory-safe.
+
+Takes tasks in turn from the short and from the long end, so that heavy and light ones share a
+group and interfere less. Within a priority class; a more urgent class is planned before a less
+urgent one. The memory limit is a hard one, as in ``sqtf``.
+"""
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from serve.core.ordered import Key, SortedKeys
+from serve.core.packing import balance_threshold, pack, urgency
+from serve.core.policies.base import register_policy
+from serve.core.types import Capacity, Group, Nanos, Task
+
+
+@register_policy
+class BalancedTargets:
+    """By priority class, then shortest and longest QoS target in turn."""
+
+    name = "bqt"
+
+    def key(self, task: Task) -> Key:
+        """Priority class, QoS target, id."""
+        return urgency(task), task.qos.target_ns, task.task_id
+
+    def horizon(self, pending: SortedKeys, limit: int, now_ns: Nanos) -> list[Key]:
+        """Half from either end."""
+        longest = limit // 2
+        return pending.head(limit - longest) + pending.tail(longest)
+
+    def plan(self, pending: Sequence[Task], capacity: Capacity, now_ns: Nanos) -> tuple[Group, ...]:
+        """Groups of about equal memory, in alternating order."""
+        ordered: list[Task] = []
+        for _, members in groupby(sorted(pending, key=self.key), key=urgency):
+            rising = list(members)
+            alternating = rising.copy()
+            half = (len(rising) + 1) // 2
+            alternating[::2] = rising[:half]
+            alternating[1::2] = rising[half:][::-1]
+            ordered += alternating
+        return pack(ordered, capacity, balance_threshold(pending, capacity))

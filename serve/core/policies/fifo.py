@@ -1,0 +1,31 @@
+"""First in, first out: groups as many in order of arrival as fit.
+
+A client that sets a priority asks to be served before others, so its class comes first here too;
+without priorities this is arrival order.
+"""
+
+from collections.abc import Sequence
+
+from serve.core.ordered import Key, SortedKeys
+from serve.core.packing import pack, urgency
+from serve.core.policies.base import register_policy
+from serve.core.types import Capacity, Group, Nanos, Task
+
+
+@register_policy
+class Fifo:
+    """By priority class, then arrival."""
+
+    name = "fifo"
+
+    def key(self, task: Task) -> Key:
+        """Priority class, arrival, id."""
+        return urgency(task), task.arrived_ns, task.task_id
+
+    def horizon(self, pending: SortedKeys, limit: int, now_ns: Nanos) -> list[Key]:
+        """The first in order."""
+        return pending.head(limit)
+
+    def plan(self, pending: Sequence[Task], capacity: Capacity, now_ns: Nanos) -> tuple[Group, ...]:
+        """Fill each group up to the capacity before opening the next."""
+        return pack(sorted(pending, key=self.key), capacity)

@@ -1,0 +1,506 @@
+"""The scheduler: one pure state machine that decides what is prepared and run, when and where.
+
+Covers admission, the window, planning, preparing ahead, launching, time limits, lost lanes and
+draining. Does not cover how any of it is done: drivers (the engine, the simulator, the tests)
+feed it events and carry out its commands. See ``lifecycle`` for what may happen to a task,
+``policies`` for what is planned and ``disciplines`` for how a plan is run.
+
+Every step costs at most O(log n) in the number of pending tasks: they are kept in the policy's
+order, and only a bounded horizon of them is planned at a time.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from serve.core.admission import admit
+from serve.core.backlog import Backlog
+from serve.core.board import Board
+from serve.core.commands import AnswerTask, Command, LaunchTask, PrepareTask, ReleaseTask
+from serve.core.disciplines import get_discipline
+from serve.core.disciplines.base import Launch
+from serve.core.events import (
+    BudgetChanged,
+    DrainStarted,
+    Event,
+    LaneLost,
+    LaneReady,
+    PrepareFailed,
+    TaskArrived,
+    TaskCancelled,
+    TaskFailed,
+    TaskFinished,
+    TaskPrepared,
+    Tick,
+)
+from serve.core.invariants import check_invariants
+from serve.core.lifecycle import TRANSITIONS, Cause, State
+from serve.core.ordered import SortedKeys
+from serve.core.params import SchedulerParams
+from serve.core.plan import Plan, Record
+from serve.core.policies import get_policy
+from serve.core.types import (
+    Bytes,
+    Cancelled,
+    Capacity,
+    Completed,
+    Expired,
+    Failed,
+    FailReason,
+    GroupId,
+    LaneId,
+    Nanos,
+    Outcome,
+    Placement,
+    TaskId,
+    Timeline,
+)
+from serve.core.window import make_window
+from serve.errors import InvariantViolation
+
+#: Moves remembered for stories.
+_LOG_LENGTH = 4096
+
+
+class Scheduler:
+    """Decides; changes only in ``handle``."""
+
+    def __init__(self, params: SchedulerParams) -> None:
+        self.params = params
+        self._policy = get_policy(params.policy)
+        self._discipline = get_discipline(params.discipline)
+        self._window = make_window(params.window, params.window_ns)
+        self._lane_ids = frozenset(params.device.lane_ids)
+        self._plan = Plan(self._discipline.holds_groups)
+        self._board = Board(params.device, self._plan)
+        self._backlog = Backlog(self._policy, sealing=not self._window.replans)
+        #: Every accepted task that is not DONE.
+        self._records: dict[TaskId, Record] = {}
+        #: (expiry, task id) of every unanswered task with a time limit.
+        self._timers = SortedKeys()
+        self._newest_id = -1
+        self._unanswered = 0
+        self._pending = 0
+        #: Σ estimated solo time of tasks pending or on a lane.
+        self._work_ns = 0
+        self._draining = False
+        #: Lanes or budget changed: the plan was made for another device.
+        self._stale = False
+        #: The budget was lowered while tasks were pending, so some may never fit.
+        self._shrunk = False
+        #: Until when an idle lane is held for a task being prepared.
+        self._held_until_ns: Nanos | None = None
+        #: The longest waiting task, and launches of others since it became that.
+        self._oldest: Record | None = None
+        self._passed_over = 0
+        self._next_group_id = 0
+        self._now = Nanos(0)
+        self._out: list[Command] = []
+        self._log: deque[tuple[Nanos, TaskId, State | None, str, State]] = deque(maxlen=_LOG_LENGTH)
+        self._handlers: dict[type[Event], Callable[[Any], None]] = {
+            TaskArrived: self._on_arrived,
+            TaskPrepared: self._on_prepared,
+            PrepareFailed: self._on_prepare_failed,
+            TaskFinished: self._on_finished,
+            TaskFailed: self._on_failed,
+            TaskCancelled: self._on_cancelled,
+            LaneReady: self._on_lane_ready,
+            LaneLost: self._on_lane_lost,
+            BudgetChanged: self._on_budget_changed,
+            DrainStarted: self._on_drain_started,
+            Tick: self._on_tick,
+        }
+
+    # What drivers call.
+
+    def handle(self, event: Event, now_ns: Nanos) -> list[Command]:
+        """Take in one event and say what to do about it, in this order.
+
+        `now_ns` counts as no earlier than in the calls before. Raises InvariantViolation, with
+        nothing changed, for an event that cannot happen.
+        """
+        self._now = max(self._now, now_ns)
+        out: list[Command] = []
+        self._out = out
+        self._handlers[type(event)](event)
+        self._expire_due()
+        self._plan_if_due()
+        self._prepare_next()
+        while self._launch_ready():
+            self._plan_if_due()
+            self._prepare_next()
+        self._board.note(self._now)
+        return out
+
+    def next_wakeup(self) -> Nanos | None:
+        """When a ``Tick`` is needed unless another event comes first; None: never."""
+        times = [self._held_until_ns, self._window_closes_ns()]
+        timer = self._timers.first()
+        if timer is not None:
+            times.append(Nanos(timer[0]))
+        return min((time for time in times if time is not None), default=None)
+
+    @property
+    def queued_count(self) -> int:
+        """Accepted tasks not on a lane yet."""
+        return self._pending
+
+    @property
+    def running_count(self) -> int:
+        """Tasks on lanes."""
+        return len(self._board.busy)
+
+    @property
+    def lanes_up(self) -> int:
+        """Lanes that can work."""
+        return len(self._board.idle) + len(self._board.busy)
+
+    @property
+    def reserved_bytes(self) -> Bytes:
+        """Memory that tasks on lanes hold."""
+        return self._board.ledger.reserved_bytes
+
+    @property
+    def budget_bytes(self) -> Bytes:
+        """Memory for tasks."""
+        return self._board.ledger.budget_bytes
+
+    @property
+    def draining(self) -> bool:
+        """Nothing new is accepted."""
+        return self._draining
+
+    @property
+    def drained(self) -> bool:
+        """Draining, and everything accepted is answered and released."""
+        return self._draining and not self._records
+
+    def state(self, task_id: TaskId) -> State | None:
+        """Where the task stands; DONE also for a refused one, None if it never arrived."""
+        record = self._records.get(task_id)
+        if record is not None:
+            return record.state
+        return State.DONE if task_id <= self._newest_id else None
+
+    def story(self, task_id: TaskId) -> tuple[str, ...]:
+        """The task's moves as far as they are remembered, one line each."""
+        return tuple(
+            f"{now_ns} ns: {before.label if before else 'new'} → {after.label} ({cause})"
+            for now_ns, moved_id, before, cause, after in self._log
+            if moved_id == task_id
+        )
+
+    def check_invariants(self) -> None:
+        """Raise InvariantViolation if the state contradicts itself. Looks at everything."""
+        check_invariants(self)
+
+    # Events.
+
+    def _on_arrived(self, event: TaskArrived) -> None:
+        task = event.task
+        task_id = task.task_id
+        if task_id in self._records:
+            raise self._violation(task_id, "arrived twice")
+        backlog_ns = Nanos(self._work_ns // self._board.slots)
+        self._newest_id = max(self._newest_id, task_id)
+        refusal = admit(
+            task,
+            budget_bytes=self._board.ledger.budget_bytes,
+            unanswered=self._unanswered,
+            max_queue=self.params.max_queue,
+            backlog_ns=backlog_ns,
+            draining=self._draining,
+        )
+        if refusal is not None:
+            self._out += AnswerTask(task_id, refusal), ReleaseTask(task_id)
+            return
+        record = Record(task, self._policy.key(task), backlog_ns)
+        self._records[task_id] = record
+        self._log.append((self._now, task_id, None, "TaskArrived", State.QUEUED))
+        self._backlog.add(record)
+        self._pending += 1
+        self._unanswered += 1
+        self._work_ns += task.estimate.solo_ns
+        expires_ns = task.expires_ns
+        if expires_ns is not None:
+            self._timers.add((expires_ns, task_id))
+        self._window.arrived(task, self._now)
+
+    def _on_prepared(self, event: TaskPrepared) -> None:
+        record = self._record(event.task_id, TaskPrepared)
+        self._step(record, TaskPrepared)
+        record.prepared_ns = self._now
+
+    def _on_prepare_failed(self, event: PrepareFailed) -> None:
+        record = self._record(event.task_id, PrepareFailed)
+        self._step(record, PrepareFailed, Failed(event.reason, event.message))
+
+    def _on_finished(self, event: TaskFinished) -> None:
+        record = self._on_its_lane(event.task_id, event.lane_id, TaskFinished)
+        group = record.group
+        assert group is not None
+        assert group.group_id is not None
+        timeline = Timeline(
+            arrived_ns=record.task.arrived_ns,
+            prepare_started_ns=record.prepare_started_ns,
+            prepared_ns=record.prepared_ns,
+            launched_ns=record.launched_ns,
+            finished_ns=self._now,
+            prepare_exposed_ns=record.prepare_exposed_ns,
+            backlog_ns=record.backlog_ns,
+        )
+        placement = Placement(
+            event.lane_id, group.group_id, group.size, record.co_runners, record.attempt
+        )
+        self._step(record, TaskFinished, Completed(timeline, placement, event.usage))
+
+    def _on_failed(self, event: TaskFailed) -> None:
+        record = self._on_its_lane(event.task_id, event.lane_id, TaskFailed)
+        self._step(record, TaskFailed, Failed(event.reason, event.message))
+
+    def _on_cancelled(self, event: TaskCancelled) -> None:
+        task_id = event.task_id
+        record = self._records.get(task_id)
+        if record is not None:
+            self._step(record, TaskCancelled, Cancelled(record.state.label))
+        elif task_id > self._newest_id:
+            raise self._violation(task_id, "TaskCancelled before it arrived")
+
+    def _on_lane_ready(self, event: LaneReady) -> None:
+        lane_id = event.lane_id
+        self._require_lane(lane_id)
+        if lane_id in self._board.idle or lane_id in self._board.busy:
+            raise InvariantViolation(f"lane {lane_id} is ready and was up already")
+        self._board.idle.add(lane_id)
+        self._stale = True
+
+    def _on_lane_lost(self, event: LaneLost) -> None:
+        lane_id = event.lane_id
+        self._require_lane(lane_id)
+        record = self._board.busy.get(lane_id)
+        if record is not None:
+            if record.state is State.RUNNING and record.attempt > 1:
+                message = f"lane {lane_id} died while running it, as another did before"
+                self._step(record, Failed, Failed(FailReason.LANE_LOST, message))
+            else:
+                self._step(record, LaneLost)
+        # A lane may also be lost while it starts, before it was ever ready.
+        self._board.idle.discard(lane_id)
+        self._stale = True
+
+    def _on_budget_changed(self, event: BudgetChanged) -> None:
+        ledger = self._board.ledger
+        if event.budget_bytes < ledger.budget_bytes and self._pending:
+            self._shrunk = True
+        ledger.budget_bytes = event.budget_bytes
+        self._stale = True
+        for group in list(self._plan.groups):
+            if group.pinned:
+                self._fail_outgrown(list(group.members))
+
+    def _on_drain_started(self, event: DrainStarted) -> None:
+        self._draining = True
+
+    def _on_tick(self, event: Tick) -> None:
+        """What the time has come for is done after every event."""
+
+    # The life of a task.
+
+    def _step(self, record: Record, cause: Cause, outcome: Outcome | None = None) -> None:
+        """Move the record along the table, with everything the move entails."""
+        task = record.task
+        task_id = task.task_id
+        before = record.state
+        after = TRANSITIONS.get((before, cause))
+        if after is None:
+            raise self._violation(task_id, f"{cause.__name__} while {before.label}")
+        if after is before:
+            return
+        record.state = after
+        self._log.append((self._now, task_id, before, cause.__name__, after))
+        if before.on_lane and not after.on_lane:
+            self._leave_lane(record, after)
+        elif before.pending and not after.pending:
+            self._pending -= 1
+            self._backlog.discard(record)
+            if after.answered and record.group is not None:
+                self._plan.remove(record, self._now)
+        if (before.pending or before.on_lane) and not (after.pending or after.on_lane):
+            self._work_ns -= task.estimate.solo_ns
+        if after.answered and not before.answered:
+            assert outcome is not None
+            self._unanswered -= 1
+            expires_ns = task.expires_ns
+            if expires_ns is not None:
+                self._timers.remove((expires_ns, task_id))
+            self._out.append(AnswerTask(task_id, outcome))
+        if after is State.DONE:
+            del self._records[task_id]
+            self._out.append(ReleaseTask(task_id))
+
+    def _leave_lane(self, record: Record, after: State) -> None:
+        """Lane and memory are free again; a task handed over goes back to the front."""
+        self._board.vacate(record)
+        if after.pending:
+            self._pending += 1
+            self._plan.hand_over(record)
+        else:
+            self._plan.end(record, self._now)
+
+    def _record(self, task_id: TaskId, cause: Cause) -> Record:
+        record = self._records.get(task_id)
+        if record is None:
+            what = "when done" if task_id <= self._newest_id else "before it arrived"
+            raise self._violation(task_id, f"{cause.__name__} {what}")
+        return record
+
+    def _on_its_lane(self, task_id: TaskId, lane_id: LaneId, cause: Cause) -> Record:
+        record = self._record(task_id, cause)
+        if record.lane_id != lane_id:
+            where = "on no lane" if record.lane_id is None else f"on lane {record.lane_id}"
+            raise self._violation(task_id, f"{cause.__name__} from lane {lane_id} while {where}")
+        return record
+
+    def _require_lane(self, lane_id: LaneId) -> None:
+        if lane_id not in self._lane_ids:
+            raise InvariantViolation(f"lane {lane_id} is not one of {sorted(self._lane_ids)}")
+
+    def _violation(self, task_id: TaskId, what: str) -> InvariantViolation:
+        story = "; ".join(self.story(task_id)) or "no story"
+        return InvariantViolation(f"task {task_id}: {what} ({story})")
+
+    def _expire_due(self) -> None:
+        while (timer := self._timers.first()) is not None and timer[0] <= self._now:
+            record = self._records[TaskId(timer[1])]
+            self._step(record, Expired, Expired(record.state.label))
+
+    def _fail_outgrown(self, records: list[Record]) -> bool:
+        """Fail those that the lowered budget can never hold; whether there were any."""
+        budget_bytes = self._board.ledger.budget_bytes
+        outgrown = [record for record in records if record.task.reserve_bytes > budget_bytes]
+        for record in outgrown:
+            message = (
+                f"needs {record.task.reserve_bytes} bytes, the device has {budget_bytes} "
+                "for tasks since its budget was lowered"
+            )
+            self._step(record, Failed, Failed(FailReason.OUT_OF_MEMORY, message))
+        return bool(outgrown)
+
+    # Planning, preparing, launching.
+
+    def _window_closes_ns(self) -> Nanos | None:
+        return self._window.closes_ns(self._discipline.could_start(self._board))
+
+    def _plan_if_due(self) -> None:
+        """Plan when the window has closed, when the plan runs short, or when it is stale."""
+        closes_ns = self._window_closes_ns()
+        closed = closes_ns is not None and closes_ns <= self._now
+        if self._window.replans:
+            unplanned = self._backlog.plannable_count - self._plan.loose
+            if closed or (unplanned and self._is_short()) or self._stale:
+                self._plan.drop_loose()
+                planned = self._plan_next(pinned=False)
+                self._window.closed(self._now, planned)
+        else:
+            if closed:
+                self._backlog.seal()
+                self._window.closed(self._now, 0)
+            while self._backlog.plannable_count and self._plan.count < self.params.horizon:
+                self._plan_next(pinned=True)
+        self._stale = False
+
+    def _is_short(self) -> bool:
+        """A lane or the prepare stage could take more than is planned."""
+        return self._plan.count < self.params.prepare_depth + self._board.free_slots
+
+    def _plan_next(self, pinned: bool) -> int:
+        """Append groups made of the backlog's horizon; how many tasks these are."""
+        backlog, now_ns = self._backlog, self._now
+        records = backlog.horizon(self.params.horizon, now_ns)
+        while self._shrunk and self._fail_outgrown(records):
+            records = backlog.horizon(self.params.horizon, now_ns)
+        if not records:
+            return 0
+        capacity = Capacity(self._board.ledger.budget_bytes, self._board.slots)
+        tasks = [record.task for record in records]
+        by_id = self._records
+        planned = 0
+        for group in self._policy.plan(tasks, capacity, now_ns):
+            members = [by_id[task.task_id] for task in group.tasks]
+            planned += len(members)
+            self._plan.append(members, pinned)
+        if planned != len(records):
+            raise InvariantViolation(
+                f"policy {self._policy.name} planned {planned} tasks of {len(records)}"
+            )
+        if pinned:
+            for record in records:
+                backlog.discard(record)
+        return planned
+
+    def _prepare_next(self) -> None:
+        """Have the host prepare the tasks that launch next."""
+        quota = self.params.prepare_depth + self._board.free_slots
+        for group in self._plan.groups:
+            for record in group.members:
+                if quota <= 0:
+                    return
+                quota -= 1
+                if record.state is State.QUEUED:
+                    self._step(record, PrepareTask)
+                    record.prepare_started_ns = self._now
+                    self._out.append(PrepareTask(record.task.task_id))
+
+    def _launch_ready(self) -> bool:
+        """Carry out the discipline's moves; whether there were any."""
+        moved = False
+        while True:
+            move = self._discipline.decide(self._board, self.params.bypass_limit, self._now)
+            if not isinstance(move, Launch):
+                self._held_until_ns = move.until_ns
+                return moved
+            for record in move.bypassed:
+                record.bypassed += 1
+            self._launch(move.record)
+            moved = True
+
+    def _launch(self, record: Record) -> None:
+        task_id = record.task.task_id
+        now_ns = self._now
+        if record.prepared_ns == now_ns:
+            need_bytes = record.task.reserve_bytes
+            since_ns = self._board.free_since(need_bytes, record.prepare_started_ns, now_ns)
+            waited_ns = now_ns - max(since_ns, self._plan.cleared_ns)
+            record.prepare_exposed_ns = Nanos(max(0, waited_ns))
+        else:
+            record.prepare_exposed_ns = Nanos(0)
+        self._step(record, LaunchTask)
+        group = self._plan.launch(record)
+        if group.group_id is None:
+            group.group_id = GroupId(self._next_group_id)
+            self._next_group_id += 1
+        if self._discipline.holds_groups and not group.pinned:
+            self._plan.pin(group)
+            for member in group.members:
+                self._backlog.discard(member)
+        lane_id = self._board.occupy(record)
+        record.launched_ns = now_ns
+        record.attempt += 1
+        self._out.append(LaunchTask(task_id, lane_id, group.group_id, group.size))
+        self._count_passed_over()
+
+    def _count_passed_over(self) -> None:
+        """Put the longest waiting task first once `patience` others went before it."""
+        if not self._window.replans:
+            return
+        oldest = self._backlog.oldest()
+        if oldest is None or oldest is not self._oldest:
+            self._oldest, self._passed_over = oldest, 0
+            return
+        self._passed_over += 1
+        if self._passed_over >= self.params.patience:
+            self._backlog.discard(oldest)
+            if oldest.group is not None:
+                self._plan.remove(oldest, self._now)
+            self._plan.put_first(oldest)
+            self._oldest, self._passed_over = None, 0

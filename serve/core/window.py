@@ -1,0 +1,120 @@
+"""The window: when the tasks that have come in since the last planning are planned.
+
+A window opens with the first arrival after a planning and closes at a time it names itself; the
+scheduler asks for that time, plans when it has come, and says so.
+"""
+
+from typing import Protocol
+
+from serve.core.types import Nanos, Task
+
+
+class Window(Protocol):
+    """Collects arrivals until it closes."""
+
+    #: True: at each close everything not launched is planned anew together with the newcomers.
+    #: False: the newcomers are planned by themselves, behind what is planned already.
+    replans: bool
+
+    def arrived(self, task: Task, now_ns: Nanos) -> None:
+        """One more task waits to be planned."""
+        ...
+
+    def closes_ns(self, lane_waits: bool) -> Nanos | None:
+        """When the open window closes, None when nothing has arrived.
+
+        `lane_waits`: a lane could take work now.
+        """
+        ...
+
+    def closed(self, now_ns: Nanos, planned: int) -> None:
+        """Everything that arrived so far was planned; `planned` tasks were looked at."""
+        ...
+
+
+class FixedWindow:
+    """Slots of equal length, as in the paper: the arrivals of a slot are planned at its end."""
+
+    replans = False
+
+    def __init__(self, window_ns: Nanos) -> None:
+        self._window_ns = window_ns
+        self._closes_ns: Nanos | None = None
+
+    def arrived(self, task: Task, now_ns: Nanos) -> None:
+        """Opens the slot that `now_ns` falls into, unless it is open."""
+        if self._closes_ns is None:
+            self._closes_ns = Nanos((now_ns // self._window_ns + 1) * self._window_ns)
+
+    def closes_ns(self, lane_waits: bool) -> Nanos | None:
+        """The end of the slot, whether or not a lane waits."""
+        return self._closes_ns
+
+    def closed(self, now_ns: Nanos, planned: int) -> None:
+        """The next arrival opens the next slot."""
+        self._closes_ns = None
+
+
+class AdaptiveWindow:
+    """Closes at once when a lane could take work, otherwise as late as is free of cost.
+
+    While every lane is busy a plan changes nothing but what is prepared next, so the window
+    stays open for about `GATHER` arrivals at the measured rate. It closes earlier when the
+    tightest newcomer would have to start, so that it is prepared by then. Planning costs time
+    in proportion to the tasks looked at, so the next close comes no earlier than
+    `REST_PER_TASK_NS` for each of them: under overload a few percent of a core goes into plans.
+    """
+
+    replans = True
+
+    #: Arrivals worth waiting for while no lane could take work.
+    GATHER = 8
+    #: Bounds of the time given to that.
+    MIN_LENGTH_NS = 200_000
+    MAX_LENGTH_NS = 5_000_000
+    #: Weight of the newest gap between arrivals in the running mean.
+    GAP_WEIGHT = 0.1
+    #: About twenty times what planning one task takes.
+    REST_PER_TASK_NS = 30_000
+
+    def __init__(self) -> None:
+        self._gap_ns = float(self.MAX_LENGTH_NS)
+        self._last_arrival_ns: Nanos | None = None
+        self._opened_ns: Nanos | None = None
+        self._tightest_ns = Nanos(0)
+        self._rest_until_ns = 0
+
+    def arrived(self, task: Task, now_ns: Nanos) -> None:
+        """Update the arrival rate and the tightest newcomer."""
+        if self._last_arrival_ns is not None:
+            # One long pause says nothing about the gaps of the next burst, so it is cut.
+            gap_ns = min(now_ns - self._last_arrival_ns, self.MAX_LENGTH_NS)
+            self._gap_ns += self.GAP_WEIGHT * (gap_ns - self._gap_ns)
+        self._last_arrival_ns = now_ns
+        start_ns = task.latest_start_ns
+        if self._opened_ns is None:
+            self._opened_ns = now_ns
+            self._tightest_ns = start_ns
+        elif start_ns < self._tightest_ns:
+            self._tightest_ns = start_ns
+
+    def closes_ns(self, lane_waits: bool) -> Nanos | None:
+        """At once for a waiting lane, else gathered or tight; never before the rest is over."""
+        opened_ns = self._opened_ns
+        if opened_ns is None:
+            return None
+        if lane_waits:
+            return Nanos(max(opened_ns, self._rest_until_ns))
+        length_ns = int(self.GATHER * self._gap_ns)
+        length_ns = min(max(length_ns, self.MIN_LENGTH_NS), self.MAX_LENGTH_NS)
+        return Nanos(max(min(opened_ns + length_ns, self._tightest_ns), self._rest_until_ns))
+
+    def closed(self, now_ns: Nanos, planned: int) -> None:
+        """Rest in proportion to the work the planning was."""
+        self._opened_ns = None
+        self._rest_until_ns = now_ns + planned * self.REST_PER_TASK_NS
+
+
+def make_window(name: str, window_ns: Nanos) -> Window:
+    """The window called `name`: `fixed`, with slots of `window_ns`, or `adaptive`."""
+    return FixedWindow(window_ns) if name == "fixed" else AdaptiveWindow()

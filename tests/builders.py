@@ -1,0 +1,72 @@
+"""Domain objects with every field defaulted, for tests that care about one or two of them."""
+
+from serve.core.params import DeviceFacts, SchedulerParams
+from serve.core.types import Bytes, Estimate, LaneId, Nanos, QoS, Task, TaskId, Usage
+
+US = 1_000
+MS = 1_000_000
+
+
+def task(
+    task_id: int = 0,
+    *,
+    reserve: int = 1024,
+    run_ns: int = MS,
+    prepare_ns: int = 100 * US,
+    arrived_ns: int = 0,
+    target_ns: int | None = None,
+    timeout_ns: int | None = None,
+    priority: int = 0,
+    model: str = "gcn:1",
+    tenant: str = "",
+) -> Task:
+    """A task whose solo time is `run_ns` + `prepare_ns` and whose target is twice that."""
+    solo_ns = run_ns + prepare_ns
+    estimate = Estimate(
+        peak_bytes=Bytes(reserve), reserve_bytes=Bytes(reserve),
+        run_ns=Nanos(run_ns), solo_ns=Nanos(solo_ns),
+    )  # fmt: skip
+    return Task(
+        task_id=TaskId(task_id),
+        model=model,
+        num_nodes=10,
+        num_edges=20,
+        arrived_ns=Nanos(arrived_ns),
+        estimate=estimate,
+        qos=QoS(
+            target_ns=Nanos(2 * solo_ns if target_ns is None else target_ns),
+            timeout_ns=None if timeout_ns is None else Nanos(timeout_ns),
+            priority=priority,
+        ),
+        tenant=tenant,
+    )
+
+
+def device(
+    *,
+    budget: int = 1 << 20,
+    lanes: int = 2,
+    parallelism: int | None = None,
+    can_suspend: bool = False,
+) -> DeviceFacts:
+    """A device with lanes 0, 1, …"""
+    lane_ids = tuple(LaneId(lane) for lane in range(lanes))
+    return DeviceFacts(Bytes(budget), lane_ids, parallelism, can_suspend)
+
+
+def params(
+    *,
+    budget: int = 1 << 20,
+    lanes: int = 2,
+    parallelism: int | None = None,
+    can_suspend: bool = False,
+    **others,
+) -> SchedulerParams:
+    """Scheduler parameters for `device(...)`."""
+    facts = device(budget=budget, lanes=lanes, parallelism=parallelism, can_suspend=can_suspend)
+    return SchedulerParams(device=facts, **others)
+
+
+def usage(run_ns: int = MS, peak: int | None = 512) -> Usage:
+    """What a lane measured."""
+    return Usage(Nanos(run_ns), None if peak is None else Bytes(peak))
