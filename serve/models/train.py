@@ -129,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             suffix = f"_{options.data.stem}"
             told = options.data.stem
     except ServeError as error:
-        Console(stderr=True).print(f"[red]error[/red] {error}", highlight=False)
+        Console(stderr=True).print(f"error: {error}", style="red", markup=False, soft_wrap=True)
         return 2
     told = f"trained on the {told}, seed {options.seed}, {options.epochs} epochs"
     accuracy = train_all(options.out, graph, suffix, told, options.epochs, options.seed)
