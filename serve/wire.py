@@ -112,7 +112,10 @@ def encode_request(
 
 
 def decode_request(message: bytes) -> tuple[pb.ModelInferRequest, list[memoryview]]:
-    """A request without its raw contents, and these as views of `message`; raises WireError."""
+    """A request without its raw contents, and these as views of `message`; raises WireError.
+
+    The views start at any byte: copy them as bytes before anything reads them as numbers.
+    """
     head, raws = _split(message, _REQUEST_RAW)
     return _parse(pb.ModelInferRequest, head), raws
 
@@ -160,18 +163,37 @@ def decode_response(message: bytes | memoryview) -> Response:
     return Response(answer.model_name, answer.model_version, answer.id, outputs, parameters)
 
 
-def encode_stream_response(response: bytes) -> bytes:
-    """A serialized `ModelStreamInferResponse` that carries the serialized `response`."""
-    return b"".join((_prefix(_STREAM_ANSWER, len(response)), response))
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error that a stream carries instead of an answer."""
+
+    message: str
+    #: Of the request that failed; empty when the server does not say.
+    request_id: str = ""
+    #: Ours: `status` (gRPC's name of the code) and, when trying again helps, `retry_after_ms`.
+    parameters: dict[str, ParameterValue] = field(default_factory=dict)
 
 
-def decode_stream_response(message: bytes) -> Response | str:
-    """The answer in a message of a stream, or its error text; raises WireError."""
+def encode_stream_answer(answer: bytes | Failure) -> bytes:
+    """A serialized `ModelStreamInferResponse` with a serialized response, or with an error."""
+    if isinstance(answer, bytes):
+        return b"".join((_prefix(_STREAM_ANSWER, len(answer)), answer))
+    message = pb.ModelStreamInferResponse(error_message=answer.message)
+    message.infer_response.id = answer.request_id
+    for name, value in answer.parameters.items():
+        set_parameter(message.infer_response.parameters[name], value)
+    return message.SerializeToString()
+
+
+def decode_stream_answer(message: bytes) -> Response | Failure:
+    """What a message of a stream holds; raises WireError."""
     head, answers = _split(message, _STREAM_ANSWER)
     error = _parse(pb.ModelStreamInferResponse, head).error_message
-    if error or not answers:
-        return error or "a message of the stream holds neither an answer nor an error"
-    return decode_response(answers[-1])
+    if not error and answers:
+        return decode_response(answers[-1])
+    answer = _parse(pb.ModelInferResponse, b"".join(answers))
+    parameters = {name: get_parameter(value) for name, value in answer.parameters.items()}
+    return Failure(error or "an empty message of the stream", answer.id, parameters)
 
 
 # -- parameters -------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from typing import ClassVar as _ClassVar, Mapping as _Mapping, Optional as _Optional, Union as _Union
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -94,33 +94,92 @@ class Quantiles(_message.Message):
     def __init__(self, p50: _Optional[float] = ..., p90: _Optional[float] = ..., p99: _Optional[float] = ...) -> None: ...
 
 class ModelReport(_message.Message):
-    __slots__ = ("requests", "answered", "violations", "violation_rate", "latency_over_qt")
+    __slots__ = ("requests", "answered", "violations", "violation_rate", "latency_over_qt", "latency_ms")
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     ANSWERED_FIELD_NUMBER: _ClassVar[int]
     VIOLATIONS_FIELD_NUMBER: _ClassVar[int]
     VIOLATION_RATE_FIELD_NUMBER: _ClassVar[int]
     LATENCY_OVER_QT_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_MS_FIELD_NUMBER: _ClassVar[int]
     requests: int
     answered: int
     violations: int
     violation_rate: float
     latency_over_qt: Quantiles
-    def __init__(self, requests: _Optional[int] = ..., answered: _Optional[int] = ..., violations: _Optional[int] = ..., violation_rate: _Optional[float] = ..., latency_over_qt: _Optional[_Union[Quantiles, _Mapping]] = ...) -> None: ...
+    latency_ms: Quantiles
+    def __init__(self, requests: _Optional[int] = ..., answered: _Optional[int] = ..., violations: _Optional[int] = ..., violation_rate: _Optional[float] = ..., latency_over_qt: _Optional[_Union[Quantiles, _Mapping]] = ..., latency_ms: _Optional[_Union[Quantiles, _Mapping]] = ...) -> None: ...
 
 class MemoryReport(_message.Message):
-    __slots__ = ("budget_bytes", "peak_bytes", "underestimates", "overestimate_p50")
+    __slots__ = ("budget_bytes", "peak_bytes", "underestimates", "overestimate_p50", "peak_measured_bytes", "measured", "estimate_exceeded")
     BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
     PEAK_BYTES_FIELD_NUMBER: _ClassVar[int]
     UNDERESTIMATES_FIELD_NUMBER: _ClassVar[int]
     OVERESTIMATE_P50_FIELD_NUMBER: _ClassVar[int]
+    PEAK_MEASURED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATE_EXCEEDED_FIELD_NUMBER: _ClassVar[int]
     budget_bytes: int
     peak_bytes: int
     underestimates: int
     overestimate_p50: float
-    def __init__(self, budget_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., underestimates: _Optional[int] = ..., overestimate_p50: _Optional[float] = ...) -> None: ...
+    peak_measured_bytes: int
+    measured: int
+    estimate_exceeded: int
+    def __init__(self, budget_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., underestimates: _Optional[int] = ..., overestimate_p50: _Optional[float] = ..., peak_measured_bytes: _Optional[int] = ..., measured: _Optional[int] = ..., estimate_exceeded: _Optional[int] = ...) -> None: ...
+
+class Violation(_message.Message):
+    __slots__ = ("request_uid", "client_id", "model", "tenant", "cause", "arrived_unix_ns", "num_nodes", "num_edges", "latency_ms", "qos_target_ms", "latency_over_qt", "solo_estimate_ms", "run_estimate_ms", "backlog_ms", "stages_ms", "lane", "group_id", "group_size", "co_runners", "group_mates")
+    class StagesMsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    REQUEST_UID_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    ARRIVED_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    NUM_NODES_FIELD_NUMBER: _ClassVar[int]
+    NUM_EDGES_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_MS_FIELD_NUMBER: _ClassVar[int]
+    QOS_TARGET_MS_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_OVER_QT_FIELD_NUMBER: _ClassVar[int]
+    SOLO_ESTIMATE_MS_FIELD_NUMBER: _ClassVar[int]
+    RUN_ESTIMATE_MS_FIELD_NUMBER: _ClassVar[int]
+    BACKLOG_MS_FIELD_NUMBER: _ClassVar[int]
+    STAGES_MS_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    GROUP_SIZE_FIELD_NUMBER: _ClassVar[int]
+    CO_RUNNERS_FIELD_NUMBER: _ClassVar[int]
+    GROUP_MATES_FIELD_NUMBER: _ClassVar[int]
+    request_uid: str
+    client_id: str
+    model: str
+    tenant: str
+    cause: str
+    arrived_unix_ns: int
+    num_nodes: int
+    num_edges: int
+    latency_ms: float
+    qos_target_ms: float
+    latency_over_qt: float
+    solo_estimate_ms: float
+    run_estimate_ms: float
+    backlog_ms: float
+    stages_ms: _containers.ScalarMap[str, float]
+    lane: int
+    group_id: int
+    group_size: int
+    co_runners: int
+    group_mates: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, request_uid: _Optional[str] = ..., client_id: _Optional[str] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., cause: _Optional[str] = ..., arrived_unix_ns: _Optional[int] = ..., num_nodes: _Optional[int] = ..., num_edges: _Optional[int] = ..., latency_ms: _Optional[float] = ..., qos_target_ms: _Optional[float] = ..., latency_over_qt: _Optional[float] = ..., solo_estimate_ms: _Optional[float] = ..., run_estimate_ms: _Optional[float] = ..., backlog_ms: _Optional[float] = ..., stages_ms: _Optional[_Mapping[str, float]] = ..., lane: _Optional[int] = ..., group_id: _Optional[int] = ..., group_size: _Optional[int] = ..., co_runners: _Optional[int] = ..., group_mates: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ReportResponse(_message.Message):
-    __slots__ = ("requests", "answered", "violations", "violation_rate", "attainment", "latency_over_qt", "jct_over_qt_mean", "quet_over_qt_mean", "by_model", "by_cause", "memory", "rejected", "overhead")
+    __slots__ = ("requests", "answered", "violations", "violation_rate", "attainment", "latency_over_qt", "jct_over_qt_mean", "quet_over_qt_mean", "by_model", "by_cause", "memory", "rejected", "overhead", "attainment_interval", "expired_late", "latency_ms", "run_over_estimate", "first_unix_ns", "last_unix_ns", "worst")
     class ByModelEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -162,6 +221,13 @@ class ReportResponse(_message.Message):
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
     OVERHEAD_FIELD_NUMBER: _ClassVar[int]
+    ATTAINMENT_INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    EXPIRED_LATE_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_MS_FIELD_NUMBER: _ClassVar[int]
+    RUN_OVER_ESTIMATE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    LAST_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    WORST_FIELD_NUMBER: _ClassVar[int]
     requests: int
     answered: int
     violations: int
@@ -175,4 +241,11 @@ class ReportResponse(_message.Message):
     memory: MemoryReport
     rejected: _containers.ScalarMap[str, int]
     overhead: _containers.ScalarMap[str, float]
-    def __init__(self, requests: _Optional[int] = ..., answered: _Optional[int] = ..., violations: _Optional[int] = ..., violation_rate: _Optional[float] = ..., attainment: _Optional[float] = ..., latency_over_qt: _Optional[_Union[Quantiles, _Mapping]] = ..., jct_over_qt_mean: _Optional[float] = ..., quet_over_qt_mean: _Optional[float] = ..., by_model: _Optional[_Mapping[str, ModelReport]] = ..., by_cause: _Optional[_Mapping[str, int]] = ..., memory: _Optional[_Union[MemoryReport, _Mapping]] = ..., rejected: _Optional[_Mapping[str, int]] = ..., overhead: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    attainment_interval: _containers.RepeatedScalarFieldContainer[float]
+    expired_late: int
+    latency_ms: Quantiles
+    run_over_estimate: Quantiles
+    first_unix_ns: int
+    last_unix_ns: int
+    worst: _containers.RepeatedCompositeFieldContainer[Violation]
+    def __init__(self, requests: _Optional[int] = ..., answered: _Optional[int] = ..., violations: _Optional[int] = ..., violation_rate: _Optional[float] = ..., attainment: _Optional[float] = ..., latency_over_qt: _Optional[_Union[Quantiles, _Mapping]] = ..., jct_over_qt_mean: _Optional[float] = ..., quet_over_qt_mean: _Optional[float] = ..., by_model: _Optional[_Mapping[str, ModelReport]] = ..., by_cause: _Optional[_Mapping[str, int]] = ..., memory: _Optional[_Union[MemoryReport, _Mapping]] = ..., rejected: _Optional[_Mapping[str, int]] = ..., overhead: _Optional[_Mapping[str, float]] = ..., attainment_interval: _Optional[_Iterable[float]] = ..., expired_late: _Optional[int] = ..., latency_ms: _Optional[_Union[Quantiles, _Mapping]] = ..., run_over_estimate: _Optional[_Union[Quantiles, _Mapping]] = ..., first_unix_ns: _Optional[int] = ..., last_unix_ns: _Optional[int] = ..., worst: _Optional[_Iterable[_Union[Violation, _Mapping]]] = ...) -> None: ...

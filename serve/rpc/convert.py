@@ -1,0 +1,260 @@
+"""Between wire messages and ``serve.runtime.api``: what a request must look like, and the answer.
+
+Structure is checked here, by shapes and byte counts alone, so that nothing is allocated for what
+a request merely claims; the values (index ranges, NaN) are checked when the request is prepared.
+Every refusal is an InvalidInput that names the tensor or parameter, and the rule.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+import numpy as np
+
+from serve.errors import InvalidInput, Unsupported
+from serve.pb import grpc_service_pb2 as pb
+from serve.rpc.options import MAX_TEXT, decode_options, effective_timeout_ns
+from serve.runtime.api import InferCall, InferResult, ModelInfo, Tensor, TensorSpec
+from serve.wire import DATATYPES, Datatype, ParameterValue, encode_response, set_parameter
+
+#: Taken by every model, with the parameter `graph`, instead of its own inputs.
+NODE_IDS = TensorSpec("node_ids", "INT64", (-1,), optional=True)
+OUTPUT = "output"
+
+#: Inputs that may come in another datatype than the model's own.
+_ALSO = {"edge_index": "INT32"}
+#: Inputs of one entry per edge or per node, and the axis of the tensor that counts them.
+_PER = {"edge_weight": ("edge_index", 1), "edge_attr": ("edge_index", 1), "batch": ("x", 0)}
+
+
+def decode_call(
+    request: pb.ModelInferRequest,
+    raws: Sequence[memoryview],
+    model: ModelInfo,
+    arrived_ns: int,
+    remaining_s: float,
+) -> InferCall:
+    """The call that `request` makes of `model`.
+
+    Args:
+        request: The message without its raw contents.
+        raws: These, as ``wire.decode_request`` gives them; kept as they are in the tensors.
+        model: Whose inputs are required.
+        arrived_ns: When the transport got it.
+        remaining_s: What is left of the gRPC deadline.
+
+    Raises:
+        InvalidInput: The request is malformed.
+        DeadlineExceeded: It came after its own deadline.
+        Unsupported: It needs an extension that is not offered.
+    """
+    if len(request.id) > MAX_TEXT:
+        raise InvalidInput(f"id: {len(request.id)} characters, at most {MAX_TEXT} are taken")
+    options = decode_options(request.parameters)
+    tensors = _tensors(request, raws, model)
+    _check_outputs(request, model)
+    _check_together(tensors, options.graph, model)
+    return InferCall(
+        model=request.model_name,
+        version=request.model_version,
+        tensors=tensors,
+        arrived_ns=arrived_ns,
+        client_id=request.id,
+        qos_target_ns=None if options.qos_target_us is None else options.qos_target_us * 1000,
+        timeout_ns=effective_timeout_ns(options.timeout_us, remaining_s),
+        priority=options.priority,
+        tenant=options.tenant,
+        seed=options.seed,
+        graph=options.graph,
+    )
+
+
+def encode_answer(request_id: str, result: InferResult) -> bytes:
+    """The serialized response: `output` in raw form, and what happened as parameters."""
+    record, output = result.record, result.output
+    head = pb.ModelInferResponse(
+        model_name=record.model,
+        model_version=record.version,
+        id=request_id or record.request_uid,
+    )
+    head.outputs.add(name=OUTPUT, datatype="FP32", shape=output.shape)
+    facts: dict[str, ParameterValue | None] = {
+        "request_uid": record.request_uid,
+        "queue_us": record.queue_ns // 1000,
+        "prepare_us": record.prepare_ns // 1000,
+        "run_us": record.run_ns // 1000,
+        "group_id": record.group_id,
+        "group_size": record.group_size,
+        "policy": record.policy,
+        "discipline": record.discipline,
+        "lane": record.lane,
+        "executor": record.executor,
+        "solo_estimate_us": record.solo_estimate_ns // 1000,
+        "qos_target_us": record.qos_target_ns // 1000,
+        "qos_violated": record.violated,
+        "pmc_estimate_bytes": record.pmc_estimate_bytes,
+        "pmc_measured_bytes": record.pmc_measured_bytes,
+    }
+    for name, value in facts.items():
+        if value is not None:
+            set_parameter(head.parameters[name], value)
+    return encode_response(head, (output,))
+
+
+# -- tensors ----------------------------------------------------------------------------------
+
+
+def _tensors(
+    request: pb.ModelInferRequest, raws: Sequence[memoryview], model: ModelInfo
+) -> dict[str, Tensor]:
+    """The inputs by name, each as `model` wants it and with as many bytes as its shape says."""
+    inputs = request.inputs
+    if raws and len(raws) != len(inputs):
+        raise InvalidInput(
+            f"raw_input_contents: {len(raws)} entries for {len(inputs)} inputs; "
+            "give one for each input, or none"
+        )
+    specs = {spec.name: spec for spec in model.inputs}
+    tensors: dict[str, Tensor] = {}
+    for position, wired in enumerate(inputs):
+        name = wired.name
+        spec = specs.get(name)
+        if spec is None:
+            if name != NODE_IDS.name:
+                raise InvalidInput(
+                    f"inputs[{position}]: model '{model.name}' has no input '{name}'; "
+                    f"it takes {', '.join(specs)}"
+                )
+            spec = NODE_IDS
+        if name in tensors:
+            raise InvalidInput(f"inputs[{position}]: tensor '{name}' is given twice")
+        if wired.parameters and "shared_memory_region" in wired.parameters:
+            raise Unsupported(f"tensor '{name}': shared memory regions are not offered")
+        kind = _datatype(wired.datatype, spec)
+        shape = _shape(wired.shape, spec)
+        if raws:
+            if wired.HasField("contents") and wired.contents.ListFields():
+                raise InvalidInput(
+                    f"tensor '{name}': has contents beside raw_input_contents; use one of them"
+                )
+            data: bytes | memoryview = raws[position]
+        else:
+            data = _typed_bytes(wired.contents, kind, shape, name)
+        size_bytes = prod(shape) * kind.size
+        if len(data) != size_bytes:
+            raise InvalidInput(
+                f"tensor '{name}': {len(data)} bytes, but shape {list(shape)} of "
+                f"{kind.name} needs {size_bytes}"
+            )
+        tensors[name] = Tensor(wired.datatype, shape, data)
+    return tensors
+
+
+def _datatype(name: str, spec: TensorSpec) -> Datatype:
+    """The element type `name`, which must be the one `spec` asks for or its stand-in."""
+    kind = DATATYPES.get(name)
+    if kind is None:
+        raise InvalidInput(
+            f"tensor '{spec.name}': unknown datatype '{name}'; known: {', '.join(DATATYPES)}"
+        )
+    if name != spec.datatype and name != _ALSO.get(spec.name):
+        also = f" or {_ALSO[spec.name]}" if spec.name in _ALSO else ""
+        raise InvalidInput(
+            f"tensor '{spec.name}': datatype {name}, but {spec.datatype}{also} is required"
+        )
+    return kind
+
+
+def _shape(dims: Sequence[int], spec: TensorSpec) -> tuple[int, ...]:
+    """`dims`, which must match those of `spec` and be no lie that costs no bytes."""
+    shape = tuple(dims)
+    if len(shape) != len(spec.shape):
+        raise InvalidInput(
+            f"tensor '{spec.name}': rank {len(shape)} (shape {list(shape)}), but rank "
+            f"{len(spec.shape)} {list(spec.shape)} is required"
+        )
+    for axis, (dim, required) in enumerate(zip(shape, spec.shape, strict=True)):
+        if dim < 0:
+            raise InvalidInput(
+                f"tensor '{spec.name}': shape {list(shape)} is negative on axis {axis}"
+            )
+        if required not in (-1, dim):
+            raise InvalidInput(
+                f"tensor '{spec.name}': {dim} on axis {axis} of shape {list(shape)}, but "
+                f"{required} is required"
+            )
+        # Rows without columns take no bytes, so any number of rows could be claimed.
+        if axis > 0 and dim == 0 and required == -1 and spec.name != "edge_index":
+            raise InvalidInput(
+                f"tensor '{spec.name}': 0 on axis {axis} of shape {list(shape)}, but at least "
+                "1 is required"
+            )
+    return shape
+
+
+def _typed_bytes(
+    contents: pb.InferTensorContents, kind: Datatype, shape: tuple[int, ...], name: str
+) -> bytes:
+    """Elements given as numbers instead of raw bytes."""
+    for held, _ in contents.ListFields():
+        if held.name != kind.contents:
+            raise InvalidInput(
+                f"tensor '{name}': contents.{held.name} is given, but {kind.name} belongs "
+                f"in {kind.contents or 'raw_input_contents'}"
+            )
+    values = getattr(contents, kind.contents) if kind.contents else ()
+    if len(values) != prod(shape):
+        raise InvalidInput(
+            f"tensor '{name}': {len(values)} elements in contents, but shape {list(shape)} "
+            f"needs {prod(shape)}"
+        )
+    try:
+        return np.array(values, kind.dtype).tobytes()
+    except OverflowError as error:
+        raise InvalidInput(f"tensor '{name}': contents do not fit {kind.name}: {error}") from error
+
+
+def _check_outputs(request: pb.ModelInferRequest, model: ModelInfo) -> None:
+    for position, output in enumerate(request.outputs):
+        if output.name != OUTPUT:
+            raise InvalidInput(
+                f"outputs[{position}]: model '{model.name}' has no output '{output.name}'; "
+                f"it has {OUTPUT}"
+            )
+        for extension in ("classification", "shared_memory_region"):
+            if output.parameters and extension in output.parameters:
+                raise Unsupported(f"output '{OUTPUT}': '{extension}' is not offered")
+
+
+def _check_together(tensors: Mapping[str, Tensor], graph: str | None, model: ModelInfo) -> None:
+    """Rules over more than one tensor."""
+    if (graph is None) != (NODE_IDS.name not in tensors):
+        given, missing = ("parameter 'graph'", "tensor 'node_ids'")
+        if graph is None:
+            given, missing = missing, given
+        raise InvalidInput(f"{given} is given without {missing}; a resident graph needs both")
+    if graph is not None:
+        for name in tensors:
+            if name != NODE_IDS.name:
+                raise InvalidInput(
+                    f"tensor '{name}': not taken beside 'node_ids'; graph '{graph}' has its own"
+                )
+        return
+    for spec in model.inputs:
+        if not spec.optional and spec.name not in tensors:
+            raise InvalidInput(
+                f"tensor '{spec.name}' is missing; model '{model.name}' requires "
+                f"{', '.join(s.name for s in model.inputs if not s.optional)}"
+            )
+    for name, (counted, axis) in _PER.items():
+        if name in tensors and counted in tensors:
+            rows, count = tensors[name].shape[0], tensors[counted].shape[axis]
+            if rows != count:
+                things = "edges" if axis else "nodes"
+                raise InvalidInput(
+                    f"tensor '{name}': {rows} rows, but '{counted}' has {count} {things}"
+                )
+    x, edges = tensors.get("x"), tensors.get("edge_index")
+    if x is not None and edges is not None and x.shape[0] == 0 and edges.shape[1] > 0:
+        raise InvalidInput(
+            f"tensor 'edge_index': {edges.shape[1]} edges in a graph of 0 nodes ('x' is empty)"
+        )

@@ -1,0 +1,70 @@
+"""`grpc.health.v1` over the engine's readiness.
+
+Service names: the empty one for the server, both our services, and every model's own name.
+`Check` looks at the engine; `Watch` is told of changes by a thread that looks a few times a
+second.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2
+
+from serve.rpc import own, service
+from serve.runtime.api import ModelInfo
+
+Models = Callable[[], tuple[ModelInfo, ...]]
+
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+_PERIOD_S = 0.25
+
+
+class Health:
+    """Implements `grpc.health.v1.Health`."""
+
+    def __init__(self, inference: service.InferenceService, models: Models) -> None:
+        self._inference = inference
+        self._models = models
+        self._reference = health.HealthServicer()
+        self._known: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="health", daemon=True)
+        #: The reference implementation's, which needs no thread per watcher.
+        self.Watch = self._reference.Watch
+
+    def Check(self, request: Any, context: grpc.ServicerContext) -> Any:
+        """The status now, NOT_FOUND for a name never heard of."""
+        self.refresh()
+        return self._reference.Check(request, context)
+
+    def start(self) -> None:
+        """Begin to follow the engine."""
+        self.refresh()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop following it."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def refresh(self) -> None:
+        """Look at the engine and tell watchers what changed."""
+        with self._lock:
+            ready = self._inference.ready
+            now = dict.fromkeys(("", service.NAME, own.NAME), ready)
+            for model in self._models():
+                now[model.name] = now.get(model.name, False) or (ready and model.state == "READY")
+            for name in self._known.keys() | now.keys():
+                status = _SERVING if now.get(name, False) else _NOT_SERVING
+                if self._known.get(name) != status:
+                    self._known[name] = status
+                    self._reference.set(name, status)
+
+    def _follow(self) -> None:
+        while not self._stopped.wait(_PERIOD_S):
+            self.refresh()

@@ -1,0 +1,93 @@
+"""Request parameters: which ones mean something here, their types and their ranges."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from serve.errors import DeadlineExceeded, InvalidInput
+from serve.pb import grpc_service_pb2 as pb
+
+#: Longest text taken as a parameter or an id.
+MAX_TEXT = 256
+#: Durations are nanoseconds in 64 bits inside.
+_MAX_US = (2**63 - 1) // 1000
+_MAX_PRIORITY = 2**31 - 1
+#: A call without a deadline reports some 292 years; nobody waits for one.
+_NO_DEADLINE_S = 1e9
+
+
+class Options(NamedTuple):
+    """The request parameters that mean something here."""
+
+    qos_target_us: int | None
+    timeout_us: int | None
+    priority: int
+    tenant: str
+    seed: int | None
+    graph: str | None
+
+
+def decode_options(parameters: Mapping[str, pb.InferParameter]) -> Options:
+    """Known parameters, checked; others are tolerated, since clients add their own."""
+    if not parameters:
+        return Options(None, None, 0, "", None, None)
+    timeout_us = _integer(parameters, "timeout", 0, _MAX_US)
+    return Options(
+        qos_target_us=_integer(parameters, "qos_target_us", 1, _MAX_US),
+        timeout_us=timeout_us or None,  # 0 is how clients say "none"
+        priority=_integer(parameters, "priority", 0, _MAX_PRIORITY, ("uint64_param",)) or 0,
+        tenant=_text(parameters, "tenant") or "",
+        seed=_integer(parameters, "seed", -(2**63), 2**63 - 1),
+        graph=_text(parameters, "graph"),
+    )
+
+
+def _integer(
+    parameters: Mapping[str, pb.InferParameter],
+    name: str,
+    low: int,
+    high: int,
+    also: tuple[str, ...] = (),
+) -> int | None:
+    """The integer parameter `name` in [low, high], or None if it is not given."""
+    if name not in parameters:
+        return None
+    value: int = _member(parameters[name], name, ("int64_param", *also))
+    if not low <= value <= high:
+        raise InvalidInput(f"parameter '{name}': {value} is not in [{low}, {high}]")
+    return value
+
+
+def _text(parameters: Mapping[str, pb.InferParameter], name: str) -> str | None:
+    """The string parameter `name`, or None if it is not given."""
+    if name not in parameters:
+        return None
+    value: str = _member(parameters[name], name, ("string_param",))
+    if len(value) > MAX_TEXT:
+        raise InvalidInput(
+            f"parameter '{name}': {len(value)} characters, at most {MAX_TEXT} are taken"
+        )
+    return value
+
+
+def _member(parameter: pb.InferParameter, name: str, members: tuple[str, ...]) -> Any:
+    """The value of `parameter`, which must be held in one of `members`."""
+    held = parameter.WhichOneof("parameter_choice")
+    if held not in members:
+        raise InvalidInput(
+            f"parameter '{name}': {held or 'no value'} is given, expected {' or '.join(members)}"
+        )
+    return getattr(parameter, held)
+
+
+def effective_timeout_ns(timeout_us: int | None, remaining_s: float) -> int | None:
+    """The smaller of the parameter and the gRPC deadline; None: neither is set."""
+    limits = []
+    if timeout_us is not None:
+        limits.append(timeout_us * 1000)
+    if remaining_s < _NO_DEADLINE_S:
+        limits.append(int(remaining_s * 1e9))
+    if not limits:
+        return None
+    if min(limits) <= 0:
+        raise DeadlineExceeded("the gRPC deadline had passed when the request arrived")
+    return min(limits)

@@ -1,0 +1,72 @@
+"""Our own service: what the standard lacks. Method names are those of `gnnserve.proto`."""
+
+from collections.abc import Callable
+from typing import Any
+
+from google.protobuf import json_format
+
+from serve.errors import InvalidInput
+from serve.pb import POOL
+from serve.pb import gnnserve_pb2 as pb
+from serve.rpc import describe
+from serve.rpc.facts import ServerFacts
+from serve.runtime.api import Inference
+
+NAME = "gnnserve.v1.GnnServe"
+
+#: Seconds back (0: all) to the QoS report in its JSON shape.
+Report = Callable[[float], dict[str, Any]]
+
+
+class GnnServeService:
+    """Implements `gnnserve.v1.GnnServe`."""
+
+    def __init__(
+        self,
+        engine: Inference,
+        facts: Callable[[], ServerFacts],
+        report: Report,
+        max_message_bytes: int,
+    ) -> None:
+        self._engine = engine
+        self._facts = facts
+        self._report = report
+        self._max_message_bytes = max_message_bytes
+
+    def Describe(self, _: pb.DescribeRequest, __: object) -> pb.DescribeResponse:
+        """What this server is."""
+        facts = self._facts()
+        return pb.DescribeResponse(
+            version=facts.version,
+            device=facts.device,
+            lanes=facts.lanes,
+            budget_bytes=facts.budget_bytes,
+            policy=facts.policy,
+            discipline=facts.discipline,
+            window=facts.window,
+            qos_factor=facts.qos_factor,
+            max_message_bytes=self._max_message_bytes,
+        )
+
+    def Estimate(self, request: pb.EstimateRequest, _: object) -> pb.EstimateResponse:
+        """What a request of this size would need."""
+        for name in ("num_nodes", "num_edges"):
+            if getattr(request, name) < 0:
+                raise InvalidInput(f"{name}: {getattr(request, name)} is negative")
+        if request.num_nodes == 0 and request.num_edges > 0:
+            raise InvalidInput(f"num_edges: {request.num_edges} edges in a graph of 0 nodes")
+        return describe.estimate(
+            self._engine.estimate(
+                request.model, request.version, request.num_nodes, request.num_edges
+            )
+        )
+
+    def Report(self, request: pb.ReportRequest, _: object) -> pb.ReportResponse:
+        """The QoS report."""
+        if not request.since_s >= 0:
+            raise InvalidInput(f"since_s: {request.since_s} is not at least 0")
+        found = self._report(request.since_s)
+        # Reports may grow fields before the wire does.
+        return json_format.ParseDict(
+            found, pb.ReportResponse(), ignore_unknown_fields=True, descriptor_pool=POOL
+        )

@@ -1,0 +1,152 @@
+"""The gRPC server's life: bind, serve, drain.
+
+One thread per request in flight, made on demand: for messages of graph size gRPC's synchronous
+server takes clearly less time than its asyncio one, and a thread that waits costs next to nothing.
+"""
+
+import logging
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from serve.errors import ConfigError
+from serve.pb import POOL
+from serve.pb import gnnserve_pb2 as _gnnserve_pb2  # noqa: F401  registers the service
+from serve.rpc import own, service
+from serve.rpc.facts import ServerFacts
+from serve.rpc.gate import Gate
+from serve.rpc.handlers import service_handler
+from serve.rpc.health import Health
+from serve.runtime.api import Inference
+from serve.runtime.clock import now_ns
+from serve.wire import MAX_MESSAGE_BYTES
+
+#: Threads beyond those that wait for accepted requests: refusals, metadata, health, loads.
+_SPARE_THREADS = 32
+_MAX_STREAMS = 64
+#: After the last answer is out: time for the connections to close by themselves.
+_CLOSE_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+class Server:
+    """Serves an engine over gRPC, from ``start`` to ``stop``."""
+
+    def __init__(
+        self,
+        engine: Inference,
+        facts: Callable[[], ServerFacts],
+        report: own.Report,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 8001,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        max_queue: int = 512,
+    ) -> None:
+        """Make the services; nothing listens yet.
+
+        Args:
+            engine: What answers requests. The server neither starts nor stops it.
+            facts: What the server says of itself, asked anew each time.
+            report: Makes the QoS report in its JSON shape; 0 seconds back means all.
+            host: Name or address to listen on.
+            port: TCP port; 0: any free one.
+            max_message_bytes: Largest message taken or sent.
+            max_queue: Requests the engine accepts at once; sizes the thread pools.
+        """
+        self._host, self._port = host, port
+        self._gate = Gate()
+        self._threads = ThreadPoolExecutor(
+            max_queue + _MAX_STREAMS + _SPARE_THREADS, thread_name_prefix="rpc"
+        )
+        self._stream_threads = ThreadPoolExecutor(
+            max_queue + _SPARE_THREADS, thread_name_prefix="rpc-stream"
+        )
+        inference = service.InferenceService(
+            engine, facts, self._gate, self._stream_threads, _MAX_STREAMS
+        )
+        self._health = Health(inference, engine.models)
+        self._server = grpc.server(self._threads, options=_options(max_message_bytes))
+        self._server.add_generic_rpc_handlers(
+            (
+                service_handler(service.NAME, inference, service.AS_BYTES),
+                service_handler(
+                    own.NAME, own.GnnServeService(engine, facts, report, max_message_bytes)
+                ),
+            )
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        _enable_reflection(self._server)
+
+    def start(self) -> int:
+        """Listen and serve; returns the port. Raises ConfigError if it cannot be bound."""
+        address = f"[{self._host}]" if ":" in self._host else self._host
+        try:
+            port = self._server.add_insecure_port(f"{address}:{self._port}")
+        except RuntimeError as error:
+            raise ConfigError(
+                f"server.grpc_port: cannot listen on {self._host}:{self._port}: "
+                f"{_bind_error(self._host, self._port) or error}"
+            ) from error
+        self._health.start()
+        self._server.start()
+        return port
+
+    def stop(self, grace_s: float) -> int:
+        """Drain, then close; returns how many requests were given up on.
+
+        At once: not ready, health NOT_SERVING, new requests UNAVAILABLE. Requests in flight have
+        `grace_s` to finish and their answers to go out; health and metadata are served meanwhile.
+        """
+        deadline_ns = now_ns() + int(grace_s * 1e9)
+        self._gate.close()
+        self._health.refresh()
+        left = self._gate.wait_empty(grace_s)
+        if left:
+            _log.warning("gave up on %d requests after %g s", left, grace_s)
+        self._health.stop()
+        remaining_s = (deadline_ns - now_ns()) / 1e9
+        self._server.stop(max(0.0, min(_CLOSE_S, remaining_s))).wait()
+        self._threads.shutdown(wait=False)
+        self._stream_threads.shutdown(wait=False)
+        return left
+
+
+def _options(max_message_bytes: int) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", max_message_bytes),
+        # Two servers on one port would share its requests; the second must fail instead.
+        ("grpc.so_reuseport", 0),
+        # Clients may ping idle connections, and dead ones are noticed.
+        ("grpc.keepalive_time_ms", 60_000),
+        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ]
+
+
+def _enable_reflection(server: grpc.Server) -> None:
+    """Reflection of our services and of those beside them, from our pool."""
+    for descriptor in (health_pb2.DESCRIPTOR, reflection._reflection_pb2.DESCRIPTOR):
+        POOL.AddSerializedFile(descriptor.serialized_pb)
+    names = (service.NAME, own.NAME, "grpc.health.v1.Health", reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server, pool=POOL)
+
+
+def _bind_error(host: str, port: int) -> str:
+    """Why the system does not let us bind; empty if it now does."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.bind(address)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""

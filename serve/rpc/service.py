@@ -1,0 +1,234 @@
+"""The standard's inference service: every method that is offered.
+
+A request's way through here: decode, validate (``convert``), submit to the engine, wait for the
+ticket, encode. Messages of ModelInfer and ModelStreamInfer are handled as bytes, see
+``serve.wire``. Methods that are missing here answer UNIMPLEMENTED (``handlers``).
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+
+import grpc
+
+import serve
+from serve.errors import InvalidInput, NotFound, QueueFull, RequestCancelled, ServeError
+from serve.pb import grpc_service_pb2 as pb
+from serve.rpc import describe
+from serve.rpc.convert import decode_call, encode_answer
+from serve.rpc.facts import ServerFacts
+from serve.rpc.flight import Flight
+from serve.rpc.gate import Gate
+from serve.rpc.statistics import Statistics
+from serve.rpc.stream import Stream
+from serve.runtime.api import Inference, ModelInfo
+from serve.runtime.clock import now_ns
+from serve.wire import decode_request
+
+NAME = "inference.GRPCInferenceService"
+#: Methods whose messages are handled as bytes.
+AS_BYTES = ("ModelInfer", "ModelStreamInfer")
+
+_STREAM_RETRY_NS = 1_000_000_000
+
+
+class InferenceService:
+    """Implements `inference.GRPCInferenceService`; method names are the protocol's."""
+
+    def __init__(
+        self,
+        engine: Inference,
+        facts: Callable[[], ServerFacts],
+        gate: Gate,
+        workers: Executor,
+        max_streams: int,
+    ) -> None:
+        self._engine = engine
+        self._facts = facts
+        self._gate = gate
+        #: Threads that serve the requests of streams; each stream also has two of its own.
+        self._workers = workers
+        self._max_streams = max_streams
+        self._streams = threading.Semaphore(max_streams)
+        self._statistics = Statistics()
+
+    # -- inference ----------------------------------------------------------------------------
+
+    def ModelInfer(self, message: bytes, context: grpc.ServicerContext) -> bytes:
+        """One request, one answer."""
+        arrived_ns = now_ns()
+        flight = Flight()
+        self._gate.enter()
+        if not context.add_callback(self._gate.leave):
+            self._gate.leave()
+            raise RequestCancelled("the call ended before it was looked at")
+        context.add_callback(flight.cancel)
+        request, raws = decode_request(message)
+        return self._infer(request, raws, arrived_ns, flight, context.time_remaining())
+
+    def ModelStreamInfer(
+        self, messages: Iterator[bytes], context: grpc.ServicerContext
+    ) -> Iterator[bytes]:
+        """Many requests, answered as they finish.
+
+        Errors are messages of the stream, unless the metadata `triton_grpc_error: true` asks
+        for a stream that ends with the first one's status.
+        """
+        if not self._streams.acquire(blocking=False):
+            raise QueueFull(
+                f"{self._max_streams} streams are open, which is the most taken",
+                _STREAM_RETRY_NS,
+            )
+        if not context.add_callback(self._streams.release):
+            self._streams.release()
+            return
+
+        def infer(
+            request: pb.ModelInferRequest, raws: list[memoryview], arrived_ns: int, flight: Flight
+        ) -> bytes:
+            return self._infer(request, raws, arrived_ns, flight, context.time_remaining())
+
+        stream = Stream(infer, self._gate, self._workers)
+        context.add_callback(stream.close)
+        metadata = dict(context.invocation_metadata() or ())
+        raise_errors = str(metadata.get("triton_grpc_error", "")).lower() == "true"
+        yield from stream.answers(messages, raise_errors=raise_errors)
+
+    def _infer(
+        self,
+        request: pb.ModelInferRequest,
+        raws: list[memoryview],
+        arrived_ns: int,
+        flight: Flight,
+        remaining_s: float,
+    ) -> bytes:
+        """Have one request answered; returns the serialized response."""
+        model = self._engine.model(request.model_name, request.model_version)
+        try:
+            call = decode_call(request, raws, model, arrived_ns, remaining_s)
+            ticket = self._engine.submit(call)
+            flight.take_off(ticket)
+            try:
+                result = ticket.result()
+            finally:
+                flight.land()
+        except Exception:
+            self._statistics.failed(model.name, model.version, now_ns() - arrived_ns)
+            raise
+        self._statistics.succeeded(result.record)
+        return encode_answer(request.id, result)
+
+    # -- health and metadata ------------------------------------------------------------------
+
+    def ServerLive(self, _: pb.ServerLiveRequest, __: object) -> pb.ServerLiveResponse:
+        """Does the process work at all?"""
+        return pb.ServerLiveResponse(live=self._engine.live)
+
+    def ServerReady(self, _: pb.ServerReadyRequest, __: object) -> pb.ServerReadyResponse:
+        """Is inference taken now?"""
+        return pb.ServerReadyResponse(ready=self.ready)
+
+    def ModelReady(self, request: pb.ModelReadyRequest, _: object) -> pb.ModelReadyResponse:
+        """Is inference with this model taken now? An unknown model is not ready."""
+        return pb.ModelReadyResponse(ready=self.model_ready(request.name, request.version))
+
+    def ServerMetadata(self, _: pb.ServerMetadataRequest, __: object) -> pb.ServerMetadataResponse:
+        """Name, version and the extensions that work."""
+        return pb.ServerMetadataResponse(
+            name="gnnserve", version=serve.__version__, extensions=describe.EXTENSIONS
+        )
+
+    def ModelMetadata(
+        self, request: pb.ModelMetadataRequest, _: object
+    ) -> pb.ModelMetadataResponse:
+        """Inputs, outputs and properties of one model."""
+        model = self._engine.model(request.name, request.version)
+        return describe.metadata(model, self._versions(model))
+
+    def ModelConfig(self, request: pb.ModelConfigRequest, _: object) -> pb.ModelConfigResponse:
+        """The same for load generators, in their words."""
+        model = self._engine.model(request.name, request.version)
+        config = describe.config(model, self._versions(model), self._facts())
+        return pb.ModelConfigResponse(config=config)
+
+    def ModelStatistics(
+        self, request: pb.ModelStatisticsRequest, _: object
+    ) -> pb.ModelStatisticsResponse:
+        """Counts and durations of one model, or of all that are loaded."""
+        if request.name:
+            models: tuple[ModelInfo, ...] = (self._engine.model(request.name, request.version),)
+        else:
+            models = tuple(m for m in self._engine.models() if m.state == "READY")
+        kind = "GPU" if describe.on_cuda(self._facts()) else "CPU"
+        answer = pb.ModelStatisticsResponse()
+        for model in models:
+            found = self._statistics.message(model.name, model.version)
+            found.memory_usage.add(type=kind, id=0, byte_size=model.weights_bytes)
+            answer.model_stats.append(found)
+        return answer
+
+    # -- repository ---------------------------------------------------------------------------
+
+    def RepositoryIndex(
+        self, request: pb.RepositoryIndexRequest, _: object
+    ) -> pb.RepositoryIndexResponse:
+        """Every model and version; only the ready ones if asked so."""
+        _check_repository(request.repository_name)
+        answer = pb.RepositoryIndexResponse()
+        for model in self._engine.models():
+            if model.state == "READY" or not request.ready:
+                answer.models.add(
+                    name=model.name,
+                    version=model.version,
+                    state=model.state,
+                    reason=model.reason,
+                )
+        return answer
+
+    def RepositoryModelLoad(
+        self, request: pb.RepositoryModelLoadRequest, _: object
+    ) -> pb.RepositoryModelLoadResponse:
+        """Load from the repository, or load anew; answers when the model is ready."""
+        _check_repository(request.repository_name)
+        for name in request.parameters:
+            raise InvalidInput(
+                f"parameter '{name}': models are loaded as they lie in the repository"
+            )
+        self._engine.load(request.model_name)
+        return pb.RepositoryModelLoadResponse()
+
+    def RepositoryModelUnload(
+        self, request: pb.RepositoryModelUnloadRequest, _: object
+    ) -> pb.RepositoryModelUnloadResponse:
+        """Stop serving a model; no model depends on another, so `unload_dependents` may be set."""
+        _check_repository(request.repository_name)
+        self._engine.unload(request.model_name)
+        return pb.RepositoryModelUnloadResponse()
+
+    # -- shared with the health service -------------------------------------------------------
+
+    @property
+    def ready(self) -> bool:
+        """The engine is ready and the server is not draining."""
+        return self._engine.ready and not self._gate.closed
+
+    def model_ready(self, name: str, version: str = "") -> bool:
+        """The server is ready and so is this model."""
+        if not self.ready:
+            return False
+        try:
+            return self._engine.model(name, version).state == "READY"
+        except ServeError:
+            return False
+
+    def _versions(self, model: ModelInfo) -> list[str]:
+        """All versions of a model that can be asked for, oldest first."""
+        found = {
+            m.version for m in self._engine.models() if m.name == model.name and m.state == "READY"
+        }
+        return sorted(found | {model.version}, key=lambda v: (len(v), v))
+
+
+def _check_repository(name: str) -> None:
+    if name:
+        raise NotFound(f"repository '{name}': there is one repository, and it has no name")

@@ -1,0 +1,80 @@
+"""Counts and durations per model, as ModelStatistics reports them."""
+
+import threading
+from dataclasses import dataclass, field
+
+from serve.obs.record import RequestRecord
+from serve.pb import grpc_service_pb2 as pb
+
+
+@dataclass(slots=True)
+class _Duration:
+    """How often, and how long in total."""
+
+    count: int = 0
+    ns: int = 0
+
+    def add(self, ns: int) -> None:
+        self.count += 1
+        self.ns += max(0, ns)
+
+    def message(self) -> pb.StatisticDuration:
+        return pb.StatisticDuration(count=self.count, ns=self.ns)
+
+
+@dataclass(slots=True)
+class _Model:
+    """Totals of one version; the four stages always have equal counts: load generators insist."""
+
+    last_unix_ms: int = 0
+    success: _Duration = field(default_factory=_Duration)
+    fail: _Duration = field(default_factory=_Duration)
+    queue: _Duration = field(default_factory=_Duration)
+    prepare: _Duration = field(default_factory=_Duration)
+    run: _Duration = field(default_factory=_Duration)
+    answer: _Duration = field(default_factory=_Duration)
+
+
+class Statistics:
+    """Totals since start of every model that was asked for. Any thread may call any method."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._models: dict[tuple[str, str], _Model] = {}
+
+    def succeeded(self, record: RequestRecord) -> None:
+        """A request was answered with a result."""
+        with self._lock:
+            model = self._models.setdefault((record.model, record.version), _Model())
+            done_ms = (record.arrived_unix_ns + record.latency_ns) // 1_000_000
+            model.last_unix_ms = max(model.last_unix_ms, done_ms)
+            model.success.add(record.latency_ns)
+            model.queue.add(record.queue_ns)
+            model.prepare.add(record.prepare_ns)
+            model.run.add(record.run_ns)
+            model.answer.add(record.answer_ns)
+
+    def failed(self, name: str, version: str, latency_ns: int) -> None:
+        """A request for a model that exists ended in an error."""
+        with self._lock:
+            self._models.setdefault((name, version), _Model()).fail.add(latency_ns)
+
+    def message(self, name: str, version: str) -> pb.ModelStatistics:
+        """The totals of one version, all zero if it was never asked for."""
+        with self._lock:
+            model = self._models.get((name, version)) or _Model()
+            return pb.ModelStatistics(
+                name=name,
+                version=version,
+                last_inference=model.last_unix_ms,
+                inference_count=model.success.count,
+                execution_count=model.success.count,
+                inference_stats=pb.InferStatistics(
+                    success=model.success.message(),
+                    fail=model.fail.message(),
+                    queue=model.queue.message(),
+                    compute_input=model.prepare.message(),
+                    compute_infer=model.run.message(),
+                    compute_output=model.answer.message(),
+                ),
+            )

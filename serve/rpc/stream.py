@@ -1,0 +1,144 @@
+"""One ModelStreamInfer stream: several requests in flight, answers as they finish.
+
+Three kinds of threads share a ``Stream``: one reads requests, workers have them answered, and the
+call's own thread writes. A reader that is `window` answers ahead of the client stops reading, so
+that a client that does not read cannot fill the memory.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from queue import SimpleQueue
+from typing import NamedTuple
+
+import grpc
+
+from serve.pb import grpc_service_pb2 as pb
+from serve.rpc.flight import Flight
+from serve.rpc.gate import Gate
+from serve.rpc.status import status_of
+from serve.runtime.clock import now_ns
+from serve.wire import Failure, ParameterValue, decode_request, encode_stream_answer
+
+#: (request, raw contents, arrived_ns, flight) to the serialized response.
+Infer = Callable[[pb.ModelInferRequest, list[memoryview], int, Flight], bytes]
+#: Requests of one stream that are in flight or answered and not yet written.
+WINDOW = 256
+
+
+class _Answer(NamedTuple):
+    """What became of one request of the stream."""
+
+    content: bytes | Exception
+    request_id: str
+    #: It is counted in the gate until it is written.
+    inside: bool
+
+
+class Stream:
+    """Bookkeeping of one stream; ``close`` may come from any thread at any time."""
+
+    def __init__(self, infer: Infer, gate: Gate, workers: Executor, window: int = WINDOW) -> None:
+        self._infer = infer
+        self._gate = gate
+        self._workers = workers
+        self._window = threading.Semaphore(window)
+        self._lock = threading.Lock()
+        self._closed = False
+        #: The reader, and every request without an answer.
+        self._busy = 1
+        #: Answers not yet written whose requests are inside the gate.
+        self._unsent = 0
+        self._flights: set[Flight] = set()
+        #: None: the stream is complete.
+        self._answers: SimpleQueue[_Answer | None] = SimpleQueue()
+
+    def answers(self, messages: Iterator[bytes], *, raise_errors: bool) -> Iterator[bytes]:
+        """Serialized messages to send; errors are among them, or end the stream by raising."""
+        threading.Thread(
+            target=self._read, args=(messages,), name="stream-reader", daemon=True
+        ).start()
+        while (answer := self._answers.get()) is not None:
+            if isinstance(answer.content, bytes):
+                yield encode_stream_answer(answer.content)
+            elif raise_errors:
+                raise answer.content
+            else:
+                yield _encode_failure(answer.content, answer.request_id)
+            self._sent(answer)
+
+    def close(self) -> None:
+        """The call has ended, one way or another: cancel what is in flight."""
+        with self._lock:
+            self._closed = True
+            unsent, self._unsent = self._unsent, 0
+            flights = tuple(self._flights)
+        for _ in range(unsent):
+            self._gate.leave()
+        for flight in flights:
+            flight.cancel()
+        self._window.release()
+        self._answers.put(None)
+
+    def _read(self, messages: Iterator[bytes]) -> None:
+        try:
+            for message in messages:
+                arrived_ns = now_ns()
+                self._window.acquire()
+                if self._closed:
+                    break
+                flight = Flight()
+                with self._lock:
+                    self._busy += 1
+                    self._flights.add(flight)
+                self._workers.submit(self._serve, message, arrived_ns, flight)
+        except grpc.RpcError:
+            pass  # the client went away; `close` does the rest
+        finally:
+            self._done()
+
+    def _serve(self, message: bytes, arrived_ns: int, flight: Flight) -> None:
+        """Answer one request; runs in a worker."""
+        request_id, inside = "", False
+        try:
+            request, raws = decode_request(message)
+            request_id = request.id
+            self._gate.enter()
+            inside = True
+            content: bytes | Exception = self._infer(request, raws, arrived_ns, flight)
+        except Exception as error:
+            content = error
+        with self._lock:
+            self._flights.discard(flight)
+            closed = self._closed
+            if not closed:
+                self._unsent += inside
+                self._answers.put(_Answer(content, request_id, inside))
+        if closed and inside:
+            self._gate.leave()
+        self._done()
+
+    def _sent(self, answer: _Answer) -> None:
+        self._window.release()
+        with self._lock:
+            leaves = answer.inside and not self._closed
+            self._unsent -= leaves
+        if leaves:
+            self._gate.leave()
+
+    def _done(self) -> None:
+        """The reader or a request is through; the last one completes the stream."""
+        with self._lock:
+            self._busy -= 1
+            last = self._busy == 0
+        if last:
+            self._answers.put(None)
+
+
+def _encode_failure(error: Exception, request_id: str) -> bytes:
+    """The message of the stream that tells `error`."""
+    status = status_of(error)
+    parameters: dict[str, ParameterValue] = {"status": status.code.name}
+    if status.retry_after_ms is not None:
+        parameters["retry_after_ms"] = status.retry_after_ms
+    return encode_stream_answer(Failure(status.text, request_id, parameters))

@@ -1,0 +1,193 @@
+"""An engine in memory: answers at once, or when a test lets it."""
+
+import threading
+import time
+from dataclasses import replace
+
+import numpy as np
+
+from serve.errors import NotFound, NotReady, RequestCancelled
+from serve.obs.record import RequestRecord
+from serve.rpc.facts import ServerFacts
+from serve.runtime.api import (
+    InferCall,
+    InferResult,
+    ModelEstimate,
+    ModelInfo,
+    TensorSpec,
+)
+
+FEATURES, CLASSES = 4, 3
+FACTS = ServerFacts(
+    version="0.1.0",
+    device="cpu",
+    lanes=2,
+    budget_bytes=2**30,
+    policy="slack",
+    discipline="rolling",
+    window="adaptive",
+    qos_factor=2.0,
+)
+
+
+def model_info(name="gcn", version="1", extra=(), state="READY") -> ModelInfo:
+    """A node classifier of x, edge_index and the optional inputs `extra`."""
+    optional = {
+        "edge_weight": TensorSpec("edge_weight", "FP32", (-1,), optional=True),
+        "edge_attr": TensorSpec("edge_attr", "FP32", (-1, 2), optional=True),
+        "batch": TensorSpec("batch", "INT64", (-1,), optional=True),
+    }
+    return ModelInfo(
+        name=name,
+        version=version,
+        state=state,
+        inputs=(
+            TensorSpec("x", "FP32", (-1, FEATURES)),
+            TensorSpec("edge_index", "INT64", (2, -1)),
+            *(optional[key] for key in extra),
+        ),
+        outputs=(TensorSpec("output", "FP32", (-1, CLASSES)),),
+        executor="eager",
+        weights_bytes=1234,
+    )
+
+
+def answer_to(call: InferCall) -> np.ndarray:
+    """What the fake model computes: the first features, plus the number of edges."""
+    if call.graph is not None:
+        ids = np.frombuffer(bytes(call.tensors["node_ids"].data), "<i8")
+        return np.repeat(ids[:, None], CLASSES, axis=1).astype(np.float32)
+    x = call.tensors["x"]
+    values = np.frombuffer(bytes(x.data), "<f4").reshape(x.shape)
+    return values[:, :CLASSES] + np.float32(call.tensors["edge_index"].shape[1])
+
+
+class FakeTicket:
+    """Waits for `engine.go`, unless cancelled or already failed."""
+
+    def __init__(self, engine: "FakeEngine", call: InferCall, number: int) -> None:
+        self.engine, self.call, self.number = engine, call, number
+        self.cancelled = threading.Event()
+
+    def result(self) -> InferResult:
+        if self.engine.fail_with is not None:
+            raise self.engine.fail_with
+        with self.engine.changed:
+            while not (self.engine.may_go(self) or self.cancelled.is_set()):
+                self.engine.changed.wait()
+        if self.cancelled.is_set():
+            self.engine.cancelled.append(self.call)
+            raise RequestCancelled("the client cancelled")
+        record = RequestRecord(
+            request_uid=f"uid-{self.number}",
+            client_id=self.call.client_id,
+            model=self.call.model,
+            version=self.call.version or "1",
+            arrived_unix_ns=time.time_ns(),
+            policy="slack",
+            discipline="rolling",
+            executor="eager",
+            lane=1,
+            group_id=7,
+            group_size=2,
+            queue_ns=11_000,
+            prepare_ns=22_000,
+            run_ns=33_000,
+            answer_ns=4_000,
+            latency_ns=70_000,
+            solo_estimate_ns=50_000,
+            qos_target_ns=self.call.qos_target_ns or 100_000,
+            violated=False,
+            pmc_estimate_bytes=4096,
+            pmc_measured_bytes=self.engine.measured_bytes,
+        )
+        return InferResult(answer_to(self.call), record)
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+        with self.engine.changed:
+            self.engine.changed.notify_all()
+
+
+class FakeEngine:
+    """Implements ``serve.runtime.api.Inference``."""
+
+    def __init__(self) -> None:
+        self.ready = True
+        self.live = True
+        self.infos = {"gcn": model_info(extra=("edge_weight", "batch")), "gin": model_info("gin")}
+        #: Raised by the next submit, or by every result.
+        self.refuse_with: Exception | None = None
+        self.fail_with: Exception | None = None
+        self.measured_bytes: int | None = 2048
+        self.calls: list[InferCall] = []
+        self.cancelled: list[InferCall] = []
+        #: Client ids whose requests wait; `hold_all` holds every request.
+        self.held: set[str] = set()
+        self.hold_all = False
+        self.changed = threading.Condition()
+
+    def may_go(self, ticket: FakeTicket) -> bool:
+        return not self.hold_all and ticket.call.client_id not in self.held
+
+    def let_go(self, client_id: str | None = None) -> None:
+        """Answer the held request, or all of them."""
+        with self.changed:
+            if client_id is None:
+                self.hold_all = False
+                self.held.clear()
+            self.held.discard(client_id or "")
+            self.changed.notify_all()
+
+    def wait_for_calls(self, count: int) -> None:
+        """Return once `count` requests were submitted."""
+        deadline = time.monotonic() + 10
+        while len(self.calls) < count:
+            assert time.monotonic() < deadline, f"{len(self.calls)} of {count} calls came"
+            time.sleep(0.002)
+
+    def submit(self, call: InferCall) -> FakeTicket:
+        if self.refuse_with is not None:
+            raise self.refuse_with
+        self.calls.append(call)
+        return FakeTicket(self, call, len(self.calls))
+
+    def models(self) -> tuple[ModelInfo, ...]:
+        return tuple(self.infos.values())
+
+    def model(self, name: str, version: str = "") -> ModelInfo:
+        info = self.infos.get(name)
+        if info is None or (version and version != info.version):
+            raise NotFound(f"no model '{name}' version '{version}'; there are gcn, gin")
+        if info.state != "READY":
+            raise NotReady(f"model '{name}' is {info.state}")
+        return info
+
+    def load(self, name: str) -> None:
+        if name not in self.infos:
+            raise NotFound(f"no model '{name}' in the repository")
+        self.infos[name] = replace(self.infos[name], state="READY", reason="")
+
+    def unload(self, name: str) -> None:
+        self.infos[name] = replace(self.infos[name], state="UNAVAILABLE", reason="unloaded")
+
+    def estimate(self, name: str, version: str, num_nodes: int, num_edges: int) -> ModelEstimate:
+        info = self.model(name, version)
+        return ModelEstimate(
+            model=name,
+            version=info.version,
+            executor=info.executor,
+            num_nodes=num_nodes,
+            num_edges=num_edges,
+            weights_bytes=info.weights_bytes,
+            input_bytes=num_nodes * FEATURES * 4,
+            peak_bytes=1000,
+            reserve_bytes=1024,
+            run_ns=10,
+            solo_ns=20,
+            solo_high_ns=30,
+            qos_target_ns=40,
+            budget_bytes=2**30,
+            fit_count=2**20,
+            warning="an upper bound",
+        )
