@@ -6,7 +6,7 @@ extension was not built, the numpy twins in ``serve._twin`` do the same, slower;
 
 Buffers are any C-contiguous bytes-like objects, aligned or not. `dst` is writable, has exactly the
 size that `src` asks for (else ValueError) and does not overlap it. The interpreter lock is let go
-for all that is large. A `src` that changes meanwhile does no harm: what is checked is the copy.
+for all that is large. A `src` that changes meanwhile does no harm: every element is read once.
 """
 
 import ctypes

@@ -1,6 +1,6 @@
 // Copying a request's tensors into their final place while checking them: one pass, no
-// intermediate copy. Sources may be unaligned and may change underneath: what is checked is the
-// copy, never the source, so a value that passed is the value that will be used.
+// intermediate copy. Spans need no alignment. Every element is read once: a value that passed the
+// check is the value that will be used, also when the source changes underneath.
 #pragma once
 
 #include <cstddef>

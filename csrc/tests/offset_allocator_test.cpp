@@ -1,0 +1,108 @@
+#include "gnnserve/offset_allocator.hpp"
+
+#include <limits>
+#include <map>
+#include <random>
+#include <stdexcept>
+
+#include "check.hpp"
+
+using gnnserve::OffsetAllocator;
+
+namespace {
+
+template <typename Action>
+bool refuses(Action action) {
+    try {
+        action();
+    } catch (const std::invalid_argument&) {
+        return true;
+    }
+    return false;
+}
+
+void test_best_fit_and_merging() {
+    OffsetAllocator ranges(1024, 64);
+    CHECK(ranges.alloc(100) == 0);  // takes 128
+    CHECK(ranges.alloc(64) == 128);
+    CHECK(ranges.alloc(200) == 192);  // takes 256
+    CHECK(ranges.alloc(64) == 448);
+    CHECK(ranges.used() == 512);
+    ranges.free(192);
+    ranges.free(0);
+    CHECK(ranges.largest_free() == 512);
+    CHECK(ranges.alloc(128) == 0);  // the tightest hole, not the first nor the tail
+    CHECK(ranges.alloc(256) == 192);
+    ranges.free(192);
+    ranges.free(128);  // merges with the hole to its right
+    CHECK(ranges.alloc(320) == 128);
+    ranges.free(128);
+    ranges.free(448);
+    ranges.free(0);
+    CHECK(ranges.used() == 0);
+    CHECK(ranges.alloc(1024) == 0);  // everything is one range again
+    CHECK(ranges.alloc(0) == OffsetAllocator::kNoSpace);
+    CHECK(ranges.largest_free() == 0);
+}
+
+void test_edges() {
+    constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+    OffsetAllocator ranges(1000, 64);
+    CHECK(ranges.capacity() == 960);
+    CHECK(ranges.alloc(961) == OffsetAllocator::kNoSpace);
+    CHECK(ranges.alloc(kMost) == OffsetAllocator::kNoSpace);
+    CHECK(ranges.alloc(0) == 0);
+    CHECK(ranges.alloc(0) == 64);
+    CHECK(refuses([&] { ranges.alloc(-1); }));
+    CHECK(refuses([&] { ranges.free(32); }));
+    ranges.free(64);
+    CHECK(refuses([&] { ranges.free(64); }));
+    CHECK(refuses([] { OffsetAllocator(1000, 48); }));
+    CHECK(refuses([] { OffsetAllocator(1000, 0); }));
+    CHECK(refuses([] { OffsetAllocator(63, 64); }));
+    CHECK(OffsetAllocator(kMost, 64).alloc(kMost - 64) == 0);
+}
+
+// Ranges in use never overlap, are counted right, and leave nothing behind.
+void test_random_use() {
+    std::mt19937 random(7);
+    OffsetAllocator ranges(1 << 16, 64);
+    std::map<std::int64_t, std::int64_t> live;
+    std::int64_t used = 0;
+    for (int step = 0; step < 20000; ++step) {
+        if (random() % 2 == 0 || live.empty()) {
+            const std::int64_t size = static_cast<std::int64_t>(random() % 3000);
+            const std::int64_t rounded = size == 0 ? 64 : (size + 63) / 64 * 64;
+            const std::int64_t largest = ranges.largest_free();
+            const std::int64_t offset = ranges.alloc(size);
+            CHECK((offset == OffsetAllocator::kNoSpace) == (rounded > largest));
+            if (offset != OffsetAllocator::kNoSpace) {
+                CHECK(offset % 64 == 0 && offset >= 0 && offset + rounded <= ranges.capacity());
+                const auto after = live.lower_bound(offset);
+                CHECK(after == live.end() || offset + rounded <= after->first);
+                CHECK(after == live.begin() ||
+                      std::prev(after)->first + std::prev(after)->second <= offset);
+                live.emplace(offset, rounded);
+                used += rounded;
+            }
+        } else {
+            const auto chosen = std::next(live.begin(), random() % live.size());
+            ranges.free(chosen->first);
+            used -= chosen->second;
+            live.erase(chosen);
+        }
+        CHECK(ranges.used() == used);
+    }
+    for (const auto& [offset, size] : live) {
+        ranges.free(offset);
+    }
+    CHECK(ranges.used() == 0 && ranges.largest_free() == ranges.capacity());
+}
+
+}  // namespace
+
+int main() {
+    test_best_fit_and_merging();
+    test_edges();
+    test_random_use();
+}

@@ -1,0 +1,128 @@
+#include "gnnserve/staging.hpp"
+
+#include <array>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "check.hpp"
+
+using gnnserve::IndexWidth;
+using gnnserve::kAllGood;
+using gnnserve::stage_features;
+using gnnserve::stage_indices;
+
+namespace {
+
+// Exactly as large as asked for, and `shift` bytes off any alignment: AddressSanitizer sees every
+// byte touched beyond the end.
+class Bytes {
+public:
+    Bytes(std::size_t size, std::size_t shift) : storage_(size + shift), shift_(shift) {}
+    std::span<std::byte> span() { return std::span(storage_).subspan(shift_); }
+
+private:
+    std::vector<std::byte> storage_;
+    std::size_t shift_;
+};
+
+template <typename T>
+void put(std::span<std::byte> bytes, std::size_t position, T value) {
+    std::memcpy(bytes.data() + position * sizeof value, &value, sizeof value);
+}
+
+template <typename T>
+T get(std::span<const std::byte> bytes, std::size_t position) {
+    T value;
+    std::memcpy(&value, bytes.data() + position * sizeof value, sizeof value);
+    return value;
+}
+
+// Around the block of 1024 and the widths of vectors.
+constexpr std::array<std::size_t, 9> kSizes{0, 1, 2, 3, 17, 1023, 1024, 1025, 5000};
+constexpr std::array<std::size_t, 3> kShifts{0, 1, 7};
+
+template <typename T>
+void test_indices(IndexWidth width) {
+    std::mt19937_64 random(1);
+    for (const std::size_t size : kSizes) {
+        for (const std::size_t shift : kShifts) {
+            Bytes source(size * sizeof(T), shift);
+            Bytes target(size * sizeof(std::int64_t), shift);
+            const T bound = 1000;
+            for (std::size_t i = 0; i < size; ++i) {
+                put(source.span(), i, static_cast<T>(random() % 1000));
+            }
+            CHECK(stage_indices(source.span(), width, bound, target.span()) == kAllGood);
+            for (std::size_t i = 0; i < size; ++i) {
+                CHECK(get<std::int64_t>(target.span(), i) == get<T>(source.span(), i));
+            }
+            for (const T bad :
+                 {T{-1}, bound, std::numeric_limits<T>::min(), std::numeric_limits<T>::max()}) {
+                for (std::size_t i = 0; i < size; i += 1 + size / 7) {
+                    const T kept = get<T>(source.span(), i);
+                    const T last = get<T>(source.span(), size - 1);
+                    put(source.span(), size - 1, bad);
+                    put(source.span(), i, bad);
+                    CHECK(stage_indices(source.span(), width, bound, target.span()) ==
+                          static_cast<std::ptrdiff_t>(i));
+                    put(source.span(), size - 1, last);
+                    put(source.span(), i, kept);
+                }
+            }
+        }
+    }
+}
+
+void test_extreme_bounds() {
+    constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+    Bytes source(8, 0);
+    Bytes target(8, 0);
+    put(source.span(), 0, kMost - 1);
+    CHECK(stage_indices(source.span(), IndexWidth::k64, kMost, target.span()) == kAllGood);
+    put(source.span(), 0, kMost);
+    CHECK(stage_indices(source.span(), IndexWidth::k64, kMost, target.span()) == 0);
+    put(source.span(), 0, std::int64_t{0});
+    CHECK(stage_indices(source.span(), IndexWidth::k64, 0, target.span()) == 0);
+    CHECK(stage_indices(source.span(), IndexWidth::k64, 1, target.span()) == kAllGood);
+}
+
+void test_features() {
+    using limits = std::numeric_limits<float>;
+    for (const std::size_t size : kSizes) {
+        for (const std::size_t shift : kShifts) {
+            Bytes source(size * sizeof(float), shift);
+            Bytes target(size * sizeof(float), shift);
+            const std::array<float, 5> fine{-limits::max(), limits::denorm_min(), -0.0F, 1.5F,
+                                            limits::max()};
+            for (std::size_t i = 0; i < size; ++i) {
+                put(source.span(), i, fine[i % fine.size()]);
+            }
+            CHECK(stage_features(source.span(), target.span(), true) == kAllGood);
+            CHECK(size == 0 ||
+                  std::memcmp(source.span().data(), target.span().data(), size * 4) == 0);
+            for (const float bad : {limits::infinity(), -limits::infinity(), limits::quiet_NaN(),
+                                    -limits::quiet_NaN(), limits::signaling_NaN()}) {
+                for (std::size_t i = 0; i < size; i += 1 + size / 7) {
+                    const float kept = get<float>(source.span(), i);
+                    put(source.span(), i, bad);
+                    CHECK(stage_features(source.span(), target.span(), true) ==
+                          static_cast<std::ptrdiff_t>(i));
+                    CHECK(stage_features(source.span(), target.span(), false) == kAllGood);
+                    CHECK(std::memcmp(source.span().data(), target.span().data(), size * 4) == 0);
+                    put(source.span(), i, kept);
+                }
+            }
+        }
+    }
+}
+
+}  // namespace
+
+int main() {
+    test_indices<std::int32_t>(IndexWidth::k32);
+    test_indices<std::int64_t>(IndexWidth::k64);
+    test_extreme_bounds();
+    test_features();
+}

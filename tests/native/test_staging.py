@@ -1,0 +1,177 @@
+"""Staging: the extension against its numpy twin, and what both must refuse."""
+
+import inspect
+import sys
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from serve import _core, _twin, native
+
+BOTH = pytest.mark.parametrize("core", [_core, _twin], ids=["compiled", "twin"])
+INDEX_DTYPES = st.sampled_from([np.dtype(np.int32), np.dtype(np.int64)])
+
+
+def unaligned(array: np.ndarray, shift: int) -> memoryview:
+    """The bytes of `array`, read-only and `shift` bytes off its alignment."""
+    return memoryview(b"\0" * shift + array.tobytes())[shift:]
+
+
+def test_the_extension_is_what_is_used():
+    assert native.COMPILED
+    assert native.OffsetAllocator is _core.OffsetAllocator
+
+
+@pytest.mark.parametrize("name", ["stage_indices", "stage_features"])
+def test_the_door_and_the_twin_take_the_same_arguments(name):
+    assert inspect.signature(getattr(native, name)) == inspect.signature(getattr(_twin, name))
+
+
+@given(
+    dtype=INDEX_DTYPES,
+    data=st.data(),
+    bound=st.integers(0, 2**31 - 1),
+    shift=st.integers(0, 9),
+)
+def test_indices_as_the_twin_has_them(dtype, data, bound, shift):
+    limits = np.iinfo(dtype)
+    elements = st.integers(0, max(bound - 1, 0)) | st.integers(limits.min, limits.max)
+    indices = data.draw(arrays(dtype, st.integers(0, 40), elements=elements))
+    source = unaligned(indices, shift)
+    target, oracle = np.empty(indices.size, np.int64), np.empty(indices.size, np.int64)
+    is_int32 = dtype == np.int32
+    bad = native.stage_indices(source, is_int32, bound, target)
+    assert bad == _twin.stage_indices(source, is_int32, bound, oracle)
+    if bad < 0:
+        np.testing.assert_array_equal(target, indices)
+        np.testing.assert_array_equal(oracle, indices)
+
+
+@given(
+    values=arrays(np.float32, st.integers(0, 40), elements=st.floats(width=32)),
+    check_finite=st.booleans(),
+    shift=st.integers(0, 9),
+)
+def test_features_as_the_twin_has_them(values, check_finite, shift):
+    source = unaligned(values, shift)
+    target, oracle = np.empty_like(values), np.empty_like(values)
+    bad = native.stage_features(source, target, check_finite)
+    assert bad == _twin.stage_features(source, oracle, check_finite)
+    if bad < 0:
+        assert target.tobytes() == oracle.tobytes() == values.tobytes()
+
+
+@BOTH
+@pytest.mark.parametrize("position", [0, 1023, 1024, 99_999])
+def test_the_first_bad_value_is_found_in_large_arrays(core, position):
+    indices = np.full(100_000, 9)
+    indices[position:] = 10
+    assert core.stage_indices(indices, False, 10, np.empty_like(indices)) == position
+    values = np.zeros(100_000, np.float32)
+    values[position:] = np.nan
+    assert core.stage_features(values, np.empty_like(values), True) == position
+
+
+@BOTH
+def test_bytearrays_and_memoryviews_are_targets_too(core):
+    target = bytearray(17)
+    source = np.array([3, 4], np.int32).tobytes()
+    assert core.stage_indices(source, True, 5, memoryview(target)[1:]) == -1
+    assert np.frombuffer(target, np.int64, offset=1).tolist() == [3, 4]
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("source_bytes", "is_int32", "target_bytes"),
+    [
+        (16, False, 8),
+        (8, False, 16),
+        (16, True, 16),
+        (15, False, 16),
+        (6, True, 8),
+        (16, False, 17),
+    ],
+)
+def test_index_sizes_that_do_not_match(core, source_bytes, is_int32, target_bytes):
+    with pytest.raises(ValueError, match=r"size|bytes|element"):
+        core.stage_indices(bytes(source_bytes), is_int32, 1, bytearray(target_bytes))
+
+
+@BOTH
+@pytest.mark.parametrize(("source_bytes", "target_bytes"), [(4, 8), (8, 4), (6, 6)])
+def test_feature_sizes_that_do_not_match(core, source_bytes, target_bytes):
+    with pytest.raises(ValueError, match=r"size|bytes|element"):
+        core.stage_features(bytes(source_bytes), bytearray(target_bytes), True)
+
+
+@BOTH
+def test_targets_and_layouts_that_cannot_be(core):
+    with pytest.raises((BufferError, ValueError, TypeError)):
+        core.stage_features(bytes(8), bytes(8), True)
+    with pytest.raises((BufferError, ValueError)):
+        core.stage_features(np.zeros((4, 4), np.float32)[:, ::2], np.zeros(8, np.float32), True)
+    with pytest.raises((BufferError, ValueError)):
+        core.stage_features(np.zeros(8, np.float32), np.zeros((4, 4), np.float32)[:, ::2], True)
+    with pytest.raises(ValueError, match="bound"):
+        core.stage_indices(b"", False, -1, bytearray())
+    with pytest.raises(TypeError):
+        core.stage_features("text", bytearray(4), True)
+
+
+def test_edge_index_must_be_as_long_as_it_says():
+    edges = np.zeros((2, 3), np.int64)
+    target = np.empty((2, 3), np.int64)
+    assert native.stage_edge_index(edges.tobytes(), False, 3, 1, target) == -1
+    for source in (edges, edges.tobytes(), memoryview(edges)):
+        with pytest.raises(ValueError, match=r"edge_index \[2, 4\] takes 64 bytes, source has 48"):
+            native.stage_edge_index(source, False, 4, 1, target)
+
+
+def test_edge_index_of_no_edges_and_of_no_nodes():
+    empty = np.empty((2, 0), np.int64)
+    assert native.stage_edge_index(b"", True, 0, 5, empty) == -1
+    assert native.stage_edge_index(bytes(8), True, 1, 0, np.empty((2, 1), np.int64)) == 0
+
+
+def test_batch_numbers_lie_below_the_number_of_nodes():
+    target = np.empty(3, np.int64)
+    assert native.stage_batch(np.array([0, 2, 1]), 3, target) == -1
+    assert target.tolist() == [0, 2, 1]
+    assert native.stage_batch(np.array([0, 1, 3]), 3, target) == 2
+
+
+@pytest.fixture
+def unhurried_interpreter():
+    """No thread is made to give up the interpreter lock: it runs until it lets go by itself."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(100.0)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("unhurried_interpreter")
+def test_other_threads_run_during_a_large_copy():
+    values = np.zeros(10_000_000, np.float32)
+    target = np.empty_like(values)
+    stop = threading.Event()
+    count = 0
+
+    def work() -> None:
+        nonlocal count
+        while not stop.wait(0.0001):  # lets go of the lock while it waits
+            count += 1
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    ahead = False
+    for _ in range(100):
+        before = count
+        native.stage_features(values, target, True)
+        ahead = ahead or count > before
+    stop.set()
+    thread.join()
+    assert ahead
