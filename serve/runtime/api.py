@@ -113,6 +113,8 @@ class ModelEstimate:
     #: Device memory for tasks, and how many such requests fit at once.
     budget_bytes: int
     fit_count: int
+    #: Layer and operation running at the peak; empty when unknown.
+    peak_where: str = ""
     #: Empty, or why the estimate is an upper bound only.
     warning: str = ""
 

@@ -1,0 +1,189 @@
+"""The server put together: a configuration in, a process that serves until told to stop out."""
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import serve
+from serve.config import Config
+from serve.core.disciplines import get_discipline
+from serve.errors import ConfigError
+from serve.models.cache import CalibrationCache
+from serve.models.repository import BrokenModel, scan
+from serve.obs.http import HttpPort
+from serve.obs.metrics import Metrics
+from serve.obs.record import ServerRun
+from serve.obs.report import load_report, report_dict
+from serve.obs.sink import RecordSink
+from serve.obs.store import RecordStore
+from serve.rpc.facts import ServerFacts
+from serve.rpc.server import Server
+from serve.runtime import clock
+from serve.runtime.api import ModelEstimate
+from serve.runtime.device import Device, find_device
+from serve.runtime.engine import Engine
+
+_log = logging.getLogger(__name__)
+
+_DEFAULT_CACHE = "~/.cache/gnnserve"
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+#: Threads hand over the interpreter lock this often while two compete for it. Python's 5 ms is
+#: as long as many requests take.
+_SWITCH_INTERVAL_S = 0.0002
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
+Progress = Callable[[str, float], None]
+
+
+class Application:
+    """Everything one `gnnserve serve` runs."""
+
+    def __init__(self, config: Config) -> None:
+        """Put the parts together; raises ConfigError when a file or a port cannot be had."""
+        server, scheduling = config.server, config.scheduling
+        device = device_of(config)
+        database = config.path(config.report.database)
+        run = ServerRun(
+            started_unix_ns=clock.wall_ns(),
+            version=serve.__version__,
+            device=device.name,
+            lanes=device.parallelism,
+            budget_bytes=device.budget_bytes,
+            policy=scheduling.policy,
+            discipline=scheduling.discipline,
+            window=scheduling.window,
+            qos_factor=scheduling.qos_factor,
+            pid=os.getpid(),
+        )
+        self._drain_timeout_s = server.drain_timeout_s
+        self._stop = threading.Event()
+        with ExitStack() as undo:
+            metrics = Metrics(run, lambda: self._engine.snapshot())
+            sink = RecordSink(RecordStore(database, run), (metrics.observe,))
+            undo.callback(sink.close)
+            self._engine = Engine(config, device, sink.put, calibration_cache(config))
+            undo.callback(self._engine.stop)
+            http = HttpPort(
+                server.host,
+                server.http_port,
+                live=lambda: self._engine.live,
+                ready=lambda: self._engine.ready,
+                metrics=metrics.text,
+                database=database,
+            )
+            undo.callback(http.stop)
+            self._http = http
+            self._rpc = Server(
+                self._engine,
+                lambda: self._facts(run),
+                lambda since_s: report_dict(load_report(database, since_s or None)),
+                host=server.host,
+                port=server.grpc_port,
+                max_message_bytes=server.max_message_bytes,
+                max_queue=server.max_queue,
+            )
+            #: Undoes all of the above, in reverse.
+            self._close = undo.pop_all().close
+
+    def run(self, ready: Callable[[int, int], None], progress: Progress) -> None:
+        """Serve until SIGTERM or SIGINT, then answer what was accepted and end.
+
+        Calls `ready(grpc_port, http_port)` once warmed up. A second signal ends at once.
+        """
+        for number in _STOP_SIGNALS:
+            signal.signal(number, self._on_signal)
+        tune_process()
+        try:
+            port = self._rpc.start()
+            self._http.start()
+            self._engine.start(progress)
+            if not self._stop.is_set():
+                _log.info("serving: gRPC on port %d, HTTP on port %d", port, self._http.port)
+                ready(port, self._http.port)
+            self._stop.wait()
+        finally:
+            self._shut_down()
+
+    def _shut_down(self) -> None:
+        waiting = self._engine.begin_drain()
+        _log.info("draining: %d accepted requests are being finished", waiting)
+        given_up = self._rpc.stop(self._drain_timeout_s)
+        self._close()
+        _log.info("stopped; %d requests were given up on", given_up)
+
+    def _on_signal(self, number: int, _: Any) -> None:
+        if self._stop.is_set():
+            os._exit(128 + number)
+        self._stop.set()
+
+    def _facts(self, run: ServerRun) -> ServerFacts:
+        return ServerFacts(
+            version=run.version,
+            device=run.device,
+            lanes=run.lanes,
+            budget_bytes=self._engine.snapshot().budget_bytes,
+            policy=run.policy,
+            discipline=run.discipline,
+            window=run.window,
+            qos_factor=run.qos_factor,
+        )
+
+
+def device_of(config: Config) -> Device:
+    """The device of the configuration, with lanes to spare where tasks are suspended."""
+    suspends = get_discipline(config.scheduling.discipline).suspends
+    return find_device(config.device, spare_lanes=suspends)
+
+
+def calibration_cache(config: Config) -> CalibrationCache:
+    """Where calibrations of this configuration are kept."""
+    if config.models.cache is not None:
+        return CalibrationCache(config.path(config.models.cache))
+    return CalibrationCache(Path(_DEFAULT_CACHE).expanduser())
+
+
+def check_config(config: Config) -> list[str]:
+    """A line for each model found; raises ConfigError for the first thing that cannot work."""
+    device_of(config)
+    database = config.path(config.report.database)
+    if not os.access(database if database.exists() else database.parent, os.W_OK):
+        raise ConfigError(f"report.database: {database} cannot be written")
+    lines = []
+    wanted = config.models.load
+    for found in scan(config.path(config.models.repository)):
+        if wanted and found.name not in wanted:
+            continue
+        if isinstance(found, BrokenModel):
+            raise ConfigError(found.reason)
+        lines.append(f"model {found.name} version {found.version}: {found.weights_bytes} bytes")
+    return lines
+
+
+def estimate_offline(
+    config: Config, model: str, num_nodes: int, num_edges: int, progress: Progress
+) -> ModelEstimate:
+    """The estimate a server of this configuration would make; calibrates if none is cached."""
+    engine = Engine(config, device_of(config), lambda _: None, calibration_cache(config))
+    try:
+        engine.load_offline(model, progress)
+        return engine.estimate(model, "", num_nodes, num_edges)
+    finally:
+        engine.stop()
+
+
+def tune_process() -> None:
+    """Settings of the serving process that no library sets by itself."""
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    # Keep freed message buffers: handing their pages back and faulting them in again costs more
+    # than copying what they hold. Does nothing where the C library has no mallopt.
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, 32 << 20)
+        mallopt(_M_TRIM_THRESHOLD, 256 << 20)

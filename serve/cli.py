@@ -1,0 +1,212 @@
+"""The `gnnserve` command: argv and environment end here, nothing below reads them.
+
+Exit codes: 0 done, 1 something went wrong while running, 2 the configuration or the arguments
+are wrong and nothing was started. Data goes to stdout, everything about it to stderr.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Literal, NoReturn
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import serve
+from serve.config import load_config
+from serve.errors import ConfigError, ServeError
+from serve.runtime.api import ModelEstimate
+from serve.steps import Steps
+
+app = typer.Typer(
+    help=serve.__doc__,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+_errors = Console(stderr=True, highlight=False)
+
+ConfigOption = Annotated[Path, typer.Option("--config", help="Configuration file (TOML).")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Workload = Literal["gcn", "sage", "gin", "gat", "mix"]
+
+_LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+
+
+def main() -> None:
+    """Entry point of `gnnserve`."""
+    try:
+        app()
+    except ConfigError as error:
+        _fail(error, 2)
+    except ServeError as error:
+        _fail(error, 1)
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+def _fail(error: Exception, code: int) -> NoReturn:
+    _errors.print(f"[red]error:[/red] {error}", soft_wrap=True, markup=True)
+    raise SystemExit(code)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        typer.echo(serve.__version__)
+        raise typer.Exit
+
+
+@app.command("serve")
+def serve_command(
+    config: ConfigOption,
+    grpc_port: Annotated[int | None, typer.Option(min=0, max=65535)] = None,
+    http_port: Annotated[int | None, typer.Option(min=0, max=65535)] = None,
+) -> None:
+    """Serve until SIGTERM or Ctrl-C; prints `ready` on stdout once warmed up."""
+    from serve.app import Application
+    from serve.obs.log import setup_logging
+
+    loaded = load_config(config)
+    ports = {
+        name: port
+        for name, port in (("grpc_port", grpc_port), ("http_port", http_port))
+        if port is not None
+    }
+    server = msgspec.structs.replace(loaded.server, **ports)
+    setup_logging(level=_log_level())
+    application = Application(msgspec.structs.replace(loaded, server=server))
+    with Steps(_errors) as steps:
+
+        def ready(grpc_port: int, http_port: int) -> None:
+            steps.close()
+            if _errors.is_terminal:
+                _errors.print(
+                    f"gRPC on [bold]{server.host}:{grpc_port}[/bold], metrics and report on "
+                    f"[bold]http://{server.host}:{http_port}/report[/bold]; Ctrl-C drains and stops"
+                )
+            print("ready", flush=True)  # noqa: T201  the contract's word, on stdout
+
+        application.run(ready, steps.tell)
+
+
+@app.command()
+def check(config: ConfigOption) -> None:
+    """Validate the configuration and the model repository; exit 2 with the exact key on error."""
+    from serve.app import check_config
+
+    loaded = load_config(config)
+    for line in check_config(loaded):
+        typer.echo(line)
+    typer.echo(f"{config}: ok")
+
+
+@app.command()
+def estimate(
+    model: Annotated[str, typer.Argument(help="Name of a model in the repository.")],
+    config: ConfigOption,
+    nodes: Annotated[int, typer.Option(min=0, help="Nodes of the request's graph.")],
+    edges: Annotated[int, typer.Option(min=0, help="Edges of the request's graph.")],
+    as_json: JsonOption = False,
+) -> None:
+    """What a request of that size would need: memory, solo time, QoS target."""
+    from serve.app import estimate_offline
+    from serve.obs.log import setup_logging
+
+    setup_logging(level=_log_level("WARNING"))
+    with Steps(_errors) as steps:
+        found = estimate_offline(load_config(config), model, nodes, edges, steps.tell)
+    if as_json:
+        typer.echo(msgspec.json.encode(found))
+    else:
+        Console().print(_estimate_table(found))
+
+
+@app.command()
+def report(
+    db: Annotated[Path, typer.Option("--db", help="Database of the server.")] = Path("gnnserve.db"),
+    since: Annotated[str | None, typer.Option(help="Only the last 90s, 10m, 2h, 1d.")] = None,
+    as_json: JsonOption = False,
+    html: Annotated[Path | None, typer.Option(help="Write one self-contained page.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write every request as a row.")] = None,
+) -> None:
+    """Which targets were met, which were missed, and why."""
+    from serve.obs.cli_report import run_report
+    from serve.obs.duration import parse_duration
+
+    since_s = None if since is None else parse_duration(since)
+    raise typer.Exit(run_report(db, since_s, as_json, html, csv))
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+)
+def load(context: typer.Context) -> None:
+    """Send an open-loop load with Locust; `gnnserve load --help` lists the options."""
+    # A process of its own: gevent replaces the sockets and threads of the one it runs in.
+    command = [sys.executable, "-m", "loadgen", *context.args]
+    raise typer.Exit(subprocess.run(command, check=False).returncode)
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Option(help="Where its files go.")] = Path("demo"),
+    duration: Annotated[float, typer.Option(min=1, help="Seconds of load.")] = 15.0,
+) -> None:
+    """Server, load and report in one go."""
+    from serve.demo import run_demo
+
+    raise typer.Exit(run_demo(folder, duration))
+
+
+def _log_level(default: str = "INFO") -> str:
+    """`GNNSERVE_LOG`, the one variable read; raises ConfigError on an unknown level."""
+    level = os.environ.get("GNNSERVE_LOG", default).upper()
+    if level not in _LOG_LEVELS:
+        raise ConfigError(f"GNNSERVE_LOG: '{level}' is not one of {', '.join(_LOG_LEVELS)}")
+    return level
+
+
+def _estimate_table(found: ModelEstimate) -> Table:
+    table = Table(
+        title=f"{found.model} version {found.version}: "
+        f"{found.num_nodes:,} nodes, {found.num_edges:,} edges",
+        show_header=False,
+        title_justify="left",
+    )
+    rows = (
+        ("executor", found.executor),
+        ("weights, held once", _size(found.weights_bytes)),
+        ("inputs", _size(found.input_bytes)),
+        ("peak memory (PMC)", _size(found.peak_bytes)),
+        ("held at the peak by", found.peak_where),
+        ("reserved", _size(found.reserve_bytes)),
+        ("fit at once", f"{found.fit_count:,} in {_size(found.budget_bytes)}"),
+        ("run time", _milliseconds(found.run_ns)),
+        ("solo time", f"{_milliseconds(found.solo_ns)}, 95 % within "
+                      f"{_milliseconds(found.solo_high_ns)}"),
+        ("QoS target", _milliseconds(found.qos_target_ns)),
+        ("warning", found.warning),
+    )  # fmt: skip
+    for name, value in rows:
+        if value:
+            table.add_row(name, value)
+    return table
+
+
+def _size(size_bytes: int) -> str:
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size_bytes >= factor:
+            return f"{size_bytes / factor:,.2f} {unit}"
+    return f"{size_bytes} B"
+
+
+def _milliseconds(time_ns: int) -> str:
+    return f"{time_ns / 1e6:,.2f} ms"

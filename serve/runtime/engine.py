@@ -1,0 +1,478 @@
+"""The live driver of the scheduler: one lock, one thread, and every handler thread lends a hand.
+
+Whoever has an event (the thread a request came in on, the engine's own thread that listens to
+the lanes and keeps the timers) takes the lock, asks the scheduler what to do and does it. All
+that is done under the lock is a few microseconds of dictionary work, a packet to a lane, or a
+word to a waiting thread; nothing there blocks. See ``serve.core.scheduler`` for the decisions
+and ``docs/architecture.md`` for a request's way through all this.
+"""
+
+import itertools
+import logging
+import threading
+import uuid
+from collections.abc import Callable
+
+from serve.config import Config
+from serve.core.commands import (
+    AnswerTask,
+    Command,
+    LaunchTask,
+    PrepareTask,
+    ReleaseTask,
+)
+from serve.core.events import (
+    BudgetChanged,
+    DrainStarted,
+    Event,
+    LaneLost,
+    LaneReady,
+    TaskArrived,
+    TaskCancelled,
+    TaskFailed,
+    TaskFinished,
+    Tick,
+)
+from serve.core.params import DeviceFacts, SchedulerParams
+from serve.core.scheduler import Scheduler
+from serve.core.types import (
+    Bytes,
+    Completed,
+    FailReason,
+    LaneId,
+    Nanos,
+    Outcome,
+    QoS,
+    Task,
+    TaskId,
+    Usage,
+)
+from serve.errors import ConfigError, InvalidInput, NotFound, NotReady, ServeError
+from serve.models.cache import CalibrationCache
+from serve.obs.metrics import EngineSnapshot
+from serve.obs.record import RequestRecord
+from serve.runtime import clock
+from serve.runtime.api import InferCall, ModelEstimate, ModelInfo
+from serve.runtime.device import Device
+from serve.runtime.messages import ModelFailed, ModelLoaded, TaskDone, TaskError
+from serve.runtime.overhead import PROBE_NODES, PROBE_REPEATS, fit_overhead, probe_call
+from serve.runtime.pool import LaneDown, LanePool, LaneUp
+from serve.runtime.records import Scheduling
+from serve.runtime.registry import ModelEntry, Registry
+from serve.runtime.shm import SharedPool
+from serve.runtime.staging import plan_layout
+from serve.runtime.ticket import RequestTicket
+
+_log = logging.getLogger(__name__)
+
+_LANES_START_TIMEOUT_S = 120.0
+#: A task that runs this many times its estimate, and at least so long, is taken for hung.
+_RUN_LIMIT_FACTOR = 200
+_RUN_LIMIT_LEAST_NS = 60_000_000_000
+#: Staged at once: what runs, as much again prepared, at the largest message (widened to int64).
+_STAGED_PER_LANE = 4
+
+
+class Engine:
+    """Implements ``api.Inference``."""
+
+    def __init__(
+        self,
+        config: Config,
+        device: Device,
+        sink: Callable[[RequestRecord], None],
+        cache: CalibrationCache,
+    ) -> None:
+        self._config = config
+        self._device = device
+        self._sink = sink
+        self.check_finite = config.server.reject_nonfinite
+        chosen = config.scheduling
+        self.scheduling = Scheduling(chosen.policy, chosen.discipline, device.name)
+        lanes = len(device.lane_cores)
+        self.shared = SharedPool(
+            _STAGED_PER_LANE * lanes * max(2 * config.server.max_message_bytes, 64 << 20)
+        )
+        self._pool = LanePool(device.lane_cores, self.shared)
+        self._scheduler = Scheduler(
+            SchedulerParams(
+                policy=chosen.policy,
+                discipline=chosen.discipline,
+                window=chosen.window,
+                window_ns=Nanos(int(chosen.window_ms * 1e6)),
+                device=DeviceFacts(
+                    budget_bytes=Bytes(device.budget_bytes),
+                    lane_ids=self._pool.lane_ids,
+                    parallelism=device.parallelism,
+                    can_suspend=device.can_suspend,
+                ),
+                max_queue=config.server.max_queue,
+            )
+        )
+        self._lock = threading.Lock()
+        self._tickets: dict[TaskId, RequestTicket] = {}
+        self._task_ids = itertools.count(1)
+        self._boot_id = uuid.uuid4().hex[:8]
+        self._armed_ns: int | None = None
+        self._lanes_ready: set[LaneId] = set()
+        self._lanes_changed = threading.Condition(self._lock)
+        self._drained = threading.Event()
+        self._serving = False
+        self._draining = False
+        self._stopping = False
+        self._thread = threading.Thread(target=self._listen, name="engine", daemon=True)
+        self._registry = Registry(
+            config.path(config.models.repository),
+            cache,
+            self._pool,
+            qos_factor=chosen.qos_factor,
+            max_bytes=device.budget_bytes // 2,
+            budget_changed=self._weights_changed,
+        )
+
+    # --- life ---------------------------------------------------------------------------
+
+    def start(self, progress: Callable[[str, float], None] | None = None) -> None:
+        """Start lanes, load models, time the way through; returns when requests may come.
+
+        A model that does not load is logged and stays UNAVAILABLE; raises NotReady when no
+        lane starts or no model can be served.
+        """
+        names = self._registry.names_to_load(self._config.models.load)
+        tell = progress or (lambda step, fraction: None)
+        tell("starting lanes", 0.0)
+        self._pool.start()
+        self._thread.start()
+        with self._lanes_changed:
+            lanes = len(self._pool.lane_ids)
+            if not self._lanes_changed.wait_for(
+                lambda: len(self._lanes_ready) == lanes, _LANES_START_TIMEOUT_S
+            ):
+                raise NotReady(
+                    f"{len(self._lanes_ready)} of {lanes} lanes started within "
+                    f"{_LANES_START_TIMEOUT_S:g} s; see the log"
+                )
+        for index, name in enumerate(names):
+            share = index / len(names)
+            tell(f"loading {name}", share)
+            try:
+                self._registry.load(
+                    name,
+                    lambda step, fraction, name=name, share=share: tell(  # type: ignore[misc]
+                        f"{name}: {step}", share + fraction / len(names)
+                    ),
+                )
+            except ServeError as error:
+                _log.error("model %s is not served: %s", name, error)
+        if names and not self._registry.entries:
+            raise NotReady(f"none of {len(names)} models can be served; see the log")
+        tell("timing the server's own share", 1.0)
+        self._time_overhead()
+        self._serving = True
+
+    def load_offline(self, name: str, progress: Callable[[str, float], None]) -> None:
+        """Read and calibrate one model without lanes: it can be estimated, not run."""
+        self._registry.load(name, progress)
+
+    def begin_drain(self) -> int:
+        """Accept nothing new from now on; how many accepted requests are unanswered."""
+        self._draining = True
+        with self._lock:
+            self._carry_out(DrainStarted())
+            return len(self._tickets)
+
+    def wait_drained(self, timeout_s: float) -> bool:
+        """Wait until everything accepted is answered; False when time ran out."""
+        return self._drained.wait(timeout_s)
+
+    def stop(self) -> None:
+        """End every lane. Requests that still wait are cancelled. Idempotent."""
+        if self._stopping:
+            return
+        self._serving = False
+        for ticket in tuple(self._tickets.values()):
+            ticket.cancel()
+        self._stopping = True
+        if self._thread.is_alive():
+            self._pool.wake()
+            self._thread.join()
+        self._pool.stop()
+        self.shared.close()
+
+    # --- api.Inference --------------------------------------------------------------------
+
+    @property
+    def ready(self) -> bool:
+        """See ``api.Inference``."""
+        return self._serving and not self._draining and bool(self._lanes_ready)
+
+    @property
+    def live(self) -> bool:
+        """See ``api.Inference``."""
+        return not self._thread.ident or self._thread.is_alive()
+
+    def submit(self, call: InferCall) -> RequestTicket:
+        """See ``api.Inference``."""
+        if not self._serving:
+            raise NotReady("the server is starting or has stopped")
+        return self._submit(call)
+
+    def models(self) -> tuple[ModelInfo, ...]:
+        """See ``api.Inference``."""
+        return self._registry.infos()
+
+    def model(self, name: str, version: str = "") -> ModelInfo:
+        """See ``api.Inference``."""
+        return self._registry.info(self._registry.get(name, version))
+
+    def load(self, name: str) -> None:
+        """See ``api.Inference``."""
+        try:
+            self._registry.load(name)
+        except ConfigError as error:
+            raise NotReady(f"model '{name}' cannot be loaded: {error}") from error
+
+    def unload(self, name: str) -> None:
+        """See ``api.Inference``."""
+        self._registry.unload(name)
+
+    def estimate(self, name: str, version: str, num_nodes: int, num_edges: int) -> ModelEstimate:
+        """See ``api.Inference``."""
+        if num_nodes < 0 or num_edges < 0:
+            raise InvalidInput(f"nodes {num_nodes} and edges {num_edges} must be at least 0")
+        entry = self._registry.get(name, version)
+        with self._lock:
+            found = entry.estimator.describe(num_nodes, num_edges)
+            budget_bytes = self._scheduler.budget_bytes
+        return ModelEstimate(
+            model=entry.spec.name,
+            version=str(entry.spec.version),
+            executor=entry.executor,
+            num_nodes=num_nodes,
+            num_edges=num_edges,
+            weights_bytes=entry.spec.weights_bytes,
+            input_bytes=found.input_bytes,
+            peak_bytes=found.peak_bytes,
+            reserve_bytes=found.reserve_bytes,
+            run_ns=found.run_ns,
+            solo_ns=found.solo_ns,
+            solo_high_ns=found.solo_high_ns,
+            qos_target_ns=int(self._registry.factor_of(entry) * found.solo_ns),
+            budget_bytes=budget_bytes,
+            fit_count=budget_bytes // max(1, found.reserve_bytes),
+            peak_where=found.peak_where,
+            warning=found.warning,
+        )
+
+    # --- the scheduler's driver -------------------------------------------------------------
+
+    def handle(self, event: Event) -> None:
+        """Give the scheduler an event and carry out what it answers. Any thread."""
+        with self._lock:
+            self._carry_out(event)
+
+    def cancel(self, task_id: TaskId) -> None:
+        """Give up on a task that may long be answered. Any thread."""
+        with self._lock:
+            if task_id in self._tickets:
+                self._carry_out(TaskCancelled(task_id))
+
+    def unhold(self, ticket: RequestTicket) -> None:
+        """The serving thread is done with the ticket's buffers."""
+        with self._lock:
+            self._unhold(ticket)
+            entry = ticket.entry
+            entry.inflight -= 1
+            if entry.retired and entry.inflight == 0:
+                entry.idle.set()
+
+    def finished(self, ticket: RequestTicket, outcome: Outcome, record: RequestRecord) -> None:
+        """A request was answered: learn from it and keep its record."""
+        if not self._serving:
+            return
+        if isinstance(outcome, Completed) and record.co_runners == 0 and record.group_size == 1:
+            task = ticket.task
+            overhead_ns = record.latency_ns - record.queue_ns - record.run_ns
+            with self._lock:
+                ticket.entry.estimator.observe_solo(task.num_nodes, task.num_edges, overhead_ns)
+        self._sink(record)
+
+    def snapshot(self) -> EngineSnapshot:
+        """The engine at this moment, for metrics."""
+        pending: dict[tuple[str, str], int] = {}
+        with self._lock:
+            for ticket in self._tickets.values():
+                spec = ticket.entry.spec
+                key = spec.name, str(spec.version)
+                pending[key] = pending.get(key, 0) + (not ticket.launched)
+            return EngineSnapshot(
+                pending=pending,
+                lanes_up=len(self._lanes_ready),
+                lane_restarts=self._pool.restarts,
+                budget_bytes=self._scheduler.budget_bytes,
+                reserved_bytes=self._scheduler.reserved_bytes,
+            )
+
+    def lane_pids(self) -> dict[LaneId, int]:
+        """Process id of each lane."""
+        return self._pool.pids()
+
+    def _submit(self, call: InferCall) -> RequestTicket:
+        entry = self._registry.get(call.model, call.version)
+        num_nodes, num_edges = self._size(call, entry)
+        layout = plan_layout(
+            call.tensors, entry.spec.inputs, entry.estimator.output_bytes(num_nodes, num_edges)
+        )
+        with self._lock:
+            if entry.retired:
+                raise NotReady(f"model '{call.model}' is being unloaded")
+            estimate = entry.estimator.estimate(num_nodes, num_edges)
+            target_ns = call.qos_target_ns or int(
+                self._registry.factor_of(entry) * estimate.solo_ns
+            )
+            timeout_ns = None if call.timeout_ns is None else Nanos(max(1, call.timeout_ns))
+            task = Task(
+                task_id=TaskId(next(self._task_ids)),
+                model=entry.key,
+                num_nodes=num_nodes,
+                num_edges=num_edges,
+                arrived_ns=Nanos(call.arrived_ns),
+                estimate=estimate,
+                qos=QoS(Nanos(target_ns), timeout_ns, call.priority),
+                tenant=call.tenant,
+            )
+            uid = f"{self._boot_id}-{task.task_id}"
+            ticket = RequestTicket(self, call, entry, task, layout, uid)
+            self._tickets[task.task_id] = ticket
+            entry.inflight += 1
+            self._carry_out(TaskArrived(task))
+        return ticket
+
+    def _size(self, call: InferCall, entry: ModelEntry) -> tuple[int, int]:
+        """(nodes, edges) of a request the model can take; raises NotFound or InvalidInput."""
+        if call.graph is not None or "node_ids" in call.tensors:
+            held = ", ".join(graph.name for graph in self._config.graph) or "none"
+            raise NotFound(f"unknown graph '{call.graph or ''}'; resident graphs: {held}")
+        edges = call.tensors.get("edge_index")
+        num_nodes = call.tensors["x"].shape[0]
+        num_edges = 0 if edges is None else edges.shape[1]
+        if num_nodes == 0 and not entry.signature.accepts_empty:
+            raise InvalidInput(f"input 'x' has 0 nodes, which model '{call.model}' cannot take")
+        if num_edges == 0 and not entry.signature.accepts_edgeless:
+            raise InvalidInput(
+                f"input 'edge_index' has 0 edges, which model '{call.model}' cannot take"
+            )
+        return num_nodes, num_edges
+
+    def _carry_out(self, event: Event) -> None:
+        """Under the lock."""
+        for command in self._scheduler.handle(event, clock.now_ns()):
+            self._execute(command)
+        if self._scheduler.drained:
+            self._drained.set()
+        wakeup_ns = self._scheduler.next_wakeup()
+        if wakeup_ns is not None and (self._armed_ns is None or wakeup_ns < self._armed_ns):
+            self._armed_ns = wakeup_ns
+            if threading.get_ident() != self._thread.ident:
+                self._pool.wake()
+
+    def _execute(self, command: Command) -> None:
+        """Under the lock."""
+        ticket = self._tickets[command.task_id]
+        match command:
+            case PrepareTask():
+                ticket.command_prepare()
+            case LaunchTask(_, lane_id):
+                limit_ns = max(_RUN_LIMIT_LEAST_NS, _RUN_LIMIT_FACTOR * ticket.task.estimate.run_ns)
+                self._pool.send(lane_id, ticket.run_message(), limit_ns)
+            case AnswerTask(_, outcome):
+                if isinstance(outcome, Completed):
+                    self._learn(ticket, outcome)
+                ticket.command_answer(outcome)
+            case ReleaseTask():
+                del self._tickets[command.task_id]
+                self._unhold(ticket)
+
+    def _learn(self, ticket: RequestTicket, outcome: Completed) -> None:
+        task, usage = ticket.task, outcome.usage
+        ticket.entry.estimator.observe_run(
+            task.num_nodes,
+            task.num_edges,
+            usage.run_ns,
+            usage.peak_bytes,
+            outcome.placement.co_runners,
+        )
+
+    def _unhold(self, ticket: RequestTicket) -> None:
+        block = ticket.unhold()
+        if block is not None:
+            self.shared.free(block)
+
+    def _weights_changed(self, weights_bytes: Bytes) -> None:
+        self.handle(BudgetChanged(Bytes(max(0, self._device.budget_bytes - weights_bytes))))
+
+    # --- the engine's thread ------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        while not self._stopping:
+            for lane_id, said in self._pool.poll(self._armed_ns):
+                try:
+                    self._hear(lane_id, said)
+                except Exception:
+                    # A bug; the server goes on with the requests it does not concern.
+                    _log.exception("lane %d: message %s cannot be handled", lane_id, said)
+            with self._lock:
+                self._armed_ns = None
+                wakeup_ns = self._scheduler.next_wakeup()
+                if wakeup_ns is not None and wakeup_ns <= clock.now_ns():
+                    self._carry_out(Tick())
+                self._armed_ns = self._scheduler.next_wakeup()
+
+    def _hear(self, lane_id: LaneId, said: object) -> None:
+        match said:
+            case TaskDone(task_id, rows, columns, run_ns, peak_bytes):
+                self._pool.clear_limit(lane_id)
+                with self._lock:
+                    ticket = self._tickets[TaskId(task_id)]
+                    ticket.output_shape = (rows, columns)
+                    peak = None if peak_bytes is None else Bytes(peak_bytes + ticket.staged_bytes)
+                    usage = Usage(Nanos(run_ns), peak)
+                    self._carry_out(TaskFinished(TaskId(task_id), lane_id, usage))
+            case TaskError(task_id, reason, message):
+                self._pool.clear_limit(lane_id)
+                self.handle(TaskFailed(TaskId(task_id), lane_id, FailReason(reason), message))
+            case ModelLoaded(key):
+                if self._registry.lane_answered(lane_id, key):
+                    self._lane_ready(lane_id)
+            case ModelFailed(key, message):
+                _log.error("lane %d: %s: %s", lane_id, key, message)
+                if self._registry.lane_answered(lane_id, key, message):
+                    self._lane_ready(lane_id)
+            case LaneUp():
+                if self._registry.lane_up(lane_id):
+                    self._lane_ready(lane_id)
+            case LaneDown():
+                self._registry.lane_lost(lane_id)
+                with self._lock:
+                    if lane_id in self._lanes_ready:
+                        self._lanes_ready.discard(lane_id)
+                        self._carry_out(LaneLost(lane_id))
+
+    def _lane_ready(self, lane_id: LaneId) -> None:
+        with self._lanes_changed:
+            if lane_id not in self._lanes_ready:
+                self._lanes_ready.add(lane_id)
+                self._carry_out(LaneReady(lane_id))
+                self._lanes_changed.notify_all()
+
+    def _time_overhead(self) -> None:
+        """Send graphs through this engine and give the estimators what it adds to a run."""
+        samples: list[tuple[int, int]] = []
+        for entry in self._registry.entries[:1]:
+            for num_nodes in PROBE_NODES:
+                for _ in range(PROBE_REPEATS):
+                    ticket = self._submit(probe_call(entry, num_nodes))
+                    record = ticket.result().record
+                    samples.append((ticket.input_bytes, record.latency_ns - record.run_ns))
+        if samples:
+            self._registry.set_overhead(fit_overhead(samples))

@@ -1,0 +1,199 @@
+"""A lane: one resident process, pinned, that runs one task at a time.
+
+Runs in a child of the fork server, which has torch imported already. Whatever a model does,
+the lane answers: an error of the model ends that task and nothing else. The lane ends by
+itself when the server is gone, also when it was killed or when this process is stopped.
+"""
+
+import ctypes
+import gc
+import logging
+import mmap
+import os
+import signal
+import socket
+import sys
+import time
+
+import msgspec
+import torch
+
+from serve.core.types import FailReason
+from serve.errors import ServeError
+from serve.models.calibrate import calibrate
+from serve.models.facts import Signature
+from serve.models.loader import LoadedModel, load_model
+from serve.models.signature import probe_inputs, probe_signature
+from serve.native import Meter
+from serve.runtime import messages
+from serve.runtime.entry import LaneSetup, PassedFile
+from serve.runtime.messages import (
+    MAX_PACKET_BYTES,
+    LaneStarted,
+    LoadModel,
+    ModelFailed,
+    ModelLoaded,
+    ModelProbed,
+    ProbeModel,
+    Progress,
+    RunTask,
+    Stop,
+    TaskDone,
+    TaskError,
+    TensorRef,
+    UnloadModel,
+)
+from serve.runtime.shm import map_pool
+
+_log = logging.getLogger(__name__)
+
+_TORCH_DTYPES = {"float32": torch.float32, "int64": torch.int64}
+_PR_SET_PDEATHSIG = 1
+#: Nodes and edges of the graphs a model is run on before it serves.
+_WARM_UP_SIZES = ((16, 48), (256, 1024), (16, 48))
+
+
+def main(setup: LaneSetup, channel: socket.socket, pool_file: PassedFile) -> None:
+    """Entry point of the process."""
+    _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    logging.basicConfig(level=setup.log_level, format="%(levelname)s %(message)s")
+    if setup.cores:
+        os.sched_setaffinity(0, setup.cores)
+    torch.set_num_threads(setup.threads)
+    pool_fd = pool_file.detach()
+    pool = map_pool(pool_fd, setup.pool_capacity_bytes)
+    os.close(pool_fd)
+    Lane(channel, pool, Meter.attach()).serve()
+    # Tensors over the pool may still exist; the kernel unmaps it, no destructor has to.
+    sys.stderr.flush()
+    os._exit(0)
+
+
+class Lane:
+    """The loop: one packet in, one answer out."""
+
+    def __init__(self, channel: socket.socket, pool: mmap.mmap, meter: Meter | None) -> None:
+        self._channel = channel
+        self._pool = pool
+        self._meter = meter
+        self._models: dict[str, LoadedModel] = {}
+
+    def serve(self) -> None:
+        """Answer until told to stop or the server is gone."""
+        gc.collect()
+        gc.freeze()
+        self._send(LaneStarted(os.getpid(), self._meter is not None))
+        while True:
+            packet = self._channel.recv(MAX_PACKET_BYTES)
+            if not packet:
+                return
+            message = messages.decode_to_lane(packet)
+            if isinstance(message, RunTask):
+                self._send(self._run(message))
+            elif isinstance(message, LoadModel):
+                self._send(self._load(message))
+            elif isinstance(message, UnloadModel):
+                self._models.pop(message.key, None)
+            elif isinstance(message, ProbeModel):
+                self._send(self._probe(message))
+            elif isinstance(message, Stop):
+                return
+
+    def _send(self, message: messages.FromLane) -> None:
+        self._channel.send(messages.encode(message))
+
+    def _run(self, task: RunTask) -> TaskDone | TaskError:
+        started_ns = time.monotonic_ns()
+        try:
+            inputs = {ref.name: self._tensor(ref) for ref in task.inputs}
+            if self._meter is not None:
+                self._meter.reset()
+            base_bytes = 0 if self._meter is None else self._meter.live_bytes()
+            output = self._models[task.key].run(inputs)
+            peak = None if self._meter is None else self._meter.peak_bytes() - base_bytes
+            rows, columns = output.shape
+            self._store(output, task)
+        except MemoryError as error:
+            return TaskError(task.task_id, FailReason.OUT_OF_MEMORY.value, str(error))
+        except ServeError as error:
+            return TaskError(task.task_id, FailReason.MODEL_ERROR.value, str(error))
+        except Exception as error:
+            # The user's code may raise anything; it must not cost the lane.
+            _log.exception("model %s raised", task.key)
+            text = f"{type(error).__name__}: {error}"
+            reason = FailReason.MODEL_ERROR
+            if isinstance(error, RuntimeError) and "not enough memory" in text:
+                reason = FailReason.OUT_OF_MEMORY
+            return TaskError(task.task_id, reason.value, text)
+        run_ns = time.monotonic_ns() - started_ns
+        return TaskDone(task.task_id, rows, columns, run_ns, peak)
+
+    def _tensor(self, ref: TensorRef) -> torch.Tensor:
+        dtype = _TORCH_DTYPES[ref.dtype]
+        count = 1
+        for size in ref.shape:
+            count *= size
+        if count == 0:
+            return torch.empty(ref.shape, dtype=dtype)
+        flat = torch.frombuffer(self._pool, dtype=dtype, count=count, offset=ref.offset_bytes)
+        return flat.view(ref.shape)
+
+    def _store(self, output: torch.Tensor, task: RunTask) -> None:
+        size_bytes = output.numel() * output.element_size()
+        if size_bytes > task.output_capacity_bytes:
+            raise ServeError(
+                f"the output has shape {tuple(output.shape)}, {size_bytes} bytes; "
+                f"{task.output_capacity_bytes} were expected for a graph of this size"
+            )
+        if size_bytes:
+            place = TensorRef("output", "float32", tuple(output.shape), task.output_offset_bytes)
+            self._tensor(place).copy_(output)
+
+    def _load(self, message: LoadModel) -> ModelLoaded | ModelFailed:
+        try:
+            model = load_model(message.spec)
+            warm_up(model, message.signature)
+        except Exception as error:
+            _log.exception("model %s does not load", message.key)
+            return ModelFailed(message.key, _public_text(error))
+        self._models[message.key] = model
+        gc.collect()
+        gc.freeze()
+        return ModelLoaded(message.key)
+
+    def _probe(self, message: ProbeModel) -> ModelProbed | ModelFailed:
+        try:
+            model = load_model(message.spec)
+            signature = probe_signature(model)
+            warm_up(model, signature)
+            found = calibrate(
+                model,
+                signature,
+                budget_s=message.budget_s,
+                max_bytes=message.max_bytes,
+                progress=lambda step, fraction: self._send(Progress(step, fraction)),
+            )
+        except Exception as error:
+            _log.exception("model %s cannot be calibrated", message.spec.name)
+            return ModelFailed(message.spec.name, _public_text(error))
+        return ModelProbed(signature, msgspec.msgpack.encode(found))
+
+
+def warm_up(model: LoadedModel, signature: Signature) -> None:
+    """Run small graphs, so that no request pays for a first call."""
+    for num_nodes, num_edges in _WARM_UP_SIZES:
+        model.run(probe_inputs(num_nodes, num_edges, 1, signature.num_features, signature.edge_dim))
+
+
+def _public_text(error: Exception) -> str:
+    return str(error) if isinstance(error, ServeError) else f"{type(error).__name__}: {error}"
+
+
+def _die_with_parent() -> None:
+    """Have the kernel kill this process when the fork server ends; it ends with the server."""
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)

@@ -1,0 +1,367 @@
+"""The lane processes: started from a fork server, pinned, watched, restarted with back-off.
+
+Does not decide what runs: the engine polls for what lanes said and is told when one is lost.
+Only the engine's own thread calls `poll`; `send` may be called from any thread.
+"""
+
+import logging
+import multiprocessing
+import os
+import selectors
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import DupFd
+from queue import Empty, SimpleQueue
+
+from serve import native
+from serve.core.types import LaneId
+from serve.errors import NotReady
+from serve.runtime import clock, messages
+from serve.runtime.entry import LaneSetup, PassedFile, run_lane
+from serve.runtime.messages import MAX_PACKET_BYTES, FromLane, Message, Stop
+from serve.runtime.shm import SharedPool
+
+_log = logging.getLogger(__name__)
+
+_LANE_MODULE = "serve.runtime.lane"
+_BACK_OFF_FIRST_NS = 50_000_000
+_BACK_OFF_MOST_NS = 10_000_000_000
+#: A lane that lived this long starts its back-off anew.
+_HEALTHY_AFTER_NS = 30_000_000_000
+_STOP_WAIT_S = 2.0
+_START_WAIT_S = 120.0
+
+#: glibc keeps freed tensor memory instead of handing pages back after every layer and
+#: faulting them in again: bounded per lane by the trim threshold.
+_LANE_ENVIRONMENT = {
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
+    "OMP_NUM_THREADS": "1",
+    # numpy's BLAS must start no threads in the fork server: only one thread survives a fork.
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LaneUp:
+    """A lane's process started and waits for its models."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaneDown:
+    """A lane's process ended; a new one follows by itself."""
+
+    reason: str
+
+
+@dataclass(slots=True)
+class _Lane:
+    lane_id: LaneId
+    cores: tuple[int, ...]
+    process: BaseProcess | None = None
+    channel: socket.socket | None = None
+    started_ns: int = 0
+    failures: int = 0
+    restart_at_ns: int | None = None
+    restarts: int = 0
+    #: When the task it runs must have ended, else the lane is taken for hung.
+    kill_at_ns: int | None = field(default=None)
+
+
+class LanePool:
+    """All lanes of one device."""
+
+    def __init__(
+        self, lane_cores: tuple[tuple[int, ...], ...], shared: SharedPool, threads: int = 1
+    ) -> None:
+        self._shared = shared
+        self._threads = threads
+        self._lanes = {
+            LaneId(index): _Lane(LaneId(index), cores) for index, cores in enumerate(lane_cores)
+        }
+        self._selector = selectors.DefaultSelector()
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._selector.register(self._wake_fd, selectors.EVENT_READ, None)
+        self._started: SimpleQueue[tuple[LaneId, BaseProcess, socket.socket]] = SimpleQueue()
+        self._stopping = False
+
+    @property
+    def lane_ids(self) -> tuple[LaneId, ...]:
+        """All lanes, up or not."""
+        return tuple(self._lanes)
+
+    @property
+    def restarts(self) -> int:
+        """How often lanes were started again."""
+        return sum(lane.restarts for lane in self._lanes.values())
+
+    def pids(self) -> dict[LaneId, int]:
+        """Process id of each lane that has a process."""
+        return {
+            lane.lane_id: lane.process.pid
+            for lane in self._lanes.values()
+            if lane.process is not None and lane.process.pid is not None
+        }
+
+    def start(self) -> None:
+        """Start every lane's process; `poll` tells when each is up."""
+        for lane in self._lanes.values():
+            self._adopt(lane, *self._spawn(f"lane {lane.lane_id}", lane.cores))
+
+    def send(self, lane_id: LaneId, message: Message, limit_ns: int | None = None) -> None:
+        """Send to a lane; a lane that is gone is noticed by `poll`, so nothing is raised.
+
+        With `limit_ns` the lane is killed unless `clear_limit` is called within that time.
+        """
+        lane = self._lanes[lane_id]
+        lane.kill_at_ns = None if limit_ns is None else clock.now_ns() + limit_ns
+        channel = lane.channel
+        if channel is None:
+            return
+        try:
+            channel.send(messages.encode(message), socket.MSG_DONTWAIT)
+        except OSError as error:
+            _log.warning("lane %d: cannot be reached: %s", lane_id, error)
+
+    def clear_limit(self, lane_id: LaneId) -> None:
+        """The lane answered in time."""
+        self._lanes[lane_id].kill_at_ns = None
+
+    def wake(self) -> None:
+        """Make a waiting `poll` return. Any thread."""
+        os.eventfd_write(self._wake_fd, 1)
+
+    def poll(self, until_ns: int | None) -> list[tuple[LaneId, FromLane | LaneUp | LaneDown]]:
+        """Wait for lanes, for `wake` or until `until_ns`; what lanes said, in order."""
+        now = clock.now_ns()
+        dues = [until_ns] if until_ns is not None else []
+        for lane in self._lanes.values():
+            dues += [at for at in (lane.restart_at_ns, lane.kill_at_ns) if at is not None]
+        timeout_s = max(0.0, (min(dues) - now) / 1e9) if dues else None
+        said: list[tuple[LaneId, FromLane | LaneUp | LaneDown]] = []
+        for key, _ in self._selector.select(timeout_s):
+            if key.data is None:
+                os.eventfd_read(self._wake_fd)
+                self._adopt_started(said)
+            else:
+                self._read(self._lanes[key.data], said)
+        self._attend(clock.now_ns())
+        return said
+
+    def _read(self, lane: _Lane, said: list[tuple[LaneId, FromLane | LaneUp | LaneDown]]) -> None:
+        while lane.channel is not None:
+            try:
+                packet = lane.channel.recv(MAX_PACKET_BYTES, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            except OSError:
+                packet = b""
+            if not packet:
+                said.append((lane.lane_id, LaneDown(self._bury(lane))))
+                return
+            message = messages.decode_from_lane(packet)
+            if isinstance(message, messages.LaneStarted):
+                _log.info("lane %d: process %d up, cores %s", lane.lane_id, message.pid, lane.cores)
+                said.append((lane.lane_id, LaneUp()))
+            else:
+                said.append((lane.lane_id, message))
+            if isinstance(message, messages.TaskDone | messages.TaskError):
+                return
+
+    def _bury(self, lane: _Lane) -> str:
+        """Clean up after a dead process and schedule its successor; says how it ended."""
+        assert lane.channel is not None
+        assert lane.process is not None
+        self._selector.unregister(lane.channel)
+        lane.channel.close()
+        lane.channel = None
+        lane.kill_at_ns = None
+        reason = _reap(lane.process)
+        lane.process = None
+        now = clock.now_ns()
+        if now - lane.started_ns > _HEALTHY_AFTER_NS:
+            lane.failures = 0
+        back_off_ns = min(_BACK_OFF_MOST_NS, _BACK_OFF_FIRST_NS << min(lane.failures, 20))
+        lane.failures += 1
+        if not self._stopping:
+            lane.restart_at_ns = now + back_off_ns
+            _log.warning(
+                "lane %d: lost (%s); restart in %.2f s", lane.lane_id, reason, back_off_ns / 1e9
+            )
+        return reason
+
+    def _attend(self, now_ns: int) -> None:
+        """Restart lanes that are due, kill lanes that hang."""
+        for lane in self._lanes.values():
+            if lane.kill_at_ns is not None and now_ns >= lane.kill_at_ns:
+                lane.kill_at_ns = None
+                _log.error("lane %d: the task does not end; killing the process", lane.lane_id)
+                if lane.process is not None:
+                    lane.process.kill()
+            if lane.restart_at_ns is not None and now_ns >= lane.restart_at_ns:
+                lane.restart_at_ns = None
+                lane.restarts += 1
+                # The fork server may have to be started anew, which takes seconds.
+                threading.Thread(
+                    target=self._respawn, args=(lane,), name=f"restart-{lane.lane_id}", daemon=True
+                ).start()
+
+    def _respawn(self, lane: _Lane) -> None:
+        try:
+            process, channel = self._spawn(f"lane {lane.lane_id}", lane.cores)
+        except OSError as error:
+            _log.error("lane %d: cannot be started: %s", lane.lane_id, error)
+            lane.restart_at_ns = clock.now_ns() + _BACK_OFF_MOST_NS
+        else:
+            self._started.put((lane.lane_id, process, channel))
+        if not self._stopping:
+            self.wake()
+
+    def _adopt_started(self, said: list[tuple[LaneId, FromLane | LaneUp | LaneDown]]) -> None:
+        while True:
+            try:
+                lane_id, process, channel = self._started.get_nowait()
+            except Empty:
+                return
+            self._adopt(self._lanes[lane_id], process, channel)
+            self._read(self._lanes[lane_id], said)
+
+    def _adopt(self, lane: _Lane, process: BaseProcess, channel: socket.socket) -> None:
+        lane.process, lane.channel, lane.started_ns = process, channel, clock.now_ns()
+        self._selector.register(channel, selectors.EVENT_READ, lane.lane_id)
+
+    def _spawn(self, name: str, cores: tuple[int, ...]) -> tuple[BaseProcess, socket.socket]:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for side in (ours, theirs):
+            side.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MAX_PACKET_BYTES)
+        setup = LaneSetup(
+            name=name,
+            cores=cores,
+            threads=self._threads,
+            pool_capacity_bytes=self._shared.capacity_bytes,
+            log_level=logging.getLogger().getEffectiveLevel(),
+        )
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([_LANE_MODULE])
+        with _lane_environment():
+            forkserver.ensure_running()
+        process = context.Process(
+            target=run_lane,
+            args=(setup, theirs, _PoolFile(self._shared.fd)),
+            name=name,
+            daemon=True,
+        )
+        process.start()
+        theirs.close()
+        return process, ours
+
+    @contextmanager
+    def calibrator(self) -> Iterator["Calibrator"]:
+        """A lane of its own for one model, so that no serving lane is kept from its tasks."""
+        cores = self._lanes[LaneId(0)].cores
+        process, channel = self._spawn("calibrator", cores)
+        try:
+            yield Calibrator(channel)
+        finally:
+            channel.close()
+            process.kill()
+            _reap(process)
+
+    def stop(self) -> None:
+        """End every process. After this nothing of the pool runs."""
+        self._stopping = True
+        for lane in self._lanes.values():
+            lane.restart_at_ns = None
+            self.send(lane.lane_id, Stop())
+        for lane in self._lanes.values():
+            if lane.process is not None:
+                lane.process.join(_STOP_WAIT_S)
+                lane.process.kill()
+                self._bury(lane)
+        while not self._started.empty():
+            _, process, channel = self._started.get_nowait()
+            channel.close()
+            process.kill()
+            _reap(process)
+        self._selector.close()
+        os.close(self._wake_fd)
+
+
+class Calibrator:
+    """Blocking talk with a process that loads and calibrates one model."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._channel.settimeout(_START_WAIT_S)
+
+    def send(self, message: Message) -> None:
+        """Send one packet."""
+        self._channel.send(messages.encode(message))
+
+    def receive(self, timeout_s: float) -> FromLane:
+        """The next packet; raises NotReady when the process died or takes too long."""
+        self._channel.settimeout(timeout_s)
+        try:
+            packet = self._channel.recv(MAX_PACKET_BYTES)
+        except TimeoutError as error:
+            raise NotReady(
+                f"the model did not load and calibrate within {timeout_s:g} s"
+            ) from error
+        if not packet:
+            raise NotReady("the process that loaded the model died; see the log")
+        return messages.decode_from_lane(packet)
+
+
+class _PoolFile:
+    """The pool's file, pickled as a descriptor duplicated into the process being started."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def __reduce__(self) -> tuple[Callable[[PassedFile], PassedFile], tuple[PassedFile]]:
+        return _as_passed, (DupFd(self._fd),)
+
+
+def _as_passed(file: PassedFile) -> PassedFile:
+    return file
+
+
+@contextmanager
+def _lane_environment() -> Iterator[None]:
+    """Environment of the fork server, so of all lanes; ours is as before afterwards."""
+    wanted = dict(_LANE_ENVIRONMENT)
+    meter = native.meter_library_path()
+    if meter is None:
+        _log.warning("lanes run without the memory meter: peaks are not measured")
+    else:
+        before = os.environ.get("LD_PRELOAD", "")
+        wanted["LD_PRELOAD"] = f"{meter}:{before}" if before else str(meter)
+    saved = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in saved.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _reap(process: BaseProcess) -> str:
+    """Wait for a process that is ending, free it and say how it ended."""
+    process.join(_STOP_WAIT_S)
+    if process.exitcode is None:
+        process.kill()
+        process.join(_STOP_WAIT_S)
+    code = process.exitcode
+    process.close()
+    if code is None:
+        return "does not end"
+    return f"signal {-code}" if code < 0 else f"exit code {code}"

@@ -1,0 +1,104 @@
+"""From how a request ended to the row the report keeps of it."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from serve.core.blame import violation_cause
+from serve.core.types import Cancelled, Completed, Expired, Failed, Outcome, Rejected
+from serve.obs.record import RequestRecord
+
+if TYPE_CHECKING:
+    from serve.runtime.ticket import RequestTicket
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduling:
+    """What is the same for every record of this server."""
+
+    policy: str
+    discipline: str
+    device: str
+
+
+def build_record(
+    ticket: "RequestTicket", outcome: Outcome, answered_ns: int, scheduling: Scheduling
+) -> RequestRecord:
+    """The record of a request answered at `answered_ns` on the scheduler's clock."""
+    task = ticket.task
+    call = ticket.call
+    status, reason, message = _ending(outcome)
+    facts: dict[str, object] = {
+        "request_uid": ticket.request_uid,
+        "client_id": call.client_id,
+        "model": ticket.entry.spec.name,
+        "version": str(ticket.entry.spec.version),
+        "tenant": task.tenant,
+        "priority": task.qos.priority,
+        "arrived_unix_ns": ticket.arrived_unix_ns,
+        "num_nodes": task.num_nodes,
+        "num_edges": task.num_edges,
+        "status": status,
+        "reason": reason,
+        "message": message,
+        "policy": scheduling.policy,
+        "discipline": scheduling.discipline,
+        "executor": ticket.entry.executor,
+        "device": scheduling.device,
+        "latency_ns": answered_ns - task.arrived_ns,
+        "solo_estimate_ns": task.estimate.solo_ns,
+        "run_estimate_ns": task.estimate.run_ns,
+        "qos_target_ns": task.qos.target_ns,
+        "pmc_estimate_bytes": task.estimate.peak_bytes,
+        "reserve_bytes": task.reserve_bytes,
+    }
+    if isinstance(outcome, Completed):
+        facts |= _run_facts(ticket, outcome, answered_ns)
+    return RequestRecord(**facts)  # type: ignore[arg-type]  # names are checked by its decoder
+
+
+def _run_facts(ticket: "RequestTicket", outcome: Completed, answered_ns: int) -> dict[str, object]:
+    task, when, where = ticket.task, outcome.timeline, outcome.placement
+    prepare_ns = when.prepared_ns - when.prepare_started_ns
+    quet_ns = when.launched_ns - when.arrived_ns
+    cause = violation_cause(task, outcome, answered_ns)
+    return {
+        "lane": where.lane_id,
+        "attempt": where.attempt,
+        "group_id": where.group_id,
+        "group_size": where.group_size,
+        "co_runners": where.co_runners,
+        "queue_ns": max(0, quet_ns - when.prepare_exposed_ns),
+        "prepare_ns": prepare_ns,
+        "prepare_exposed_ns": when.prepare_exposed_ns,
+        "quet_ns": quet_ns,
+        "run_ns": outcome.usage.run_ns,
+        "answer_ns": answered_ns - when.finished_ns,
+        "backlog_ns": when.backlog_ns,
+        "violated": cause is not None,
+        "cause": cause or "",
+        "pmc_measured_bytes": outcome.usage.peak_bytes,
+    }
+
+
+_STATUS_OF_FAILURE = {
+    "invalid_input": "INVALID_ARGUMENT",
+    "model_error": "INTERNAL",
+    "out_of_memory": "RESOURCE_EXHAUSTED",
+    "lane_lost": "UNAVAILABLE",
+}
+
+
+def _ending(outcome: Outcome) -> tuple[str, str, str]:
+    """(status, reason, message) of the record."""
+    match outcome:
+        case Completed():
+            return "OK", "", ""
+        case Rejected(reason, message):
+            code = "UNAVAILABLE" if reason.value == "draining" else "RESOURCE_EXHAUSTED"
+            return code, reason.value, message
+        case Expired(stage):
+            return "DEADLINE_EXCEEDED", "deadline", f"while {stage}"
+        case Cancelled(stage):
+            return "CANCELLED", "cancelled", f"while {stage}"
+        case Failed(reason, message):
+            return _STATUS_OF_FAILURE[reason.value], reason.value, message

@@ -1,0 +1,336 @@
+"""Which models are served: read, calibrated, loaded on every lane, replaced and let go.
+
+Loading never takes a lane from its tasks for longer than reading the weights: what is slow
+(finding the shapes, tracing memory, timing) happens once, in a process of its own, and is
+cached on disk.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from serve.core.types import Bytes, LaneId
+from serve.errors import ConfigError, ModelError, NotFound, NotReady, ServeError
+from serve.estimate.calibration import Calibration
+from serve.estimate.estimator import ModelEstimator, Overhead
+from serve.models.cache import CalibrationCache
+from serve.models.facts import Signature
+from serve.models.repository import BrokenModel, ModelSpec, content_hash, find, scan
+from serve.runtime.api import ModelInfo, TensorSpec
+from serve.runtime.messages import LoadModel, ModelFailed, ModelProbed, ProbeModel, Progress
+from serve.runtime.messages import UnloadModel as UnloadFromLane
+from serve.runtime.overhead import ASSUMED
+from serve.runtime.pool import LanePool
+
+_log = logging.getLogger(__name__)
+
+_CALIBRATION_BUDGET_S = 6.0
+_PROBE_TIMEOUT_S = 180.0
+_LOAD_TIMEOUT_S = 120.0
+_DRAIN_TIMEOUT_S = 60.0
+
+_INPUT_SPECS = {
+    "x": ("FP32", (-1, -1)),
+    "edge_index": ("INT64", (2, -1)),
+    "edge_weight": ("FP32", (-1,)),
+    "edge_attr": ("FP32", (-1, -1)),
+    "batch": ("INT64", (-1,)),
+}
+#: Inputs a request may leave out: the model's own default is used.
+_OPTIONAL_INPUTS = frozenset({"edge_weight", "batch"})
+
+
+@dataclass(slots=True)
+class ModelEntry:
+    """One model as served. Mutable parts belong to the engine's lock."""
+
+    spec: ModelSpec
+    #: Unique per content, so that a changed model can be loaded beside the old one.
+    key: str
+    signature: Signature
+    estimator: ModelEstimator
+    executor: str
+    #: Accepted and not yet answered.
+    inflight: int = 0
+    retired: bool = False
+    idle: threading.Event = field(default_factory=threading.Event)
+    cached_info: ModelInfo | None = None
+
+
+class Registry:
+    """The models of one server. Loads are one at a time; look-ups need no lock."""
+
+    def __init__(
+        self,
+        root: Path,
+        cache: CalibrationCache,
+        pool: LanePool,
+        *,
+        qos_factor: float,
+        max_bytes: int,
+        budget_changed: Callable[[Bytes], None],
+    ) -> None:
+        self._root = root
+        self._cache = cache
+        self._pool = pool
+        self._qos_factor = qos_factor
+        self._max_bytes = max_bytes
+        self._budget_changed = budget_changed
+        self._entries: dict[str, ModelEntry] = {}
+        #: Models being loaded or let go, and why those that are not served are not.
+        self._states: dict[str, tuple[str, str]] = {}
+        self._load_lock = threading.Lock()
+        self._answers = threading.Condition()
+        #: Lanes that have not yet answered a LoadModel, by key; and the failures told.
+        self._waiting: dict[str, set[LaneId]] = {}
+        self._failures: dict[str, str] = {}
+        #: Lanes whose process is up, with what was sent to them so far.
+        self._lanes_up: set[LaneId] = set()
+        #: Every model the lanes hold or are about to, by key.
+        self._on_lanes: dict[str, LoadModel] = {}
+        self._overhead = ASSUMED
+
+    @property
+    def weights_bytes(self) -> int:
+        """Weights of all models the lanes hold; their pages are shared between lanes."""
+        return sum(message.spec.weights_bytes for message in self._on_lanes.values())
+
+    @property
+    def entries(self) -> tuple[ModelEntry, ...]:
+        """Everything served now."""
+        return tuple(self._entries.values())
+
+    def factor_of(self, entry: ModelEntry) -> float:
+        """QoS target ÷ solo time of the model."""
+        return entry.spec.qos_factor or self._qos_factor
+
+    def get(self, name: str, version: str = "") -> ModelEntry:
+        """The served model; raises NotFound or NotReady."""
+        entry = self._entries.get(name)
+        if entry is not None and version in ("", str(entry.spec.version)):
+            return entry
+        if entry is not None:
+            find(self._root, name, version)
+            raise NotReady(f"model '{name}' version {version} is not loaded")
+        state, reason = self._states.get(name, ("", ""))
+        if not state:
+            find(self._root, name, version)
+            state, reason = "UNAVAILABLE", "not loaded"
+        raise NotReady(f"model '{name}' is {state}" + (f": {reason}" if reason else ""))
+
+    def load(self, name: str, progress: Callable[[str, float], None] | None = None) -> ModelEntry:
+        """Serve the newest version of `name` as it is on disk now.
+
+        Does nothing when just that is served. Otherwise the new one is loaded beside the old
+        one, takes over, and the old one is let go once its requests are answered.
+        """
+        with self._load_lock:
+            try:
+                return self._load(name, progress or (lambda step, fraction: None))
+            except ServeError as error:
+                if name not in self._entries:
+                    self._states[name] = ("UNAVAILABLE", str(error))
+                raise
+
+    def _load(self, name: str, progress: Callable[[str, float], None]) -> ModelEntry:
+        try:
+            spec = find(self._root, name)
+        except NotFound:
+            self._states.pop(name, None)
+            raise
+        digest = content_hash(spec)
+        old = self._entries.get(name)
+        key = f"{spec.key}@{digest[:12]}"
+        if old is not None and old.key == key:
+            return old
+        self._states[name] = ("LOADING", "")
+        signature, calibration = self._calibrated(spec, digest, progress)
+        message = LoadModel(key, spec, signature)
+        self._on_lanes[key] = message
+        self._budget_changed(Bytes(self.weights_bytes))
+        try:
+            self._send_to_lanes(message)
+        except ServeError:
+            self._forget(key)
+            raise
+        entry = ModelEntry(
+            spec, key, signature, ModelEstimator(calibration, self._overhead), calibration.executor
+        )
+        self._entries[name] = entry
+        self._states.pop(name, None)
+        _log.info("model %s: serving version %d", name, spec.version)
+        if old is not None:
+            self._let_go(old)
+        return entry
+
+    def unload(self, name: str) -> None:
+        """Stop serving `name`; returns when its accepted requests are answered."""
+        with self._load_lock:
+            entry = self._entries.pop(name, None)
+            if entry is None:
+                find(self._root, name)
+                return
+            self._states[name] = ("UNLOADING", "")
+            self._let_go(entry)
+            self._states[name] = ("UNAVAILABLE", "unloaded")
+
+    def infos(self) -> tuple[ModelInfo, ...]:
+        """Every model and version of the repository, served or not."""
+        rows = []
+        for found in scan(self._root):
+            entry = self._entries.get(found.name)
+            version = "" if found.version is None else str(found.version)
+            if entry is not None and found.version == entry.spec.version:
+                rows.append(self.info(entry))
+            elif isinstance(found, BrokenModel):
+                rows.append(ModelInfo(found.name, version, "UNAVAILABLE", found.reason))
+            else:
+                newer = "" if entry is None else f"version {entry.spec.version} is served"
+                state, reason = self._states.get(found.name, ("UNAVAILABLE", newer or "not loaded"))
+                rows.append(ModelInfo(found.name, version, state, newer or reason))
+        return tuple(rows)
+
+    def info(self, entry: ModelEntry) -> ModelInfo:
+        """What is told of a served model."""
+        if entry.cached_info is not None:
+            return entry.cached_info
+        spec, signature = entry.spec, entry.signature
+        inputs = []
+        for name in spec.inputs:
+            datatype, shape = _INPUT_SPECS[name]
+            if name == "x":
+                shape = (-1, signature.num_features)
+            elif name == "edge_attr" and signature.edge_dim is not None:
+                shape = (-1, signature.edge_dim)
+            inputs.append(TensorSpec(name, datatype, shape, name in _OPTIONAL_INPUTS))
+        output = TensorSpec("output", "FP32", (-1, signature.num_outputs))
+        properties = {
+            "description": spec.description,
+            "factory": spec.factory,
+            "output_rows": signature.rows,
+            "deterministic": str(signature.deterministic).lower(),
+        }
+        entry.cached_info = ModelInfo(
+            name=spec.name,
+            version=str(spec.version),
+            state="READY",
+            reason=entry.estimator.calibration.memory.warning,
+            inputs=tuple(inputs),
+            outputs=(output,),
+            executor=entry.executor,
+            weights_bytes=spec.weights_bytes,
+            qos_factor=self.factor_of(entry),
+            properties={key: value for key, value in properties.items() if value},
+        )
+        return entry.cached_info
+
+    def set_overhead(self, overhead: Overhead) -> None:
+        """What the server adds to a run, for every model served now or later."""
+        self._overhead = overhead
+        for entry in self.entries:
+            entry.estimator.overhead = overhead
+
+    def lane_up(self, lane_id: LaneId) -> bool:
+        """A lane's process started; send it all models. True when it needs none."""
+        with self._answers:
+            self._lanes_up.add(lane_id)
+            wanted = tuple(self._on_lanes.values())
+            for message in wanted:
+                self._waiting.setdefault(message.key, set()).add(lane_id)
+        for message in wanted:
+            self._pool.send(lane_id, message)
+        return not wanted
+
+    def lane_answered(self, lane_id: LaneId, key: str, failure: str = "") -> bool:
+        """A lane loaded a model, or says why not. True when it waits for nothing more."""
+        with self._answers:
+            waiting = self._waiting.get(key)
+            if waiting is not None:
+                waiting.discard(lane_id)
+            if failure:
+                self._failures[key] = failure
+            self._answers.notify_all()
+            return not any(lane_id in lanes for lanes in self._waiting.values())
+
+    def lane_lost(self, lane_id: LaneId) -> None:
+        """A lane's process ended; it answers nothing more."""
+        with self._answers:
+            self._lanes_up.discard(lane_id)
+            for waiting in self._waiting.values():
+                waiting.discard(lane_id)
+            self._answers.notify_all()
+
+    def _send_to_lanes(self, message: LoadModel) -> None:
+        """Load on every lane that is up; the others get it when they come up."""
+        with self._answers:
+            lanes = set(self._lanes_up)
+            self._waiting[message.key] = set(lanes)
+            self._failures.pop(message.key, None)
+        for lane_id in lanes:
+            self._pool.send(lane_id, message)
+        with self._answers:
+            done = self._answers.wait_for(
+                lambda: not self._waiting[message.key] or message.key in self._failures,
+                _LOAD_TIMEOUT_S,
+            )
+            failure = self._failures.pop(message.key, "")
+        if failure:
+            raise ModelError(f"model {message.spec.key} does not load: {failure}")
+        if not done:
+            raise NotReady(f"model {message.spec.key} did not load within {_LOAD_TIMEOUT_S:g} s")
+
+    def _calibrated(
+        self, spec: ModelSpec, digest: str, progress: Callable[[str, float], None]
+    ) -> tuple[Signature, Calibration]:
+        """Signature and calibration, from the cache or found out now."""
+        cached = self._cache.get(digest)
+        if cached is not None:
+            return cached
+        _log.info("model %s: calibrating, once for these weights on this machine", spec.key)
+        with self._pool.calibrator() as calibrator:
+            calibrator.send(ProbeModel(spec, _CALIBRATION_BUDGET_S, self._max_bytes))
+            while True:
+                said = calibrator.receive(_PROBE_TIMEOUT_S)
+                if isinstance(said, Progress):
+                    progress(said.step, said.fraction)
+                elif isinstance(said, ModelFailed):
+                    raise ModelError(f"model {spec.key}: {said.message}")
+                elif isinstance(said, ModelProbed):
+                    break
+        calibration = msgspec.msgpack.decode(said.calibration, type=Calibration)
+        self._cache.put(digest, said.signature, calibration)
+        return said.signature, calibration
+
+    def _let_go(self, entry: ModelEntry) -> None:
+        """Wait until nothing of the model runs or waits, then drop it from the lanes."""
+        entry.retired = True
+        if entry.inflight == 0:
+            entry.idle.set()
+        if not entry.idle.wait(_DRAIN_TIMEOUT_S):
+            _log.warning("model %s: still has requests; its memory is kept", entry.key)
+            return
+        self._forget(entry.key)
+
+    def _forget(self, key: str) -> None:
+        with self._answers:
+            self._on_lanes.pop(key, None)
+            self._waiting.pop(key, None)
+            lanes = tuple(self._lanes_up)
+        for lane_id in lanes:
+            self._pool.send(lane_id, UnloadFromLane(key))
+        self._budget_changed(Bytes(self.weights_bytes))
+
+    def names_to_load(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
+        """`wanted`, or every model of the repository; raises ConfigError on an unknown one."""
+        known = {found.name for found in scan(self._root)}
+        for name in wanted:
+            if name not in known:
+                raise ConfigError(
+                    f"models.load: '{name}' is not in {self._root}; it holds: "
+                    f"{', '.join(sorted(known)) or 'nothing'}"
+                )
+        return wanted or tuple(sorted(known))

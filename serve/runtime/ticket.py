@@ -1,0 +1,196 @@
+"""One request on its way through the server, from the thread that serves it.
+
+The thread that got the request from the transport waits here. When the scheduler says so, that
+same thread prepares the request's tensors, so that preparing the next group needs no thread of
+its own and no hand-over; then it waits for the answer.
+"""
+
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from serve.core.events import PrepareFailed, TaskPrepared
+from serve.core.types import (
+    Cancelled,
+    Completed,
+    Expired,
+    Failed,
+    FailReason,
+    Outcome,
+    Rejected,
+    RejectReason,
+    Task,
+)
+from serve.errors import (
+    DeadlineExceeded,
+    InvalidInput,
+    InvariantViolation,
+    ModelError,
+    NotReady,
+    QueueFull,
+    RequestCancelled,
+    ServeError,
+    TooBig,
+)
+from serve.runtime import clock
+from serve.runtime.api import InferCall, InferResult
+from serve.runtime.messages import RunTask
+from serve.runtime.records import build_record
+from serve.runtime.shm import Block
+from serve.runtime.staging import Layout, Staged, stage, take_block
+
+if TYPE_CHECKING:
+    from serve.runtime.engine import Engine
+    from serve.runtime.registry import ModelEntry
+
+_FAILURES: dict[FailReason, type[ServeError]] = {
+    FailReason.INVALID_INPUT: InvalidInput,
+    FailReason.MODEL_ERROR: ModelError,
+    FailReason.OUT_OF_MEMORY: TooBig,
+    FailReason.LANE_LOST: NotReady,
+}
+
+
+class RequestTicket:
+    """Implements ``api.Ticket``; the engine calls the methods marked so under its lock."""
+
+    def __init__(
+        self,
+        engine: "Engine",
+        call: InferCall,
+        entry: "ModelEntry",
+        task: Task,
+        layout: Layout,
+        request_uid: str,
+    ) -> None:
+        self.call = call
+        self.entry = entry
+        self.task = task
+        self.request_uid = request_uid
+        self.arrived_unix_ns = clock.wall_ns() - (clock.now_ns() - call.arrived_ns)
+        #: Shape of the output, told by the lane with the end of the task.
+        self.output_shape = (0, 0)
+        self._engine = engine
+        self._layout = layout
+        self._staged: Staged | None = None
+        self._block: Block | None = None
+        #: None: prepare now. Anything else is the answer.
+        self._mailbox: SimpleQueue[Outcome | None] = SimpleQueue()
+        #: The block goes back when the answer was read and no lane touches it any more.
+        self._holds = 2
+        self._launched = False
+
+    def result(self) -> InferResult:
+        """See ``api.Ticket``."""
+        try:
+            while (outcome := self._mailbox.get()) is None:
+                self._prepare()
+            output = self._read_output(outcome)
+        finally:
+            self._engine.unhold(self)
+        record = build_record(self, outcome, clock.now_ns(), self._engine.scheduling)
+        self._engine.finished(self, outcome, record)
+        if output is None:
+            raise _error_of(outcome)
+        return InferResult(output, record)
+
+    def cancel(self) -> None:
+        """See ``api.Ticket``."""
+        self._engine.cancel(self.task.task_id)
+
+    @property
+    def input_bytes(self) -> int:
+        """Size of the staged inputs."""
+        return self._layout.input_bytes
+
+    @property
+    def staged_bytes(self) -> int:
+        """Size of the staged inputs and of the output's place."""
+        return self._layout.size_bytes
+
+    @property
+    def launched(self) -> bool:
+        """Whether a lane was told to run it."""
+        return self._launched
+
+    def command_prepare(self) -> None:
+        """Tell the waiting thread to prepare. Engine."""
+        self._mailbox.put(None)
+
+    def command_answer(self, outcome: Outcome) -> None:
+        """Tell the waiting thread how the request ended. Engine."""
+        self._mailbox.put(outcome)
+
+    def run_message(self) -> RunTask:
+        """What the lane is to do. Engine, after the task was prepared."""
+        staged = self._staged
+        if staged is None:
+            raise InvariantViolation(f"task {self.task.task_id} is launched but was not prepared")
+        self._launched = True
+        return RunTask(
+            self.task.task_id,
+            self.entry.key,
+            staged.inputs,
+            staged.output_offset_bytes,
+            staged.output_capacity_bytes,
+        )
+
+    def unhold(self) -> Block | None:
+        """Give up one hold; the block to free when it was the last. Engine."""
+        self._holds -= 1
+        if self._holds:
+            return None
+        block, self._block = self._block, None
+        return block
+
+    def _prepare(self) -> None:
+        task_id = self.task.task_id
+        try:
+            if self._block is None:
+                self._block = take_block(self._engine.shared, self._layout)
+            self._staged = stage(
+                self.call,
+                self._layout,
+                self._engine.shared,
+                self._block,
+                check_finite=self._engine.check_finite,
+            )
+        except InvalidInput as error:
+            self._engine.handle(PrepareFailed(task_id, FailReason.INVALID_INPUT, str(error)))
+        except QueueFull as error:
+            self._engine.handle(PrepareFailed(task_id, FailReason.OUT_OF_MEMORY, str(error)))
+        except BaseException as error:
+            # The scheduler must hear of every end, or the task would wait for ever.
+            self._engine.handle(PrepareFailed(task_id, FailReason.MODEL_ERROR, repr(error)))
+            raise
+        else:
+            self._engine.handle(TaskPrepared(task_id))
+
+    def _read_output(self, outcome: Outcome) -> np.ndarray | None:
+        """A copy of the output, as its place in the pool is given back."""
+        if not isinstance(outcome, Completed) or self._staged is None:
+            return None
+        place = self._engine.shared.array(
+            self._staged.output_offset_bytes, "float32", self.output_shape
+        )
+        return place.copy()
+
+
+def _error_of(outcome: Outcome) -> ServeError:
+    """The error a client gets for a task that has no result."""
+    match outcome:
+        case Rejected(RejectReason.TOO_BIG, message):
+            return TooBig(message)
+        case Rejected(RejectReason.QUEUE_FULL, message, retry_after_ns):
+            return QueueFull(message, retry_after_ns or 0)
+        case Rejected(_, message):
+            return NotReady(message)
+        case Expired(stage):
+            return DeadlineExceeded(f"the request's time limit passed while it was {stage}")
+        case Cancelled(stage):
+            return RequestCancelled(f"cancelled by the client while {stage}")
+        case Failed(reason, message):
+            return _FAILURES[reason](message)
+        case Completed():
+            return InvariantViolation("a completed task has no output")
