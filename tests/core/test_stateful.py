@@ -1,0 +1,160 @@
+"""Random histories of everything that can happen, over every policy, discipline and window."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from serve.core.disciplines import DISCIPLINES
+from serve.core.events import (
+    DrainStarted,
+    PrepareFailed,
+    TaskCancelled,
+    TaskFailed,
+)
+from serve.core.policies import POLICIES
+from serve.core.types import Failed, FailReason, LaneId, Rejected, RejectReason
+from tests.builders import MS, US, params, task
+from tests.core.world import World
+
+BUDGET = 20
+LANES = 3
+
+
+class History(RuleBasedStateMachine):
+    """Anything, in any order; the world checks each command, the end that nothing is left."""
+
+    @initialize(
+        policy=st.sampled_from(sorted(POLICIES)),
+        discipline=st.sampled_from(sorted(DISCIPLINES)),
+        window=st.sampled_from(["adaptive", "fixed"]),
+        parallelism=st.sampled_from([1, 2, LANES]),
+        prepare_ahead=st.sampled_from([None, 0, 1]),
+        horizon=st.sampled_from([2, 5, 32]),
+        can_suspend=st.booleans(),
+    )
+    def start(self, policy, discipline, window, parallelism, prepare_ahead, horizon, can_suspend):
+        self.world = World(
+            params(
+                policy=policy,
+                discipline=discipline,
+                window=window,
+                window_ns=2 * MS,
+                budget=BUDGET,
+                lanes=LANES,
+                parallelism=parallelism,
+                can_suspend=can_suspend,
+                max_queue=12,
+                prepare_ahead=prepare_ahead,
+                horizon=horizon,
+                bypass_limit=2,
+                patience=3,
+            )
+        )
+        for lane in range(LANES):
+            self.world.lane_ready(LaneId(lane))
+        self.draining = False
+
+    @rule(
+        reserve=st.integers(0, BUDGET + 1),
+        run_ns=st.sampled_from([100 * US, MS, 8 * MS]),
+        timeout_ns=st.sampled_from([None, None, 1, 3 * MS, 20 * MS]),
+        priority=st.sampled_from([0, 0, 1, 3]),
+        count=st.integers(1, 4),
+    )
+    def arrive(self, reserve, run_ns, timeout_ns, priority, count):
+        world = self.world
+        for _ in range(count):
+            arriving = task(
+                len(world.tasks),
+                reserve=reserve,
+                run_ns=run_ns,
+                timeout_ns=timeout_ns,
+                priority=priority,
+                arrived_ns=world.now,
+            )
+            world.arrive(arriving)
+            outcome = world.answers.get(arriving.task_id)
+            refused = isinstance(outcome, Rejected)
+            if self.draining:
+                assert refused
+                assert outcome.reason is RejectReason.DRAINING
+            elif reserve > world.budget:
+                assert refused
+                assert outcome.reason is RejectReason.TOO_BIG
+
+    @precondition(lambda self: self.world.preparing)
+    @rule(data=st.data())
+    def prepared(self, data):
+        self.world.prepare(data.draw(st.sampled_from(sorted(self.world.preparing))))
+
+    @precondition(lambda self: self.world.preparing)
+    @rule(data=st.data())
+    def prepare_failed(self, data):
+        task_id = data.draw(st.sampled_from(sorted(self.world.preparing)))
+        self.world.preparing.remove(task_id)
+        self.world.tell(PrepareFailed(task_id, FailReason.INVALID_INPUT, "NaN in x"))
+
+    @precondition(lambda self: self.world.on_lane)
+    @rule(data=st.data())
+    def finished(self, data):
+        self.world.end(data.draw(st.sampled_from(sorted(self.world.on_lane))))
+
+    @precondition(lambda self: self.world.on_lane)
+    @rule(data=st.data())
+    def failed(self, data):
+        lane = data.draw(st.sampled_from(sorted(self.world.on_lane)))
+        task_id = self.world.on_lane[lane]
+        self.world.end(lane, TaskFailed(task_id, lane, FailReason.MODEL_ERROR, "raised"))
+
+    @precondition(lambda self: self.world.tasks)
+    @rule(data=st.data())
+    def cancelled(self, data):
+        task_id = data.draw(st.sampled_from(sorted(self.world.tasks)))
+        answered_before = task_id in self.world.answers
+        commands = self.world.tell(TaskCancelled(task_id))
+        assert task_id in self.world.answers
+        if answered_before:
+            assert not any(command.task_id == task_id for command in commands)
+
+    @precondition(lambda self: self.world.lanes_up)
+    @rule(data=st.data())
+    def lane_lost(self, data):
+        lane = data.draw(st.sampled_from(sorted(self.world.lanes_up)))
+        task_id = self.world.on_lane.get(lane)
+        lost_before = self.world.losses.get(task_id, 0)
+        answered_before = task_id in self.world.answers
+        self.world.lane_lost(lane)
+        if task_id is not None and lost_before and not answered_before:
+            outcome = self.world.answers[task_id]
+            assert isinstance(outcome, Failed)
+            assert outcome.reason is FailReason.LANE_LOST
+
+    @precondition(lambda self: len(self.world.lanes_up) < LANES)
+    @rule()
+    def lane_ready(self):
+        self.world.lane_ready(min(set(map(LaneId, range(LANES))) - self.world.lanes_up))
+
+    @rule(duration_ns=st.sampled_from([0, 10 * US, 500 * US, 5 * MS]))
+    def time_passes(self, duration_ns):
+        self.world.advance(duration_ns)
+
+    @rule(size_bytes=st.integers(0, BUDGET + 5))
+    def budget_changed(self, size_bytes):
+        self.world.change_budget(size_bytes)
+
+    @precondition(lambda self: not self.draining and len(self.world.tasks) > 6)
+    @rule()
+    def drain(self):
+        self.draining = True
+        self.world.tell(DrainStarted())
+
+    def teardown(self):
+        if not hasattr(self, "world"):
+            return
+        self.world.finish_everything()
+        self.world.tell(DrainStarted())
+        assert self.world.scheduler.drained
+
+
+History.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestHistory = History.TestCase

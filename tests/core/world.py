@@ -1,0 +1,156 @@
+"""The world outside a scheduler, for tests: it obeys commands and knows what may be asked."""
+
+from serve.core.commands import AnswerTask, LaunchTask, PrepareTask, ReleaseTask
+from serve.core.events import (
+    BudgetChanged,
+    LaneLost,
+    LaneReady,
+    TaskArrived,
+    TaskFinished,
+    TaskPrepared,
+    Tick,
+)
+from serve.core.scheduler import Scheduler
+from serve.core.types import Bytes, Nanos, Task, TaskId
+from tests.builders import usage
+
+
+class World:
+    """Delivers events in time, checks every command against what it saw before."""
+
+    def __init__(self, params):
+        self.params = params
+        self.scheduler = Scheduler(params)
+        self.now = Nanos(0)
+        self.tasks: dict[TaskId, Task] = {}
+        self.answers = {}
+        self.released = set()
+        self.preparing = set()
+        #: Prepared since they arrived or since their lane was lost.
+        self.prepared = set()
+        #: Lane to task, lost lanes left out.
+        self.lanes_up = set()
+        self.on_lane = {}
+        self.launches = {}
+        self.losses = {}
+        #: What Σ reserved may not pass: the budget, or what was in use when it was lowered.
+        self.ceiling = params.device.budget_bytes
+        self.budget = params.device.budget_bytes
+
+    def tell(self, event):
+        """Deliver `event` now and obey; the commands, checked."""
+        commands = self.scheduler.handle(event, self.now)
+        for command in commands:
+            self._obey(command)
+        self._check()
+        return commands
+
+    def advance(self, duration_ns):
+        """Let time pass, with a tick whenever the scheduler asked for one."""
+        end = self.now + duration_ns
+        while (wake := self.scheduler.next_wakeup()) is not None and wake <= end:
+            self.now = Nanos(max(self.now, wake))
+            self.tell(Tick())
+        self.now = Nanos(end)
+
+    # Events, as they can happen.
+
+    def arrive(self, task):
+        self.tasks[task.task_id] = task
+        return self.tell(TaskArrived(task))
+
+    def prepare(self, task_id):
+        self.preparing.remove(task_id)
+        if task_id not in self.answers:
+            self.prepared.add(task_id)
+        return self.tell(TaskPrepared(task_id))
+
+    def end(self, lane_id, event=None):
+        """The lane delivers `event`, by default that its task finished."""
+        task_id = self.on_lane.pop(lane_id)
+        return self.tell(event or TaskFinished(task_id, lane_id, usage()))
+
+    def lane_ready(self, lane_id):
+        self.lanes_up.add(lane_id)
+        return self.tell(LaneReady(lane_id))
+
+    def lane_lost(self, lane_id):
+        self.lanes_up.discard(lane_id)
+        task_id = self.on_lane.pop(lane_id, None)
+        if task_id is not None:
+            self.prepared.discard(task_id)
+            self.losses[task_id] = self.losses.get(task_id, 0) + 1
+        return self.tell(LaneLost(lane_id))
+
+    def change_budget(self, size_bytes):
+        self.budget = size_bytes
+        self.ceiling = max(size_bytes, self.reserved())
+        return self.tell(BudgetChanged(Bytes(size_bytes)))
+
+    def reserved(self):
+        return sum(self.tasks[task_id].reserve_bytes for task_id in self.on_lane.values())
+
+    # What each command may be.
+
+    def _obey(self, command):
+        task_id = command.task_id
+        assert task_id in self.tasks
+        assert task_id not in self.released, f"{command} after it was released"
+        if isinstance(command, PrepareTask):
+            assert task_id not in self.answers
+            assert task_id not in self.preparing | self.prepared
+            self.preparing.add(task_id)
+        elif isinstance(command, LaunchTask):
+            assert task_id not in self.answers
+            assert task_id in self.prepared, "launched before it was prepared"
+            assert command.lane_id in self.lanes_up
+            assert command.lane_id not in self.on_lane, "two tasks on one lane"
+            assert command.group_size >= 1
+            self.on_lane[command.lane_id] = task_id
+            self.launches[task_id] = self.launches.get(task_id, 0) + 1
+            assert self.launches[task_id] == 1 + self.losses.get(task_id, 0)
+            assert self.launches[task_id] <= 2
+            assert len(self.on_lane) <= self.params.device.slots
+            assert self.reserved() <= self.budget, "launched into memory that is not there"
+        elif isinstance(command, AnswerTask):
+            assert task_id not in self.answers, "answered twice"
+            self.answers[task_id] = command.outcome
+        elif isinstance(command, ReleaseTask):
+            assert task_id in self.answers, "released before it was answered"
+            assert task_id not in self.preparing, "released while being prepared"
+            assert task_id not in self.on_lane.values(), "released while on a lane"
+            self.released.add(task_id)
+        else:
+            raise AssertionError(f"unknown command {command}")
+
+    def _check(self):
+        scheduler = self.scheduler
+        scheduler.check_invariants()
+        assert scheduler.reserved_bytes == self.reserved()
+        self.ceiling = max(self.budget, min(self.ceiling, self.reserved()))
+        assert self.reserved() <= self.ceiling
+        assert scheduler.running_count == len(self.on_lane)
+        assert scheduler.lanes_up == len(self.lanes_up)
+        wake = scheduler.next_wakeup()
+        assert wake is None or wake > self.now, "would spin"
+
+    def finish_everything(self):
+        """Every lane works, every prepare and run ends: nothing may be left over."""
+        for lane_id in self.params.device.lane_ids:
+            if lane_id not in self.lanes_up:
+                self.lane_ready(lane_id)
+        for _ in range(20 * len(self.tasks) + 20):
+            if self.released == self.tasks.keys():
+                break
+            if self.preparing:
+                self.prepare(min(self.preparing))
+            elif self.on_lane:
+                self.end(min(self.on_lane))
+            else:
+                wake = self.scheduler.next_wakeup()
+                assert wake is not None, "tasks are left and nothing will ever happen"
+                self.advance(wake - self.now)
+        assert self.answers.keys() == self.tasks.keys(), "each task exactly one answer"
+        assert self.released == self.tasks.keys(), "each task exactly one release"
+        assert self.scheduler.reserved_bytes == 0
+        assert self.scheduler.queued_count == self.scheduler.running_count == 0
