@@ -1,4 +1,4 @@
-"""Writing a model into a repository, so that a reader never sees half of it.
+"""Writing a model into a repository, so that a reader never sees half a file.
 
 See ``repository`` for the format.
 """
