@@ -1,0 +1,194 @@
+"""What a run saw, and its summary."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import msgspec
+import numpy as np
+
+from serve.workload import TraceHeader
+
+#: A generator later than this is part of what it measures.
+LAG_LIMIT_MS = 5.0
+#: Share of one core above which the generator itself is the bottleneck.
+CPU_LIMIT = 0.8
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """One request as the client saw it."""
+
+    model: str
+    #: Intended send time, from the start of the run.
+    due_ns: int
+    #: How much later it was sent.
+    lag_ns: int
+    #: Answer − intended send time.
+    latency_ns: int
+    #: `OK`, a gRPC status name, or MALFORMED for an answer that cannot be read.
+    status: str
+    message: str = ""
+    size_bytes: int = 0
+    #: The QoS target it ran under; None when neither trace nor server has one.
+    target_us: int | None = None
+    #: The server itself says that it was late.
+    late_by_server: bool = False
+
+    @property
+    def answered(self) -> bool:
+        """It has a result."""
+        return self.status == "OK"
+
+    @property
+    def over_target(self) -> float | None:
+        """Latency ÷ target; None where there is no target."""
+        return None if self.target_us is None else self.latency_ns / 1e3 / self.target_us
+
+    @property
+    def late(self) -> bool:
+        """Answered, after its target as the client measures it."""
+        over = self.over_target
+        return self.answered and over is not None and over > 1
+
+
+class Quantiles(msgspec.Struct, frozen=True):
+    """Of a distribution; all 0 when it is empty."""
+
+    mean: float = 0.0
+    p50: float = 0.0
+    p90: float = 0.0
+    p99: float = 0.0
+    max: float = 0.0
+
+
+class ModelSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests of one model."""
+
+    requests: int
+    answered: int
+    late: int
+    latency_ms: Quantiles
+    latency_over_qt: Quantiles
+
+
+class LoadSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """A run. Times are the client's, from the intended send time, unless they say otherwise."""
+
+    target: str
+    trace: TraceHeader
+    #: First intended send until last answer.
+    elapsed_s: float
+    #: Requests that were due, and how many of them came to an end.
+    scheduled: int
+    requests: int
+    answered: int
+    #: Answers after their target, counted here and by the server.
+    late: int
+    late_by_server: int
+    #: `late` ÷ `answered`.
+    late_rate: float
+    #: Requests without a timely answer ÷ `requests`: late, refused, failed or timed out.
+    missed_rate: float
+    offered_hz: float
+    answered_hz: float
+    latency_ms: Quantiles
+    latency_over_qt: Quantiles
+    send_lag_ms: Quantiles
+    #: CPU time of the generator ÷ elapsed time; 1 is one core.
+    generator_cpu: float
+    by_model: dict[str, ModelSummary]
+    by_status: dict[str, int]
+    #: The first message seen with each status that is not OK.
+    messages: dict[str, str]
+    #: Why the numbers above may not mean what they say.
+    warnings: list[str]
+
+
+def summarise(
+    target: str,
+    trace: TraceHeader,
+    samples: Sequence[Sample],
+    *,
+    scheduled: int,
+    elapsed_s: float,
+    cpu_s: float,
+) -> LoadSummary:
+    """The summary of a run's samples."""
+    answered = [sample for sample in samples if sample.answered]
+    late = sum(sample.late for sample in answered)
+    lag = quantiles(sample.lag_ns / 1e6 for sample in samples)
+    messages: dict[str, str] = {}
+    for sample in samples:
+        if not sample.answered:
+            messages.setdefault(sample.status, sample.message)
+    span_s = max((sample.due_ns for sample in samples), default=0) / 1e9
+    return LoadSummary(
+        target=target,
+        trace=trace,
+        elapsed_s=elapsed_s,
+        scheduled=scheduled,
+        requests=len(samples),
+        answered=len(answered),
+        late=late,
+        late_by_server=sum(sample.late_by_server for sample in answered),
+        late_rate=_share(late, len(answered)),
+        missed_rate=_share(len(samples) - len(answered) + late, len(samples)),
+        offered_hz=len(samples) / span_s if span_s else 0.0,
+        answered_hz=len(answered) / elapsed_s if elapsed_s else 0.0,
+        latency_ms=_latency_ms(answered),
+        latency_over_qt=_over_qt(answered),
+        send_lag_ms=lag,
+        generator_cpu=_share(cpu_s, elapsed_s),
+        by_model={
+            model: _of_model([sample for sample in samples if sample.model == model])
+            for model in sorted({sample.model for sample in samples})
+        },
+        by_status=dict(Counter(sample.status for sample in samples).most_common()),
+        messages=messages,
+        warnings=_warnings(lag, _share(cpu_s, elapsed_s), scheduled - len(samples)),
+    )
+
+
+def quantiles(values: Iterable[float]) -> Quantiles:
+    """Mean, median, 90th and 99th percentile and largest of `values`."""
+    array = np.fromiter(values, dtype=np.float64)
+    if not array.size:
+        return Quantiles()
+    p50, p90, p99 = np.percentile(array, [50, 90, 99]).tolist()
+    return Quantiles(float(array.mean()), p50, p90, p99, float(array.max()))
+
+
+def _of_model(samples: list[Sample]) -> ModelSummary:
+    answered = [sample for sample in samples if sample.answered]
+    return ModelSummary(
+        requests=len(samples),
+        answered=len(answered),
+        late=sum(sample.late for sample in answered),
+        latency_ms=_latency_ms(answered),
+        latency_over_qt=_over_qt(answered),
+    )
+
+
+def _latency_ms(answered: list[Sample]) -> Quantiles:
+    return quantiles(sample.latency_ns / 1e6 for sample in answered)
+
+
+def _over_qt(answered: list[Sample]) -> Quantiles:
+    return quantiles(over for sample in answered if (over := sample.over_target) is not None)
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def _warnings(lag: Quantiles, cpu: float, unfinished: int) -> list[str]:
+    warnings = []
+    if lag.p99 > LAG_LIMIT_MS:
+        warnings.append(
+            f"requests were sent up to {lag.p99:.1f} ms late (p99): latencies include the "
+            "generator's own delay"
+        )
+    if cpu > CPU_LIMIT:
+        warnings.append(f"the generator used {cpu:.0%} of a core: it may be the bottleneck")
+    if unfinished:
+        warnings.append(f"stopped early: {unfinished} requests of the trace were not sent or ended")
+    return warnings

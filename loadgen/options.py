@@ -1,0 +1,57 @@
+"""What to load a server with."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from serve.errors import ConfigError
+from serve.workload import ARRIVALS, WORKLOADS, PoolSpec
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """One run. Either a trace to replay, or a workload with a rate or ρ and an end."""
+
+    #: HOST:PORT of the server's gRPC port.
+    target: str
+    workload: str = "mix"
+    #: Requests per second, or
+    rate_hz: float | None = None
+    #: offered load: the rate is asked of the server's own estimates.
+    rho: float | None = None
+    duration_s: float | None = None
+    requests: int | None = None
+    arrivals: str = "poisson"
+    seed: int = 0
+    #: How the graphs are made.
+    pool: PoolSpec = field(default_factory=PoolSpec)
+    #: Folder of real graphs.
+    data: Path | None = None
+    #: Replay this file.
+    trace: Path | None = None
+    #: Write what is sent to this file.
+    save_trace: Path | None = None
+    #: Deadline of each request, from its intended send time.
+    timeout_s: float = 30.0
+
+    def check(self) -> None:
+        """Raise ConfigError when the options contradict each other."""
+        if self.trace is None:
+            if (self.rate_hz is None) == (self.rho is None):
+                raise ConfigError("give either a rate or rho, or a trace to replay")
+            if self.duration_s is None and self.requests is None:
+                raise ConfigError("give a duration, a number of requests, or a trace to replay")
+            _one_of("workload", self.workload, WORKLOADS)
+            _one_of("arrivals", self.arrivals, ARRIVALS)
+        elif self.rate_hz is not None or self.rho is not None:
+            raise ConfigError("a trace has its own send times: give no rate and no rho with it")
+        for name in ("rate_hz", "rho", "duration_s", "requests", "timeout_s"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"{name.partition('_')[0]}: {value} must be more than 0")
+
+
+def _one_of(name: str, value: str, known: Iterable[str]) -> None:
+    if value not in known:
+        raise ConfigError(f"{name} '{value}' is not one of {', '.join(known)}")

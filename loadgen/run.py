@@ -1,0 +1,56 @@
+"""Run a load with Locust as a library: no web UI, no command line of its own."""
+
+from collections.abc import Callable
+
+from loadgen import patched  # noqa: F401  isort: skip
+
+import gevent
+from locust.env import Environment
+
+from loadgen.measure import LoadSummary
+from loadgen.open_loop import OpenLoop
+from loadgen.options import LoadOptions
+from loadgen.plan import make_plan
+from loadgen.target import Target
+from loadgen.users import GraphUser
+
+#: How often a run's progress is told.
+_PROGRESS_S = 0.5
+
+
+class _User(GraphUser):
+    """The one user."""
+
+
+def run_load(
+    options: LoadOptions, on_progress: Callable[[OpenLoop], None] = lambda _: None
+) -> LoadSummary:
+    """Load `options.target` and return what was seen. Ctrl-C ends it early, with a summary.
+
+    Raises ConfigError, NotFound or NotReady before the first request, never after.
+    """
+    options.check()
+    target = Target(options.target)
+    try:
+        loop = OpenLoop(make_plan(options, target), target, options.timeout_s)
+        _drive(loop, on_progress)
+        return loop.summary()
+    finally:
+        target.close()
+
+
+def _drive(loop: OpenLoop, on_progress: Callable[[OpenLoop], None]) -> None:
+    environment = Environment(user_classes=[_User])
+    environment.open_loop = loop
+    runner = environment.create_local_runner()
+    runner.start(1, spawn_rate=1)
+    try:
+        while not loop.ended.ready():
+            on_progress(loop)
+            gevent.wait([loop.ended], timeout=_PROGRESS_S)
+        loop.ended.get()
+    except KeyboardInterrupt:
+        # What was seen until now is worth a summary.
+        return
+    finally:
+        runner.quit()

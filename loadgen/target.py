@@ -1,0 +1,113 @@
+"""The server under load, as the generator sees it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter_ns
+from typing import Any, TypeVar
+
+from loadgen import patched  # noqa: F401  isort: skip
+
+import grpc
+from gevent.event import AsyncResult
+
+from serve.errors import ConfigError, NotFound, NotReady
+from serve.pb import gnnserve_pb2, gnnserve_pb2_grpc, grpc_service_pb2, grpc_service_pb2_grpc
+from serve.wire import INFER_METHOD, ParameterValue, WireError, decode_response
+
+AnswerT = TypeVar("AnswerT")
+
+_CONNECT_S = 10.0
+_ASK_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How one request ended."""
+
+    #: `perf_counter_ns()` when the answer was here.
+    done_ns: int
+    #: `OK` or the gRPC status name.
+    status: str
+    message: str = ""
+    size_bytes: int = 0
+    parameters: dict[str, ParameterValue] = field(default_factory=dict)
+
+
+class Target:
+    """A channel to one server."""
+
+    def __init__(self, address: str) -> None:
+        """Connect to `address` (HOST:PORT); raises NotReady when nobody answers."""
+        self.address = address
+        self._channel = grpc.insecure_channel(
+            address,
+            options=[
+                ("grpc.max_send_message_length", -1),
+                ("grpc.max_receive_message_length", -1),
+            ],
+        )
+        try:
+            grpc.channel_ready_future(self._channel).result(timeout=_CONNECT_S)
+        except grpc.FutureTimeoutError:
+            self.close()
+            raise NotReady(f"no gRPC server answers at {address} within {_CONNECT_S:g} s") from None
+        self._infer: Any = self._channel.unary_unary(INFER_METHOD)
+        # Generated stubs carry no types.
+        self._inference: Any = grpc_service_pb2_grpc.GRPCInferenceServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        self._own: Any = gnnserve_pb2_grpc.GnnServeStub(self._channel)  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        """Cancel what is in flight and disconnect."""
+        self._channel.close()
+
+    def lanes(self) -> int:
+        """Execution slots of the server; raises NotReady when it cannot say."""
+        answer = self._ask(self._own.Describe, gnnserve_pb2.DescribeRequest())
+        return int(answer.lanes)
+
+    def solo_s(self, model: str, num_nodes: int, num_edges: int) -> float:
+        """The server's estimate of one request's time when alone, in seconds."""
+        request = gnnserve_pb2.EstimateRequest(
+            model=model, num_nodes=num_nodes, num_edges=num_edges
+        )
+        return float(self._ask(self._own.Estimate, request).solo_ns) / 1e9
+
+    def num_features(self, model: str) -> int:
+        """F from the model's metadata; raises NotFound or ConfigError."""
+        request = grpc_service_pb2.ModelMetadataRequest(name=model)
+        metadata = self._ask(self._inference.ModelMetadata, request)
+        shapes = {tensor.name: tuple(tensor.shape) for tensor in metadata.inputs}
+        if "edge_index" not in shapes or len(shapes.get("x", ())) != 2 or shapes["x"][1] < 1:
+            raise ConfigError(f"model '{model}' wants {shapes}, not x [N, F] and edge_index [2, E]")
+        return int(shapes["x"][1])
+
+    def infer(self, message: bytes, timeout_s: float) -> Answer:
+        """Send one encoded request; blocks this greenlet only."""
+        done = AsyncResult()
+        # NOTE: a blocking call would take one of the 1,024 threads gevent gives gRPC, and stall
+        # every further send once they are gone; a future takes none.
+        call = self._infer.future(message, timeout=timeout_s)
+        call.add_done_callback(lambda _: done.set(perf_counter_ns()))
+        try:
+            done_ns: int = done.get()
+        finally:
+            call.cancel()
+        code = call.code()
+        if code is not grpc.StatusCode.OK:
+            return Answer(done_ns, code.name, call.details() or "")
+        data: bytes = call.result()
+        try:
+            return Answer(done_ns, "OK", "", len(data), decode_response(data).parameters)
+        except WireError as error:
+            return Answer(done_ns, "MALFORMED", str(error), len(data))
+
+    def _ask(self, method: Callable[..., AnswerT], request: Any) -> AnswerT:
+        try:
+            return method(request, timeout=_ASK_S)
+        except grpc.RpcError as error:
+            text = f"{self.address}: {error.details()}"
+            if error.code() is grpc.StatusCode.NOT_FOUND:
+                raise NotFound(text) from None
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                raise NotReady(f"{text} (rho needs a gnnserve server; give a rate)") from None
+            raise NotReady(f"{text} ({error.code().name})") from None
