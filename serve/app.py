@@ -65,7 +65,7 @@ class Application:
         self._drain_timeout_s = server.drain_timeout_s
         self._stop = threading.Event()
         with ExitStack() as undo:
-            metrics = Metrics(run, lambda: self._engine.snapshot())
+            metrics = Metrics(run, lambda: self._engine.snapshot(sink.dropped))
             sink = RecordSink(RecordStore(database, run), (metrics.observe,))
             undo.callback(sink.close)
             self._engine = Engine(config, device, sink.put, calibration_cache(config))

@@ -297,8 +297,8 @@ class Engine:
                 ticket.entry.estimator.observe_solo(task.num_nodes, task.num_edges, overhead_ns)
         self._sink(record)
 
-    def snapshot(self) -> EngineSnapshot:
-        """The engine at this moment, for metrics."""
+    def snapshot(self, rows_dropped: int = 0) -> EngineSnapshot:
+        """The engine at this moment, for metrics; the report's lost rows are the caller's."""
         pending: dict[tuple[str, str], int] = {}
         with self._lock:
             for ticket in self._tickets.values():
@@ -311,6 +311,7 @@ class Engine:
                 lane_restarts=self._pool.restarts,
                 budget_bytes=self._scheduler.budget_bytes,
                 reserved_bytes=self._scheduler.reserved_bytes,
+                rows_dropped=rows_dropped,
             )
 
     def lane_pids(self) -> dict[LaneId, int]:

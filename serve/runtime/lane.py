@@ -57,7 +57,7 @@ def main(setup: LaneSetup, channel: socket.socket, pool_file: PassedFile) -> Non
     """Entry point of the process."""
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=setup.log_level, format="%(levelname)s %(message)s")
     if setup.cores:
         os.sched_setaffinity(0, setup.cores)

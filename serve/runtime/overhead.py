@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,7 +25,7 @@ def probe_call(entry: "ModelEntry", num_nodes: int) -> InferCall:
     rng = np.random.default_rng(num_nodes)
     num_edges = 10 * num_nodes
     width = entry.signature.num_features
-    arrays = {
+    arrays: dict[str, tuple[str, np.ndarray[Any, np.dtype[Any]]]] = {
         "x": ("FP32", rng.standard_normal((num_nodes, width), dtype=np.float32)),
         "edge_index": ("INT64", rng.integers(0, num_nodes, (2, num_edges), dtype=np.int64)),
         "edge_weight": ("FP32", np.ones(num_edges, np.float32)),

@@ -4,6 +4,7 @@ Does not decide what runs: the engine polls for what lanes said and is told when
 Only the engine's own thread calls `poll`; `send` may be called from any thread.
 """
 
+import atexit
 import logging
 import multiprocessing
 import os
@@ -28,7 +29,7 @@ from serve.runtime.shm import SharedPool
 
 _log = logging.getLogger(__name__)
 
-_LANE_MODULE = "serve.runtime.lane"
+_PRELOAD_MODULE = "serve.runtime.preload"
 _BACK_OFF_FIRST_NS = 50_000_000
 _BACK_OFF_MOST_NS = 10_000_000_000
 #: A lane that lived this long starts its back-off anew.
@@ -111,6 +112,7 @@ class LanePool:
 
     def start(self) -> None:
         """Start every lane's process; `poll` tells when each is up."""
+        atexit.register(self._kill)
         for lane in self._lanes.values():
             self._adopt(lane, *self._spawn(f"lane {lane.lane_id}", lane.cores))
 
@@ -248,7 +250,7 @@ class LanePool:
             log_level=logging.getLogger().getEffectiveLevel(),
         )
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([_LANE_MODULE])
+        context.set_forkserver_preload([_PRELOAD_MODULE])
         with _lane_environment():
             forkserver.ensure_running()
         process = context.Process(
@@ -276,6 +278,7 @@ class LanePool:
     def stop(self) -> None:
         """End every process. After this nothing of the pool runs."""
         self._stopping = True
+        atexit.unregister(self._kill)
         for lane in self._lanes.values():
             lane.restart_at_ns = None
             self.send(lane.lane_id, Stop())
@@ -291,6 +294,12 @@ class LanePool:
             _reap(process)
         self._selector.close()
         os.close(self._wake_fd)
+
+    def _kill(self) -> None:
+        """The interpreter exits without `stop`; lanes would have it wait for them for ever."""
+        for lane in self._lanes.values():
+            if lane.process is not None:
+                lane.process.kill()
 
 
 class Calibrator:
