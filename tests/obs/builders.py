@@ -66,7 +66,7 @@ def unanswered(uid: str, status: str, reason: str, **fields) -> RequestRecord:
     return record(uid, status=status, reason=reason, **(facts | fields))
 
 
-def traffic(count: int, seed: int = 1, load: float = 0.6, lanes: int = 4) -> list[RequestRecord]:
+def traffic(count: int, seed: int = 1, load: float = 0.3, lanes: int = 4) -> list[RequestRecord]:
     """`count` requests, least slack first on `lanes` lanes at offered load `load`."""
     rng = random.Random(seed)
     speed = {"gcn": 1.0, "sage": 0.7, "gin": 0.6, "gat": 2.4}
@@ -76,7 +76,7 @@ def traffic(count: int, seed: int = 1, load: float = 0.6, lanes: int = 4) -> lis
     mean_ns = sum(draft["solo"] for draft in drafts) / max(count, 1)
     now, records, busy = 0, [], []
     for draft in drafts:
-        burst = 2.5 if (now // (4_000 * MS)) % 5 == 3 else 0.85
+        burst = 2.2 if (now // (1_000 * MS)) % 12 == 7 else 0.9
         now += int(rng.expovariate(load * burst * lanes / mean_ns))
         draft["arrived"] = now
     upcoming = 0
@@ -132,14 +132,16 @@ def _finish(
         reason = rng.choice(["queue_full", "too_big"])
         facts = {"latency_ns": 60_000, "quet_ns": 0, "queue_ns": 0, "prepare_ns": 0}
         return unanswered(**common, status="RESOURCE_EXHAUSTED", reason=reason, **facts)
-    run = int(draft["run"] * rng.lognormvariate(0.02, 0.08) * (1 + 0.12 * beside))
-    prepare = int(0.15 * MS + draft["nodes"] * 40)
+    slow = rng.choice((1.7, 2.3)) if rng.random() < 0.012 else 1.0
+    run = int(draft["run"] * rng.lognormvariate(0.02, 0.08) * slow * (1 + 0.06 * beside))
+    prepare = int((0.15 * MS + draft["nodes"] * 40) * rng.lognormvariate(0, 0.9))
     exposed = prepare if waited < prepare else 0
     answer = int(rng.uniform(0.05, 0.25) * MS)
     receive = int(0.1 * MS)
     latency = receive + waited + exposed + run + answer
     violated = latency > common["qos_target_ns"]
-    shares = {"queue": waited, "interference": run - draft["run"], "prepare": exposed}
+    excess = "estimate" if slow > 1.0 else "interference"
+    shares = {"queue": waited, excess: run - draft["run"], "prepare": 6 * exposed}
     cause = max(shares, key=shares.get) if violated else ""
     if cause == "queue" and waiting > 20:
         cause = "overload"

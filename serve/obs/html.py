@@ -1,0 +1,253 @@
+"""The report as one HTML file: no network, no libraries, readable on a phone and in the dark."""
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from html import escape
+from importlib.resources import files
+
+import numpy as np
+
+from serve.obs import plots, words
+from serve.obs.duration import format_seconds
+from serve.obs.frame import STAGES, Frame
+from serve.obs.record import ServerRun
+from serve.obs.render import verdict
+from serve.obs.report import CAUSES, Report
+from serve.obs.svg import bytes_label, ms_label
+from serve.obs.timeline import timeline
+
+Legend = Iterable[tuple[str, str]]
+
+
+def render_html(frame: Frame, runs: Sequence[ServerRun], report: Report) -> str:
+    """The page for a report made of `frame`."""
+    assets = files("serve.obs") / "assets"
+    style = (assets / "report.css").read_text(encoding="utf-8")
+    script = (assets / "report.js").read_text(encoding="utf-8")
+    now = datetime.now(UTC)
+    body = "\n".join(
+        [
+            _header(runs, report),
+            f'<p class="verdict">{_verdict(report)}</p>',
+            _tiles(report),
+            f'<div class="grid">{"".join(_figures(frame, runs, report))}</div>',
+            f"<footer>Made {_day(now)} {now:%H:%M:%S}. "
+            "Latency is counted from arrival until the answer was handed to the transport. "
+            "All times are UTC.</footer>",
+        ]
+    )
+    return (
+        '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{report.attainment:.2%} in time · gnnserve QoS report</title>\n"
+        f"<style>\n{style}</style>\n<main>\n{body}\n</main>\n"
+        f'<div id="tip" hidden></div>\n<script>\n{script}</script>\n</html>\n'
+    )
+
+
+def _verdict(report: Report) -> str:
+    parts = escape(verdict(report)).split("*")
+    return "".join(f"<b>{part}</b>" if i % 2 else part for i, part in enumerate(parts))
+
+
+def _header(runs: Sequence[ServerRun], report: Report) -> str:
+    facts: list[tuple[str, str]] = []
+    if report.requests:
+        facts.append(_period(report.first_unix_ns / 1e9, report.last_unix_ns / 1e9))
+    newest = max(runs, key=lambda run: run.started_unix_ns, default=None)
+    if newest:
+        facts += [
+            (f"{newest.policy}, {newest.discipline}", f"window {newest.window}"),
+            (f"{newest.lanes} lanes", f"on {newest.device}"),
+            (f"{newest.qos_factor:g} × solo", "target"),
+            (f"gnnserve {newest.version}", ""),
+        ]
+    shown = "".join(f"<span><b>{escape(a)}</b> {escape(b)}</span>" for a, b in facts)
+    return f'<header><h1>QoS report</h1><div class="facts">{shown}</div></header>'
+
+
+def _tiles(report: Report) -> str:
+    low, high = report.attainment_interval
+    span = (report.last_unix_ns - report.first_unix_ns) / 1e9
+    rate = f"{report.requests / span:,.3g} a second" if span > 0 else ""
+    over, latency, memory = report.latency_over_qt, report.latency_ms, report.memory
+    unanswered = sum(report.rejected.values())
+    top = next(iter(report.rejected.items()), None)
+    used = (
+        f"{memory.peak_bytes / memory.budget_bytes:.0%} of the budget"
+        if memory.budget_bytes
+        else ""
+    )
+    some = report.answered > 0
+    tiles = [
+        ("head", "answered in time", f"{report.attainment:.2%}" if some else "–",
+         f"{report.violations:,} late; 95 % interval {low:.2%} to {high:.2%}" if some else "",
+         "" if not some else "ok" if report.attainment >= 0.99 else "bad"),
+        ("", "requests", f"{report.requests:,}", rate, ""),
+        ("", "latency ÷ target, p99", f"{over.p99:.2f}" if some else "–",
+         f"p50 {over.p50:.2f}, p90 {over.p90:.2f}" if some else "",
+         "bad" if over.p99 > 1 else ""),
+        ("", "latency, p50", ms_label(latency.p50) if some else "–",
+         f"p99 {ms_label(latency.p99)}" if some else "", ""),
+        ("", "peak memory reserved", bytes_label(memory.peak_bytes),
+         f"{used}; {memory.underestimates:,} under-estimated", ""),
+        ("", "without a result", f"{unanswered:,}",
+         f"most: {top[0]} ({top[1]:,})" if top else "none", ""),
+    ]  # fmt: skip
+    return (
+        '<div class="tiles">'
+        + "".join(
+            f'<div class="tile {kind}"><div class="name">{name}</div>'
+            f'<div class="big {tone}">{escape(value)}</div>'
+            f'<div class="note">{escape(note)}</div></div>'
+            for kind, name, value, note, tone in tiles
+        )
+        + "</div>"
+    )
+
+
+def _figures(frame: Frame, runs: Sequence[ServerRun], report: Report) -> list[str]:
+    answered = frame.where(frame.answered)
+    launched = frame.where(frame.launched)
+    measured = bool(np.any(launched["pmc_measured_bytes"] > 0))
+    models = [(name, f"m{i % 8}") for i, name in enumerate(sorted(report.by_model))]
+    stages = [(words.STAGES[stage], f"s-{stage}") for stage in STAGES]
+    ends = [("in time", "kept"), ("late", "late"), ("without a result", "none")]
+    hidden = report.overhead["prepare_hidden_share"]
+    return [
+        _figure(
+            "Latency in multiples of the QoS target",
+            "Every answer, by how much of its target it took. Right of the line is late.",
+            plots.distribution(answered) if len(answered) else "",
+        ),
+        _figure(
+            "Memory: reserved and measured",
+            "One point a run. The median reservation differs from what the run took by "
+            f"{report.memory.overestimate_p50:+.1%}; {report.memory.underestimates:,} runs took "
+            "more than was reserved.",
+            plots.memory(launched) if measured else "",
+            models,
+            "No run was measured.",
+        ),
+        _figure(
+            "Over time",
+            "How requests ended by when they arrived, and what made late ones late.",
+            plots.over_time(frame) if len(frame) else "",
+            [*ends, *((cause, f"c-{cause}") for cause in CAUSES)],
+            wide=True,
+        ),
+        _figure(
+            "Where the time went",
+            "Mean shares of the latency. Preparing counts where an idle lane waited for it; "
+            f"{hidden:.0%} of it was hidden behind other work.",
+            plots.stage_shares(answered) if len(answered) else "",
+            stages,
+        ),
+        _figure(
+            "The worst late answers",
+            "Those furthest beyond their target, in multiples of it.",
+            plots.worst_stages(report.worst) if report.worst else "",
+            stages,
+            "No answer was late.",
+        ),
+        _figure(
+            "Lanes and groups",
+            "The busiest moments: colours tell groups apart, a red edge is a late answer. "
+            "Point at a run to see its group.",
+            timeline(frame, runs) if len(launched) else "",
+            wide=True,
+        ),
+        *_tables(frame, report),
+    ]
+
+
+def _figure(
+    title: str,
+    caption: str,
+    picture: str,
+    legend: Legend = (),
+    empty: str = "Nothing to show yet.",
+    wide: bool = False,
+) -> str:
+    keys = "".join(f'<li class="key {cls}">{escape(name)}</li>' for name, cls in legend)
+    shown = f'<ul class="legend">{keys}</ul>' if keys and picture else ""
+    inside = f'<div class="scroll">{picture}</div>' if picture else f'<p class="empty">{empty}</p>'
+    return (
+        f'<figure class="card{" wide" if wide else ""}"><figcaption><h2>{title}</h2>'
+        f"<p>{caption}</p></figcaption>{shown}{inside}</figure>\n"
+    )
+
+
+def _tables(frame: Frame, report: Report) -> list[str]:
+    total = max(report.violations, 1)
+    models = [
+        (escape(name), f"{m.requests:,}", f"{m.violations:,}", f"{m.violation_rate:.2%}",
+         f"{m.latency_over_qt.p99:.2f}",
+         ms_label(m.latency_ms.p50), ms_label(m.latency_ms.p99))
+        for name, m in report.by_model.items()
+    ]  # fmt: skip
+    causes = [
+        (f'<span class="key c-{cause}">{cause}</span>', f"{count:,}", f"{count / total:.0%}",
+         *words.CAUSES.get(cause, ("", "")))
+        for cause, count in report.by_cause.items()
+    ]  # fmt: skip
+    reasons = [
+        (escape(reason), f"{count:,}", escape(words.REASONS.get(reason, "")))
+        for reason, count in report.rejected.items()
+    ]
+    worst = [
+        (f"{v.request_uid}<br><small>{escape(v.client_id)}</small>",
+         escape(v.model), f"{v.num_nodes:,}<br><small>{v.num_edges:,}</small>",
+         f"{ms_label(v.latency_ms)}<br><small>{ms_label(v.qos_target_ms)}</small>",
+         f"{v.latency_over_qt:.2f}", v.cause, ms_label(v.backlog_ms),
+         f"{v.group_id} of {v.group_size}<br><small>{'<br>'.join(v.group_mates[:4])}</small>")
+        for v in report.worst
+    ]  # fmt: skip
+    return [
+        _table("By model", "", models,
+               "model/requests/late/share/p99 ÷ target/p50/p99", "_nnnnnn"),
+        _table("Without a result", "Refused, failed, cancelled or expired: no violations.", reasons,
+               "reason/requests/meaning", "_n_", "Every request got one."),
+        _table("Why answers were late", "", causes,
+               "cause/late/share/what happened/what to try first", "_nn__", wide=True),
+        _table("The worst late answers", "With what was known of them and who was in their group.",
+               worst, "request<br>client's id/model/nodes<br>edges/latency<br>target/÷ target/cause"
+               "/work ahead/group and mates", "i_nnn_ni", "No answer was late.", wide=True),
+    ]  # fmt: skip
+
+
+def _table(
+    title: str,
+    caption: str,
+    rows: Sequence[Sequence[str]],
+    head: str,
+    kinds: str,
+    empty: str = "Nothing to show yet.",
+    wide: bool = False,
+) -> str:
+    """`head` is split at slashes; `kinds` has n (number), i (id) or _ for each column."""
+    classes = [{"n": ' class="n"', "i": ' class="id"'}.get(kind, "") for kind in kinds]
+    top = "".join(
+        f"<th{cls}>{name}</th>" for name, cls in zip(head.split("/"), classes, strict=True)
+    )
+    lines = "".join(
+        "<tr>"
+        + "".join(f"<td{c}>{cell}</td>" for cell, c in zip(row, classes, strict=True))
+        + "</tr>"
+        for row in rows
+    )
+    table = f"<table><thead><tr>{top}</tr></thead><tbody>{lines}</tbody></table>" if rows else ""
+    return _figure(title, caption, table, (), empty, wide)
+
+
+def _period(first_s: float, last_s: float) -> tuple[str, str]:
+    """What to stress and what to say beside it: the day, then from when to when."""
+    first, last = (datetime.fromtimestamp(second, UTC) for second in (first_s, last_s))
+    long = f" ({format_seconds(last_s - first_s)})" if last_s > first_s else ""
+    if first.date() == last.date():
+        return _day(first), f"{first:%H:%M:%S} to {last:%H:%M:%S} UTC{long}"
+    return f"{_day(first)} {first:%H:%M}", f"to {_day(last)} {last:%H:%M} UTC{long}"
+
+
+def _day(moment: datetime) -> str:
+    return f"{moment.day} {moment:%B %Y}"

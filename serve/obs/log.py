@@ -1,0 +1,73 @@
+"""Logging: readable lines on a terminal, JSON lines for machines; always on standard error.
+
+A message about one request carries its id: ``log.info("…", extra={"request_uid": uid})``.
+Standard output is left to what commands promise to print there.
+"""
+
+import logging
+import sys
+import time
+from typing import Literal, TextIO
+
+import msgspec
+
+LogFormat = Literal["auto", "text", "json"]
+
+#: Attributes every LogRecord has; whatever else one carries came through `extra`.
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+def setup_logging(
+    form: LogFormat = "auto", level: str = "INFO", stream: TextIO | None = None
+) -> None:
+    """Send all logging of the process to `stream` (standard error), replacing earlier handlers.
+
+    `auto` is text on a terminal and JSON lines anywhere else.
+    """
+    target = sys.stderr if stream is None else stream
+    as_json = form == "json" or (form == "auto" and not target.isatty())
+    handler = logging.StreamHandler(target)
+    handler.setFormatter(JsonFormatter() if as_json else TextFormatter())
+    logging.basicConfig(handlers=[handler], level=level, force=True)
+    logging.captureWarnings(True)
+
+
+def extras(record: logging.LogRecord) -> dict[str, object]:
+    """What the caller passed as `extra`."""
+    return {name: value for name, value in vars(record).items() if name not in _STANDARD}
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time (RFC 3339, UTC), level, logger, message, then the extras."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, without its end."""
+        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        fields: dict[str, object] = {
+            "time": f"{seconds}.{int(record.msecs):03d}Z",
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **extras(record),
+        }
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(fields, enc_hook=str).decode()
+
+
+class TextFormatter(logging.Formatter):
+    """`12:00:01.234 WARNING serve.obs.store: message  [request_uid=…]`, in local time."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, and the traceback below it if there is one."""
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        line = (
+            f"{clock}.{int(record.msecs):03d} {record.levelname:<7} "
+            f"{record.name}: {record.getMessage()}"
+        )
+        facts = " ".join(f"{name}={value}" for name, value in extras(record).items())
+        if facts:
+            line += f"  [{facts}]"
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        return line

@@ -1,0 +1,337 @@
+"""The report's pictures, drawn from a frame: one function each, SVG text out.
+
+See ``timeline`` for lanes and groups over time, ``svg`` for the drawing, ``html`` for the page.
+"""
+
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import numpy as np
+
+from serve.obs import words
+from serve.obs.frame import STAGES, Column, Frame, ratio
+from serve.obs.report import CAUSES, Violation
+from serve.obs.svg import (
+    Canvas,
+    Scale,
+    bytes_label,
+    count_ticks,
+    doubling_ticks,
+    linear_ticks,
+    ms_label,
+    nice_step,
+    number,
+    tag,
+    text,
+)
+
+#: Points drawn at most; more are thinned out evenly, the extreme ones kept.
+MAX_POINTS = 2500
+_HALF = 540.0
+_WIDE = 1104.0
+_FRACTIONS = {0.03125: "1⁄32", 0.0625: "1⁄16", 0.125: "⅛", 0.25: "¼", 0.5: "½"}
+_BAR_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600,
+                7200, 21600, 86400, 604800)  # fmt: skip
+_MIN_BARS = 20
+
+
+def distribution(answered: Frame) -> str:
+    """How many answers took which multiple of their target; everything right of 1 is late."""
+    canvas = Canvas(_HALF, 376, top=34)
+    over = answered.over_target
+    lo = 2.0 ** min(max(math.floor(math.log2(max(over.min(), 1e-3))), -5), -2)
+    hi = 2.0 ** max(min(math.ceil(math.log2(max(over.max(), 1e-3))), 6), 1)
+    edges = np.geomspace(lo, hi, round(math.log2(hi / lo)) * 8 + 1)
+    counts = np.histogram(np.clip(over, lo, hi * (1 - 1e-9)), edges)[0]
+    x = Scale(lo, hi, canvas.left, canvas.x_end, log=True)
+    y = Scale(0, float(counts.max()) * 1.04, canvas.y_end, canvas.top)
+    bars = (
+        tag(
+            "rect",
+            x=x(left) + 0.5,
+            y=y(count),
+            width=x(right) - x(left) - 1,
+            height=canvas.y_end - y(count),
+            cls="late" if left > 0.999 else "kept",
+            data_t=f"{left:.2f} to {right:.2f} × target\n{count:,} answers"
+            f" ({count / len(over):.1%})",
+        )
+        for left, right, count in zip(edges[:-1], edges[1:], counts, strict=True)
+        if count
+    )
+    late = float(np.mean(answered["violated"]))
+    target = number(x(1))
+    marks = [
+        tag("path", d=f"M{target} {number(canvas.y_end)}V{canvas.top - 20}", cls="target"),
+        text(x(1) - 8, canvas.top - 12, f"{1 - late:.2%} in time", "strong", "end"),
+        text(x(1) + 8, canvas.top - 12, f"{late:.2%} late", "strong bad"),
+    ]
+    for row, share in enumerate((0.5, 0.9, 0.99)):
+        at = x(float(np.quantile(over, share)))
+        height = canvas.top + 12 + 15 * row
+        line = f"M{number(at)} {number(canvas.y_end)}V{number(height - 9)}"
+        before = at > canvas.x_end - 40 or -34 < at - x(1) < 0
+        marks += [
+            tag("path", d=line, cls="quantile"),
+            text(at + (-5 if before else 5), height, f"p{share * 100:g}", "tick halo",
+                 "end" if before else None),
+        ]  # fmt: skip
+    ticks = doubling_ticks(lo, hi, 2, _fraction)
+    if over.max() > hi:
+        ticks[-1] = (hi, f"≥ {hi:g}")
+    return canvas.svg(
+        "Latency divided by QoS target",
+        canvas.y_axis(y, count_ticks(y.hi, 4)),
+        *bars,
+        *marks,
+        canvas.x_axis(x, ticks, "latency ÷ QoS target"),
+    )
+
+
+def over_time(frame: Frame) -> str:
+    """Per interval: requests by how they ended, and below the late answers by cause."""
+    canvas = Canvas(_WIDE, 330, bottom=44)
+    arrived = frame["arrived_unix_ns"] / 1e9
+    first, width, bars = _intervals(float(arrived.min()), float(arrived.max()))
+    slot = np.clip(((arrived - first) / width).astype(np.int64), 0, bars - 1)
+    x = Scale(0, bars, canvas.left, canvas.x_end)
+    ended = {
+        "kept": frame.answered & ~frame["violated"],
+        "late": frame.violated,
+        "none": ~frame.answered,
+    }
+    named = {"kept": "in time", "late": "late", "none": "without a result"}
+    causes = {f"c-{cause}": frame.violated & (frame["cause"] == cause) for cause in CAUSES}
+    split = canvas.top + 150
+    panels = (
+        (ended, named, "requests", canvas.top + 14, split),
+        (causes, {f"c-{cause}": cause for cause in CAUSES}, "late, by cause", split + 34,
+         canvas.y_end),
+    )  # fmt: skip
+    parts: list[str] = []
+    for masks, labels, title, top, base in panels:
+        stacks = {cls: np.bincount(slot[mask], minlength=bars) for cls, mask in masks.items()}
+        total = np.sum(list(stacks.values()), axis=0)
+        y = Scale(0, max(float(total.max()), 1.0), base, top)
+        parts.append(canvas.y_axis(y, count_ticks(y.hi, 3)))
+        parts.append(text(canvas.left, top - 8, f"{title} per {_span(width)}", "strong"))
+        below = np.zeros(bars, dtype=np.int64)
+        for cls, counts in stacks.items():
+            for i in np.flatnonzero(counts).tolist():
+                at = _clock(first + i * width, width)
+                parts.append(
+                    tag(
+                        "rect",
+                        x=x(i) + 0.5,
+                        y=y(below[i] + counts[i]),
+                        width=x(i + 1) - x(i) - 1,
+                        height=y(below[i]) - y(below[i] + counts[i]),
+                        cls=cls,
+                        data_t=f"{at} UTC\n{labels[cls]}: {counts[i]:,} of {total[i]:,}",
+                    )
+                )
+            below += counts
+        parts.append(tag("path", d=f"M{canvas.left} {number(base)}H{canvas.x_end}", cls="axis"))
+    apart = next((s for s in _BAR_SECONDS if bars * width / s <= 10), bars * width / 10)
+    begin = math.ceil(first / apart - 1e-9) * apart
+    marks = (
+        begin + i * apart for i in range(math.floor((first + bars * width - begin) / apart) + 1)
+    )
+    ticks = [((mark - first) / width, _clock(mark, apart)) for mark in marks]
+    return canvas.svg(
+        "Requests and late answers over time",
+        *parts,
+        canvas.x_axis(x, ticks, f"arrival, {_day(first)} UTC"),
+    )
+
+
+def stage_shares(answered: Frame) -> str:
+    """Mean share of the latency by stage: late answers against those in time."""
+    canvas = Canvas(_HALF, 200, left=72, top=8)
+    x = Scale(0, 1, canvas.left, canvas.x_end)
+    parts: list[str] = []
+    late = answered["violated"]
+    rows = (("late", answered.where(late)), ("in time", answered.where(~late)), ("all", answered))
+    for row, (label, group) in enumerate(rows):
+        top = canvas.top + row * 50
+        parts.append(text(canvas.left - 9, top + 26, label, "tick", "end"))
+        if not len(group):
+            parts.append(text(canvas.left, top + 26, "none", "tick"))
+            continue
+        means = {
+            stage: float(ratio(time, group["latency_ns"]).mean())
+            for stage, time in group.stage_ns().items()
+        }
+        tips = {stage: f"{label}: {share:.1%} of the latency" for stage, share in means.items()}
+        parts.append(_stack(x, top, 42, means, tips))
+        at = 0.0
+        for share in means.values():
+            if share >= 0.07:
+                parts.append(text(x(at + share / 2), top + 26, f"{share:.0%}", "on", "middle"))
+            at += share
+    ticks = linear_ticks(0, 1, 5, lambda share: f"{share:.0%}")
+    return canvas.svg(
+        "Mean share of the latency by stage",
+        *parts,
+        canvas.x_axis(x, ticks, "mean share of latency"),
+    )
+
+
+def worst_stages(worst: Sequence[Violation]) -> str:
+    """Where the time went in the answers furthest beyond their target, in multiples of it."""
+    canvas = Canvas(_HALF, 52 + 22.0 * len(worst), left=118, top=14)
+    x = Scale(0, max(v.latency_over_qt for v in worst) * 1.02, canvas.left, canvas.x_end)
+    ticks = linear_ticks(0, x.hi, 5, lambda value: f"{value:g}×")
+    parts: list[str] = []
+    for row, late in enumerate(worst):
+        top = canvas.top + row * 22
+        shares = {stage: ms / late.qos_target_ms for stage, ms in late.stages_ms.items()}
+        head = (
+            f"{late.request_uid}  {late.model}\n{late.latency_over_qt:.2f} × target: {late.cause}"
+        )
+        tips = {stage: f"{head}\n{ms_label(ms)}" for stage, ms in late.stages_ms.items()}
+        parts.append(text(canvas.left - 9, top + 13, f"{late.request_uid[:8]} {late.model[:7]}",
+                          "tick mono", "end"))  # fmt: skip
+        parts.append(_stack(x, top, 17, shares, tips))
+    target = f"M{number(x(1))} {number(canvas.y_end)}V{canvas.top - 12}"
+    return canvas.svg(
+        "Where the time of the latest answers went",
+        *parts,
+        tag("path", d=target, cls="target"),
+        canvas.x_axis(x, ticks, "latency ÷ QoS target"),
+    )
+
+
+def memory(launched: Frame) -> str:
+    """Reserved against measured peak, both logarithmic, and how far they are apart.
+
+    Above the diagonal, and right of 1 in the lower panel, a run took more than was reserved.
+    """
+    canvas = Canvas(_HALF, 350, left=66, right=30, top=26, bottom=144)
+    known = launched.where(launched["pmc_measured_bytes"] > 0)
+    excess = ratio(known["pmc_measured_bytes"], np.maximum(known["reserve_bytes"], 1))
+    spread = _excess(canvas, excess)
+    known = known.where(_thin(excess))
+    took, held = known["pmc_measured_bytes"], np.maximum(known["reserve_bytes"], 1)
+    lo = 4.0 ** math.floor(math.log(min(took.min(), held.min()), 4))
+    hi = 4.0 ** math.ceil(math.log(max(took.max(), held.max()) * 1.001, 4))
+    x = Scale(lo, hi, canvas.left, canvas.x_end, log=True)
+    y = Scale(lo, hi, canvas.y_end, canvas.top, log=True)
+    colour = {model: f"m{i % 8}" for i, model in enumerate(sorted(set(known["model"].tolist())))}
+    points = (
+        tag(
+            "circle",
+            cx=x(held[i]),
+            cy=y(took[i]),
+            r=2.6 if took[i] <= held[i] else 4,
+            cls=colour[known["model"][i]] if took[i] <= held[i] else "under",
+            data_t=f"{known['model'][i]}  {known['num_nodes'][i]:,} nodes,"
+            f" {known['num_edges'][i]:,} edges\nreserved {bytes_label(held[i])},"
+            f" measured {bytes_label(took[i])}",
+        )
+        for i in range(len(known))
+    )
+    every = 4.0 ** max(1, math.ceil(math.log(hi / lo, 4) / 5))
+    ticks = doubling_ticks(lo, hi, every, bytes_label)
+    corner = f"M{number(x(lo))} {number(y(lo))}L{number(x(hi))} {number(y(hi))}"
+    return canvas.svg(
+        "Reserved against measured memory",
+        canvas.y_axis(y, ticks),
+        tag("path", d=f"{corner}H{number(x(lo))}Z", cls="forbidden"),
+        tag("path", d=corner, cls="diagonal"),
+        text(canvas.left + 10, canvas.top + 18, "more than reserved", "tick"),
+        *points,
+        canvas.x_axis(x, ticks, "reserved"),
+        text(canvas.left - 7, canvas.top - 12, "measured", "title", "end"),
+        spread,
+    )
+
+
+def _excess(canvas: Canvas, excess: Column) -> str:
+    """The lower panel: a histogram of measured ÷ reserved around 1."""
+    base, top = canvas.height - 40, canvas.height - 92
+    edges = np.linspace(0.5, 1.2, 71)
+    counts = np.histogram(np.clip(excess, 0.5, 1.2 - 1e-9), edges)[0]
+    x = Scale(0.5, 1.2, canvas.left, canvas.x_end)
+    y = Scale(0, float(counts.max()), base, top)
+    bars = (
+        tag(
+            "rect",
+            x=x(left) + 0.3,
+            y=y(count),
+            width=x(right) - x(left) - 0.6,
+            height=base - y(count),
+            cls="late" if left > 0.999 else "held",
+            data_t=f"measured {left:.0%} to {right:.0%} of the reservation\n{count:,} runs",
+        )
+        for left, right, count in zip(edges[:-1], edges[1:], counts, strict=True)
+        if count
+    )
+    ticks = [
+        (0.5, "≤ 0.5"),
+        *((v, f"{v:g}") for v in (0.6, 0.7, 0.8, 0.9, 1.0, 1.1)),
+        (1.2, "≥ 1.2"),
+    ]
+    line = tag("path", d=f"M{number(x(1))} {number(base)}V{number(top - 6)}", cls="target")
+    return "".join([*bars, line, canvas.x_axis(x, ticks, "measured ÷ reserved", base)])
+
+
+def _stack(
+    x: Scale, top: float, height: float, parts: dict[str, float], tips: dict[str, str]
+) -> str:
+    """A horizontal bar of stages end to end."""
+    rects: list[str] = []
+    at = 0.0
+    for stage in STAGES:
+        if (width := x(at + parts[stage]) - x(at)) > 0.05:
+            tip = f"{words.STAGES[stage]}\n{tips[stage]}"
+            rects.append(
+                tag(
+                    "rect", x=x(at), y=top, width=width, height=height, cls=f"s-{stage}", data_t=tip
+                )
+            )
+        at += parts[stage]
+    return "".join(rects)
+
+
+def _thin(excess: Column) -> Column:
+    """Positions of at most MAX_POINTS rows, those with the largest `excess` among them."""
+    if len(excess) <= MAX_POINTS:
+        return np.arange(len(excess))
+    extreme = np.argsort(-excess, kind="stable")[: MAX_POINTS // 5]
+    even = np.linspace(0, len(excess) - 1, MAX_POINTS - len(extreme)).astype(np.int64)
+    return np.union1d(even, extreme)
+
+
+def _intervals(first: float, last: float) -> tuple[float, float, int]:
+    """Start, width in seconds and number of equal intervals over the time between."""
+    span = max(last - first, 0.01)
+    width = next((w for w in _BAR_SECONDS if span / w <= 72), nice_step(span, 72))
+    start = math.floor(first / width) * width
+    return start, width, max(_MIN_BARS, math.floor((last - start) / width) + 1)
+
+
+def _fraction(value: float) -> str:
+    return _FRACTIONS.get(value, f"{value:g}")
+
+
+def _span(seconds: float) -> str:
+    if seconds < 1:
+        return f"{seconds * 1000:g} ms"
+    return f"{seconds:g} s" if seconds < 60 else f"{seconds / 60:g} min"
+
+
+def _clock(unix_s: float, step: float) -> str:
+    """The time of day, as exact as a step of that many seconds needs."""
+    moment = datetime.fromtimestamp(round(unix_s, 3), UTC)
+    if step < 1:
+        return f"{moment:%H:%M:%S}.{moment.microsecond // 10_000:02d}"
+    if step < 60:
+        return f"{moment:%H:%M:%S}"
+    return f"{moment:%H:%M}" if step < 21600 else f"{moment.day} {moment:%b %H:%M}"
+
+
+def _day(unix_s: float) -> str:
+    moment = datetime.fromtimestamp(unix_s, UTC)
+    return f"{moment.day} {moment:%B %Y}"

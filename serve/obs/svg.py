@@ -1,0 +1,162 @@
+"""Just enough SVG: escaped elements, scales with good ticks, a frame to plot in.
+
+Colours and fonts are the style sheet's business: elements carry classes. An element with
+`data-t` shows that text when pointed at or tapped.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+Tick = tuple[float, str]
+
+
+def tag(name: str, *inside: str, **attributes: object) -> str:
+    """`<name …>inside</name>`; `cls` means `class`, `_` becomes `-`, None leaves one out."""
+    text = "".join(
+        f' {"class" if key == "cls" else key.replace("_", "-")}="{_value(value)}"'
+        for key, value in attributes.items()
+        if value is not None
+    )
+    return f"<{name}{text}>{''.join(inside)}</{name}>" if inside else f"<{name}{text}/>"
+
+
+def _value(value: object) -> str:
+    return number(value) if isinstance(value, int | float) else escape(str(value))
+
+
+def number(value: float) -> str:
+    """A coordinate with a tenth of a unit, as short as it goes."""
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def text(x: float, y: float, content: str, cls: str = "", anchor: str | None = None) -> str:
+    """A text element; `anchor` is start, middle or end."""
+    return tag("text", escape(content), x=x, y=y, cls=cls or None, text_anchor=anchor)
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Maps [lo, hi] to [start, end] in user units, linearly or by logarithm."""
+
+    lo: float
+    hi: float
+    start: float
+    end: float
+    log: bool = False
+
+    def __call__(self, value: float) -> float:
+        """The coordinate of `value`, kept inside the scale."""
+        value = min(max(value, self.lo), self.hi)
+        if self.log:
+            share = math.log(value / self.lo) / math.log(self.hi / self.lo)
+        else:
+            share = (value - self.lo) / (self.hi - self.lo)
+        return self.start + share * (self.end - self.start)
+
+
+def nice_step(span: float, count: int) -> float:
+    """A step of 1, 2 or 5 times a power of ten that cuts `span` into about `count`."""
+    raw = span / max(count, 1)
+    power = 10.0 ** math.floor(math.log10(raw))
+    return next(step * power for step in (1, 2, 5, 10) if step * power >= raw * 0.999)
+
+
+def linear_ticks(lo: float, hi: float, count: int, label: Callable[[float], str]) -> list[Tick]:
+    """Round values within [lo, hi]."""
+    step = nice_step(hi - lo, count)
+    first = math.ceil(lo / step - 1e-9)
+    values = (index * step for index in range(first, math.floor(hi / step + 1e-9) + 1))
+    return [(value, label(value)) for value in values]
+
+
+def count_ticks(hi: float, count: int) -> list[Tick]:
+    """Round whole numbers from 0 to `hi`."""
+    whole = linear_ticks(0, hi, count, count_label)
+    return [tick for tick in whole if tick[0] == round(tick[0])]
+
+
+def doubling_ticks(
+    lo: float, hi: float, factor: float, label: Callable[[float], str]
+) -> list[Tick]:
+    """`lo`, `lo`·factor, … up to `hi`."""
+    steps = round(math.log(hi / lo) / math.log(factor))
+    return [(lo * factor**i, label(lo * factor**i)) for i in range(steps + 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Canvas:
+    """Outer size and margins of a plot."""
+
+    width: float
+    height: float
+    left: float = 52
+    right: float = 16
+    top: float = 14
+    bottom: float = 40
+
+    @property
+    def x_end(self) -> float:
+        """Right edge of the plotting area."""
+        return self.width - self.right
+
+    @property
+    def y_end(self) -> float:
+        """Bottom edge of the plotting area."""
+        return self.height - self.bottom
+
+    def svg(self, title: str, *inside: str) -> str:
+        """The whole picture; `title` is its accessible name."""
+        return tag(
+            "svg",
+            *inside,
+            viewBox=f"0 0 {number(self.width)} {number(self.height)}",
+            role="img",
+            aria_label=title,
+        )
+
+    def x_axis(self, scale: Scale, ticks: Sequence[Tick], title: str, y: float = 0.0) -> str:
+        """Labels under the plotting area, or at `y`."""
+        y = y or self.y_end
+        parts = [text(scale(value), y + 17, label, "tick", "middle") for value, label in ticks]
+        parts.append(
+            tag("path", d=f"M{number(scale.start)} {number(y)}H{number(scale.end)}", cls="axis")
+        )
+        if title:
+            parts.append(text((scale.start + scale.end) / 2, y + 34, title, "title", "middle"))
+        return "".join(parts)
+
+    def y_axis(self, scale: Scale, ticks: Sequence[Tick]) -> str:
+        """Grid lines across the plotting area, labels on the left."""
+        lines = "".join(
+            f"M{number(self.left)} {number(scale(value))}H{number(self.x_end)}"
+            for value, _ in ticks
+        )
+        labels = (
+            text(self.left - 7, scale(value) + 4, label, "tick", "end") for value, label in ticks
+        )
+        return tag("path", d=lines, cls="grid") + "".join(labels)
+
+
+def count_label(value: float) -> str:
+    """`1,200` or `15k`."""
+    if value >= 10_000:
+        return f"{value / 1000:g}k"
+    return f"{value:,.10g}"
+
+
+def bytes_label(value: float) -> str:
+    """`512 KiB`, `1.5 GiB`: three figures."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1000:
+            return f"{value:.3g} {unit}"
+        value /= 1024
+    return f"{value:.3g} TiB"
+
+
+def ms_label(milliseconds: float) -> str:
+    """`0.42 ms`, `12.3 ms`, `1.2 s`: three figures."""
+    if milliseconds >= 1000:
+        return f"{milliseconds / 1000:.3g} s"
+    return f"{milliseconds:.3g} ms"

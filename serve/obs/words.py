@@ -1,0 +1,47 @@
+"""What the report's terms mean, in one place for the terminal, the page and the documents."""
+
+#: Cause of a late answer: (what happened, what to try first).
+CAUSES = {
+    "queue": (
+        "waited behind other requests for a lane or for memory",
+        "more lanes or a larger memory budget; the slack policy if another one is set",
+    ),
+    "prepare": (
+        "an idle lane waited while its inputs were checked and staged",
+        "smaller requests, or a resident graph asked for by node ids",
+    ),
+    "interference": (
+        "ran slower than alone because others ran beside it",
+        "fewer lanes, one core each; nothing else on the machine",
+    ),
+    "estimate": (
+        "ran alone and still longer than estimated, so it was planned too late",
+        "let the server calibrate again: is the machine slower than it was?",
+    ),
+    "overload": (
+        "on arrival more work was ahead of it than its target left time for",
+        "more machines, or fewer requests at the peak: no order of work would do",
+    ),
+}
+
+#: Why a request has no result.
+REASONS = {
+    "too_big": "needs more memory than the budget can ever give",
+    "queue_full": "the queue was at its bound; the client was told when to try again",
+    "draining": "the server was stopping",
+    "deadline": "the client's own time limit passed",
+    "cancelled": "the client went away",
+    "invalid_input": "a tensor was malformed",
+    "model_error": "the model raised",
+    "out_of_memory": "the run needed more memory than was reserved for it",
+    "lane_lost": "its lane died, twice",
+}
+
+STAGES = {
+    "receive": "receive",
+    "queue": "queue",
+    "prepare_exposed": "prepare, exposed",
+    "run": "run",
+    "suspended": "suspended",
+    "answer": "answer",
+}

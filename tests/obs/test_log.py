@@ -1,0 +1,68 @@
+"""Log lines for people and for machines."""
+
+import io
+import json
+import logging
+import sys
+
+import pytest
+
+from serve.obs.log import setup_logging
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def root():
+    """The root logger, put back as it was."""
+    logger = logging.getLogger()
+    before = logger.handlers[:], logger.level
+    yield logger
+    logging.captureWarnings(False)
+    logger.handlers[:], level = before
+    logger.setLevel(level)
+
+
+def test_machines_get_json_lines_with_the_request(root):
+    out = io.StringIO()
+    setup_logging(stream=out)
+    logging.getLogger("serve.x").warning("lane %d died", 3, extra={"request_uid": "ab", "lane": 3})
+    entry = json.loads(out.getvalue())
+    assert entry.pop("time").endswith("Z")
+    assert entry == {
+        "level": "WARNING", "logger": "serve.x", "message": "lane 3 died",
+        "request_uid": "ab", "lane": 3,
+    }  # fmt: skip
+
+
+def test_a_traceback_stays_in_its_line(root):
+    out = io.StringIO()
+    setup_logging("json", stream=out)
+    try:
+        raise ValueError("no\nway")
+    except ValueError:
+        logging.getLogger("serve.x").exception("bad", extra={"odd": object()})
+    (line,) = out.getvalue().splitlines()
+    assert "ValueError: no\nway" in json.loads(line)["exception"]
+
+
+def test_people_get_text(root):
+    out = Terminal()
+    setup_logging(stream=out)
+    logging.getLogger("serve.x").info("hello", extra={"request_uid": "ab"})
+    logging.getLogger("serve.x").debug("not this")
+    (line,) = out.getvalue().splitlines()
+    assert line.endswith("INFO    serve.x: hello  [request_uid=ab]")
+
+
+def test_setting_up_again_replaces_and_stdout_stays_clean(root, capsys):
+    setup_logging("text")
+    setup_logging("text", level="WARNING")
+    logging.getLogger("serve.x").warning("once")
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("once") == 1
+    assert root.handlers[0].stream is sys.stderr

@@ -1,0 +1,129 @@
+"""What a scrape shows after a handful of requests, read back by Prometheus' own parser."""
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from serve.obs.host import HostUsage
+from serve.obs.metrics import EngineSnapshot, Metrics
+from tests.obs.builders import MS, RUN, late, record, unanswered
+
+SNAPSHOT = EngineSnapshot(
+    pending={("gcn", "1"): 3, ("gat", "2"): 4},
+    lanes_up=2,
+    lane_restarts=5,
+    budget_bytes=1000,
+    reserved_bytes=600,
+    rows_dropped=8,
+)
+
+
+def scrape(*records):
+    metrics = Metrics(RUN, lambda: SNAPSHOT)
+    for row in records:
+        metrics.observe(row)
+    families = text_string_to_metric_families(metrics.text().decode())
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def test_tritons_names_count_and_add_up():
+    seen = scrape(record("a", prepare_exposed_ns=3 * MS), record("b"), record("c", model="gat"))
+    assert seen["nv_inference_request_success", "gcn", "1"] == 2
+    assert seen["nv_inference_count", "gcn", "1"] == 2
+    assert seen["nv_inference_exec_count", "gat", "1"] == 1
+    assert seen["nv_inference_request_duration_us", "gcn", "1"] == 20_000
+    assert seen["nv_inference_queue_duration_us", "gcn", "1"] == 4_000
+    assert seen["nv_inference_compute_input_duration_us", "gcn", "1"] == 3_000
+    assert seen["nv_inference_compute_infer_duration_us", "gcn", "1"] == 14_000
+    assert seen["nv_inference_compute_output_duration_us", "gcn", "1"] == 2_000
+    assert seen["nv_inference_pending_request_count", "gcn", "1"] == 3
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "nv_reason"),
+    [
+        ("RESOURCE_EXHAUSTED", "queue_full", "REJECTED"),
+        ("DEADLINE_EXCEEDED", "deadline", "REJECTED"),
+        ("CANCELLED", "cancelled", "CANCELED"),
+        ("INTERNAL", "model_error", "BACKEND"),
+        ("INVALID_ARGUMENT", "invalid_input", "OTHER"),
+    ],
+)
+def test_requests_without_a_result_are_counted_by_reason(status, reason, nv_reason):
+    seen = scrape(unanswered("a", status, reason))
+    assert seen["nv_inference_request_failure", "gcn", nv_reason, "1"] == 1
+    assert seen["gnnserve_rejections_total", reason] == 1
+    assert ("nv_inference_request_success", "gcn", "1") not in seen
+
+
+def test_names_of_unknown_models_do_not_become_labels():
+    seen = scrape(unanswered("a", "NOT_FOUND", "not_found", model="made up"))
+    assert seen["gnnserve_rejections_total", "not_found"] == 1
+    assert not any("made up" in key for key in seen)
+
+
+def test_promises():
+    seen = scrape(record("a"), late("b", cause="overload"))
+    assert seen["gnnserve_qos_violations_total", "overload", "gcn", "slack"] == 1
+    assert seen["gnnserve_qos_slack_seconds_count", "gcn"] == 2
+    assert seen["gnnserve_qos_slack_seconds_bucket", "-0.025", "gcn"] == 0
+    assert seen["gnnserve_qos_slack_seconds_bucket", "0.0", "gcn"] == 1
+    assert seen["gnnserve_latency_over_target_bucket", "0.5", "gcn"] == 1
+    assert seen["gnnserve_latency_over_target_sum", "gcn"] == 2.5
+
+
+def test_estimates_against_what_was_measured():
+    sizes = {"pmc_estimate_bytes": 100, "reserve_bytes": 110}
+    seen = scrape(
+        record("a", pmc_measured_bytes=90, **sizes),
+        record("b", pmc_measured_bytes=120, run_ns=14 * MS, **sizes),
+        record("c", pmc_measured_bytes=None),
+    )
+    assert seen["gnnserve_memory_estimate_ratio_sum", "gcn"] == pytest.approx(0.9 + 1.2)
+    assert seen["gnnserve_memory_underestimates_total", "gcn"] == 1
+    assert seen["gnnserve_time_estimate_ratio_sum", "gcn"] == pytest.approx(4.0)
+    assert seen["gnnserve_lane_busy_seconds_total", "0"] == pytest.approx(0.028)
+    assert seen[("gnnserve_prepare_exposed_ratio_count",)] == 3
+
+
+def test_the_engine_is_asked_at_the_scrape_only():
+    asked = []
+
+    def snapshot():
+        asked.append(1)
+        return SNAPSHOT
+
+    metrics = Metrics(RUN, snapshot)
+    assert asked == []
+    metrics.text()
+    assert asked == [1]
+    seen = scrape()
+    assert seen[("gnnserve_queue_depth",)] == 7
+    assert seen[("gnnserve_lanes_up",)] == 2
+    assert seen[("gnnserve_memory_budget_bytes",)] == 1000
+    assert seen[("gnnserve_memory_reserved_bytes",)] == 600
+    assert seen[("gnnserve_lane_restarts_total",)] == 5
+    assert seen[("gnnserve_report_rows_dropped_total",)] == 8
+
+
+def test_use_of_the_host_since_the_last_scrape(tmp_path):
+    meminfo = (
+        "MemTotal:       1000 kB\nMemFree: 1 kB\nMemAvailable:    400 kB\nHugePages_Total: 0\n"
+    )
+    (tmp_path / "meminfo").write_text(meminfo)
+    (tmp_path / "stat").write_text("cpu  100 0 100 700 100 0 0 0 0 0\ncpu0 1 2 3\n")
+    usage = HostUsage(tmp_path)
+    (tmp_path / "stat").write_text("cpu  160 0 100 720 120 0 0 0 0 0\ncpu0 1 2 3\n")
+    seen = {family.name: family.samples[0].value for family in usage.collect()}
+    assert seen == {
+        "nv_cpu_utilization": 0.6,
+        "nv_cpu_memory_total_bytes": 1024_000,
+        "nv_cpu_memory_used_bytes": 600 * 1024,
+    }
+
+
+def test_a_machine_without_proc_shows_nothing_of_the_host(tmp_path):
+    assert list(HostUsage(tmp_path / "none").collect()) == []
