@@ -1,0 +1,187 @@
+"""What one forward pass takes from memory, allocation by allocation and as a whole.
+
+Two instruments. ``trace`` reads the tensor allocator's events from torch's profiler: exact, with
+the operation that made each, but blind to what a kernel takes from the C library itself (sorting
+keys for a scatter: 32 bytes an edge). ``resident_bytes`` reads the kernel's high-water mark of
+this process: it sees everything, in pages, and only on Linux with glibc.
+"""
+
+import ctypes
+import gc
+import os
+import platform
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from serve.estimate.memory import Trace
+
+_LAYER = "layer:"
+#: glibc's mallopt parameters.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_PR_SET_THP_DISABLE = 41
+_OWN_PAGES_BYTES = 64 << 10
+#: Where glibc's own adaptation ends on 64 bits; setting one turns the adaptation off.
+_USUAL_TRIM_BYTES, _USUAL_MMAP_BYTES = 64 << 20, 32 << 20
+
+
+def trace(
+    run: Callable[[], torch.Tensor], module: torch.nn.Module, num_nodes: int, num_edges: int
+) -> Trace:
+    """Every allocation and free of `run()` in CPU tensor memory, its output's free included.
+
+    Labels are `layer (Type): operation`, with the layers of `module`.
+    """
+    # The profiler writes two lines to stderr for each use, unless told not to.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    # Garbage of earlier runs must not be collected, and counted, in this one.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        with (
+            _named_layers(module),
+            profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler,
+        ):
+            output = run()
+            del output
+    finally:
+        if collects:
+            gc.enable()
+    found: list[tuple[int, int, str]] = []
+    recorded: Any = profiler.profiler
+    for root in recorded.kineto_results.experimental_event_tree():
+        _collect(root, "", "", found)
+    found.sort(key=lambda event: event[0])
+    return Trace(
+        num_nodes,
+        num_edges,
+        tuple(size for _, size, _ in found),
+        tuple(label for _, _, label in found),
+    )
+
+
+def _collect(event: Any, layer: str, operation: str, into: list[tuple[int, int, str]]) -> None:
+    """Walk the profiler's tree; (start, bytes, label) of every CPU allocation and free."""
+    fields = event.extra_fields
+    if hasattr(fields, "alloc_size"):
+        if fields.device.type == "cpu":
+            label = f"{layer}: {operation}" if layer and operation else layer or operation
+            into.append((event.start_time_ns, fields.alloc_size, label))
+        return
+    name: str = event.name
+    if name.startswith(_LAYER):
+        layer, operation = name.removeprefix(_LAYER), ""
+    elif "::" in name:
+        operation = name
+    for child in event.children:
+        _collect(child, layer, operation, into)
+
+
+@contextmanager
+def _named_layers(module: torch.nn.Module) -> Iterator[None]:
+    """Have every submodule mark its forward in the profiler's events while open."""
+    active: list[Any] = []
+
+    def enter(name: str) -> Callable[..., None]:
+        def hook(layer: torch.nn.Module, _: object) -> None:
+            mark: Any = record_function(f"{_LAYER}{name} ({type(layer).__name__})")
+            mark.__enter__()
+            active.append(mark)
+
+        return hook
+
+    def leave(*_: object) -> None:
+        active.pop().__exit__(None, None, None)
+
+    with ExitStack() as hooks:
+        for name, layer in module.named_modules():
+            if name:
+                hooks.callback(layer.register_forward_pre_hook(enter(name)).remove)
+                hooks.callback(layer.register_forward_hook(leave).remove)
+        try:
+            yield
+        finally:
+            # A forward that raised has left its marks behind.
+            while active:
+                leave()
+
+
+@contextmanager
+def exact_pages() -> Iterator[bool]:
+    """Give every large block pages of its own while open, returned when it is freed.
+
+    Then the high-water mark of this process is exact. Yields False where that cannot be had.
+    Afterwards glibc's thresholds stand where they come to rest by themselves in a process that
+    has used large blocks.
+    """
+    libc = ctypes.CDLL(None)
+    if not os.access("/proc/self/clear_refs", os.W_OK) or platform.libc_ver()[0] != "glibc":
+        yield False
+        return
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
+    libc.mallopt(_M_MMAP_THRESHOLD, _OWN_PAGES_BYTES)
+    libc.mallopt(_M_TRIM_THRESHOLD, _OWN_PAGES_BYTES)
+    # Huge pages would round every block up to 2 MiB.
+    libc.prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
+    plugs = _plug_heap(libc)
+    try:
+        yield True
+    finally:
+        for plug in plugs:
+            libc.free(plug)
+        libc.prctl(_PR_SET_THP_DISABLE, 0, 0, 0, 0)
+        libc.mallopt(_M_MMAP_THRESHOLD, _USUAL_MMAP_BYTES)
+        libc.mallopt(_M_TRIM_THRESHOLD, _USUAL_TRIM_BYTES)
+
+
+def _plug_heap(libc: ctypes.CDLL) -> list[int]:
+    """Take every large hole left in the heap, without touching its pages.
+
+    A hole is used before the kernel is asked for pages, and stays resident when freed.
+    """
+    plugs: list[int] = []
+    size = _USUAL_MMAP_BYTES
+    while size >= _OWN_PAGES_BYTES:
+        block = libc.malloc(size)
+        if block is None:
+            break
+        # The word before a block holds its size; bit 1 of it says that the block is mapped.
+        if ctypes.c_size_t.from_address(block - ctypes.sizeof(ctypes.c_size_t)).value & 2:
+            libc.free(block)
+            size //= 2
+        else:
+            plugs.append(block)
+    return plugs
+
+
+def resident_bytes(run: Callable[[], torch.Tensor]) -> int | None:
+    """How far `run()` raises this process's resident memory at most; inside ``exact_pages``.
+
+    The less of two tries, since all disturbances add. None where the kernel does not let the
+    mark be reset.
+    """
+    libc = ctypes.CDLL(None)
+    run()
+    tries = []
+    try:
+        for _ in range(2):
+            libc.malloc_trim(0)
+            Path("/proc/self/clear_refs").write_text("5")
+            before = _status_bytes("VmRSS")
+            run()
+            tries.append(_status_bytes("VmHWM") - before)
+    except OSError:
+        return None
+    return max(0, min(tries))
+
+
+def _status_bytes(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"/proc/self/status has no {field}")
