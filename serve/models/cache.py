@@ -1,0 +1,91 @@
+"""Calibrations on disk, so that a model is measured once per machine and not once per start.
+
+One JSON file per key. A key names everything that a measurement depends on: the model's content,
+the versions of what runs it, the machine, the executor and the number of threads. A file that
+cannot be read is as good as none, which is logged.
+"""
+
+import hashlib
+import logging
+import os
+import platform
+import tempfile
+from importlib import metadata
+from pathlib import Path
+
+import msgspec
+
+from serve.estimate.calibration import FORMAT, Calibration
+from serve.models.facts import Signature
+
+_log = logging.getLogger(__name__)
+
+_PACKAGES = ("torch", "torch-geometric", "gnnserve")
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    signature: Signature
+    calibration: Calibration
+
+
+class CalibrationCache:
+    """Signatures and calibrations in a folder, by the model's content hash."""
+
+    def __init__(
+        self, folder: Path, *, executor: str = "eager", device: str = "cpu", threads: int = 1
+    ) -> None:
+        self._folder = folder
+        self._circumstances = "\n".join(
+            [f"format {FORMAT}", *_versions(), *_machine(), executor, device, f"{threads} threads"]
+        )
+
+    def get(self, content: str) -> tuple[Signature, Calibration] | None:
+        """What was stored for that content hash under today's circumstances; None if nothing."""
+        path = self._path(content)
+        try:
+            entry = msgspec.json.decode(path.read_bytes(), type=_Entry)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            _log.warning("calibration %s is ignored: %s", path, error)
+            return None
+        return entry.signature, entry.calibration
+
+    def put(self, content: str, signature: Signature, calibration: Calibration) -> None:
+        """Store; a folder that cannot be written to costs the next start time, and a warning."""
+        path = self._path(content)
+        data = msgspec.json.format(msgspec.json.encode(_Entry(signature, calibration)))
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            # Readers see the old file or the new one, whoever else writes.
+            with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as file:
+                file.write(data)
+            os.replace(file.name, path)
+        except OSError as error:
+            _log.warning("calibration %s cannot be kept: %s", path, error)
+
+    def _path(self, content: str) -> Path:
+        key = hashlib.sha256(f"{content}\n{self._circumstances}".encode()).hexdigest()
+        return self._folder / f"{key[:32]}.json"
+
+
+def _versions() -> list[str]:
+    """Name and version of every package whose change makes measurements void."""
+    found = []
+    for name in _PACKAGES:
+        try:
+            found.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            found.append(f"{name} from source")
+    return found
+
+
+def _machine() -> list[str]:
+    """The processor and the number of cores this process may use."""
+    model = platform.processor()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next(line for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        pass
+    return [platform.machine(), model, f"{len(os.sched_getaffinity(0))} cores"]

@@ -1,0 +1,311 @@
+"""Measure a loaded model: its memory traced, its time over sizes. Needs torch and a quiet core.
+
+Memory takes a few hundred milliseconds whatever the budget; the rest of the budget goes into
+timing. What is measured is what a lane does: ``LoadedModel.run`` on this process's threads.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+
+from serve.errors import ModelError
+from serve.estimate.calibration import Calibration, Curve, Linear, MemoryFit, TimeFit
+from serve.estimate.memory import (
+    SLACK_SHARE,
+    Trace,
+    covers,
+    fit_curve,
+    fit_planes,
+    fit_workspace,
+    peak_at,
+    upper_hull,
+)
+from serve.estimate.timing import Timed, fit_time
+from serve.models.facts import Signature
+from serve.models.loader import LoadedModel
+from serve.models.probes import Shape, probe_graph
+from serve.models.tracing import exact_pages, resident_bytes, trace
+
+Progress = Callable[[str, float], None]
+#: Bytes at the peak for a number of nodes and edges.
+Need = Callable[[int, int], float]
+
+#: Nodes and edges of traced graphs: both vary by themselves, and edges are fewer and more.
+_TRACED = ((60, 150), (60, 600), (90, 150), (130, 900), (200, 400), (60, 40), (200, 120))
+#: Larger ones, for models that change to other kernels on the way up.
+_TRACED_LARGE = tuple((8 * nodes, 8 * edges) for nodes, edges in _TRACED)
+#: Nodes, and edges per node, of graphs held out to check the planes.
+_CHECKED_NODES = 3_000
+_CHECKED_RATIOS = (0.5, 4.0, 12.0, 30.0)
+_CHECKED_SHAPES = (Shape.MIXED, Shape.STAR, Shape.LOPSIDED)
+_CHECKED_SHAPES_SIZE = 3_000, 12_000
+#: No graph that is only traced gets larger than this.
+_TRACED_BYTES = 256 << 20
+#: An estimate further above the measurement than this is worth a word.
+_LOOSE = 0.05
+#: Activations of the graphs that show what kernels take unseen, and their edges per node.
+_WORKSPACE_BYTES = 24 << 20
+_WORKSPACE_RATIOS = (1.0, 4.0, 60.0)
+#: A size to shrink from.
+_MANY_NODES = 1_000_000
+
+_TIMED_RATIOS = (2, 10, 30)
+_SMALLEST_TIMED = 16
+#: Sizes double; at least so many are timed, and at most.
+_LEAST_STEPS, _MAX_STEPS = 5, 20
+#: No size is timed beyond the first that takes this long.
+_LONG_RUN_NS = 90_000_000
+_MAX_ROUNDS = 9
+#: Share of the time that finding the largest graphs may take.
+_CLIMB_SHARE = 0.5
+
+
+def calibrate(
+    loaded: LoadedModel,
+    signature: Signature,
+    *,
+    budget_s: float,
+    max_bytes: int,
+    progress: Progress | None = None,
+    executor: str = "eager",
+    device: str = "cpu",
+) -> Calibration:
+    """Trace and time `loaded` within about `budget_s`; no graph needs more than `max_bytes`.
+
+    Raises ModelError when the model cannot run even the smallest probe graphs.
+    """
+    tell = progress or (lambda step, fraction: None)
+    stop_at = time.monotonic() + budget_s
+    probe = _Probe(loaded, signature)
+    tell("memory", 0.0)
+    memory = _measure_memory(probe, max_bytes)
+    tell("time", 0.2)
+    timed = _measure_time(probe, memory, max_bytes, stop_at, tell)
+    tell("done", 1.0)
+    return Calibration(
+        model=loaded.spec.key,
+        executor=executor,
+        device=device,
+        threads=torch.get_num_threads(),
+        memory=memory,
+        time=timed,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    """A model with what it takes to run it on graphs of any size."""
+
+    loaded: LoadedModel
+    signature: Signature
+
+    def graph(
+        self, num_nodes: int, num_edges: int, shape: Shape = Shape.PLAIN
+    ) -> dict[str, torch.Tensor]:
+        return probe_graph(num_nodes, num_edges, shape, self.loaded.spec.inputs, self.signature)
+
+    def runner(self, inputs: dict[str, torch.Tensor]) -> Callable[[], torch.Tensor]:
+        return lambda: self.loaded.run(inputs)
+
+    def trace(self, num_nodes: int, num_edges: int, shape: Shape = Shape.PLAIN) -> Trace:
+        run = self.runner(self.graph(num_nodes, num_edges, shape))
+        return trace(run, self.loaded.module, num_nodes, num_edges)
+
+    def takes(self, shape: Shape) -> bool:
+        """Does the shape differ from a plain graph for this model?"""
+        needs = "batch" if shape in (Shape.SINGLES, Shape.LOPSIDED) else "edge_index"
+        return needs in self.loaded.spec.inputs
+
+    def input_bytes(self) -> Linear:
+        """What its inputs take when staged."""
+        per_edge = {
+            "edge_index": 16,
+            "edge_weight": 4,
+            "edge_attr": 4 * (self.signature.edge_dim or 0),
+        }
+        names = self.loaded.spec.inputs
+        nodes = 4 * self.signature.num_features + (8 if "batch" in names else 0)
+        return Linear(nodes, sum(per_edge.get(name, 0) for name in names), 0.0)
+
+    def output_bytes(self) -> Linear:
+        """The most its output takes: without knowing the batch, each node may be a graph."""
+        row = 4 * self.signature.num_outputs
+        many = self.signature.rows == "node" or "batch" in self.loaded.spec.inputs
+        return Linear(row, 0.0, 0.0) if many else Linear(0.0, 0.0, row)
+
+
+def _measure_memory(probe: _Probe, max_bytes: int) -> MemoryFit:
+    """Trace small graphs, fit, and check on larger ones of several shapes."""
+    inputs = probe.input_bytes()
+    _run_once(probe)
+    planes, problem = _fit_families(probe, _TRACED)
+    checked = _traces(probe, _checked_sizes(_need(inputs, planes), max_bytes))
+    if problem or not _all_covered(planes, checked):
+        # Perhaps small graphs are only handled differently; the largest tell.
+        larger, problem = _fit_families(probe, _TRACED_LARGE)
+        planes = upper_hull((*planes, *larger))
+    curve = None
+    warning = ""
+    if problem or not _all_covered(planes, checked):
+        seen = [*checked, *_traces(probe, (*_TRACED, *_TRACED_LARGE))]
+        curve = fit_curve([(t.num_nodes, t.num_edges, t.peak_bytes) for t in seen])
+        problem = problem or "planes fitted to small graphs do not hold for large ones"
+        warning = f"memory is a fitted upper bound: {problem}"
+    need = _need(inputs, planes, curve)
+
+    def ratio(found: Trace) -> float:
+        size = found.num_nodes, found.num_edges
+        return need(*size) / (inputs.at(*size) + found.peak_bytes)
+
+    errors = [ratio(found) - 1 for found in checked]
+    if not warning and max(errors) > _LOOSE:
+        warning = f"memory is an upper bound: up to {max(errors):.0%} above need"
+    size = _shrunk(_CHECKED_SHAPES_SIZE, need, min(max_bytes, _TRACED_BYTES))
+    for shape in filter(probe.takes, _CHECKED_SHAPES):
+        found = _trace_or_none(probe, size, shape)
+        if found is not None and ratio(found) < 1 - SLACK_SHARE:
+            warning = warning or (
+                "memory depends on more than the numbers of nodes and edges: "
+                f"a {shape.value} graph took {1 / ratio(found):.1f} times its estimate"
+            )
+    return MemoryFit(
+        inputs=inputs,
+        output=probe.output_bytes(),
+        activations=planes,
+        workspace=_measure_workspace(probe, need, max_bytes),
+        curve=curve,
+        error_low=min(errors),
+        error_high=max(errors),
+        warning=warning,
+    )
+
+
+def _need(inputs: Linear, planes: tuple[Linear, ...], curve: Curve | None = None) -> Need:
+    """Inputs and activations as a function of nodes and edges."""
+
+    def need(num_nodes: int, num_edges: int) -> float:
+        size = num_nodes, num_edges
+        live = max(peak_at(planes, *size), 0.0 if curve is None else curve.at(*size))
+        return inputs.at(*size) + live
+
+    return need
+
+
+def _run_once(probe: _Probe) -> None:
+    """What a model does only the first time must not be measured."""
+    try:
+        probe.loaded.run(probe.graph(*_TRACED[0]))
+    except Exception as error:
+        raise ModelError(
+            f"model {probe.loaded.spec.key}: a random graph of {_TRACED[0][0]} nodes and"
+            f" {_TRACED[0][1]} edges does not run: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _fit_families(
+    probe: _Probe, sizes: Iterable[tuple[int, int]]
+) -> tuple[tuple[Linear, ...], str]:
+    """Planes over all shapes that are extreme in what N and E do not say."""
+    planes: tuple[Linear, ...] = ()
+    problem = ""
+    for shape in (Shape.PLAIN, Shape.LOOPS, Shape.SINGLES):
+        if shape is not Shape.PLAIN and not probe.takes(shape):
+            continue
+        fitted, wrong = fit_planes(_traces(probe, sizes, shape))
+        planes = upper_hull((*planes, *fitted))
+        problem = problem or wrong
+    return planes, problem
+
+
+def _trace_or_none(probe: _Probe, size: tuple[int, int], shape: Shape) -> Trace | None:
+    """None when the model refuses the graph, its right when that is odd or has lonely nodes."""
+    try:
+        return probe.trace(*size, shape)
+    except Exception:
+        if shape is Shape.PLAIN and size[1] >= size[0]:
+            raise
+        return None
+
+
+def _traces(
+    probe: _Probe, sizes: Iterable[tuple[int, int]], shape: Shape = Shape.PLAIN
+) -> list[Trace]:
+    found = (_trace_or_none(probe, size, shape) for size in sizes)
+    return [trace for trace in found if trace is not None]
+
+
+def _checked_sizes(need: Need, max_bytes: int) -> list[tuple[int, int]]:
+    sizes = [(_CHECKED_NODES, int(ratio * _CHECKED_NODES)) for ratio in _CHECKED_RATIOS]
+    return [_shrunk(size, need, min(max_bytes, _TRACED_BYTES)) for size in sizes]
+
+
+def _shrunk(size: tuple[int, int], need: Need, limit_bytes: int) -> tuple[int, int]:
+    """`size`, or a smaller one of the same shape that needs no more; at least 16 nodes."""
+    nodes, edges = size
+    while nodes > _SMALLEST_TIMED and need(nodes, edges) > limit_bytes:
+        nodes, edges = nodes * 7 // 8, edges * 7 // 8
+    return nodes, edges
+
+
+def _all_covered(planes: tuple[Linear, ...], traces: Iterable[Trace]) -> bool:
+    return all(covers(peak_at(planes, t.num_nodes, t.num_edges), t.peak_bytes) for t in traces)
+
+
+def _measure_workspace(probe: _Probe, need: Need, max_bytes: int) -> Linear:
+    """What the process takes at most beyond its tensors; nothing where it cannot be seen."""
+    limit = min(max_bytes, _WORKSPACE_BYTES)
+    sizes = [_shrunk((_MANY_NODES, int(_MANY_NODES * r)), need, limit) for r in _WORKSPACE_RATIOS]
+    # Tracing leaves holes in the heap, so it comes before.
+    traces = [probe.trace(*size) for size in sizes]
+    extra: list[tuple[int, int, float]] = []
+    with exact_pages() as exact:
+        for found in traces if exact else ():
+            size = found.num_nodes, found.num_edges
+            resident = resident_bytes(probe.runner(probe.graph(*size)))
+            if resident is not None:
+                extra.append((*size, resident - found.peak_bytes))
+    return fit_workspace(extra)
+
+
+def _measure_time(
+    probe: _Probe, memory: MemoryFit, max_bytes: int, stop_at: float, tell: Progress
+) -> TimeFit:
+    """Time runs over log-spaced sizes: once upwards to find the largest, then in rounds.
+
+    Rounds go from large to small, so that the allocator has what it needs when small graphs are
+    timed, and a disturbance hits one run of many sizes rather than all runs of one.
+    """
+    need = _need(memory.inputs, memory.activations, memory.curve)
+    started = time.monotonic()
+    span = max(stop_at - started, 1e-3)
+    graphs: dict[tuple[int, int], dict[str, torch.Tensor]] = {}
+    runs: dict[tuple[int, int], list[int]] = {}
+    for index, ratio in enumerate(_TIMED_RATIOS, start=1):
+        climb_until = started + span * _CLIMB_SHARE * index / len(_TIMED_RATIOS)
+        for step in range(_MAX_STEPS):
+            size = _SMALLEST_TIMED << step, ratio * _SMALLEST_TIMED << step
+            if step >= _LEAST_STEPS and (need(*size) > max_bytes or time.monotonic() > climb_until):
+                break
+            graphs[size] = probe.graph(*size)
+            runs[size] = [_time_ns(probe, graphs[size])]
+            if step >= _LEAST_STEPS and runs[size][0] > _LONG_RUN_NS:
+                break
+    order = sorted(graphs, key=lambda size: -runs[size][0])
+    patience_ns = span * 1e9 / 60
+    for round_number in range(_MAX_ROUNDS):
+        for size in order:
+            if time.monotonic() > stop_at:
+                break
+            if round_number < 2 or runs[size][0] < patience_ns:
+                runs[size].append(_time_ns(probe, graphs[size]))
+        tell("time", 0.2 + 0.8 * min(1.0, (time.monotonic() - started) / span))
+    # The first run of a size only warmed up, if there was time for another.
+    return fit_time([Timed(*size, tuple(found[1:] or found)) for size, found in runs.items()])
+
+
+def _time_ns(probe: _Probe, inputs: dict[str, torch.Tensor]) -> int:
+    started = time.perf_counter_ns()
+    probe.loaded.run(inputs)
+    return time.perf_counter_ns() - started
