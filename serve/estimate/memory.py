@@ -25,6 +25,8 @@ SLACK_BYTES = 8192
 SLACK_SHARE = 0.005
 #: What a curve fitted to peaks is raised by, since nothing explains it.
 _CURVE_MARGIN = 1.1
+#: Most that a workspace is raised by to cover all measurements; beyond, one was disturbed.
+_WORKSPACE_RAISE = 1.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,14 +164,19 @@ def fit_curve(peaks: Sequence[tuple[int, int, int]]) -> Curve:
     return Curve(*(float(value) * raise_by for value in found))
 
 
-def fit_linear(sizes: Sequence[tuple[int, int]], measured: Sequence[float]) -> Linear:
-    """The plane with nonnegative coefficients nearest to what was measured, raised to cover it."""
-    n, e = np.array(sizes, dtype=np.float64).T
-    terms = np.stack([n, e, np.ones_like(n)], axis=1)
-    target = np.array(measured, dtype=np.float64)
-    found = nonnegative(terms, target)
-    found[2] += max(0.0, float((target - terms @ found).max()))
-    return Linear(float(found[0]), float(found[1]), float(found[2]))
+def fit_workspace(extra: Sequence[tuple[int, int, float]]) -> Linear:
+    """Bytes per node and per edge over (nodes, edges, bytes beyond tensors), covering them all.
+
+    Without a constant: the measurements are in pages of a whole process, and theirs is noise.
+    """
+    if not extra:
+        return Linear(0.0, 0.0, 0.0)
+    n, e, beyond = np.array(extra, dtype=np.float64).T
+    terms = np.stack([n, e], axis=1)
+    per_node, per_edge = nonnegative(terms, beyond.clip(min=0.0))
+    fitted = np.maximum(terms @ (per_node, per_edge), 1.0)
+    raise_by = min(_WORKSPACE_RAISE, max(1.0, float((beyond / fitted).max())))
+    return Linear(float(per_node) * raise_by, float(per_edge) * raise_by, 0.0)
 
 
 def _sizes(traces: Sequence[Trace]) -> Floats:
