@@ -15,6 +15,7 @@ import sys
 import time
 from concurrent import futures
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -29,8 +30,8 @@ OPTIONS = [("grpc.max_receive_message_length", 64 << 20)]
 RESULT = Path(__file__).parent / "results" / "grpc_echo.json"
 
 
-def handlers(method: object) -> tuple[grpc.GenericRpcHandler]:
-    echo = grpc.unary_unary_rpc_method_handler(method)
+def handlers(method: Any) -> tuple[grpc.GenericRpcHandler]:
+    echo: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(method)
     return (grpc.method_handlers_generic_handler("Echo", {"Call": echo}),)
 
 
@@ -58,7 +59,7 @@ def serve(kind: str) -> None:
         serve_threads()
         return
     if kind == "uvloop":
-        import uvloop
+        import uvloop  # type: ignore[import-not-found,unused-ignore]
 
         uvloop.install()
     asyncio.run(serve_asyncio())
@@ -92,7 +93,7 @@ def measure(
     processes: "dict[str, subprocess.Popen[str]]", repeats: int
 ) -> dict[str, dict[str, dict[str, float]]]:
     """{size: {kind: {p50, p99}}} in microseconds."""
-    calls = {}
+    calls: dict[str, Any] = {}
     for kind, process in processes.items():
         assert process.stdout is not None
         port = process.stdout.readline().strip()
