@@ -101,6 +101,8 @@ def main() -> None:
     except ServeError as error:
         _errors.print(f"[red]error:[/red] {error}", soft_wrap=True)
         raise SystemExit(2 if isinstance(error, ConfigError) else 1) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """Run a load with Locust as a library: no web UI, no command line of its own."""
 
 from collections.abc import Callable
+from signal import SIGINT, SIGTERM
 
 from loadgen import patched  # noqa: F401  isort: skip
 
 import gevent
+from gevent.event import Event
 from locust.env import Environment
 
 from loadgen.measure import LoadSummary
@@ -25,7 +27,7 @@ class _User(GraphUser):
 def run_load(
     options: LoadOptions, on_progress: Callable[[OpenLoop], None] = lambda _: None
 ) -> LoadSummary:
-    """Load `options.target` and return what was seen. Ctrl-C ends it early, with a summary.
+    """Load `options.target` and return what was seen. SIGINT or SIGTERM end it early.
 
     Raises ConfigError, NotFound or NotReady before the first request, never after.
     """
@@ -43,14 +45,16 @@ def _drive(loop: OpenLoop, on_progress: Callable[[OpenLoop], None]) -> None:
     environment = Environment(user_classes=[_User])
     environment.open_loop = loop
     runner = environment.create_local_runner()
+    stop = Event()
+    handlers = [gevent.signal_handler(number, stop.set) for number in (SIGINT, SIGTERM)]
     runner.start(1, spawn_rate=1)
     try:
-        while not loop.ended.ready():
+        while not (loop.ended.ready() or stop.is_set()):
             on_progress(loop)
-            gevent.wait([loop.ended], timeout=_PROGRESS_S)
-        loop.ended.get()
-    except KeyboardInterrupt:
-        # What was seen until now is worth a summary.
-        return
+            gevent.wait([loop.ended, stop], timeout=_PROGRESS_S, count=1)
+        if loop.ended.ready():
+            loop.ended.get()
     finally:
+        for handler in handlers:
+            handler.cancel()
         runner.quit()

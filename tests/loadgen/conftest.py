@@ -1,0 +1,73 @@
+import json
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FAKE_SERVER = Path(__file__).with_name("fake_server.py")
+
+
+class FakeServer:
+    def __init__(self, process):
+        self.lines = process.stdout
+        self.address = f"127.0.0.1:{self.lines.readline().strip()}"
+
+    def wait_for_a_request(self):
+        assert self.lines.readline() == "called\n"
+
+
+@pytest.fixture
+def fake_server():
+    """A function that starts a fake server in a process of its own."""
+
+    @contextmanager
+    def start(delay_s=0.0, fail_every=0):
+        with subprocess.Popen(
+            [sys.executable, str(FAKE_SERVER), str(delay_s), str(fail_every)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={"PYTHONPATH": str(ROOT)},
+            text=True,
+        ) as process:
+            try:
+                yield FakeServer(process)
+            finally:
+                process.stdin.close()
+                process.wait(10)
+
+    return start
+
+
+@pytest.fixture
+def load_command():
+    """A function that makes the command line of a load of small graphs, which starts at once."""
+
+    def make(server, *arguments):
+        command = [sys.executable, "-m", "loadgen", "--target", server.address, "--json"]
+        command += ["--scale", "0.01", "--max-nodes", "200", "--max-edges", "2000"]
+        return command + [str(argument) for argument in arguments]
+
+    return make
+
+
+@pytest.fixture
+def load(load_command):
+    """A function that runs a load and returns its exit code and what it printed as JSON."""
+
+    def run(server, *arguments):
+        done = subprocess.run(
+            load_command(server, *arguments),
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.stdout, done.stderr
+        return done.returncode, json.loads(done.stdout)
+
+    return run

@@ -1,0 +1,80 @@
+"""A server that answers every inference after a delay; `python fake_server.py DELAY_S FAIL_EVERY`.
+
+Prints its port, then a line when the first inference came, and stops at the end of its stdin. Every
+FAIL_EVERY-th inference is refused, none if 0. Estimates are made up: 10 µs per node, 3 lanes.
+"""
+
+import itertools
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+
+from serve.pb import gnnserve_pb2, gnnserve_pb2_grpc, grpc_service_pb2, grpc_service_pb2_grpc
+
+TARGET_US = 50_000
+
+
+class Inference(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
+    def __init__(self, delay_s, fail_every):
+        self.delay_s = delay_s
+        self.fail_every = fail_every
+        # Counted by a C function, so that threads cannot count alike.
+        self.numbers = itertools.count(1)
+
+    def ServerReady(self, request, context):
+        return grpc_service_pb2.ServerReadyResponse(ready=True)
+
+    def ModelMetadata(self, request, context):
+        if request.name not in ("gcn", "sage", "gin", "gat"):
+            context.abort(grpc.StatusCode.NOT_FOUND, f"no model '{request.name}'")
+        answer = grpc_service_pb2.ModelMetadataResponse(name=request.name, versions=["1"])
+        answer.inputs.add(name="x", datatype="FP32", shape=[-1, 8])
+        answer.inputs.add(name="edge_index", datatype="INT64", shape=[2, -1])
+        return answer
+
+    def ModelInfer(self, request, context):
+        number = next(self.numbers)
+        if number == 1:
+            print("called", flush=True)  # noqa: T201
+        time.sleep(self.delay_s)
+        if self.fail_every and number % self.fail_every == 0:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"queue full at call {number}")
+        answer = grpc_service_pb2.ModelInferResponse(model_name=request.model_name)
+        target = TARGET_US
+        if "qos_target_us" in request.parameters:
+            target = request.parameters["qos_target_us"].int64_param
+        answer.parameters["qos_target_us"].int64_param = target
+        answer.parameters["qos_violated"].bool_param = self.delay_s * 1e6 > target
+        rows = request.inputs[0].shape[0]
+        answer.outputs.add(name="output", datatype="FP32", shape=[rows, 1])
+        answer.raw_output_contents.append(bytes(4 * rows))
+        return answer
+
+
+class GnnServe(gnnserve_pb2_grpc.GnnServeServicer):
+    def Describe(self, request, context):
+        return gnnserve_pb2.DescribeResponse(device="fake", lanes=3)
+
+    def Estimate(self, request, context):
+        return gnnserve_pb2.EstimateResponse(solo_ns=request.num_nodes * 10_000)
+
+
+def main():
+    delay_s, fail_every = float(sys.argv[1]), int(sys.argv[2])
+    server = grpc.server(
+        ThreadPoolExecutor(64), options=[("grpc.max_receive_message_length", 64 * 2**20)]
+    )
+    grpc_service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(
+        Inference(delay_s, fail_every), server
+    )
+    gnnserve_pb2_grpc.add_GnnServeServicer_to_server(GnnServe(), server)
+    print(server.add_insecure_port("127.0.0.1:0"), flush=True)  # noqa: T201
+    server.start()
+    sys.stdin.read()
+    server.stop(None)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""The whole generator, as a process, against a server in another."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from serve.workload import Trace
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_slow_server_does_not_slow_the_sends(fake_server, load):
+    # 64 server threads need four rounds of 0.4 s for 250 requests that are all due within 0.5 s.
+    with fake_server(delay_s=0.4) as server:
+        code, seen = load(server, "--rate", 600, "--requests", 250, "--seed", 3)
+    assert code == 0
+    assert seen["requests"] == seen["answered"] == 250
+    # Latency counts from the intended send time, so the queue before the server is in it; a
+    # closed loop would have sent the last rounds only after the first were answered.
+    assert seen["latency_ms"]["max"] >= 1_100
+    assert seen["send_lag_ms"]["max"] < seen["latency_ms"]["max"] / 2
+    assert seen["latency_ms"]["p50"] >= 400
+    # The server, by its own clock, saw 0.4 s each against its target of 50 ms.
+    assert seen["late"] == seen["late_by_server"] == 250
+    assert seen["latency_over_qt"]["p50"] >= 8
+
+
+def test_rho_and_a_trace_replayed_with_targets_of_its_own(fake_server, load, tmp_path):
+    saved, again = tmp_path / "a.trace", tmp_path / "b.trace"
+    with fake_server(delay_s=0.02) as server:
+        _, first = load(server, "--rho", 0.5, "--requests", 40, "--save-trace", saved)
+        trace = Trace.load(saved).with_targets(lambda item: 1_000)
+        trace.save(saved)
+        _, second = load(server, "--trace", saved, "--save-trace", again)
+    # The fake estimates 10 µs per node, of which there are 100 to 200, and claims 3 lanes.
+    header = first["trace"]
+    assert header["lanes"] == 3
+    assert 0.001 <= header["mean_solo_s"] <= 0.002
+    assert header["rate_hz"] == pytest.approx(0.5 * 3 / header["mean_solo_s"])
+    assert saved.read_bytes() == again.read_bytes()
+    assert second["trace"] == header
+    requests = {model: row["requests"] for model, row in first["by_model"].items()}
+    assert requests == {model: row["requests"] for model, row in second["by_model"].items()}
+    assert first["requests"] == second["requests"] == sum(requests.values()) == 40
+    # The server's own target of 50 ms, and the trace's of 1 ms.
+    assert first["late_by_server"] == 0
+    assert second["late"] == second["late_by_server"] == 40
+    assert second["late_rate"] == second["missed_rate"] == 1.0
+
+
+def test_failures_are_counted_by_status(fake_server, load):
+    with fake_server(fail_every=4) as server:
+        code, seen = load(server, "--rate", 200, "--requests", 20)
+    assert code == 0
+    assert seen["by_status"] == {"OK": 15, "RESOURCE_EXHAUSTED": 5}
+    assert seen["messages"]["RESOURCE_EXHAUSTED"].startswith("queue full at call")
+    assert seen["answered"] == 15
+    assert seen["missed_rate"] >= 0.25
+
+
+def test_a_request_is_given_up_at_its_timeout(fake_server, load):
+    with fake_server(delay_s=1.0) as server:
+        code, seen = load(server, "--rate", 100, "--requests", 5, "--timeout", 0.2)
+    assert code == 1
+    assert seen["by_status"] == {"DEADLINE_EXCEEDED": 5}
+    assert seen["missed_rate"] == 1.0
+
+
+def test_interrupted_it_still_sums_up(fake_server, load_command):
+    with fake_server() as server:
+        command = load_command(server, "--rate", 100, "--duration", 60)
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
+            server.wait_for_a_request()
+            process.send_signal(signal.SIGINT)
+            output, _ = process.communicate(timeout=30)
+    seen = json.loads(output)
+    assert process.returncode == 0
+    assert 0 < seen["requests"] < seen["scheduled"]
+    assert any("stopped early" in warning for warning in seen["warnings"])
+
+
+def test_locusts_own_command_line(fake_server):
+    with fake_server(fail_every=5) as server:
+        run = subprocess.run(
+            [
+                sys.executable, "-m", "locust", "-f", "loadgen/locustfile.py", "--headless",
+                "--host", server.address, "--rate", "100", "--duration", "0.5",
+                "--workload", "gat", "--scale", "0.01", "--max-nodes", "200", "--json",
+            ],
+            cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    rows = {row["name"]: row for row in json.loads(run.stdout)}
+    assert set(rows) == {"gat", "send lag"}
+    assert rows["gat"]["num_requests"] == rows["send lag"]["num_requests"] > 20
+    assert rows["gat"]["num_failures"] == rows["gat"]["num_requests"] // 5
+
+
+def test_nobody_there_and_wrong_arguments():
+    def load(*arguments):
+        command = [sys.executable, "-m", "loadgen", "--target", "127.0.0.1:1", *arguments]
+        return subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        )
+
+    wrong = load("--rate", "1", "--rho", "1", "--duration", "1")
+    assert wrong.returncode == 2
+    assert "give either a rate or rho" in wrong.stderr
+    assert wrong.stdout == ""

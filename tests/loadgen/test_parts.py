@@ -1,0 +1,173 @@
+"""The parts of the generator that need neither gevent nor a server."""
+
+import io
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+from rich.console import Console
+
+from loadgen.measure import Sample, summarise
+from loadgen.options import LoadOptions
+from loadgen.plan import make_plan
+from loadgen.show import progress_line, show_summary
+from serve.errors import ConfigError
+from serve.wire import decode_request
+from serve.workload import PoolSpec, Trace, TraceHeader, TraceItem
+
+POOL = PoolSpec(datasets=("pubmed",), count=5, scale=0.02, max_nodes=200, max_edges=1000)
+OPTIONS = LoadOptions("host:1", "gcn", rate_hz=10.0, requests=12, pool=POOL)
+
+
+class FakeServer:
+    def lanes(self):
+        return 4
+
+    def solo_s(self, model, num_nodes, num_edges):
+        return 0.25
+
+    def num_features(self, model):
+        return {"gcn": 3, "gat": 7}[model]
+
+
+def test_requests_carry_the_graph_of_their_item():
+    plan = make_plan(OPTIONS, FakeServer())
+    assert len(plan.messages) == len(plan.trace.items) == 12
+    for item, message in zip(plan.trace.items, plan.messages, strict=True):
+        head, (x, edges) = decode_request(message)
+        assert head.model_name == "gcn"
+        assert [tensor.name for tensor in head.inputs] == ["x", "edge_index"]
+        assert list(head.inputs[0].shape) == [item.num_nodes, 3]
+        assert list(head.inputs[1].shape) == [2, item.num_edges]
+        assert len(x) == item.num_nodes * 3 * 4
+        assert np.frombuffer(edges, np.int64).max() < item.num_nodes
+        assert not head.parameters
+
+
+def test_equal_requests_are_encoded_once_and_a_plan_is_reproducible():
+    plan, again = make_plan(OPTIONS, FakeServer()), make_plan(OPTIONS, FakeServer())
+    assert len({id(message) for message in plan.messages}) == 5
+    assert plan == again
+    assert make_plan(replace(OPTIONS, seed=1), FakeServer()).trace != plan.trace
+
+
+def test_a_target_in_the_trace_goes_into_the_request(tmp_path):
+    path = tmp_path / "a.trace"
+    make_plan(OPTIONS, FakeServer()).trace.with_targets(lambda item: 77).save(path)
+    plan = make_plan(LoadOptions("host:1", trace=path, requests=2), FakeServer())
+    assert len(plan.messages) == 2
+    head, _ = decode_request(plan.messages[0])
+    assert head.parameters["qos_target_us"].int64_param == 77
+
+
+def test_rho_gives_the_rate():
+    options = replace(OPTIONS, rate_hz=None, rho=0.5)
+    header = make_plan(options, FakeServer()).trace.header
+    assert (header.rate_hz, header.mean_solo_s, header.lanes) == (8.0, 0.25, 4)
+
+
+def test_a_trace_may_name_random_graphs(tmp_path):
+    header = TraceHeader(workload="gat", seed=0, rate_hz=1.0, pool=PoolSpec(datasets=()))
+    item = TraceItem(
+        offset_ns=0, model="gat", dataset="random", index=3, num_nodes=1, num_edges=0, seed=0
+    )
+    Trace(header, (item,)).save(tmp_path / "r.trace")
+    plan = make_plan(LoadOptions("host:1", trace=tmp_path / "r.trace"), FakeServer())
+    _, (x, edges) = decode_request(plan.messages[0])
+    assert (len(x), len(edges)) == (28, 0)
+
+
+def test_a_trace_from_other_graphs_is_refused(tmp_path):
+    trace = make_plan(OPTIONS, FakeServer()).trace
+    item = msgspec.structs.replace(trace.items[0], num_edges=trace.items[0].num_edges + 2)
+    Trace(trace.header, (item,)).save(tmp_path / "x.trace")
+    with pytest.raises(ConfigError, match="another scale, seed or folder"):
+        make_plan(LoadOptions("host:1", trace=tmp_path / "x.trace"), FakeServer())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rho": 1.0}, "either a rate or rho"),
+        ({"rate_hz": None}, "either a rate or rho"),
+        ({"requests": None}, "give a duration"),
+        ({"workload": "gnn"}, "workload 'gnn' is not one of gcn, sage"),
+        ({"arrivals": "steady"}, "arrivals 'steady' is not one of poisson"),
+        ({"rate_hz": 0.0}, "rate: 0.0 must be more than 0"),
+        ({"rate_hz": float("nan")}, "rate: nan must be more than 0"),
+        ({"duration_s": -1.0}, "duration: -1.0 must be more than 0"),
+        ({"requests": None, "duration_s": 1e-9}, "no request falls into this run"),
+    ],
+)
+def test_options_that_make_no_run(change, message):
+    with pytest.raises(ConfigError, match=message):
+        make_plan(replace(OPTIONS, **change), FakeServer())
+
+
+def sample(latency_ms, target_us=10_000, status="OK", lag_ms=0.1, model="gcn", due_s=1.0):
+    return Sample(
+        model=model,
+        due_ns=int(due_s * 1e9),
+        lag_ns=int(lag_ms * 1e6),
+        latency_ns=int(latency_ms * 1e6),
+        status=status,
+        message="" if status == "OK" else f"why {status}",
+        target_us=target_us,
+        late_by_server=latency_ms > 15,
+    )
+
+
+HEADER = TraceHeader(
+    workload="mix", seed=0, rate_hz=2.0, rho=0.3, lanes=2, sources={"cora": "file"}
+)
+SAMPLES = [
+    sample(5, due_s=0.5),
+    sample(12, due_s=1),
+    sample(20, model="gat", due_s=1.5),
+    sample(1, target_us=None, model="gat", due_s=2),
+    sample(9, status="UNAVAILABLE", due_s=2),
+]
+
+
+def summary(samples=SAMPLES, scheduled=5, cpu_s=0.1):
+    return summarise("h:1", HEADER, samples, scheduled=scheduled, elapsed_s=2.0, cpu_s=cpu_s)
+
+
+def test_summary_counts():
+    seen = summary()
+    assert (seen.requests, seen.answered, seen.late, seen.late_by_server) == (5, 4, 2, 1)
+    assert (seen.late_rate, seen.missed_rate) == (0.5, 0.6)
+    assert (seen.offered_hz, seen.answered_hz) == (2.5, 2.0)
+    assert seen.by_status == {"OK": 4, "UNAVAILABLE": 1}
+    assert seen.messages == {"UNAVAILABLE": "why UNAVAILABLE"}
+    # Of answers only, and ÷ target only where there is one.
+    assert seen.latency_ms.mean == pytest.approx(9.5)
+    assert seen.latency_over_qt.p50 == pytest.approx(1.2)
+    assert seen.latency_over_qt.max == pytest.approx(2.0)
+    assert {model: row.late for model, row in seen.by_model.items()} == {"gcn": 1, "gat": 1}
+    assert seen.generator_cpu == pytest.approx(0.05)
+    assert seen.warnings == []
+
+
+def test_a_run_that_measured_itself_says_so():
+    seen = summary([sample(5, lag_ms=8)] * 3, scheduled=4, cpu_s=1.9)
+    assert "8.0 ms late" in seen.warnings[0]
+    assert "95% of a core" in seen.warnings[1]
+    assert "1 requests" in seen.warnings[2]
+
+
+def test_nothing_seen_is_a_summary_too():
+    seen = summary([])
+    assert (seen.requests, seen.late_rate, seen.latency_ms.p99) == (0, 0.0, 0.0)
+
+
+def test_the_tables_show_what_was_seen():
+    text = io.StringIO()
+    show_summary(summary([*SAMPLES, sample(1, lag_ms=400)]), Console(file=text, width=100))
+    shown = text.getvalue()
+    for word in ("mix to h:1: 6 of 5", "ρ 0.3 on 2 lanes", "graph cora: file", "why UNAVAILABLE",
+                 "latency ÷ target", "send lag", "late 40.0% of answers", "warning: "):  # fmt: skip
+        assert word in shown
+    line = progress_line(1.0, Trace(HEADER, ()), 7, SAMPLES)
+    assert "sent 7 of 0 · in flight 2 · lately: late 50.0%, failed 1" in line
