@@ -18,6 +18,11 @@ class Gate:
         """The server is draining."""
         return self._closed
 
+    @property
+    def inside(self) -> int:
+        """Requests in flight."""
+        return self._inside
+
     def enter(self) -> None:
         """One request more; raises NotReady once closed. Pair with ``leave``."""
         with self._condition:

@@ -83,6 +83,16 @@ class Server:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         _enable_reflection(self._server)
 
+    @property
+    def in_flight(self) -> int:
+        """Requests taken whose answers are not out yet."""
+        return self._gate.inside
+
+    @property
+    def draining(self) -> bool:
+        """``stop`` was called."""
+        return self._gate.closed
+
     def start(self) -> int:
         """Listen and serve; returns the port. Raises ConfigError if it cannot be bound."""
         address = f"[{self._host}]" if ":" in self._host else self._host

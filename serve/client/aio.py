@@ -1,0 +1,186 @@
+"""The client for asyncio; its methods are those of ``sync.Client``, to be awaited."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Collection, Iterable
+from types import TracebackType
+from typing import Any, TypeVar
+
+import grpc
+
+from serve.client.channel import REQUIRED, channel_options, must_ask
+from serve.client.errors import ClientError, InvalidRequest, TimedOut, Unavailable, from_rpc
+from serve.client.facts import Answer, Estimate, ModelFacts, ServerFacts, models_of, report_of
+from serve.client.requests import Request
+from serve.client.streaming import Outcome, StreamBook
+from serve.pb import gnnserve_pb2, gnnserve_pb2_grpc, grpc_service_pb2_grpc
+from serve.pb import grpc_service_pb2 as pb
+from serve.wire import INFER_METHOD, MAX_MESSAGE_BYTES, STREAM_METHOD, decode_response
+
+ResultT = TypeVar("ResultT")
+_POLL_S = 0.05
+
+
+class AsyncClient:
+    """Calls one server from one event loop. Every method raises a ``ClientError``."""
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        timeout_s: float | None = None,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+    ) -> None:
+        """Arguments as of ``sync.Client``; to be made inside a running event loop."""
+        self._timeout_s = timeout_s
+        self._max_message_bytes = max_message_bytes
+        self._channel = grpc.aio.insecure_channel(target, channel_options(max_message_bytes))
+        # Without serializers these two carry bytes: see `serve.wire`.
+        self._infer: Any = self._channel.unary_unary(INFER_METHOD)
+        self._stream: Any = self._channel.stream_stream(STREAM_METHOD)
+        # Generated stubs carry no types.
+        self._standard: Any = grpc_service_pb2_grpc.GRPCInferenceServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        self._own: Any = gnnserve_pb2_grpc.GnnServeStub(self._channel)  # type: ignore[no-untyped-call]
+        self._inputs: dict[tuple[str, str], frozenset[str]] = {}
+
+    async def __aenter__(self) -> "AsyncClient":
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection; calls in flight end as Cancelled."""
+        await self._channel.close()
+
+    async def infer(self, model: str, data: Any = None, **options: Any) -> Answer:
+        """One prediction; arguments as of ``sync.Client.infer``."""
+        return await self.ask(Request(model=model, data=data, **options))
+
+    async def ask(self, request: Request) -> Answer:
+        """The same, as a value made before."""
+        message = request.encode(await self._taken(request), self._max_message_bytes)
+        try:
+            response = await self._call(self._infer, message, request.timeout_s)
+        except InvalidRequest:
+            self._inputs.clear()  # perhaps another version of the model was loaded
+            raise
+        return Answer.of(decode_response(response))
+
+    async def infer_stream(
+        self, requests: Iterable[Request] | AsyncIterable[Request]
+    ) -> AsyncIterator[Outcome]:
+        """Many predictions over one stream: `(position, answer or error)`, as they finish.
+
+        A request that fails does not end the stream.
+        """
+        book = StreamBook()
+        broken: list[BaseException] = []
+
+        async def messages() -> AsyncIterator[bytes]:
+            try:
+                async for request in _each(requests):
+                    entered = book.enter(request)
+                    try:
+                        taken = await self._taken(entered)
+                        yield entered.encode(taken, self._max_message_bytes)
+                    except ClientError as error:
+                        book.drop(entered, error)
+            except Exception as error:
+                broken.append(error)
+
+        call = self._stream(messages(), timeout=self._timeout_s)
+        try:
+            async for message in call:
+                yield book.settle(message)
+                while book.unsent:
+                    yield book.unsent.popleft()
+        except grpc.RpcError as error:
+            raise from_rpc(error) from error
+        finally:
+            call.cancel()
+        for outcome in book.unsent:
+            yield outcome
+        if broken:
+            raise broken[0]
+
+    async def estimate(
+        self, model: str, *, num_nodes: int, num_edges: int, version: str = ""
+    ) -> Estimate:
+        """What a request of that size would need, without running it."""
+        request = gnnserve_pb2.EstimateRequest(
+            model=model, version=version, num_nodes=num_nodes, num_edges=num_edges
+        )
+        return Estimate.of(await self._call(self._own.Estimate, request))
+
+    async def report(self, since_s: float = 0.0) -> dict[str, Any]:
+        """The QoS report over the last `since_s` seconds (0: all), as `gnnserve report --json`."""
+        request = gnnserve_pb2.ReportRequest(since_s=since_s)
+        return report_of(await self._call(self._own.Report, request))
+
+    async def describe(self) -> ServerFacts:
+        """What the server runs on and how it schedules."""
+        return ServerFacts.of(await self._call(self._own.Describe, gnnserve_pb2.DescribeRequest()))
+
+    async def models(self) -> tuple[ModelFacts, ...]:
+        """Every model of the repository, loaded or not."""
+        request = pb.RepositoryIndexRequest()
+        return models_of(await self._call(self._standard.RepositoryIndex, request))
+
+    async def ready(self, model: str = "", version: str = "") -> bool:
+        """Whether the server, or the model, takes requests now; False if it cannot be reached."""
+        try:
+            if not model:
+                found = await self._call(self._standard.ServerReady, pb.ServerReadyRequest())
+                return bool(found.ready)
+            request = pb.ModelReadyRequest(name=model, version=version)
+            return bool((await self._call(self._standard.ModelReady, request)).ready)
+        except Unavailable:
+            return False
+
+    async def wait_ready(self, timeout_s: float) -> None:
+        """Return once the server takes requests; raises TimedOut."""
+        give_up = time.monotonic() + timeout_s
+        while not await self.ready():
+            if time.monotonic() > give_up:
+                raise TimedOut("DEADLINE_EXCEEDED", f"not ready after {timeout_s:g} s")
+            await asyncio.sleep(_POLL_S)
+
+    async def _taken(self, request: Request) -> Collection[str]:
+        """Inputs that the model takes, asked once where it matters."""
+        if not must_ask(request):
+            return REQUIRED
+        key = request.model, request.version
+        if key not in self._inputs:
+            wanted = pb.ModelMetadataRequest(name=request.model, version=request.version)
+            found = await self._call(self._standard.ModelMetadata, wanted)
+            self._inputs[key] = frozenset(tensor.name for tensor in found.inputs)
+        return self._inputs[key]
+
+    async def _call(
+        self,
+        method: Callable[..., Awaitable[ResultT]],
+        request: object,
+        timeout_s: float | None = None,
+    ) -> ResultT:
+        """One call, with errors as ours."""
+        try:
+            return await method(
+                request, timeout=self._timeout_s if timeout_s is None else timeout_s
+            )
+        except grpc.RpcError as error:
+            raise from_rpc(error) from error
+
+
+async def _each(requests: Iterable[Request] | AsyncIterable[Request]) -> AsyncIterator[Request]:
+    if isinstance(requests, AsyncIterable):
+        async for request in requests:
+            yield request
+    else:
+        for request in requests:
+            yield request

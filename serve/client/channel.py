@@ -1,0 +1,20 @@
+"""What both clients set up alike."""
+
+from serve.client.requests import Request
+
+#: Inputs every graph request has, and those that only some models take.
+REQUIRED = ("x", "edge_index")
+OPTIONAL = ("edge_weight", "edge_attr", "batch")
+
+
+def channel_options(max_message_bytes: int) -> list[tuple[str, int]]:
+    """Channel arguments: what the server takes by default, each way."""
+    return [
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", max_message_bytes),
+    ]
+
+
+def must_ask(request: Request) -> bool:
+    """Whether its `data` has something that the model may not take."""
+    return any(getattr(request.data, name, None) is not None for name in OPTIONAL)

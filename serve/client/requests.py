@@ -1,0 +1,135 @@
+"""From graphs to request messages; shared by both clients.
+
+Arrays may be numpy arrays, torch tensors (on any device) or nested sequences. Features and
+weights are sent as FP32. Edges are sent as INT32 whenever their values fit, and all real graphs'
+do: narrowing 80,000 edges takes 0.05 ms and halves what is usually the larger tensor, which saves
+several times that on the way.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from serve.client.errors import Exhausted, InvalidRequest
+from serve.wire import Array, ParameterValue, WireError, encode_request
+
+#: What a request may hold, in the order sent, and as which dtype (None: integers as they are).
+_DTYPES: dict[str, str | None] = {
+    "x": "<f4",
+    "edge_index": None,
+    "edge_weight": "<f4",
+    "edge_attr": "<f4",
+    "batch": "<i8",
+    "node_ids": "<i8",
+}
+_INT32 = np.iinfo(np.int32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One request. Give `data`, or arrays, or `node_ids` of the resident `graph`.
+
+    Shapes, for N nodes, E edges and F features: `x` [N, F], `edge_index` [2, E], `edge_weight`
+    [E], `edge_attr` [E, D], `batch` [N], `node_ids` [K].
+    """
+
+    model: str
+    #: A PyG `Data` or `Batch`, or anything with such attributes; those the model takes are sent.
+    data: Any = None
+    x: Any = None
+    edge_index: Any = None
+    edge_weight: Any = None
+    edge_attr: Any = None
+    batch: Any = None
+    node_ids: Any = None
+    graph: str | None = None
+    #: Empty: the newest.
+    version: str = ""
+    #: Instead of the server's own target; a later answer still comes, and counts as a violation.
+    qos_target_s: float | None = None
+    #: Give up after this long, at both ends.
+    timeout_s: float | None = None
+    #: 0: the model's default; 1: the most urgent.
+    priority: int = 0
+    tenant: str = ""
+    #: For sampling of neighbours.
+    seed: int | None = None
+    request_id: str = ""
+
+    def encode(self, taken: Collection[str], max_message_bytes: int) -> bytes:
+        """The serialized request.
+
+        Args:
+            taken: Inputs of the model; those of `data` that are not among them are left out.
+            max_message_bytes: Raises Exhausted if the message is larger.
+        """
+        tensors = self._tensors(taken)
+        try:
+            message = encode_request(
+                self.model,
+                tensors,
+                version=self.version,
+                request_id=self.request_id,
+                parameters=self._parameters(),
+            )
+        except WireError as error:
+            raise InvalidRequest("INVALID_ARGUMENT", str(error)) from error
+        if len(message) > max_message_bytes:
+            sizes = ", ".join(f"{name} {array.nbytes}" for name, array in tensors.items())
+            raise Exhausted(
+                "RESOURCE_EXHAUSTED",
+                f"the request takes {len(message)} bytes ({sizes}), more than max_message_bytes "
+                f"{max_message_bytes}",
+            )
+        return message
+
+    def _tensors(self, taken: Collection[str]) -> dict[str, Array]:
+        tensors = {}
+        for name, dtype in _DTYPES.items():
+            value = getattr(self, name)
+            if value is None and name in taken:
+                value = getattr(self.data, name, None)
+            if value is not None:
+                tensors[name] = _array(name, value, dtype)
+        return tensors
+
+    def _parameters(self) -> dict[str, ParameterValue]:
+        parameters: dict[str, ParameterValue | None] = {
+            "graph": self.graph,
+            "qos_target_us": _micros(self.qos_target_s),
+            "timeout": _micros(self.timeout_s),
+            "priority": self.priority or None,
+            "tenant": self.tenant or None,
+            "seed": self.seed,
+        }
+        return {name: value for name, value in parameters.items() if value is not None}
+
+
+def _micros(seconds: float | None) -> int | None:
+    """At least 1, because 0 means no limit; None stays None."""
+    return None if seconds is None else max(1, round(seconds * 1e6))
+
+
+def _array(name: str, value: Any, dtype: str | None) -> Array:
+    """`value` as a numpy array of `dtype`; raises InvalidRequest."""
+    try:
+        if hasattr(value, "detach"):
+            value = value.detach().cpu().numpy()
+        array = np.asarray(value, dtype)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest("INVALID_ARGUMENT", f"tensor '{name}': {error}") from error
+    return array if dtype else _narrow(name, array)
+
+
+def _narrow(name: str, array: Array) -> Array:
+    """Integers as INT32 if all fit, otherwise as INT64."""
+    if array.size == 0:
+        return array.astype(np.int32)
+    if array.dtype.kind not in "iu":
+        raise InvalidRequest(
+            "INVALID_ARGUMENT", f"tensor '{name}': integers are required, not {array.dtype}"
+        )
+    fits = array.dtype == np.int32 or (array.min() >= _INT32.min and array.max() <= _INT32.max)
+    return array.astype(np.int32 if fits else np.int64, copy=False)

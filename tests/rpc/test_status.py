@@ -1,0 +1,65 @@
+"""Every error has a place on the wire."""
+
+import logging
+
+import grpc
+import pytest
+
+import serve.errors
+from serve.errors import ErrorCode, InvariantViolation, QueueFull, ServeError
+from serve.rpc.status import CODES, INTERNAL_TEXT, MAX_TEXT, status_of
+from serve.wire import WireError
+
+EXPECTED = {
+    "ConfigError": "INVALID_ARGUMENT",
+    "InvalidInput": "INVALID_ARGUMENT",
+    "NotFound": "NOT_FOUND",
+    "NotReady": "UNAVAILABLE",
+    "TooBig": "RESOURCE_EXHAUSTED",
+    "QueueFull": "RESOURCE_EXHAUSTED",
+    "DeadlineExceeded": "DEADLINE_EXCEEDED",
+    "RequestCancelled": "CANCELLED",
+    "ModelError": "INTERNAL",
+    "Unsupported": "UNIMPLEMENTED",
+    "InvariantViolation": "INTERNAL",
+    "ServeError": "INTERNAL",
+}
+
+
+def error_classes():
+    found = vars(serve.errors).values()
+    return [kind for kind in found if isinstance(kind, type) and issubclass(kind, ServeError)]
+
+
+def make(kind):
+    return kind("the text", 1_500_000) if kind is QueueFull else kind("the text")
+
+
+def test_every_code_is_mapped():
+    assert set(CODES) == set(ErrorCode)
+
+
+@pytest.mark.parametrize("kind", error_classes(), ids=lambda kind: kind.__name__)
+def test_every_error_has_its_code_and_keeps_its_text(kind):
+    status = status_of(make(kind))
+    assert status.code is grpc.StatusCode[EXPECTED[kind.__name__]]
+    bug = kind is InvariantViolation
+    assert status.text == (INTERNAL_TEXT if bug else "the text")
+    assert status.retry_after_ms == (2 if kind is QueueFull else None)
+
+
+def test_malformed_messages_are_the_clients_fault():
+    assert status_of(WireError("bad bytes")).code is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_bugs_are_logged_in_full_and_told_in_short(caplog):
+    with caplog.at_level(logging.ERROR):
+        status = status_of(KeyError("secret"))
+    assert (status.code, status.text) == (grpc.StatusCode.INTERNAL, INTERNAL_TEXT)
+    assert "secret" in caplog.text
+
+
+def test_texts_stay_within_what_a_header_can_carry():
+    text = status_of(serve.errors.ModelError("m" * 10_000)).text
+    assert len(text) == MAX_TEXT
+    assert text.endswith("m…")

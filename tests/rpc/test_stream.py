@@ -1,0 +1,176 @@
+"""ModelStreamInfer over a real connection, and its bookkeeping when things end early."""
+
+import queue
+import threading
+import time
+
+import grpc
+import numpy as np
+import pytest
+
+from serve.errors import ModelError, QueueFull
+from serve.pb import grpc_service_pb2 as pb
+from serve.wire import STREAM_METHOD, Failure, decode_stream_answer, encode_request
+from tests.rpc.fakes import FEATURES
+
+TENSORS = {
+    "x": np.ones((2, FEATURES), np.float32),
+    "edge_index": np.zeros((2, 1), np.int64),
+}
+
+
+def message(request_id, model="gcn"):
+    return encode_request(model, TENSORS, request_id=request_id)
+
+
+class Talk:
+    """A stream to feed and to read by hand."""
+
+    def __init__(self, channel, metadata=None, timeout=20):
+        self._requests = queue.SimpleQueue()
+        self.call = channel.stream_stream(STREAM_METHOD)(
+            iter(self._requests.get, None), timeout=timeout, metadata=metadata
+        )
+
+    def send(self, *messages):
+        for one in messages:
+            self._requests.put(one)
+
+    def end(self):
+        self._requests.put(None)
+
+    def read(self):
+        return decode_stream_answer(next(self.call))
+
+    def read_rest(self):
+        return [decode_stream_answer(one) for one in self.call]
+
+
+@pytest.fixture
+def talk(channel):
+    open_talks = []
+
+    def start(**options):
+        open_talks.append(Talk(channel, **options))
+        return open_talks[-1]
+
+    yield start
+    for one in open_talks:
+        one.end()
+        one.call.cancel()
+
+
+def eventually(condition):
+    deadline = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_answers_come_as_they_finish(talk, engine):
+    engine.held = {"slow"}
+    stream = talk()
+    stream.send(message("slow"), message("a"), message("b"))
+    assert {stream.read().request_id, stream.read().request_id} == {"a", "b"}
+    stream.send(message("c"))
+    assert stream.read().request_id == "c"
+    engine.let_go("slow")
+    assert stream.read().request_id == "slow"
+    stream.end()
+    assert stream.read_rest() == []
+    assert stream.call.code() is grpc.StatusCode.OK
+
+
+def test_a_stream_that_ends_is_answered_in_full(talk, engine):
+    engine.hold_all = True
+    stream = talk()
+    stream.send(*(message(str(i)) for i in range(16)))
+    stream.end()
+    engine.wait_for_calls(16)
+    engine.let_go()
+    assert {answer.request_id for answer in stream.read_rest()} == {str(i) for i in range(16)}
+
+
+def test_a_stream_may_be_longer_than_its_window(talk):
+    stream = talk()
+    stream.send(*(message(str(i)) for i in range(600)))
+    stream.end()
+    assert sorted(int(answer.request_id) for answer in stream.read_rest()) == list(range(600))
+
+
+def test_errors_are_messages_of_the_stream(talk, engine):
+    stream = talk()
+    stream.send(message("bad", model="nope"))
+    failure = stream.read()
+    assert isinstance(failure, Failure)
+    assert (failure.request_id, failure.parameters) == ("bad", {"status": "NOT_FOUND"})
+    assert "nope" in failure.message
+    stream.send(b"\xff")
+    assert stream.read().parameters["status"] == "INVALID_ARGUMENT"
+    engine.fail_with = QueueFull("full", retry_after_ns=5_000_000)
+    stream.send(message("full"))
+    assert stream.read() == Failure(
+        "full", "full", {"status": "RESOURCE_EXHAUSTED", "retry_after_ms": 5}
+    )
+    engine.fail_with = None
+    stream.send(message("good"))
+    assert stream.read().request_id == "good"
+
+
+def test_on_request_an_error_ends_the_stream(talk, engine):
+    engine.held = {"held"}
+    stream = talk(metadata=(("triton_grpc_error", "true"),))
+    stream.send(message("held"), message("bad", model="nope"))
+    with pytest.raises(grpc.RpcError) as caught:
+        stream.read()
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    eventually(lambda: [call.client_id for call in engine.cancelled] == ["held"])
+
+
+def test_cancelling_the_stream_cancels_what_is_in_flight(talk, engine):
+    engine.hold_all = True
+    stream = talk()
+    stream.send(*(message(str(i)) for i in range(4)))
+    engine.wait_for_calls(4)
+    stream.call.cancel()
+    eventually(lambda: sorted(call.client_id for call in engine.cancelled) == list("0123"))
+
+
+def test_streams_and_single_calls_do_not_hinder_each_other(talk, standard, engine):
+    engine.held = {str(i) for i in range(16)}
+    stream = talk()
+    stream.send(*(message(str(i)) for i in range(16)))
+    engine.wait_for_calls(16)
+    request = pb.ModelInferRequest.FromString(message("single"))
+    assert standard.ModelInfer(request, timeout=10).id == "single"
+    engine.let_go()
+    stream.end()
+    assert len(stream.read_rest()) == 16
+
+
+def test_after_a_stream_ended_in_any_way_nothing_is_left(talk, server, engine):
+    strict = (("triton_grpc_error", "true"),)
+    ended, cancelled, failed, held = talk(), talk(), talk(metadata=strict), talk()
+    ended.send(message("a"))
+    ended.read()
+    ended.end()
+    assert ended.read_rest() == []
+    cancelled.send(message("b"))
+    cancelled.read()
+    cancelled.call.cancel()
+    failed.send(message("c", model="nope"))
+    with pytest.raises(grpc.RpcError):
+        failed.read()
+    engine.held = {"d"}
+    held.send(message("d"))
+    engine.wait_for_calls(3)
+    held.call.cancel()
+    eventually(lambda: server.in_flight == 0)
+    eventually(lambda: not [t for t in threading.enumerate() if t.name == "stream-reader"])
+
+
+def test_failing_models_do_not_end_the_stream(talk, engine):
+    engine.fail_with = ModelError("the model raised")
+    stream = talk()
+    stream.send(message("a"), message("b"))
+    assert {stream.read().request_id, stream.read().request_id} == {"a", "b"}
