@@ -1,5 +1,9 @@
 """Following a machine that is not what it was at calibration.
 
+Three things make a run take longer than calibration said, and each is learned by itself: the
+machine (``Drift``, fast), a size of graph that the fit gets wrong or that costs something only in
+a lane (``SizeBias``, slow), and other runs beside it (``Interference``, slow).
+
 A ratio of measured to expected time is noisy, sometimes absurdly so (a page fault storm, a
 neighbour), and sometimes changes for good (another clock frequency, another tenant). The median
 of a short window ignores the first and follows the second after half a window.
@@ -25,6 +29,44 @@ class Drift:
         """Take one pair, both positive; `expected` is without the factor."""
         self._recent.append(math.log(measured / expected))
         self.factor = math.exp(median(self._recent))
+
+
+class SizeBias:
+    """A factor on expected values that depends on their size, smoothly.
+
+    Centres lie a factor 4 apart; between two, the logarithm of the factor is interpolated. It is
+    bounded so that a larger expected value always stays the larger one.
+    """
+
+    _LOWEST, _STEP, _COUNT = 50_000.0, math.log(4.0), 10
+    #: Neighbours differ by less than `_STEP`, which is what keeps the order.
+    _BOUND = 0.45 * _STEP
+    _SHARE = 0.1
+    #: One observation counts no more than this.
+    _CLIP = 0.3
+
+    def __init__(self) -> None:
+        self._log = [0.0] * self._COUNT
+
+    def factor(self, expected: float) -> float:
+        """For an expected value in ns."""
+        index, share = self._place(expected)
+        return math.exp(self._log[index] * (1 - share) + self._log[index + 1] * share)
+
+    def observe(self, measured: float, expected: float) -> None:
+        """Take one pair, both positive; `expected` is without the factor."""
+        index, share = self._place(expected)
+        error = math.log(measured / (expected * self.factor(expected)))
+        error = min(max(error, -self._CLIP), self._CLIP) * self._SHARE
+        for i, weight in ((index, 1 - share), (index + 1, share)):
+            moved = self._log[i] + weight * error
+            self._log[i] = min(max(moved, -self._BOUND), self._BOUND)
+
+    def _place(self, expected: float) -> tuple[int, float]:
+        """The centre at or below, and how far to the next, 0 to 1."""
+        place = math.log(max(expected, self._LOWEST) / self._LOWEST) / self._STEP
+        index = min(int(place), self._COUNT - 2)
+        return index, min(place - index, 1.0)
 
 
 class Quantile:

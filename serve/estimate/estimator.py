@@ -10,7 +10,7 @@ from statistics import median
 
 from serve.core.types import Bytes, Estimate, Nanos, align_bytes
 from serve.estimate.calibration import Calibration
-from serve.estimate.correction import Drift, Interference, Quantile
+from serve.estimate.correction import Drift, Interference, Quantile, SizeBias
 from serve.estimate.timing import fit_overhead
 
 #: What is reserved above the estimated peak, as a factor.
@@ -99,13 +99,14 @@ class ModelEstimator:
             memory.workspace.constant + memory.output.constant,
         )
         self._run = Drift()
+        self._bias = SizeBias()
         self._answer = Drift()
         self._high = Quantile(calibration.time.high_ratio)
         self._interference = Interference()
 
     @property
     def time_factor(self) -> float:
-        """How much slower than at calibration runs are now."""
+        """How much slower the machine is now than at calibration, over all sizes."""
         return self._run.factor
 
     def estimate(self, num_nodes: int, num_edges: int) -> Estimate:
@@ -170,14 +171,16 @@ class ModelEstimator:
         """
         if peak_bytes is not None:
             self._observe_peak(num_nodes, num_edges, peak_bytes)
-        expected = self.calibration.time.at(num_nodes, num_edges)
+        run_ns = max(1, run_ns)
+        fitted = self.calibration.time.at(num_nodes, num_edges)
+        expected = fitted * self._bias.factor(fitted)
         if co_runners == 0:
             self._high.observe(run_ns / (expected * self._run.factor))
+            self._bias.observe(run_ns, fitted * self._run.factor)
             self._run.observe(run_ns, expected)
         else:
-            alone = run_ns / (expected * self._run.factor)
             beside = self._interference.factor(co_runners)
-            self._interference.observe(co_runners, alone)
+            self._interference.observe(co_runners, run_ns / (expected * self._run.factor))
             self._run.observe(run_ns, expected * beside)
 
     def observe_solo(self, num_nodes: int, num_edges: int, overhead_ns: int) -> None:
@@ -210,7 +213,8 @@ class ModelEstimator:
             self.memory_scale *= peak_bytes / peak
 
     def _run_ns(self, num_nodes: int, num_edges: int) -> int:
-        return max(1, ceil(self.calibration.time.at(num_nodes, num_edges) * self._run.factor))
+        fitted = self.calibration.time.at(num_nodes, num_edges)
+        return max(1, ceil(fitted * self._bias.factor(fitted) * self._run.factor))
 
     def _overhead_ns(self, num_nodes: int, num_edges: int) -> int:
         return ceil(self._fixed_overhead_ns(num_nodes, num_edges) * self._answer.factor)

@@ -78,11 +78,10 @@ def calibrate(
     """
     tell = progress or (lambda step, fraction: None)
     stop_at = time.monotonic() + budget_s
-    probe = _Probe(loaded, signature)
     tell("memory", 0.0)
-    memory = _measure_memory(probe, max_bytes)
+    memory = measure_memory(loaded, signature, max_bytes=max_bytes)
     tell("time", 0.2)
-    timed = _measure_time(probe, memory, max_bytes, stop_at, tell)
+    timed = _measure_time(_Probe(loaded, signature), memory, max_bytes, stop_at, tell)
     tell("done", 1.0)
     return Calibration(
         model=loaded.spec.key,
@@ -136,8 +135,9 @@ class _Probe:
         return Linear(row, 0.0, 0.0) if many else Linear(0.0, 0.0, row)
 
 
-def _measure_memory(probe: _Probe, max_bytes: int) -> MemoryFit:
+def measure_memory(loaded: LoadedModel, signature: Signature, *, max_bytes: int) -> MemoryFit:
     """Trace small graphs, fit, and check on larger ones of several shapes."""
+    probe = _Probe(loaded, signature)
     inputs = probe.input_bytes()
     _run_once(probe)
     planes, problem = _fit_families(probe, _TRACED)
