@@ -55,7 +55,7 @@ from serve.runtime import clock
 from serve.runtime.api import InferCall, ModelEstimate, ModelInfo
 from serve.runtime.device import Device
 from serve.runtime.messages import ModelFailed, ModelLoaded, TaskDone, TaskError
-from serve.runtime.overhead import PROBE_NODES, PROBE_REPEATS, fit_overhead, probe_call
+from serve.runtime.overhead import PROBE_NODES, PROBE_REPEATS, probe_call
 from serve.runtime.pool import LaneDown, LanePool, LaneUp
 from serve.runtime.records import Scheduling
 from serve.runtime.registry import ModelEntry, Registry
@@ -126,7 +126,7 @@ class Engine:
             cache,
             self._pool,
             qos_factor=chosen.qos_factor,
-            max_bytes=device.budget_bytes // 2,
+            budget_bytes=device.budget_bytes,
             budget_changed=self._weights_changed,
         )
 
@@ -475,5 +475,4 @@ class Engine:
                     ticket = self._submit(probe_call(entry, num_nodes))
                     record = ticket.result().record
                     samples.append((ticket.input_bytes, record.latency_ns - record.run_ns))
-        if samples:
-            self._registry.set_overhead(fit_overhead(samples))
+        self._registry.overhead.calibrate(samples)

@@ -71,14 +71,14 @@ class Registry:
         pool: LanePool,
         *,
         qos_factor: float,
-        max_bytes: int,
+        budget_bytes: int,
         budget_changed: Callable[[Bytes], None],
     ) -> None:
         self._root = root
         self._cache = cache
         self._pool = pool
         self._qos_factor = qos_factor
-        self._max_bytes = max_bytes
+        self._budget_bytes = budget_bytes
         self._budget_changed = budget_changed
         self._entries: dict[str, ModelEntry] = {}
         #: Models being loaded or let go, and why those that are not served are not.
@@ -92,7 +92,8 @@ class Registry:
         self._lanes_up: set[LaneId] = set()
         #: Every model the lanes hold or are about to, by key.
         self._on_lanes: dict[str, LoadModel] = {}
-        self._overhead = ASSUMED
+        #: What the server adds to a run, shared by all models.
+        self.overhead = Overhead(*ASSUMED)
 
     @property
     def weights_bytes(self) -> int:
@@ -148,6 +149,12 @@ class Registry:
         if old is not None and old.key == key:
             return old
         self._states[name] = ("LOADING", "")
+        needed_bytes = self.weights_bytes + spec.weights_bytes
+        if needed_bytes > self._budget_bytes:
+            raise NotReady(
+                f"model {spec.key}: weights of all models would take {needed_bytes} bytes, "
+                f"the device has {self._budget_bytes} (device.memory_budget)"
+            )
         signature, calibration = self._calibrated(spec, digest, progress)
         message = LoadModel(key, spec, signature)
         self._on_lanes[key] = message
@@ -158,7 +165,7 @@ class Registry:
             self._forget(key)
             raise
         entry = ModelEntry(
-            spec, key, signature, ModelEstimator(calibration, self._overhead), calibration.executor
+            spec, key, signature, ModelEstimator(calibration, self.overhead), calibration.executor
         )
         self._entries[name] = entry
         self._states.pop(name, None)
@@ -228,12 +235,6 @@ class Registry:
         )
         return entry.cached_info
 
-    def set_overhead(self, overhead: Overhead) -> None:
-        """What the server adds to a run, for every model served now or later."""
-        self._overhead = overhead
-        for entry in self.entries:
-            entry.estimator.overhead = overhead
-
     def lane_up(self, lane_id: LaneId) -> bool:
         """A lane's process started; send it all models. True when it needs none."""
         with self._answers:
@@ -292,7 +293,7 @@ class Registry:
             return cached
         _log.info("model %s: calibrating, once for these weights on this machine", spec.key)
         with self._pool.calibrator() as calibrator:
-            calibrator.send(ProbeModel(spec, _CALIBRATION_BUDGET_S, self._max_bytes))
+            calibrator.send(ProbeModel(spec, _CALIBRATION_BUDGET_S, self._budget_bytes // 2))
             while True:
                 said = calibrator.receive(_PROBE_TIMEOUT_S)
                 if isinstance(said, Progress):
