@@ -1,0 +1,140 @@
+# Everything a newcomer, a developer and CI call. `make help` lists it.
+#
+# `make demo` and `make test` do all their set-up themselves. What was set up is remembered in
+# .stamps/ under the hash of its inputs, so a second start does nothing it need not.
+#
+#   PYTHON=python3.12     interpreter for .venv (default: the first usable one found)
+#   TORCH=torch==2.11.0   another build of torch than the pinned one; any pip requirement or file
+#   ARGS="-k meter -x"    passed on to pytest
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+TORCH_PIN := $(shell sed -n 's/^torch==//p' constraints.txt)
+BIN := .venv/bin
+PY := $(BIN)/python
+PIP := $(PY) -m pip --disable-pip-version-check --quiet
+# Stamps hold nothing but the hash in their names: file contents never reach a shell.
+TOOLS_KEY := $(shell { cat constraints.txt; echo '$(TORCH)'; } | sha256sum | cut -c1-16)
+PACKAGE_KEY := $(shell { find csrc -type f | sort | xargs cat pyproject.toml; \
+                        echo $(TOOLS_KEY); } | sha256sum | cut -c1-16)
+TOOLS := .stamps/tools-$(TOOLS_KEY)
+PACKAGE := .stamps/package-$(PACKAGE_KEY)
+CPP_FILES = $(shell git ls-files 'csrc/*.hpp' 'csrc/*.cpp')
+SAY := @printf '\033[1m==> %s\033[0m\n'
+
+export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
+
+.PHONY: help setup demo test test-fast cpp bench check lint type arch generated format proto stub \
+        wheel clean
+
+help: ## List the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
+
+setup: $(PACKAGE) ## Make .venv, install pinned dependencies, build csrc/ (done by the others as needed)
+
+demo: $(PACKAGE) ## Start a server on the demo models, load it, show the report
+	@$(BIN)/gnnserve demo
+
+test: $(PACKAGE) ## All Python tests, with coverage
+	$(SAY) "tests"
+	@$(BIN)/pytest --cov --cov-report=term:skip-covered $(ARGS)
+
+test-fast: $(PACKAGE) ## Python tests without the slow ones
+	@$(BIN)/pytest -m "not slow" $(ARGS)
+
+cpp: $(PACKAGE) ## C++ tests: plain, under ASan and UBSan, under TSan
+	@for preset in release asan tsan; do \
+	    printf '\033[1m==> ctest, %s\033[0m\n' $$preset; \
+	    (cd csrc; export PATH="$(abspath $(BIN)):$$PATH"; cmake --preset $$preset >/dev/null; \
+	     cmake --build --preset $$preset -- --quiet; ctest --preset $$preset); done
+
+bench: $(PACKAGE) ## Measure on this machine; results go to bench/results/
+	@for script in bench/*.py; do printf '\033[1m==> %s\033[0m\n' $$script; $(PY) $$script; done
+
+check: lint type arch generated cpp test ## Everything CI checks on the sources
+
+lint: $(PACKAGE) ## ruff, clang-format, file length
+	$(SAY) "lint"
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/clang-format --dry-run -Werror $(CPP_FILES)
+	@git ls-files '*.py' '*.cpp' '*.hpp' ':!serve/pb' | xargs wc -l | \
+	    awk '$$2 != "total" && $$1 > 600 {print $$2 ": " $$1 " lines; 600 is the limit"; bad = 1} \
+	         END {exit bad}'
+
+type: $(PACKAGE) ## mypy, strict
+	$(SAY) "types"
+	@$(BIN)/mypy
+
+arch: $(PACKAGE) ## Who may import whom
+	$(SAY) "imports"
+	@$(BIN)/lint-imports
+
+generated: $(PACKAGE) ## serve/pb and serve/_core.pyi are what their sources make
+	$(SAY) "generated files"
+	@$(PY) protos/generate.py --check
+	@$(PY) -m nanobind.stubgen -q -m serve._core -o build/_core.pyi
+	@diff -u serve/_core.pyi build/_core.pyi
+
+format: $(PACKAGE) ## Fix what ruff and clang-format can
+	@$(BIN)/ruff check --fix
+	@$(BIN)/ruff format
+	@$(BIN)/clang-format -i $(CPP_FILES)
+
+proto: $(PACKAGE) ## Write serve/pb from protos/
+	@$(PY) protos/generate.py
+
+stub: $(PACKAGE) ## Write serve/_core.pyi from the built extension
+	@$(PY) -m nanobind.stubgen -q -m serve._core -o serve/_core.pyi
+
+wheel: $(PACKAGE) ## Build dist/gnnserve-*.whl
+	$(SAY) "wheel"
+	@rm -rf dist
+	@$(PIP) wheel --no-deps --no-build-isolation -w dist .
+	@ls dist/*.whl
+
+clean: ## Remove what was built, not .venv
+	rm -rf build dist .stamps .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .coverage
+
+# --- set-up ---------------------------------------------------------------------------------------
+
+define find_python
+for python in $(or $(PYTHON),python3 python3.13 python3.12 python3.11); do
+    "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && break
+    python=
+done
+fail() { printf 'error: %s\n' "$$@" >&2; exit 1; }
+[ -n "$$python" ] || fail "gnnserve needs Python 3.11 or newer; say which with make PYTHON=/path/to/python"
+"$$python" -c 'import ensurepip, venv' 2>/dev/null ||
+    fail "$$python cannot make virtual environments: apt install python3-venv"
+header=$$("$$python" -c 'import sysconfig; print(sysconfig.get_path("include") + "/Python.h")')
+[ -f "$$header" ] || fail "$$header is missing: apt install python3-dev"
+command -v c++ >/dev/null || fail "there is no C++ compiler: apt install g++"
+endef
+export find_python
+
+.venv/pyvenv.cfg:
+	$(SAY) "making .venv"
+	@eval "$$find_python"; "$$python" -m venv .venv; $(PY) --version
+
+# A CPU build of torch is preferred where one can be had (through pip's own settings, such as
+# PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL): the ordinary build brings gigabytes of CUDA libraries.
+$(TOOLS): .venv/pyvenv.cfg
+	$(SAY) "installing torch and build tools"
+	@mkdir -p .stamps
+	@if [ -n '$(TORCH)' ]; then $(PIP) install '$(TORCH)'; \
+	 else $(PIP) install 'torch==$(TORCH_PIN)+cpu' 2>/dev/null || $(PIP) install 'torch==$(TORCH_PIN)'; fi
+	@{ grep -v '^torch==' constraints.txt; \
+	   $(PY) -c 'from importlib.metadata import version; print("torch==" + version("torch"))'; \
+	 } > .stamps/constraints.txt
+	@$(PIP) install -c .stamps/constraints.txt scikit-build-core nanobind cmake ninja
+	@rm -f .stamps/tools-*; touch $@
+
+$(PACKAGE): $(TOOLS)
+	$(SAY) "building csrc and installing gnnserve with its pinned dependencies"
+	@$(PIP) install --no-build-isolation -c .stamps/constraints.txt -e '.[dev]'
+	@rm -f .stamps/package-*; touch $@
