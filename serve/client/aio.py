@@ -4,14 +4,14 @@ import asyncio
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Collection, Iterable
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import grpc
 
 from serve.client.channel import REQUIRED, channel_options, must_ask
 from serve.client.errors import ClientError, InvalidRequest, TimedOut, Unavailable, from_rpc
 from serve.client.facts import Answer, Estimate, ModelFacts, ServerFacts, models_of, report_of
-from serve.client.requests import Request
+from serve.client.requests import Options, Request
 from serve.client.streaming import Outcome, StreamBook
 from serve.pb import gnnserve_pb2, gnnserve_pb2_grpc, grpc_service_pb2_grpc
 from serve.pb import grpc_service_pb2 as pb
@@ -58,7 +58,7 @@ class AsyncClient:
         """Close the connection; calls in flight end as Cancelled."""
         await self._channel.close()
 
-    async def infer(self, model: str, data: Any = None, **options: Any) -> Answer:
+    async def infer(self, model: str, data: Any = None, **options: Unpack[Options]) -> Answer:
         """One prediction; arguments as of ``sync.Client.infer``."""
         return await self.ask(Request(model=model, data=data, **options))
 

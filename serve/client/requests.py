@@ -8,7 +8,7 @@ several times that on the way.
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -25,6 +25,25 @@ _DTYPES: dict[str, str | None] = {
     "node_ids": "<i8",
 }
 _INT32 = np.iinfo(np.int32)
+
+
+class Options(TypedDict, total=False):
+    """The fields of ``Request`` that ``infer`` takes by keyword."""
+
+    x: Any
+    edge_index: Any
+    edge_weight: Any
+    edge_attr: Any
+    batch: Any
+    node_ids: Any
+    graph: str | None
+    version: str
+    qos_target_s: float | None
+    timeout_s: float | None
+    priority: int
+    tenant: str
+    seed: int | None
+    request_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

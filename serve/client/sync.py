@@ -3,14 +3,14 @@
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import grpc
 
 from serve.client.channel import REQUIRED, channel_options, must_ask
 from serve.client.errors import ClientError, InvalidRequest, TimedOut, Unavailable, from_rpc
 from serve.client.facts import Answer, Estimate, ModelFacts, ServerFacts, models_of, report_of
-from serve.client.requests import Request
+from serve.client.requests import Options, Request
 from serve.client.streaming import Outcome, StreamBook
 from serve.pb import gnnserve_pb2, gnnserve_pb2_grpc, grpc_service_pb2_grpc
 from serve.pb import grpc_service_pb2 as pb
@@ -63,7 +63,7 @@ class Client:
         """Close the connection; calls in flight end as Cancelled."""
         self._channel.close()
 
-    def infer(self, model: str, data: Any = None, **options: Any) -> Answer:
+    def infer(self, model: str, data: Any = None, **options: Unpack[Options]) -> Answer:
         """One prediction: of `data` (a PyG `Data`), of arrays, or of nodes of a resident graph.
 
         Args:

@@ -58,11 +58,15 @@ class InferenceService:
         """One request, one answer."""
         arrived_ns = now_ns()
         flight = Flight()
-        self._gate.enter()
-        if not context.add_callback(self._gate.leave):
+
+        def ended() -> None:
             self._gate.leave()
+            flight.cancel()
+
+        self._gate.enter()
+        if not context.add_callback(ended):
+            ended()
             raise RequestCancelled("the call ended before it was looked at")
-        context.add_callback(flight.cancel)
         request, raws = decode_request(message)
         return self._infer(request, raws, arrived_ns, flight, context.time_remaining())
 

@@ -92,8 +92,8 @@ class Stream:
                     self._busy += 1
                     self._flights.add(flight)
                 self._workers.submit(self._serve, message, arrived_ns, flight)
-        except grpc.RpcError:
-            pass  # the client went away; `close` does the rest
+        except (grpc.RpcError, RuntimeError):
+            pass  # the client went away, or the workers have: `close` does the rest
         finally:
             self._done()
 

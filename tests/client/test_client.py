@@ -1,0 +1,365 @@
+"""Both clients against a real server with an engine in memory.
+
+The asyncio client is driven through `Blocking`, so that every test holds for both.
+"""
+
+import asyncio
+import socket
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from serve.client import (
+    Answer,
+    AsyncClient,
+    Cancelled,
+    Client,
+    Exhausted,
+    InvalidRequest,
+    NotFound,
+    Request,
+    ServerFault,
+    TimedOut,
+    Unavailable,
+)
+from serve.client.streaming import StreamBook
+from serve.errors import ModelError, QueueFull, TooBig
+from tests.rpc.conftest import REPORT
+from tests.rpc.fakes import CLASSES, FEATURES
+
+X = np.arange(3 * FEATURES, dtype=np.float32).reshape(3, FEATURES)
+EDGES = np.array([[0, 1], [1, 2]], np.int64)
+EXPECTED = X[:, :CLASSES] + 2
+
+
+class Blocking:
+    """An `AsyncClient` that looks like a `Client`."""
+
+    def __init__(self, target, **options):
+        self._runner = asyncio.Runner()
+        self._client = self._runner.run(self._make(target, options))
+
+    async def _make(self, target, options):
+        return AsyncClient(target, **options)
+
+    def __enter__(self):
+        self._runner.run(self._client.__aenter__())
+        return self
+
+    def __exit__(self, *error):
+        self._runner.run(self._client.__aexit__(*error))
+        self._runner.close()
+
+    def __getattr__(self, name):
+        method = getattr(self._client, name)
+        if name == "infer_stream":
+            return lambda requests: self._runner.run(_collect(method(requests)))
+        return lambda *args, **kwargs: self._runner.run(method(*args, **kwargs))
+
+
+async def _collect(items):
+    return [item async for item in items]
+
+
+@pytest.fixture(params=[Client, Blocking], ids=["sync", "async"])
+def make(request):
+    return request.param
+
+
+@pytest.fixture
+def client(make, target):
+    with make(target) as client:
+        yield client
+
+
+def data(**more):
+    return SimpleNamespace(x=X, edge_index=EDGES, **more)
+
+
+def test_three_lines_are_enough(make, target):
+    with make(target) as client:
+        answer = client.infer("gcn", data())
+    np.testing.assert_array_equal(answer.output, EXPECTED)
+    assert answer.output.dtype == np.float32
+    answer.output[0, 0] = 5  # the caller's own
+
+
+def test_answers_carry_every_fact(client):
+    answer = client.infer("gcn", data(), request_id="r-1", qos_target_s=0.0009)
+    assert (answer.model, answer.version, answer.request_id) == ("gcn", "1", "r-1")
+    qos = answer.qos
+    assert (qos.request_uid, qos.queue_us, qos.prepare_us, qos.run_us) == ("uid-1", 11, 22, 33)
+    assert (qos.group_id, qos.group_size, qos.lane) == (7, 2, 1)
+    assert (qos.policy, qos.discipline, qos.executor) == ("slack", "rolling", "eager")
+    assert (qos.solo_estimate_us, qos.qos_target_us, qos.qos_violated) == (50, 900, False)
+    assert (qos.pmc_estimate_bytes, qos.pmc_measured_bytes) == (4096, 2048)
+
+
+def test_unmeasured_memory_is_none(client, engine):
+    engine.measured_bytes = None
+    assert client.infer("gcn", data()).qos.pmc_measured_bytes is None
+
+
+def test_arrays_by_keyword_reach_the_engine(client, engine):
+    client.infer(
+        "gcn",
+        x=X.tolist(),
+        edge_index=EDGES,
+        edge_weight=[0.5, 1],
+        batch=[0, 0, 1],
+        version="1",
+        timeout_s=5,
+        priority=2,
+        tenant="acme",
+        seed=3,
+    )
+    [call] = engine.calls
+    found = {name: (t.datatype, t.shape) for name, t in call.tensors.items()}
+    assert found == {
+        "x": ("FP32", (3, FEATURES)),
+        "edge_index": ("INT32", (2, 2)),
+        "edge_weight": ("FP32", (2,)),
+        "batch": ("INT64", (3,)),
+    }
+    assert np.frombuffer(bytes(call.tensors["edge_index"].data), "<i4").tolist() == [0, 1, 1, 2]
+    assert (call.version, call.priority, call.tenant, call.seed) == ("1", 2, "acme", 3)
+    assert 4e9 < call.timeout_ns <= 5e9
+
+
+@pytest.mark.parametrize(
+    ("value", "datatype"),
+    [(2**31 - 1, "INT32"), (2**31, "INT64"), (-(2**31), "INT32"), (-(2**31) - 1, "INT64")],
+)
+def test_edges_are_narrowed_only_when_they_fit(client, engine, value, datatype):
+    client.infer("gcn", x=X, edge_index=[[value], [0]])
+    tensor = engine.calls[0].tensors["edge_index"]
+    assert tensor.datatype == datatype
+    dtype = "<i4" if datatype == "INT32" else "<i8"
+    assert np.frombuffer(bytes(tensor.data), dtype).tolist() == [value, 0]
+
+
+@pytest.mark.parametrize("edges", [np.zeros((2, 0)), np.zeros((2, 0), np.int64)])
+def test_graphs_without_edges_are_sent(client, engine, edges):
+    assert client.infer("gcn", x=X[:1], edge_index=edges).output.shape == (1, CLASSES)
+    assert client.infer("gcn", x=X[:0], edge_index=edges).output.shape == (0, CLASSES)
+
+
+def test_data_is_sent_as_far_as_the_model_takes_it(client, engine):
+    full = data(edge_weight=np.ones(2), edge_attr=np.ones((2, 9)), batch=[0, 0, 0], y=[1, 2, 3])
+    client.infer("gcn", full)
+    client.infer("gin", full)
+    assert list(engine.calls[0].tensors) == ["x", "edge_index", "edge_weight", "batch"]
+    assert list(engine.calls[1].tensors) == ["x", "edge_index"]
+
+
+def test_a_reloaded_model_is_asked_again(client, engine):
+    from tests.rpc.fakes import model_info
+
+    full = data(edge_weight=np.ones(2))
+    client.infer("gcn", full)
+    engine.infos["gcn"] = model_info("gcn")
+    with pytest.raises(InvalidRequest, match="no input 'edge_weight'"):
+        client.infer("gcn", full)
+    client.infer("gcn", full)
+    assert list(engine.calls[-1].tensors) == ["x", "edge_index"]
+
+
+def test_nodes_of_resident_graphs(client, engine):
+    answer = client.infer("gcn", graph="cora", node_ids=[4, 2])
+    assert answer.output.tolist() == [[4] * CLASSES, [2] * CLASSES]
+    assert engine.calls[0].graph == "cora"
+
+
+def test_torch_tensors_and_pyg_data(client):
+    torch = pytest.importorskip("torch")
+    geometric = pytest.importorskip("torch_geometric.data")
+    x = torch.from_numpy(X.copy()).requires_grad_()
+    graph = geometric.Data(x=x, edge_index=torch.from_numpy(EDGES), y=torch.zeros(3))
+    np.testing.assert_array_equal(client.infer("gcn", graph).output, EXPECTED)
+    pair = geometric.Batch.from_data_list([graph, graph])
+    assert client.infer("gcn", pair).output.shape == (6, CLASSES)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "code", "retry_after_s"),
+    [
+        (QueueFull("full", 1_500_000_000), Exhausted, "RESOURCE_EXHAUSTED", 1.5),
+        (TooBig("needs 5 of 3 bytes"), Exhausted, "RESOURCE_EXHAUSTED", None),
+        (ModelError("it raised"), ServerFault, "INTERNAL", None),
+    ],
+)
+def test_errors_say_what_to_do(client, engine, error, kind, code, retry_after_s):
+    engine.fail_with = error
+    with pytest.raises(kind) as caught:
+        client.infer("gcn", data())
+    found = caught.value
+    assert (found.code, found.message, found.retry_after_s) == (code, str(error), retry_after_s)
+    assert str(found) == f"{code}: {error}"
+
+
+def test_wrong_requests_are_told_apart(client):
+    with pytest.raises(NotFound, match="nope"):
+        client.infer("nope", data())
+    with pytest.raises(InvalidRequest, match="'x': 3 on axis 1"):
+        client.infer("gcn", x=X[:, :3], edge_index=EDGES)
+    with pytest.raises(InvalidRequest, match=r"'edge_index': integers .* float64"):
+        client.infer("gcn", x=X, edge_index=EDGES * 1.5)
+    with pytest.raises(InvalidRequest, match="'x'"):
+        client.infer("gcn", x=[[1], [1, 2]], edge_index=EDGES)
+    with pytest.raises(TypeError):
+        client.infer("gcn", data(), qos_target=1)
+
+
+def test_time_limits_hold(make, target, engine):
+    engine.hold_all = True
+    with make(target, timeout_s=0.05) as client, pytest.raises(TimedOut):
+        client.infer("gcn", data())
+    with make(target) as client, pytest.raises(TimedOut):
+        client.infer("gcn", data(), timeout_s=0.05)
+
+
+def test_too_large_requests_name_their_sizes(make, target):
+    with make(target, max_message_bytes=1000) as client:
+        with pytest.raises(Exhausted, match=r"x 8000, edge_index 16\), more than .* 1000"):
+            client.infer("gcn", x=np.zeros((500, FEATURES)), edge_index=EDGES)
+        assert client.infer("gcn", data())
+
+
+def test_the_servers_own_limit_is_told(client):
+    with pytest.raises(Exhausted, match="larger than max"):
+        client.infer("gcn", x=np.zeros((2**18, FEATURES)), edge_index=EDGES)
+    assert client.infer("gcn", data())
+
+
+def test_a_server_that_is_not_there(make):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        nowhere = f"127.0.0.1:{free.getsockname()[1]}"
+    with make(nowhere) as client:
+        with pytest.raises(Unavailable):
+            client.infer("gcn", data())
+        assert not client.ready()
+        with pytest.raises(TimedOut, match=r"not ready after 0\.1 s"):
+            client.wait_ready(0.1)
+
+
+def test_readiness_and_models(client, engine):
+    client.wait_ready(5)
+    assert client.ready()
+    assert client.ready("gcn")
+    assert not client.ready("nope")
+    engine.unload("gin")
+    found = {model.name: (model.version, model.state, model.reason) for model in client.models()}
+    assert found == {"gcn": ("1", "READY", ""), "gin": ("1", "UNAVAILABLE", "unloaded")}
+
+
+def test_estimate_describe_and_report(client, reports):
+    estimate = client.estimate("gcn", num_nodes=10, num_edges=20)
+    assert (estimate.version, estimate.peak_bytes, estimate.reserve_bytes) == ("1", 1000, 1024)
+    assert (estimate.run_ns, estimate.solo_ns, estimate.qos_target_ns) == (10, 20, 40)
+    facts = client.describe()
+    assert (facts.device, facts.lanes, facts.budget_bytes) == ("cpu", 2, 2**30)
+    assert facts.max_message_bytes == 2**20
+    report = client.report(since_s=60)
+    assert reports == [60]
+    for key in ("requests", "violation_rate", "latency_over_qt", "by_cause", "rejected"):
+        assert report[key] == REPORT[key]
+    assert report["memory"]["budget_bytes"] == 2**40
+    assert report["by_model"]["gcn"]["latency_over_qt"]["p50"] == 0.5
+
+
+def test_streams_give_answers_by_position(client):
+    requests = [Request(model="gcn", data=data(), request_id=name) for name in ("", "b", "")]
+    found = dict(client.infer_stream(requests))
+    assert set(found) == {0, 1, 2}
+    assert found[1].request_id == "b"
+    for answer in found.values():
+        np.testing.assert_array_equal(answer.output, EXPECTED)
+
+
+def test_streams_go_on_after_errors(client):
+    requests = [
+        Request(model="nope", data=data()),
+        Request(model="gcn", x=X, edge_index=EDGES / 2),
+        Request(model="gcn", data=data()),
+    ]
+    found = dict(client.infer_stream(requests))
+    assert isinstance(found[0], NotFound)
+    assert isinstance(found[1], InvalidRequest)
+    assert isinstance(found[2], Answer)
+
+
+def test_streams_raise_what_the_requests_raise(client):
+    def requests():
+        yield Request(model="gcn", data=data())
+        raise RuntimeError("the caller's own")
+
+    with pytest.raises(RuntimeError, match="the caller's own"):
+        list(client.infer_stream(requests()))
+
+
+def test_ids_on_one_stream_tell_its_requests_apart():
+    book = StreamBook()
+    book.enter(Request(model="gcn", request_id="a"))
+    assert book.enter(Request(model="gcn")).request_id == "stream-1"
+    with pytest.raises(InvalidRequest, match="request_id 'a' is in use"):
+        book.enter(Request(model="gcn", request_id="a"))
+
+
+def test_a_stream_may_be_left_early(target, engine):
+    with Client(target) as client:
+        answers = client.infer_stream(Request(model="gcn", data=data()) for _ in range(9))
+        next(answers)
+        answers.close()
+        assert client.infer("gcn", data())
+
+
+def test_streams_fail_as_a_whole_when_the_server_is_gone(make):
+    with make("127.0.0.1:1", timeout_s=5) as client, pytest.raises(Unavailable):
+        list(client.infer_stream([Request(model="gcn", data=data())]))
+
+
+def test_async_streams_take_async_iterables(target):
+    async def requests():
+        for _ in range(3):
+            await asyncio.sleep(0)
+            yield Request(model="gcn", data=data())
+
+    async def main():
+        async with AsyncClient(target) as client:
+            return await _collect(client.infer_stream(requests()))
+
+    assert sorted(position for position, _ in asyncio.run(main())) == [0, 1, 2]
+
+
+def test_closing_cancels_calls_in_flight(target, engine):
+    import threading
+
+    engine.hold_all = True
+    client = Client(target)
+    caught = []
+
+    def ask():
+        try:
+            client.infer("gcn", data())
+        except Cancelled as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    engine.wait_for_calls(1)
+    client.close()
+    thread.join(timeout=10)
+    assert len(caught) == 1
+
+
+def test_importing_the_client_is_cheap():
+    script = (
+        "import sys, serve.client\n"
+        "heavy = {'torch', 'torch_geometric', 'serve.core', 'serve.runtime', 'serve.rpc'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
