@@ -17,6 +17,7 @@ from torch_geometric.nn import (
     GraphConv,
     PNAConv,
     ResGatedGraphConv,
+    SAGEConv,
     TopKPooling,
     TransformerConv,
     global_mean_pool,
