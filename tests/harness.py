@@ -27,7 +27,10 @@ def free_ports(count: int) -> list[int]:
 
 
 class ServerProcess:
-    """`gnnserve serve` with a configuration of its own in `folder`; ready when entered."""
+    """`gnnserve serve` with a configuration of its own in `folder`; ready when entered.
+
+    With `own_group` it leads a process group, so that a signal reaches all of its processes.
+    """
 
     def __init__(
         self,
@@ -38,6 +41,7 @@ class ServerProcess:
         repository: Path = ROOT / "configs" / "models",
         sections: dict[str, dict[str, object]] | None = None,
         environment: dict[str, str] | None = None,
+        own_group: bool = False,
     ) -> None:
         self.folder = folder
         self.grpc_port, self.http_port = free_ports(2)
@@ -56,11 +60,22 @@ class ServerProcess:
         self.config = folder / "server.toml"
         self.config.write_text("".join(_section(name, table[name]) for name in table))
         self._environment = {**os.environ, **(environment or {})}
+        self._own_group = own_group
         self._lines: list[str] = []
         self._ready = threading.Event()
         self.process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> "ServerProcess":
+        self.start()
+        try:
+            self.wait_ready()
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def start(self) -> None:
+        """Start the process; `wait_ready` tells when it serves."""
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "serve", "serve", "--config", str(self.config)],
@@ -69,13 +84,27 @@ class ServerProcess:
                 stderr=log,
                 text=True,
                 env=self._environment,
+                start_new_session=self._own_group,
             )
         reader = threading.Thread(target=self._read, args=(self.process,), daemon=True)
         reader.start()
-        if not self._ready.wait(_START_TIMEOUT_S) or self.process.poll() is not None:
-            self.kill()
+
+    @property
+    def said_ready(self) -> bool:
+        """Whether it has printed `ready`."""
+        return "ready\n" in self._lines
+
+    def wait_ready(self) -> None:
+        """Return once it has printed `ready`."""
+        self._ready.wait(_START_TIMEOUT_S)
+        if not self.said_ready:
             raise AssertionError(f"the server is not ready:\n{self.log.read_text()}")
-        return self
+
+    @property
+    def pid(self) -> int:
+        """Process id of the main process."""
+        assert self.process is not None
+        return self.process.pid
 
     def __exit__(
         self,
@@ -91,6 +120,11 @@ class ServerProcess:
         """SIGTERM, then the exit code."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait(self) -> int:
+        """The exit code of a server that was told to stop."""
+        assert self.process is not None
         try:
             return self.process.wait(_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -105,10 +139,11 @@ class ServerProcess:
 
     def _read(self, process: "subprocess.Popen[str]") -> None:
         assert process.stdout is not None
-        for line in process.stdout:
-            self._lines.append(line)
-            if line.strip() == "ready":
-                self._ready.set()
+        with process.stdout as lines:
+            for line in lines:
+                self._lines.append(line)
+                if line == "ready\n":
+                    self._ready.set()
         self._ready.set()
 
 

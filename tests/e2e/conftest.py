@@ -1,0 +1,23 @@
+"""One ordinary server for all tests that do not need one of their own."""
+
+import pytest
+
+from tests.e2e.support import Reference, raw_channel
+from tests.harness import ServerProcess
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory):
+    with ServerProcess(tmp_path_factory.mktemp("server")) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def call(server):
+    with raw_channel(server) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def reference():
+    return Reference()

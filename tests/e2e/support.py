@@ -1,0 +1,182 @@
+"""What end-to-end tests share: graphs, references, and looks at a server from outside."""
+
+import os
+import re
+import sqlite3
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import torch
+
+from serve.models.loader import LoadedModel, load_model
+from serve.models.repository import find
+from serve.wire import INFER_METHOD, Response, decode_response, encode_request
+from tests.harness import ROOT, ServerProcess
+
+MODELS = ("gcn", "sage", "gin", "gat")
+REPOSITORY = ROOT / "configs" / "models"
+FEATURES = 32
+PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """float32 [N, F] and int32 or int64 [2, E]."""
+
+    x: np.ndarray
+    edge_index: np.ndarray
+
+    @property
+    def tensors(self) -> dict[str, np.ndarray]:
+        return {"x": self.x, "edge_index": self.edge_index}
+
+
+def random_graph(num_nodes: int, num_edges: int, seed: int = 0, dtype: type = np.int64) -> Graph:
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((num_nodes, FEATURES), dtype=np.float32)
+    edges = rng.integers(0, max(num_nodes, 1), (2, num_edges), dtype=dtype)
+    return Graph(x, edges)
+
+
+GOOD = random_graph(30, 90, seed=7)
+
+
+class Reference:
+    """Direct PyG in this process: what every answer must equal."""
+
+    def __init__(self, repository: Path = REPOSITORY) -> None:
+        self._repository = repository
+        self._models: dict[str, LoadedModel] = {}
+
+    def __call__(self, model: str, graph: Graph) -> np.ndarray:
+        if model not in self._models:
+            self._models[model] = load_model(find(self._repository, model))
+        inputs = {
+            "x": torch.from_numpy(graph.x.copy()),
+            "edge_index": torch.from_numpy(graph.edge_index.astype(np.int64)),
+        }
+        return self._models[model].run(inputs).numpy()
+
+
+def assert_equal(found: np.ndarray, expected: np.ndarray) -> None:
+    """Equal within 1e-4 of the output's scale."""
+    assert found.shape == expected.shape
+    assert found.dtype == expected.dtype == np.float32
+    scale = float(np.abs(expected).max(initial=0.0))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * scale)
+
+
+# -- calls without a client library -----------------------------------------------------------
+
+
+@contextmanager
+def raw_channel(server: ServerProcess) -> Iterator[Callable[..., bytes]]:
+    """ModelInfer with bytes in and bytes out, and no limits of the client's own."""
+    options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+    with grpc.insecure_channel(server.target, options) as channel:
+        yield channel.unary_unary(INFER_METHOD)
+
+
+def infer(call: Any, model: str, graph: Graph, **parameters: Any) -> Response:
+    message = encode_request(model, graph.tensors, parameters=parameters)
+    return decode_response(call(message, timeout=PATIENCE_S))
+
+
+def assert_answers(server: ServerProcess) -> None:
+    """A good request gets a good answer."""
+    with raw_channel(server) as call:
+        assert infer(call, "gcn", GOOD).outputs["output"].shape == (30, 5)
+
+
+# -- the server from outside ------------------------------------------------------------------
+
+
+def wait_for(true: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
+    """The first truthy result of `true`."""
+    give_up = time.monotonic() + patience_s
+    while not (found := true()):
+        assert time.monotonic() < give_up, f"never came: {what}"
+        time.sleep(0.01)
+    return found
+
+
+def http_get(server: ServerProcess, path: str) -> tuple[int, str]:
+    """Status and body; status 0 while nobody listens."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.http_port}{path}") as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+    except urllib.error.URLError:
+        return 0, ""
+
+
+def metric(server: ServerProcess, name: str) -> float:
+    """A metric without labels, now."""
+    _, text = http_get(server, "/metrics")
+    found = re.search(rf"^{name} (\S+)$", text, re.M)
+    assert found, f"{name} is not in\n{text}"
+    return float(found[1])
+
+
+def rows(server: ServerProcess, where: str = "", *values: object) -> list[dict[str, Any]]:
+    """Rows of the report's database in order of arrival; they come with up to a second's delay."""
+    with closing(sqlite3.connect(f"file:{server.database}?mode=ro", uri=True)) as db:
+        db.row_factory = sqlite3.Row
+        query = f"SELECT * FROM request {where and 'WHERE ' + where} ORDER BY row_id"
+        return [dict(row) for row in db.execute(query, values)]
+
+
+def row(server: ServerProcess, where: str, *values: object) -> dict[str, Any]:
+    """The one row that fits, once it is there."""
+    found = wait_for(lambda: rows(server, where, *values), f"a row with {where} {values}")
+    assert len(found) == 1
+    return found[0]
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """Command lines of all processes below `pid`, by process id."""
+    parents: dict[int, int] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            stat = (folder / "stat").read_text()
+        except OSError:
+            continue  # it has just ended
+        parents[int(folder.name)] = int(stat.rpartition(")")[2].split()[1])
+    below: set[int] = set()
+    grown = {pid}
+    while grown:
+        below |= grown
+        grown = {child for child, parent in parents.items() if parent in below} - below
+    return {child: _command(child) for child in below - {pid}}
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
+
+
+def is_running(pid: int) -> bool:
+    """Whether it exists and is no zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def shared_memory_names() -> set[str]:
+    """Named shared memory on this machine."""
+    folder = Path("/dev/shm")
+    return set(os.listdir(folder)) if folder.is_dir() else set()
