@@ -15,9 +15,9 @@ from serve.obs.schema import value_type
 Column = np.ndarray[Any, np.dtype[Any]]
 
 #: Where a launched request's latency goes, in order of time; the stages of one sum to its latency.
-#: `receive` is decoding and admission. `suspended` is what is left after the run began: held up
-#: for a more urgent request, or run again after a lost lane.
-STAGES = ("receive", "queue", "prepare_exposed", "run", "suspended", "answer")
+#: `suspended` is what the others leave: a run held up for a more urgent request, or run again
+#: after a lost lane.
+STAGES = ("queue", "prepare_exposed", "run", "suspended", "answer")
 
 
 def _dtypes() -> dict[str, type]:
@@ -96,12 +96,17 @@ class Frame:
         return ratio(self["latency_ns"], self["qos_target_ns"])
 
     def stage_ns(self) -> dict[str, Column]:
-        """Time of every stage of `STAGES`."""
-        queue, exposed = self["queue_ns"], self["prepare_exposed_ns"]
-        run, answer = self["run_ns"], self["answer_ns"]
-        receive = np.maximum(self["quet_ns"] - queue - exposed, 0)
-        rest = np.maximum(self["latency_ns"] - receive - queue - exposed - run - answer, 0)
-        return dict(zip(STAGES, (receive, queue, exposed, run, rest, answer), strict=True))
+        """Time of every stage of `STAGES`.
+
+        Clocks of different processes may disagree: no stage gets more than is left of the latency.
+        """
+        left = self["latency_ns"]
+        stages: dict[str, Column] = {}
+        for stage in STAGES:
+            time = left - self["answer_ns"] if stage == "suspended" else self[f"{stage}_ns"]
+            stages[stage] = np.clip(time, 0, left)
+            left = left - stages[stage]
+        return stages
 
 
 def ratio(numerator: Column, denominator: Column) -> Column:

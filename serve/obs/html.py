@@ -7,12 +7,13 @@ from importlib.resources import files
 
 import numpy as np
 
+from serve.core.blame import CAUSES
 from serve.obs import plots, words
 from serve.obs.duration import format_seconds
 from serve.obs.frame import STAGES, Frame
 from serve.obs.record import ServerRun
 from serve.obs.render import verdict
-from serve.obs.report import CAUSES, Report
+from serve.obs.report import Report
 from serve.obs.svg import bytes_label, ms_label
 from serve.obs.timeline import timeline
 
@@ -187,8 +188,8 @@ def _tables(frame: Frame, report: Report) -> list[str]:
         for name, m in report.by_model.items()
     ]  # fmt: skip
     causes = [
-        (f'<span class="key c-{cause}">{cause}</span>', f"{count:,}", f"{count / total:.0%}",
-         *words.CAUSES.get(cause, ("", "")))
+        (f'<span class="key c-{escape(cause)}">{escape(cause)}</span>', f"{count:,}",
+         f"{count / total:.0%}", *words.CAUSES.get(cause, ("", "")))
         for cause, count in report.by_cause.items()
     ]  # fmt: skip
     reasons = [
@@ -196,11 +197,11 @@ def _tables(frame: Frame, report: Report) -> list[str]:
         for reason, count in report.rejected.items()
     ]
     worst = [
-        (f"{v.request_uid}<br><small>{escape(v.client_id)}</small>",
+        (f"{escape(v.request_uid)}<br><small>{escape(v.client_id)}</small>",
          escape(v.model), f"{v.num_nodes:,}<br><small>{v.num_edges:,}</small>",
          f"{ms_label(v.latency_ms)}<br><small>{ms_label(v.qos_target_ms)}</small>",
-         f"{v.latency_over_qt:.2f}", v.cause, ms_label(v.backlog_ms),
-         f"{v.group_id} of {v.group_size}<br><small>{'<br>'.join(v.group_mates[:4])}</small>")
+         f"{v.latency_over_qt:.2f}", escape(v.cause), ms_label(v.backlog_ms),
+         f"{v.group_id}, {v.group_size} tasks<br><small>{_lines(v.group_mates[:4])}</small>")
         for v in report.worst
     ]  # fmt: skip
     return [
@@ -214,6 +215,10 @@ def _tables(frame: Frame, report: Report) -> list[str]:
                worst, "request<br>client's id/model/nodes<br>edges/latency<br>target/÷ target/cause"
                "/work ahead/group and mates", "i_nnn_ni", "No answer was late.", wide=True),
     ]  # fmt: skip
+
+
+def _lines(items: Sequence[str]) -> str:
+    return "<br>".join(escape(item) for item in items)
 
 
 def _table(

@@ -95,8 +95,8 @@ class HttpPort:
     def _report(self, form: str, content_type: str, since: str) -> Answer:
         """The report from a process of its own.
 
-        NOTE: made here, a report over many rows would hold the interpreter lock for most of a
-        second, and requests with targets of a few milliseconds would be late because of it.
+        NOTE: made here, a report over many rows would compete for the interpreter lock with the
+        threads that answer requests, for most of a second, and make some of them late.
         """
         try:
             since_s = parse_duration(since) if since else 0.0

@@ -9,9 +9,10 @@ from datetime import UTC, datetime
 
 import numpy as np
 
+from serve.core.blame import CAUSES
 from serve.obs import words
 from serve.obs.frame import STAGES, Column, Frame, ratio
-from serve.obs.report import CAUSES, Violation
+from serve.obs.report import Violation
 from serve.obs.svg import (
     Canvas,
     Scale,
@@ -180,7 +181,7 @@ def stage_shares(answered: Frame) -> str:
 
 def worst_stages(worst: Sequence[Violation]) -> str:
     """Where the time went in the answers furthest beyond their target, in multiples of it."""
-    canvas = Canvas(_HALF, 52 + 22.0 * len(worst), left=118, top=14)
+    canvas = Canvas(_HALF, 52 + 22.0 * len(worst), left=130, top=14)
     x = Scale(0, max(v.latency_over_qt for v in worst) * 1.02, canvas.left, canvas.x_end)
     ticks = linear_ticks(0, x.hi, 5, lambda value: f"{value:g}×")
     parts: list[str] = []
@@ -208,7 +209,7 @@ def memory(launched: Frame) -> str:
 
     Above the diagonal, and right of 1 in the lower panel, a run took more than was reserved.
     """
-    canvas = Canvas(_HALF, 350, left=66, right=30, top=26, bottom=144)
+    canvas = Canvas(_HALF, 350, left=74, right=32, top=26, bottom=144)
     known = launched.where(launched["pmc_measured_bytes"] > 0)
     excess = ratio(known["pmc_measured_bytes"], np.maximum(known["reserve_bytes"], 1))
     spread = _excess(canvas, excess)

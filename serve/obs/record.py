@@ -35,7 +35,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     group_id: int = -1
     group_size: int = 0
     co_runners: int = 0
-    #: Accepted until launched, less the part of the prepare no other work hid.
+    #: Arrival until launched, less the part of the prepare no other work hid.
     queue_ns: int = 0
     prepare_ns: int = 0
     #: The part of `prepare_ns` during which an idle lane waited for it.

@@ -16,11 +16,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from serve.core.blame import CAUSES
 from serve.obs.frame import Column, Frame, ratio
 from serve.obs.read import read_database
 from serve.obs.record import RequestRecord, ServerRun
 
-CAUSES = ("queue", "prepare", "interference", "estimate", "overload")
 WORST = 10
 _MATES = 8
 #: Two runs count as concurrent when they overlap by more than this: record times come from

@@ -63,7 +63,7 @@ def timeline(frame: Frame, runs: Sequence[ServerRun]) -> str:
 def busiest_window(launched: Frame) -> tuple[int, int]:
     """Begin and end of the window with most late answers, of equals the one with most runs.
 
-    At most WINDOW_NS long, and shorter where MAX_RUNS fill less.
+    At most WINDOW_NS long, and shorter where about MAX_RUNS fill less.
     """
     order = np.argsort(launched.launched_unix_ns, kind="stable")
     starts = launched.launched_unix_ns[order]
@@ -118,7 +118,7 @@ def _tip(shown: Frame, i: int) -> str:
         f"{shown['num_nodes'][i]:,} nodes, {shown['num_edges'][i]:,} edges",
         f"waited {ms('quet_ns')}, ran {ms('run_ns')} (estimate {ms('run_estimate_ns')})",
         f"answered after {ms('latency_ns')}, target {ms('qos_target_ns')}",
-        f"group {shown['group_id'][i]} of {shown['group_size'][i]}",
+        f"group {shown['group_id'][i]}, {shown['group_size'][i]} tasks",
     ]
     if shown.violated[i]:
         lines.append(f"late: {shown['cause'][i]}")

@@ -7,16 +7,16 @@ CAUSES = {
         "more lanes or a larger memory budget; the slack policy if another one is set",
     ),
     "prepare": (
-        "an idle lane waited while its inputs were checked and staged",
-        "smaller requests, or a resident graph asked for by node ids",
+        "an idle lane waited for its inputs, or answering took long",
+        "smaller requests and answers, or a resident graph asked for by node ids",
     ),
     "interference": (
-        "ran slower than alone because others ran beside it",
+        "ran slower than alone because others ran beside it, or was suspended for one of them",
         "fewer lanes, one core each; nothing else on the machine",
     ),
     "estimate": (
-        "ran alone and still longer than estimated, so it was planned too late",
-        "let the server calibrate again: is the machine slower than it was?",
+        "ran longer than estimated without company, or was promised less than it takes alone",
+        "a fresh calibration if the machine is slower than it was; less tight targets",
     ),
     "overload": (
         "on arrival more work was ahead of it than its target left time for",
@@ -38,7 +38,6 @@ REASONS = {
 }
 
 STAGES = {
-    "receive": "receive",
     "queue": "queue",
     "prepare_exposed": "prepare, exposed",
     "run": "run",

@@ -137,8 +137,8 @@ def _finish(
     prepare = int((0.15 * MS + draft["nodes"] * 40) * rng.lognormvariate(0, 0.9))
     exposed = prepare if waited < prepare else 0
     answer = int(rng.uniform(0.05, 0.25) * MS)
-    receive = int(0.1 * MS)
-    latency = receive + waited + exposed + run + answer
+    waited += int(0.1 * MS)
+    latency = waited + exposed + run + answer
     violated = latency > common["qos_target_ns"]
     excess = "estimate" if slow > 1.0 else "interference"
     shares = {"queue": waited, excess: run - draft["run"], "prepare": 6 * exposed}
@@ -154,7 +154,7 @@ def _finish(
         queue_ns=waited,
         prepare_ns=prepare,
         prepare_exposed_ns=exposed,
-        quet_ns=receive + waited + exposed,
+        quet_ns=waited + exposed,
         run_ns=run,
         answer_ns=answer,
         latency_ns=latency,

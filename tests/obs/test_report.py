@@ -3,8 +3,9 @@
 import msgspec
 import pytest
 
+from serve.core.blame import CAUSES
 from serve.obs.read import read_database
-from serve.obs.report import CAUSES, build_report, load_report, report_dict, wilson_interval
+from serve.obs.report import build_report, load_report, report_dict, wilson_interval
 from serve.obs.store import RecordStore
 from tests.obs.builders import MS, RUN, START_UNIX_NS, late, record, traffic, unanswered
 
@@ -109,13 +110,13 @@ def test_the_budget_is_the_newest_runs():
 
 def test_shares_of_the_stages_sum_to_one():
     row = record(
-        "a", queue_ns=20 * MS, prepare_ns=10 * MS, prepare_exposed_ns=5 * MS, quet_ns=30 * MS,
+        "a", queue_ns=25 * MS, prepare_ns=10 * MS, prepare_exposed_ns=5 * MS, quet_ns=30 * MS,
         run_ns=50 * MS, answer_ns=10 * MS, latency_ns=100 * MS,
     )  # fmt: skip
     overhead = build_report([row], [RUN]).overhead
     assert overhead == pytest.approx(
         {
-            "receive": 0.05, "queue": 0.2, "prepare_exposed": 0.05, "run": 0.5, "suspended": 0.1,
+            "queue": 0.25, "prepare_exposed": 0.05, "run": 0.5, "suspended": 0.1,
             "answer": 0.1, "prepare_hidden": 0.05, "prepare_hidden_share": 0.5,
         }
     )  # fmt: skip
