@@ -178,7 +178,7 @@ def _refuse_unknown(
         if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, Section):
             _refuse_unknown(value, inner, where, f"{prefix}{key}.", frozenset())
         if isinstance(value, list) and key == "graph":
-            for index, row in enumerate(value):
+            for index, row in enumerate(row for row in value if isinstance(row, dict)):
                 _refuse_unknown(row, GraphConfig, where, f"graph[{index}].", frozenset())
 
 
@@ -196,8 +196,10 @@ def _check(config: Config, path: Path) -> None:
             raise ConfigError(
                 f"{path}: scheduling.{key}: '{value}' is not one of {', '.join(sorted(known))}"
             )
-    _ = config.server.max_message_bytes
-    _ = config.device.memory_budget_bytes
+    try:
+        _ = config.server.max_message_bytes, config.device.memory_budget_bytes
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
     ports = config.server.grpc_port, config.server.http_port
     if ports[0] == ports[1] != 0:
         raise ConfigError(

@@ -1,0 +1,80 @@
+"""The configuration file: defaults, sizes, and what is said of a wrong one."""
+
+from pathlib import Path
+
+import pytest
+
+from serve.config import load_config, parse_bytes
+from serve.errors import ConfigError
+
+
+def load(folder: Path, text: str):
+    path = folder / "server.toml"
+    path.write_text(text)
+    return load_config(path)
+
+
+def test_paths_start_at_the_file(tmp_path):
+    config = load(tmp_path, '[scheduling]\npolicy = "fifo"\ndiscipline = "rolling"\n')
+    assert config.path(config.models.repository) == tmp_path.resolve() / "models"
+    assert config.path("/elsewhere/models") == Path("/elsewhere/models")
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [("4 GiB", 4 << 30), ("512MB", 512_000_000), ("1.5 KiB", 1536), ("77", 77), ("2 tib", 2 << 40)],
+)
+def test_sizes(text, size_bytes):
+    assert parse_bytes(text, "key") == size_bytes
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "4 QiB", "-1 MB", "0", "4 GiB please"])
+def test_what_is_no_size_is_named(text):
+    with pytest.raises(ConfigError, match="device.memory_budget"):
+        parse_bytes(text, "device.memory_budget")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[sheduling]", ["'sheduling'", "did you mean 'scheduling'"]),
+        ("[server]\ngrpc_prot = 1", ["'server.grpc_prot'", "did you mean 'server.grpc_port'"]),
+        ("[server]\nzzz = 1", ["'server.zzz'", "known: host"]),
+        ("base = 1", ["unknown key 'base'"]),
+        ("[server]\ngrpc_port = 70000", ["server.grpc_port", "<= 65535"]),
+        ('[server]\ngrpc_port = "x"', ["server.grpc_port", "int"]),
+        ("[server]\ngrpc_port = 5\nhttp_port = 5", ["both 5", "must differ"]),
+        ('[server]\nmax_message = "lots"', ["server.max_message", "'lots'"]),
+        ('[device]\nkind = "tpu"', ["device.kind", "tpu"]),
+        ('[device]\nmemory_budget = "0 GiB"', ["device.memory_budget"]),
+        ("[device]\nlanes = 0", ["device.lanes", ">= 1"]),
+        ('[scheduling]\npolicy = "best"', ["scheduling.policy", "'best'", "sqtf"]),
+        (
+            '[scheduling]\npolicy = "sqtf"\ndiscipline = "x"',
+            ["scheduling.discipline", "barrier", "rolling"],
+        ),
+        ("[scheduling]\nqos_factor = 0.5", ["scheduling.qos_factor", ">= 1.0"]),
+        ('[[graph]]\nname = "a"\nfle = "b"', ["'graph[0].fle'", "did you mean 'graph[0].file'"]),
+        ('[[graph]]\nname = "a"', ["graph[0]", "file"]),
+        ("graph = [1]", ["graph[0]", "object"]),
+        ("server = 3", ["server", "object"]),
+        ("[server\n", ["not valid TOML"]),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path, text, words):
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, text)
+    for word in ["server.toml", *words]:
+        assert word in str(caught.value)
+
+
+def test_a_graph_named_twice(tmp_path):
+    row = '[[graph]]\nname = "a"\nfile = "b"\n'
+    scheduling = '[scheduling]\npolicy = "fifo"\ndiscipline = "rolling"\n'
+    with pytest.raises(ConfigError, match="'a' is given more than once"):
+        load(tmp_path, scheduling + row + row)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"absent\.toml.*No such file"):
+        load_config(tmp_path / "absent.toml")
