@@ -26,6 +26,26 @@ class LaunchTask:
 
 
 @dataclass(frozen=True, slots=True)
+class SuspendTask:
+    """Stop the task where it is; lane and memory stay its own.
+
+    It may have ended already: its ``TaskFinished`` is welcome while it counts as suspended, and
+    the lane must then be woken by the driver, as it is idle.
+    """
+
+    task_id: TaskId
+    lane_id: LaneId
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeTask:
+    """Let the suspended task go on."""
+
+    task_id: TaskId
+    lane_id: LaneId
+
+
+@dataclass(frozen=True, slots=True)
 class AnswerTask:
     """Tell the client how its request ended."""
 
@@ -43,4 +63,4 @@ class ReleaseTask:
     task_id: TaskId
 
 
-Command = PrepareTask | LaunchTask | AnswerTask | ReleaseTask
+Command = PrepareTask | LaunchTask | SuspendTask | ResumeTask | AnswerTask | ReleaseTask

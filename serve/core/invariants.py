@@ -34,6 +34,9 @@ def _lanes(scheduler: "Scheduler") -> None:
     _require(board.idle | board.busy.keys() <= scheduler._lane_ids, "only known lanes are up")
     for lane_id, record in board.busy.items():
         _require(record.state.on_lane and record.lane_id == lane_id, f"lane {lane_id} is held")
+    executing = sum(record.state.executing for record in board.busy.values())
+    _require(board.executing_count == executing, "executing count")
+    _require(board.open_slots >= 0, "no more execute than the device has slots")
     for record in scheduler._records.values():
         if record.lane_id is None:
             _require(not record.state.on_lane, f"task {record.task.task_id} has a lane")

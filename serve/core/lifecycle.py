@@ -13,12 +13,13 @@ Rules:
 5. A pair that has no row cannot happen in a correct server: ``InvariantViolation``.
 
 A task answered while somebody still uses its buffers does not end there: WITHDRAWN waits for the
-host to finish preparing, ABANDONED for the lane to give it back.
+host to finish preparing, ABANDONED for the lane to give it back, PARKED to be resumed for that.
+A suspended task can still finish or fail: it did so just before it was stopped.
 """
 
 from enum import Enum
 
-from serve.core.commands import LaunchTask, PrepareTask
+from serve.core.commands import LaunchTask, PrepareTask, ResumeTask, SuspendTask
 from serve.core.events import (
     LaneLost,
     PrepareFailed,
@@ -34,26 +35,34 @@ class State(Enum):
     """Where a task stands; the flags say what that means for others."""
 
     #: Admitted, waits to be planned and prepared.
-    QUEUED = "queued", True, False, False
+    QUEUED = "queued", True, False, False, False
     #: The host stages its inputs.
-    PREPARING = "preparing", True, False, False
+    PREPARING = "preparing", True, False, False, False
     #: Prepared, waits for lane and memory.
-    READY = "ready", True, False, False
-    #: On a lane, memory reserved.
-    RUNNING = "running", False, True, False
-    #: Answered (cancelled or expired) while the host still prepares it.
-    WITHDRAWN = "withdrawn", False, False, True
-    #: Answered (cancelled or expired) while still on a lane, memory reserved.
-    ABANDONED = "abandoned", False, True, True
+    READY = "ready", True, False, False, False
+    #: Executes on a lane, memory reserved.
+    RUNNING = "running", False, True, True, False
+    #: On a lane, memory reserved, stopped in favour of a more urgent task.
+    SUSPENDED = "suspended", False, True, False, False
+    #: Answered (cancelled, expired or given up) while the host still prepares it.
+    WITHDRAWN = "withdrawn", False, False, False, True
+    #: Answered (cancelled or expired) while executing, memory reserved.
+    ABANDONED = "abandoned", False, True, True, True
+    #: Answered (cancelled or expired) and suspended, memory reserved.
+    PARKED = "parked", False, True, False, True
     #: Answered and released.
-    DONE = "done", False, False, True
+    DONE = "done", False, False, False, True
 
-    def __init__(self, label: str, pending: bool, on_lane: bool, answered: bool) -> None:
+    def __init__(
+        self, label: str, pending: bool, on_lane: bool, executing: bool, answered: bool
+    ) -> None:
         self.label = label
         #: Waits to run; may be planned.
         self.pending = pending
         #: Holds a lane and its reserved memory.
         self.on_lane = on_lane
+        #: Uses one of the slots the device has for work.
+        self.executing = executing
         #: Its client has its answer.
         self.answered = answered
 
@@ -80,6 +89,14 @@ TRANSITIONS: dict[tuple[State, Cause], State] = {
     (State.RUNNING, Expired): State.ABANDONED,
     (State.RUNNING, LaneLost): State.QUEUED,  # handed over, once
     (State.RUNNING, Failed): State.DONE,  # its second lane was lost
+    (State.RUNNING, SuspendTask): State.SUSPENDED,
+    (State.SUSPENDED, ResumeTask): State.RUNNING,
+    (State.SUSPENDED, TaskFinished): State.DONE,
+    (State.SUSPENDED, TaskFailed): State.DONE,
+    (State.SUSPENDED, TaskCancelled): State.PARKED,
+    (State.SUSPENDED, Expired): State.PARKED,
+    (State.SUSPENDED, LaneLost): State.QUEUED,
+    (State.SUSPENDED, Failed): State.DONE,
     (State.WITHDRAWN, TaskPrepared): State.DONE,
     (State.WITHDRAWN, PrepareFailed): State.DONE,
     (State.WITHDRAWN, TaskCancelled): State.WITHDRAWN,
@@ -87,6 +104,12 @@ TRANSITIONS: dict[tuple[State, Cause], State] = {
     (State.ABANDONED, TaskFailed): State.DONE,
     (State.ABANDONED, LaneLost): State.DONE,
     (State.ABANDONED, TaskCancelled): State.ABANDONED,
+    (State.ABANDONED, SuspendTask): State.PARKED,
+    (State.PARKED, ResumeTask): State.ABANDONED,
+    (State.PARKED, TaskFinished): State.DONE,
+    (State.PARKED, TaskFailed): State.DONE,
+    (State.PARKED, LaneLost): State.DONE,
+    (State.PARKED, TaskCancelled): State.PARKED,
     (State.DONE, TaskCancelled): State.DONE,
 }
 

@@ -10,9 +10,7 @@ from dataclasses import dataclass
 
 from serve.core.lifecycle import State
 from serve.core.ordered import Key
-from serve.core.types import GroupId, LaneId, Nanos, Task
-
-ZERO = Nanos(0)
+from serve.core.types import ZERO_NS, GroupId, LaneId, Nanos, Task
 
 
 @dataclass(slots=True, eq=False)
@@ -46,14 +44,22 @@ class Record:
     lane_id: LaneId | None = None
     #: Runs started, the current one included.
     attempt: int = 0
-    prepare_started_ns: Nanos = ZERO
-    prepared_ns: Nanos = ZERO
-    prepare_exposed_ns: Nanos = ZERO
-    launched_ns: Nanos = ZERO
+    prepare_started_ns: Nanos = ZERO_NS
+    prepared_ns: Nanos = ZERO_NS
+    prepare_exposed_ns: Nanos = ZERO_NS
+    launched_ns: Nanos = ZERO_NS
     #: Most other tasks seen running during its run.
     co_runners: int = 0
     #: Times a later task took memory that this one, ready, was waiting for.
     bypassed: int = 0
+    #: It has waited too long and goes before every other.
+    promoted: bool = False
+    #: Since when it executes; time it has executed and stood suspended before that.
+    started_ns: Nanos = ZERO_NS
+    ran_ns: Nanos = ZERO_NS
+    suspended_ns: Nanos = ZERO_NS
+    #: Since when it stands suspended, when it does.
+    stopped_ns: Nanos = ZERO_NS
 
 
 class Plan:
@@ -71,7 +77,7 @@ class Plan:
         #: Members of loose groups.
         self.loose = 0
         #: When the last held group ended: nothing behind it could start before.
-        self.cleared_ns = ZERO
+        self.cleared_ns = ZERO_NS
 
     def drop_loose(self) -> None:
         """Forget the loose groups; their members are planned anew."""

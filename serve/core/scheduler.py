@@ -16,9 +16,17 @@ from typing import Any
 from serve.core.admission import admit
 from serve.core.backlog import Backlog
 from serve.core.board import Board
-from serve.core.commands import AnswerTask, Command, LaunchTask, PrepareTask, ReleaseTask
+from serve.core.commands import (
+    AnswerTask,
+    Command,
+    LaunchTask,
+    PrepareTask,
+    ReleaseTask,
+    ResumeTask,
+    SuspendTask,
+)
 from serve.core.disciplines import get_discipline
-from serve.core.disciplines.base import Launch
+from serve.core.disciplines.base import Launch, Resume, Suspend, Wait
 from serve.core.events import (
     BudgetChanged,
     DrainStarted,
@@ -72,7 +80,7 @@ class Scheduler:
         self._window = make_window(params.window, params.window_ns)
         self._lane_ids = frozenset(params.device.lane_ids)
         self._plan = Plan(self._discipline.holds_groups)
-        self._board = Board(params.device, self._plan)
+        self._board = Board(params.device, self._plan, self._policy.rank)
         self._backlog = Backlog(self._policy, sealing=not self._window.replans)
         #: Every accepted task that is not DONE.
         self._records: dict[TaskId, Record] = {}
@@ -147,8 +155,13 @@ class Scheduler:
 
     @property
     def running_count(self) -> int:
-        """Tasks on lanes."""
+        """Tasks on lanes, suspended ones included."""
         return len(self._board.busy)
+
+    @property
+    def suspended_count(self) -> int:
+        """Tasks on lanes that stand suspended."""
+        return len(self._board.busy) - self._board.executing_count
 
     @property
     def lanes_up(self) -> int:
@@ -248,6 +261,7 @@ class Scheduler:
             finished_ns=self._now,
             prepare_exposed_ns=record.prepare_exposed_ns,
             backlog_ns=record.backlog_ns,
+            suspended_ns=self._board.suspended_ns(record, self._now),
         )
         placement = Placement(
             event.lane_id, group.group_id, group.size, record.co_runners, record.attempt
@@ -279,7 +293,7 @@ class Scheduler:
         self._require_lane(lane_id)
         record = self._board.busy.get(lane_id)
         if record is not None:
-            if record.state is State.RUNNING and record.attempt > 1:
+            if record.attempt > 1 and not record.state.answered:
                 message = f"lane {lane_id} died while running it, as another did before"
                 self._step(record, Failed, Failed(FailReason.LANE_LOST, message))
             else:
@@ -319,7 +333,11 @@ class Scheduler:
         record.state = after
         self._log.append((self._now, task_id, before, cause.__name__, after))
         if before.on_lane and not after.on_lane:
-            self._leave_lane(record, after)
+            self._leave_lane(record, before, after)
+        elif before.executing and not after.executing:
+            self._board.suspend(record, self._now)
+        elif before.on_lane and after.executing and not before.executing:
+            self._board.resume(record, self._now)
         elif before.pending and not after.pending:
             self._pending -= 1
             self._backlog.discard(record)
@@ -338,9 +356,9 @@ class Scheduler:
             del self._records[task_id]
             self._out.append(ReleaseTask(task_id))
 
-    def _leave_lane(self, record: Record, after: State) -> None:
+    def _leave_lane(self, record: Record, before: State, after: State) -> None:
         """Lane and memory are free again; a task handed over goes back to the front."""
-        self._board.vacate(record)
+        self._board.vacate(record, before.executing)
         if after.pending:
             self._pending += 1
             self._plan.hand_over(record)
@@ -456,13 +474,28 @@ class Scheduler:
         moved = False
         while True:
             move = self._discipline.decide(self._board, self.params.bypass_limit, self._now)
-            if not isinstance(move, Launch):
-                self._held_until_ns = move.until_ns
-                return moved
-            for record in move.bypassed:
-                record.bypassed += 1
-            self._launch(move.record)
+            match move:
+                case Wait(until_ns):
+                    self._held_until_ns = until_ns
+                    return moved
+                case Launch(record, bypassed):
+                    for passed in bypassed:
+                        passed.bypassed += 1
+                    self._launch(record)
+                case Suspend(record):
+                    lane_id = self._lane_of(record)
+                    self._step(record, SuspendTask)
+                    self._out.append(SuspendTask(record.task.task_id, lane_id))
+                case Resume(record):
+                    lane_id = self._lane_of(record)
+                    self._step(record, ResumeTask)
+                    self._out.append(ResumeTask(record.task.task_id, lane_id))
             moved = True
+
+    def _lane_of(self, record: Record) -> LaneId:
+        if record.lane_id is None:
+            raise self._violation(record.task.task_id, "is on no lane")
+        return record.lane_id
 
     def _launch(self, record: Record) -> None:
         task_id = record.task.task_id
@@ -483,7 +516,7 @@ class Scheduler:
             self._plan.pin(group)
             for member in group.members:
                 self._backlog.discard(member)
-        lane_id = self._board.occupy(record)
+        lane_id = self._board.occupy(record, now_ns)
         record.launched_ns = now_ns
         record.attempt += 1
         self._out.append(LaunchTask(task_id, lane_id, group.group_id, group.size))
@@ -494,13 +527,19 @@ class Scheduler:
         if not self._window.replans:
             return
         oldest = self._backlog.oldest()
+        for record in self._board.busy.values():
+            stands = not record.state.executing and not record.promoted
+            if stands and (oldest is None or record.task.task_id < oldest.task.task_id):
+                oldest = record
         if oldest is None or oldest is not self._oldest:
             self._oldest, self._passed_over = oldest, 0
             return
         self._passed_over += 1
         if self._passed_over >= self.params.patience:
-            self._backlog.discard(oldest)
-            if oldest.group is not None:
-                self._plan.remove(oldest, self._now)
-            self._plan.put_first(oldest)
             self._oldest, self._passed_over = None, 0
+            oldest.promoted = True
+            if oldest.state.pending:
+                self._backlog.discard(oldest)
+                if oldest.group is not None:
+                    self._plan.remove(oldest, self._now)
+                self._plan.put_first(oldest)

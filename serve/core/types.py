@@ -14,6 +14,8 @@ TaskId = NewType("TaskId", int)
 GroupId = NewType("GroupId", int)
 LaneId = NewType("LaneId", int)
 
+ZERO_NS = Nanos(0)
+
 #: Allocators hand out device memory in multiples of this, so reservations do too.
 ALIGNMENT_BYTES = 512
 
@@ -166,6 +168,8 @@ class Timeline:
     prepare_exposed_ns: Nanos
     #: Estimated work ahead of it on arrival, per lane: pending and running solo time.
     backlog_ns: Nanos
+    #: How much of the time between launch and finish it stood suspended for others.
+    suspended_ns: Nanos = ZERO_NS
 
 
 class RejectReason(Enum):

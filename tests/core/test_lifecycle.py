@@ -45,8 +45,19 @@ def test_diagram_shows_each_move_and_no_idle_one():
 
 
 def scheduler_with_task_in(state):
-    """Lane 0 up, task 0 in `state`; its time limit is 100 ms."""
-    scheduler = Scheduler(params(lanes=1, budget=4096, prepare_ahead=0))
+    """Task 0 in `state`, on lane 0 where it is on one; its time limit is 100 ms."""
+    stopped = state in (State.SUSPENDED, State.PARKED)
+    scheduler = Scheduler(
+        params(
+            policy="slack",
+            discipline="preemptive",
+            lanes=2 if stopped else 1,
+            parallelism=1,
+            can_suspend=True,
+            budget=4096,
+            prepare_ahead=1 if stopped else 0,
+        )
+    )
     now = Nanos(0)
 
     def tell(*given):
@@ -69,6 +80,11 @@ def scheduler_with_task_in(state):
         tell(ready, arrived, cancelled)
     elif state is State.ABANDONED:
         tell(ready, arrived, prepared, cancelled)
+    elif stopped:
+        tell(ready, events.LaneReady(LaneId(1)), arrived, prepared)
+        tell(events.TaskArrived(task(1, run_ns=100_000)), events.TaskPrepared(TaskId(1)))
+        if state is State.PARKED:
+            tell(cancelled)
     elif state is State.DONE:
         tell(ready, arrived, prepared, events.TaskFinished(T0, LANE, usage()))
     assert scheduler.state(T0) is state
@@ -104,6 +120,8 @@ def test_every_state_meets_every_event(state, cause):
     releases = [c for c in commands if isinstance(c, ReleaseTask)]
     assert len(answers) == (target.answered and not state.answered)
     assert len(releases) == (target is State.DONE and state is not State.DONE)
+    if state is State.SUSPENDED and target is State.QUEUED:
+        target = State.PREPARING  # told to, in the same call
     assert scheduler.state(T0) is target
     scheduler.check_invariants()
 

@@ -1,6 +1,13 @@
 """The world outside a scheduler, for tests: it obeys commands and knows what may be asked."""
 
-from serve.core.commands import AnswerTask, LaunchTask, PrepareTask, ReleaseTask
+from serve.core.commands import (
+    AnswerTask,
+    LaunchTask,
+    PrepareTask,
+    ReleaseTask,
+    ResumeTask,
+    SuspendTask,
+)
 from serve.core.events import (
     BudgetChanged,
     LaneLost,
@@ -31,6 +38,8 @@ class World:
         #: Lane to task, lost lanes left out.
         self.lanes_up = set()
         self.on_lane = {}
+        #: Lanes whose task is stopped.
+        self.stopped = set()
         self.launches = {}
         self.losses = {}
         #: What Σ reserved may not pass: the budget, or what was in use when it was lowered.
@@ -68,6 +77,7 @@ class World:
     def end(self, lane_id, event=None):
         """The lane delivers `event`, by default that its task finished."""
         task_id = self.on_lane.pop(lane_id)
+        self.stopped.discard(lane_id)
         return self.tell(event or TaskFinished(task_id, lane_id, usage()))
 
     def lane_ready(self, lane_id):
@@ -76,6 +86,7 @@ class World:
 
     def lane_lost(self, lane_id):
         self.lanes_up.discard(lane_id)
+        self.stopped.discard(lane_id)
         task_id = self.on_lane.pop(lane_id, None)
         if task_id is not None:
             self.prepared.discard(task_id)
@@ -110,8 +121,15 @@ class World:
             self.launches[task_id] = self.launches.get(task_id, 0) + 1
             assert self.launches[task_id] == 1 + self.losses.get(task_id, 0)
             assert self.launches[task_id] <= 2
-            assert len(self.on_lane) <= self.params.device.slots
             assert self.reserved() <= self.budget, "launched into memory that is not there"
+        elif isinstance(command, SuspendTask):
+            assert self.params.device.can_suspend
+            assert self.on_lane[command.lane_id] == task_id
+            assert command.lane_id not in self.stopped, "suspended twice"
+            self.stopped.add(command.lane_id)
+        elif isinstance(command, ResumeTask):
+            assert self.on_lane[command.lane_id] == task_id
+            self.stopped.remove(command.lane_id)
         elif isinstance(command, AnswerTask):
             assert task_id not in self.answers, "answered twice"
             self.answers[task_id] = command.outcome
@@ -129,7 +147,11 @@ class World:
         assert scheduler.reserved_bytes == self.reserved()
         self.ceiling = max(self.budget, min(self.ceiling, self.reserved()))
         assert self.reserved() <= self.ceiling
+        executing = len(self.on_lane) - len(self.stopped)
+        assert executing <= self.params.device.slots
+        assert not self.stopped or executing, "a task stands suspended and no other executes"
         assert scheduler.running_count == len(self.on_lane)
+        assert scheduler.suspended_count == len(self.stopped)
         assert scheduler.lanes_up == len(self.lanes_up)
         wake = scheduler.next_wakeup()
         assert wake is None or wake > self.now, "would spin"
@@ -145,7 +167,7 @@ class World:
             if self.preparing:
                 self.prepare(min(self.preparing))
             elif self.on_lane:
-                self.end(min(self.on_lane))
+                self.end(min(self.on_lane.keys() - self.stopped))
             else:
                 wake = self.scheduler.next_wakeup()
                 assert wake is not None, "tasks are left and nothing will ever happen"

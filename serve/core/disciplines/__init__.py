@@ -1,6 +1,6 @@
 """How planned groups are run: one file each, registered by name."""
 
-from serve.core.disciplines import barrier, rolling
+from serve.core.disciplines import barrier, preemptive, rolling
 from serve.core.disciplines.base import DISCIPLINES, Discipline, register_discipline
 
 __all__ = [
@@ -8,6 +8,7 @@ __all__ = [
     "Discipline",
     "barrier",
     "get_discipline",
+    "preemptive",
     "register_discipline",
     "rolling",
 ]

@@ -19,13 +19,27 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
+class Suspend:
+    """Stop an executing task in favour of a more urgent one."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Let a suspended task go on."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
 class Wait:
     """Nothing to do before something happens, or before `until_ns`."""
 
     until_ns: Nanos | None = None
 
 
-Move = Launch | Wait
+Move = Launch | Suspend | Resume | Wait
 WAIT = Wait()
 
 

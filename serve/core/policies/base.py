@@ -23,7 +23,14 @@ class Policy(Protocol):
 
     def horizon(self, pending: SortedKeys, limit: int, now_ns: Nanos) -> list[Key]:
         """At most `limit` keys of tasks worth planning now; there are more than `limit`."""
-        ...
+        return pending.head(limit)
+
+    def rank(self, task: Task, left_ns: Nanos, now_ns: Nanos) -> Key:
+        """How urgent the task is now, started or not, smaller first; ends in its id.
+
+        What the preemptive discipline compares. `left_ns`: estimated run time left.
+        """
+        return self.key(task)
 
     def plan(self, pending: Sequence[Task], capacity: Capacity, now_ns: Nanos) -> tuple[Group, ...]:
         """Groups in launch order; every task of `pending` exactly once, in any input order.

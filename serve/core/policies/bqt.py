@@ -10,12 +10,12 @@ from itertools import groupby
 
 from serve.core.ordered import Key, SortedKeys
 from serve.core.packing import balance_threshold, pack, urgency
-from serve.core.policies.base import register_policy
+from serve.core.policies.base import Policy, register_policy
 from serve.core.types import Capacity, Group, Nanos, Task
 
 
 @register_policy
-class BalancedTargets:
+class BalancedTargets(Policy):
     """By priority class, then shortest and longest QoS target in turn."""
 
     name = "bqt"

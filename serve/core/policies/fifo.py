@@ -6,14 +6,14 @@ without priorities this is arrival order.
 
 from collections.abc import Sequence
 
-from serve.core.ordered import Key, SortedKeys
+from serve.core.ordered import Key
 from serve.core.packing import pack, urgency
-from serve.core.policies.base import register_policy
+from serve.core.policies.base import Policy, register_policy
 from serve.core.types import Capacity, Group, Nanos, Task
 
 
 @register_policy
-class Fifo:
+class Fifo(Policy):
     """By priority class, then arrival."""
 
     name = "fifo"
@@ -21,10 +21,6 @@ class Fifo:
     def key(self, task: Task) -> Key:
         """Priority class, arrival, id."""
         return urgency(task), task.arrived_ns, task.task_id
-
-    def horizon(self, pending: SortedKeys, limit: int, now_ns: Nanos) -> list[Key]:
-        """The first in order."""
-        return pending.head(limit)
 
     def plan(self, pending: Sequence[Task], capacity: Capacity, now_ns: Nanos) -> tuple[Group, ...]:
         """Fill each group up to the capacity before opening the next."""

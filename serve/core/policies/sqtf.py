@@ -7,14 +7,14 @@ Here the threshold only balances the groups; the limit is tested with the new ta
 
 from collections.abc import Sequence
 
-from serve.core.ordered import Key, SortedKeys
+from serve.core.ordered import Key
 from serve.core.packing import balance_threshold, pack, urgency
-from serve.core.policies.base import register_policy
+from serve.core.policies.base import Policy, register_policy
 from serve.core.types import Capacity, Group, Nanos, Task
 
 
 @register_policy
-class ShortestTargetFirst:
+class ShortestTargetFirst(Policy):
     """By priority class, then QoS target."""
 
     name = "sqtf"
@@ -22,10 +22,6 @@ class ShortestTargetFirst:
     def key(self, task: Task) -> Key:
         """Priority class, QoS target, id."""
         return urgency(task), task.qos.target_ns, task.task_id
-
-    def horizon(self, pending: SortedKeys, limit: int, now_ns: Nanos) -> list[Key]:
-        """The shortest targets."""
-        return pending.head(limit)
 
     def plan(self, pending: Sequence[Task], capacity: Capacity, now_ns: Nanos) -> tuple[Group, ...]:
         """Groups of about equal memory in order of target."""

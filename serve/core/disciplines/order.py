@@ -1,0 +1,45 @@
+"""Who may launch next in plan order; shared by the disciplines without a barrier."""
+
+from serve.core.board import Board
+from serve.core.disciplines.base import WAIT, Launch, Wait
+from serve.core.lifecycle import State
+from serve.core.plan import Record
+from serve.core.types import Nanos
+
+
+def next_launch(
+    board: Board, bypass_limit: int, now_ns: Nanos, *, lanes: int, hold: bool
+) -> Launch | Wait:
+    """The first READY task in plan order that fits, for one of `lanes` lanes.
+
+    Order gives way in two cases, both bounded. A prepared task that does not fit is passed by
+    followers that do, `bypass_limit` times; then the memory drains until it fits. With `hold`,
+    a task being prepared holds a lane for as long as its prepare is expected to take, so that
+    no long follower starts in front of it; later than that followers go first.
+    """
+    if lanes <= 0:
+        return WAIT
+    available_bytes = board.available_bytes
+    until_ns: Nanos | None = None
+    bypassed: list[Record] = []
+    for group in board.plan.groups:
+        for record in group.members:
+            need_bytes = record.task.estimate.reserve_bytes
+            if record.state is State.READY:
+                if need_bytes <= available_bytes:
+                    return Launch(record, tuple(bypassed))
+                if record.bypassed >= bypass_limit:
+                    return Wait(until_ns)
+                bypassed.append(record)
+            elif hold and record.state is State.PREPARING and need_bytes <= available_bytes:
+                estimate = record.task.estimate
+                prepare_ns = estimate.solo_ns - estimate.run_ns
+                held_until_ns = Nanos(record.prepare_started_ns + prepare_ns)
+                if held_until_ns > now_ns:
+                    lanes -= 1
+                    available_bytes -= need_bytes
+                    if until_ns is None or held_until_ns < until_ns:
+                        until_ns = held_until_ns
+                    if lanes == 0:
+                        return Wait(until_ns)
+    return Wait(until_ns)

@@ -1,0 +1,64 @@
+"""Rolling, and a running task is suspended when a more urgent one is ready.
+
+A suspended task keeps its lane and its memory and goes on later; so a device for this has more
+lanes than it executes tasks at once. Urgency is the policy's rank. Where tasks cannot be
+suspended this is ``rolling``.
+"""
+
+from serve.core.board import Board
+from serve.core.disciplines.base import (
+    WAIT,
+    Launch,
+    Move,
+    Resume,
+    Suspend,
+    Wait,
+    register_discipline,
+)
+from serve.core.disciplines.order import next_launch
+from serve.core.plan import Record
+from serve.core.types import Nanos
+
+
+@register_discipline
+class Preemptive:
+    """The most urgent tasks execute."""
+
+    name = "preemptive"
+    holds_groups = False
+
+    def could_start(self, board: Board) -> bool:
+        """When a lane is idle: a task urgent enough gets a slot there."""
+        return bool(board.idle) if board.can_suspend else board.free_slots > 0
+
+    def decide(self, board: Board, bypass_limit: int, now_ns: Nanos) -> Move:
+        """Start or resume the most urgent, in a free slot or in place of a less urgent one."""
+        if not board.can_suspend:
+            return next_launch(board, bypass_limit, now_ns, lanes=board.free_slots, hold=True)
+        move: Launch | Resume | Wait = next_launch(
+            board, bypass_limit, now_ns, lanes=len(board.idle), hold=False
+        )
+        if isinstance(move, Wait) and board.executing_count == len(board.busy):
+            return move
+        executing: list[Record] = []
+        best = None if isinstance(move, Wait) else board.rank(move.record, now_ns)
+        for record in board.busy.values():
+            if record.state.executing:
+                executing.append(record)
+                continue
+            rank = board.rank(record, now_ns)
+            if best is None or rank < best:
+                best, move = rank, Resume(record)
+        if isinstance(move, Wait) or best is None or board.open_slots > 0:
+            return move
+        victim = max(executing, key=lambda record: board.rank(record, now_ns))
+        if best >= board.rank(victim, now_ns):
+            return WAIT
+        if isinstance(move, Launch) and len(board.idle) == 1:
+            # Once every lane is held, no newcomer can be served early, however urgent: the last
+            # one goes only to a task that would be late if it waited for a slot.
+            soonest_ns = min(board.left_ns(record, now_ns) for record in executing)
+            left_ns = board.left_ns(move.record, now_ns)
+            if now_ns + soonest_ns + left_ns <= move.record.task.due_ns:
+                return WAIT
+        return Suspend(victim)

@@ -1,0 +1,56 @@
+"""Keep the most targets: earliest due first, and the hopeless last.
+
+While everything pending can be on time, no order is better than that of the due times. A task
+that can no longer make its target would only take others with it, so it runs when no other wants
+the slot: the shortest of them first, and the scheduler sees to it that none waits for ever. Under
+overload this gives up long tasks for short ones by itself, as a long one is the first that can no
+longer make it.
+"""
+
+from collections.abc import Sequence
+
+from serve.core.ordered import Key, SortedKeys
+from serve.core.packing import pack, urgency
+from serve.core.policies.base import Policy, register_policy
+from serve.core.types import Capacity, Group, Nanos, Task
+
+
+@register_policy
+class Slack(Policy):
+    """By due time those that can make it, then the others."""
+
+    name = "slack"
+
+    def key(self, task: Task) -> Key:
+        """Priority class, the last moment to start the run, id."""
+        return urgency(task), task.due_ns - task.estimate.run_ns, task.task_id
+
+    def horizon(self, pending: SortedKeys, limit: int, now_ns: Nanos) -> list[Key]:
+        """Class by class those that must start soonest and still can, then the late ones."""
+        chosen: list[Key] = []
+        late: list[Key] = []
+        first = pending.first()
+        for _ in range(limit):
+            if first is None or len(chosen) == limit:
+                break
+            level = first[0]
+            if first[1] < now_ns:
+                found = pending.since((level,), limit)
+                late += [key for key in found if key[0] == level and key[1] < now_ns]
+            found = pending.since((level, now_ns), limit - len(chosen))
+            chosen += [key for key in found if key[0] == level]
+            following = pending.since((level + 1,), 1)
+            first = following[0] if following else None
+        return (chosen + late)[:limit]
+
+    def rank(self, task: Task, left_ns: Nanos, now_ns: Nanos) -> Key:
+        """On time before late, then priority class, then due time, or for the late time left."""
+        due_ns = task.arrived_ns + task.qos.target_ns
+        late = now_ns + left_ns > due_ns
+        return late, urgency(task), left_ns if late else due_ns, task.task_id
+
+    def plan(self, pending: Sequence[Task], capacity: Capacity, now_ns: Nanos) -> tuple[Group, ...]:
+        """Each group as full as it gets, in order of rank."""
+        rank = self.rank
+        ordered = sorted(pending, key=lambda task: rank(task, task.estimate.run_ns, now_ns))
+        return pack(ordered, capacity)
