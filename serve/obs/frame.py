@@ -14,10 +14,9 @@ from serve.obs.schema import value_type
 
 Column = np.ndarray[Any, np.dtype[Any]]
 
-#: Where a launched request's latency goes, in order of time; the stages of one sum to its latency.
-#: `suspended` is what the others leave: a run held up for a more urgent request, or run again
-#: after a lost lane.
-STAGES = ("queue", "prepare_exposed", "run", "suspended", "answer")
+#: Where a launched request's latency goes; the stages of one sum to its latency. `handover` is what
+#: the others leave: messages to and from the lane, and a first attempt on a lane that died.
+STAGES = ("queue", "prepare_exposed", "handover", "run", "suspended", "answer")
 
 
 def _dtypes() -> dict[str, type]:
@@ -101,12 +100,12 @@ class Frame:
         Clocks of different processes may disagree: no stage gets more than is left of the latency.
         """
         left = self["latency_ns"]
-        stages: dict[str, Column] = {}
+        named: dict[str, Column] = {}
         for stage in STAGES:
-            time = left - self["answer_ns"] if stage == "suspended" else self[f"{stage}_ns"]
-            stages[stage] = np.clip(time, 0, left)
-            left = left - stages[stage]
-        return stages
+            if stage != "handover":
+                named[stage] = np.clip(self[f"{stage}_ns"], 0, left)
+                left = left - named[stage]
+        return {stage: named.get(stage, left) for stage in STAGES}
 
 
 def ratio(numerator: Column, denominator: Column) -> Column:

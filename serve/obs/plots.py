@@ -181,7 +181,7 @@ def stage_shares(answered: Frame) -> str:
 
 def worst_stages(worst: Sequence[Violation]) -> str:
     """Where the time went in the answers furthest beyond their target, in multiples of it."""
-    canvas = Canvas(_HALF, 52 + 22.0 * len(worst), left=130, top=14)
+    canvas = Canvas(_HALF, 52 + 22.0 * len(worst), left=150, top=14)
     x = Scale(0, max(v.latency_over_qt for v in worst) * 1.02, canvas.left, canvas.x_end)
     ticks = linear_ticks(0, x.hi, 5, lambda value: f"{value:g}×")
     parts: list[str] = []
@@ -192,7 +192,7 @@ def worst_stages(worst: Sequence[Violation]) -> str:
             f"{late.request_uid}  {late.model}\n{late.latency_over_qt:.2f} × target: {late.cause}"
         )
         tips = {stage: f"{head}\n{ms_label(ms)}" for stage, ms in late.stages_ms.items()}
-        parts.append(text(canvas.left - 9, top + 13, f"{late.request_uid[:8]} {late.model[:7]}",
+        parts.append(text(canvas.left - 9, top + 13, f"{late.request_uid[-12:]} {late.model[:7]}",
                           "tick mono", "end"))  # fmt: skip
         parts.append(_stack(x, top, 17, shares, tips))
     target = f"M{number(x(1))} {number(canvas.y_end)}V{canvas.top - 12}"

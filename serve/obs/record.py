@@ -42,7 +42,10 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     prepare_exposed_ns: int = 0
     #: First execution − arrival (QUET).
     quet_ns: int = 0
+    #: On the lane, less `suspended_ns`.
     run_ns: int = 0
+    #: Stopped on the lane for more urgent requests.
+    suspended_ns: int = 0
     #: Lane done until the answer was handed to the transport.
     answer_ns: int = 0
     #: Answer − arrival (JCT).

@@ -15,7 +15,7 @@ from serve.obs.record import ServerRun
 from serve.obs.report import Report
 from serve.obs.svg import bytes_label, ms_label
 
-_COLOURS = {"queue": "yellow", "prepare_exposed": "cyan", "run": "blue",
+_COLOURS = {"queue": "yellow", "prepare_exposed": "cyan", "handover": "white", "run": "blue",
             "suspended": "magenta", "answer": "green"}  # fmt: skip
 
 

@@ -40,6 +40,7 @@ REASONS = {
 STAGES = {
     "queue": "queue",
     "prepare_exposed": "prepare, exposed",
+    "handover": "handover",
     "run": "run",
     "suspended": "suspended",
     "answer": "answer",

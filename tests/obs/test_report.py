@@ -111,12 +111,12 @@ def test_the_budget_is_the_newest_runs():
 def test_shares_of_the_stages_sum_to_one():
     row = record(
         "a", queue_ns=25 * MS, prepare_ns=10 * MS, prepare_exposed_ns=5 * MS, quet_ns=30 * MS,
-        run_ns=50 * MS, answer_ns=10 * MS, latency_ns=100 * MS,
+        run_ns=50 * MS, suspended_ns=5 * MS, answer_ns=10 * MS, latency_ns=100 * MS,
     )  # fmt: skip
     overhead = build_report([row], [RUN]).overhead
     assert overhead == pytest.approx(
         {
-            "queue": 0.25, "prepare_exposed": 0.05, "run": 0.5, "suspended": 0.1,
+            "queue": 0.25, "prepare_exposed": 0.05, "run": 0.5, "handover": 0.05, "suspended": 0.05,
             "answer": 0.1, "prepare_hidden": 0.05, "prepare_hidden_share": 0.5,
         }
     )  # fmt: skip
