@@ -1,0 +1,34 @@
+import pytest
+
+from serve.estimate.calibration import Calibration, Linear, MemoryFit, Ramp, TimeFit
+
+
+@pytest.fixture
+def calibration():
+    """Inputs of 128 bytes a node and 16 an edge; 1 ms + 1 µs a node + 0.1 µs an edge."""
+    return Calibration(
+        model="m:1",
+        executor="eager",
+        device="cpu",
+        threads=1,
+        memory=MemoryFit(
+            inputs=Linear(128, 16, 0),
+            output=Linear(28, 0, 0),
+            activations=(
+                Linear(500, 260, 64, "convs.1 (SAGEConv): aten::div"),
+                Linear(1024, 0, 0, "convs.2 (SAGEConv): aten::add"),
+            ),
+            workspace=Linear(0, 32, 0),
+        ),
+        time=TimeFit(
+            constant_ns=1e6,
+            nodes=Ramp((0.0,), (0.0,), (1_000.0,)),
+            edges=Ramp((0.0, 1_000.0), (0.0, 100_000.0), (100.0, 100.0)),
+            high_ratio=1.2,
+            error_median=0.04,
+            error_p95=0.15,
+            samples=30,
+            largest_nodes=10_000,
+            largest_edges=100_000,
+        ),
+    )

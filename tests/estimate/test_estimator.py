@@ -1,0 +1,180 @@
+import math
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from serve.core.types import ALIGNMENT_BYTES
+from serve.estimate import Calibration, ModelEstimator, Overhead
+from serve.estimate.calibration import Curve
+
+NODES, EDGES = 1_000, 10_000
+#: Input 288,000 bytes and the first plane 3,100,064.
+PEAK_BYTES = 288_000 + 3_100_064
+RUN_NS = 3_000_000
+
+
+@pytest.fixture
+def estimator(calibration):
+    return ModelEstimator(calibration, Overhead(400_000, 100))
+
+
+@pytest.fixture
+def worn(estimator):
+    """An estimator that has seen all kinds of runs."""
+    rng = np.random.default_rng(5)
+    for nodes, ratio, spread in rng.uniform(0, 1, (300, 3)):
+        size = int(10 ** (6 * nodes)), int(30 * ratio * 10 ** (6 * nodes))
+        estimator.observe_run(*size, int(estimator.estimate(*size).run_ns * 4**spread / 2))
+    return estimator
+
+
+def test_an_estimate_is_the_sum_of_its_parts(estimator):
+    found = estimator.estimate(NODES, EDGES)
+    assert found.peak_bytes == PEAK_BYTES
+    assert found.run_ns == RUN_NS
+    assert found.solo_ns == RUN_NS + 400_000 + math.ceil(100 * 288_000 / 1024)
+    # 3 % above the peak, the kernels' 32 bytes an edge and the answer's 28 bytes a node.
+    least = 1.03 * PEAK_BYTES + 32 * EDGES + 28 * NODES
+    assert least <= found.reserve_bytes < least + ALIGNMENT_BYTES
+    assert found.reserve_bytes % ALIGNMENT_BYTES == 0
+    assert estimator.output_bytes(NODES, EDGES) == 28 * NODES
+
+
+def test_the_breakdown_agrees_with_the_estimate(estimator):
+    found, parts = estimator.estimate(NODES, EDGES), estimator.describe(NODES, EDGES)
+    assert (parts.peak_bytes, parts.reserve_bytes) == (found.peak_bytes, found.reserve_bytes)
+    assert (parts.run_ns, parts.solo_ns) == (found.run_ns, found.solo_ns)
+    assert parts.input_bytes + parts.activation_bytes == parts.peak_bytes
+    assert parts.workspace_bytes == 32 * EDGES
+    assert parts.run_high_ns == pytest.approx(1.2 * RUN_NS)
+    assert parts.solo_high_ns - parts.solo_ns == parts.run_high_ns - parts.run_ns
+    assert parts.peak_where == "convs.1 (SAGEConv): aten::div"
+    assert estimator.describe(NODES, 0).peak_where == "convs.2 (SAGEConv): aten::add"
+    assert parts.warning == ""
+
+
+def test_an_empty_graph_still_takes_time(estimator):
+    found = estimator.estimate(0, 0)
+    assert found.peak_bytes == 64
+    assert found.run_ns == 1_000_000
+
+
+@given(st.integers(0, 10**6), st.integers(0, 10**7), st.integers(0, 10**5), st.integers(0, 10**6))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_estimates_never_decrease_with_size(worn, nodes, edges, more_nodes, more_edges):
+    small = worn.estimate(nodes, edges)
+    large = worn.estimate(nodes + more_nodes, edges + more_edges)
+    assert large.peak_bytes >= small.peak_bytes
+    assert large.reserve_bytes >= small.reserve_bytes
+    assert large.run_ns >= small.run_ns
+    assert large.solo_ns >= small.solo_ns
+
+
+def test_a_run_within_its_reserve_changes_nothing(estimator):
+    before = estimator.estimate(NODES, EDGES)
+    estimator.observe_run(NODES, EDGES, RUN_NS, int(1.02 * PEAK_BYTES))
+    assert estimator.estimate(NODES, EDGES) == before
+    assert estimator.underestimates == 0
+
+
+def test_an_overrun_raises_every_later_estimate_of_the_model(estimator):
+    smaller = estimator.estimate(NODES // 2, EDGES // 2)
+    measured = int(1.5 * PEAK_BYTES)
+    estimator.observe_run(NODES, EDGES, RUN_NS, measured)
+    assert estimator.underestimates == 1
+    after = estimator.estimate(NODES, EDGES)
+    assert measured <= after.peak_bytes <= measured + 2
+    assert after.reserve_bytes > 1.03 * measured
+    assert estimator.estimate(NODES // 2, EDGES // 2).peak_bytes > 1.49 * smaller.peak_bytes
+    estimator.observe_run(NODES, EDGES, RUN_NS, PEAK_BYTES // 2)
+    assert estimator.estimate(NODES, EDGES) == after
+
+
+def test_rounding_in_a_tiny_graph_is_no_overrun(estimator):
+    peak = estimator.estimate(3, 4).peak_bytes
+    estimator.observe_run(3, 4, 1_000_000, peak + 1024)
+    assert estimator.memory_scale == 1.0
+
+
+def test_a_run_twice_as_slow_from_now_on_is_believed_within_20(estimator):
+    rng = np.random.default_rng(0)
+    sizes = [(int(n), int(n * r)) for n, r in zip(*rng.uniform(2, 30, (2, 200)), strict=True)]
+    true = {s: estimator.estimate(*s).run_ns for s in sizes}
+    for size in sizes[:100]:
+        estimator.observe_run(*size, int(true[size] * math.exp(0.1 * rng.standard_normal())))
+    assert estimator.estimate(NODES, EDGES).run_ns == pytest.approx(RUN_NS, rel=0.15)
+    for size in sizes[100:120]:
+        estimator.observe_run(*size, int(2 * true[size] * math.exp(0.1 * rng.standard_normal())))
+    assert estimator.time_factor == pytest.approx(2, rel=0.2)
+    errors = [estimator.estimate(*size).run_ns / (2 * true[size]) - 1 for size in sizes]
+    assert np.median(np.abs(errors)) < 0.15
+
+
+def test_one_absurd_run_is_ignored(estimator):
+    for _ in range(30):
+        estimator.observe_run(NODES, EDGES, RUN_NS)
+    estimator.observe_run(NODES, EDGES, 100 * RUN_NS)
+    assert estimator.estimate(NODES, EDGES).run_ns == pytest.approx(RUN_NS, rel=0.05)
+
+
+def test_runs_beside_others_do_not_spoil_the_solo_estimate(estimator):
+    for _ in range(150):
+        estimator.observe_run(NODES, EDGES, RUN_NS)
+        estimator.observe_run(NODES, EDGES, int(1.4 * RUN_NS), co_runners=1)
+    assert estimator.estimate(NODES, EDGES).run_ns == pytest.approx(RUN_NS, rel=0.05)
+    assert estimator.run_ns(NODES, EDGES, co_runners=1) == pytest.approx(1.4 * RUN_NS, rel=0.08)
+
+
+def test_the_band_widens_with_what_is_seen(estimator):
+    rng = np.random.default_rng(0)
+    before = estimator.describe(NODES, EDGES).solo_high_ns
+    for _ in range(400):
+        estimator.observe_run(NODES, EDGES, int(RUN_NS * math.exp(0.5 * rng.standard_normal())))
+    assert estimator.describe(NODES, EDGES).solo_high_ns > 1.3 * before
+
+
+def test_overhead_is_calibrated_and_corrected(calibration):
+    overhead = Overhead()
+    estimator = ModelEstimator(calibration, overhead)
+    assert estimator.estimate(NODES, EDGES).solo_ns == RUN_NS
+    overhead.calibrate([(1024, 501_000)] * 4 + [(1024, 90_000_000)] + [(10_240, 510_000)] * 5)
+    assert overhead.base_ns == pytest.approx(500_000)
+    assert overhead.ns_per_kib == pytest.approx(1_000)
+    added = estimator.estimate(NODES, EDGES).solo_ns - RUN_NS
+    for _ in range(20):
+        estimator.observe_solo(NODES, EDGES, 2 * added)
+    assert estimator.estimate(NODES, EDGES).solo_ns - RUN_NS == pytest.approx(2 * added, rel=1e-3)
+
+
+def test_overhead_without_samples_stays_as_it_was():
+    overhead = Overhead(5, 6)
+    overhead.calibrate([])
+    assert (overhead.base_ns, overhead.ns_per_kib) == (5, 6)
+
+
+def test_a_curve_counts_where_it_is_higher(calibration):
+    memory = msgspec.structs.replace(
+        calibration.memory, curve=Curve(0, 0, 0, 4, 0, 0), warning="memory is a fitted bound"
+    )
+    curved = ModelEstimator(msgspec.structs.replace(calibration, memory=memory), Overhead())
+    assert curved.estimate(100_000, 10).peak_bytes == 4 * 10**10 + 128 * 10**5 + 160
+    flat = ModelEstimator(calibration, Overhead())
+    assert curved.estimate(100, 10**6).peak_bytes == flat.estimate(100, 10**6).peak_bytes
+    assert curved.describe(1, 1).warning == "memory is a fitted bound"
+
+
+def test_nonsense_is_refused(calibration):
+    with pytest.raises(ValueError, match=r"at least 1, got 0\.9"):
+        ModelEstimator(calibration, Overhead(), safety=0.9)
+    with pytest.raises(ValueError, match="negative"):
+        Overhead(-1, 0)
+
+
+def test_a_calibration_survives_json_and_msgpack(calibration):
+    assert msgspec.json.decode(msgspec.json.encode(calibration), type=Calibration) == calibration
+    assert (
+        msgspec.msgpack.decode(msgspec.msgpack.encode(calibration), type=Calibration) == calibration
+    )

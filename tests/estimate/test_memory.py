@@ -1,0 +1,152 @@
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from serve.estimate.calibration import Linear
+from serve.estimate.memory import (
+    Trace,
+    covers,
+    fit_curve,
+    fit_planes,
+    fit_workspace,
+    peak_at,
+    upper_hull,
+)
+
+SIZES = ((60, 150), (60, 600), (90, 150), (130, 900), (200, 400), (60, 40), (200, 120))
+
+coefficients = st.integers(0, 4096)
+planes = st.builds(Linear, coefficients, coefficients, st.integers(0, 10**6))
+graph_sizes = st.tuples(st.integers(0, 10**6), st.integers(0, 10**8))
+
+
+@st.composite
+def programs(draw):
+    """A forward pass: blocks of a·N + b·E + c bytes, each allocated once and freed once."""
+    blocks = draw(st.lists(st.tuples(coefficients, coefficients, st.integers(64, 999)), max_size=9))
+    order = draw(st.permutations([i for i in range(len(blocks)) for _ in range(2)]))
+    seen = set()
+    moves = []
+    for i in order:
+        moves.append((i, i not in seen))
+        seen.add(i)
+    return blocks, moves
+
+
+def run(program, nodes, edges, noise=lambda: 0):
+    blocks, moves = program
+    bytes_of = [a * nodes + b * edges + c + noise() for a, b, c in blocks]
+    return Trace(
+        nodes,
+        edges,
+        tuple(bytes_of[i] if grows else -bytes_of[i] for i, grows in moves),
+        tuple(f"layer{i}" for i, _ in moves),
+    )
+
+
+@given(st.lists(planes, min_size=1, max_size=12), graph_sizes)
+def test_the_hull_is_the_maximum_of_all_planes(planes, size):
+    hull = upper_hull(planes)
+    assert set(hull) <= set(planes)
+    assert peak_at(hull, *size) == pytest.approx(max(p.at(*size) for p in planes), rel=1e-8)
+
+
+@given(st.lists(planes, min_size=2, max_size=8))
+def test_every_plane_kept_is_needed_somewhere(planes):
+    hull = upper_hull(planes)
+    assume(len(hull) > 1)
+    rng = np.random.default_rng(0)
+    directions = rng.dirichlet([0.3, 0.3, 0.3], 20_000)
+    directions[:3] = np.eye(3)
+    heights = directions @ np.array([(p.nodes, p.edges, p.constant) for p in hull]).T
+    # Slivers may be missed by sampling: each plane must only come close to the top somewhere.
+    gap = (heights.max(axis=1, keepdims=True) - heights).min(axis=0)
+    assert (gap <= 0.02 * heights.max()).all()
+
+
+def test_planes_that_never_decide_are_dropped():
+    low, high = Linear(1, 1, 1), Linear(2, 2, 2)
+    # Below the mean of the two others everywhere, though below neither one everywhere.
+    between = Linear(4, 4, 0)
+    ends = Linear(10, 0, 1), Linear(0, 10, 1)
+    assert upper_hull([low, high]) == (high,)
+    assert set(upper_hull([*ends, between])) == set(ends)
+
+
+@given(programs(), st.tuples(st.integers(1, 10**5), st.integers(0, 10**6)))
+def test_the_peak_of_any_program_is_found_exactly(program, size):
+    hull, problem = fit_planes([run(program, *s) for s in SIZES])
+    assert problem == ""
+    exact = run(program, *size).peak_bytes
+    assert peak_at(hull, *size) == pytest.approx(exact, rel=1e-6, abs=2)
+
+
+@given(programs(), st.tuples(st.integers(1, 10**5), st.integers(0, 10**6)), st.integers(0, 99))
+def test_rounding_by_the_allocator_changes_little(program, size, seed):
+    rng = np.random.default_rng(seed)
+    traces = [run(program, *s, noise=lambda: int(rng.integers(0, 64))) for s in SIZES]
+    hull, problem = fit_planes(traces)
+    assert problem == ""
+    exact = run(program, *size).peak_bytes
+    assert peak_at(hull, *size) == pytest.approx(exact, rel=0.01, abs=20 * 64)
+
+
+@given(programs(), graph_sizes, st.integers(0, 10**4), st.integers(0, 10**5))
+def test_more_nodes_or_edges_never_need_less(program, size, more_nodes, more_edges):
+    hull, _ = fit_planes([run(program, *s) for s in SIZES])
+    least = peak_at(hull, *size)
+    assert peak_at(hull, size[0] + more_nodes, size[1] + more_edges) >= least
+
+
+def test_two_branches_are_fitted_each_by_itself():
+    dense = ([(100, 50, 64)], [(0, True), (0, False)])
+    sparse = ([(10, 90, 64), (5, 5, 64)], [(0, True), (1, True), (0, False), (1, False)])
+    sizes = [(n, r * n) for n in (50, 70, 90, 110) for r in (1, 2, 8, 9)]
+    # Seen on graphs of its own kind only, yet each holds everywhere it applies.
+    traces = [run(dense if e > 4 * n else sparse, n, e) for n, e in sizes]
+    hull, problem = fit_planes(traces)
+    assert problem == ""
+    assert len(hull) == 2
+    assert peak_at(hull, 10**4, 10**5) >= run(dense, 10**4, 10**5).peak_bytes
+
+
+def test_a_branch_seen_too_rarely_is_reported():
+    usual = ([(10, 10, 64)], [(0, True), (0, False)])
+    rare = ([(10, 90, 9999)], [(0, True), (0, False)])
+    traces = [run(usual, *s) for s in SIZES]
+    odd = run(rare, 300, 3000)
+    hull, problem = fit_planes([*traces, Trace(300, 3000, odd.sizes, ("other", "other"))])
+    assert "order of allocations" in problem
+    assert not covers(peak_at(hull, 300, 3000), odd.peak_bytes)
+
+
+def test_a_square_is_noticed_and_bounded():
+    def square(nodes, edges):
+        need = 4 * nodes * nodes + 16 * edges
+        return Trace(nodes, edges, (need, -need), ("scores", "scores"))
+
+    sizes = [(10 * n, 10 * e) for n, e in SIZES]
+    traces = [square(*s) for s in sizes]
+    _, problem = fit_planes(traces)
+    assert "not linear" in problem
+    curve = fit_curve([(t.num_nodes, t.num_edges, t.peak_bytes) for t in traces])
+    for nodes, edges in ((10**4, 10**5), (10**5, 10)):
+        ratio = curve.at(nodes, edges) / square(nodes, edges).peak_bytes
+        assert 1.0 <= ratio <= 1.2
+
+
+def test_a_workspace_covers_what_was_measured():
+    sizes = ((10_000, 10_000), (5_000, 20_000), (400, 24_000))
+    fitted = fit_workspace([(n, e, 32.0 * e + 8.0 * n) for n, e in sizes])
+    assert (fitted.nodes, fitted.edges) == (pytest.approx(8), pytest.approx(32))
+    uneven = [(10_000, 10_000, 1e6), (5_000, 20_000, 3e5), (400, 24_000, 9e5)]
+    fitted = fit_workspace(uneven)
+    assert all(fitted.at(n, e) >= 0.999 * beyond for n, e, beyond in uneven)
+    assert fit_workspace([(10, 10, -5000.0)]) == Linear(0.0, 0.0, 0.0)
+    assert fit_workspace([]) == Linear(0.0, 0.0, 0.0)
+
+
+def test_a_model_that_allocates_nothing_has_no_planes():
+    assert fit_planes([Trace(n, e, (), ()) for n, e in SIZES]) == ((), "")
+    assert peak_at((), 10, 10) == 0

@@ -1,0 +1,110 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serve.estimate.solve import nonnegative
+from serve.estimate.timing import Timed, fit_overhead, fit_time
+
+SIZES = tuple((2**k, r * 2**k) for r in (2, 10, 30) for k in range(4, 15))
+
+
+def samples(cost, noise=0.0, seed=0):
+    rng = np.random.default_rng(seed)
+    return [
+        Timed(n, e, tuple(int(cost(n, e) * x) for x in np.exp(noise * rng.standard_normal(5))))
+        for n, e in SIZES
+    ]
+
+
+def cached(nodes, edges):
+    """200 µs, then cheap edges, then edges that miss the caches."""
+    return 200_000 + 300 * nodes + 60 * edges + 200 * max(0, edges - 20_000)
+
+
+def test_a_planted_cost_is_recovered():
+    fit = fit_time(samples(lambda n, e: 250_000 + 400 * n + 120 * e))
+    assert fit.at(3_000, 45_000) == pytest.approx(250_000 + 400 * 3_000 + 120 * 45_000, rel=1e-3)
+    assert fit.constant_ns == pytest.approx(250_000, rel=0.02)
+    assert fit.error_median < 1e-3
+
+
+def test_a_bend_is_followed_where_it_was_not_measured():
+    fit = fit_time(samples(cached, noise=0.03))
+    rng = np.random.default_rng(1)
+    errors = []
+    for _ in range(200):
+        nodes = int(10 ** rng.uniform(1.3, 4))
+        edges = int(nodes * rng.uniform(2, 30))
+        errors.append(abs(fit.at(nodes, edges) / cached(nodes, edges) - 1))
+    assert np.median(errors) < 0.05
+    assert np.quantile(errors, 0.95) < 0.2
+
+
+def test_disturbed_measurements_do_not_move_the_fit():
+    clean = samples(cached, noise=0.02)
+    disturbed = [
+        Timed(s.num_nodes, s.num_edges, tuple(3 * ns for ns in s.runs_ns)) if i % 8 == 3 else s
+        for i, s in enumerate(clean)
+    ]
+    fit = fit_time(disturbed)
+    errors = [abs(fit.at(n, e) / cached(n, e) - 1) for n, e in SIZES]
+    assert np.median(errors) < 0.08
+
+
+def test_the_band_holds_what_it_says():
+    fit = fit_time(samples(cached, noise=0.2))
+    above = [ns > s_high for s, s_high in _bands(fit) for ns in s.runs_ns]
+    assert 0.02 < np.mean(above) < 0.09
+    assert fit.high_ratio > 1.2
+
+
+def _bands(fit):
+    return [
+        (s, fit.high_ratio * fit.at(s.num_nodes, s.num_edges)) for s in samples(cached, noise=0.2)
+    ]
+
+
+@given(
+    st.integers(0, 99),
+    st.integers(0, 10**6),
+    st.integers(0, 10**7),
+    st.integers(0, 10**5),
+    st.integers(0, 10**6),
+)
+def test_more_nodes_or_edges_never_take_less_time(seed, nodes, edges, more_nodes, more_edges):
+    fit = fits[seed % len(fits)]
+    assert fit.at(nodes + more_nodes, edges + more_edges) >= fit.at(nodes, edges) > 0
+
+
+#: Noise enough that an unconstrained fit would bend down.
+fits = [fit_time(samples(cached, noise=0.5, seed=seed)) for seed in range(8)]
+
+
+def test_too_few_samples_are_refused():
+    with pytest.raises(ValueError, match="at least 4 samples, got 2"):
+        fit_time(samples(cached)[:2])
+
+
+@given(st.integers(0, 10_000))
+def test_nonnegative_least_squares_meets_its_optimality_conditions(seed):
+    rng = np.random.default_rng(seed)
+    columns, target = rng.standard_normal((12, 5)), rng.standard_normal(12)
+    x = nonnegative(columns, target)
+    gradient = columns.T @ (target - columns @ x)
+    assert (x >= 0).all()
+    # Karush, Kuhn and Tucker: no coefficient can improve by moving where it may.
+    assert gradient[x > 0] == pytest.approx(0, abs=1e-7)
+    assert (gradient[x == 0] <= 1e-7).all()
+
+
+def test_nonnegative_least_squares_takes_equal_and_empty_columns():
+    columns = np.array([[1.0, 1.0, 0.0], [2.0, 2.0, 0.0], [3.0, 3.0, 0.0]])
+    target = np.array([2.0, 4.0, 6.0])
+    assert columns @ nonnegative(columns, target) == pytest.approx(target)
+
+
+def test_overhead_is_split_into_a_base_and_a_rate():
+    base_ns, ns_per_kib = fit_overhead([(10 << 10, 510_000.0), (1000 << 10, 1_500_000.0)])
+    assert base_ns == pytest.approx(500_000)
+    assert ns_per_kib == pytest.approx(1_000)
