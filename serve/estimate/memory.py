@@ -25,8 +25,6 @@ SLACK_BYTES = 8192
 SLACK_SHARE = 0.005
 #: What a curve fitted to peaks is raised by, since nothing explains it.
 _CURVE_MARGIN = 1.1
-#: Most that a workspace is raised by to cover all measurements; beyond, one was disturbed.
-_WORKSPACE_RAISE = 1.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +75,8 @@ def _fit_branch(members: Sequence[Trace], sizes: Floats) -> tuple[list[Linear], 
     live = np.cumsum(np.array([trace.sizes for trace in members], dtype=np.float64), axis=1)
     grows = [size > 0 for size in members[0].sizes] + [False]
     moments = [i for i in range(live.shape[1]) if grows[i] and not grows[i + 1]]
+    if not moments:
+        return [], True
     live = live[:, moments]
     planes = np.linalg.lstsq(sizes, live, rcond=None)[0]
     slack = np.maximum(SLACK_BYTES, SLACK_SHARE * live.max(axis=1))[:, None]
@@ -175,7 +175,7 @@ def fit_workspace(extra: Sequence[tuple[int, int, float]]) -> Linear:
     terms = np.stack([n, e], axis=1)
     per_node, per_edge = nonnegative(terms, beyond.clip(min=0.0))
     fitted = np.maximum(terms @ (per_node, per_edge), 1.0)
-    raise_by = min(_WORKSPACE_RAISE, max(1.0, float((beyond / fitted).max())))
+    raise_by = max(1.0, float((beyond / fitted).max()))
     return Linear(float(per_node) * raise_by, float(per_edge) * raise_by, 0.0)
 
 
