@@ -170,7 +170,7 @@ MALFORMED: dict[str, tuple[Edit, str]] = {
     "long id": (long_id, r"id: 300 characters"),
     "timeout a text": (parameter("timeout", string_param="1"), r"'timeout': string_param is given"),
     "timeout negative": (parameter("timeout", int64_param=-1), r"'timeout': -1 is not in \[0,"),
-    "target of nothing": (parameter("qos_target_us", int64_param=0), r"'qos_target_us': 0 is not"),
+    "target of nothing": (parameter("qos_target_us", int64_param=0), r"'qos_target_us': 0 is"),
     "tenant a number": (parameter("tenant", int64_param=1), r"'tenant': int64_param"),
     "graph alone": (
         parameter("graph", string_param="cora"),
@@ -271,35 +271,44 @@ def mutate_fields(request: Request, rng: random.Random) -> None:
 
 
 def mutate_bytes(message: bytes, rng: random.Random) -> bytes:
-    """Some bytes changed, cut out or put in; more often near the start, where the structure is."""
+    """Some bytes changed, or, less often, cut out or put in."""
     changed = bytearray(message)
-    for _ in range(rng.randrange(1, 6)):
-        at = int(len(changed) * rng.random() ** 3)
-        match rng.randrange(3):
+    for _ in range(rng.randrange(1, 4)):
+        # More often near the start, where the structure is.
+        at = int(len(changed) * rng.random() ** rng.choice((1, 3)))
+        match rng.randrange(6):
             case 0:
-                changed[at : at + 1] = rng.randbytes(1)
-            case 1:
                 del changed[at : at + rng.randrange(1, 50)]
-            case _:
+            case 1:
                 changed[at:at] = rng.randbytes(rng.randrange(1, 10))
+            case _:
+                changed[at : at + 1] = rng.randbytes(1)
     return bytes(changed)
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_any_request_is_answered_sensibly(server, call, seed):
     rng = random.Random(seed)
+    seen = set()
     for number in range(50):
         request = good_request()
-        for _ in range(rng.randrange(1, 4)):
+        for _ in range(rng.choice((0, 1, 1, 2)) if number % 2 else 1):
             mutate_fields(request, rng)
         message = request.SerializeToString()
         if number % 2:
             message = mutate_bytes(message, rng)
-        code = None
-        try:
-            call(message, timeout=PATIENCE_S)
-        except grpc.RpcError as error:
-            code = error.code()
-            assert error.details(), f"seed {seed}, {number}: {code} without a word"
-        assert code in SENSIBLE, f"seed {seed}, {number}: {code}"
+        code, words = answer_to(call, message)
+        assert code in SENSIBLE, f"seed {seed}, {number}: {code} {words}"
+        assert words
+        seen.add(code)
+    assert {None, INVALID} <= seen
     wait_for(lambda: metric(server, "gnnserve_memory_reserved_bytes") == 0, "an empty ledger")
+
+
+def answer_to(call, message: bytes) -> tuple[grpc.StatusCode | None, str]:
+    """The code, None for an answer, and the words that came with it."""
+    try:
+        call(message, timeout=PATIENCE_S)
+    except grpc.RpcError as error:
+        return error.code(), error.details()
+    return None, "answered"
