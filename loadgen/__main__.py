@@ -60,7 +60,7 @@ def load(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not tables.")] = False,
 ) -> None:
     """Send requests at random times, whether or not earlier ones are answered (open loop)."""
-    pool = PoolSpec(seed=seed, scale=scale, max_nodes=max_nodes, max_edges=max_edges)
+    pool = PoolSpec(scale=scale, max_nodes=max_nodes, max_edges=max_edges)
     options = LoadOptions(
         target=target,
         workload=workload,

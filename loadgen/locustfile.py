@@ -59,7 +59,7 @@ def _prepare(environment: Any, **_: Any) -> None:
         rho=None if given.trace else given.rho or None,
         duration_s=given.duration,
         seed=given.seed,
-        pool=PoolSpec(seed=given.seed, scale=given.scale, max_nodes=given.max_nodes),
+        pool=PoolSpec(scale=given.scale, max_nodes=given.max_nodes),
         data=Path(given.data) if given.data else None,
         trace=Path(given.trace) if given.trace else None,
     )
@@ -69,6 +69,7 @@ def _prepare(environment: Any, **_: Any) -> None:
         loop = OpenLoop(make_plan(options, target), target, options.timeout_s)
     except ServeError as error:
         _log.error("cannot start: %s", error)
+        environment.runner.log_exception("generator", f"cannot start: {error}", "")
         environment.process_exit_code = 2
         gevent.spawn(_finish, environment)
         return

@@ -55,6 +55,7 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     datasets: tuple[str, ...] = ("pubmed", "artist", "amazon", "reddit")
     count: Annotated[int, Meta(ge=1)] = 25
+    #: Apart from the trace's seed, so that runs of several seeds ask about the same graphs.
     seed: int = 0
     scale: Annotated[float, Meta(gt=0, le=1)] = 0.05
     min_nodes: Annotated[int, Meta(ge=1)] = 100
