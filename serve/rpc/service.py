@@ -21,7 +21,7 @@ from serve.rpc.flight import Flight
 from serve.rpc.gate import Gate
 from serve.rpc.statistics import Statistics
 from serve.rpc.stream import Stream
-from serve.runtime.api import Inference, ModelInfo
+from serve.runtime.api import Inference, ModelInfo, Ticket
 from serve.runtime.clock import now_ns
 from serve.wire import decode_request
 
@@ -107,20 +107,38 @@ class InferenceService:
         remaining_s: float,
     ) -> bytes:
         """Have one request answered; returns the serialized response."""
-        model = self._engine.model(request.model_name, request.model_version)
+        model, ticket = self._submit(request, raws, arrived_ns, remaining_s)
+        flight.take_off(ticket)
         try:
-            call = decode_call(request, raws, model, arrived_ns, remaining_s)
-            ticket = self._engine.submit(call)
-            flight.take_off(ticket)
-            try:
-                result = ticket.result()
-            finally:
-                flight.land()
+            result = ticket.result()
         except Exception:
             self._statistics.failed(model.name, model.version, now_ns() - arrived_ns)
             raise
+        finally:
+            flight.land()
         self._statistics.succeeded(result.record)
         return encode_answer(request.id, result)
+
+    def _submit(
+        self,
+        request: pb.ModelInferRequest,
+        raws: list[memoryview],
+        arrived_ns: int,
+        remaining_s: float,
+    ) -> tuple[ModelInfo, Ticket]:
+        """Check the request and hand it to the engine; a refusal is kept for the report."""
+        model = None
+        try:
+            model = self._engine.model(request.model_name, request.model_version)
+            call = decode_call(request, raws, model, arrived_ns, remaining_s)
+            return model, self._engine.submit(call)
+        except ServeError as error:
+            self._engine.refused(
+                request.model_name, request.model_version, request.id, arrived_ns, error
+            )
+            if model is not None:
+                self._statistics.failed(model.name, model.version, now_ns() - arrived_ns)
+            raise
 
     # -- health and metadata ------------------------------------------------------------------
 

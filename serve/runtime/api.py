@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from serve.errors import ServeError
 from serve.obs.record import RequestRecord
 
 
@@ -137,6 +138,12 @@ class Inference(Protocol):
 
         Every other end of the request comes from ``Ticket.result()``.
         """
+        ...
+
+    def refused(
+        self, model: str, version: str, client_id: str, arrived_ns: int, error: ServeError
+    ) -> None:
+        """Keep a record of a request that ended in `error` before or in ``submit``."""
         ...
 
     def models(self) -> tuple[ModelInfo, ...]:

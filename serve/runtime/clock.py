@@ -13,3 +13,13 @@ def now_ns() -> Nanos:
 def wall_ns() -> int:
     """Nanoseconds since the epoch, for records that people read."""
     return time.time_ns()
+
+
+#: Wall clock − monotonic clock at start. Fixed, so that records of one server never cross when
+#: the system's clock is corrected.
+_WALL_OFFSET_NS = time.time_ns() - time.monotonic_ns()
+
+
+def wall_of(monotonic_ns: int) -> int:
+    """The wall clock at a moment of the monotonic clock, ns since the epoch."""
+    return monotonic_ns + _WALL_OFFSET_NS

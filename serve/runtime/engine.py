@@ -57,7 +57,7 @@ from serve.runtime.device import Device
 from serve.runtime.messages import ModelFailed, ModelLoaded, TaskDone, TaskError
 from serve.runtime.overhead import PROBE_NODES, PROBE_REPEATS, probe_call
 from serve.runtime.pool import LaneDown, LanePool, LaneUp
-from serve.runtime.records import Scheduling
+from serve.runtime.records import Scheduling, refusal_record
 from serve.runtime.registry import ModelEntry, Registry
 from serve.runtime.shm import SharedPool
 from serve.runtime.staging import plan_layout
@@ -112,6 +112,7 @@ class Engine:
         self._lock = threading.Lock()
         self._tickets: dict[TaskId, RequestTicket] = {}
         self._task_ids = itertools.count(1)
+        self._refusals = itertools.count(1)
         self._boot_id = uuid.uuid4().hex[:8]
         self._armed_ns: int | None = None
         self._lanes_ready: set[LaneId] = set()
@@ -216,6 +217,16 @@ class Engine:
         if not self._serving:
             raise NotReady("the server is starting or has stopped")
         return self._submit(call)
+
+    def refused(
+        self, model: str, version: str, client_id: str, arrived_ns: int, error: ServeError
+    ) -> None:
+        """See ``api.Inference``."""
+        if isinstance(error, NotFound):
+            # Names that clients make up must not become labels of metrics.
+            model, version = "unknown", ""
+        uid = f"{self._boot_id}-r{next(self._refusals)}"
+        self._sink(refusal_record(uid, model, version, client_id, arrived_ns, error))
 
     def models(self) -> tuple[ModelInfo, ...]:
         """See ``api.Inference``."""

@@ -4,8 +4,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from serve.core.blame import violation_cause
-from serve.core.types import Cancelled, Completed, Expired, Failed, Outcome, Rejected
+from serve.core.types import Completed, Outcome
+from serve.errors import ServeError
 from serve.obs.record import RequestRecord
+from serve.runtime import clock
+from serve.runtime.outcomes import STATUS_NAMES, error_of, reason_of, refusal_reason
 
 if TYPE_CHECKING:
     from serve.runtime.ticket import RequestTicket
@@ -26,7 +29,7 @@ def build_record(
     """The record of a request answered at `answered_ns` on the scheduler's clock."""
     task = ticket.task
     call = ticket.call
-    status, reason, message = _ending(outcome)
+    error = None if isinstance(outcome, Completed) else error_of(outcome)
     facts: dict[str, object] = {
         "request_uid": ticket.request_uid,
         "client_id": call.client_id,
@@ -37,9 +40,9 @@ def build_record(
         "arrived_unix_ns": ticket.arrived_unix_ns,
         "num_nodes": task.num_nodes,
         "num_edges": task.num_edges,
-        "status": status,
-        "reason": reason,
-        "message": message,
+        "status": "OK" if error is None else STATUS_NAMES[error.code],
+        "reason": reason_of(outcome),
+        "message": "" if error is None else str(error),
         "policy": scheduling.policy,
         "discipline": scheduling.discipline,
         "executor": ticket.entry.executor,
@@ -80,25 +83,18 @@ def _run_facts(ticket: "RequestTicket", outcome: Completed, answered_ns: int) ->
     }
 
 
-_STATUS_OF_FAILURE = {
-    "invalid_input": "INVALID_ARGUMENT",
-    "model_error": "INTERNAL",
-    "out_of_memory": "RESOURCE_EXHAUSTED",
-    "lane_lost": "UNAVAILABLE",
-}
-
-
-def _ending(outcome: Outcome) -> tuple[str, str, str]:
-    """(status, reason, message) of the record."""
-    match outcome:
-        case Completed():
-            return "OK", "", ""
-        case Rejected(reason, message):
-            code = "UNAVAILABLE" if reason.value == "draining" else "RESOURCE_EXHAUSTED"
-            return code, reason.value, message
-        case Expired(stage):
-            return "DEADLINE_EXCEEDED", "deadline", f"while {stage}"
-        case Cancelled(stage):
-            return "CANCELLED", "cancelled", f"while {stage}"
-        case Failed(reason, message):
-            return _STATUS_OF_FAILURE[reason.value], reason.value, message
+def refusal_record(
+    uid: str, model: str, version: str, client_id: str, arrived_ns: int, error: ServeError
+) -> RequestRecord:
+    """The record of a request that was refused before it became a task."""
+    return RequestRecord(
+        request_uid=uid,
+        client_id=client_id,
+        model=model,
+        version=version,
+        arrived_unix_ns=clock.wall_of(arrived_ns),
+        status=STATUS_NAMES[error.code],
+        reason=refusal_reason(error),
+        message=str(error),
+        latency_ns=clock.now_ns() - arrived_ns,
+    )

@@ -11,31 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from serve.core.events import PrepareFailed, TaskPrepared
-from serve.core.types import (
-    Cancelled,
-    Completed,
-    Expired,
-    Failed,
-    FailReason,
-    Outcome,
-    Rejected,
-    RejectReason,
-    Task,
-)
-from serve.errors import (
-    DeadlineExceeded,
-    InvalidInput,
-    InvariantViolation,
-    ModelError,
-    NotReady,
-    QueueFull,
-    RequestCancelled,
-    ServeError,
-    TooBig,
-)
+from serve.core.types import Completed, FailReason, Outcome, Task
+from serve.errors import InvalidInput, InvariantViolation, QueueFull
 from serve.runtime import clock
 from serve.runtime.api import InferCall, InferResult
 from serve.runtime.messages import RunTask
+from serve.runtime.outcomes import error_of
 from serve.runtime.records import build_record
 from serve.runtime.shm import Block
 from serve.runtime.staging import Layout, Staged, stage, take_block
@@ -43,13 +24,6 @@ from serve.runtime.staging import Layout, Staged, stage, take_block
 if TYPE_CHECKING:
     from serve.runtime.engine import Engine
     from serve.runtime.registry import ModelEntry
-
-_FAILURES: dict[FailReason, type[ServeError]] = {
-    FailReason.INVALID_INPUT: InvalidInput,
-    FailReason.MODEL_ERROR: ModelError,
-    FailReason.OUT_OF_MEMORY: TooBig,
-    FailReason.LANE_LOST: NotReady,
-}
 
 
 class RequestTicket:
@@ -68,7 +42,7 @@ class RequestTicket:
         self.entry = entry
         self.task = task
         self.request_uid = request_uid
-        self.arrived_unix_ns = clock.wall_ns() - (clock.now_ns() - call.arrived_ns)
+        self.arrived_unix_ns = clock.wall_of(call.arrived_ns)
         #: Shape of the output, told by the lane with the end of the task.
         self.output_shape = (0, 0)
         self._engine = engine
@@ -92,7 +66,7 @@ class RequestTicket:
         record = build_record(self, outcome, clock.now_ns(), self._engine.scheduling)
         self._engine.finished(self, outcome, record)
         if output is None:
-            raise _error_of(outcome)
+            raise error_of(outcome)
         return InferResult(output, record)
 
     def cancel(self) -> None:
@@ -175,22 +149,3 @@ class RequestTicket:
             self._staged.output_offset_bytes, "float32", self.output_shape
         )
         return place.copy()
-
-
-def _error_of(outcome: Outcome) -> ServeError:
-    """The error a client gets for a task that has no result."""
-    match outcome:
-        case Rejected(RejectReason.TOO_BIG, message):
-            return TooBig(message)
-        case Rejected(RejectReason.QUEUE_FULL, message, retry_after_ns):
-            return QueueFull(message, retry_after_ns or 0)
-        case Rejected(_, message):
-            return NotReady(message)
-        case Expired(stage):
-            return DeadlineExceeded(f"the request's time limit passed while it was {stage}")
-        case Cancelled(stage):
-            return RequestCancelled(f"cancelled by the client while {stage}")
-        case Failed(reason, message):
-            return _FAILURES[reason](message)
-        case Completed():
-            return InvariantViolation("a completed task has no output")

@@ -30,7 +30,7 @@ def test_sizes(text, size_bytes):
 
 @pytest.mark.parametrize("text", ["", "GiB", "4 QiB", "-1 MB", "0", "4 GiB please"])
 def test_what_is_no_size_is_named(text):
-    with pytest.raises(ConfigError, match="device.memory_budget"):
+    with pytest.raises(ConfigError, match=r"device\.memory_budget"):
         parse_bytes(text, "device.memory_budget")
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from serve.errors import NotFound, NotReady, RequestCancelled
+from serve.errors import NotFound, NotReady, RequestCancelled, ServeError
 from serve.obs.record import RequestRecord
 from serve.rpc.facts import ServerFacts
 from serve.runtime.api import (
@@ -122,6 +122,8 @@ class FakeEngine:
         self.measured_bytes: int | None = 2048
         self.calls: list[InferCall] = []
         self.cancelled: list[InferCall] = []
+        #: (model, class of the error) of every request refused before it was a task.
+        self.refusals: list[tuple[str, str]] = []
         #: Client ids whose requests wait; `hold_all` holds every request.
         self.held: set[str] = set()
         self.hold_all = False
@@ -151,6 +153,11 @@ class FakeEngine:
             raise self.refuse_with
         self.calls.append(call)
         return FakeTicket(self, call, len(self.calls))
+
+    def refused(
+        self, model: str, version: str, client_id: str, arrived_ns: int, error: ServeError
+    ) -> None:
+        self.refusals.append((model, type(error).__name__))
 
     def models(self) -> tuple[ModelInfo, ...]:
         return tuple(self.infos.values())

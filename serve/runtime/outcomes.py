@@ -1,0 +1,90 @@
+"""How the end of a task is told: the error a client gets, the words the report keeps."""
+
+from serve.core.types import (
+    Cancelled,
+    Completed,
+    Expired,
+    Failed,
+    FailReason,
+    Outcome,
+    Rejected,
+    RejectReason,
+)
+from serve.errors import (
+    DeadlineExceeded,
+    ErrorCode,
+    InvalidInput,
+    InvariantViolation,
+    ModelError,
+    NotFound,
+    NotReady,
+    QueueFull,
+    RequestCancelled,
+    ServeError,
+    TooBig,
+)
+
+_FAILURES: dict[FailReason, type[ServeError]] = {
+    FailReason.INVALID_INPUT: InvalidInput,
+    FailReason.MODEL_ERROR: ModelError,
+    FailReason.OUT_OF_MEMORY: TooBig,
+    FailReason.LANE_LOST: NotReady,
+}
+
+#: Names of the wire's status codes, as the report keeps them.
+STATUS_NAMES: dict[ErrorCode, str] = {
+    ErrorCode.INVALID: "INVALID_ARGUMENT",
+    ErrorCode.NOT_FOUND: "NOT_FOUND",
+    ErrorCode.UNAVAILABLE: "UNAVAILABLE",
+    ErrorCode.EXHAUSTED: "RESOURCE_EXHAUSTED",
+    ErrorCode.DEADLINE: "DEADLINE_EXCEEDED",
+    ErrorCode.CANCELLED: "CANCELLED",
+    ErrorCode.UNIMPLEMENTED: "UNIMPLEMENTED",
+    ErrorCode.INTERNAL: "INTERNAL",
+}
+
+#: Reasons of requests refused before they became tasks, where the class says more than the code.
+_REFUSALS: dict[type[ServeError], str] = {
+    InvalidInput: FailReason.INVALID_INPUT.value,
+    NotFound: "not_found",
+    NotReady: "not_ready",
+}
+
+
+def error_of(outcome: Outcome) -> ServeError:
+    """The error a client gets for a task that has no result."""
+    match outcome:
+        case Rejected(RejectReason.TOO_BIG, message):
+            return TooBig(message)
+        case Rejected(RejectReason.QUEUE_FULL, message, retry_after_ns):
+            return QueueFull(message, retry_after_ns or 0)
+        case Rejected(_, message):
+            return NotReady(message)
+        case Expired(stage):
+            return DeadlineExceeded(f"the request's time limit passed while it was {stage}")
+        case Cancelled(stage):
+            return RequestCancelled(f"cancelled by the client while {stage}")
+        case Failed(reason, message):
+            return _FAILURES[reason](message)
+        case Completed():
+            return InvariantViolation("a completed task has no output")
+
+
+def reason_of(outcome: Outcome) -> str:
+    """One word for the report; empty for a task that completed."""
+    match outcome:
+        case Completed():
+            return ""
+        case Rejected(reject, _):
+            return str(reject.value)
+        case Failed(fail, _):
+            return str(fail.value)
+        case Expired():
+            return "deadline"
+        case Cancelled():
+            return "cancelled"
+
+
+def refusal_reason(error: ServeError) -> str:
+    """One word for the report, for a request refused before it became a task."""
+    return _REFUSALS.get(type(error), error.code.value)
