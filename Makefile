@@ -16,7 +16,7 @@ MAKEFLAGS += --no-print-directory
 TORCH_PIN := $(shell sed -n 's/^torch==//p' constraints.txt)
 BIN := .venv/bin
 PY := $(BIN)/python
-PIP := $(PY) -m pip --disable-pip-version-check --quiet
+PIP := $(PY) -m pip --disable-pip-version-check -qq
 # Stamps hold nothing but the hash in their names: file contents never reach a shell.
 TOOLS_KEY := $(shell { cat constraints.txt; echo '$(TORCH)'; } | sha256sum | cut -c1-16)
 PACKAGE_KEY := $(shell { find csrc -type f | sort | xargs cat pyproject.toml; \
