@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import sqlite3
 import time
 import urllib.error
@@ -18,7 +19,9 @@ import torch
 
 from serve.models.loader import LoadedModel, load_model
 from serve.models.repository import find
+from serve.models.writer import write_model
 from serve.wire import INFER_METHOD, Response, decode_response, encode_request
+from tests.e2e import mischief
 from tests.harness import ROOT, ServerProcess
 
 MODELS = ("gcn", "sage", "gin", "gat")
@@ -180,3 +183,37 @@ def shared_memory_names() -> set[str]:
     """Named shared memory on this machine."""
     folder = Path("/dev/shm")
     return set(os.listdir(folder)) if folder.is_dir() else set()
+
+
+# -- a model that misbehaves on demand --------------------------------------------------------
+
+
+class Troubled:
+    """A repository with the model `mischief` (see ``mischief``) and copies of shipped models."""
+
+    def __init__(self, folder: Path, *shipped: str) -> None:
+        self.root = folder / "models"
+        for name in shipped:
+            shutil.copytree(REPOSITORY / name, self.root / name)
+        torch.manual_seed(0)
+        self.module = mischief.build()
+        self.folder = write_model(
+            self.root, "mischief", self.module, factory="./model.py:build", args={}
+        )
+        shutil.copy(mischief.__file__, self.folder / "model.py")
+
+    @staticmethod
+    def graph(word: float = 0.0, num_nodes: int = 3) -> Graph:
+        """A graph that says `word`; seconds to run for are `mischief.SLEEP` + seconds."""
+        x = np.random.default_rng(num_nodes).standard_normal((num_nodes, 4), dtype=np.float32)
+        x[0, 0] = word
+        return Graph(x, np.zeros((2, 0), np.int64))
+
+    def expected(self, graph: Graph) -> np.ndarray:
+        with torch.inference_mode():
+            return self.module.linear(torch.from_numpy(graph.x)).numpy()
+
+    def running(self) -> set[int]:
+        """Processes that run for as long as they were told to, those killed meanwhile left out."""
+        pids = {int(path.suffix[1:]) for path in self.folder.glob("running.*")}
+        return {pid for pid in pids if is_running(pid)}
