@@ -138,7 +138,7 @@ class Application:
 
 def device_of(config: Config) -> Device:
     """The device of the configuration, with lanes to spare where tasks are suspended."""
-    suspends = getattr(get_discipline(config.scheduling.discipline), "suspends", False)
+    suspends = get_discipline(config.scheduling.discipline).suspends
     return find_device(config.device, spare_lanes=suspends)
 
 

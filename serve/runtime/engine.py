@@ -20,6 +20,8 @@ from serve.core.commands import (
     LaunchTask,
     PrepareTask,
     ReleaseTask,
+    ResumeTask,
+    SuspendTask,
 )
 from serve.core.events import (
     BudgetChanged,
@@ -396,7 +398,11 @@ class Engine:
                 ticket.command_prepare()
             case LaunchTask(_, lane_id):
                 limit_ns = max(_RUN_LIMIT_LEAST_NS, _RUN_LIMIT_FACTOR * ticket.task.estimate.run_ns)
-                self._pool.send(lane_id, ticket.run_message(), limit_ns)
+                self._pool.launch(lane_id, ticket.run_message(), limit_ns)
+            case SuspendTask(_, lane_id):
+                self._pool.suspend(lane_id)
+            case ResumeTask(_, lane_id):
+                self._pool.resume(lane_id)
             case AnswerTask(_, outcome):
                 if isinstance(outcome, Completed):
                     self._learn(ticket, outcome)
@@ -410,7 +416,7 @@ class Engine:
         ticket.entry.estimator.observe_run(
             task.num_nodes,
             task.num_edges,
-            usage.run_ns,
+            usage.run_ns - outcome.timeline.suspended_ns,
             usage.peak_bytes,
             outcome.placement.co_runners,
         )
@@ -443,16 +449,18 @@ class Engine:
     def _hear(self, lane_id: LaneId, said: object) -> None:
         match said:
             case TaskDone(task_id, rows, columns, run_ns, peak_bytes):
-                self._pool.clear_limit(lane_id)
                 with self._lock:
+                    self._pool.ended(lane_id)
                     ticket = self._tickets[TaskId(task_id)]
                     ticket.output_shape = (rows, columns)
                     peak = None if peak_bytes is None else Bytes(peak_bytes + ticket.staged_bytes)
                     usage = Usage(Nanos(run_ns), peak)
                     self._carry_out(TaskFinished(TaskId(task_id), lane_id, usage))
             case TaskError(task_id, reason, message):
-                self._pool.clear_limit(lane_id)
-                self.handle(TaskFailed(TaskId(task_id), lane_id, FailReason(reason), message))
+                with self._lock:
+                    self._pool.ended(lane_id)
+                    failed = TaskFailed(TaskId(task_id), lane_id, FailReason(reason), message)
+                    self._carry_out(failed)
             case ModelLoaded(key):
                 if self._registry.lane_answered(lane_id, key):
                     self._lane_ready(lane_id)

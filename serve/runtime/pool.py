@@ -5,15 +5,17 @@ Only the engine's own thread calls `poll`; `send` may be called from any thread.
 """
 
 import atexit
+import contextlib
 import logging
 import multiprocessing
 import os
 import selectors
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import DupFd
@@ -24,7 +26,7 @@ from serve.core.types import LaneId
 from serve.errors import NotReady
 from serve.runtime import clock, messages
 from serve.runtime.entry import LaneSetup, PassedFile, run_lane
-from serve.runtime.messages import MAX_PACKET_BYTES, FromLane, Message, Stop
+from serve.runtime.messages import MAX_PACKET_BYTES, FromLane, Message, RunTask, Stop
 from serve.runtime.shm import SharedPool
 
 _log = logging.getLogger(__name__)
@@ -72,7 +74,13 @@ class _Lane:
     restart_at_ns: int | None = None
     restarts: int = 0
     #: When the task it runs must have ended, else the lane is taken for hung.
-    kill_at_ns: int | None = field(default=None)
+    kill_at_ns: int | None = None
+    #: While it is suspended: what is left of that time.
+    left_ns: int | None = None
+    #: Core its process is pinned to, and whether it executes there now.
+    core: int = -1
+    executes: bool = False
+    stopped: bool = False
 
 
 class LanePool:
@@ -86,6 +94,7 @@ class LanePool:
         self._lanes = {
             LaneId(index): _Lane(LaneId(index), cores) for index, cores in enumerate(lane_cores)
         }
+        self._cores = sorted({core for cores in lane_cores for core in cores})
         self._selector = selectors.DefaultSelector()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector.register(self._wake_fd, selectors.EVENT_READ, None)
@@ -116,14 +125,9 @@ class LanePool:
         for lane in self._lanes.values():
             self._adopt(lane, *self._spawn(f"lane {lane.lane_id}", lane.cores))
 
-    def send(self, lane_id: LaneId, message: Message, limit_ns: int | None = None) -> None:
-        """Send to a lane; a lane that is gone is noticed by `poll`, so nothing is raised.
-
-        With `limit_ns` the lane is killed unless `clear_limit` is called within that time.
-        """
-        lane = self._lanes[lane_id]
-        lane.kill_at_ns = None if limit_ns is None else clock.now_ns() + limit_ns
-        channel = lane.channel
+    def send(self, lane_id: LaneId, message: Message) -> None:
+        """Send to a lane; a lane that is gone is noticed by `poll`, so nothing is raised."""
+        channel = self._lanes[lane_id].channel
         if channel is None:
             return
         try:
@@ -131,9 +135,56 @@ class LanePool:
         except OSError as error:
             _log.warning("lane %d: cannot be reached: %s", lane_id, error)
 
-    def clear_limit(self, lane_id: LaneId) -> None:
-        """The lane answered in time."""
-        self._lanes[lane_id].kill_at_ns = None
+    def launch(self, lane_id: LaneId, task: RunTask, limit_ns: int) -> None:
+        """Have an idle lane run a task on a core of its own; it is killed after `limit_ns`."""
+        lane = self._lanes[lane_id]
+        self._take_core(lane)
+        lane.kill_at_ns = clock.now_ns() + limit_ns
+        self.send(lane_id, task)
+
+    def suspend(self, lane_id: LaneId) -> None:
+        """Stop the lane's process where it is; its core is free."""
+        lane = self._lanes[lane_id]
+        lane.stopped, lane.executes = True, False
+        if lane.kill_at_ns is not None:
+            lane.left_ns, lane.kill_at_ns = lane.kill_at_ns - clock.now_ns(), None
+        _signal(lane, signal.SIGSTOP)
+
+    def resume(self, lane_id: LaneId) -> None:
+        """Let the lane's process go on, on a core of its own."""
+        lane = self._lanes[lane_id]
+        self._take_core(lane)
+        if lane.left_ns is not None:
+            lane.kill_at_ns, lane.left_ns = clock.now_ns() + lane.left_ns, None
+        self._continue(lane)
+
+    def ended(self, lane_id: LaneId) -> None:
+        """The lane's task ended; the lane is idle, and runs if it was stopped just then."""
+        lane = self._lanes[lane_id]
+        lane.kill_at_ns = lane.left_ns = None
+        lane.executes = False
+        self._continue(lane)
+
+    def _continue(self, lane: _Lane) -> None:
+        if lane.stopped:
+            lane.stopped = False
+            _signal(lane, signal.SIGCONT)
+
+    def _take_core(self, lane: _Lane) -> None:
+        """Pin the lane to a core on which no other lane executes: its own, if that is one.
+
+        There are more lanes than cores when tasks are suspended, so lanes cannot own cores.
+        """
+        taken = {other.core for other in self._lanes.values() if other.executes}
+        lane.executes = True
+        if lane.core not in taken:
+            return
+        free = next((core for core in self._cores if core not in taken), None)
+        if free is None or lane.process is None or lane.process.pid is None:
+            return
+        lane.core = free
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(lane.process.pid, (free,))
 
     def wake(self) -> None:
         """Make a waiting `poll` return. Any thread."""
@@ -183,7 +234,8 @@ class LanePool:
         self._selector.unregister(lane.channel)
         lane.channel.close()
         lane.channel = None
-        lane.kill_at_ns = None
+        lane.kill_at_ns = lane.left_ns = None
+        lane.executes = lane.stopped = False
         reason = _reap(lane.process)
         lane.process = None
         now = clock.now_ns()
@@ -236,6 +288,7 @@ class LanePool:
 
     def _adopt(self, lane: _Lane, process: BaseProcess, channel: socket.socket) -> None:
         lane.process, lane.channel, lane.started_ns = process, channel, clock.now_ns()
+        lane.core = lane.cores[0]
         self._selector.register(channel, selectors.EVENT_READ, lane.lane_id)
 
     def _spawn(self, name: str, cores: tuple[int, ...]) -> tuple[BaseProcess, socket.socket]:
@@ -281,6 +334,7 @@ class LanePool:
         atexit.unregister(self._kill)
         for lane in self._lanes.values():
             lane.restart_at_ns = None
+            self._continue(lane)
             self.send(lane.lane_id, Stop())
         for lane in self._lanes.values():
             if lane.process is not None:
@@ -361,6 +415,13 @@ def _lane_environment() -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+def _signal(lane: _Lane, number: signal.Signals) -> None:
+    """Send a signal; a process that is gone is noticed by `poll`."""
+    if lane.process is not None and lane.process.pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(lane.process.pid, number)
 
 
 def _reap(process: BaseProcess) -> str:

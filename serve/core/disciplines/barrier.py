@@ -16,6 +16,7 @@ class Barrier:
 
     name = "barrier"
     holds_groups = True
+    suspends = False
 
     def could_start(self, board: Board) -> bool:
         """When no group is under way and a lane is idle."""

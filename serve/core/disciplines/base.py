@@ -49,6 +49,8 @@ class Discipline(Protocol):
     name: str
     #: A started group stays until all of it has ended, and nothing else starts meanwhile.
     holds_groups: bool
+    #: Tasks are suspended, so it wants more lanes than execute at once.
+    suspends: bool
 
     def could_start(self, board: Board) -> bool:
         """Whether a task planned now, at the front, could be launched at once."""

@@ -26,6 +26,7 @@ class Preemptive:
 
     name = "preemptive"
     holds_groups = False
+    suspends = True
 
     def could_start(self, board: Board) -> bool:
         """When a lane is idle: a task urgent enough gets a slot there."""

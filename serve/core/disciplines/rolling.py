@@ -12,6 +12,7 @@ class Rolling:
 
     name = "rolling"
     holds_groups = False
+    suspends = False
 
     def could_start(self, board: Board) -> bool:
         """When a lane is idle."""
