@@ -1,5 +1,6 @@
 """What a simulation says about a policy: the report's own figures, from the same quantities."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ def quantile(ordered: Sequence[float], share: float) -> float:
     """The smallest value that at least `share` of the ascending values do not exceed."""
     if not ordered:
         return 0.0
-    return ordered[min(len(ordered) - 1, max(0, -(-int(share * 1e6) * len(ordered) // 10**6) - 1))]
+    return ordered[max(0, math.ceil(round(share * len(ordered), 9)) - 1)]
 
 
 def summarize(answered: Sequence[Answered]) -> SimReport:

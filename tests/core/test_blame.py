@@ -1,0 +1,53 @@
+import pytest
+
+from serve.core.blame import CAUSES, violation_cause
+from serve.core.types import Completed, GroupId, LaneId, Nanos, Placement, Timeline
+from tests.builders import MS, US, task, usage
+
+#: run 10 ms, prepare and answer 1 ms, target 22 ms.
+TASK = task(0, run_ns=10 * MS, prepare_ns=MS, arrived_ns=5 * MS)
+
+
+def ending(queue=0, exposed=0, run=10 * MS, backlog=0, co_runners=0, suspended=0):
+    launched = TASK.arrived_ns + queue + exposed
+    timeline = Timeline(
+        arrived_ns=TASK.arrived_ns,
+        prepare_started_ns=Nanos(TASK.arrived_ns + queue),
+        prepared_ns=Nanos(launched),
+        launched_ns=Nanos(launched),
+        finished_ns=Nanos(launched + run),
+        prepare_exposed_ns=Nanos(exposed),
+        backlog_ns=Nanos(backlog),
+        suspended_ns=Nanos(suspended),
+    )
+    placement = Placement(LaneId(0), GroupId(0), 1, co_runners, 1)
+    return Completed(timeline, placement, usage(run))
+
+
+@pytest.mark.parametrize(
+    ("facts", "answer", "cause"),
+    [
+        ({}, 0, None),
+        ({"queue": 12 * MS}, 0, None),  # to the nanosecond in time
+        ({"queue": 13 * MS}, 0, "queue"),
+        ({"queue": 13 * MS, "backlog": 11 * MS}, 0, "queue"),
+        ({"queue": 13 * MS, "backlog": 11 * MS + 1}, 0, "overload"),
+        ({"exposed": 13 * MS}, 0, "prepare"),
+        ({}, 13 * MS, "prepare"),
+        ({"run": 23 * MS}, 0, "estimate"),
+        ({"run": 23 * MS, "co_runners": 1}, 0, "interference"),
+        ({"run": 23 * MS, "suspended": 9 * MS}, 0, "interference"),
+        ({"queue": 7 * MS, "run": 16 * MS}, 0, "queue"),
+        ({"queue": 6 * MS, "run": 17 * MS}, 0, "estimate"),
+    ],
+)
+def test_the_largest_excess_is_blamed(facts, answer, cause):
+    outcome = ending(**facts)
+    assert violation_cause(TASK, outcome, outcome.timeline.finished_ns + answer) == cause
+    assert cause is None or cause in CAUSES
+
+
+def test_a_target_below_the_solo_time_is_the_estimates_doing():
+    hurried = task(0, run_ns=10 * MS, prepare_ns=MS, arrived_ns=5 * MS, target_ns=3 * MS)
+    outcome = ending(run=9 * MS)
+    assert violation_cause(hurried, outcome, outcome.timeline.finished_ns + US) == "estimate"
