@@ -11,6 +11,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 import serve
 from serve.config import Config
 from serve.core.disciplines import get_discipline
@@ -19,8 +21,8 @@ from serve.models.cache import CalibrationCache
 from serve.models.repository import BrokenModel, scan
 from serve.obs.http import HttpPort
 from serve.obs.metrics import Metrics
+from serve.obs.offline import make_report
 from serve.obs.record import ServerRun
-from serve.obs.report import load_report, report_dict
 from serve.obs.sink import RecordSink
 from serve.obs.store import RecordStore
 from serve.rpc.facts import ServerFacts
@@ -83,7 +85,7 @@ class Application:
             self._rpc = Server(
                 self._engine,
                 lambda: self._facts(run),
-                lambda since_s: report_dict(load_report(database, since_s or None)),
+                lambda since_s: msgspec.json.decode(make_report(database, "json", since_s)),
                 host=server.host,
                 port=server.grpc_port,
                 max_message_bytes=server.max_message_bytes,

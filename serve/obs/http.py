@@ -11,26 +11,25 @@
 
 import errno
 import logging
-import os
 import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socketserver import TCPServer
-from threading import Lock, Thread
+from threading import Thread
+from typing import Literal
 from urllib.parse import parse_qs, urlsplit
 
-from serve.errors import ConfigError
+from serve.errors import ConfigError, DeadlineExceeded, NotReady
 from serve.obs.duration import parse_duration
 from serve.obs.metrics import CONTENT_TYPE as METRICS_TYPE
+from serve.obs.offline import make_report
 
 _log = logging.getLogger(__name__)
 
-_REPORT_TIMEOUT_S = 60.0
-_REPORT_TYPES = {
+_REPORT_TYPES: dict[str, tuple[Literal["html", "json"], str]] = {
     "/report": ("html", "text/html; charset=utf-8"),
     "/report.json": ("json", "application/json"),
 }
@@ -55,7 +54,6 @@ class HttpPort:
         self._ready = ready
         self._metrics = metrics
         self._database = database
-        self._one_report = Lock()
         try:
             self._server = _Server((host, port), _handler(self._answer))
         except (OSError, OverflowError) as error:
@@ -92,32 +90,16 @@ class HttpPort:
         known = "/v2/health/live /v2/health/ready /metrics /report /report.json"
         return _text(HTTPStatus.NOT_FOUND, f"nothing at {url.path}; there is {known}")
 
-    def _report(self, form: str, content_type: str, since: str) -> Answer:
-        """The report from a process of its own.
-
-        NOTE: made here, a report over many rows would compete for the interpreter lock with the
-        threads that answer requests, for most of a second, and make some of them late.
-        """
+    def _report(self, form: Literal["html", "json"], content_type: str, since: str) -> Answer:
         try:
             since_s = parse_duration(since) if since else 0.0
+            return HTTPStatus.OK, content_type, make_report(self._database, form, since_s)
         except ConfigError as error:
             return _text(HTTPStatus.BAD_REQUEST, str(error))
-        command = [sys.executable, "-m", "serve.obs.offline", str(self._database), form]
-        path = os.pathsep.join(entry for entry in sys.path if entry)
-        with self._one_report:
-            try:
-                made = subprocess.run(
-                    [*command, str(since_s)],
-                    capture_output=True,
-                    check=False,
-                    timeout=_REPORT_TIMEOUT_S,
-                    env=os.environ | {"PYTHONPATH": path},
-                )
-            except subprocess.TimeoutExpired:
-                return _text(HTTPStatus.GATEWAY_TIMEOUT, "the report took too long; use ?since=10m")
-        if made.returncode != 0:
-            return _text(HTTPStatus.INTERNAL_SERVER_ERROR, made.stderr.decode().strip())
-        return HTTPStatus.OK, content_type, made.stdout
+        except DeadlineExceeded as error:
+            return _text(HTTPStatus.GATEWAY_TIMEOUT, str(error))
+        except NotReady as error:
+            return _text(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
 
 
 class _Server(ThreadingHTTPServer):
