@@ -6,6 +6,7 @@ lanes and their fork server must live until what was accepted is answered.
 
 import signal
 
+from serve.models import zoo as zoo
 from serve.runtime import lane as lane
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

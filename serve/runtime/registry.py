@@ -21,7 +21,8 @@ from serve.models.cache import CalibrationCache
 from serve.models.facts import Signature
 from serve.models.repository import BrokenModel, ModelSpec, content_hash, find, scan
 from serve.runtime.api import ModelInfo, TensorSpec
-from serve.runtime.messages import LoadModel, ModelFailed, ModelProbed, ProbeModel, Progress
+from serve.runtime.messages import LoadModel, ModelFailed, ModelProbed, ProbeModel
+from serve.runtime.messages import Progress as ProbeProgress
 from serve.runtime.messages import UnloadModel as UnloadFromLane
 from serve.runtime.overhead import ASSUMED
 from serve.runtime.pool import LanePool
@@ -32,6 +33,9 @@ _CALIBRATION_BUDGET_S = 6.0
 _PROBE_TIMEOUT_S = 180.0
 _LOAD_TIMEOUT_S = 120.0
 _DRAIN_TIMEOUT_S = 60.0
+
+#: Told what is being done, and how much of it is done, 0 to 1.
+Progress = Callable[[str, float], None]
 
 _INPUT_SPECS = {
     "x": ("FP32", (-1, -1)),
@@ -80,7 +84,9 @@ class Registry:
         self._qos_factor = qos_factor
         self._budget_bytes = budget_bytes
         self._budget_changed = budget_changed
-        self._entries: dict[str, ModelEntry] = {}
+        #: Everything served, by name and version; and the newest of each name.
+        self._entries: dict[tuple[str, int], ModelEntry] = {}
+        self._newest: dict[str, ModelEntry] = {}
         #: Models being loaded or let go, and why those that are not served are not.
         self._states: dict[str, tuple[str, str]] = {}
         self._load_lock = threading.Lock()
@@ -110,45 +116,58 @@ class Registry:
         return entry.spec.qos_factor or self._qos_factor
 
     def get(self, name: str, version: str = "") -> ModelEntry:
-        """The served model; raises NotFound or NotReady."""
-        entry = self._entries.get(name)
-        if entry is not None and version in ("", str(entry.spec.version)):
-            return entry
+        """The served model, the newest version unless given; raises NotFound or NotReady."""
+        entry = self._newest.get(name)
+        if entry is not None and version not in ("", str(entry.spec.version)):
+            entry = self._entries.get((name, int(version))) if version.isdecimal() else None
         if entry is not None:
-            find(self._root, name, version)
-            raise NotReady(f"model '{name}' version {version} is not loaded")
+            return entry
         state, reason = self._states.get(name, ("", ""))
         if not state:
             find(self._root, name, version)
             state, reason = "UNAVAILABLE", "not loaded"
-        raise NotReady(f"model '{name}' is {state}" + (f": {reason}" if reason else ""))
+        wanted = f"version {version} of model '{name}'" if version else f"model '{name}'"
+        raise NotReady(f"{wanted} is {state}" + (f": {reason}" if reason else ""))
 
-    def load(self, name: str, progress: Callable[[str, float], None] | None = None) -> ModelEntry:
-        """Serve the newest version of `name` as it is on disk now.
+    def load(self, name: str, progress: Progress | None = None) -> ModelEntry:
+        """Serve every version of `name` as it is on disk now; returns the newest.
 
-        Does nothing when just that is served. Otherwise the new one is loaded beside the old
-        one, takes over, and the old one is let go once its requests are answered.
+        Does nothing for a version that is served as it is. A changed one is loaded beside the
+        old one, takes over, and the old one is let go once its requests are answered, as are
+        versions that are gone.
         """
         with self._load_lock:
             try:
                 return self._load(name, progress or (lambda step, fraction: None))
             except ServeError as error:
-                if name not in self._entries:
+                if name not in self._newest:
                     self._states[name] = ("UNAVAILABLE", str(error))
                 raise
 
-    def _load(self, name: str, progress: Callable[[str, float], None]) -> ModelEntry:
+    def _load(self, name: str, progress: Progress) -> ModelEntry:
         try:
-            spec = find(self._root, name)
+            newest = find(self._root, name)
         except NotFound:
             self._states.pop(name, None)
             raise
+        self._states[name] = ("LOADING", "")
+        versions = set()
+        for found in scan(self._root):
+            if found.name == name and isinstance(found, ModelSpec):
+                self._load_version(found, progress)
+                versions.add(found.version)
+        self._newest[name] = self._entries[name, newest.version]
+        self._states.pop(name, None)
+        for key in [key for key in self._entries if key[0] == name and key[1] not in versions]:
+            self._let_go(self._entries.pop(key))
+        return self._newest[name]
+
+    def _load_version(self, spec: ModelSpec, progress: Progress) -> None:
         digest = content_hash(spec)
-        old = self._entries.get(name)
+        old = self._entries.get((spec.name, spec.version))
         key = f"{spec.key}@{digest[:12]}"
         if old is not None and old.key == key:
-            return old
-        self._states[name] = ("LOADING", "")
+            return
         needed_bytes = self.weights_bytes + spec.weights_bytes
         if needed_bytes > self._budget_bytes:
             raise NotReady(
@@ -167,38 +186,39 @@ class Registry:
         entry = ModelEntry(
             spec, key, signature, ModelEstimator(calibration, self.overhead), calibration.executor
         )
-        self._entries[name] = entry
-        self._states.pop(name, None)
-        _log.info("model %s: serving version %d", name, spec.version)
+        self._entries[spec.name, spec.version] = entry
         if old is not None:
+            if self._newest[spec.name] is old:
+                self._newest[spec.name] = entry
             self._let_go(old)
-        return entry
+        _log.info("model %s: serving version %d", spec.name, spec.version)
 
     def unload(self, name: str) -> None:
         """Stop serving `name`; returns when its accepted requests are answered."""
         with self._load_lock:
-            entry = self._entries.pop(name, None)
-            if entry is None:
+            if self._newest.pop(name, None) is None:
                 find(self._root, name)
                 return
             self._states[name] = ("UNLOADING", "")
-            self._let_go(entry)
+            for key in [key for key in self._entries if key[0] == name]:
+                self._let_go(self._entries.pop(key))
             self._states[name] = ("UNAVAILABLE", "unloaded")
 
     def infos(self) -> tuple[ModelInfo, ...]:
         """Every model and version of the repository, served or not."""
         rows = []
         for found in scan(self._root):
-            entry = self._entries.get(found.name)
             version = "" if found.version is None else str(found.version)
-            if entry is not None and found.version == entry.spec.version:
+            entry = (
+                None if found.version is None else self._entries.get((found.name, found.version))
+            )
+            if entry is not None:
                 rows.append(self.info(entry))
             elif isinstance(found, BrokenModel):
                 rows.append(ModelInfo(found.name, version, "UNAVAILABLE", found.reason))
             else:
-                newer = "" if entry is None else f"version {entry.spec.version} is served"
-                state, reason = self._states.get(found.name, ("UNAVAILABLE", newer or "not loaded"))
-                rows.append(ModelInfo(found.name, version, state, newer or reason))
+                state, reason = self._states.get(found.name, ("UNAVAILABLE", "not loaded"))
+                rows.append(ModelInfo(found.name, version, state, reason))
         return tuple(rows)
 
     def info(self, entry: ModelEntry) -> ModelInfo:
@@ -285,7 +305,7 @@ class Registry:
             raise NotReady(f"model {message.spec.key} did not load within {_LOAD_TIMEOUT_S:g} s")
 
     def _calibrated(
-        self, spec: ModelSpec, digest: str, progress: Callable[[str, float], None]
+        self, spec: ModelSpec, digest: str, progress: Progress
     ) -> tuple[Signature, Calibration]:
         """Signature and calibration, from the cache or found out now."""
         cached = self._cache.get(digest)
@@ -296,7 +316,7 @@ class Registry:
             calibrator.send(ProbeModel(spec, _CALIBRATION_BUDGET_S, self._budget_bytes // 2))
             while True:
                 said = calibrator.receive(_PROBE_TIMEOUT_S)
-                if isinstance(said, Progress):
+                if isinstance(said, ProbeProgress):
                     progress(said.step, said.fraction)
                 elif isinstance(said, ModelFailed):
                     raise ModelError(f"model {spec.key}: {said.message}")
