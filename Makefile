@@ -5,6 +5,7 @@
 #
 #   PYTHON=python3.12     interpreter for .venv (default: the first usable one found)
 #   TORCH=torch==2.11.0   another build of torch than the pinned one; any pip requirement or file
+#   COVERAGE=1            print what the tests cover, server and lane processes included
 #   ARGS="-k meter -x"    passed on to pytest
 
 SHELL := /bin/bash
@@ -39,9 +40,9 @@ setup: $(PACKAGE) ## Make .venv, install pinned dependencies, build csrc/ (done 
 demo: $(PACKAGE) ## Start a server on the demo models, load it, show the report
 	@$(BIN)/gnnserve demo
 
-test: $(PACKAGE) ## All Python tests, with coverage
+test: $(PACKAGE) ## All Python tests; with COVERAGE=1 also what they cover
 	$(SAY) "tests"
-	@$(BIN)/pytest --cov --cov-report=term:skip-covered $(ARGS)
+	@$(BIN)/pytest $(if $(COVERAGE),--cov --cov-report=term:skip-covered) $(ARGS)
 
 test-fast: $(PACKAGE) ## Python tests without the slow ones
 	@$(BIN)/pytest -m "not slow" $(ARGS)
@@ -55,6 +56,7 @@ cpp: $(PACKAGE) ## C++ tests: plain, under ASan and UBSan, under TSan
 bench: $(PACKAGE) ## Measure on this machine; results go to bench/results/
 	@for script in bench/*.py; do printf '\033[1m==> %s\033[0m\n' $$script; $(PY) $$script; done
 
+check: COVERAGE = 1
 check: lint type arch generated cpp test ## Everything CI checks on the sources
 
 lint: $(PACKAGE) ## ruff, clang-format, file length
@@ -98,7 +100,7 @@ wheel: $(PACKAGE) ## Build dist/gnnserve-*.whl
 	@ls dist/*.whl
 
 clean: ## Remove what was built, not .venv
-	rm -rf build dist .stamps .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .coverage
+	rm -rf build dist .stamps .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .coverage*
 
 # --- set-up ---------------------------------------------------------------------------------------
 
