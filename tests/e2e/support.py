@@ -29,6 +29,9 @@ REPOSITORY = ROOT / "configs" / "models"
 FEATURES = 32
 PATIENCE_S = 60.0
 
+# The server's lanes are on the same cores: threads that wait for each other would wait for them.
+torch.set_num_threads(1)
+
 
 @dataclass(frozen=True, eq=False)
 class Graph:

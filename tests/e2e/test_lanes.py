@@ -1,0 +1,139 @@
+"""Lanes that die: of a signal, of the model's own doing; only what they ran notices."""
+
+import os
+import re
+import signal
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+
+from tests.e2e.mischief import CRASH, DIE_ONCE, EXIT, RAISE, SLEEP
+from tests.e2e.support import (
+    Troubled,
+    assert_equal,
+    descendants,
+    infer,
+    metric,
+    random_graph,
+    raw_channel,
+    row,
+    wait_for,
+)
+from tests.harness import ServerProcess
+
+LANES = 2
+SHIPPED = ("gcn", "gat")
+
+
+@pytest.fixture(scope="module")
+def trouble(tmp_path_factory):
+    return Troubled(tmp_path_factory.mktemp("repository"), *SHIPPED)
+
+
+@pytest.fixture(scope="module")
+def troubled(tmp_path_factory, trouble):
+    folder = tmp_path_factory.mktemp("troubled")
+    sections = {"device": {"lanes": LANES}}
+    with ServerProcess(folder, repository=trouble.root, sections=sections) as found:
+        yield found
+
+
+@pytest.fixture
+def call(troubled, trouble):
+    """Afterwards all lanes are back, nothing is reserved, and both lanes answer."""
+    all_up(troubled)
+    with raw_channel(troubled) as found:
+        yield found
+        all_up(troubled)
+        wait_for(lambda: metric(troubled, "gnnserve_memory_reserved_bytes") == 0, "empty ledger")
+        graph = trouble.graph(SLEEP + 0.3)
+        with ThreadPoolExecutor(LANES) as threads:
+            answers = list(threads.map(lambda _: infer(found, "mischief", graph), range(LANES)))
+        assert {answer.parameters["lane"] for answer in answers} == set(range(LANES))
+
+
+def all_up(server):
+    wait_for(lambda: metric(server, "gnnserve_lanes_up") == LANES, "all lanes up")
+
+
+def running(trouble, but=frozenset()):
+    """The process that sleeps for a request, as soon as there is one."""
+    return wait_for(lambda: trouble.running() - but, "a running request").pop()
+
+
+def test_a_killed_lane_costs_no_answer(troubled, call, trouble, reference):
+    """Small requests go on, on the other lane and later on the new one; the long one runs again."""
+    long = trouble.graph(SLEEP + 1.5)
+    small = [(SHIPPED[n % 2], random_graph(50 + n, 200, seed=n)) for n in range(120)]
+    restarts = metric(troubled, "gnnserve_lane_restarts_total")
+    with ThreadPoolExecutor(5) as threads:
+        slow = threads.submit(infer, call, "mischief", long, tenant="killed")
+        victim = running(trouble)
+        assert victim in descendants(troubled.pid)
+        answers = threads.map(lambda one: infer(call, *one, tenant="small"), small)
+        os.kill(victim, signal.SIGKILL)
+        for one, answer in zip(small, answers, strict=True):
+            assert_equal(answer.outputs["output"], reference(*one))
+        assert_equal(slow.result().outputs["output"], trouble.expected(long))
+    told = row(troubled, "tenant = ?", "killed")
+    assert (told["status"], told["attempt"]) == ("OK", 2)
+    all_up(troubled)
+    assert metric(troubled, "gnnserve_lane_restarts_total") == restarts + 1
+    assert victim not in descendants(troubled.pid)
+
+
+def test_a_request_that_loses_two_lanes_is_given_up(troubled, call, trouble):
+    with ThreadPoolExecutor(1) as threads:
+        slow = threads.submit(infer, call, "mischief", trouble.graph(SLEEP + 30), tenant="twice")
+        first = running(trouble)
+        os.kill(first, signal.SIGKILL)
+        os.kill(running(trouble, but={first}), signal.SIGKILL)
+        with pytest.raises(grpc.RpcError) as caught:
+            slow.result()
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert re.search("lane . died while running it, as another did before", caught.value.details())
+    told = row(troubled, "tenant = ?", "twice")
+    assert (told["status"], told["reason"]) == ("UNAVAILABLE", "lane_lost")
+
+
+@pytest.mark.parametrize("word", [EXIT, CRASH])
+def test_a_model_that_ends_its_process_costs_that_request(call, trouble, word):
+    with pytest.raises(grpc.RpcError) as caught:
+        infer(call, "mischief", trouble.graph(word))
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_model_that_ends_its_process_once_costs_nothing(troubled, call, trouble):
+    graph = trouble.graph(DIE_ONCE)
+    answer = infer(call, "mischief", graph, tenant="once")
+    assert_equal(answer.outputs["output"], trouble.expected(graph))
+    assert row(troubled, "tenant = ?", "once")["attempt"] == 2
+
+
+def test_a_model_that_raises_is_told_with_its_words(troubled, call, trouble):
+    before = descendants(troubled.pid)
+    with pytest.raises(grpc.RpcError) as caught:
+        infer(call, "mischief", trouble.graph(RAISE, num_nodes=7), tenant="raised")
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+    assert caught.value.details() == "ValueError: asked to fail at 7 nodes"
+    assert row(troubled, "tenant = ?", "raised")["reason"] == "model_error"
+    assert descendants(troubled.pid) == before
+
+
+def test_both_lanes_killed_while_idle_come_back(troubled, call):
+    lanes = lane_pids(troubled)
+    assert len(lanes) == LANES
+    for pid in lanes:
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: lane_pids(troubled).isdisjoint(lanes), "other processes")
+    all_up(troubled)
+    assert len(lane_pids(troubled)) == LANES
+
+
+def lane_pids(server) -> set[int]:
+    """Children of the fork server, which is the main process's child with children."""
+    found = set()
+    for child in descendants(server.pid):
+        found |= descendants(child).keys()
+    return found
