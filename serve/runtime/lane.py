@@ -14,6 +14,8 @@ import signal
 import socket
 import sys
 import time
+from multiprocessing import forkserver
+from typing import Any
 
 import msgspec
 import torch
@@ -56,6 +58,7 @@ _WARM_UP_SIZES = ((16, 48), (256, 1024), (16, 48))
 def main(setup: LaneSetup, channel: socket.socket, pool_file: PassedFile) -> None:
     """Entry point of the process."""
     _die_with_parent()
+    _release_fork_server()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=setup.log_level, format="%(levelname)s %(message)s")
@@ -197,3 +200,14 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def _release_fork_server() -> None:
+    """Close our copy of the pipe whose end tells the fork server that the server is gone.
+
+    multiprocessing gives every child one, so that it could start others. A lane that is busy or
+    stopped would keep the fork server waiting, and so itself alive.
+    """
+    server: Any = forkserver._forkserver
+    os.close(server._forkserver_alive_fd)
+    server._forkserver_alive_fd = None
