@@ -69,6 +69,10 @@ from serve.errors import InvariantViolation
 #: Moves remembered for stories.
 _LOG_LENGTH = 4096
 
+#: Moves of one call, by lanes: each lane is launched on once, and each move swaps two at most.
+#: A discipline that goes on beyond this goes round in circles.
+_MOVES_PER_LANE = 8
+
 
 class Scheduler:
     """Decides; changes only in ``handle``."""
@@ -423,8 +427,8 @@ class Scheduler:
             if closed:
                 self._backlog.seal()
                 self._window.closed(self._now, 0)
-            while self._backlog.plannable_count and self._plan.count < self.params.horizon:
-                self._plan_next(pinned=True)
+            while self._plan.count < self.params.horizon and self._plan_next(pinned=True):
+                pass
         self._stale = False
 
     def _is_short(self) -> bool:
@@ -472,7 +476,7 @@ class Scheduler:
     def _launch_ready(self) -> bool:
         """Carry out the discipline's moves; whether there were any."""
         moved = False
-        while True:
+        for _ in range(_MOVES_PER_LANE * len(self._lane_ids)):
             move = self._discipline.decide(self._board, self.params.bypass_limit, self._now)
             match move:
                 case Wait(until_ns):
@@ -491,6 +495,7 @@ class Scheduler:
                     self._step(record, ResumeTask)
                     self._out.append(ResumeTask(record.task.task_id, lane_id))
             moved = True
+        raise InvariantViolation(f"discipline {self._discipline.name} never waits")
 
     def _lane_of(self, record: Record) -> LaneId:
         if record.lane_id is None:
