@@ -5,6 +5,7 @@ nothing is left behind when the server is killed: the kernel frees it with its l
 """
 
 import contextlib
+import math
 import mmap
 import os
 import threading
@@ -47,7 +48,6 @@ class SharedPool:
         self.fd = os.memfd_create("gnnserve-pool", os.MFD_CLOEXEC)
         os.ftruncate(self.fd, capacity_bytes)
         self._map = map_pool(self.fd, capacity_bytes)
-        self._bytes = np.frombuffer(self._map, dtype=np.uint8)
         self._allocator = OffsetAllocator(capacity_bytes, TENSOR_ALIGNMENT_BYTES)
         self._lock = threading.Lock()
 
@@ -71,14 +71,13 @@ class SharedPool:
         self, offset_bytes: int, dtype: str, shape: tuple[int, ...]
     ) -> np.ndarray[Any, np.dtype[Any]]:
         """The memory at `offset_bytes` as an array; shares memory with the pool."""
-        kind = np.dtype(dtype)
-        size_bytes = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
-        part = self._bytes[offset_bytes : offset_bytes + size_bytes]
-        return part.view(kind).reshape(shape)
+        count = math.prod(shape)
+        if count == 0:
+            return np.empty(shape, dtype)
+        return np.frombuffer(self._map, dtype, count, offset_bytes).reshape(shape)
 
     def close(self) -> None:
         """Drop the mapping and the file. Arrays still held keep the memory alive."""
-        self._bytes = np.empty(0, dtype=np.uint8)
         # An array of a request still being answered keeps the mapping until it goes.
         with contextlib.suppress(BufferError):
             self._map.close()

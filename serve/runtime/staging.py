@@ -6,6 +6,7 @@ that copies. Runs in the thread that serves the request and lets go of the inter
 for all that is large.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,9 @@ from serve.runtime.shm import TENSOR_ALIGNMENT_BYTES, Block, SharedPool
 
 #: How soon a client may try again when the pool is full: a few typical requests later.
 _POOL_RETRY_NS = 50_000_000
+
+#: Bytes of one element of what is staged.
+ITEM_BYTES = {"float32": 4, "int64": 8}
 
 #: Input tensor to the dtype lanes get it in.
 STAGED_DTYPES = {
@@ -64,7 +68,7 @@ def plan_layout(tensors: dict[str, Tensor], order: tuple[str, ...], output_bytes
             continue
         dtype = STAGED_DTYPES[name]
         inputs.append((name, dtype, tensor.shape, offset))
-        offset += _aligned(int(np.prod(tensor.shape, dtype=object)) * np.dtype(dtype).itemsize)
+        offset += _aligned(math.prod(tensor.shape) * ITEM_BYTES[dtype])
     return Layout(tuple(inputs), offset, offset, _aligned(output_bytes))
 
 
