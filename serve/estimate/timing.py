@@ -42,7 +42,7 @@ def fit_time(samples: Sequence[Timed]) -> TimeFit:
     fold = np.empty(len(t), dtype=np.int64)
     fold[np.argsort(n + e, kind="stable")] = np.arange(len(t)) % _FOLDS
     best: tuple[float, int, Floats] | None = None
-    for pieces in (1, 2, 3, 4, 5):
+    for pieces in (1, 2, 3, 4, 5, 6):
         if 2 * pieces + 1 > len(t) * (1 - 1 / _FOLDS):
             break
         error = np.empty_like(t)
@@ -85,10 +85,16 @@ def fit_overhead(samples: Sequence[tuple[int, float]]) -> tuple[float, float]:
 
 
 def _starts(sizes: Floats, pieces: int) -> Floats:
-    """Where pieces begin: 0, then evenly in the logarithm between small and large."""
-    low, high = np.quantile(sizes[sizes > 0], [0.1, 0.9]) if (sizes > 0).any() else (1.0, 2.0)
-    inner = np.geomspace(max(low, 1.0), max(high, 2.0), pieces + 1)[1:-1]
-    return np.concatenate([[0.0], np.unique(np.rint(inner))])
+    """Where pieces begin: 0, then evenly in the logarithm.
+
+    The first bend comes after the smallest fifth, where overhead rules; the last well before the
+    largest, so that several sizes say how it goes on.
+    """
+    low, high = np.quantile(sizes, 0.2), 0.3 * sizes.max()
+    if pieces == 1 or not 0 < low < high:
+        return np.zeros(1)
+    bends = np.geomspace(low, high, pieces - 1) if pieces > 2 else np.array([np.sqrt(low * high)])
+    return np.concatenate([[0.0], np.unique(np.rint(bends))])
 
 
 def _columns(n: Floats, e: Floats, node_starts: Floats, edge_starts: Floats) -> Floats:
