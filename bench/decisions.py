@@ -2,18 +2,21 @@
 
     python -m bench.decisions [--cycles 3000] [--out bench/results/decisions.json]
 
-Drives a bare ``Scheduler`` on a virtual clock: every finished task is replaced by a new one, so
-the queue keeps its length, and a task's whole cycle (arrived, prepared, finished) is timed, call
-by call. Two lanes, adaptive window, run times log-normal around 2 ms.
+Simulates a closed loop: every finished task is replaced by a new one, so the queue keeps its
+length, and every call of ``Scheduler.handle`` (with ``next_wakeup``) in a task's whole cycle,
+arrived, prepared, finished, is timed. Processor time of the calling thread, so that other work on
+the machine does not count. Two slots, six lanes, adaptive window, log-normal run times around
+2 ms.
 """
 
 import argparse
 import gc
-import heapq
+import itertools
 import json
 import random
 import statistics
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,100 +24,78 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.machine import machine_facts
-from serve.core.commands import LaunchTask, PrepareTask
+from serve.core.commands import Command
 from serve.core.disciplines import DISCIPLINES
-from serve.core.events import Event, LaneReady, TaskArrived, TaskFinished, TaskPrepared, Tick
+from serve.core.events import Event
 from serve.core.params import DeviceFacts, SchedulerParams
 from serve.core.policies import POLICIES
 from serve.core.scheduler import Scheduler
-from serve.core.types import Bytes, Estimate, LaneId, Nanos, QoS, Task, TaskId, Usage
+from serve.core.types import Bytes, Estimate, LaneId, Nanos, QoS, Task, TaskId
+from serve.sim.device import DeviceModel, Offered
+from serve.sim.engine import Simulation
 
 PENDING = (10, 1_000, 100_000)
-LANES = 2
-PREPARE_NS = 200_000
+LANES, SLOTS = 6, 2
+PREPARE_NS = Nanos(200_000)
 
 
-class Driver:
-    """Feeds one scheduler on a virtual clock and times every call."""
+class TimedScheduler(Scheduler):
+    """Notes what each call costs."""
 
-    def __init__(self, policy: str, discipline: str, seed: int) -> None:
-        lanes = tuple(LaneId(lane) for lane in range(LANES))
-        device = DeviceFacts(Bytes(1 << 30), lanes, can_suspend=True)
-        self.scheduler = Scheduler(
-            SchedulerParams(device=device, policy=policy, discipline=discipline, max_queue=1 << 30)
-        )
-        self.rng = random.Random(seed)
-        self.now = 0
-        self.sequence = 0
-        self.due: list[tuple[int, int, Event]] = []
-        self.tasks: dict[TaskId, Task] = {}
+    def __init__(self, params: SchedulerParams) -> None:
+        super().__init__(params)
         self.costs_ns: list[tuple[str, int]] = []
-        for lane in lanes:
-            self.tell(LaneReady(lane))
 
-    def tell(self, event: Event) -> None:
-        started = time.perf_counter_ns()
-        commands = self.scheduler.handle(event, Nanos(self.now))
-        self.scheduler.next_wakeup()
-        self.costs_ns.append((type(event).__name__, time.perf_counter_ns() - started))
-        for command in commands:
-            if isinstance(command, PrepareTask):
-                self.later(PREPARE_NS, TaskPrepared(command.task_id))
-            elif isinstance(command, LaunchTask):
-                run_ns = self.tasks[command.task_id].estimate.run_ns
-                usage = Usage(run_ns, Bytes(1))
-                self.later(run_ns, TaskFinished(command.task_id, command.lane_id, usage))
+    def handle(self, event: Event, now_ns: Nanos) -> list[Command]:
+        started = time.thread_time_ns()
+        commands = super().handle(event, now_ns)
+        self.next_wakeup()
+        self.costs_ns.append((type(event).__name__, time.thread_time_ns() - started))
+        return commands
 
-    def later(self, delay_ns: int, event: Event) -> None:
-        self.sequence += 1
-        heapq.heappush(self.due, (self.now + delay_ns, self.sequence, event))
 
-    def arrive(self) -> None:
-        run_ns = int(2e6 * self.rng.lognormvariate(0, 1)) + 1
-        reserve = Bytes(512 * self.rng.randrange(1, 1 << 18))
-        task_id = TaskId(len(self.tasks))
+def requests(seed: int, now_ns: Callable[[], Nanos]) -> Iterator[Offered]:
+    """Endless requests that arrive when they are asked for."""
+    rng = random.Random(seed)
+    for task_id in itertools.count():
+        run_ns = Nanos(int(2e6 * rng.lognormvariate(0, 1)) + 1)
+        reserve_bytes = Bytes(512 * rng.randrange(1, 1 << 18))
         solo_ns = Nanos(run_ns + PREPARE_NS)
-        estimate = Estimate(reserve, reserve, Nanos(run_ns), solo_ns)
+        estimate = Estimate(reserve_bytes, reserve_bytes, run_ns, solo_ns)
         qos = QoS(Nanos(2 * solo_ns), timeout_ns=Nanos(10**12))
-        task = Task(task_id, "gcn:1", 100, 1000, Nanos(self.now), estimate, qos)
-        self.tasks[task_id] = task
-        self.tell(TaskArrived(task))
-
-    def run_until_finished(self) -> None:
-        """Play events until one task has finished."""
-        while True:
-            at, _, event = self.due[0]
-            wake = self.scheduler.next_wakeup()
-            if wake is not None and wake < at:
-                self.now = wake
-                self.tell(Tick())
-                continue
-            heapq.heappop(self.due)
-            self.now = at
-            self.tell(event)
-            if isinstance(event, TaskFinished):
-                return
+        task = Task(TaskId(task_id), "gcn:1", 100, 1000, now_ns(), estimate, qos)
+        yield Offered(task, run_ns, PREPARE_NS)
 
 
 def measure(policy: str, discipline: str, pending: int, cycles: int) -> dict[str, Any]:
     """Costs per call in µs, at a queue of `pending` tasks."""
-    driver = Driver(policy, discipline, seed=pending)
+    device = DeviceFacts(
+        Bytes(1 << 30), tuple(map(LaneId, range(LANES))), parallelism=SLOTS, can_suspend=True
+    )
+    scheduler = TimedScheduler(
+        SchedulerParams(device=device, policy=policy, discipline=discipline, max_queue=1 << 30)
+    )
+    simulation = Simulation(scheduler, DeviceModel())
+    source = requests(pending, lambda: simulation.now_ns)
     for _ in range(pending):
-        driver.now += 1000
-        driver.arrive()
-    driver.costs_ns.clear()
+        simulation.now_ns = Nanos(simulation.now_ns + 1000)
+        simulation.offer(next(source))
+    scheduler.costs_ns.clear()
     gc.collect()
     gc.disable()  # a collection walks every pending task and would be billed to one call
     try:
+        replaced = len(simulation.answered)
         for _ in range(cycles):
-            driver.run_until_finished()
-            driver.arrive()
+            while len(simulation.answered) == replaced:
+                simulation.step()
+            replaced += 1
+            simulation.offer(next(source))
     finally:
         gc.enable()
-    costs_us = sorted(cost / 1000 for _, cost in driver.costs_ns)
+    costs_us = sorted(cost / 1000 for _, cost in scheduler.costs_ns)
     by_event = {
-        name: statistics.fmean(cost / 1000 for kind, cost in driver.costs_ns if kind == name)
-        for name in sorted({kind for kind, _ in driver.costs_ns})
+        name: statistics.fmean(cost / 1000 for kind, cost in scheduler.costs_ns if kind == name)
+        for name in sorted({kind for kind, _ in scheduler.costs_ns})
     }
     return {
         "policy": policy,

@@ -11,7 +11,7 @@ _PACKAGES = ("gnnserve", "torch", "torch-geometric", "numpy", "grpcio", "msgspec
 
 def machine_facts() -> dict[str, Any]:
     """CPU model, cores this process may use, memory in bytes, system, Python and packages."""
-    versions = {}
+    versions: dict[str, str | None] = {}
     for package in _PACKAGES:
         try:
             versions[package] = metadata.version(package)

@@ -76,16 +76,18 @@ class Board:
         ran_ns: int = record.ran_ns
         if record.state.executing:
             ran_ns += now_ns - record.started_ns
-        return Nanos(max(run_ns - ran_ns, run_ns // _OVERRUN_SHARE, 1))
+        left_ns = run_ns - ran_ns
+        least_ns = run_ns // _OVERRUN_SHARE + 1
+        return Nanos(left_ns if left_ns > least_ns else least_ns)
 
-    def rank(self, record: Record, now_ns: Nanos) -> Key:
+    def rank(self, record: Record, now_ns: Nanos) -> tuple[int, Key]:
         """How urgent the record is beside others, smaller first.
 
         The policy says so, except that one promoted for waiting too long goes first and one
         that is answered already goes last.
         """
         standing = 0 if record.promoted else 2 if record.state.answered else 1
-        return standing, *self._rank_task(record.task, self.left_ns(record, now_ns), now_ns)
+        return standing, self._rank_task(record.task, self.left_ns(record, now_ns), now_ns)
 
     def suspended_ns(self, record: Record, now_ns: Nanos) -> Nanos:
         """How long the record, on a lane, has stood suspended since its launch."""

@@ -51,8 +51,9 @@ class SchedulerParams:
     #: Tasks kept prepared beyond those that could run now; None: one per slot, so that the next
     #: group is prepared while the current one runs.
     prepare_ahead: int | None = None
-    #: Tasks planned at a time; see docs/adr/0002-planning-horizon.md.
-    horizon: int = 32
+    #: Tasks planned at a time, see docs/adr/0002-planning-horizon.md; None: eight per slot,
+    #: at least 16 and at most 64.
+    horizon: int | None = None
     #: How often later tasks may take memory that an earlier one waits for.
     bypass_limit: int = 8
     #: After this many launches past the longest waiting task, that one goes first.
@@ -60,12 +61,18 @@ class SchedulerParams:
 
     def __post_init__(self) -> None:
         for name in ("window_ns", "max_queue", "horizon", "patience"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
         if self.bypass_limit < 0:
             raise ValueError(f"bypass_limit must be at least 0, got {self.bypass_limit}")
         if self.prepare_ahead is not None and self.prepare_ahead < 0:
             raise ValueError(f"prepare_ahead must be at least 0, got {self.prepare_ahead}")
+
+    @property
+    def planned_at_once(self) -> int:
+        """`horizon`, or its default for the device."""
+        return self.horizon or min(max(16, 8 * self.device.slots), 64)
 
     @property
     def prepare_depth(self) -> int:

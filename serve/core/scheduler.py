@@ -83,6 +83,7 @@ class Scheduler:
         self._discipline = get_discipline(params.discipline)
         self._window = make_window(params.window, params.window_ns)
         self._lane_ids = frozenset(params.device.lane_ids)
+        self._horizon = params.planned_at_once
         self._plan = Plan(self._discipline.holds_groups)
         self._board = Board(params.device, self._plan, self._policy.rank)
         self._backlog = Backlog(self._policy, sealing=not self._window.replans)
@@ -98,6 +99,8 @@ class Scheduler:
         self._draining = False
         #: Lanes or budget changed: the plan was made for another device.
         self._stale = False
+        #: Something changed since a discipline was last asked; an arrival alone is no reason.
+        self._moved = False
         #: The budget was lowered while tasks were pending, so some may never fit.
         self._shrunk = False
         #: Until when an idle lane is held for a task being prepared.
@@ -137,11 +140,15 @@ class Scheduler:
         self._handlers[type(event)](event)
         self._expire_due()
         self._plan_if_due()
-        self._prepare_next()
-        while self._launch_ready():
-            self._plan_if_due()
+        if self._moved:
+            self._moved = False
             self._prepare_next()
-        self._board.note(self._now)
+            while self._launch_ready():
+                planned = self._plan_if_due()
+                self._prepare_next()
+                if not planned:
+                    break
+            self._board.note(self._now)
         return out
 
     def next_wakeup(self) -> Nanos | None:
@@ -320,7 +327,8 @@ class Scheduler:
         self._draining = True
 
     def _on_tick(self, event: Tick) -> None:
-        """What the time has come for is done after every event."""
+        """Planning and expiry follow every event; here, what the discipline waited for."""
+        self._moved = True
 
     # The life of a task.
 
@@ -335,6 +343,7 @@ class Scheduler:
         if after is before:
             return
         record.state = after
+        self._moved = True
         self._log.append((self._now, task_id, before, cause.__name__, after))
         if before.on_lane and not after.on_lane:
             self._leave_lane(record, before, after)
@@ -413,8 +422,12 @@ class Scheduler:
     def _window_closes_ns(self) -> Nanos | None:
         return self._window.closes_ns(self._discipline.could_start(self._board))
 
-    def _plan_if_due(self) -> None:
-        """Plan when the window has closed, when the plan runs short, or when it is stale."""
+    def _plan_if_due(self) -> bool:
+        """Plan when the window has closed, when the plan runs short, or when it is stale.
+
+        Whether the plan is another one now.
+        """
+        planned = 0
         closes_ns = self._window_closes_ns()
         closed = closes_ns is not None and closes_ns <= self._now
         if self._window.replans:
@@ -423,13 +436,16 @@ class Scheduler:
                 self._plan.drop_loose()
                 planned = self._plan_next(pinned=False)
                 self._window.closed(self._now, planned)
+                self._moved = True
         else:
             if closed:
                 self._backlog.seal()
                 self._window.closed(self._now, 0)
-            while self._plan.count < self.params.horizon and self._plan_next(pinned=True):
-                pass
+            while self._plan.count < self._horizon and (added := self._plan_next(pinned=True)):
+                planned += added
+            self._moved |= self._stale or planned > 0
         self._stale = False
+        return planned > 0
 
     def _is_short(self) -> bool:
         """A lane or the prepare stage could take more than is planned."""
@@ -438,9 +454,9 @@ class Scheduler:
     def _plan_next(self, pinned: bool) -> int:
         """Append groups made of the backlog's horizon; how many tasks these are."""
         backlog, now_ns = self._backlog, self._now
-        records = backlog.horizon(self.params.horizon, now_ns)
+        records = backlog.horizon(self._horizon, now_ns)
         while self._shrunk and self._fail_outgrown(records):
-            records = backlog.horizon(self.params.horizon, now_ns)
+            records = backlog.horizon(self._horizon, now_ns)
         if not records:
             return 0
         capacity = Capacity(self._board.ledger.budget_bytes, self._board.slots)

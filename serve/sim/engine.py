@@ -27,49 +27,62 @@ from serve.sim.report import Answered, SimReport, summarize
 class Simulation:
     """One scheduler, one simulated device, one stream of requests."""
 
-    def __init__(self, params: SchedulerParams, model: DeviceModel) -> None:
-        self.scheduler = Scheduler(params)
+    def __init__(self, scheduler: Scheduler, model: DeviceModel) -> None:
+        self.scheduler = scheduler
+        #: Every request at its end, in order of their answers.
         self.answered: list[Answered] = []
+        self.now_ns = Nanos(0)
         self._device = SimulatedDevice(model)
         self._offered: dict[TaskId, Offered] = {}
-        self._now = 0
         self._sequence = 0
         #: (time, sequence, event) or, for the foreseen end of a run, (…, (lane, task, version)).
         self._due: list[tuple[int, int, Event | tuple[LaneId, TaskId, int]]] = []
-        for lane_id in params.device.lane_ids:
+        for lane_id in scheduler.params.device.lane_ids:
             self._tell(LaneReady(lane_id))
 
     def run(self, requests: Iterable[Offered]) -> None:
         """Play `requests`, in order of arrival, until all are answered."""
         for offered in requests:
-            self._play_until(offered.task.arrived_ns)
-            self._now = max(self._now, offered.task.arrived_ns)
-            self._offered[offered.task.task_id] = offered
-            self._tell(TaskArrived(offered.task))
-        self._play_until(None)
+            arrived_ns = offered.task.arrived_ns
+            while (next_ns := self.next_ns()) is not None and next_ns < arrived_ns:
+                self.step()
+            self.now_ns = max(self.now_ns, arrived_ns)
+            self.offer(offered)
+        while self.next_ns() is not None:
+            self.step()
 
-    def _play_until(self, end_ns: int | None) -> None:
-        """Everything that happens before `end_ns`, or until nothing is left to happen."""
-        while True:
-            wake_ns = self.scheduler.next_wakeup()
-            due_ns = self._due[0][0] if self._due else None
-            times = [time for time in (wake_ns, due_ns) if time is not None]
-            if not times or (end_ns is not None and min(times) >= end_ns):
-                return
-            self._now = min(times)
-            if due_ns != self._now:
-                self._tell(Tick())
-                continue
-            _, _, entry = heapq.heappop(self._due)
-            if isinstance(entry, tuple):
-                self._end_run(*entry)
-            else:
-                self._tell(entry)
+    def offer(self, offered: Offered) -> None:
+        """The request arrives now."""
+        self._offered[offered.task.task_id] = offered
+        self._tell(TaskArrived(offered.task))
+
+    def next_ns(self) -> int | None:
+        """When something happens next by itself; None: never again."""
+        wake_ns = self.scheduler.next_wakeup()
+        if not self._due:
+            return wake_ns
+        due_ns = self._due[0][0]
+        return due_ns if wake_ns is None or due_ns <= wake_ns else wake_ns
+
+    def step(self) -> None:
+        """Let the next thing happen, if there is one."""
+        next_ns = self.next_ns()
+        if next_ns is None:
+            return
+        self.now_ns = Nanos(next_ns)
+        if not self._due or self._due[0][0] != next_ns:
+            self._tell(Tick())
+            return
+        _, _, entry = heapq.heappop(self._due)
+        if isinstance(entry, tuple):
+            self._end_run(*entry)
+        else:
+            self._tell(entry)
 
     def _end_run(self, lane_id: LaneId, task_id: TaskId, version: int) -> None:
         if not self._device.current(lane_id, task_id, version):
             return
-        run = self._device.end(lane_id, self._now)
+        run = self._device.end(lane_id, self.now_ns)
         self._foresee()
         peak_bytes = self._offered[task_id].task.estimate.peak_bytes
         usage = Usage(Nanos(run.worked_ns), peak_bytes)
@@ -77,7 +90,7 @@ class Simulation:
 
     def _tell(self, event: Event) -> None:
         changed = False
-        for command in self.scheduler.handle(event, Nanos(self._now)):
+        for command in self.scheduler.handle(event, self.now_ns):
             changed |= self._obey(command)
         if changed:
             self._foresee()
@@ -87,20 +100,20 @@ class Simulation:
         match command:
             case PrepareTask(task_id):
                 prepare_ns = self._offered[task_id].prepare_ns
-                self._later(self._now + prepare_ns, TaskPrepared(task_id))
+                self._later(self.now_ns + prepare_ns, TaskPrepared(task_id))
             case LaunchTask(task_id, lane_id):
-                self._device.launch(lane_id, task_id, self._offered[task_id].run_ns, self._now)
+                self._device.launch(lane_id, task_id, self._offered[task_id].run_ns, self.now_ns)
                 return True
             case SuspendTask(_, lane_id):
-                self._device.suspend(lane_id, self._now)
+                self._device.suspend(lane_id, self.now_ns)
                 return True
             case ResumeTask(_, lane_id):
-                self._device.resume(lane_id, self._now)
+                self._device.resume(lane_id, self.now_ns)
                 return True
             case AnswerTask(task_id, outcome):
                 offered = self._offered.pop(task_id)
                 late = None
-                answered_ns = self._now + offered.answer_ns
+                answered_ns = self.now_ns + offered.answer_ns
                 if isinstance(outcome, Completed):
                     late = violation_cause(offered.task, outcome, answered_ns)
                 self.answered.append(Answered(offered.task, outcome, Nanos(answered_ns), late))
@@ -119,6 +132,6 @@ def simulate(
     requests: Sequence[Offered], params: SchedulerParams, model: DeviceModel | None = None
 ) -> SimReport:
     """Serve `requests`, in order of arrival, and report how that went."""
-    simulation = Simulation(params, model or DeviceModel())
+    simulation = Simulation(Scheduler(params), model or DeviceModel())
     simulation.run(requests)
     return summarize(simulation.answered)

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from serve.core.policies import POLICIES
+from serve.core.scheduler import Scheduler
 from serve.core.types import Completed, Nanos
 from serve.sim.device import DeviceModel, Offered
 from serve.sim.engine import Simulation, simulate
@@ -22,7 +23,7 @@ def offered(task_id, run_ms, at_ms=0.0, **fields):
 
 
 def latencies_ms(requests, model=INSTANT, **choices):
-    simulation = Simulation(params(**choices), model)
+    simulation = Simulation(Scheduler(params(**choices)), model)
     simulation.run(requests)
     simulation.scheduler.check_invariants()
     assert simulation.scheduler.reserved_bytes == 0
@@ -64,10 +65,10 @@ def test_switching_costs_time():
 
 
 def test_usage_is_the_time_executed_and_suspension_is_told_apart():
-    simulation = Simulation(
-        params(policy="slack", discipline="preemptive", lanes=2, parallelism=1, can_suspend=True),
-        INSTANT,
+    chosen = params(
+        policy="slack", discipline="preemptive", lanes=2, parallelism=1, can_suspend=True
     )
+    simulation = Simulation(Scheduler(chosen), INSTANT)
     simulation.run([offered(0, 10), offered(1, 2, 1)])
     outcome = next(r.outcome for r in simulation.answered if r.task.task_id == 0)
     assert isinstance(outcome, Completed)

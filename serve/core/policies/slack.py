@@ -8,6 +8,7 @@ longer make it.
 """
 
 from collections.abc import Sequence
+from operator import itemgetter
 
 from serve.core.ordered import Key, SortedKeys
 from serve.core.packing import pack, urgency
@@ -51,6 +52,6 @@ class Slack(Policy):
 
     def plan(self, pending: Sequence[Task], capacity: Capacity, now_ns: Nanos) -> tuple[Group, ...]:
         """Each group as full as it gets, in order of rank."""
-        rank = self.rank
-        ordered = sorted(pending, key=lambda task: rank(task, task.estimate.run_ns, now_ns))
-        return pack(ordered, capacity)
+        ranked = [(self.rank(task, task.estimate.run_ns, now_ns), task) for task in pending]
+        ranked.sort(key=itemgetter(0))
+        return pack([task for _, task in ranked], capacity)
