@@ -8,8 +8,8 @@ from bisect import bisect_right
 
 import msgspec
 
-#: Raise when the meaning of a stored calibration changes; others on disk are then ignored.
-FORMAT = 1
+#: Raise when what is stored, or how it is measured, changes; others on disk are then ignored.
+FORMAT = 2
 
 
 class Linear(msgspec.Struct, frozen=True):

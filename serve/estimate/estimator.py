@@ -17,6 +17,8 @@ from serve.estimate.timing import fit_overhead
 SAFETY_FACTOR = 1.03
 #: And at least this much, for constant-size rounding in small graphs.
 _SAFETY_BYTES = 4096
+#: Upper quantile ÷ median to start with, at most: a calibration beyond was disturbed.
+_WIDEST_BAND = 2.0
 
 
 class Overhead:
@@ -101,7 +103,7 @@ class ModelEstimator:
         self._run = Drift()
         self._bias = SizeBias()
         self._answer = Drift()
-        self._high = Quantile(calibration.time.high_ratio)
+        self._high = Quantile(min(calibration.time.high_ratio, _WIDEST_BAND))
         self._interference = Interference()
 
     @property

@@ -5,6 +5,7 @@ timing. What is measured is what a lane does: ``LoadedModel.run`` on this proces
 A busy machine does not disturb the first and, on one thread, hardly the second.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from serve.models.facts import Signature
 from serve.models.loader import LoadedModel
 from serve.models.probes import Shape, probe_graph
 from serve.models.tracing import exact_pages, resident_bytes, trace
+
+_log = logging.getLogger(__name__)
 
 Progress = Callable[[str, float], None]
 #: Bytes at the peak for a number of nodes and edges.
@@ -81,6 +84,8 @@ def calibrate(
     stop_at = time.monotonic() + budget_s
     tell("memory", 0.0)
     memory = measure_memory(loaded, signature, max_bytes=max_bytes)
+    if memory.warning:
+        _log.warning("model %s: %s", loaded.spec.key, memory.warning)
     tell("time", 0.2)
     timed = _measure_time(_Probe(loaded, signature), memory, max_bytes, stop_at, tell)
     tell("done", 1.0)
