@@ -11,18 +11,21 @@ from bench.architectures import ARCHITECTURES, BOUNDED, NODE_INPUTS, load, wrap
 from serve.errors import ModelError
 from serve.estimate import Calibration, ModelEstimator, Overhead
 from serve.estimate.calibration import Ramp, TimeFit
+from serve.models import calibrate as calibration_module
 from serve.models.calibrate import calibrate, measure_memory
 from serve.models.probes import Shape, probe_graph
 from serve.models.tracing import exact_pages, resident_bytes, trace
 
 MAX_BYTES = 1 << 30
 #: Fitted graphs have at most 200 nodes and 900 edges.
-LARGE = ((8_000, 40_000), (20_000, 5_000), (2_000, 60_000))
+LARGE = ((8_000, 20_000), (12_000, 3_000), (2_000, 40_000))
 FOUR = ("gcn", "sage", "gin", "gat")
 
 
 @pytest.fixture(autouse=True)
-def _one_thread():
+def _quick(monkeypatch):
+    """One thread, as lanes have, and small graphs for the workspace, which most tests ignore."""
+    monkeypatch.setattr(calibration_module, "_WORKSPACE_BYTES", 1 << 20)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -117,9 +120,11 @@ def test_memory_that_depends_on_degrees_is_reported():
     assert memory.warning != ""
 
 
-def test_what_kernels_take_unseen_is_reserved():
+def test_what_kernels_take_unseen_is_reserved(monkeypatch):
+    monkeypatch.undo()
+    loaded, signature = load("gin")
+    memory = measure_memory(loaded, signature, max_bytes=MAX_BYTES)
     # A scatter sorts its index: keys and positions, int64, twice.
-    loaded, signature, memory = measured("gin")
     with exact_pages() as exact:
         inputs = probe_graph(1_000, 100_000, Shape.PLAIN, loaded.spec.inputs, signature)
         resident = resident_bytes(lambda: loaded.run(inputs)) if exact else None
