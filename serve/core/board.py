@@ -16,9 +16,6 @@ from serve.errors import InvariantViolation
 #: How urgent a task is with so much run time left, now: smaller first.
 RankTask = Callable[[Task, Nanos, Nanos], Key]
 
-#: A run that has passed its estimate is thought to have this share of it left.
-_OVERRUN_SHARE = 8
-
 
 class Board:
     """Plan, lanes and memory."""
@@ -76,9 +73,10 @@ class Board:
         ran_ns: int = record.ran_ns
         if record.state.executing:
             ran_ns += now_ns - record.started_ns
+        # One that has passed its estimate may end at any moment; to give it a share of it more
+        # would make runs late that end in time (seen in simulation).
         left_ns = run_ns - ran_ns
-        least_ns = run_ns // _OVERRUN_SHARE + 1
-        return Nanos(left_ns if left_ns > least_ns else least_ns)
+        return Nanos(left_ns if left_ns > 0 else 1)
 
     def rank(self, record: Record, now_ns: Nanos) -> tuple[int, Key]:
         """How urgent the record is beside others, smaller first.

@@ -53,13 +53,20 @@ class Preemptive:
         if isinstance(move, Wait) or best is None or board.open_slots > 0:
             return move
         victim = max(executing, key=lambda record: board.rank(record, now_ns))
-        if best >= board.rank(victim, now_ns):
-            return WAIT
-        if isinstance(move, Launch) and len(board.idle) == 1:
-            # Once every lane is held, no newcomer can be served early, however urgent: the last
-            # one goes only to a task that would be late if it waited for a slot.
-            soonest_ns = min(board.left_ns(record, now_ns) for record in executing)
-            left_ns = board.left_ns(move.record, now_ns)
-            if now_ns + soonest_ns + left_ns <= move.record.task.due_ns:
-                return WAIT
-        return Suspend(victim)
+        if best < board.rank(victim, now_ns) and not (
+            isinstance(move, Launch)
+            and len(board.idle) == 1
+            and can_wait(board, move.record, executing, now_ns)
+        ):
+            return Suspend(victim)
+        return WAIT
+
+
+def can_wait(board: Board, record: Record, executing: list[Record], now_ns: Nanos) -> bool:
+    """Whether the record would still be on time if it waited for the first slot to come free.
+
+    Once every lane is held, no newcomer can be served early, however urgent; so the last idle
+    lane goes only to a task that cannot wait.
+    """
+    soonest_ns = min(board.left_ns(other, now_ns) for other in executing)
+    return now_ns + soonest_ns + board.left_ns(record, now_ns) <= record.task.due_ns
