@@ -309,6 +309,9 @@ class Scheduler:
                 self._step(record, Failed, Failed(FailReason.LANE_LOST, message))
             else:
                 self._step(record, LaneLost)
+                if record.state.pending:
+                    # The budget may have been lowered while it ran.
+                    self._fail_outgrown([record])
         # A lane may also be lost while it starts, before it was ever ready.
         self._board.idle.discard(lane_id)
         self._stale = True

@@ -407,6 +407,16 @@ def test_a_lost_lane_hands_its_task_over_once(start):
     assert release == ReleaseTask(TaskId(0))
 
 
+def test_a_handed_over_task_that_no_longer_fits_the_device_fails(start):
+    world = start(lanes=1, discipline="barrier", budget=10)
+    world.arrive(task(0, reserve=9))
+    world.prepare(0)
+    world.change_budget(5)
+    answer, release = world.lane_lost(L0)
+    assert answer.outcome.reason is FailReason.OUT_OF_MEMORY
+    assert release == ReleaseTask(TaskId(0))
+
+
 def test_a_handed_over_task_says_so(start):
     world = start(lanes=2)
     world.arrive(task(0))
