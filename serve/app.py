@@ -16,7 +16,9 @@ import msgspec
 import serve
 from serve.config import Config
 from serve.core.disciplines import get_discipline
+from serve.core.types import Estimate
 from serve.errors import ConfigError
+from serve.graphs.pool import GraphPool
 from serve.models.cache import CalibrationCache
 from serve.models.repository import BrokenModel, scan
 from serve.obs.http import HttpPort
@@ -31,6 +33,10 @@ from serve.runtime import clock
 from serve.runtime.api import ModelEstimate
 from serve.runtime.device import Device, find_device
 from serve.runtime.engine import Engine
+from serve.sim.engine import simulate
+from serve.sim.report import SimReport
+from serve.sim.workload import make_system, mean_solo_ns, offered
+from serve.workload import PoolSpec, TraceHeader, build_trace, rate_for_rho, workload_tasks
 
 _log = logging.getLogger(__name__)
 
@@ -178,6 +184,54 @@ def estimate_offline(
         return engine.estimate(model, "", num_nodes, num_edges)
     finally:
         engine.stop()
+
+
+def simulate_workload(
+    config: Config,
+    workload: str,
+    rho: float,
+    *,
+    policy: str,
+    discipline: str,
+    requests: int,
+    seed: int,
+    progress: Progress,
+) -> SimReport:
+    """Serve a workload on a virtual clock, with the times calibrated for `config`'s models.
+
+    `policy` may also be a baseline's name. Raises ConfigError for an unknown one.
+    """
+    device = device_of(config)
+    system = make_system(
+        policy, discipline, cores=device.parallelism, budget_bytes=device.budget_bytes
+    )
+    engine = Engine(config, device, lambda _: None, calibration_cache(config))
+    try:
+        pool = GraphPool(PoolSpec())
+        tasks = workload_tasks(workload, pool.refs, seed)
+        estimators = {}
+        for name in sorted({task.model for task in tasks}):
+            engine.load_offline(name, progress)
+            estimators[name] = engine.estimator(name)
+    finally:
+        engine.stop()
+
+    def estimator(model: str, num_nodes: int, num_edges: int) -> Estimate:
+        return estimators[model].estimate(num_nodes, num_edges)
+
+    shapes = [(task.model, task.graph.num_nodes, task.graph.num_edges) for task in tasks]
+    solo_s = mean_solo_ns(shapes, estimator) / 1e9
+    header = TraceHeader(
+        workload=workload,
+        seed=seed,
+        rate_hz=rate_for_rho(rho, solo_s, device.parallelism),
+        rho=rho,
+        mean_solo_s=solo_s,
+    )
+    progress("simulating", 1.0)
+    trace = build_trace(header, tasks, count=requests)
+    offers = offered(trace, estimator, config.scheduling.qos_factor)
+    return simulate(offers, system.params, system.device)
 
 
 def tune_process() -> None:

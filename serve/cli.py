@@ -18,7 +18,9 @@ from rich.table import Table
 import serve
 from serve.config import load_config
 from serve.errors import ConfigError, ServeError
+from serve.resources import configs_path
 from serve.runtime.api import ModelEstimate
+from serve.sim.report import SimReport
 from serve.steps import Steps
 
 app = typer.Typer(
@@ -155,6 +157,42 @@ def load(context: typer.Context) -> None:
     raise typer.Exit(subprocess.run(command, check=False).returncode)
 
 
+@app.command("simulate")
+def simulate_command(
+    workload: Annotated[Workload, typer.Option(help="Which models are asked.")],
+    rho: Annotated[float, typer.Option(min=0.001, help="Offered load.")],
+    policy: Annotated[str, typer.Option(help="A policy, or default, mps_base, mps_aggr.")],
+    discipline: Annotated[str, typer.Option(help="How groups run.")],
+    requests: Annotated[int, typer.Option(min=1)] = 1000,
+    seed: Annotated[int, typer.Option()] = 0,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="Other models than the demo's.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Serve a workload on a virtual clock, with this machine's calibrated times."""
+    from serve.app import simulate_workload
+    from serve.obs.log import setup_logging
+
+    setup_logging(level=_log_level("WARNING"))
+    loaded = load_config(config or configs_path() / "dev.toml")
+    with Steps(_errors) as steps:
+        found = simulate_workload(
+            loaded,
+            workload,
+            rho,
+            policy=policy,
+            discipline=discipline,
+            requests=requests,
+            seed=seed,
+            progress=steps.tell,
+        )
+    if as_json:
+        typer.echo(msgspec.json.encode(found))
+    else:
+        Console().print(_simulation_table(found, f"{workload} at ρ {rho:g}: {policy}/{discipline}"))
+
+
 @app.command()
 def demo(
     folder: Annotated[Path, typer.Option(help="Where its files go.")] = Path("demo"),
@@ -195,6 +233,24 @@ def _estimate_table(found: ModelEstimate) -> Table:
         ("QoS target", _milliseconds(found.qos_target_ns)),
         ("warning", found.warning),
     )  # fmt: skip
+    for name, value in rows:
+        if value:
+            table.add_row(name, value)
+    return table
+
+
+def _simulation_table(found: SimReport, title: str) -> Table:
+    table = Table(title=f"{title}, simulated", show_header=False, title_justify="left")
+    over_qt = (found.latency_over_qt_p50, found.latency_over_qt_p90, found.latency_over_qt_p99)
+    late = ", ".join(f"{cause} {count}" for cause, count in found.by_cause.items() if count)
+    rows = (
+        ("requests", f"{found.requests:,}, {found.completed:,} with a result"),
+        ("late", f"{found.violations:,}, {found.violation_rate:.2%}"),
+        ("late because of", late),
+        ("latency ÷ target p50, p90, p99", ", ".join(f"{value:.2f}" for value in over_qt)),
+        ("JCT ÷ target, mean", f"{found.jct_over_qt_mean:.3f}"),
+        ("QUET ÷ target, mean", f"{found.quet_over_qt_mean:.3f}"),
+    )
     for name, value in rows:
         if value:
             table.add_row(name, value)

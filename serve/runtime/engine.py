@@ -50,6 +50,7 @@ from serve.core.types import (
     Usage,
 )
 from serve.errors import ConfigError, InvalidInput, NotFound, NotReady, ServeError
+from serve.estimate.estimator import ModelEstimator
 from serve.models.cache import CalibrationCache
 from serve.obs.metrics import EngineSnapshot
 from serve.obs.record import RequestRecord
@@ -176,6 +177,10 @@ class Engine:
     def load_offline(self, name: str, progress: Callable[[str, float], None]) -> None:
         """Read and calibrate one model without lanes: it can be estimated, not run."""
         self._registry.load(name, progress)
+
+    def estimator(self, name: str) -> ModelEstimator:
+        """The newest version's estimator, to be asked without a request."""
+        return self._registry.get(name).estimator
 
     def begin_drain(self) -> int:
         """Accept nothing new from now on; how many accepted requests are unanswered."""
@@ -453,7 +458,7 @@ class Engine:
                     self._pool.ended(lane_id)
                     ticket = self._tickets[TaskId(task_id)]
                     ticket.output_shape = (rows, columns)
-                    peak = None if peak_bytes is None else Bytes(peak_bytes + ticket.staged_bytes)
+                    peak = None if peak_bytes is None else Bytes(peak_bytes + ticket.input_bytes)
                     usage = Usage(Nanos(run_ns), peak)
                     self._carry_out(TaskFinished(TaskId(task_id), lane_id, usage))
             case TaskError(task_id, reason, message):

@@ -192,6 +192,8 @@ class Registry:
                 self._newest[spec.name] = entry
             self._let_go(old)
         _log.info("model %s: serving version %d", spec.name, spec.version)
+        if calibration.warning:
+            _log.warning("model %s: %s", spec.key, calibration.warning)
 
     def unload(self, name: str) -> None:
         """Stop serving `name`; returns when its accepted requests are answered."""
@@ -245,7 +247,7 @@ class Registry:
             name=spec.name,
             version=str(spec.version),
             state="READY",
-            reason=entry.estimator.calibration.memory.warning,
+            reason=entry.estimator.calibration.warning,
             inputs=tuple(inputs),
             outputs=(output,),
             executor=entry.executor,

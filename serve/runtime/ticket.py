@@ -79,11 +79,6 @@ class RequestTicket:
         return self._layout.input_bytes
 
     @property
-    def staged_bytes(self) -> int:
-        """Size of the staged inputs and of the output's place."""
-        return self._layout.size_bytes
-
-    @property
     def launched(self) -> bool:
         """Whether a lane was told to run it."""
         return self._launched

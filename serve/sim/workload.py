@@ -1,0 +1,104 @@
+"""The workloads of the load generator, as requests for a simulation.
+
+What a request takes is its calibrated time, spread a little at random by the request's own seed:
+the scheduler sees the estimate, the simulated device the truth.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from serve.core.disciplines import get_discipline
+from serve.core.params import DeviceFacts, SchedulerParams
+from serve.core.policies import get_policy
+from serve.core.types import Bytes, Estimate, LaneId, Nanos, QoS, Task, TaskId
+from serve.errors import ConfigError
+from serve.sim.device import DeviceModel, Offered
+from serve.workload import Trace
+
+#: How a run differs from its estimate: standard deviation of the logarithm.
+RUN_SPREAD = 0.1
+#: Share of the server's own part of the solo time that goes into preparing; the rest answers.
+PREPARE_SHARE = 0.5
+
+Estimator = Callable[[str, int, int], Estimate]
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """What serves: one of our policies under a discipline, or a baseline."""
+
+    params: SchedulerParams
+    device: DeviceModel
+
+
+#: Baselines of the paper: how many tasks run at once, memory unchecked. None: all there are.
+BASELINES: dict[str, int | None] = {"default": 1, "mps_base": 4, "mps_aggr": None}
+
+#: As many at once as a simulation keeps apart.
+_ALL_AT_ONCE = 64
+_UNCHECKED = Bytes(1 << 62)
+
+
+def make_system(policy: str, discipline: str, *, cores: int, budget_bytes: int) -> System:
+    """Lanes and scheduling of a policy or baseline on a CPU with that many cores.
+
+    A baseline is first-in first-out with memory unchecked; tasks beyond the cores share them.
+    Raises ConfigError for an unknown name.
+    """
+    if cores < 1 or budget_bytes < 1:
+        raise ConfigError(f"cores {cores} and memory {budget_bytes} bytes must be at least 1")
+    get_discipline(discipline)
+    if policy in BASELINES:
+        lanes = BASELINES[policy] or _ALL_AT_ONCE
+        facts = DeviceFacts(_UNCHECKED, _lane_ids(lanes))
+        params = SchedulerParams(device=facts, policy="fifo", discipline="rolling")
+        shared = tuple(max(1.0, count / cores) for count in range(1, lanes + 1))
+        return System(params, DeviceModel(slowdown=shared))
+    get_policy(policy)
+    facts = DeviceFacts(
+        Bytes(budget_bytes), _lane_ids(2 * cores), parallelism=cores, can_suspend=True
+    )
+    return System(
+        SchedulerParams(device=facts, policy=policy, discipline=discipline), DeviceModel()
+    )
+
+
+def mean_solo_ns(tasks: Sequence[tuple[str, int, int]], estimator: Estimator) -> float:
+    """Mean estimated solo time over (model, nodes, edges)."""
+    return sum(estimator(*task).solo_ns for task in tasks) / len(tasks)
+
+
+def offered(trace: Trace, estimator: Estimator, qos_factor: float) -> list[Offered]:
+    """The requests of `trace`, each with a target of `qos_factor` × its estimated solo time."""
+    requests = []
+    for number, item in enumerate(trace.items, 1):
+        estimate = estimator(item.model, item.num_nodes, item.num_edges)
+        target_ns = int(qos_factor * estimate.solo_ns)
+        if item.qos_target_us is not None:
+            target_ns = item.qos_target_us * 1000
+        task = Task(
+            task_id=TaskId(number),
+            model=item.model,
+            num_nodes=item.num_nodes,
+            num_edges=item.num_edges,
+            arrived_ns=Nanos(item.offset_ns),
+            estimate=estimate,
+            qos=QoS(Nanos(target_ns)),
+        )
+        true_ns = estimate.run_ns * random.Random(item.seed).lognormvariate(0.0, RUN_SPREAD)
+        host_ns = estimate.solo_ns - estimate.run_ns
+        prepare_ns = int(PREPARE_SHARE * host_ns)
+        requests.append(
+            Offered(
+                task,
+                run_ns=Nanos(max(1, round(true_ns))),
+                prepare_ns=Nanos(prepare_ns),
+                answer_ns=Nanos(host_ns - prepare_ns),
+            )
+        )
+    return requests
+
+
+def _lane_ids(count: int) -> tuple[LaneId, ...]:
+    return tuple(LaneId(lane) for lane in range(count))
