@@ -6,6 +6,7 @@ server takes clearly less time than its asyncio one, and a thread that waits cos
 
 import logging
 import socket
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -28,7 +29,11 @@ from serve.wire import MAX_MESSAGE_BYTES
 #: Threads beyond those that wait for accepted requests: refusals, metadata, health, loads.
 _SPARE_THREADS = 32
 _MAX_STREAMS = 64
-#: After the last answer is out: time for the connections to close by themselves.
+#: After the last answer is out, new requests are refused for this long before the connections
+#: close: gRPC ends calls that reach it while it closes with CANCELLED, and clients that were
+#: just answered ask again at once.
+_REFUSE_S = 0.2
+#: Then: time for the connections to close by themselves.
 _CLOSE_S = 1.0
 
 _log = logging.getLogger(__name__)
@@ -114,14 +119,18 @@ class Server:
         `grace_s` to finish and their answers to go out; health and metadata are served meanwhile.
         """
         deadline_ns = now_ns() + int(grace_s * 1e9)
+
+        def remaining_s() -> float:
+            return max(0.0, (deadline_ns - now_ns()) / 1e9)
+
         self._gate.close()
         self._health.refresh()
         left = self._gate.wait_empty(grace_s)
         if left:
             _log.warning("gave up on %d requests after %g s", left, grace_s)
         self._health.stop()
-        remaining_s = (deadline_ns - now_ns()) / 1e9
-        self._server.stop(max(0.0, min(_CLOSE_S, remaining_s))).wait()
+        threading.Event().wait(min(_REFUSE_S, remaining_s()))
+        self._server.stop(min(_CLOSE_S, remaining_s())).wait()
         self._threads.shutdown(wait=False)
         self._stream_threads.shutdown(wait=False)
         return left
