@@ -54,7 +54,7 @@ cpp: $(PACKAGE) ## C++ tests: plain, under ASan and UBSan, under TSan
 	     cmake --build --preset $$preset -- --quiet; ctest --preset $$preset); done
 
 bench: $(PACKAGE) ## Measure on this machine; results go to bench/results/
-	@for script in bench/*.py; do printf '\033[1m==> %s\033[0m\n' $$script; $(PY) $$script; done
+	@for script in $$(grep -l __main__ bench/*.py); do printf '\033[1m==> %s\033[0m\n' $$script; $(PY) $$script; done
 
 check: COVERAGE = 1
 check: lint type arch generated cpp test ## Everything CI checks on the sources
