@@ -160,3 +160,18 @@ def test_unknown_policy_lists_the_choices():
 def test_a_second_policy_of_the_same_name_is_refused():
     with pytest.raises(ValueError, match="'fifo'"):
         POLICIES.register(type(get_policy("fifo")))
+
+
+def test_slack_looks_at_those_that_can_make_it_before_the_late():
+    policy, keys, now = get_policy("slack"), SortedKeys(), Nanos(10 * MS)
+    late = [task(i, run_ns=MS, target_ns=(i + 2) * MS) for i in range(4)]
+    hopeful = [task(i, run_ns=MS, target_ns=(i + 20) * MS) for i in range(4, 8)]
+    relaxed = [task(i, run_ns=MS, target_ns=90 * MS, priority=3) for i in range(8, 10)]
+    for member in late + hopeful + relaxed:
+        keys.add(policy.key(member))
+    picked = [key[-1] for key in policy.horizon(keys, 8, now)]
+    assert picked == [4, 5, 6, 7, 8, 9, 0, 1]
+    assert [key[-1] for key in policy.horizon(keys, 3, now)] == [4, 5, 6]
+    order_now = policy.plan(late + hopeful + relaxed, Capacity(Bytes(1 << 20), 16), now)
+    ids = [member.task_id for group in order_now for member in group.tasks]
+    assert ids == [4, 5, 6, 7, 8, 9, 0, 1, 2, 3]

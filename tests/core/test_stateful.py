@@ -156,5 +156,5 @@ class History(RuleBasedStateMachine):
         assert self.world.scheduler.drained
 
 
-History.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+History.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
 TestHistory = History.TestCase

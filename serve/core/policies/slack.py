@@ -29,20 +29,22 @@ class Slack(Policy):
     def horizon(self, pending: SortedKeys, limit: int, now_ns: Nanos) -> list[Key]:
         """Class by class those that must start soonest and still can, then the late ones."""
         chosen: list[Key] = []
-        late: list[Key] = []
+        levels: list[int] = []
         first = pending.first()
-        for _ in range(limit):
-            if first is None or len(chosen) == limit:
-                break
+        while first is not None and len(chosen) < limit and len(levels) < limit:
             level = first[0]
-            if first[1] < now_ns:
-                found = pending.since((level,), limit)
-                late += [key for key in found if key[0] == level and key[1] < now_ns]
+            levels.append(level)
             found = pending.since((level, now_ns), limit - len(chosen))
-            chosen += [key for key in found if key[0] == level]
+            if found and found[-1][0] != level:
+                found = [key for key in found if key[0] == level]
+            chosen += found
             following = pending.since((level + 1,), 1)
             first = following[0] if following else None
-        return (chosen + late)[:limit]
+        for level in levels:
+            if len(chosen) < limit:
+                found = pending.since((level,), limit - len(chosen))
+                chosen += [key for key in found if key[0] == level and key[1] < now_ns]
+        return chosen
 
     def rank(self, task: Task, left_ns: Nanos, now_ns: Nanos) -> Key:
         """On time before late, then priority class, then due time, or for the late time left."""
