@@ -5,7 +5,6 @@ import logging
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -53,6 +52,8 @@ Progress = Callable[[str, float], None]
 class Application:
     """Everything one `gnnserve serve` runs."""
 
+    _engine: Engine
+
     def __init__(self, config: Config) -> None:
         """Put the parts together; raises ConfigError when a file or a port cannot be had."""
         server, scheduling = config.server, config.scheduling
@@ -71,10 +72,11 @@ class Application:
             pid=os.getpid(),
         )
         self._drain_timeout_s = server.drain_timeout_s
-        self._stop = threading.Event()
+        self._stopping = False
         with ExitStack() as undo:
             metrics = Metrics(run, lambda: self._engine.snapshot(sink.dropped))
-            sink = RecordSink(RecordStore(database, run), (metrics.observe,))
+            observers = metrics.observe, lambda record: self._engine.learn(record)
+            sink: RecordSink = RecordSink(RecordStore(database, run), observers)
             undo.callback(sink.close)
             self._engine = Engine(config, device, sink.put, calibration_cache(config))
             undo.callback(self._engine.stop)
@@ -107,15 +109,17 @@ class Application:
         """
         for number in _STOP_SIGNALS:
             signal.signal(number, self._on_signal)
+        wakeup_fd = signals_wakeup_fd()
         tune_process()
         try:
             port = self._rpc.start()
             self._http.start()
             self._engine.start(progress)
-            if not self._stop.is_set():
+            if not self._stopping:
                 _log.info("serving: gRPC on port %d, HTTP on port %d", port, self._http.port)
                 ready(port, self._http.port)
-            self._stop.wait()
+            while not self._stopping:
+                os.read(wakeup_fd, 1)
         finally:
             self._shut_down()
 
@@ -127,9 +131,9 @@ class Application:
         _log.info("stopped; %d requests were given up on", given_up)
 
     def _on_signal(self, number: int, _: Any) -> None:
-        if self._stop.is_set():
+        if self._stopping:
             os._exit(128 + number)
-        self._stop.set()
+        self._stopping = True
 
     def _facts(self, run: ServerRun) -> ServerFacts:
         return ServerFacts(
@@ -232,6 +236,18 @@ def simulate_workload(
     trace = build_trace(header, tasks, count=requests)
     offers = offered(trace, estimator, config.scheduling.qos_factor)
     return simulate(offers, system.params, system.device)
+
+
+def signals_wakeup_fd() -> int:
+    """A file descriptor of which a byte can be read for every signal from now on.
+
+    A signal interrupts no lock that the main thread is only about to wait for, nor one that it
+    waits for while another thread got the signal: on a busy machine that server never stopped.
+    """
+    read_fd, write_fd = os.pipe()
+    os.set_blocking(write_fd, False)
+    signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+    return read_fd
 
 
 def tune_process() -> None:

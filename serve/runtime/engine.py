@@ -43,7 +43,6 @@ from serve.core.types import (
     FailReason,
     LaneId,
     Nanos,
-    Outcome,
     QoS,
     Task,
     TaskId,
@@ -304,16 +303,22 @@ class Engine:
             if entry.retired and entry.inflight == 0:
                 entry.idle.set()
 
-    def finished(self, ticket: RequestTicket, outcome: Outcome, record: RequestRecord) -> None:
-        """A request was answered: learn from it and keep its record."""
-        if not self._serving:
+    def keep(self, record: RequestRecord) -> None:
+        """A request was answered: keep its record, unless it was the server's own."""
+        if self._serving:
+            self._sink(record)
+
+    def learn(self, record: RequestRecord) -> None:
+        """Correct what the server adds to a run; for the sink's thread, not the answer's."""
+        if record.status != "OK" or record.co_runners or record.group_size != 1:
             return
-        if isinstance(outcome, Completed) and record.co_runners == 0 and record.group_size == 1:
-            task = ticket.task
-            overhead_ns = record.latency_ns - record.queue_ns - record.run_ns
-            with self._lock:
-                ticket.entry.estimator.observe_solo(task.num_nodes, task.num_edges, overhead_ns)
-        self._sink(record)
+        try:
+            entry = self._registry.get(record.model, record.version)
+        except ServeError:
+            return  # unloaded meanwhile
+        overhead_ns = record.latency_ns - record.queue_ns - record.run_ns - record.suspended_ns
+        with self._lock:
+            entry.estimator.observe_solo(record.num_nodes, record.num_edges, overhead_ns)
 
     def snapshot(self, rows_dropped: int = 0) -> EngineSnapshot:
         """The engine at this moment, for metrics; the report's lost rows are the caller's."""

@@ -51,6 +51,9 @@ _log = logging.getLogger(__name__)
 
 _TORCH_DTYPES = {"float32": torch.float32, "int64": torch.int64}
 _PR_SET_PDEATHSIG = 1
+#: Lanes compute for milliseconds, the main process acts for microseconds: it must not wait for
+#: them when they share a core, with work for other lanes in its hands.
+_NICENESS = 5
 #: Nodes and edges of the graphs a model is run on before it serves.
 _WARM_UP_SIZES = ((16, 48), (256, 1024), (16, 48))
 
@@ -62,6 +65,7 @@ def main(setup: LaneSetup, channel: socket.socket, pool_file: PassedFile) -> Non
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=setup.log_level, format="%(levelname)s %(message)s")
+    os.nice(_NICENESS)
     if setup.cores:
         os.sched_setaffinity(0, setup.cores)
     torch.set_num_threads(setup.threads)

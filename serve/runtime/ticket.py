@@ -64,7 +64,7 @@ class RequestTicket:
         finally:
             self._engine.unhold(self)
         record = build_record(self, outcome, clock.now_ns(), self._engine.scheduling)
-        self._engine.finished(self, outcome, record)
+        self._engine.keep(record)
         if output is None:
             raise error_of(outcome)
         return InferResult(output, record)
