@@ -1,5 +1,7 @@
 """Content checks and the layout of requests in the shared pool."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -61,7 +63,7 @@ def test_tensors_are_aligned_and_do_not_overlap(pool):
         size = int(np.prod(ref.shape)) * np.dtype(ref.dtype).itemsize
         ends.append((ref.offset_bytes, ref.offset_bytes + size))
     ends.append((result.output_offset_bytes, result.output_offset_bytes + 40))
-    for (_, end), (start, _) in zip(ends, ends[1:], strict=False):
+    for (_, end), (start, _) in itertools.pairwise(ends):
         assert end <= start
 
 
