@@ -1,0 +1,79 @@
+"""The pictures in docs/scheduling.md are what the scheduler does."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from serve.core.commands import AnswerTask, LaunchTask, ResumeTask, SuspendTask
+from serve.core.lifecycle import mermaid
+from serve.core.scheduler import Scheduler
+from serve.core.types import Nanos
+from serve.sim.device import DeviceModel, Offered
+from serve.sim.engine import Simulation
+from tests.builders import MS, params, task
+
+PAGE = Path(__file__).parents[2] / "docs" / "scheduling.md"
+
+#: Name: (arrives at, runs for), ms.
+EXAMPLE = {"A": (0, 9), "B": (0, 6), "C": (1, 2), "D": (2, 4), "E": (3, 1)}
+SLOTS = 2
+
+
+class Watched(Simulation):
+    """Notes what every task does from when on."""
+
+    def __init__(self, *args):
+        self.changes = {name: [] for name in EXAMPLE}
+        super().__init__(*args)
+
+    def _obey(self, command):
+        shown = {LaunchTask: "█", ResumeTask: "█", SuspendTask: "░", AnswerTask: " "}
+        if type(command) in shown:
+            name = list(EXAMPLE)[command.task_id]
+            self.changes[name].append((self.now_ns // MS, shown[type(command)]))
+        return super()._obey(command)
+
+
+def requests():
+    return [
+        Offered(task(i, run_ns=run * MS, prepare_ns=0, arrived_ns=at * MS), run * MS, 0)
+        for i, (at, run) in enumerate(EXAMPLE.values())
+    ]
+
+
+def draw(policy, discipline):
+    """One row per task, one column per millisecond."""
+    chosen = params(
+        policy=policy, discipline=discipline, lanes=2 * SLOTS, parallelism=SLOTS, can_suspend=True
+    )
+    simulation = Watched(Scheduler(chosen), DeviceModel(switch_ns=Nanos(0)))
+    simulation.run(requests())
+    rows = [f"{policy} + {discipline}"]
+    for name, (at, run) in EXAMPLE.items():
+        changes = dict([(at, "·"), *simulation.changes[name]])
+        row, mark = "", " "
+        for column in range(max(changes)):
+            mark = changes.get(column, mark)
+            row += mark
+        late = " late" if max(changes) - at > 2 * run else ""
+        rows.append(f"  {name} {row}{late}")
+    return "\n".join(rows) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("policy", "discipline"),
+    [("bqt", "barrier"), ("slack", "rolling"), ("slack", "preemptive")],
+)
+def test_picture(policy, discipline):
+    assert draw(policy, discipline) in PAGE.read_text(encoding="utf-8")
+
+
+def test_life_cycle_diagram():
+    assert mermaid() in PAGE.read_text(encoding="utf-8")
+
+
+def test_the_example_runs(capsys):
+    (block,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    exec(block, {"requests": requests()})
+    assert capsys.readouterr().out.startswith("0.0 0.")
