@@ -216,6 +216,17 @@ class Troubled:
         with torch.inference_mode():
             return self.module.linear(torch.from_numpy(graph.x)).numpy()
 
+    @contextmanager
+    def holding(self) -> Iterator[Graph]:
+        """A graph whose requests run until this ends."""
+        release = self.folder / "release"
+        try:
+            yield self.graph(mischief.HOLD)
+        finally:
+            release.touch()
+            wait_for(lambda: not self.running(), "the end of all runs")
+            release.unlink()
+
     def running(self) -> set[int]:
         """Processes that run for as long as they were told to, those killed meanwhile left out."""
         pids = {int(path.suffix[1:]) for path in self.folder.glob("running.*")}

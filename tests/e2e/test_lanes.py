@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from tests.e2e.mischief import CRASH, DIE_ONCE, EXIT, RAISE, SLEEP
+from tests.e2e.mischief import CRASH, DIE_ONCE, EXIT, HOLD, RAISE, SLEEP
 from tests.e2e.support import (
     Troubled,
     assert_equal,
@@ -85,7 +85,7 @@ def test_a_killed_lane_costs_no_answer(troubled, call, trouble, reference):
 
 def test_a_request_that_loses_two_lanes_is_given_up(troubled, call, trouble):
     with ThreadPoolExecutor(1) as threads:
-        slow = threads.submit(infer, call, "mischief", trouble.graph(SLEEP + 30), tenant="twice")
+        slow = threads.submit(infer, call, "mischief", trouble.graph(HOLD), tenant="twice")
         first = running(trouble)
         os.kill(first, signal.SIGKILL)
         os.kill(running(trouble, but={first}), signal.SIGKILL)

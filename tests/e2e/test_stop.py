@@ -1,4 +1,4 @@
-"""Stopping: what was accepted is answered; and what is left behind when there was no time to stop."""
+"""Stopping: what was accepted is answered. Being killed: what is left behind."""
 
 import os
 import re
@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from tests.e2e.mischief import SLEEP
+from tests.e2e.mischief import HOLD, SLEEP
 from tests.e2e.support import (
     GOOD,
     Troubled,
@@ -60,7 +60,6 @@ def test_sigterm_under_load_loses_nothing(tmp_path, trouble, terminate):
                     ended["OK"] += 1
                 except grpc.RpcError as error:
                     ended[error.code().name] += 1
-                    assert error.code() is UNAVAILABLE, error
                     return
 
         long = trouble.graph(SLEEP + 1.0)
@@ -88,7 +87,7 @@ def test_a_stop_gives_up_on_what_takes_too_long(tmp_path, trouble):
         raw_channel(server) as call,
         ThreadPoolExecutor(1) as threads,
     ):
-        slow = threads.submit(infer, call, "mischief", trouble.graph(SLEEP + 50))
+        slow = threads.submit(infer, call, "mischief", trouble.graph(HOLD))
         wait_for(trouble.running, "a running request")
         processes = descendants(server.pid)
         assert server.stop() == 0
@@ -106,7 +105,7 @@ def test_a_second_signal_stops_at_once(tmp_path, trouble):
         raw_channel(server) as call,
         ThreadPoolExecutor(1) as threads,
     ):
-        slow = threads.submit(infer, call, "mischief", trouble.graph(SLEEP + 50))
+        slow = threads.submit(infer, call, "mischief", trouble.graph(HOLD))
         wait_for(trouble.running, "a running request")
         processes = descendants(server.pid)
         to_main_process(server)
@@ -139,7 +138,7 @@ def test_kill_leaves_rows_and_nothing_else(tmp_path, trouble):
             infer(call, "gcn", GOOD, tenant=f"t{number}")
         # A second is what may be lost.
         time.sleep(1.0)
-        slow = [threads.submit(infer, call, "mischief", trouble.graph(SLEEP + 50)) for _ in "ab"]
+        slow = [threads.submit(infer, call, "mischief", trouble.graph(HOLD)) for _ in "ab"]
         wait_for(lambda: len(trouble.running()) == 2, "two running requests")
         processes = descendants(server.pid)
         assert len(processes) >= 3
