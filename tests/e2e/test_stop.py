@@ -117,12 +117,11 @@ def test_a_second_signal_stops_at_once(tmp_path, trouble):
 
 
 def test_sigterm_while_starting_stops_cleanly(tmp_path):
-    server = ServerProcess(tmp_path)
-    server.start()
-    wait_for(lambda: "lane 0: process" in server.log.read_text(), "the first lane")
-    processes = descendants(server.pid)
-    assert len(processes) >= 2
-    assert server.stop() == 0
+    with ServerProcess(tmp_path).starting() as server:
+        wait_for(lambda: "lane 0: process" in server.log.read_text(), "the first lane")
+        processes = descendants(server.pid)
+        assert len(processes) >= 2
+        assert server.stop() == 0
     assert not server.said_ready
     wait_for(lambda: not any(map(is_running, processes)), "the end of all processes")
 
