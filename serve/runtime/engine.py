@@ -48,7 +48,7 @@ from serve.core.types import (
     TaskId,
     Usage,
 )
-from serve.errors import ConfigError, InvalidInput, NotFound, NotReady, ServeError
+from serve.errors import ConfigError, InvalidInput, NotFound, NotReady, ServeError, Unsupported
 from serve.estimate.estimator import ModelEstimator
 from serve.models.cache import CalibrationCache
 from serve.obs.metrics import EngineSnapshot
@@ -143,6 +143,8 @@ class Engine:
         lane starts or no model can be served.
         """
         names = self._registry.names_to_load(self._config.models.load)
+        for graph in self._config.graph:
+            _log.warning("graph %s: this version does not serve resident graphs", graph.name)
         tell = progress or (lambda step, fraction: None)
         tell("starting lanes", 0.0)
         self._pool.start()
@@ -380,8 +382,13 @@ class Engine:
     def _size(self, call: InferCall, entry: ModelEntry) -> tuple[int, int]:
         """(nodes, edges) of a request the model can take; raises NotFound or InvalidInput."""
         if call.graph is not None or "node_ids" in call.tensors:
-            held = ", ".join(graph.name for graph in self._config.graph) or "none"
-            raise NotFound(f"unknown graph '{call.graph or ''}'; resident graphs: {held}")
+            names = [graph.name for graph in self._config.graph]
+            if call.graph in names:
+                raise Unsupported(
+                    f"graph '{call.graph}': this version answers requests that bring their graph"
+                )
+            held = ", ".join(names) or "none"
+            raise NotFound(f"unknown graph '{call.graph or ''}'; configured graphs: {held}")
         edges = call.tensors.get("edge_index")
         num_nodes = call.tensors["x"].shape[0]
         num_edges = 0 if edges is None else edges.shape[1]
