@@ -9,18 +9,9 @@ import grpc
 import pytest
 
 from tests.e2e.mischief import CRASH, DIE_ONCE, EXIT, HOLD, RAISE, SLEEP
-from tests.e2e.support import (
-    Troubled,
-    assert_equal,
-    descendants,
-    infer,
-    metric,
-    random_graph,
-    raw_channel,
-    row,
-    wait_for,
-)
+from tests.e2e.support import Troubled, assert_equal, infer, random_graph, raw_channel
 from tests.harness import ServerProcess
+from tests.outside import descendants, metric, row, wait_for
 
 LANES = 2
 SHIPPED = ("gcn", "gat")

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from tests.e2e.support import GOOD, MODELS, assert_answers, descendants, http_get, infer
+from tests.e2e.support import GOOD, MODELS, assert_answers, infer
+from tests.outside import descendants, http_get
 
 
 def libraries(pid: int) -> str:

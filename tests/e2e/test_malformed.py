@@ -10,7 +10,8 @@ import pytest
 
 from serve.pb import grpc_service_pb2 as pb
 from serve.wire import encode_request
-from tests.e2e.support import GOOD, PATIENCE_S, assert_answers, metric, wait_for
+from tests.e2e.support import GOOD, assert_answers
+from tests.outside import PATIENCE_S, metric, wait_for
 
 Request = pb.ModelInferRequest
 Edit = Callable[[Request], None]

@@ -2,7 +2,8 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-from tests.e2e.support import MODELS, infer, random_graph, rows, wait_for
+from tests.e2e.support import MODELS, infer, random_graph
+from tests.outside import rows, wait_for
 
 REQUESTS = 200
 

@@ -10,8 +10,9 @@ import pytest
 import tritonclient.grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tests.e2e.support import GOOD, Troubled, assert_equal, http_get, infer, raw_channel, wait_for
+from tests.e2e.support import GOOD, Troubled, assert_equal, infer, raw_channel
 from tests.harness import ServerProcess
+from tests.outside import http_get, wait_for
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 SERVING = health_pb2.HealthCheckResponse.SERVING

@@ -14,19 +14,9 @@ from tritonclient.utils import InferenceServerException
 
 from serve.client import Client
 from serve.wire import encode_request
-from tests.e2e.support import (
-    GOOD,
-    PATIENCE_S,
-    Troubled,
-    assert_answers,
-    infer,
-    metric,
-    random_graph,
-    raw_channel,
-    row,
-    wait_for,
-)
+from tests.e2e.support import GOOD, Troubled, assert_answers, infer, random_graph, raw_channel
 from tests.harness import ROOT, ServerProcess
+from tests.outside import PATIENCE_S, metric, row, wait_for
 
 BUDGET_BYTES = 256 << 20
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -22,11 +22,10 @@ from tests.e2e.support import (
     assert_answers,
     assert_equal,
     infer,
-    metric,
     raw_channel,
-    wait_for,
 )
 from tests.harness import ServerProcess
+from tests.outside import metric, wait_for
 
 
 @pytest.fixture(scope="module")

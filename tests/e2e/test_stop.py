@@ -11,19 +11,9 @@ import grpc
 import pytest
 
 from tests.e2e.mischief import HOLD, SLEEP
-from tests.e2e.support import (
-    GOOD,
-    Troubled,
-    descendants,
-    infer,
-    is_running,
-    random_graph,
-    raw_channel,
-    rows,
-    shared_memory_names,
-    wait_for,
-)
+from tests.e2e.support import GOOD, Troubled, infer, random_graph, raw_channel
 from tests.harness import ServerProcess
+from tests.outside import descendants, is_running, rows, shared_memory_names, wait_for
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 

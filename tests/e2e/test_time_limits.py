@@ -8,19 +8,9 @@ import grpc
 import pytest
 
 from serve.wire import INFER_METHOD, decode_response, encode_request
-from tests.e2e.support import (
-    GOOD,
-    PATIENCE_S,
-    Troubled,
-    assert_equal,
-    infer,
-    metric,
-    raw_channel,
-    row,
-    rows,
-    wait_for,
-)
+from tests.e2e.support import GOOD, Troubled, assert_equal, infer, raw_channel
 from tests.harness import ServerProcess
+from tests.outside import PATIENCE_S, metric, row, rows, wait_for
 
 DEADLINE = grpc.StatusCode.DEADLINE_EXCEEDED
 #: One lane, so that a request behind another is sure to wait.

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.support import Troubled, descendants
+from tests.e2e.support import Troubled
+from tests.outside import descendants
 
 
 @pytest.fixture(scope="session")

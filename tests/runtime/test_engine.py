@@ -22,7 +22,8 @@ from serve.errors import (
 from serve.runtime.api import InferCall, Tensor
 from serve.runtime.engine import Engine
 from tests.e2e.mischief import HOLD, RAISE
-from tests.e2e.support import PATIENCE_S, Graph, random_graph, wait_for
+from tests.e2e.support import Graph, random_graph
+from tests.outside import PATIENCE_S, wait_for
 from tests.runtime.conftest import held_by_this_process
 
 CONFIG = """

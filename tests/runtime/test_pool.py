@@ -27,7 +27,7 @@ from serve.runtime.messages import (
 from serve.runtime.pool import LaneDown, LanePool, LaneUp
 from serve.runtime.shm import SharedPool
 from tests.e2e.mischief import HOLD, RAISE
-from tests.e2e.support import PATIENCE_S, descendants, is_running, wait_for
+from tests.outside import PATIENCE_S, descendants, is_running, wait_for
 from tests.runtime.conftest import held_by_this_process
 
 LANES = (LaneId(0), LaneId(1))
@@ -210,10 +210,11 @@ def test_a_calibrator_that_dies_says_so(talk, trouble, tmp_path):
         (folder / name).write_bytes((trouble.folder / name).read_bytes())
     (folder / "model.py").write_text("import os\nos._exit(5)\n")
     before = descendants(os.getpid()).keys()
-    with pytest.raises(NotReady, match="died"), talk.pool.calibrator() as calibrator:
+    with talk.pool.calibrator() as calibrator:
         assert isinstance(calibrator.receive(PATIENCE_S), LaneStarted)
         calibrator.send(ProbeModel(find(tmp_path, "deadly"), 1.0, 1 << 20))
-        calibrator.receive(PATIENCE_S)
+        with pytest.raises(NotReady, match="died"):
+            calibrator.receive(PATIENCE_S)
     assert descendants(os.getpid()).keys() <= before
 
 
