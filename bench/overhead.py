@@ -91,10 +91,13 @@ def measure(
                     answer, taken_us = timed(client.infer, model, x=x, edge_index=edge_index)
                     found["uid"].append(answer.qos.request_uid)
                     found["client"].append(taken_us)
-                for _ in range(BLOCK):
-                    found["direct"].append(timed(direct.run, inputs)[1])
+                # All at one pace: a core that was idle for a moment is slower for the next, and
+                # a hot loop would flatter what is compared with.
+                for pause_us in found["client"]:
+                    direct_us = timed(direct.run, inputs)[1]
+                    found["direct"].append(direct_us)
+                    time.sleep(max(0.0, pause_us - direct_us) / 1e6)
                 for pause_us in found["direct"]:
-                    # At the pace of the served ones: a hot loop would flatter the echo.
                     time.sleep(pause_us / 1e6)
                     found["echo"].append(timed(echo, message)[1])
                 if block >= 0:

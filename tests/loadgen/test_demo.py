@@ -18,7 +18,13 @@ pytestmark = pytest.mark.slow
 def start_demo(folder):
     command = [sys.executable, "-m", "serve", "demo", "--folder", str(folder), "--duration", "2"]
     return subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Shells have their background jobs, and so these tests, ignore Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
