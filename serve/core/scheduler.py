@@ -84,6 +84,7 @@ class Scheduler:
         self._window = make_window(params.window, params.window_ns)
         self._lane_ids = frozenset(params.device.lane_ids)
         self._horizon = params.planned_at_once
+        self._prepare_depth = params.prepare_depth
         self._plan = Plan(self._discipline.holds_groups)
         self._board = Board(params.device, self._plan, self._policy.rank)
         self._backlog = Backlog(self._policy, sealing=not self._window.replans)
@@ -134,7 +135,8 @@ class Scheduler:
         `now_ns` counts as no earlier than in the calls before. Raises InvariantViolation, with
         nothing changed, for an event that cannot happen.
         """
-        self._now = max(self._now, now_ns)
+        if now_ns > self._now:
+            self._now = now_ns
         out: list[Command] = []
         self._out = out
         self._handlers[type(event)](event)
@@ -153,11 +155,14 @@ class Scheduler:
 
     def next_wakeup(self) -> Nanos | None:
         """When a ``Tick`` is needed unless another event comes first; None: never."""
-        times = [self._held_until_ns, self._window_closes_ns()]
+        wake_ns = self._window_closes_ns()
+        held_ns = self._held_until_ns
+        if held_ns is not None and (wake_ns is None or held_ns < wake_ns):
+            wake_ns = held_ns
         timer = self._timers.first()
-        if timer is not None:
-            times.append(Nanos(timer[0]))
-        return min((time for time in times if time is not None), default=None)
+        if timer is not None and (wake_ns is None or timer[0] < wake_ns):
+            wake_ns = Nanos(timer[0])
+        return wake_ns
 
     @property
     def queued_count(self) -> int:
@@ -423,6 +428,8 @@ class Scheduler:
     # Planning, preparing, launching.
 
     def _window_closes_ns(self) -> Nanos | None:
+        if not self._window.open:
+            return None
         return self._window.closes_ns(self._discipline.could_start(self._board))
 
     def _plan_if_due(self) -> bool:
@@ -452,7 +459,7 @@ class Scheduler:
 
     def _is_short(self) -> bool:
         """A lane or the prepare stage could take more than is planned."""
-        return self._plan.count < self.params.prepare_depth + self._board.free_slots
+        return self._plan.count < self._prepare_depth + self._board.free_slots
 
     def _plan_next(self, pinned: bool) -> int:
         """Append groups made of the backlog's horizon; how many tasks these are."""
@@ -481,7 +488,7 @@ class Scheduler:
 
     def _prepare_next(self) -> None:
         """Have the host prepare the tasks that launch next."""
-        quota = self.params.prepare_depth + self._board.free_slots
+        quota = self._prepare_depth + self._board.free_slots
         for group in self._plan.groups:
             for record in group.members:
                 if quota <= 0:
