@@ -52,6 +52,13 @@ def _counters(scheduler: "Scheduler") -> None:
     _require(scheduler._unanswered == len(unanswered), "unanswered count")
     work_ns = sum(r.task.estimate.solo_ns for r in records if r.state.pending or r.state.on_lane)
     _require(scheduler._work_ns == work_ns, "work is that of tasks pending or on lanes")
+    for at in {r.target_class for r in records}:
+        there_ns = sum(
+            r.task.estimate.solo_ns
+            for r in records
+            if r.target_class <= at and (r.state.pending or r.state.on_lane)
+        )
+        _require(scheduler._demand.there_ns(at) == there_ns, "work by target")
     timed = sum(r.task.expires_ns is not None for r in unanswered)
     _require(len(scheduler._timers) == timed, "one timer for each time limit")
 

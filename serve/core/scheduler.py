@@ -25,6 +25,7 @@ from serve.core.commands import (
     ResumeTask,
     SuspendTask,
 )
+from serve.core.demand import Demand, target_class
 from serve.core.disciplines import get_discipline
 from serve.core.disciplines.base import Launch, Resume, Suspend, Wait
 from serve.core.events import (
@@ -97,6 +98,7 @@ class Scheduler:
         self._pending = 0
         #: Σ estimated solo time of tasks pending or on a lane.
         self._work_ns = 0
+        self._demand = Demand()
         self._draining = False
         #: Lanes or budget changed: the plan was made for another device.
         self._stale = False
@@ -243,7 +245,10 @@ class Scheduler:
         if refusal is not None:
             self._out += AnswerTask(task_id, refusal), ReleaseTask(task_id)
             return
-        record = Record(task, self._policy.key(task), backlog_ns)
+        at = target_class(task.qos.target_ns)
+        slots = self._board.slots
+        left_before_ns = self._demand.came(at, task.estimate.solo_ns, self._now, slots)
+        record = Record(task, self._policy.key(task), backlog_ns, at, left_before_ns)
         self._records[task_id] = record
         self._log.append((self._now, task_id, None, "TaskArrived", State.QUEUED))
         self._backlog.add(record)
@@ -269,6 +274,13 @@ class Scheduler:
         group = record.group
         assert group is not None
         assert group.group_id is not None
+        overloaded = self._demand.exceeded(
+            record.target_class,
+            record.left_before_ns,
+            record.task.arrived_ns,
+            self._now,
+            self._board.slots,
+        )
         timeline = Timeline(
             arrived_ns=record.task.arrived_ns,
             prepare_started_ns=record.prepare_started_ns,
@@ -278,6 +290,7 @@ class Scheduler:
             prepare_exposed_ns=record.prepare_exposed_ns,
             backlog_ns=record.backlog_ns,
             suspended_ns=self._board.suspended_ns(record, self._now),
+            overloaded=overloaded,
         )
         placement = Placement(
             event.lane_id, group.group_id, group.size, record.co_runners, record.attempt
@@ -366,6 +379,7 @@ class Scheduler:
                 self._plan.remove(record, self._now)
         if (before.pending or before.on_lane) and not (after.pending or after.on_lane):
             self._work_ns -= task.estimate.solo_ns
+            self._demand.left(record.target_class, task.estimate.solo_ns)
         if after.answered and not before.answered:
             assert outcome is not None
             self._unanswered -= 1
