@@ -274,15 +274,12 @@ class Scheduler:
         group = record.group
         assert group is not None
         assert group.group_id is not None
+        slots, arrived_ns = self._board.slots, record.task.arrived_ns
         overloaded = self._demand.exceeded(
-            record.target_class,
-            record.left_before_ns,
-            record.task.arrived_ns,
-            self._now,
-            self._board.slots,
+            record.target_class, record.left_before_ns, arrived_ns, self._now, slots
         )
         timeline = Timeline(
-            arrived_ns=record.task.arrived_ns,
+            arrived_ns=arrived_ns,
             prepare_started_ns=record.prepare_started_ns,
             prepared_ns=record.prepared_ns,
             launched_ns=record.launched_ns,
@@ -483,11 +480,21 @@ class Scheduler:
             records = backlog.horizon(self._horizon, now_ns)
         if not records:
             return 0
+        if len(records) == 1:  # as often as not, and there is nothing to decide
+            self._plan.append(records, pinned)
+        else:
+            self._append_groups(records, pinned)
+        if pinned:
+            for record in records:
+                backlog.discard(record)
+        return len(records)
+
+    def _append_groups(self, records: list[Record], pinned: bool) -> None:
+        """Append what the policy makes of the records."""
         capacity = Capacity(self._board.ledger.budget_bytes, self._board.slots)
-        tasks = [record.task for record in records]
         by_id = self._records
         planned = 0
-        for group in self._policy.plan(tasks, capacity, now_ns):
+        for group in self._policy.plan([r.task for r in records], capacity, self._now):
             members = [by_id[task.task_id] for task in group.tasks]
             planned += len(members)
             self._plan.append(members, pinned)
@@ -495,10 +502,6 @@ class Scheduler:
             raise InvariantViolation(
                 f"policy {self._policy.name} planned {planned} tasks of {len(records)}"
             )
-        if pinned:
-            for record in records:
-                backlog.discard(record)
-        return planned
 
     def _prepare_next(self) -> None:
         """Have the host prepare the tasks that launch next."""
@@ -516,7 +519,11 @@ class Scheduler:
     def _launch_ready(self) -> bool:
         """Carry out the discipline's moves; whether there were any."""
         moved = False
+        board = self._board
         for _ in range(_MOVES_PER_LANE * len(self._lane_ids)):
+            if board.plan.count == 0 and board.executing_count == len(board.busy):
+                self._held_until_ns = None
+                return moved
             move = self._discipline.decide(self._board, self.params.bypass_limit, self._now)
             match move:
                 case Wait(until_ns):
