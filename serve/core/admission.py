@@ -12,12 +12,14 @@ def admit(
     budget_bytes: Bytes,
     unanswered: int,
     max_queue: int,
+    has_share: bool,
     backlog_ns: Nanos,
     draining: bool,
 ) -> Rejected | None:
     """None when the task may enter, else why not.
 
-    `unanswered` counts accepted tasks without an answer; `backlog_ns` is their work per lane,
+    `unanswered` counts accepted tasks without an answer; with `has_share` a full queue still takes
+    the task, as its tenant has less than its share of it. `backlog_ns` is their work per lane,
     and so about when the queue will have emptied.
     """
     if draining:
@@ -26,7 +28,7 @@ def admit(
     if need_bytes > budget_bytes:
         message = f"needs {need_bytes} bytes, the device has {budget_bytes} for tasks"
         return Rejected(RejectReason.TOO_BIG, message)
-    if unanswered >= max_queue:
+    if unanswered >= max_queue and not has_share:
         message = f"{unanswered} requests are waiting or running, at most {max_queue} may be"
         retry_ns = Nanos(max(MIN_RETRY_NS, backlog_ns))
         return Rejected(RejectReason.QUEUE_FULL, message, retry_ns)

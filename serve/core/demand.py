@@ -67,15 +67,20 @@ class Demand:
         #: When the last arrivals last brought too much.
         self._over_ns = -1
 
-    def came(self, at: int, work_ns: Nanos, now_ns: Nanos, slots: int) -> int:
-        """A task of class `at` arrived; the work up to that class that has left so far."""
-        self._came.add(at, work_ns)
+    def asked(self, work_ns: Nanos, now_ns: Nanos, slots: int) -> bool:
+        """A task arrived, admitted or not; whether the last arrivals brought too much."""
         recent = self._recent
         recent.append((now_ns, self._total_ns))
         self._total_ns += work_ns
         since_ns, before_ns = recent[0]
-        if len(recent) == RECENT and self._total_ns - before_ns > slots * (now_ns - since_ns):
+        over = len(recent) == RECENT and self._total_ns - before_ns > slots * (now_ns - since_ns)
+        if over:
             self._over_ns = now_ns
+        return over
+
+    def came(self, at: int, work_ns: Nanos) -> int:
+        """A task of class `at` was admitted; the work up to that class that has left so far."""
+        self._came.add(at, work_ns)
         return self._left.up_to(at)
 
     def left(self, at: int, work_ns: Nanos) -> None:

@@ -1,6 +1,7 @@
 """Capacity arithmetic shared by policies: from an order of tasks to groups that fit."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -13,6 +14,11 @@ DEFAULT_PRIORITY = 2
 def urgency(task: Task) -> int:
     """The task's priority class, smaller first: 1 is most urgent, the default counts as 2."""
     return task.qos.priority or DEFAULT_PRIORITY
+
+
+def less_urgent(task: Task) -> Task:
+    """The task one priority class later."""
+    return replace(task, qos=replace(task.qos, priority=urgency(task) + 1))
 
 
 def in_turn(tasks: Iterable[Task], key: Callable[[Task], Any]) -> list[Task]:

@@ -45,9 +45,12 @@ from serve.core.events import (
 from serve.core.invariants import check_invariants
 from serve.core.lifecycle import TRANSITIONS, Cause, State
 from serve.core.ordered import SortedKeys
+from serve.core.packing import less_urgent
 from serve.core.params import SchedulerParams
+from serve.core.patience import Patience
 from serve.core.plan import Plan, Record
 from serve.core.policies import get_policy
+from serve.core.shares import Shares
 from serve.core.types import (
     Bytes,
     Cancelled,
@@ -99,6 +102,7 @@ class Scheduler:
         #: Σ estimated solo time of tasks pending or on a lane.
         self._work_ns = 0
         self._demand = Demand()
+        self._shares = Shares()
         self._draining = False
         #: Lanes or budget changed: the plan was made for another device.
         self._stale = False
@@ -108,9 +112,7 @@ class Scheduler:
         self._shrunk = False
         #: Until when an idle lane is held for a task being prepared.
         self._held_until_ns: Nanos | None = None
-        #: The longest waiting task, and launches of others since it became that.
-        self._oldest: Record | None = None
-        self._passed_over = 0
+        self._patience = Patience(params.patience)
         self._next_group_id = 0
         self._now = Nanos(0)
         self._out: list[Command] = []
@@ -234,27 +236,33 @@ class Scheduler:
             raise self._violation(task_id, "arrived twice")
         backlog_ns = Nanos(self._work_ns // self._board.slots)
         self._newest_id = max(self._newest_id, task_id)
+        work_ns = task.estimate.solo_ns
+        overloaded = self._demand.asked(work_ns, self._now, self._board.slots)
+        self._shares.asks(task.tenant)
         refusal = admit(
             task,
             budget_bytes=self._board.ledger.budget_bytes,
             unanswered=self._unanswered,
             max_queue=self.params.max_queue,
+            has_share=self._shares.may_queue(task.tenant, self.params.max_queue),
             backlog_ns=backlog_ns,
             draining=self._draining,
         )
         if refusal is not None:
             self._out += AnswerTask(task_id, refusal), ReleaseTask(task_id)
             return
+        if overloaded and self._shares.is_over(task.tenant):
+            task = less_urgent(task)
         at = target_class(task.qos.target_ns)
-        slots = self._board.slots
-        left_before_ns = self._demand.came(at, task.estimate.solo_ns, self._now, slots)
+        left_before_ns = self._demand.came(at, work_ns)
+        self._shares.enter(task.tenant, work_ns)
         record = Record(task, self._policy.key(task), backlog_ns, at, left_before_ns)
         self._records[task_id] = record
         self._log.append((self._now, task_id, None, "TaskArrived", State.QUEUED))
         self._backlog.add(record)
         self._pending += 1
         self._unanswered += 1
-        self._work_ns += task.estimate.solo_ns
+        self._work_ns += work_ns
         expires_ns = task.expires_ns
         if expires_ns is not None:
             self._timers.add((expires_ns, task_id))
@@ -376,6 +384,7 @@ class Scheduler:
                 self._plan.remove(record, self._now)
         if (before.pending or before.on_lane) and not (after.pending or after.on_lane):
             self._work_ns -= task.estimate.solo_ns
+            self._shares.leave(task.tenant, task.estimate.solo_ns)
             self._demand.left(record.target_class, task.estimate.solo_ns)
         if after.answered and not before.answered:
             assert outcome is not None
@@ -578,17 +587,8 @@ class Scheduler:
         """Put the longest waiting task first once `patience` others went before it."""
         if not self._window.replans:
             return
-        oldest = self._backlog.oldest()
-        for record in self._board.busy.values():
-            stands = not record.state.executing and not record.promoted
-            if stands and (oldest is None or record.task.task_id < oldest.task.task_id):
-                oldest = record
-        if oldest is None or oldest is not self._oldest:
-            self._oldest, self._passed_over = oldest, 0
-            return
-        self._passed_over += 1
-        if self._passed_over >= self.params.patience:
-            self._oldest, self._passed_over = None, 0
+        oldest = self._patience.launched(self._backlog, self._board)
+        if oldest is not None:
             oldest.promoted = True
             if oldest.state.pending:
                 self._backlog.discard(oldest)

@@ -31,9 +31,9 @@ def test_sums_up_to_a_class(rows):
 def ended(others, target_ms=20, stay_ms=20, slots=1):
     """Whether a task of 10 ms was overloaded beside `others`, (target, work) in ms."""
     demand, at = Demand(), target_class(Nanos(target_ms * MS))
-    before = demand.came(at, Nanos(10 * MS), Nanos(0), slots)
+    before = demand.came(at, Nanos(10 * MS))
     for other_ms, work_ms in others:
-        demand.came(target_class(Nanos(other_ms * MS)), Nanos(work_ms * MS), Nanos(0), slots)
+        demand.came(target_class(Nanos(other_ms * MS)), Nanos(work_ms * MS))
     return demand.exceeded(at, before, Nanos(0), Nanos(stay_ms * MS), slots)
 
 
@@ -54,18 +54,18 @@ def test_only_work_as_urgent_counts(others, overloaded):
 
 def test_work_that_left_before_does_not_count():
     demand, at = Demand(), target_class(Nanos(20 * MS))
-    demand.came(at, Nanos(50 * MS), Nanos(0), 1)
+    demand.came(at, Nanos(50 * MS))
     demand.left(at, Nanos(50 * MS))
-    before = demand.came(at, Nanos(10 * MS), Nanos(60 * MS), 1)
+    before = demand.came(at, Nanos(10 * MS))
     assert demand.there_ns(at) == 10 * MS
     assert not demand.exceeded(at, before, Nanos(60 * MS), Nanos(81 * MS), 1)
 
 
 def test_a_load_above_one_is_overload_for_all_who_were_there():
     demand, at = Demand(), target_class(Nanos(20 * MS))
-    relaxed = target_class(Nanos(10**6 * MS))
-    for number in range(RECENT):  # 2 ms of work each ms, all of it far from due
-        demand.came(relaxed, Nanos(2 * MS), Nanos(number * MS), 1)
+    for number in range(RECENT):  # 2 ms of work each ms
+        over = demand.asked(Nanos(2 * MS), Nanos(number * MS), 1)
+    assert over
     end = RECENT * MS
     there, later = Nanos(end - 5 * MS), Nanos(end + MS)
     assert demand.exceeded(at, 0, there, Nanos(end), 1)
