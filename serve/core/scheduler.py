@@ -239,12 +239,16 @@ class Scheduler:
         work_ns = task.estimate.solo_ns
         overloaded = self._demand.asked(work_ns, self._now, self._board.slots)
         self._shares.asks(task.tenant)
+        at = target_class(task.qos.target_ns)
+        sheds = overloaded and self.params.shed_late
+        urgent_ns = Nanos(self._demand.there_ns(at) // self._board.slots) if sheds else None
         refusal = admit(
             task,
             budget_bytes=self._board.ledger.budget_bytes,
             unanswered=self._unanswered,
             max_queue=self.params.max_queue,
             has_share=self._shares.may_queue(task.tenant, self.params.max_queue),
+            urgent_ns=urgent_ns,
             backlog_ns=backlog_ns,
             draining=self._draining,
         )
@@ -253,7 +257,6 @@ class Scheduler:
             return
         if overloaded and self._shares.is_over(task.tenant):
             task = less_urgent(task)
-        at = target_class(task.qos.target_ns)
         left_before_ns = self._demand.came(at, work_ns)
         self._shares.enter(task.tenant, work_ns)
         record = Record(task, self._policy.key(task), backlog_ns, at, left_before_ns)
