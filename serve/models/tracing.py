@@ -118,10 +118,11 @@ def exact_pages() -> Iterator[bool]:
     Afterwards glibc's thresholds stand where they come to rest by themselves in a process that
     has used large blocks.
     """
-    libc = ctypes.CDLL(None)
     if not os.access("/proc/self/clear_refs", os.W_OK) or platform.libc_ver()[0] != "glibc":
         yield False
         return
+    # The library's own functions, whatever is preloaded in front of them.
+    libc = ctypes.CDLL("libc.so.6")
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     libc.free.argtypes = [ctypes.c_void_p]
     libc.mallopt(_M_MMAP_THRESHOLD, _OWN_PAGES_BYTES)
