@@ -98,7 +98,11 @@ class Lane:
                 return
             message = messages.decode_to_lane(packet)
             if isinstance(message, RunTask):
-                self._send(self._run(message))
+                answer = self._run(message)
+                self._send(answer)
+                if isinstance(answer, TaskError):
+                    # The error's own cycles may hold the tensors of the run.
+                    gc.collect()
             elif isinstance(message, LoadModel):
                 self._send(self._load(message))
             elif isinstance(message, UnloadModel):
@@ -113,29 +117,42 @@ class Lane:
 
     def _run(self, task: RunTask) -> TaskDone | TaskError:
         started_ns = time.monotonic_ns()
+        meter = self._meter
+        peak = held = None
+        if meter is not None:
+            base_bytes = meter.live_bytes()
+            meter.insert(task.limit_bytes)
         try:
             inputs = {ref.name: self._tensor(ref) for ref in task.inputs}
-            if self._meter is not None:
-                self._meter.reset()
-            base_bytes = 0 if self._meter is None else self._meter.live_bytes()
             output = self._models[task.key].run(inputs)
-            peak = None if self._meter is None else self._meter.peak_bytes() - base_bytes
+            if meter is not None:
+                peak, held = meter.peak_bytes() - base_bytes, meter.held_peak_bytes()
             rows, columns = output.shape
             self._store(output, task)
-        except MemoryError as error:
-            return TaskError(task.task_id, FailReason.OUT_OF_MEMORY.value, str(error))
-        except ServeError as error:
-            return TaskError(task.task_id, FailReason.MODEL_ERROR.value, str(error))
         except Exception as error:
             # The user's code may raise anything; it must not cost the lane.
-            _log.exception("model %s raised", task.key)
-            text = f"{type(error).__name__}: {error}"
-            reason = FailReason.MODEL_ERROR
-            if isinstance(error, RuntimeError) and "not enough memory" in text:
-                reason = FailReason.OUT_OF_MEMORY
-            return TaskError(task.task_id, reason.value, text)
+            return self._failed(task, error)
+        finally:
+            if meter is not None:
+                meter.clear()
         run_ns = time.monotonic_ns() - started_ns
-        return TaskDone(task.task_id, rows, columns, run_ns, peak)
+        return TaskDone(task.task_id, rows, columns, run_ns, peak, held)
+
+    def _failed(self, task: RunTask, error: Exception) -> TaskError:
+        refused_bytes = 0 if self._meter is None else self._meter.refused_bytes()
+        if refused_bytes:
+            # Whatever the model made of it, this is why.
+            text = f"a tensor of {refused_bytes} bytes would pass its limit of "
+            text += f"{task.limit_bytes} bytes"
+            return TaskError(task.task_id, FailReason.OUT_OF_MEMORY.value, text)
+        if isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error):
+            text = str(error) or "the system has no memory left"
+            return TaskError(task.task_id, FailReason.OUT_OF_MEMORY.value, text)
+        if isinstance(error, ServeError):
+            return TaskError(task.task_id, FailReason.MODEL_ERROR.value, str(error))
+        _log.error("model %s raised", task.key, exc_info=error)
+        text = f"{type(error).__name__}: {error}"
+        return TaskError(task.task_id, FailReason.MODEL_ERROR.value, text)
 
     def _tensor(self, ref: TensorRef) -> torch.Tensor:
         dtype = _TORCH_DTYPES[ref.dtype]
