@@ -51,6 +51,10 @@ _log = logging.getLogger(__name__)
 
 _TORCH_DTYPES = {"float32": torch.float32, "int64": torch.int64}
 _PR_SET_PDEATHSIG = 1
+#: glibc's: free memory at the end of the heap beyond which it is given back.
+_M_TRIM_THRESHOLD = -1
+_libc = ctypes.CDLL(None, use_errno=True)
+_TRIMS = hasattr(_libc, "malloc_trim")
 #: Lanes compute for milliseconds, the main process acts for microseconds: it must not wait for
 #: them when they share a core, with work for other lanes in its hands.
 _NICENESS = 5
@@ -72,7 +76,9 @@ def main(setup: LaneSetup, channel: socket.socket, pool_file: PassedFile) -> Non
     pool_fd = pool_file.detach()
     pool = map_pool(pool_fd, setup.pool_capacity_bytes)
     os.close(pool_fd)
-    Lane(channel, pool, Meter.attach()).serve()
+    if _TRIMS:
+        _libc.mallopt(_M_TRIM_THRESHOLD, setup.keep_bytes)
+    Lane(channel, pool, Meter.attach(), setup.keep_bytes).serve()
     # Tensors over the pool may still exist; the kernel unmaps it, no destructor has to.
     sys.stderr.flush()
     os._exit(0)
@@ -81,10 +87,13 @@ def main(setup: LaneSetup, channel: socket.socket, pool_file: PassedFile) -> Non
 class Lane:
     """The loop: one packet in, one answer out."""
 
-    def __init__(self, channel: socket.socket, pool: mmap.mmap, meter: Meter | None) -> None:
+    def __init__(
+        self, channel: socket.socket, pool: mmap.mmap, meter: Meter | None, keep_bytes: int
+    ) -> None:
         self._channel = channel
         self._pool = pool
         self._meter = meter
+        self._keep_bytes = keep_bytes
         self._models: dict[str, LoadedModel] = {}
 
     def serve(self) -> None:
@@ -100,9 +109,7 @@ class Lane:
             if isinstance(message, RunTask):
                 answer = self._run(message)
                 self._send(answer)
-                if isinstance(answer, TaskError):
-                    # The error's own cycles may hold the tensors of the run.
-                    gc.collect()
+                self._tidy(answer)
             elif isinstance(message, LoadModel):
                 self._send(self._load(message))
             elif isinstance(message, UnloadModel):
@@ -137,6 +144,17 @@ class Lane:
                 meter.clear()
         run_ns = time.monotonic_ns() - started_ns
         return TaskDone(task.task_id, rows, columns, run_ns, peak, held)
+
+    def _tidy(self, answer: TaskDone | TaskError) -> None:
+        """Give back what a run left that is more than a lane may keep."""
+        if isinstance(answer, TaskError):
+            # The error's own cycles may hold the tensors of the run.
+            gc.collect()
+        if _TRIMS and (
+            isinstance(answer, TaskError) or (answer.held_bytes or 0) > self._keep_bytes
+        ):
+            # Also from holes below blocks in use, where glibc does not look by itself.
+            _libc.malloc_trim(0)
 
     def _failed(self, task: RunTask, error: Exception) -> TaskError:
         refused_bytes = 0 if self._meter is None else self._meter.refused_bytes()
@@ -218,7 +236,7 @@ def _public_text(error: Exception) -> str:
 def _die_with_parent() -> None:
     """Have the kernel kill this process when the fork server ends; it ends with the server."""
     parent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 

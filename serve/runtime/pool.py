@@ -40,8 +40,8 @@ _STOP_WAIT_S = 2.0
 _START_WAIT_S = 120.0
 
 #: glibc keeps freed tensor memory instead of handing pages back after every layer and
-#: faulting them in again: bounded per lane by the trim threshold.
-_LANE_ENVIRONMENT = {
+#: faulting them in again (bench/arena.py); lanes set how much of it themselves.
+LANE_ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
     "OMP_NUM_THREADS": "1",
@@ -87,9 +87,14 @@ class LanePool:
     """All lanes of one device."""
 
     def __init__(
-        self, lane_cores: tuple[tuple[int, ...], ...], shared: SharedPool, threads: int = 1
+        self,
+        lane_cores: tuple[tuple[int, ...], ...],
+        shared: SharedPool,
+        keep_bytes: int,
+        threads: int = 1,
     ) -> None:
         self._shared = shared
+        self._keep_bytes = keep_bytes
         self._threads = threads
         self._lanes = {
             LaneId(index): _Lane(LaneId(index), cores) for index, cores in enumerate(lane_cores)
@@ -301,6 +306,7 @@ class LanePool:
             threads=self._threads,
             pool_capacity_bytes=self._shared.capacity_bytes,
             log_level=logging.getLogger().getEffectiveLevel(),
+            keep_bytes=self._keep_bytes,
         )
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([_PRELOAD_MODULE])
@@ -398,7 +404,7 @@ def _as_passed(file: PassedFile) -> PassedFile:
 @contextmanager
 def _lane_environment() -> Iterator[None]:
     """Environment of the fork server, so of all lanes; ours is as before afterwards."""
-    wanted = dict(_LANE_ENVIRONMENT)
+    wanted = dict(LANE_ENVIRONMENT)
     meter = native.meter_library_path()
     if meter is None:
         _log.warning("lanes run without the memory meter: peaks are not measured")
