@@ -41,7 +41,7 @@ _START_WAIT_S = 120.0
 
 #: glibc keeps freed tensor memory instead of handing pages back after every layer and
 #: faulting them in again (bench/arena.py); lanes set how much of it themselves.
-LANE_ENVIRONMENT = {
+_LANE_ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
     "OMP_NUM_THREADS": "1",
@@ -404,7 +404,7 @@ def _as_passed(file: PassedFile) -> PassedFile:
 @contextmanager
 def _lane_environment() -> Iterator[None]:
     """Environment of the fork server, so of all lanes; ours is as before afterwards."""
-    wanted = dict(LANE_ENVIRONMENT)
+    wanted = dict(_LANE_ENVIRONMENT)
     meter = native.meter_library_path()
     if meter is None:
         _log.warning("lanes run without the memory meter: peaks are not measured")
