@@ -5,13 +5,14 @@
 One process for each way to set up glibc's allocator, all on one core and one thread; they take
 turns on graphs of the same sizes, and processor time is taken, which other work on the machine
 hardly changes. Faults are pages that a
-forward pass had to ask the kernel for, and resident is what the process holds afterwards beyond
-what it held before its first pass. All but `stock` run with the memory meter preloaded, as lanes
+forward pass had to ask the kernel for; pages over live is how far resident memory rose, against the
+peak of live tensors and large blocks. All but `stock` run with the memory meter preloaded, as lanes
 do. `32 MiB` lets blocks up to that size (glibc's largest) come from the heap, `no mmap` blocks of
 any size; both keep 256 MiB of what was freed. Writes bench/results/arena.json.
 """
 
 import argparse
+import ctypes
 import json
 import os
 import resource
@@ -30,7 +31,7 @@ from serve import native
 
 ROOT = Path(__file__).parent.parent
 RESULT = Path(__file__).parent / "results" / "arena.json"
-MODELS = ("sage",)
+MODELS = ("gcn", "sage")
 NODES = (1_000, 8_000, 20_000)
 EDGES_PER_NODE = 10
 FEATURES, HIDDEN, CLASSES, LAYERS = 32, 128, 8, 3
@@ -46,7 +47,7 @@ WAYS: dict[str, dict[str, str]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
@@ -119,12 +120,17 @@ def child(runs: int) -> None:
         ).eval()
         for name in MODELS
     }
-    before = _resident_bytes()
+    meter = native.Meter.attach()
     for line in sys.stdin:
         model, nodes = line.split()[0], int(line.split()[1])
         x = torch.randn(nodes, FEATURES)
         edges = torch.randint(nodes, (2, EDGES_PER_NODE * nodes))
         passes, faults = [], []
+        ctypes.CDLL(None).malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")
+        before = _status_bytes("VmRSS")
+        if meter is not None:
+            meter.insert(1 << 40)
         for _ in range(runs):
             start_faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
             started = time.thread_time_ns()
@@ -135,19 +141,26 @@ def child(runs: int) -> None:
         answer = {
             "run_ms": statistics.median(passes),
             "faults": statistics.median(faults),
-            "resident_mib": (_resident_bytes() - before) / (1 << 20),
         }
+        if meter is not None:
+            grown = _status_bytes("VmHWM") - before
+            answer["pages_over_live"] = grown / meter.held_peak_bytes()
+            meter.clear()
         print(json.dumps(answer), flush=True)
 
 
-def _resident_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
+def _status_bytes(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"/proc/self/status has no {field}")
 
 
 def show(rows: list[dict[str, Any]]) -> None:
     """Milliseconds, and faults a pass."""
-    table = Table(title=f"Median ms of processor time a pass (page faults), {LAYERS} × {HIDDEN}")
+    table = Table(
+        title=f"Median ms of processor time a pass (page faults; pages ÷ live), {LAYERS} × {HIDDEN}"
+    )
     table.add_column("model")
     table.add_column("nodes", justify="right")
     for name in WAYS:
@@ -156,7 +169,10 @@ def show(rows: list[dict[str, Any]]) -> None:
     for model in MODELS:
         for nodes in NODES:
             found = [cells[model, nodes, name] for name in WAYS]
-            texts = [f"{row['run_ms']:.2f} ({row['faults']:.0f})" for row in found]
+            texts = [
+                f"{row['run_ms']:.2f} ({row['faults']:.0f}; {row.get('pages_over_live', 0):.2f})"
+                for row in found
+            ]
             table.add_row(model, f"{nodes:,}", *texts)
     Console().print(table)
 

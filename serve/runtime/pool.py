@@ -40,10 +40,12 @@ _STOP_WAIT_S = 2.0
 _START_WAIT_S = 120.0
 
 #: glibc keeps freed tensor memory instead of handing pages back after every layer and
-#: faulting them in again (bench/arena.py); lanes set how much of it themselves.
+#: faulting them in again (bench/arena.py). Between runs lanes give back what is too much.
 _LANE_ENVIRONMENT = {
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-    "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
+    "MALLOC_MMAP_MAX_": "0",
+    # Only for large runs, for which lanes allow it.
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
     "OMP_NUM_THREADS": "1",
     # numpy's BLAS must start no threads in the fork server: only one thread survives a fork.
     "OPENBLAS_NUM_THREADS": "1",
