@@ -1,7 +1,7 @@
 """The door to the compiled extension ``serve._core`` and to the memory meter.
 
 Covers staging (copying a request's tensors to where they are used, checked in the same pass), the
-allocator of ranges in a region of memory, and the meter of a process's tensor memory. Where the
+allocator of ranges in a region of memory, and the meter of a process's memory. Where the
 extension was not built, the numpy twins in ``serve._twin`` do the same, slower; this is logged.
 
 Buffers are any C-contiguous bytes-like objects, aligned or not. `dst` is writable, has exactly the
@@ -39,7 +39,7 @@ COMPILED = _impl.__name__ == "serve._core"
 
 _METER_LIBRARY = "libgnnserve_meter.so"
 #: Version of the meter's functions that `Meter` speaks.
-_METER_VERSION = 1
+_METER_VERSION = 2
 
 
 def stage_indices(src: BytesLike, is_int32: bool, bound: int, dst: BytesLike) -> int:
@@ -90,22 +90,40 @@ def _size_bytes(buffer: BytesLike) -> int:
 
 
 class Meter:
-    """Tensor memory of this process: live and peak requested bytes of its aligned blocks.
+    """Memory of this process: what its tensors and large blocks take, and a limit for them.
 
-    Counts what is allocated by ``posix_memalign`` and its kin with an alignment and a size of 64
-    bytes or more: every CPU tensor of PyTorch's allocator, all threads together. Blocks of plain
-    ``malloc`` (numpy's, the interpreter's) are not seen. A forked child measures its own copy.
+    Tensors are what is allocated by ``posix_memalign`` and its kin with an alignment and a size
+    of 64 bytes or more: every CPU tensor of PyTorch's allocator. Held are these and all blocks of
+    plain ``malloc`` from 64 KiB, such as kernels sort and scatter with; ``calloc`` and what the
+    interpreter maps for itself are not seen. Counts requested bytes, all threads together. A
+    forked child measures its own copy.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._reset = library.gnnserve_meter_reset
-        self._live, self._peak, self._untracked = (
+        self._insert, self._clear, self._reset = (
+            library.gnnserve_meter_insert,
+            library.gnnserve_meter_clear,
+            library.gnnserve_meter_reset,
+        )
+        self._insert.argtypes = [ctypes.c_size_t]
+        for procedure in (self._insert, self._clear, self._reset):
+            procedure.restype = None
+        self._live, self._peak, self._held, self._held_peak, self._refused, self._untracked = (
             library.gnnserve_meter_live_bytes,
             library.gnnserve_meter_peak_bytes,
+            library.gnnserve_meter_held_bytes,
+            library.gnnserve_meter_held_peak_bytes,
+            library.gnnserve_meter_refused_bytes,
             library.gnnserve_meter_untracked_blocks,
         )
-        self._reset.restype = None
-        for function in (self._live, self._peak, self._untracked):
+        for function in (
+            self._live,
+            self._peak,
+            self._held,
+            self._held_peak,
+            self._refused,
+            self._untracked,
+        ):
             function.restype = ctypes.c_size_t
 
     @classmethod
@@ -116,18 +134,42 @@ class Meter:
         present = getattr(library, "gnnserve_meter_present", None)
         return cls(library) if present is not None and present() == _METER_VERSION else None
 
+    def insert(self, limit_bytes: int) -> None:
+        """From now on allow `limit_bytes` more than is held; peaks start again.
+
+        A tensor beyond that is refused: PyTorch raises its RuntimeError for that, in the thread
+        that asked. Other blocks are never refused, and leave that much less for tensors.
+        """
+        self._insert(limit_bytes)
+
+    def clear(self) -> None:
+        """End the limit."""
+        self._clear()
+
     def reset(self) -> None:
-        """Let the peak start again from what is live now."""
+        """Let the peaks start again from what is there now."""
         self._reset()
 
     def live_bytes(self) -> int:
-        """Bytes allocated and not freed."""
+        """Bytes of tensors allocated and not freed."""
         return int(self._live())
 
     def peak_bytes(self) -> int:
-        """Most live bytes at once since the last reset."""
+        """Most bytes of tensors at once since the last reset or insert."""
         return int(self._peak())
 
+    def held_bytes(self) -> int:
+        """Bytes of tensors and large blocks allocated and not freed."""
+        return int(self._held())
+
+    def held_peak_bytes(self) -> int:
+        """The most that was held at once beyond what there was at the last insert."""
+        return int(self._held_peak())
+
+    def refused_bytes(self) -> int:
+        """Size of the last tensor that was refused since the last insert; 0: none was."""
+        return int(self._refused())
+
     def untracked_blocks(self) -> int:
-        """Blocks there was no room to remember; unless 0, live and peak are too low."""
+        """Blocks there was no room to remember; unless 0, what is told of memory is too low."""
         return int(self._untracked())

@@ -1,13 +1,16 @@
-// libgnnserve_meter.so: preloaded into a process (LD_PRELOAD), it measures aligned allocations,
-// which is where PyTorch's CPU tensors live (posix_memalign and free), by standing in front of
-// the C library's functions. Everything is passed on; nothing is allocated here; no lock is held,
-// so a process may fork at any moment and its child goes on measuring its own copy.
+// libgnnserve_meter.so: preloaded into a process (LD_PRELOAD), it measures and limits the memory of
+// PyTorch's CPU tensors (posix_memalign and free) and counts what kernels take besides in large
+// blocks (malloc), by standing in front of the C library's functions. Everything is passed on;
+// nothing is allocated here; no lock is held, so a process may fork at any moment and its child
+// goes on measuring its own copy.
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstddef>
+#include <cstring>
 
 #include "gnnserve/memory_meter.hpp"
 
@@ -50,13 +53,38 @@ private:
 constinit Next<int(void**, std::size_t, std::size_t)> next_posix_memalign{"posix_memalign"};
 constinit Next<void*(std::size_t, std::size_t)> next_aligned_alloc{"aligned_alloc"};
 constinit Next<void*(std::size_t, std::size_t)> next_memalign{"memalign"};
+constinit Next<void*(std::size_t)> next_malloc{"malloc"};
 constinit Next<void*(void*, std::size_t)> next_realloc{"realloc"};
 constinit Next<void(void*)> next_free{"free"};
 
-void note_alloc(void* block, std::size_t alignment, std::size_t size) {
-    if (block != nullptr && gnnserve::MemoryMeter::tracks(alignment, size)) {
-        meter.on_alloc(block, size);
+using Kind = gnnserve::MemoryMeter::Kind;
+
+// What `allocate` returns, metered; null when the limit does not allow it.
+template <typename Allocate>
+void* metered(Kind kind, std::size_t size, Allocate allocate) {
+    if (!meter.admit(kind, size)) {
+        return nullptr;
     }
+    void* block = allocate();
+    meter.on_alloc(block, kind, size);
+    return block;
+}
+
+template <typename Next>
+void* aligned_by(Next& source, std::size_t alignment, std::size_t size) {
+    auto* next = source.get();
+    if (next == nullptr) {
+        errno = ENOMEM;
+        return nullptr;
+    }
+    if (!gnnserve::MemoryMeter::is_tensor(alignment, size)) {
+        return next(alignment, size);
+    }
+    void* block = metered(Kind::tensor, size, [=] { return next(alignment, size); });
+    if (block == nullptr && meter.refused() != 0) {
+        errno = ENOMEM;
+    }
+    return block;
 }
 
 }  // namespace
@@ -66,41 +94,65 @@ GNNSERVE_EXPORT int posix_memalign(void** block, std::size_t alignment, std::siz
     if (next == nullptr) {
         return ENOMEM;
     }
-    const int error = next(block, alignment, size);
+    if (!gnnserve::MemoryMeter::is_tensor(alignment, size)) {
+        return next(block, alignment, size);
+    }
+    int error = ENOMEM;
+    void* found = metered(Kind::tensor, size, [&]() -> void* {
+        void* made = nullptr;
+        error = next(&made, alignment, size);
+        return error == 0 ? made : nullptr;
+    });
     if (error == 0) {
-        note_alloc(*block, alignment, size);
+        *block = found;
     }
     return error;
 }
 
 GNNSERVE_EXPORT void* aligned_alloc(std::size_t alignment, std::size_t size) {
-    auto* next = next_aligned_alloc.get();
-    void* block = next == nullptr ? nullptr : next(alignment, size);
-    note_alloc(block, alignment, size);
-    return block;
+    return aligned_by(next_aligned_alloc, alignment, size);
 }
 
 GNNSERVE_EXPORT void* memalign(std::size_t alignment, std::size_t size) {
-    auto* next = next_memalign.get();
-    void* block = next == nullptr ? nullptr : next(alignment, size);
-    note_alloc(block, alignment, size);
-    return block;
+    return aligned_by(next_memalign, alignment, size);
 }
 
-GNNSERVE_EXPORT void* realloc(void* block, std::size_t size) {
-    auto* next = next_realloc.get();
-    if (next == nullptr) {
-        return nullptr;
-    }
-    const std::size_t old_size = meter.on_free(block);
-    void* moved = next(block, size);
-    if (old_size != 0) {
-        if (moved != nullptr) {
-            meter.on_alloc(moved, size);
-        } else if (size != 0) {
-            meter.on_alloc(block, old_size);  // refused: the old block lives on
+// Large blocks are aligned like tensors, which is how `free` knows them from the many small ones.
+GNNSERVE_EXPORT void* malloc(std::size_t size) {
+    if (size >= gnnserve::MemoryMeter::kLarge) {
+        if (auto* next = next_memalign.get()) {
+            return metered(Kind::other, size,
+                           [=] { return next(gnnserve::MemoryMeter::kGranule, size); });
         }
     }
+    auto* next = next_malloc.get();
+    return next == nullptr ? nullptr : next(size);
+}
+
+// A tracked block moves to an aligned place, where it stays tracked.
+GNNSERVE_EXPORT void* realloc(void* block, std::size_t size) {
+    auto* resize = next_realloc.get();
+    auto* make = next_memalign.get();
+    auto* drop = next_free.get();
+    if (resize == nullptr || make == nullptr || drop == nullptr) {
+        return nullptr;
+    }
+    const auto old = meter.on_free(block);
+    if (old.size == 0 || size == 0) {
+        void* moved = resize(block, size);
+        if (size >= gnnserve::MemoryMeter::kLarge) {
+            meter.adopt(moved, Kind::other, size);
+        }
+        return moved;
+    }
+    void* moved = make(gnnserve::MemoryMeter::kGranule, size);
+    if (moved == nullptr) {
+        meter.adopt(block, old.kind, old.size);  // the old block lives on
+        return nullptr;
+    }
+    meter.adopt(moved, old.kind, size);
+    std::memcpy(moved, block, std::min(old.size, size));
+    drop(block);
     return moved;
 }
 
@@ -116,12 +168,22 @@ GNNSERVE_EXPORT void free(void* block) {
 }
 
 // Version of the functions below; its presence tells that the library is preloaded.
-GNNSERVE_EXPORT int gnnserve_meter_present() { return 1; }
+GNNSERVE_EXPORT int gnnserve_meter_present() { return 2; }
+
+GNNSERVE_EXPORT void gnnserve_meter_insert(std::size_t bytes) { meter.insert(bytes); }
+
+GNNSERVE_EXPORT void gnnserve_meter_clear() { meter.clear(); }
 
 GNNSERVE_EXPORT void gnnserve_meter_reset() { meter.reset(); }
 
 GNNSERVE_EXPORT std::size_t gnnserve_meter_live_bytes() { return meter.live(); }
 
 GNNSERVE_EXPORT std::size_t gnnserve_meter_peak_bytes() { return meter.peak(); }
+
+GNNSERVE_EXPORT std::size_t gnnserve_meter_held_bytes() { return meter.held(); }
+
+GNNSERVE_EXPORT std::size_t gnnserve_meter_held_peak_bytes() { return meter.held_peak(); }
+
+GNNSERVE_EXPORT std::size_t gnnserve_meter_refused_bytes() { return meter.refused(); }
 
 GNNSERVE_EXPORT std::size_t gnnserve_meter_untracked_blocks() { return meter.untracked(); }

@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdlib>
 #include <thread>
 #include <vector>
@@ -22,6 +23,11 @@ Function* find(const char* name) {
 
 auto* const live = find<std::size_t()>("gnnserve_meter_live_bytes");
 auto* const peak = find<std::size_t()>("gnnserve_meter_peak_bytes");
+auto* const held = find<std::size_t()>("gnnserve_meter_held_bytes");
+auto* const insert = find<void(std::size_t)>("gnnserve_meter_insert");
+auto* const clear = find<void()>("gnnserve_meter_clear");
+auto* const refused = find<std::size_t()>("gnnserve_meter_refused_bytes");
+auto* const held_peak = find<std::size_t()>("gnnserve_meter_held_peak_bytes");
 auto* const reset = find<void()>("gnnserve_meter_reset");
 
 void* aligned(std::size_t size) {
@@ -62,6 +68,42 @@ void test_what_is_not_counted() {
     CHECK(posix_memalign(&refused, 64, std::size_t{1} << 60) != 0);
     CHECK(posix_memalign(&refused, 65, 100) != 0);
     CHECK(live() == before);
+}
+
+void test_large_plain_blocks_are_held() {
+    const std::size_t before = held();
+    insert(std::size_t{1} << 30);
+    void* plain = std::malloc(1'000'000);
+    CHECK(held() == before + 1'000'000);
+    static_cast<char*>(plain)[999'999] = 1;
+    plain = std::realloc(plain, 3'000'000);
+    CHECK(static_cast<char*>(plain)[999'999] == 1);
+    std::free(plain);
+    CHECK(held() == before);
+    CHECK(held_peak() >= 1'000'000);
+    auto* made = new char[200'000];
+    CHECK(held() == before + 200'000);
+    delete[] made;
+    void* small = std::malloc(60'000);
+    CHECK(held() == before);
+    std::free(small);
+    clear();
+}
+
+void test_limit() {
+    insert(10'000);
+    void* block = nullptr;
+    CHECK(posix_memalign(&block, 64, 10'001) == ENOMEM && block == nullptr);
+    CHECK(refused() == 10'001);
+    errno = 0;
+    CHECK(std::aligned_alloc(64, 10'048) == nullptr && errno == ENOMEM);
+    void* within = aligned(10'000);
+    void* plain = std::malloc(100'000);  // not for tensors: never refused
+    CHECK(within != nullptr && plain != nullptr && held_peak() == 110'000);
+    clear();
+    std::free(plain);
+    std::free(within);
+    std::free(aligned(20'000));
 }
 
 void test_refused_realloc_keeps_the_block() {
@@ -114,9 +156,11 @@ void test_threads() {
 }  // namespace
 
 int main() {
-    CHECK(find<int()>("gnnserve_meter_present")() == 1);
+    CHECK(find<int()>("gnnserve_meter_present")() == 2);
     test_every_way_in_and_out();
     test_what_is_not_counted();
+    test_large_plain_blocks_are_held();
+    test_limit();
     test_refused_realloc_keeps_the_block();
     test_child_measures_its_own();
     test_threads();

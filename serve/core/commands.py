@@ -5,7 +5,7 @@ For every ``TaskArrived`` there is exactly one ``AnswerTask`` and exactly one ``
 
 from dataclasses import dataclass
 
-from serve.core.types import GroupId, LaneId, Outcome, TaskId
+from serve.core.types import Bytes, GroupId, LaneId, Outcome, TaskId
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,8 @@ class LaunchTask:
     lane_id: LaneId
     group_id: GroupId
     group_size: int
+    #: What the run may take: what the ledger holds for it.
+    reserve_bytes: Bytes
 
 
 @dataclass(frozen=True, slots=True)

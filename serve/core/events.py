@@ -51,6 +51,16 @@ class TaskFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class TaskOverran:
+    """A lane stopped the task as it asked for more memory than was reserved; the lane is fine."""
+
+    task_id: TaskId
+    lane_id: LaneId
+    #: The lane's words, with its limit.
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class TaskCancelled:
     """The client went away. A no-op for a task already answered."""
 
@@ -94,6 +104,7 @@ Event = (
     | PrepareFailed
     | TaskFinished
     | TaskFailed
+    | TaskOverran
     | TaskCancelled
     | LaneReady
     | LaneLost

@@ -26,6 +26,7 @@ from serve.core.events import (
     TaskCancelled,
     TaskFailed,
     TaskFinished,
+    TaskOverran,
     TaskPrepared,
 )
 from serve.core.types import Expired, Failed
@@ -91,7 +92,8 @@ TRANSITIONS: dict[tuple[State, Cause], State] = {
     (State.RUNNING, TaskCancelled): State.ABANDONED,
     (State.RUNNING, Expired): State.ABANDONED,
     (State.RUNNING, LaneLost): State.QUEUED,  # handed over, once
-    (State.RUNNING, Failed): State.DONE,  # its second lane was lost
+    (State.RUNNING, TaskOverran): State.QUEUED,  # runs again, alone, once
+    (State.RUNNING, Failed): State.DONE,  # lost its second lane, or overran all memory there is
     (State.RUNNING, SuspendTask): State.SUSPENDED,
     (State.SUSPENDED, ResumeTask): State.RUNNING,
     (State.SUSPENDED, TaskFinished): State.DONE,
@@ -99,18 +101,21 @@ TRANSITIONS: dict[tuple[State, Cause], State] = {
     (State.SUSPENDED, TaskCancelled): State.PARKED,
     (State.SUSPENDED, Expired): State.PARKED,
     (State.SUSPENDED, LaneLost): State.QUEUED,
+    (State.SUSPENDED, TaskOverran): State.QUEUED,
     (State.SUSPENDED, Failed): State.DONE,
     (State.WITHDRAWN, TaskPrepared): State.DONE,
     (State.WITHDRAWN, PrepareFailed): State.DONE,
     (State.WITHDRAWN, TaskCancelled): State.WITHDRAWN,
     (State.ABANDONED, TaskFinished): State.DONE,
     (State.ABANDONED, TaskFailed): State.DONE,
+    (State.ABANDONED, TaskOverran): State.DONE,
     (State.ABANDONED, LaneLost): State.DONE,
     (State.ABANDONED, TaskCancelled): State.ABANDONED,
     (State.ABANDONED, SuspendTask): State.PARKED,
     (State.PARKED, ResumeTask): State.ABANDONED,
     (State.PARKED, TaskFinished): State.DONE,
     (State.PARKED, TaskFailed): State.DONE,
+    (State.PARKED, TaskOverran): State.DONE,
     (State.PARKED, LaneLost): State.DONE,
     (State.PARKED, TaskCancelled): State.PARKED,
     (State.DONE, TaskCancelled): State.DONE,

@@ -47,6 +47,8 @@ class Record:
     lane_id: LaneId | None = None
     #: Runs started, the current one included.
     attempt: int = 0
+    #: It overran its memory: it runs again with all the device has, so by itself.
+    alone: bool = False
     prepare_started_ns: Nanos = ZERO_NS
     prepared_ns: Nanos = ZERO_NS
     prepare_exposed_ns: Nanos = ZERO_NS
@@ -144,7 +146,7 @@ class Plan:
             self._drop_if_over(group, now_ns)
 
     def hand_over(self, record: Record) -> None:
-        """The record lost its lane and runs again: first of its held group, or of the plan."""
+        """The record left its lane and runs again: first of its held group, or of the plan."""
         group = record.group
         assert group is not None
         group.active -= 1

@@ -11,6 +11,7 @@ order, and only a bounded horizon of them is planned at a time.
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from serve.core.admission import admit
@@ -39,6 +40,7 @@ from serve.core.events import (
     TaskCancelled,
     TaskFailed,
     TaskFinished,
+    TaskOverran,
     TaskPrepared,
     Tick,
 )
@@ -123,6 +125,7 @@ class Scheduler:
             PrepareFailed: self._on_prepare_failed,
             TaskFinished: self._on_finished,
             TaskFailed: self._on_failed,
+            TaskOverran: self._on_overran,
             TaskCancelled: self._on_cancelled,
             LaneReady: self._on_lane_ready,
             LaneLost: self._on_lane_lost,
@@ -309,6 +312,19 @@ class Scheduler:
         record = self._on_its_lane(event.task_id, event.lane_id, TaskFailed)
         self._step(record, TaskFailed, Failed(event.reason, event.message))
 
+    def _on_overran(self, event: TaskOverran) -> None:
+        record = self._on_its_lane(event.task_id, event.lane_id, TaskOverran)
+        budget_bytes = self._board.ledger.budget_bytes
+        if record.state.answered:
+            self._step(record, TaskOverran)
+        elif record.alone or record.task.reserve_bytes >= budget_bytes:
+            message = f"{event.message}; the device has {budget_bytes} bytes for tasks"
+            self._step(record, Failed, Failed(FailReason.OUT_OF_MEMORY, message))
+        else:
+            self._step(record, TaskOverran)
+            record.alone = True
+            self._reserve_all(record)
+
     def _on_cancelled(self, event: TaskCancelled) -> None:
         task_id = event.task_id
         record = self._records.get(task_id)
@@ -331,7 +347,8 @@ class Scheduler:
         record = self._board.busy.get(lane_id)
         if record is not None:
             if record.attempt > 1 and not record.state.answered:
-                message = f"lane {lane_id} died while running it, as another did before"
+                before = "alone, after it overran" if record.alone else "as another did before"
+                message = f"lane {lane_id} died while running it, {before}"
                 self._step(record, Failed, Failed(FailReason.LANE_LOST, message))
             else:
                 self._step(record, LaneLost)
@@ -350,6 +367,9 @@ class Scheduler:
         self._stale = True
         for group in list(self._plan.groups):
             if group.pinned:
+                for record in group.members:
+                    if record.alone:
+                        self._reserve_all(record)
                 self._fail_outgrown(list(group.members))
 
     def _on_drain_started(self, event: DrainStarted) -> None:
@@ -435,6 +455,12 @@ class Scheduler:
         while (timer := self._timers.first()) is not None and timer[0] <= self._now:
             record = self._records[TaskId(timer[1])]
             self._step(record, Expired, Expired(record.state.label))
+
+    def _reserve_all(self, record: Record) -> None:
+        """Have the pending record run with all the memory there is, so by itself."""
+        estimate = record.task.estimate
+        reserve_bytes = max(estimate.peak_bytes, self._board.ledger.budget_bytes)
+        record.task = replace(record.task, estimate=replace(estimate, reserve_bytes=reserve_bytes))
 
     def _fail_outgrown(self, records: list[Record]) -> bool:
         """Fail those that the lowered budget can never hold; whether there were any."""
@@ -583,7 +609,8 @@ class Scheduler:
         lane_id = self._board.occupy(record, now_ns)
         record.launched_ns = now_ns
         record.attempt += 1
-        self._out.append(LaunchTask(task_id, lane_id, group.group_id, group.size))
+        reserve_bytes = record.task.reserve_bytes
+        self._out.append(LaunchTask(task_id, lane_id, group.group_id, group.size, reserve_bytes))
         self._count_passed_over()
 
     def _count_passed_over(self) -> None:

@@ -136,8 +136,10 @@ class Usage:
     """What a run was measured to take, on its lane."""
 
     run_ns: Nanos
-    #: None where the lane cannot measure it.
+    #: Inputs and tensors at their peak; None where the lane cannot measure it.
     peak_bytes: Bytes | None
+    #: The same with what kernels took besides.
+    held_bytes: Bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,7 @@ class Placement:
     group_size: int
     #: Most other tasks seen running on the device during its run.
     co_runners: int
-    #: 1, or 2 when a lost lane handed it over.
+    #: 1, or more when a lost lane handed it over or it overran its memory.
     attempt: int
 
 

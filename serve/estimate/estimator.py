@@ -17,6 +17,8 @@ from serve.estimate.timing import fit_overhead
 SAFETY_FACTOR = 1.03
 #: And at least this much, for constant-size rounding in small graphs.
 _SAFETY_BYTES = 4096
+#: A run that needed more than so many times its estimate tells nothing of larger graphs.
+_LARGEST_SCALE = 2.0
 #: Upper quantile ÷ median to start with, at most: a calibration beyond was disturbed.
 _WIDEST_BAND = 2.0
 
@@ -85,6 +87,9 @@ class ModelEstimator:
         self.safety = safety
         #: Raised when a run needed more than was reserved for it; never lowered.
         self.memory_scale = 1.0
+        #: The same for runs that needed several times as much: what depends on content need not
+        #: grow with the graph, and would refuse larger ones for nothing.
+        self.memory_added_bytes = 0
         #: Runs that needed more than was reserved for them.
         self.underestimates = 0
         memory = calibration.memory
@@ -164,15 +169,17 @@ class ModelEstimator:
         num_edges: int,
         run_ns: int,
         peak_bytes: int | None = None,
+        held_bytes: int | None = None,
         co_runners: int = 0,
     ) -> None:
         """Learn from a finished run.
 
         `peak_bytes` counts what `Estimate.peak_bytes` counts: staged inputs and the tensors of
-        the forward pass, its output among them. None when it was not measured.
+        the forward pass, its output among them. `held_bytes` is that with what kernels took
+        besides. None when it was not measured.
         """
         if peak_bytes is not None:
-            self._observe_peak(num_nodes, num_edges, peak_bytes)
+            self._observe_peak(num_nodes, num_edges, peak_bytes, held_bytes or peak_bytes)
         run_ns = max(1, run_ns)
         fitted = self.calibration.time.at(num_nodes, num_edges)
         expected = fitted * self._bias.factor(fitted)
@@ -201,18 +208,32 @@ class ModelEstimator:
         if curve is not None:
             staged = self.calibration.memory.inputs.at(num_nodes, num_edges)
             peak = max(peak, staged + curve.at(num_nodes, num_edges))
-        return ceil(peak * self.memory_scale)
+        return ceil(peak * self.memory_scale) + self.memory_added_bytes
 
     def _reserve(self, num_nodes: int, num_edges: int, peak: int) -> Bytes:
         nodes, edges, constant = self._extra
         extra = nodes * num_nodes + edges * num_edges + constant
         return align_bytes(ceil(max(peak * self.safety, peak + _SAFETY_BYTES) + extra))
 
-    def _observe_peak(self, num_nodes: int, num_edges: int, peak_bytes: int) -> None:
+    def _observe_peak(
+        self, num_nodes: int, num_edges: int, peak_bytes: int, held_bytes: int
+    ) -> None:
         peak = self._peak(num_nodes, num_edges)
-        if peak_bytes > max(peak * self.safety, peak + _SAFETY_BYTES):
-            self.underestimates += 1
-            self.memory_scale *= peak_bytes / peak
+        # The answer's place, reserved besides, is not the run's to use.
+        usable = self._reserve(num_nodes, num_edges, peak) - self.output_bytes(num_nodes, num_edges)
+        needed = peak_bytes
+        if held_bytes > usable:
+            # The workspace does not grow with the scale, so the peak must cover for it.
+            needed = max(needed, peak + held_bytes - usable)
+        elif peak_bytes <= max(peak * self.safety, peak + _SAFETY_BYTES):
+            return
+        self.underestimates += 1
+        base = peak - self.memory_added_bytes
+        scale = (needed - self.memory_added_bytes) / base
+        if scale <= _LARGEST_SCALE:
+            self.memory_scale *= scale
+        else:
+            self.memory_added_bytes += needed - peak
 
     def _run_ns(self, num_nodes: int, num_edges: int) -> int:
         fitted = self.calibration.time.at(num_nodes, num_edges)

@@ -22,11 +22,11 @@ from serve.estimate.memory import Trace
 
 _LAYER = "layer:"
 #: glibc's mallopt parameters.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
 _PR_SET_THP_DISABLE = 41
 _OWN_PAGES_BYTES = 64 << 10
 #: Where glibc's own adaptation ends on 64 bits; setting one turns the adaptation off.
-_USUAL_TRIM_BYTES, _USUAL_MMAP_BYTES = 64 << 20, 32 << 20
+_USUAL_TRIM_BYTES, _USUAL_MMAP_BYTES, _USUAL_MMAP_COUNT = 64 << 20, 32 << 20, 65536
 
 
 def trace(
@@ -115,15 +115,17 @@ def exact_pages() -> Iterator[bool]:
     """Give every large block pages of its own while open, returned when it is freed.
 
     Then the high-water mark of this process is exact. Yields False where that cannot be had.
-    Afterwards glibc's thresholds stand where they come to rest by themselves in a process that
-    has used large blocks.
+    Afterwards glibc's thresholds stand where the environment puts them, or where they come to rest
+    by themselves in a process that has used large blocks.
     """
-    libc = ctypes.CDLL(None)
     if not os.access("/proc/self/clear_refs", os.W_OK) or platform.libc_ver()[0] != "glibc":
         yield False
         return
+    # The library's own functions, whatever is preloaded in front of them.
+    libc = ctypes.CDLL("libc.so.6")
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     libc.free.argtypes = [ctypes.c_void_p]
+    libc.mallopt(_M_MMAP_MAX, _USUAL_MMAP_COUNT)
     libc.mallopt(_M_MMAP_THRESHOLD, _OWN_PAGES_BYTES)
     libc.mallopt(_M_TRIM_THRESHOLD, _OWN_PAGES_BYTES)
     # Huge pages would round every block up to 2 MiB.
@@ -135,8 +137,14 @@ def exact_pages() -> Iterator[bool]:
         for plug in plugs:
             libc.free(plug)
         libc.prctl(_PR_SET_THP_DISABLE, 0, 0, 0, 0)
-        libc.mallopt(_M_MMAP_THRESHOLD, _USUAL_MMAP_BYTES)
-        libc.mallopt(_M_TRIM_THRESHOLD, _USUAL_TRIM_BYTES)
+        libc.mallopt(_M_MMAP_THRESHOLD, _told("MALLOC_MMAP_THRESHOLD_", _USUAL_MMAP_BYTES))
+        libc.mallopt(_M_MMAP_MAX, _told("MALLOC_MMAP_MAX_", _USUAL_MMAP_COUNT))
+        libc.mallopt(_M_TRIM_THRESHOLD, _told("MALLOC_TRIM_THRESHOLD_", _USUAL_TRIM_BYTES))
+
+
+def _told(name: str, usual: int) -> int:
+    """What this process was started with, as far as glibc's mallopt can take it."""
+    return min(int(os.environ.get(name, usual)), (1 << 31) - 1)
 
 
 def _plug_heap(libc: ctypes.CDLL) -> list[int]:

@@ -9,6 +9,9 @@ from serve.errors import ConfigError
 
 #: Of what is free at start, kept for the operating system, the server and its buffers.
 _RESERVE_SHARE = 0.25
+#: What all lanes together may keep, as a share of the device, and what one may keep at most.
+_KEPT_SHARE = 1 / 16
+_MOST_KEPT_BYTES = 256 << 20
 _CGROUP_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
@@ -29,6 +32,9 @@ class Device:
     parallelism: int
     #: A running task can be stopped anywhere and resumed.
     can_suspend: bool
+    #: Freed memory a lane may keep from run to run, so that its pages need not be asked for
+    #: again; not part of `budget_bytes`.
+    keep_bytes: int = 0
 
 
 def find_device(config: DeviceConfig, *, spare_lanes: bool) -> Device:
@@ -41,12 +47,15 @@ def find_device(config: DeviceConfig, *, spare_lanes: bool) -> Device:
         raise ConfigError("device.kind: 'cuda': this version runs on 'cpu' only")
     cores = sorted(os.sched_getaffinity(0))
     lanes = config.lanes or len(cores) * (2 if spare_lanes else 1)
+    total_bytes = config.memory_budget_bytes or int(_free_bytes() * (1 - _RESERVE_SHARE))
+    keep_bytes = min(_MOST_KEPT_BYTES, int(total_bytes * _KEPT_SHARE) // lanes)
     return Device(
         name=f"cpu: {_processor_name()}",
-        budget_bytes=config.memory_budget_bytes or int(_free_bytes() * (1 - _RESERVE_SHARE)),
+        budget_bytes=total_bytes - lanes * keep_bytes,
         lane_cores=tuple((cores[index % len(cores)],) for index in range(lanes)),
         parallelism=min(lanes, len(cores)),
         can_suspend=True,
+        keep_bytes=keep_bytes,
     )
 
 

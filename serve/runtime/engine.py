@@ -33,6 +33,7 @@ from serve.core.events import (
     TaskCancelled,
     TaskFailed,
     TaskFinished,
+    TaskOverran,
     Tick,
 )
 from serve.core.params import DeviceFacts, SchedulerParams
@@ -95,7 +96,7 @@ class Engine:
         self.shared = SharedPool(
             _STAGED_PER_LANE * lanes * max(2 * config.server.max_message_bytes, 64 << 20)
         )
-        self._pool = LanePool(device.lane_cores, self.shared)
+        self._pool = LanePool(device.lane_cores, self.shared, device.keep_bytes)
         self._scheduler = Scheduler(
             SchedulerParams(
                 policy=chosen.policy,
@@ -418,9 +419,9 @@ class Engine:
         match command:
             case PrepareTask():
                 ticket.command_prepare()
-            case LaunchTask(_, lane_id):
+            case LaunchTask(_, lane_id, reserve_bytes=reserve_bytes):
                 limit_ns = max(_RUN_LIMIT_LEAST_NS, _RUN_LIMIT_FACTOR * ticket.task.estimate.run_ns)
-                self._pool.launch(lane_id, ticket.run_message(), limit_ns)
+                self._pool.launch(lane_id, ticket.run_message(reserve_bytes), limit_ns)
             case SuspendTask(_, lane_id):
                 self._pool.suspend(lane_id)
             case ResumeTask(_, lane_id):
@@ -440,6 +441,7 @@ class Engine:
             task.num_edges,
             usage.run_ns - outcome.timeline.suspended_ns,
             usage.peak_bytes,
+            usage.held_bytes,
             outcome.placement.co_runners,
         )
 
@@ -470,19 +472,19 @@ class Engine:
 
     def _hear(self, lane_id: LaneId, said: object) -> None:
         match said:
-            case TaskDone(task_id, rows, columns, run_ns, peak_bytes):
+            case TaskDone(task_id, rows, columns, run_ns, peak_bytes, held_bytes):
                 with self._lock:
                     self._pool.ended(lane_id)
                     ticket = self._tickets[TaskId(task_id)]
                     ticket.output_shape = (rows, columns)
                     peak = None if peak_bytes is None else Bytes(peak_bytes + ticket.input_bytes)
-                    usage = Usage(Nanos(run_ns), peak)
+                    held = None if held_bytes is None else Bytes(held_bytes + ticket.input_bytes)
+                    usage = Usage(Nanos(run_ns), peak, held)
                     self._carry_out(TaskFinished(TaskId(task_id), lane_id, usage))
             case TaskError(task_id, reason, message):
                 with self._lock:
                     self._pool.ended(lane_id)
-                    failed = TaskFailed(TaskId(task_id), lane_id, FailReason(reason), message)
-                    self._carry_out(failed)
+                    self._carry_out(_how_failed(TaskId(task_id), lane_id, reason, message))
             case ModelLoaded(key):
                 if self._registry.lane_answered(lane_id, key):
                     self._lane_ready(lane_id)
@@ -517,3 +519,11 @@ class Engine:
                     record = ticket.result().record
                     samples.append((ticket.input_bytes, record.latency_ns - record.run_ns))
         self._registry.overhead.calibrate(samples)
+
+
+def _how_failed(
+    task_id: TaskId, lane_id: LaneId, reason: str, message: str
+) -> TaskFailed | TaskOverran:
+    if reason == FailReason.OUT_OF_MEMORY.value:
+        return TaskOverran(task_id, lane_id, message)
+    return TaskFailed(task_id, lane_id, FailReason(reason), message)

@@ -24,6 +24,8 @@ class LaneSetup:
     threads: int
     pool_capacity_bytes: int
     log_level: int
+    #: Freed memory to keep from run to run.
+    keep_bytes: int
 
 
 def run_lane(setup: LaneSetup, channel: socket.socket, pool_file: PassedFile) -> None:

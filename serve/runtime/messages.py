@@ -60,6 +60,8 @@ class RunTask(Message, frozen=True, tag=True, array_like=True):
     inputs: tuple[TensorRef, ...]
     output_offset_bytes: int
     output_capacity_bytes: int
+    #: What the run may take besides inputs and the output's place.
+    limit_bytes: int
 
 
 class Stop(Message, frozen=True, tag=True, array_like=True):
@@ -110,10 +112,12 @@ class TaskDone(Message, frozen=True, tag=True, array_like=True):
     run_ns: int
     #: Peak of tensor memory during the run, inputs not included; None: not measured.
     peak_bytes: int | None
+    #: The same with what kernels took besides.
+    held_bytes: int | None
 
 
 class TaskError(Message, frozen=True, tag=True, array_like=True):
-    """The run ended without an output; the lane is fine."""
+    """The run ended without an output; the lane is fine. Out of memory: it may be run again."""
 
     task_id: int
     #: A FailReason value.

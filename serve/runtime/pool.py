@@ -40,10 +40,12 @@ _STOP_WAIT_S = 2.0
 _START_WAIT_S = 120.0
 
 #: glibc keeps freed tensor memory instead of handing pages back after every layer and
-#: faulting them in again: bounded per lane by the trim threshold.
+#: faulting them in again (bench/arena.py). Between runs lanes give back what is too much.
 _LANE_ENVIRONMENT = {
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-    "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
+    "MALLOC_MMAP_MAX_": "0",
+    # Only for large runs, for which lanes allow it.
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
     "OMP_NUM_THREADS": "1",
     # numpy's BLAS must start no threads in the fork server: only one thread survives a fork.
     "OPENBLAS_NUM_THREADS": "1",
@@ -91,9 +93,14 @@ class LanePool:
     """All lanes of one device."""
 
     def __init__(
-        self, lane_cores: tuple[tuple[int, ...], ...], shared: SharedPool, threads: int = 1
+        self,
+        lane_cores: tuple[tuple[int, ...], ...],
+        shared: SharedPool,
+        keep_bytes: int,
+        threads: int = 1,
     ) -> None:
         self._shared = shared
+        self._keep_bytes = keep_bytes
         self._threads = threads
         self._lanes = {
             LaneId(index): _Lane(LaneId(index), cores) for index, cores in enumerate(lane_cores)
@@ -308,6 +315,7 @@ class LanePool:
             threads=self._threads,
             pool_capacity_bytes=self._shared.capacity_bytes,
             log_level=logging.getLogger().getEffectiveLevel(),
+            keep_bytes=self._keep_bytes,
         )
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([_PRELOAD_MODULE])

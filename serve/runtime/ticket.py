@@ -91,8 +91,8 @@ class RequestTicket:
         """Tell the waiting thread how the request ended. Engine."""
         self._mailbox.put(outcome)
 
-    def run_message(self) -> RunTask:
-        """What the lane is to do. Engine, after the task was prepared."""
+    def run_message(self, reserve_bytes: int) -> RunTask:
+        """What the lane is to do within `reserve_bytes`. Engine, after the task was prepared."""
         staged = self._staged
         if staged is None:
             raise InvariantViolation(f"task {self.task.task_id} is launched but was not prepared")
@@ -103,6 +103,7 @@ class RequestTicket:
             staged.inputs,
             staged.output_offset_bytes,
             staged.output_capacity_bytes,
+            max(0, reserve_bytes - self.input_bytes - staged.output_capacity_bytes),
         )
 
     def unhold(self) -> Block | None:

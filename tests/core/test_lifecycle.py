@@ -96,6 +96,7 @@ EVENTS = {
     events.PrepareFailed: events.PrepareFailed(T0, FailReason.INVALID_INPUT, "NaN in x"),
     events.TaskFinished: events.TaskFinished(T0, LANE, usage()),
     events.TaskFailed: events.TaskFailed(T0, LANE, FailReason.MODEL_ERROR, "raised"),
+    events.TaskOverran: events.TaskOverran(T0, LANE, "asked for more"),
     events.TaskCancelled: events.TaskCancelled(T0),
     events.LaneLost: events.LaneLost(LANE),
     Expired: events.Tick(),
@@ -120,7 +121,8 @@ def test_every_state_meets_every_event(state, cause):
     releases = [c for c in commands if isinstance(c, ReleaseTask)]
     assert len(answers) == (target.answered and not state.answered)
     assert len(releases) == (target is State.DONE and state is not State.DONE)
-    if state is State.SUSPENDED and target is State.QUEUED:
+    overran = cause is events.TaskOverran and state is State.RUNNING  # its lane is free again
+    if target is State.QUEUED and (state is State.SUSPENDED or overran):
         target = State.PREPARING  # told to, in the same call
     assert scheduler.state(T0) is target
     scheduler.check_invariants()

@@ -73,7 +73,7 @@ def test_an_idle_device_prepares_and_launches_in_the_same_call(start):
     world = start()
     assert world.arrive(task(0)) == [PrepareTask(TaskId(0))]
     world.advance(40 * US)
-    assert world.prepare(0) == [LaunchTask(TaskId(0), L0, GroupId(0), 1)]
+    assert world.prepare(0) == [LaunchTask(TaskId(0), L0, GroupId(0), 1, Bytes(1024))]
     world.advance(MS)
     answer, release = world.end(L0)
     assert release == ReleaseTask(TaskId(0))
@@ -292,7 +292,7 @@ def test_a_running_task_is_suspended_for_a_more_urgent_one_and_resumed(start):
     world.arrive(task(1, run_ns=2 * MS, arrived_ns=10 * MS))
     assert world.prepare(1) == [
         SuspendTask(TaskId(0), L0),
-        LaunchTask(TaskId(1), L1, GroupId(1), 1),
+        LaunchTask(TaskId(1), L1, GroupId(1), 1, Bytes(1024)),
     ]
     assert world.scheduler.reserved_bytes == 2048, "suspended memory stays reserved"
     world.advance(2 * MS)
@@ -316,7 +316,7 @@ def test_a_late_task_never_pushes_out_one_that_can_make_it(start):
     world.prepare(0)
     world.arrive(task(1, run_ns=2 * MS, target_ns=MS))  # late whatever happens
     assert world.prepare(1) == []
-    assert world.end(L0)[2:] == [LaunchTask(TaskId(1), L0, GroupId(1), 1)]
+    assert world.end(L0)[2:] == [LaunchTask(TaskId(1), L0, GroupId(1), 1, Bytes(1024))]
 
 
 def test_the_last_lane_is_for_a_task_that_cannot_wait(start):

@@ -106,6 +106,20 @@ class History(RuleBasedStateMachine):
         task_id = self.world.on_lane[lane]
         self.world.end(lane, TaskFailed(task_id, lane, FailReason.MODEL_ERROR, "raised"))
 
+    @precondition(lambda self: self.world.on_lane)
+    @rule(data=st.data())
+    def overran(self, data):
+        lane = data.draw(st.sampled_from(sorted(self.world.on_lane)))
+        task_id = self.world.on_lane[lane]
+        had_all = self.world.held[task_id] >= self.world.budget
+        again = task_id in self.world.overruns
+        answered_before = task_id in self.world.answers
+        self.world.overrun(lane)
+        if (had_all or again) and not answered_before:
+            outcome = self.world.answers[task_id]
+            assert isinstance(outcome, Failed)
+            assert outcome.reason is FailReason.OUT_OF_MEMORY
+
     @precondition(lambda self: self.world.tasks)
     @rule(data=st.data())
     def cancelled(self, data):

@@ -14,6 +14,7 @@ from serve.core.events import (
     LaneReady,
     TaskArrived,
     TaskFinished,
+    TaskOverran,
     TaskPrepared,
     Tick,
 )
@@ -42,6 +43,9 @@ class World:
         self.stopped = set()
         self.launches = {}
         self.losses = {}
+        self.overruns = {}
+        #: What each launch was given.
+        self.held = {}
         #: What Σ reserved may not pass: the budget, or what was in use when it was lowered.
         self.ceiling = params.device.budget_bytes
         self.budget = params.device.budget_bytes
@@ -80,6 +84,14 @@ class World:
         self.stopped.discard(lane_id)
         return self.tell(event or TaskFinished(task_id, lane_id, usage()))
 
+    def overrun(self, lane_id):
+        """The lane's task asks for more than it may."""
+        task_id = self.on_lane[lane_id]
+        if task_id not in self.answers:
+            self.prepared.discard(task_id)
+            self.overruns[task_id] = self.overruns.get(task_id, 0) + 1
+        return self.end(lane_id, TaskOverran(task_id, lane_id, "asked for more"))
+
     def lane_ready(self, lane_id):
         self.lanes_up.add(lane_id)
         return self.tell(LaneReady(lane_id))
@@ -99,7 +111,7 @@ class World:
         return self.tell(BudgetChanged(Bytes(size_bytes)))
 
     def reserved(self):
-        return sum(self.tasks[task_id].reserve_bytes for task_id in self.on_lane.values())
+        return sum(self.held[task_id] for task_id in self.on_lane.values())
 
     # What each command may be.
 
@@ -119,8 +131,16 @@ class World:
             assert command.group_size >= 1
             self.on_lane[command.lane_id] = task_id
             self.launches[task_id] = self.launches.get(task_id, 0) + 1
-            assert self.launches[task_id] == 1 + self.losses.get(task_id, 0)
-            assert self.launches[task_id] <= 2
+            overruns, losses = self.overruns.get(task_id, 0), self.losses.get(task_id, 0)
+            assert self.launches[task_id] == 1 + losses + overruns
+            assert losses <= 1
+            assert overruns <= 1
+            self.held[task_id] = command.reserve_bytes
+            if overruns:
+                assert self.reserved() == self.budget, "it overran: not alone"
+                assert command.reserve_bytes == self.budget
+            else:
+                assert command.reserve_bytes == self.tasks[task_id].reserve_bytes
             assert self.reserved() <= self.budget, "launched into memory that is not there"
         elif isinstance(command, SuspendTask):
             assert self.params.device.can_suspend

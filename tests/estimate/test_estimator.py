@@ -93,6 +93,28 @@ def test_an_overrun_raises_every_later_estimate_of_the_model(estimator):
     assert estimator.estimate(NODES, EDGES) == after
 
 
+def test_a_small_graph_that_needed_far_more_does_not_rule_out_large_ones(estimator):
+    large = estimator.estimate(NODES, EDGES)
+    small = estimator.estimate(3, 4)
+    measured = 1000 * small.peak_bytes
+    estimator.observe_run(3, 4, RUN_NS, measured)
+    assert estimator.estimate(3, 4).peak_bytes == measured
+    assert estimator.estimate(NODES, EDGES).peak_bytes == large.peak_bytes + 999 * small.peak_bytes
+    estimator.observe_run(3, 4, RUN_NS, measured)
+    assert estimator.underestimates == 1
+
+
+def test_kernels_that_take_more_than_their_workspace_raise_the_estimate_too(estimator):
+    before = estimator.estimate(NODES, EDGES)
+    usable = before.reserve_bytes - estimator.output_bytes(NODES, EDGES)
+    estimator.observe_run(NODES, EDGES, RUN_NS, PEAK_BYTES, usable)
+    assert estimator.estimate(NODES, EDGES) == before
+    estimator.observe_run(NODES, EDGES, RUN_NS, PEAK_BYTES, usable + 1_000_000)
+    assert estimator.underestimates == 1
+    after = estimator.estimate(NODES, EDGES)
+    assert after.reserve_bytes - estimator.output_bytes(NODES, EDGES) >= usable + 1_000_000
+
+
 def test_rounding_in_a_tiny_graph_is_no_overrun(estimator):
     peak = estimator.estimate(3, 4).peak_bytes
     estimator.observe_run(3, 4, 1_000_000, peak + 1024)

@@ -111,6 +111,46 @@ def test_threads_are_counted_together():
     assert seen == [160_000, 160_000]
 
 
+def test_a_tensor_beyond_the_limit_is_an_ordinary_error():
+    seen = run_metered("""
+        import json, torch
+        from serve.native import Meter
+        meter = Meter.attach()
+        kept = torch.ones(50_000)
+        meter.insert(400_000)
+        first = torch.ones(50_000)
+        try:
+            torch.ones(60_000)
+        except RuntimeError as error:
+            said = str(error)
+        refused = meter.refused_bytes()
+        second = torch.ones(50_000)
+        peak = meter.held_peak_bytes()
+        meter.clear()
+        torch.ones(1_000_000)
+        meter.insert(100)
+        print(json.dumps([refused, peak, meter.refused_bytes(), "allocate memory" in said]))
+    """)
+    assert seen == [240_000, 400_000, 0, True]
+
+
+def test_what_a_kernel_takes_by_itself_is_held():
+    held, tensors = run_metered("""
+        import json, torch
+        from serve.native import Meter
+        torch.set_num_threads(1)
+        meter = Meter.attach()
+        index = torch.randint(2000, (20_000, 1)).expand(-1, 64)
+        messages = torch.randn(20_000, 64)
+        base = meter.live_bytes()
+        meter.insert(1 << 30)
+        torch.zeros(2000, 64).scatter_add_(0, index, messages)
+        print(json.dumps([meter.held_peak_bytes(), meter.peak_bytes() - base]))
+    """)
+    assert tensors == 2000 * 64 * 4
+    assert held == tensors + 32 * 20_000, "PyTorch sorts the index: 32 bytes an edge"
+
+
 @pytest.mark.parametrize("kind", ["GCNConv", "SAGEConv"])
 def test_the_peak_of_a_forward_pass_is_the_profilers(kind):
     measured, profiled = run_metered(f"""

@@ -1,64 +1,146 @@
-// Live and peak bytes of the blocks it is told of. Lock-free, allocation-free, constant-
-// initialised: fit for malloc hooks. Counts requested sizes, as a framework's own profiler does.
+// Live and peak bytes of a process's tensors, and of all its large blocks, with a limit for a
+// stretch of its work. Lock-free, allocation-free, constant-initialised: fit for malloc hooks.
+// Counts requested sizes, as a framework's own profiler does.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "gnnserve/block_table.hpp"
+#include "gnnserve/high_water.hpp"
 
 namespace gnnserve {
 
 class MemoryMeter {
 public:
-    // Blocks below this size, or aligned to less, are not tracked: an address that is no multiple
-    // of it is dismissed without a lookup, which is most of what a process frees.
+    // Every tracked block lies at a multiple of this: any other address is dismissed without a
+    // lookup, which is most of what a process frees.
     static constexpr std::size_t kGranule = 64;
+    // From this size on, blocks that are no tensors (what kernels sort and scatter with) count.
+    static constexpr std::size_t kLarge = std::size_t{64} << 10;
 
-    static bool tracks(std::size_t alignment, std::size_t size) {
+    enum class Kind : std::size_t { other = 0, tensor = 1 };
+
+    static bool is_tensor(std::size_t alignment, std::size_t size) {
         return alignment >= kGranule && size >= kGranule;
     }
 
-    void on_alloc(void* block, std::size_t size) {
-        if (!table_.insert(reinterpret_cast<std::uintptr_t>(block), size)) {
-            untracked_.fetch_add(1, std::memory_order_relaxed);
-            return;
+    // Before a block is allocated: false when it must not be. Only tensors are refused: whoever
+    // asks for one is ready to hear no, and other blocks are there for the sake of tensors.
+    // True must be followed by `on_alloc`.
+    bool admit(Kind kind, std::size_t size) {
+        const bool limited = kind == Kind::tensor;
+        if (!add(kind, size, limited ? limit_.load(std::memory_order_relaxed) : kUnlimited)) {
+            refused_.store(size, std::memory_order_relaxed);
+            return false;
         }
-        raise_peak(live_.fetch_add(size, std::memory_order_relaxed) + size);
+        return true;
     }
 
-    // Size of the block if it was tracked, else 0. Call before the block is given back: a moment
-    // later its address may belong to another thread.
-    std::size_t on_free(void* block) {
+    // An admitted block exists; null: it could not be had.
+    void on_alloc(void* block, Kind kind, std::size_t size) {
+        const auto address = reinterpret_cast<std::uintptr_t>(block);
+        if (block == nullptr) {
+            subtract(kind, size);
+        } else if (!table_.insert(address, tag(kind, size))) {
+            subtract(kind, size);
+            untracked_.fetch_add(1, std::memory_order_relaxed);
+        } else {
+            held_.mark();
+            if (kind == Kind::tensor) {
+                tensors_.mark();
+            }
+        }
+    }
+
+    // A block exists that nobody asked about. One that `on_free` would not know does not count.
+    void adopt(void* block, Kind kind, std::size_t size) {
+        if (block != nullptr && reinterpret_cast<std::uintptr_t>(block) % kGranule == 0) {
+            add(kind, size, kUnlimited);
+            on_alloc(block, kind, size);
+        }
+    }
+
+    struct Block {
+        std::size_t size = 0;  // 0: it was not tracked
+        Kind kind = Kind::other;
+    };
+
+    // Forget a block. Call before it is given back: a moment later its address may belong to
+    // another thread.
+    Block on_free(void* block) {
         const auto address = reinterpret_cast<std::uintptr_t>(block);
         if (address % kGranule != 0 || address == 0) {
-            return 0;
+            return {};
         }
-        const std::size_t size = table_.remove(address).value_or(0);
-        if (size != 0) {
-            live_.fetch_sub(size, std::memory_order_relaxed);
-        }
-        return size;
+        const std::size_t tagged = table_.remove(address).value_or(0);
+        const Block found{tagged >> 1, static_cast<Kind>(tagged & 1)};
+        subtract(found.kind, found.size);
+        return found;
     }
 
-    // The peak starts again from what is live now.
-    void reset() { peak_.store(live_.load(std::memory_order_relaxed), std::memory_order_relaxed); }
+    // From now on at most `bytes` more than there are may be held; peaks start again.
+    void insert(std::size_t bytes) {
+        const std::size_t base = held_.now();
+        base_.store(base, std::memory_order_relaxed);
+        limit_.store(bytes < kUnlimited - base ? base + bytes : kUnlimited,
+                     std::memory_order_relaxed);
+        refused_.store(0, std::memory_order_relaxed);
+        reset();
+    }
 
-    std::size_t live() const { return live_.load(std::memory_order_relaxed); }
-    std::size_t peak() const { return peak_.load(std::memory_order_relaxed); }
-    // Blocks the table had no room for, since the process began: not 0 means the peak is too low.
+    // The limit of `insert` ends.
+    void clear() { limit_.store(kUnlimited, std::memory_order_relaxed); }
+
+    // Peaks start again from what is live now.
+    void reset() {
+        tensors_.reset();
+        held_.reset();
+    }
+
+    // Tensors only.
+    std::size_t live() const { return tensors_.now(); }
+    std::size_t peak() const { return tensors_.peak(); }
+    // Tensors and large blocks.
+    std::size_t held() const { return held_.now(); }
+    // The most they took beyond what there was at `insert`.
+    std::size_t held_peak() const { return held_.peak() - base_.load(std::memory_order_relaxed); }
+    // Size of the tensor refused last since `insert`; 0: none was.
+    std::size_t refused() const { return refused_.load(std::memory_order_relaxed); }
+    // Blocks the table had no room for, since the process began: not 0 means the peaks are too low.
     std::size_t untracked() const { return untracked_.load(std::memory_order_relaxed); }
 
 private:
-    void raise_peak(std::size_t live) {
-        std::size_t peak = peak_.load(std::memory_order_relaxed);
-        while (peak < live && !peak_.compare_exchange_weak(peak, live, std::memory_order_relaxed)) {
+    static constexpr std::size_t kUnlimited = std::numeric_limits<std::size_t>::max();
+
+    static std::size_t tag(Kind kind, std::size_t size) {
+        return size << 1 | static_cast<std::size_t>(kind);
+    }
+
+    bool add(Kind kind, std::size_t size, std::size_t limit) {
+        if (!held_.add(size, limit)) {
+            return false;
+        }
+        if (kind == Kind::tensor) {
+            tensors_.add(size, kUnlimited);
+        }
+        return true;
+    }
+
+    void subtract(Kind kind, std::size_t size) {
+        held_.subtract(size);
+        if (kind == Kind::tensor) {
+            tensors_.subtract(size);
         }
     }
 
-    std::atomic<std::size_t> live_{0};
-    std::atomic<std::size_t> peak_{0};
+    HighWater tensors_;
+    HighWater held_;
+    std::atomic<std::size_t> base_{0};
+    std::atomic<std::size_t> limit_{kUnlimited};
+    std::atomic<std::size_t> refused_{0};
     std::atomic<std::size_t> untracked_{0};
     BlockTable<8192> table_;  // 65,536 blocks in 1 MiB, touched as it fills
 };
