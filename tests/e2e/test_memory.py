@@ -15,15 +15,12 @@ from tests.e2e.support import (
     REPOSITORY,
     Graph,
     assert_equal,
-    descendants,
     infer,
-    metric,
     random_graph,
     raw_channel,
-    row,
-    wait_for,
 )
 from tests.harness import ServerProcess
+from tests.outside import descendants, metric, row, wait_for
 
 BUDGET_MIB = 512
 NEIGHBOURS = ("gcn", "gat")

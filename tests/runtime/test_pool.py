@@ -41,7 +41,7 @@ class Talk:
 
     def __init__(self, cores: tuple[int, int]) -> None:
         self.shared = SharedPool(1 << 20)
-        self.pool = LanePool(tuple((core,) for core in cores), self.shared)
+        self.pool = LanePool(tuple((core,) for core in cores), self.shared, keep_bytes=64 << 20)
         self.said: list[tuple[LaneId, object]] = []
 
     def start(self) -> "Talk":
@@ -78,7 +78,7 @@ class Talk:
             TensorRef("x", "float32", x.shape, 0),
             TensorRef("edge_index", "int64", (2, 0), 2048),
         )
-        task = RunTask(7, "m", inputs, OUTPUT_OFFSET, 4 * NODES * COLUMNS)
+        task = RunTask(7, "m", inputs, OUTPUT_OFFSET, 4 * NODES * COLUMNS, limit_bytes=1 << 30)
         self.pool.launch(lane_id, task, limit_ns)
         return x
 
