@@ -188,7 +188,7 @@ def tables(result: dict[str, Any], workload: str) -> Iterator[Table]:
     rhos = sorted({row["rho"] for row in rows})
     reach = result["goodput"][workload]
     table = Table(title=f"{workload}: share late or refused by ρ, and goodput")
-    table.add_column("system")
+    table.add_column("system", no_wrap=True)
     for rho in rhos:
         table.add_column(f"{rho:g}", justify="right")
     table.add_column("goodput", justify="right")

@@ -10,9 +10,9 @@ CURVES = (
     ("default", GREY, 1.5, "", "default: one at a time"),
     ("mps_base", "#b08800", 1.5, "", "mps_base: four at a time"),
     ("bqt+barrier", "#c4450c", 1.5, "", "bqt + barrier (GNNSched)"),
-    ("bmc+barrier", "#8250df", 1.5, "", "bmc + barrier (CoGNN)"),
     ("slack+rolling", "#2c8a3d", 1.5, "", "slack + rolling"),
     ("slack+preemptive", "#1f6feb", 2.5, "", "slack + preemptive"),
+    ("slack+preemptive×4", "#0a3069", 2.5, "", "the same, 4 lanes a core"),
     ("bound", "#24292f", 1.5, "4 3", "nobody can do better"),
 )
 TICKS = (0, 0.25, 0.5, 0.75, 1)
