@@ -74,11 +74,7 @@ def main() -> None:
         serve(arguments.serve)
         return
     kinds = ["threads", "asyncio"] + ["uvloop"] * (importlib.util.find_spec("uvloop") is not None)
-    command = [sys.executable, "-m", "bench.grpc_echo", "--serve"]
-    processes = {
-        kind: subprocess.Popen([*command, kind], stdout=subprocess.PIPE, text=True)
-        for kind in kinds
-    }
+    processes = {kind: start_server(kind) for kind in kinds}
     try:
         result = measure(processes, arguments.repeats)
     finally:
@@ -89,16 +85,24 @@ def main() -> None:
     show(result)
 
 
+def start_server(kind: str) -> "subprocess.Popen[str]":
+    """An echo server in a process of its own; the first line it prints is its port."""
+    command = [sys.executable, "-m", "bench.grpc_echo", "--serve", kind]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def echo_call(server: "subprocess.Popen[str]") -> Any:
+    """What sends bytes to the server and returns its answer."""
+    assert server.stdout is not None
+    port = server.stdout.readline().strip()
+    return grpc.insecure_channel(f"127.0.0.1:{port}", options=OPTIONS).unary_unary("/Echo/Call")
+
+
 def measure(
     processes: "dict[str, subprocess.Popen[str]]", repeats: int
 ) -> dict[str, dict[str, dict[str, float]]]:
     """{size: {kind: {p50, p99}}} in microseconds."""
-    calls: dict[str, Any] = {}
-    for kind, process in processes.items():
-        assert process.stdout is not None
-        port = process.stdout.readline().strip()
-        channel = grpc.insecure_channel(f"127.0.0.1:{port}", options=OPTIONS)
-        calls[kind] = channel.unary_unary("/Echo/Call")
+    calls = {kind: echo_call(process) for kind, process in processes.items()}
     result = {}
     for size_bytes in SIZES_BYTES:
         message = bytes(size_bytes)

@@ -32,8 +32,8 @@ from rich.table import Table
 
 from bench.machine import machine_facts
 from serve.client import Client, ClientError
-from tests.e2e.support import descendants
 from tests.harness import ServerProcess
+from tests.outside import descendants
 
 RESULT = Path(__file__).parent / "results" / "memory_safety.json"
 DEVICE_BYTES = 768 << 20

@@ -1,6 +1,7 @@
 """The server put together: a configuration in, a process that serves until told to stop out."""
 
 import ctypes
+import gc
 import logging
 import os
 import signal
@@ -115,6 +116,9 @@ class Application:
             port = self._rpc.start()
             self._http.start()
             self._engine.start(progress)
+            # What lives now lives as long as the server: the collector need not look at it again.
+            gc.collect()
+            gc.freeze()
             if not self._stopping:
                 _log.info("serving: gRPC on port %d, HTTP on port %d", port, self._http.port)
                 ready(port, self._http.port)

@@ -6,6 +6,8 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -74,8 +76,16 @@ class ServerProcess:
             raise
         return self
 
+    @contextmanager
+    def starting(self) -> Iterator["ServerProcess"]:
+        """Like entering it, without waiting until it is ready; see `wait_ready`."""
+        with ExitStack() as stack:
+            self.start()
+            stack.push(self.__exit__)
+            yield self
+
     def start(self) -> None:
-        """Start the process; `wait_ready` tells when it serves."""
+        """Start the process, for the caller to stop."""
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "serve", "serve", "--config", str(self.config)],

@@ -82,6 +82,9 @@ std::ptrdiff_t stage_features(nb::handle src, nb::handle dst, bool check_finite)
 }  // namespace
 
 NB_MODULE(_core, module) {
+    // A process that is told to end does not wait for its threads, which may hold our objects.
+    nb::set_leak_warnings(false);
+
     using gnnserve::OffsetAllocator;
     using namespace nb::literals;
 

@@ -9,17 +9,18 @@ CAUSES = ("queue", "prepare", "interference", "estimate", "overload")
 def violation_cause(task: Task, outcome: Completed, answered_ns: int) -> str | None:
     """Why the answer at `answered_ns` (scheduler's clock) missed the target; None if it did not.
 
-    `overload`: the work ahead of it when it arrived was more than its slack, so someone had to
-    be late. Otherwise the stage that took most more than the estimate assumed: `queue` (waiting,
-    assumed none), `prepare` (the host's part: prepare as far as a lane waited for it, and
-    answering), or the run: `interference` when it shared the device or was suspended, else
-    `estimate`. A target below the estimated solo time, missed with no stage over its share, is
-    the estimate's doing too.
+    `overload`: there was more work than the lanes could do (``demand``), so someone had to be late.
+    A long task in front of a short one is no overload: another order would have helped.
+    Otherwise the stage that took most more than the estimate assumed: `queue` (waiting, assumed
+    none), `prepare` (the host's part: prepare as far as a lane waited for it, and answering), or
+    the run: `interference` when it shared the device or was suspended, else `estimate`. A target
+    below the estimated solo time, missed with no stage over its share, is the estimate's doing
+    too.
     """
     if answered_ns - task.arrived_ns <= task.qos.target_ns:
         return None
     when, estimate = outcome.timeline, task.estimate
-    if when.backlog_ns > max(0, task.qos.target_ns - estimate.solo_ns):
+    if when.overloaded:
         return "overload"
     queue_ns = when.launched_ns - when.arrived_ns - when.prepare_exposed_ns
     host_ns = when.prepare_exposed_ns + answered_ns - when.finished_ns

@@ -60,7 +60,8 @@ class Board:
     @property
     def free_slots(self) -> int:
         """Tasks that could be launched now if memory allows."""
-        return min(len(self.idle), self._max_slots - self.executing_count)
+        lanes, slots = len(self.idle), self._max_slots - self.executing_count
+        return lanes if lanes < slots else slots
 
     @property
     def available_bytes(self) -> int:

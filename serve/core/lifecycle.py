@@ -54,6 +54,9 @@ class State(Enum):
     #: Answered and released.
     DONE = "done", False, False, False, True
 
+    # Members are one of a kind; Enum's own hash is written in Python and asked for in every step.
+    __hash__ = object.__hash__
+
     def __init__(
         self, label: str, pending: bool, on_lane: bool, executing: bool, answered: bool
     ) -> None:

@@ -1,6 +1,9 @@
 """Capacity arithmetic shared by policies: from an order of tasks to groups that fit."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
 
 from serve.core.types import Bytes, Capacity, Group, Task
 
@@ -11,6 +14,27 @@ DEFAULT_PRIORITY = 2
 def urgency(task: Task) -> int:
     """The task's priority class, smaller first: 1 is most urgent, the default counts as 2."""
     return task.qos.priority or DEFAULT_PRIORITY
+
+
+def less_urgent(task: Task) -> Task:
+    """The task one priority class later."""
+    return replace(task, qos=replace(task.qos, priority=urgency(task) + 1))
+
+
+def in_turn(tasks: Iterable[Task], key: Callable[[Task], Any]) -> list[Task]:
+    """The tasks of each priority class in turn from the low and the high end of `key`.
+
+    A more urgent class comes before a less urgent one; `key` sorts by class first.
+    """
+    ordered: list[Task] = []
+    for _, members in groupby(sorted(tasks, key=key), key=urgency):
+        rising = list(members)
+        alternating = rising.copy()
+        half = (len(rising) + 1) // 2
+        alternating[::2] = rising[:half]
+        alternating[1::2] = rising[half:][::-1]
+        ordered += alternating
+    return ordered
 
 
 def balance_threshold(tasks: Iterable[Task], capacity: Capacity) -> Bytes:

@@ -58,6 +58,8 @@ class SchedulerParams:
     bypass_limit: int = 8
     #: After this many launches past the longest waiting task, that one goes first.
     patience: int = 128
+    #: While more work comes than the lanes can do, refuse what would be late behind work as urgent.
+    shed_late: bool = False
 
     def __post_init__(self) -> None:
         for name in ("window_ns", "max_queue", "horizon", "patience"):

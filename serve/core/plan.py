@@ -37,6 +37,9 @@ class Record:
     key: Key
     #: Work ahead of it on arrival, per lane.
     backlog_ns: Nanos
+    #: Class of its target, and work up to that class that had left when it arrived.
+    target_class: int
+    left_before_ns: int
     state: State = State.QUEUED
     #: The group it is planned in or runs in.
     group: PlannedGroup | None = None

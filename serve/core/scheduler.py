@@ -26,6 +26,7 @@ from serve.core.commands import (
     ResumeTask,
     SuspendTask,
 )
+from serve.core.demand import Demand, target_class
 from serve.core.disciplines import get_discipline
 from serve.core.disciplines.base import Launch, Resume, Suspend, Wait
 from serve.core.events import (
@@ -46,9 +47,12 @@ from serve.core.events import (
 from serve.core.invariants import check_invariants
 from serve.core.lifecycle import TRANSITIONS, Cause, State
 from serve.core.ordered import SortedKeys
+from serve.core.packing import less_urgent
 from serve.core.params import SchedulerParams
+from serve.core.patience import Patience
 from serve.core.plan import Plan, Record
 from serve.core.policies import get_policy
+from serve.core.shares import Shares
 from serve.core.types import (
     Bytes,
     Cancelled,
@@ -86,6 +90,7 @@ class Scheduler:
         self._window = make_window(params.window, params.window_ns)
         self._lane_ids = frozenset(params.device.lane_ids)
         self._horizon = params.planned_at_once
+        self._prepare_depth = params.prepare_depth
         self._plan = Plan(self._discipline.holds_groups)
         self._board = Board(params.device, self._plan, self._policy.rank)
         self._backlog = Backlog(self._policy, sealing=not self._window.replans)
@@ -98,6 +103,8 @@ class Scheduler:
         self._pending = 0
         #: Σ estimated solo time of tasks pending or on a lane.
         self._work_ns = 0
+        self._demand = Demand()
+        self._shares = Shares()
         self._draining = False
         #: Lanes or budget changed: the plan was made for another device.
         self._stale = False
@@ -107,9 +114,7 @@ class Scheduler:
         self._shrunk = False
         #: Until when an idle lane is held for a task being prepared.
         self._held_until_ns: Nanos | None = None
-        #: The longest waiting task, and launches of others since it became that.
-        self._oldest: Record | None = None
-        self._passed_over = 0
+        self._patience = Patience(params.patience)
         self._next_group_id = 0
         self._now = Nanos(0)
         self._out: list[Command] = []
@@ -137,7 +142,8 @@ class Scheduler:
         `now_ns` counts as no earlier than in the calls before. Raises InvariantViolation, with
         nothing changed, for an event that cannot happen.
         """
-        self._now = max(self._now, now_ns)
+        if now_ns > self._now:
+            self._now = now_ns
         out: list[Command] = []
         self._out = out
         self._handlers[type(event)](event)
@@ -156,11 +162,14 @@ class Scheduler:
 
     def next_wakeup(self) -> Nanos | None:
         """When a ``Tick`` is needed unless another event comes first; None: never."""
-        times = [self._held_until_ns, self._window_closes_ns()]
+        wake_ns = self._window_closes_ns()
+        held_ns = self._held_until_ns
+        if held_ns is not None and (wake_ns is None or held_ns < wake_ns):
+            wake_ns = held_ns
         timer = self._timers.first()
-        if timer is not None:
-            times.append(Nanos(timer[0]))
-        return min((time for time in times if time is not None), default=None)
+        if timer is not None and (wake_ns is None or timer[0] < wake_ns):
+            wake_ns = Nanos(timer[0])
+        return wake_ns
 
     @property
     def queued_count(self) -> int:
@@ -230,24 +239,36 @@ class Scheduler:
             raise self._violation(task_id, "arrived twice")
         backlog_ns = Nanos(self._work_ns // self._board.slots)
         self._newest_id = max(self._newest_id, task_id)
+        work_ns = task.estimate.solo_ns
+        overloaded = self._demand.asked(work_ns, self._now, self._board.slots)
+        self._shares.asks(task.tenant)
+        at = target_class(task.qos.target_ns)
+        sheds = overloaded and self.params.shed_late
+        urgent_ns = Nanos(self._demand.there_ns(at) // self._board.slots) if sheds else None
         refusal = admit(
             task,
             budget_bytes=self._board.ledger.budget_bytes,
             unanswered=self._unanswered,
             max_queue=self.params.max_queue,
+            has_share=self._shares.may_queue(task.tenant, self.params.max_queue),
+            urgent_ns=urgent_ns,
             backlog_ns=backlog_ns,
             draining=self._draining,
         )
         if refusal is not None:
             self._out += AnswerTask(task_id, refusal), ReleaseTask(task_id)
             return
-        record = Record(task, self._policy.key(task), backlog_ns)
+        if overloaded and self._shares.is_over(task.tenant):
+            task = less_urgent(task)
+        left_before_ns = self._demand.came(at, work_ns)
+        self._shares.enter(task.tenant, work_ns)
+        record = Record(task, self._policy.key(task), backlog_ns, at, left_before_ns)
         self._records[task_id] = record
         self._log.append((self._now, task_id, None, "TaskArrived", State.QUEUED))
         self._backlog.add(record)
         self._pending += 1
         self._unanswered += 1
-        self._work_ns += task.estimate.solo_ns
+        self._work_ns += work_ns
         expires_ns = task.expires_ns
         if expires_ns is not None:
             self._timers.add((expires_ns, task_id))
@@ -267,8 +288,12 @@ class Scheduler:
         group = record.group
         assert group is not None
         assert group.group_id is not None
+        slots, arrived_ns = self._board.slots, record.task.arrived_ns
+        overloaded = self._demand.exceeded(
+            record.target_class, record.left_before_ns, arrived_ns, self._now, slots
+        )
         timeline = Timeline(
-            arrived_ns=record.task.arrived_ns,
+            arrived_ns=arrived_ns,
             prepare_started_ns=record.prepare_started_ns,
             prepared_ns=record.prepared_ns,
             launched_ns=record.launched_ns,
@@ -276,6 +301,7 @@ class Scheduler:
             prepare_exposed_ns=record.prepare_exposed_ns,
             backlog_ns=record.backlog_ns,
             suspended_ns=self._board.suspended_ns(record, self._now),
+            overloaded=overloaded,
         )
         placement = Placement(
             event.lane_id, group.group_id, group.size, record.co_runners, record.attempt
@@ -381,6 +407,8 @@ class Scheduler:
                 self._plan.remove(record, self._now)
         if (before.pending or before.on_lane) and not (after.pending or after.on_lane):
             self._work_ns -= task.estimate.solo_ns
+            self._shares.leave(task.tenant, task.estimate.solo_ns)
+            self._demand.left(record.target_class, task.estimate.solo_ns)
         if after.answered and not before.answered:
             assert outcome is not None
             self._unanswered -= 1
@@ -449,6 +477,8 @@ class Scheduler:
     # Planning, preparing, launching.
 
     def _window_closes_ns(self) -> Nanos | None:
+        if not self._window.open:
+            return None
         return self._window.closes_ns(self._discipline.could_start(self._board))
 
     def _plan_if_due(self) -> bool:
@@ -478,7 +508,7 @@ class Scheduler:
 
     def _is_short(self) -> bool:
         """A lane or the prepare stage could take more than is planned."""
-        return self._plan.count < self.params.prepare_depth + self._board.free_slots
+        return self._plan.count < self._prepare_depth + self._board.free_slots
 
     def _plan_next(self, pinned: bool) -> int:
         """Append groups made of the backlog's horizon; how many tasks these are."""
@@ -488,11 +518,21 @@ class Scheduler:
             records = backlog.horizon(self._horizon, now_ns)
         if not records:
             return 0
+        if len(records) == 1:  # as often as not, and there is nothing to decide
+            self._plan.append(records, pinned)
+        else:
+            self._append_groups(records, pinned)
+        if pinned:
+            for record in records:
+                backlog.discard(record)
+        return len(records)
+
+    def _append_groups(self, records: list[Record], pinned: bool) -> None:
+        """Append what the policy makes of the records."""
         capacity = Capacity(self._board.ledger.budget_bytes, self._board.slots)
-        tasks = [record.task for record in records]
         by_id = self._records
         planned = 0
-        for group in self._policy.plan(tasks, capacity, now_ns):
+        for group in self._policy.plan([r.task for r in records], capacity, self._now):
             members = [by_id[task.task_id] for task in group.tasks]
             planned += len(members)
             self._plan.append(members, pinned)
@@ -500,14 +540,10 @@ class Scheduler:
             raise InvariantViolation(
                 f"policy {self._policy.name} planned {planned} tasks of {len(records)}"
             )
-        if pinned:
-            for record in records:
-                backlog.discard(record)
-        return planned
 
     def _prepare_next(self) -> None:
         """Have the host prepare the tasks that launch next."""
-        quota = self.params.prepare_depth + self._board.free_slots
+        quota = self._prepare_depth + self._board.free_slots
         for group in self._plan.groups:
             for record in group.members:
                 if quota <= 0:
@@ -521,7 +557,11 @@ class Scheduler:
     def _launch_ready(self) -> bool:
         """Carry out the discipline's moves; whether there were any."""
         moved = False
+        board = self._board
         for _ in range(_MOVES_PER_LANE * len(self._lane_ids)):
+            if board.plan.count == 0 and board.executing_count == len(board.busy):
+                self._held_until_ns = None
+                return moved
             move = self._discipline.decide(self._board, self.params.bypass_limit, self._now)
             match move:
                 case Wait(until_ns):
@@ -577,17 +617,8 @@ class Scheduler:
         """Put the longest waiting task first once `patience` others went before it."""
         if not self._window.replans:
             return
-        oldest = self._backlog.oldest()
-        for record in self._board.busy.values():
-            stands = not record.state.executing and not record.promoted
-            if stands and (oldest is None or record.task.task_id < oldest.task.task_id):
-                oldest = record
-        if oldest is None or oldest is not self._oldest:
-            self._oldest, self._passed_over = oldest, 0
-            return
-        self._passed_over += 1
-        if self._passed_over >= self.params.patience:
-            self._oldest, self._passed_over = None, 0
+        oldest = self._patience.launched(self._backlog, self._board)
+        if oldest is not None:
             oldest.promoted = True
             if oldest.state.pending:
                 self._backlog.discard(oldest)

@@ -172,6 +172,8 @@ class Timeline:
     backlog_ns: Nanos
     #: How much of the time between launch and finish it stood suspended for others.
     suspended_ns: Nanos = ZERO_NS
+    #: The lanes had more work of its urgency, or of all, than they could do; see ``demand``.
+    overloaded: bool = False
 
 
 class RejectReason(Enum):

@@ -15,6 +15,8 @@ class Window(Protocol):
     #: True: at each close everything not launched is planned anew together with the newcomers.
     #: False: the newcomers are planned by themselves, behind what is planned already.
     replans: bool
+    #: Something has arrived since it last closed.
+    open: bool
 
     def arrived(self, task: Task, now_ns: Nanos) -> None:
         """One more task waits to be planned."""
@@ -40,11 +42,13 @@ class FixedWindow:
     def __init__(self, window_ns: Nanos) -> None:
         self._window_ns = window_ns
         self._closes_ns: Nanos | None = None
+        self.open = False
 
     def arrived(self, task: Task, now_ns: Nanos) -> None:
         """Opens the slot that `now_ns` falls into, unless it is open."""
         if self._closes_ns is None:
             self._closes_ns = Nanos((now_ns // self._window_ns + 1) * self._window_ns)
+            self.open = True
 
     def closes_ns(self, lane_waits: bool) -> Nanos | None:
         """The end of the slot, whether or not a lane waits."""
@@ -53,6 +57,7 @@ class FixedWindow:
     def closed(self, now_ns: Nanos, planned: int) -> None:
         """The next arrival opens the next slot."""
         self._closes_ns = None
+        self.open = False
 
 
 class AdaptiveWindow:
@@ -81,6 +86,7 @@ class AdaptiveWindow:
         self._gap_ns = float(self.MAX_LENGTH_NS)
         self._last_arrival_ns: Nanos | None = None
         self._opened_ns: Nanos | None = None
+        self.open = False
         self._tightest_ns = Nanos(0)
         self._rest_until_ns = 0
 
@@ -94,6 +100,7 @@ class AdaptiveWindow:
         start_ns = task.latest_start_ns
         if self._opened_ns is None:
             self._opened_ns = now_ns
+            self.open = True
             self._tightest_ns = start_ns
         elif start_ns < self._tightest_ns:
             self._tightest_ns = start_ns
@@ -112,6 +119,7 @@ class AdaptiveWindow:
     def closed(self, now_ns: Nanos, planned: int) -> None:
         """Rest in proportion to the work the planning was."""
         self._opened_ns = None
+        self.open = False
         self._rest_until_ns = now_ns + planned * self.REST_PER_TASK_NS
 
 

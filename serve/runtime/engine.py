@@ -49,7 +49,7 @@ from serve.core.types import (
     TaskId,
     Usage,
 )
-from serve.errors import ConfigError, InvalidInput, NotFound, NotReady, ServeError
+from serve.errors import ConfigError, InvalidInput, NotFound, NotReady, ServeError, Unsupported
 from serve.estimate.estimator import ModelEstimator
 from serve.models.cache import CalibrationCache
 from serve.obs.metrics import EngineSnapshot
@@ -63,7 +63,7 @@ from serve.runtime.pool import LaneDown, LanePool, LaneUp
 from serve.runtime.records import Scheduling, refusal_record
 from serve.runtime.registry import ModelEntry, Registry
 from serve.runtime.shm import SharedPool
-from serve.runtime.staging import plan_layout
+from serve.runtime.staging import Layout, plan_layout
 from serve.runtime.ticket import RequestTicket
 
 _log = logging.getLogger(__name__)
@@ -132,6 +132,7 @@ class Engine:
             qos_factor=chosen.qos_factor,
             budget_bytes=device.budget_bytes,
             budget_changed=self._weights_changed,
+            lock=self._lock,
         )
 
     # --- life ---------------------------------------------------------------------------
@@ -143,6 +144,8 @@ class Engine:
         lane starts or no model can be served.
         """
         names = self._registry.names_to_load(self._config.models.load)
+        for graph in self._config.graph:
+            _log.warning("graph %s: this version does not serve resident graphs", graph.name)
         tell = progress or (lambda step, fraction: None)
         tell("starting lanes", 0.0)
         self._pool.start()
@@ -343,41 +346,50 @@ class Engine:
         return self._pool.pids()
 
     def _submit(self, call: InferCall) -> RequestTicket:
-        entry = self._registry.get(call.model, call.version)
-        num_nodes, num_edges = self._size(call, entry)
-        layout = plan_layout(
-            call.tensors, entry.spec.inputs, entry.estimator.output_bytes(num_nodes, num_edges)
+        while True:
+            entry = self._registry.get(call.model, call.version)
+            num_nodes, num_edges = self._size(call, entry)
+            output_bytes = entry.estimator.output_bytes(num_nodes, num_edges)
+            layout = plan_layout(call.tensors, entry.spec.inputs, output_bytes)
+            with self._lock:
+                # Just replaced by a newer one, or let go: then `get` says so.
+                if not entry.retired:
+                    return self._accept(call, entry, num_nodes, num_edges, layout)
+
+    def _accept(
+        self, call: InferCall, entry: ModelEntry, num_nodes: int, num_edges: int, layout: Layout
+    ) -> RequestTicket:
+        """Make the task and hand it to the scheduler. Under the lock."""
+        estimate = entry.estimator.estimate(num_nodes, num_edges)
+        target_ns = call.qos_target_ns or int(self._registry.factor_of(entry) * estimate.solo_ns)
+        timeout_ns = None if call.timeout_ns is None else Nanos(max(1, call.timeout_ns))
+        task = Task(
+            task_id=TaskId(next(self._task_ids)),
+            model=entry.key,
+            num_nodes=num_nodes,
+            num_edges=num_edges,
+            arrived_ns=Nanos(call.arrived_ns),
+            estimate=estimate,
+            qos=QoS(Nanos(target_ns), timeout_ns, call.priority),
+            tenant=call.tenant,
         )
-        with self._lock:
-            if entry.retired:
-                raise NotReady(f"model '{call.model}' is being unloaded")
-            estimate = entry.estimator.estimate(num_nodes, num_edges)
-            target_ns = call.qos_target_ns or int(
-                self._registry.factor_of(entry) * estimate.solo_ns
-            )
-            timeout_ns = None if call.timeout_ns is None else Nanos(max(1, call.timeout_ns))
-            task = Task(
-                task_id=TaskId(next(self._task_ids)),
-                model=entry.key,
-                num_nodes=num_nodes,
-                num_edges=num_edges,
-                arrived_ns=Nanos(call.arrived_ns),
-                estimate=estimate,
-                qos=QoS(Nanos(target_ns), timeout_ns, call.priority),
-                tenant=call.tenant,
-            )
-            uid = f"{self._boot_id}-{task.task_id}"
-            ticket = RequestTicket(self, call, entry, task, layout, uid)
-            self._tickets[task.task_id] = ticket
-            entry.inflight += 1
-            self._carry_out(TaskArrived(task))
+        uid = f"{self._boot_id}-{task.task_id}"
+        ticket = RequestTicket(self, call, entry, task, layout, uid)
+        self._tickets[task.task_id] = ticket
+        entry.inflight += 1
+        self._carry_out(TaskArrived(task))
         return ticket
 
     def _size(self, call: InferCall, entry: ModelEntry) -> tuple[int, int]:
         """(nodes, edges) of a request the model can take; raises NotFound or InvalidInput."""
         if call.graph is not None or "node_ids" in call.tensors:
-            held = ", ".join(graph.name for graph in self._config.graph) or "none"
-            raise NotFound(f"unknown graph '{call.graph or ''}'; resident graphs: {held}")
+            names = [graph.name for graph in self._config.graph]
+            if call.graph in names:
+                raise Unsupported(
+                    f"graph '{call.graph}': this version answers requests that bring their graph"
+                )
+            held = ", ".join(names) or "none"
+            raise NotFound(f"unknown graph '{call.graph or ''}'; configured graphs: {held}")
         edges = call.tensors.get("edge_index")
         num_nodes = call.tensors["x"].shape[0]
         num_edges = 0 if edges is None else edges.shape[1]

@@ -52,6 +52,10 @@ _LANE_ENVIRONMENT = {
     "MKL_NUM_THREADS": "1",
 }
 
+#: Lanes start in threads of their own. Neither the environment nor multiprocessing, which looks
+#: after every child whenever one is started, is made for that.
+_one_at_a_time = threading.Lock()
+
 
 @dataclass(frozen=True, slots=True)
 class LaneUp:
@@ -106,6 +110,7 @@ class LanePool:
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector.register(self._wake_fd, selectors.EVENT_READ, None)
         self._started: SimpleQueue[tuple[LaneId, BaseProcess, socket.socket]] = SimpleQueue()
+        self._restarting: dict[LaneId, threading.Thread] = {}
         self._stopping = False
 
     @property
@@ -269,15 +274,17 @@ class LanePool:
                 lane.restart_at_ns = None
                 lane.restarts += 1
                 # The fork server may have to be started anew, which takes seconds.
-                threading.Thread(
+                thread = threading.Thread(
                     target=self._respawn, args=(lane,), name=f"restart-{lane.lane_id}", daemon=True
-                ).start()
+                )
+                self._restarting[lane.lane_id] = thread
+                thread.start()
 
     def _respawn(self, lane: _Lane) -> None:
         try:
             process, channel = self._spawn(f"lane {lane.lane_id}", lane.cores)
-        except OSError as error:
-            _log.error("lane %d: cannot be started: %s", lane.lane_id, error)
+        except (OSError, EOFError) as error:  # EOFError: the fork server died just then
+            _log.error("lane %d: cannot be started: %r", lane.lane_id, error)
             lane.restart_at_ns = clock.now_ns() + _BACK_OFF_MOST_NS
         else:
             self._started.put((lane.lane_id, process, channel))
@@ -312,16 +319,22 @@ class LanePool:
         )
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([_PRELOAD_MODULE])
-        with _lane_environment():
-            forkserver.ensure_running()
         process = context.Process(
             target=run_lane,
             args=(setup, theirs, _PoolFile(self._shared.fd)),
             name=name,
             daemon=True,
         )
-        process.start()
-        theirs.close()
+        try:
+            with _one_at_a_time:
+                with _lane_environment():
+                    forkserver.ensure_running()
+                process.start()
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
         return process, ours
 
     @contextmanager
@@ -349,6 +362,8 @@ class LanePool:
                 lane.process.join(_STOP_WAIT_S)
                 lane.process.kill()
                 self._bury(lane)
+        for thread in self._restarting.values():
+            thread.join()
         while not self._started.empty():
             _, process, channel = self._started.get_nowait()
             channel.close()
@@ -434,12 +449,14 @@ def _signal(lane: _Lane, number: signal.Signals) -> None:
 
 def _reap(process: BaseProcess) -> str:
     """Wait for a process that is ending, free it and say how it ended."""
-    process.join(_STOP_WAIT_S)
-    if process.exitcode is None:
-        process.kill()
+    with _one_at_a_time:
         process.join(_STOP_WAIT_S)
-    code = process.exitcode
-    process.close()
+        if process.exitcode is None:
+            process.kill()
+            process.join(_STOP_WAIT_S)
+        code = process.exitcode
+        if code is not None:
+            process.close()
     if code is None:
         return "does not end"
     return f"signal {-code}" if code < 0 else f"exit code {code}"

@@ -77,13 +77,16 @@ class Registry:
         qos_factor: float,
         budget_bytes: int,
         budget_changed: Callable[[Bytes], None],
+        lock: threading.Lock,
     ) -> None:
+        """`lock` is the engine's, which guards what changes in an entry."""
         self._root = root
         self._cache = cache
         self._pool = pool
         self._qos_factor = qos_factor
         self._budget_bytes = budget_bytes
         self._budget_changed = budget_changed
+        self._lock = lock
         #: Everything served, by name and version; and the newest of each name.
         self._entries: dict[tuple[str, int], ModelEntry] = {}
         self._newest: dict[str, ModelEntry] = {}
@@ -140,16 +143,14 @@ class Registry:
             try:
                 return self._load(name, progress or (lambda step, fraction: None))
             except ServeError as error:
-                if name not in self._newest:
+                if isinstance(error, NotFound) or name in self._newest:
+                    self._states.pop(name, None)
+                else:
                     self._states[name] = ("UNAVAILABLE", str(error))
                 raise
 
     def _load(self, name: str, progress: Progress) -> ModelEntry:
-        try:
-            newest = find(self._root, name)
-        except NotFound:
-            self._states.pop(name, None)
-            raise
+        newest = find(self._root, name)
         self._states[name] = ("LOADING", "")
         versions = set()
         for found in scan(self._root):
@@ -330,9 +331,10 @@ class Registry:
 
     def _let_go(self, entry: ModelEntry) -> None:
         """Wait until nothing of the model runs or waits, then drop it from the lanes."""
-        entry.retired = True
-        if entry.inflight == 0:
-            entry.idle.set()
+        with self._lock:
+            entry.retired = True
+            if entry.inflight == 0:
+                entry.idle.set()
         if not entry.idle.wait(_DRAIN_TIMEOUT_S):
             _log.warning("model %s: still has requests; its memory is kept", entry.key)
             return

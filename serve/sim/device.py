@@ -43,83 +43,76 @@ class DeviceModel:
 class Run:
     """One task on a lane."""
 
-    __slots__ = ("executing", "left_ns", "since_ns", "task_id", "version", "worked_ns")
+    __slots__ = ("executing", "mark", "since_ns", "task_id", "worked_ns")
 
-    def __init__(self, task_id: TaskId, left_ns: float) -> None:
+    def __init__(self, task_id: TaskId, run_ns: int) -> None:
         self.task_id = task_id
-        #: Work left, in time on an idle device, as of `since_ns`.
-        self.left_ns = left_ns
-        #: Time spent executing so far.
+        #: While executing, the device's progress at which it ends; else the work left.
+        self.mark = float(run_ns)
+        self.executing = False
+        #: Time spent executing up to `since_ns`, when it last started.
         self.worked_ns = 0
         self.since_ns = 0
-        self.executing = False
-        #: Counts the changes of its pace; an end foreseen before the last one is void.
-        self.version = 0
 
 
 class SimulatedDevice:
-    """Lanes on which runs make progress at a pace set by how many execute."""
+    """Lanes on which runs make progress at a pace set by how many execute.
+
+    All that execute advance alike, so one number tells how far each is: the work that a run which
+    always executed would have done. Changing the pace touches no run.
+    """
 
     def __init__(self, model: DeviceModel) -> None:
         self._model = model
         self._runs: dict[LaneId, Run] = {}
-        self._executing = 0
+        self._executing: dict[LaneId, Run] = {}
+        #: Work done by one that always executes, in time on an idle device, up to `_at_ns`.
+        self._progress = 0.0
+        self._at_ns = 0
+        self._slowdown = 1.0
 
     def launch(self, lane_id: LaneId, task_id: TaskId, run_ns: int, now_ns: int) -> None:
         """Start a run of `run_ns` work on the idle lane."""
-        run = Run(task_id, float(run_ns))
-        self._runs[lane_id] = run
-        self._start(run, now_ns)
+        self._runs[lane_id] = Run(task_id, run_ns)
+        self.resume(lane_id, now_ns)
 
     def suspend(self, lane_id: LaneId, now_ns: int) -> None:
         """Stop the run on the lane where it is."""
-        self._progress(now_ns)
-        run = self._runs[lane_id]
+        self._advance(now_ns)
+        run = self._executing.pop(lane_id)
         run.executing = False
-        run.version += 1
-        self._executing -= 1
+        run.mark = max(0.0, run.mark - self._progress)
+        run.worked_ns += now_ns - run.since_ns
+        self._set_pace()
 
     def resume(self, lane_id: LaneId, now_ns: int) -> None:
         """Let the run on the lane go on."""
-        self._start(self._runs[lane_id], now_ns)
-
-    def end(self, lane_id: LaneId, now_ns: int) -> Run:
-        """Take the ended run off the lane."""
-        self._progress(now_ns)
-        run = self._runs.pop(lane_id)
-        self._executing -= run.executing
-        return run
-
-    def current(self, lane_id: LaneId, task_id: TaskId, version: int) -> bool:
-        """Whether an end foreseen at that version still stands."""
-        run = self._runs.get(lane_id)
-        return run is not None and run.task_id == task_id and run.version == version
-
-    def ends(self) -> list[tuple[int, LaneId, TaskId, int]]:
-        """(when, lane, task, version) for every executing run, at the pace of this moment."""
-        slowdown = self._model.slowdown_beside(self._executing - 1)
-        found = []
-        for lane_id, run in self._runs.items():
-            if run.executing:
-                run.version += 1
-                at_ns = run.since_ns + round(run.left_ns * slowdown)
-                found.append((at_ns, lane_id, run.task_id, run.version))
-        return found
-
-    def _start(self, run: Run, now_ns: int) -> None:
-        self._progress(now_ns)
+        self._advance(now_ns)
+        run = self._executing[lane_id] = self._runs[lane_id]
         run.executing = True
         # It works only once the switch has taken effect.
-        run.left_ns += self._model.switch_ns
+        run.mark += self._progress + self._model.switch_ns
         run.since_ns = now_ns
-        self._executing += 1
+        self._set_pace()
 
-    def _progress(self, now_ns: int) -> None:
-        """Account for the work done since the pace last changed."""
-        slowdown = self._model.slowdown_beside(self._executing - 1)
-        for run in self._runs.values():
-            if run.executing:
-                passed_ns = now_ns - run.since_ns
-                run.worked_ns += passed_ns
-                run.left_ns = max(0.0, run.left_ns - passed_ns / slowdown)
-                run.since_ns = now_ns
+    def end(self, lane_id: LaneId, now_ns: int) -> Run:
+        """Take the run off its lane."""
+        if self._runs[lane_id].executing:
+            self.suspend(lane_id, now_ns)
+        return self._runs.pop(lane_id)
+
+    def next_end(self) -> tuple[int, LaneId] | None:
+        """(when, lane) of the run that ends first if the pace stays; None when none executes."""
+        if not self._executing:
+            return None
+        mark, lane_id = min((run.mark, lane_id) for lane_id, run in self._executing.items())
+        left_ns = max(0, round((mark - self._progress) * self._slowdown))
+        return self._at_ns + left_ns, lane_id
+
+    def _advance(self, now_ns: int) -> None:
+        self._progress += (now_ns - self._at_ns) / self._slowdown
+        self._at_ns = now_ns
+
+    def _set_pace(self) -> None:
+        if self._executing:
+            self._slowdown = self._model.slowdown_beside(len(self._executing) - 1)

@@ -4,6 +4,7 @@ A heap of (time, sequence, event) drives the very ``Scheduler`` that serves; ``S
 says how long runs take. Nothing is random here: the same offered requests give the same report.
 """
 
+import gc
 import heapq
 from collections.abc import Iterable, Sequence
 
@@ -35,8 +36,10 @@ class Simulation:
         self._device = SimulatedDevice(model)
         self._offered: dict[TaskId, Offered] = {}
         self._sequence = 0
-        #: (time, sequence, event) or, for the foreseen end of a run, (…, (lane, task, version)).
-        self._due: list[tuple[int, int, Event | tuple[LaneId, TaskId, int]]] = []
+        #: (time, sequence, event).
+        self._due: list[tuple[int, int, Event]] = []
+        #: When the first run ends, on which lane, unless the pace changes before.
+        self._end: tuple[int, LaneId] | None = None
         for lane_id in scheduler.params.device.lane_ids:
             self._tell(LaneReady(lane_id))
 
@@ -45,11 +48,11 @@ class Simulation:
         for offered in requests:
             arrived_ns = offered.task.arrived_ns
             while (next_ns := self.next_ns()) is not None and next_ns < arrived_ns:
-                self.step()
+                self._happen(next_ns)
             self.now_ns = max(self.now_ns, arrived_ns)
             self.offer(offered)
-        while self.next_ns() is not None:
-            self.step()
+        while (next_ns := self.next_ns()) is not None:
+            self._happen(next_ns)
 
     def offer(self, offered: Offered) -> None:
         """The request arrives now."""
@@ -58,74 +61,70 @@ class Simulation:
 
     def next_ns(self) -> int | None:
         """When something happens next by itself; None: never again."""
-        wake_ns = self.scheduler.next_wakeup()
-        if not self._due:
-            return wake_ns
-        due_ns = self._due[0][0]
-        return due_ns if wake_ns is None or due_ns <= wake_ns else wake_ns
+        next_ns: int | None = self.scheduler.next_wakeup()
+        if self._due and (next_ns is None or self._due[0][0] < next_ns):
+            next_ns = self._due[0][0]
+        if self._end is not None and (next_ns is None or self._end[0] < next_ns):
+            next_ns = self._end[0]
+        return next_ns
 
     def step(self) -> None:
         """Let the next thing happen, if there is one."""
         next_ns = self.next_ns()
-        if next_ns is None:
-            return
-        self.now_ns = Nanos(next_ns)
-        if not self._due or self._due[0][0] != next_ns:
-            self._tell(Tick())
-            return
-        _, _, entry = heapq.heappop(self._due)
-        if isinstance(entry, tuple):
-            self._end_run(*entry)
-        else:
-            self._tell(entry)
+        if next_ns is not None:
+            self._happen(next_ns)
 
-    def _end_run(self, lane_id: LaneId, task_id: TaskId, version: int) -> None:
-        if not self._device.current(lane_id, task_id, version):
-            return
+    def _happen(self, next_ns: int) -> None:
+        """What is due at `next_ns`: the end of a run first, a tick last."""
+        self.now_ns = Nanos(next_ns)
+        if self._end is not None and self._end[0] == next_ns:
+            self._end_run(self._end[1])
+        elif self._due and self._due[0][0] == next_ns:
+            self._tell(heapq.heappop(self._due)[2])
+        else:
+            self._tell(Tick())
+
+    def _end_run(self, lane_id: LaneId) -> None:
         run = self._device.end(lane_id, self.now_ns)
-        self._foresee()
-        peak_bytes = self._offered[task_id].task.estimate.peak_bytes
+        self._end = self._device.next_end()
+        peak_bytes = self._offered[run.task_id].task.estimate.peak_bytes
         usage = Usage(Nanos(run.worked_ns), peak_bytes)
-        self._tell(TaskFinished(task_id, lane_id, usage))
+        self._tell(TaskFinished(run.task_id, lane_id, usage))
 
     def _tell(self, event: Event) -> None:
         changed = False
         for command in self.scheduler.handle(event, self.now_ns):
             changed |= self._obey(command)
         if changed:
-            self._foresee()
+            self._end = self._device.next_end()
 
     def _obey(self, command: Command) -> bool:
         """Carry out one command; whether it changed what executes."""
-        match command:
-            case PrepareTask(task_id):
-                prepare_ns = self._offered[task_id].prepare_ns
-                self._later(self.now_ns + prepare_ns, TaskPrepared(task_id))
-            case LaunchTask(task_id, lane_id):
-                self._device.launch(lane_id, task_id, self._offered[task_id].run_ns, self.now_ns)
-                return True
-            case SuspendTask(_, lane_id):
-                self._device.suspend(lane_id, self.now_ns)
-                return True
-            case ResumeTask(_, lane_id):
-                self._device.resume(lane_id, self.now_ns)
-                return True
-            case AnswerTask(task_id, outcome):
-                offered = self._offered.pop(task_id)
-                late = None
-                answered_ns = self.now_ns + offered.answer_ns
-                if isinstance(outcome, Completed):
-                    late = violation_cause(offered.task, outcome, answered_ns)
-                self.answered.append(Answered(offered.task, outcome, Nanos(answered_ns), late))
+        if isinstance(command, PrepareTask):
+            prepare_ns = self._offered[command.task_id].prepare_ns
+            self._later(self.now_ns + prepare_ns, TaskPrepared(command.task_id))
+        elif isinstance(command, AnswerTask):
+            offered = self._offered.pop(command.task_id)
+            outcome, cause = command.outcome, None
+            answered_ns = self.now_ns + offered.answer_ns
+            if isinstance(outcome, Completed):
+                cause = violation_cause(offered.task, outcome, answered_ns)
+            self.answered.append(Answered(offered.task, outcome, Nanos(answered_ns), cause))
+        elif isinstance(command, LaunchTask):
+            run_ns = self._offered[command.task_id].run_ns
+            self._device.launch(command.lane_id, command.task_id, run_ns, self.now_ns)
+            return True
+        elif isinstance(command, SuspendTask):
+            self._device.suspend(command.lane_id, self.now_ns)
+            return True
+        elif isinstance(command, ResumeTask):
+            self._device.resume(command.lane_id, self.now_ns)
+            return True
         return False
 
-    def _foresee(self) -> None:
-        for at_ns, lane_id, task_id, version in self._device.ends():
-            self._later(at_ns, (lane_id, task_id, version))
-
-    def _later(self, at_ns: int, entry: Event | tuple[LaneId, TaskId, int]) -> None:
+    def _later(self, at_ns: int, event: Event) -> None:
         self._sequence += 1
-        heapq.heappush(self._due, (at_ns, self._sequence, entry))
+        heapq.heappush(self._due, (at_ns, self._sequence, event))
 
 
 def simulate(
@@ -133,5 +132,12 @@ def simulate(
 ) -> SimReport:
     """Serve `requests`, in order of arrival, and report how that went."""
     simulation = Simulation(Scheduler(params), model or DeviceModel())
-    simulation.run(requests)
+    # Nothing here refers back to itself, so looking for garbage among a million answers finds none.
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        simulation.run(requests)
+    finally:
+        if collecting:
+            gc.enable()
     return summarize(simulation.answered)

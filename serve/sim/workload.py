@@ -38,9 +38,18 @@ BASELINES: dict[str, int | None] = {"default": 1, "mps_base": 4, "mps_aggr": Non
 #: As many at once as a simulation keeps apart.
 _ALL_AT_ONCE = 64
 _UNCHECKED = Bytes(1 << 62)
+#: As the server has when tasks are suspended.
+LANES_PER_CORE = 2
 
 
-def make_system(policy: str, discipline: str, *, cores: int, budget_bytes: int) -> System:
+def make_system(
+    policy: str,
+    discipline: str,
+    *,
+    cores: int,
+    budget_bytes: int,
+    lanes_per_core: int = LANES_PER_CORE,
+) -> System:
     """Lanes and scheduling of a policy or baseline on a CPU with that many cores.
 
     A baseline is first-in first-out with memory unchecked; tasks beyond the cores share them.
@@ -57,7 +66,7 @@ def make_system(policy: str, discipline: str, *, cores: int, budget_bytes: int) 
         return System(params, DeviceModel(slowdown=shared))
     get_policy(policy)
     facts = DeviceFacts(
-        Bytes(budget_bytes), _lane_ids(2 * cores), parallelism=cores, can_suspend=True
+        Bytes(budget_bytes), _lane_ids(lanes_per_core * cores), parallelism=cores, can_suspend=True
     )
     return System(
         SchedulerParams(device=facts, policy=policy, discipline=discipline), DeviceModel()

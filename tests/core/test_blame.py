@@ -8,7 +8,7 @@ from tests.builders import MS, US, task, usage
 TASK = task(0, run_ns=10 * MS, prepare_ns=MS, arrived_ns=5 * MS)
 
 
-def ending(queue=0, exposed=0, run=10 * MS, backlog=0, co_runners=0, suspended=0):
+def ending(queue=0, exposed=0, run=10 * MS, overloaded=False, co_runners=0, suspended=0):
     launched = TASK.arrived_ns + queue + exposed
     timeline = Timeline(
         arrived_ns=TASK.arrived_ns,
@@ -17,8 +17,9 @@ def ending(queue=0, exposed=0, run=10 * MS, backlog=0, co_runners=0, suspended=0
         launched_ns=Nanos(launched),
         finished_ns=Nanos(launched + run),
         prepare_exposed_ns=Nanos(exposed),
-        backlog_ns=Nanos(backlog),
+        backlog_ns=Nanos(0),
         suspended_ns=Nanos(suspended),
+        overloaded=overloaded,
     )
     placement = Placement(LaneId(0), GroupId(0), 1, co_runners, 1)
     return Completed(timeline, placement, usage(run))
@@ -30,8 +31,8 @@ def ending(queue=0, exposed=0, run=10 * MS, backlog=0, co_runners=0, suspended=0
         ({}, 0, None),
         ({"queue": 12 * MS}, 0, None),  # to the nanosecond in time
         ({"queue": 13 * MS}, 0, "queue"),
-        ({"queue": 13 * MS, "backlog": 11 * MS}, 0, "queue"),
-        ({"queue": 13 * MS, "backlog": 11 * MS + 1}, 0, "overload"),
+        ({"queue": 13 * MS, "overloaded": True}, 0, "overload"),
+        ({"overloaded": True}, 0, None),
         ({"exposed": 13 * MS}, 0, "prepare"),
         ({}, 13 * MS, "prepare"),
         ({"run": 23 * MS}, 0, "estimate"),

@@ -141,6 +141,29 @@ def test_orders():
     assert order("bqt", tasks, slots=2) == [[3, 0], [1, 2]]
 
 
+def test_orders_by_memory():
+    tasks = [
+        task(number, reserve=need, run_ns=(9 - number) * MS, arrived_ns=number)
+        for number, need in enumerate((40, 10, 30, 20))
+    ]
+    assert order("base", tasks, slots=2) == [[0, 1], [2, 3]]
+    assert order("lmcf", tasks, slots=2) == [[1, 3], [2, 0]]
+    assert order("bmc", tasks, slots=2) == [[1, 0], [3, 2]]
+
+
+def test_a_group_by_memory_may_use_the_capacity_up():
+    capacity = Capacity(Bytes(20), 4)
+    assert sizes(get_policy("bmc").plan(rising((12, 8, 3, 16)), capacity, Nanos(0))) == [
+        [3, 16],
+        [8, 12],
+    ]
+    assert sizes(get_policy("lmcf").plan(rising((12, 8, 3, 16)), capacity, Nanos(0))) == [
+        [3, 8],
+        [12],
+        [16],
+    ]
+
+
 @every_policy
 def test_priority_comes_first_and_zero_counts_as_two(name):
     tasks = [

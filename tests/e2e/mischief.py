@@ -1,7 +1,7 @@
 """A model that does what its input says, copied into repositories of tests as `model.py`.
 
-The first feature of the first node is the word; anything else than a word of ``WORDS`` or a
-number of seconds above ``SLEEP`` gives a linear layer's answer.
+The first feature of the first node is the word; any that means nothing gives a linear layer's
+answer at once.
 """
 
 import os
@@ -12,8 +12,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-#: Run for this much less than the word, in seconds.
+#: Run for as many seconds as the word is above this,
 SLEEP = 1000.0
+#: or until there is a file `release` beside the model, or a minute has passed.
+HOLD = 2000.0
 RAISE, EXIT, CRASH, DIE_ONCE = -1001.0, -1002.0, -1003.0, -1004.0
 
 _HERE = Path(__file__).parent
@@ -29,7 +31,7 @@ class Mischief(torch.nn.Module):
         if word > SLEEP:
             # Tells the test which process runs it, and that it does.
             (_HERE / f"running.{os.getpid()}").touch()
-            time.sleep(word - SLEEP)
+            _run_for(60.0 if word == HOLD else word - SLEEP)
             (_HERE / f"running.{os.getpid()}").unlink()
         elif word == RAISE:
             raise ValueError(f"asked to fail at {len(x)} nodes")
@@ -42,6 +44,12 @@ class Mischief(torch.nn.Module):
             os._exit(4)
         out: Tensor = self.linear(x)
         return out
+
+
+def _run_for(seconds: float) -> None:
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends and not (_HERE / "release").exists():
+        time.sleep(0.005)
 
 
 def build(in_channels: int = 4, out_channels: int = 2) -> Mischief:

@@ -1,14 +1,8 @@
-"""What end-to-end tests share: graphs, references, and looks at a server from outside."""
+"""What end-to-end tests share: graphs, references, calls, and a model that misbehaves."""
 
-import os
-import re
 import shutil
-import sqlite3
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,12 +17,11 @@ from serve.models.writer import write_model
 from serve.wire import INFER_METHOD, Response, decode_response, encode_request
 from tests.e2e import mischief
 from tests.harness import ROOT, ServerProcess
+from tests.outside import PATIENCE_S, is_running, wait_for
 
 MODELS = ("gcn", "sage", "gin", "gat")
 REPOSITORY = ROOT / "configs" / "models"
 FEATURES = 32
-PATIENCE_S = 60.0
-
 # The server's lanes are on the same cores: threads that wait for each other would wait for them.
 torch.set_num_threads(1)
 
@@ -102,92 +95,6 @@ def assert_answers(server: ServerProcess) -> None:
         assert infer(call, "gcn", GOOD).outputs["output"].shape == (30, 5)
 
 
-# -- the server from outside ------------------------------------------------------------------
-
-
-def wait_for(true: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
-    """The first truthy result of `true`."""
-    give_up = time.monotonic() + patience_s
-    while not (found := true()):
-        assert time.monotonic() < give_up, f"never came: {what}"
-        time.sleep(0.01)
-    return found
-
-
-def http_get(server: ServerProcess, path: str) -> tuple[int, str]:
-    """Status and body; status 0 while nobody listens."""
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.http_port}{path}") as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
-    except urllib.error.URLError:
-        return 0, ""
-
-
-def metric(server: ServerProcess, name: str) -> float:
-    """A metric without labels, now."""
-    _, text = http_get(server, "/metrics")
-    found = re.search(rf"^{name} (\S+)$", text, re.M)
-    assert found, f"{name} is not in\n{text}"
-    return float(found[1])
-
-
-def rows(server: ServerProcess, where: str = "", *values: object) -> list[dict[str, Any]]:
-    """Rows of the report's database in order of arrival; they come with up to a second's delay."""
-    with closing(sqlite3.connect(f"file:{server.database}?mode=ro", uri=True)) as db:
-        db.row_factory = sqlite3.Row
-        query = f"SELECT * FROM request {where and 'WHERE ' + where} ORDER BY row_id"
-        return [dict(row) for row in db.execute(query, values)]
-
-
-def row(server: ServerProcess, where: str, *values: object) -> dict[str, Any]:
-    """The one row that fits, once it is there."""
-    found = wait_for(lambda: rows(server, where, *values), f"a row with {where} {values}")
-    assert len(found) == 1
-    return found[0]
-
-
-def descendants(pid: int) -> dict[int, str]:
-    """Command lines of all processes below `pid`, by process id."""
-    parents: dict[int, int] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            stat = (folder / "stat").read_text()
-        except OSError:
-            continue  # it has just ended
-        parents[int(folder.name)] = int(stat.rpartition(")")[2].split()[1])
-    below: set[int] = set()
-    grown = {pid}
-    while grown:
-        below |= grown
-        grown = {child for child, parent in parents.items() if parent in below} - below
-    return {child: _command(child) for child in below - {pid}}
-
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-    except OSError:
-        return ""
-
-
-def is_running(pid: int) -> bool:
-    """Whether it exists and is no zombie."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"
-
-
-def shared_memory_names() -> set[str]:
-    """Named shared memory on this machine."""
-    folder = Path("/dev/shm")
-    return set(os.listdir(folder)) if folder.is_dir() else set()
-
-
 # -- a model that misbehaves on demand --------------------------------------------------------
 
 
@@ -215,6 +122,17 @@ class Troubled:
     def expected(self, graph: Graph) -> np.ndarray:
         with torch.inference_mode():
             return self.module.linear(torch.from_numpy(graph.x)).numpy()
+
+    @contextmanager
+    def holding(self) -> Iterator[Graph]:
+        """A graph whose requests run until this ends."""
+        release = self.folder / "release"
+        try:
+            yield self.graph(mischief.HOLD)
+        finally:
+            release.touch()
+            wait_for(lambda: not self.running(), "the end of all runs")
+            release.unlink()
 
     def running(self) -> set[int]:
         """Processes that run for as long as they were told to, those killed meanwhile left out."""

@@ -15,17 +15,9 @@ from serve.client import AsyncClient, Client
 from serve.graphs.datasets import load_dataset
 from serve.graphs.subgraphs import subgraphs
 from serve.models.community import community_graph
-from tests.e2e.support import (
-    GOOD,
-    MODELS,
-    PATIENCE_S,
-    Graph,
-    assert_equal,
-    infer,
-    random_graph,
-    raw_channel,
-)
+from tests.e2e.support import GOOD, MODELS, Graph, assert_equal, infer, random_graph, raw_channel
 from tests.harness import ServerProcess
+from tests.outside import PATIENCE_S
 
 
 def _community() -> Graph:
@@ -107,10 +99,20 @@ def test_models_know_the_communities(call, model):
     assert right > 0.9
 
 
+#: Every policy and every discipline once; the other combinations are slow, as each starts a server.
 SCHEDULING = [
-    (policy, discipline)
-    for policy in ("fifo", "sqtf", "bqt")
-    for discipline in ("barrier", "rolling")
+    ("fifo", "barrier"),
+    ("bqt", "rolling"),
+    ("slack", "preemptive"),
+    *(
+        pytest.param(policy, discipline, marks=pytest.mark.slow)
+        for policy, discipline in (
+            ("fifo", "rolling"),
+            ("sqtf", "barrier"),
+            ("sqtf", "rolling"),
+            ("bqt", "barrier"),
+        )
+    ),
 ]
 
 
@@ -134,7 +136,7 @@ def test_requests_at_once_get_their_own_answers(tmp_path, reference, policy, dis
     uids = {answer.parameters["request_uid"] for answer in answers}
     assert len(uids) == len(asked)
     assert max(answer.parameters["group_size"] for answer in answers) > 1
-    assert {answer.parameters["lane"] for answer in answers} == {0, 1}
+    assert len({answer.parameters["lane"] for answer in answers}) > 1
 
 
 def test_typed_contents_are_taken_like_raw_ones(server, reference):

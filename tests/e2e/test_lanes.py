@@ -8,19 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from tests.e2e.mischief import CRASH, DIE_ONCE, EXIT, RAISE, SLEEP
-from tests.e2e.support import (
-    Troubled,
-    assert_equal,
-    descendants,
-    infer,
-    metric,
-    random_graph,
-    raw_channel,
-    row,
-    wait_for,
-)
+from tests.e2e.mischief import CRASH, DIE_ONCE, EXIT, HOLD, RAISE, SLEEP
+from tests.e2e.support import Troubled, assert_equal, infer, random_graph, raw_channel
 from tests.harness import ServerProcess
+from tests.outside import descendants, metric, row, wait_for
 
 LANES = 2
 SHIPPED = ("gcn", "gat")
@@ -85,7 +76,7 @@ def test_a_killed_lane_costs_no_answer(troubled, call, trouble, reference):
 
 def test_a_request_that_loses_two_lanes_is_given_up(troubled, call, trouble):
     with ThreadPoolExecutor(1) as threads:
-        slow = threads.submit(infer, call, "mischief", trouble.graph(SLEEP + 30), tenant="twice")
+        slow = threads.submit(infer, call, "mischief", trouble.graph(HOLD), tenant="twice")
         first = running(trouble)
         os.kill(first, signal.SIGKILL)
         os.kill(running(trouble, but={first}), signal.SIGKILL)

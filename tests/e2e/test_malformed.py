@@ -10,7 +10,8 @@ import pytest
 
 from serve.pb import grpc_service_pb2 as pb
 from serve.wire import encode_request
-from tests.e2e.support import GOOD, PATIENCE_S, assert_answers, metric, wait_for
+from tests.e2e.support import GOOD, assert_answers
+from tests.outside import PATIENCE_S, metric, wait_for
 
 Request = pb.ModelInferRequest
 Edit = Callable[[Request], None]
@@ -205,7 +206,7 @@ def test_unknown_things_are_not_found(call):
     ids = encode_request("gcn", {"node_ids": np.arange(3)}, parameters={"graph": "citeseer"})
     error = refusal(call, ids)
     assert error.code() is grpc.StatusCode.NOT_FOUND
-    assert "unknown graph 'citeseer'; resident graphs: none" in error.details()
+    assert "unknown graph 'citeseer'; configured graphs: none" in error.details()
 
 
 @pytest.mark.parametrize(

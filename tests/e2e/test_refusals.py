@@ -14,20 +14,9 @@ from tritonclient.utils import InferenceServerException
 
 from serve.client import Client
 from serve.wire import encode_request
-from tests.e2e.mischief import SLEEP
-from tests.e2e.support import (
-    GOOD,
-    PATIENCE_S,
-    Troubled,
-    assert_answers,
-    infer,
-    metric,
-    random_graph,
-    raw_channel,
-    row,
-    wait_for,
-)
+from tests.e2e.support import GOOD, Troubled, assert_answers, infer, random_graph, raw_channel
 from tests.harness import ROOT, ServerProcess
+from tests.outside import PATIENCE_S, metric, row, wait_for
 
 BUDGET_BYTES = 256 << 20
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -121,11 +110,11 @@ def test_a_task_over_the_budget_is_refused_with_both_numbers(narrow, call):
 
 def test_a_full_queue_says_when_to_try_again(narrow, call, trouble):
     with ThreadPoolExecutor(2) as threads:
-        graph = trouble.graph(SLEEP + 1.0)
-        held = [threads.submit(infer, call, "mischief", graph) for _ in range(2)]
-        wait_for(lambda: len(trouble.running()) == 2, "two running tasks")
-        with pytest.raises(grpc.RpcError) as caught:
-            infer(call, "gcn", GOOD, tenant="late")
+        with trouble.holding() as graph:
+            held = [threads.submit(infer, call, "mischief", graph) for _ in range(2)]
+            wait_for(lambda: len(trouble.running()) == 2, "two running tasks")
+            with pytest.raises(grpc.RpcError) as caught:
+                infer(call, "gcn", GOOD, tenant="late")
         assert caught.value.code() is EXHAUSTED
         assert "2 requests are waiting or running, at most 2 may be" in caught.value.details()
         assert int(dict(caught.value.trailing_metadata())["grpc-retry-pushback-ms"]) >= 1

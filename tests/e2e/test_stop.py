@@ -1,4 +1,4 @@
-"""Stopping: what was accepted is answered; and what is left behind when there was no time to stop."""
+"""Stopping: what was accepted is answered. Being killed: what is left behind."""
 
 import os
 import re
@@ -10,20 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from tests.e2e.mischief import SLEEP
-from tests.e2e.support import (
-    GOOD,
-    Troubled,
-    descendants,
-    infer,
-    is_running,
-    random_graph,
-    raw_channel,
-    rows,
-    shared_memory_names,
-    wait_for,
-)
+from tests.e2e.mischief import HOLD, SLEEP
+from tests.e2e.support import GOOD, Troubled, infer, random_graph, raw_channel
 from tests.harness import ServerProcess
+from tests.outside import descendants, is_running, rows, shared_memory_names, wait_for
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 
@@ -60,7 +50,6 @@ def test_sigterm_under_load_loses_nothing(tmp_path, trouble, terminate):
                     ended["OK"] += 1
                 except grpc.RpcError as error:
                     ended[error.code().name] += 1
-                    assert error.code() is UNAVAILABLE, error
                     return
 
         long = trouble.graph(SLEEP + 1.0)
@@ -88,7 +77,7 @@ def test_a_stop_gives_up_on_what_takes_too_long(tmp_path, trouble):
         raw_channel(server) as call,
         ThreadPoolExecutor(1) as threads,
     ):
-        slow = threads.submit(infer, call, "mischief", trouble.graph(SLEEP + 50))
+        slow = threads.submit(infer, call, "mischief", trouble.graph(HOLD))
         wait_for(trouble.running, "a running request")
         processes = descendants(server.pid)
         assert server.stop() == 0
@@ -106,7 +95,7 @@ def test_a_second_signal_stops_at_once(tmp_path, trouble):
         raw_channel(server) as call,
         ThreadPoolExecutor(1) as threads,
     ):
-        slow = threads.submit(infer, call, "mischief", trouble.graph(SLEEP + 50))
+        slow = threads.submit(infer, call, "mischief", trouble.graph(HOLD))
         wait_for(trouble.running, "a running request")
         processes = descendants(server.pid)
         to_main_process(server)
@@ -118,12 +107,11 @@ def test_a_second_signal_stops_at_once(tmp_path, trouble):
 
 
 def test_sigterm_while_starting_stops_cleanly(tmp_path):
-    server = ServerProcess(tmp_path)
-    server.start()
-    wait_for(lambda: "lane 0: process" in server.log.read_text(), "the first lane")
-    processes = descendants(server.pid)
-    assert len(processes) >= 2
-    assert server.stop() == 0
+    with ServerProcess(tmp_path).starting() as server:
+        wait_for(lambda: "lane 0: process" in server.log.read_text(), "the first lane")
+        processes = descendants(server.pid)
+        assert len(processes) >= 2
+        assert server.stop() == 0
     assert not server.said_ready
     wait_for(lambda: not any(map(is_running, processes)), "the end of all processes")
 
@@ -139,7 +127,7 @@ def test_kill_leaves_rows_and_nothing_else(tmp_path, trouble):
             infer(call, "gcn", GOOD, tenant=f"t{number}")
         # A second is what may be lost.
         time.sleep(1.0)
-        slow = [threads.submit(infer, call, "mischief", trouble.graph(SLEEP + 50)) for _ in "ab"]
+        slow = [threads.submit(infer, call, "mischief", trouble.graph(HOLD)) for _ in "ab"]
         wait_for(lambda: len(trouble.running()) == 2, "two running requests")
         processes = descendants(server.pid)
         assert len(processes) >= 3

@@ -16,6 +16,7 @@ from serve.core.disciplines.base import (
     register_discipline,
 )
 from serve.core.disciplines.order import next_launch
+from serve.core.packing import DEFAULT_PRIORITY, urgency
 from serve.core.plan import Record
 from serve.core.types import Nanos
 
@@ -39,8 +40,11 @@ class Preemptive:
         move: Launch | Resume | Wait = next_launch(
             board, bypass_limit, now_ns, lanes=len(board.idle), hold=False
         )
-        if isinstance(move, Wait) and board.executing_count == len(board.busy):
-            return move
+        if board.executing_count == len(board.busy):
+            if isinstance(move, Wait):
+                return move
+        elif isinstance(move, Launch) and len(board.idle) == 1 and is_demoted(move.record):
+            move = WAIT
         executing: list[Record] = []
         best = None if isinstance(move, Wait) else board.rank(move.record, now_ns)
         for record in board.busy.values():
@@ -56,10 +60,19 @@ class Preemptive:
         if best < board.rank(victim, now_ns) and not (
             isinstance(move, Launch)
             and len(board.idle) == 1
-            and can_wait(board, move.record, executing, now_ns)
+            and (is_demoted(move.record) or can_wait(board, move.record, executing, now_ns))
         ):
             return Suspend(victim)
         return WAIT
+
+
+def is_demoted(record: Record) -> bool:
+    """Whether the record comes after those of the default priority.
+
+    It gets no last lane while others stand suspended: under a flood these would soon hold every
+    lane, and those that are not part of it found none.
+    """
+    return urgency(record.task) > DEFAULT_PRIORITY
 
 
 def can_wait(board: Board, record: Record, executing: list[Record], now_ns: Nanos) -> bool:

@@ -4,10 +4,21 @@ To add one, write its file, import it here and name it in a configuration; the c
 find it by themselves.
 """
 
-from serve.core.policies import bqt, fifo, slack, sqtf
+from serve.core.policies import bmc, bqt, fifo, lmcf, slack, sqtf
 from serve.core.policies.base import POLICIES, Policy, register_policy
 
-__all__ = ["POLICIES", "Policy", "bqt", "fifo", "get_policy", "register_policy", "slack", "sqtf"]
+__all__ = [
+    "POLICIES",
+    "Policy",
+    "bmc",
+    "bqt",
+    "fifo",
+    "get_policy",
+    "lmcf",
+    "register_policy",
+    "slack",
+    "sqtf",
+]
 
 
 def get_policy(name: str) -> Policy:

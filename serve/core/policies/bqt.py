@@ -6,10 +6,9 @@ urgent one. The memory limit is a hard one, as in ``sqtf``.
 """
 
 from collections.abc import Sequence
-from itertools import groupby
 
 from serve.core.ordered import Key, SortedKeys
-from serve.core.packing import balance_threshold, pack, urgency
+from serve.core.packing import balance_threshold, in_turn, pack, urgency
 from serve.core.policies.base import Policy, register_policy
 from serve.core.types import Capacity, Group, Nanos, Task
 
@@ -31,12 +30,4 @@ class BalancedTargets(Policy):
 
     def plan(self, pending: Sequence[Task], capacity: Capacity, now_ns: Nanos) -> tuple[Group, ...]:
         """Groups of about equal memory, in alternating order."""
-        ordered: list[Task] = []
-        for _, members in groupby(sorted(pending, key=self.key), key=urgency):
-            rising = list(members)
-            alternating = rising.copy()
-            half = (len(rising) + 1) // 2
-            alternating[::2] = rising[:half]
-            alternating[1::2] = rising[half:][::-1]
-            ordered += alternating
-        return pack(ordered, capacity, balance_threshold(pending, capacity))
+        return pack(in_turn(pending, self.key), capacity, balance_threshold(pending, capacity))

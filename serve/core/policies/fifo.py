@@ -1,7 +1,8 @@
 """First in, first out: groups as many in order of arrival as fit.
 
 A client that sets a priority asks to be served before others, so its class comes first here too;
-without priorities this is arrival order.
+without priorities this is arrival order. CoGNN's Base policy is the same, so it is registered under
+that name too.
 """
 
 from collections.abc import Sequence
@@ -25,3 +26,10 @@ class Fifo(Policy):
     def plan(self, pending: Sequence[Task], capacity: Capacity, now_ns: Nanos) -> tuple[Group, ...]:
         """Fill each group up to the capacity before opening the next."""
         return pack(sorted(pending, key=self.key), capacity)
+
+
+@register_policy
+class Base(Fifo):
+    """CoGNN's name for it."""
+
+    name = "base"

@@ -1,0 +1,64 @@
+"""Fair shares of tenants: who floods the server waits behind who does not.
+
+They matter while the last arrivals brought more work than the lanes can do (``demand``), and only
+with more than one tenant among them. A tenant is over its share when its unfinished work is more
+than all unfinished work divided by their number. What it sends meanwhile counts as one priority
+class less urgent, so tenants within their share go first, under every policy. And a full queue
+still admits a tenant that has fewer in it than its share of the queue. Every step is O(1).
+"""
+
+from collections import Counter, deque
+
+#: Arrivals over which a tenant counts as active.
+RECENT = 256
+
+
+class Shares:
+    """Unfinished work and requests by tenant."""
+
+    __slots__ = ("_count", "_lately", "_recent", "_total_ns", "_work_ns")
+
+    def __init__(self) -> None:
+        self._recent: deque[str] = deque()
+        #: Requests among the last arrivals, by tenant; none of them 0.
+        self._lately: Counter[str] = Counter()
+        self._work_ns: Counter[str] = Counter()
+        self._count: Counter[str] = Counter()
+        self._total_ns = 0
+
+    def asks(self, tenant: str) -> None:
+        """A request of the tenant arrived, whether or not it will be admitted."""
+        self._recent.append(tenant)
+        self._lately[tenant] += 1
+        if len(self._recent) > RECENT:
+            gone = self._recent.popleft()
+            self._lately[gone] -= 1
+            if not self._lately[gone]:
+                del self._lately[gone]
+
+    def is_over(self, tenant: str) -> bool:
+        """Whether the tenant has more unfinished work than its share."""
+        return self._work_ns[tenant] * len(self._lately) > self._total_ns
+
+    def may_queue(self, tenant: str, max_queue: int) -> bool:
+        """Whether the tenant still has room in a full queue of `max_queue`."""
+        tenants = len(self._lately)
+        return tenants > 1 and self._count[tenant] < max_queue // tenants
+
+    def enter(self, tenant: str, work_ns: int) -> None:
+        """A request of the tenant was admitted."""
+        self._work_ns[tenant] += work_ns
+        self._count[tenant] += 1
+        self._total_ns += work_ns
+
+    def leave(self, tenant: str, work_ns: int) -> None:
+        """It ended, however it did."""
+        self._total_ns -= work_ns
+        self._count[tenant] -= 1
+        self._work_ns[tenant] -= work_ns
+        if not self._count[tenant]:
+            del self._count[tenant], self._work_ns[tenant]
+
+    def counts(self) -> dict[str, int]:
+        """Unfinished requests by tenant."""
+        return dict(self._count)

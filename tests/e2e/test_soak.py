@@ -1,0 +1,26 @@
+"""A short run of the soak: its checks are the test."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.harness import ROOT
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_soak_leaves_nothing_behind(tmp_path):
+    out = tmp_path / "soak.json"
+    command = [sys.executable, "-m", "bench.soak", "--out", str(out)]
+    # A load that a busy machine can carry, so that all requests can be answered.
+    options = ["--requests", "600", "--rho", "0.4"]
+    done = subprocess.run(
+        [*command, *options], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(out.read_text())
+    assert found["load"]["answered"] == 600
+    assert len(found["checks"]) >= 10
+    assert all(check["passed"] for check in found["checks"])

@@ -1,0 +1,204 @@
+"""The engine in this process: a request's way through it, and that nothing stays behind."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from serve.app import calibration_cache, device_of
+from serve.config import load_config
+from serve.errors import (
+    DeadlineExceeded,
+    InvalidInput,
+    ModelError,
+    NotFound,
+    NotReady,
+    QueueFull,
+    RequestCancelled,
+    TooBig,
+)
+from serve.runtime.api import InferCall, Tensor
+from serve.runtime.engine import Engine
+from tests.e2e.mischief import HOLD, RAISE
+from tests.e2e.support import Graph, random_graph
+from tests.outside import PATIENCE_S, wait_for
+from tests.runtime.conftest import held_by_this_process
+
+CONFIG = """
+[server]
+max_queue = 4
+[models]
+repository = "{repository}"
+[device]
+lanes = 1
+memory_budget = "256 MiB"
+[scheduling]
+policy = "sqtf"
+discipline = "rolling"
+"""
+
+
+def start(trouble, folder, records):
+    path = folder / "server.toml"
+    path.write_text(CONFIG.format(repository=trouble.root))
+    config = load_config(path)
+    engine = Engine(config, device_of(config), records.append, calibration_cache(config))
+    engine.start()
+    return engine
+
+
+def call(graph: Graph, model: str = "mischief", **options: object) -> InferCall:
+    names = {"float32": "FP32", "int64": "INT64"}
+    tensors = {
+        name: Tensor(names[array.dtype.name], array.shape, array.tobytes())
+        for name, array in graph.tensors.items()
+    }
+    return InferCall(model, "", tensors, arrived_ns=time.monotonic_ns(), **options)
+
+
+@pytest.fixture(scope="module")
+def records():
+    return []
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory, trouble, records):
+    engine = start(trouble, tmp_path_factory.mktemp("engine"), records)
+    yield engine
+    engine.stop()
+
+
+@pytest.fixture
+def engine(started, records):
+    """Afterwards nothing is staged, reserved or waiting, and each request has its record."""
+    records.clear()
+    yield started
+    wait_for(lambda: started.shared.used_bytes == 0, "an empty shared pool")
+    snapshot = started.snapshot()
+    assert (snapshot.reserved_bytes, snapshot.pending, snapshot.lanes_up) == (0, {}, 1)
+    uids = [record.request_uid for record in records]
+    assert len(set(uids)) == len(uids)
+
+
+def test_an_answer_and_its_record(engine, trouble, records):
+    graph = trouble.graph(num_nodes=12)
+    result = engine.submit(call(graph, tenant="t", client_id="c", priority=3)).result()
+    np.testing.assert_allclose(result.output, trouble.expected(graph), rtol=1e-5, atol=1e-6)
+    record = result.record
+    assert records == [record]
+    assert (record.status, record.tenant, record.client_id) == ("OK", "t", "c")
+    assert (record.num_nodes, record.num_edges, record.priority) == (12, 0, 3)
+    stages = record.quet_ns + record.run_ns + record.answer_ns
+    assert 0 < stages <= record.latency_ns
+    assert record.queue_ns + record.prepare_exposed_ns == record.quet_ns
+    assert 0 < record.pmc_estimate_bytes < record.reserve_bytes
+
+
+def test_refusals_before_a_ticket(engine, trouble, records):
+    with pytest.raises(NotFound, match="unknown model 'nobody'"):
+        engine.submit(call(trouble.graph(), model="nobody"))
+    ids = {"node_ids": Tensor("INT64", (1,), bytes(8))}
+    with pytest.raises(NotFound, match="unknown graph 'g'"):
+        engine.submit(InferCall("gcn", "", ids, arrived_ns=0, graph="g"))
+    assert records == []
+
+
+def test_refusals_by_the_ticket(engine, trouble, records):
+    wrong = random_graph(5, 0)
+    wrong.x[2, 1] = np.nan
+    for request, kind, words in (
+        (call(wrong, "gcn"), InvalidInput, r"'x' \[2, 1\] is nan"),
+        (call(random_graph(100, 3_000_000), "gcn"), TooBig, "needs .* the device has"),
+        (call(trouble.graph(RAISE)), ModelError, "asked to fail"),
+        (call(trouble.graph(), timeout_ns=1), DeadlineExceeded, "time limit passed"),
+    ):
+        with pytest.raises(kind, match=words):
+            engine.submit(request).result()
+    reasons = [record.reason for record in records]
+    assert reasons == ["invalid_input", "too_big", "model_error", "deadline"]
+
+
+def test_a_full_queue_refuses_and_says_when_to_come_back(engine, trouble, records):
+    with ThreadPoolExecutor(4) as threads:
+        with trouble.holding() as graph:
+            tickets = [engine.submit(call(graph)) for _ in range(4)]
+            answers = [threads.submit(ticket.result) for ticket in tickets]
+            with pytest.raises(QueueFull, match="at most 4 may be") as caught:
+                engine.submit(call(graph)).result()
+            assert caught.value.retry_after_ns > 0
+            assert sum(engine.snapshot().pending.values()) >= 3
+        for answer in answers:
+            assert answer.result().output.shape == (3, 2)
+    assert [record.reason for record in records] == ["queue_full", "", "", "", ""]
+
+
+def test_cancelling_in_every_stage(engine, trouble, records):
+    """Before anybody waits for the answer, in the queue, while it runs, and too late."""
+    with ThreadPoolExecutor(2) as threads:
+        with trouble.holding() as graph:
+            running = engine.submit(call(graph))
+            answer = threads.submit(running.result)
+            wait_for(trouble.running, "a running request")
+            queued = engine.submit(call(graph))
+            queued.cancel()
+            with pytest.raises(RequestCancelled):
+                queued.result()
+            running.cancel()
+            with pytest.raises(RequestCancelled, match="while running"):
+                answer.result(PATIENCE_S)
+            assert trouble.running()
+            assert engine.snapshot().reserved_bytes > 0
+        done = engine.submit(call(trouble.graph()))
+        assert done.result().output.shape == (3, 2)
+        for ticket in (queued, running, done):
+            ticket.cancel()
+    assert [record.status for record in records] == ["CANCELLED", "CANCELLED", "OK"]
+
+
+def test_draining_answers_what_was_accepted_and_stopping_leaves_nothing(tmp_path, trouble):
+    start(trouble, tmp_path, []).stop()  # the fork server is this process's, and stays
+    before = held_by_this_process()
+    records = []
+    engine = start(trouble, tmp_path, records)
+    assert engine.ready
+    with ThreadPoolExecutor(3) as threads:
+        with trouble.holding() as graph:
+            accepted = [threads.submit(engine.submit(call(graph)).result) for _ in range(3)]
+            wait_for(trouble.running, "a running request")
+            assert engine.begin_drain() == 3
+            assert not engine.ready
+            with pytest.raises(NotReady, match="stopping"):
+                engine.submit(call(graph)).result()
+            assert not engine.wait_drained(0.0)
+        assert engine.wait_drained(PATIENCE_S)
+        assert {answer.result().record.status for answer in accepted} == {"OK"}
+    engine.stop()
+    engine.stop()
+    assert not engine.ready
+    assert held_by_this_process() == before
+    assert sorted(record.status for record in records) == ["OK", "OK", "OK", "UNAVAILABLE"]
+
+
+def test_stopping_cancels_what_still_waits(tmp_path, trouble):
+    engine = start(trouble, tmp_path, [])
+    ended = []
+
+    def wait(ticket):
+        with pytest.raises(RequestCancelled) as caught:
+            ticket.result()
+        ended.append(str(caught.value))
+
+    graph = trouble.graph(HOLD)
+    threads = [threading.Thread(target=wait, args=(engine.submit(call(graph)),)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    wait_for(trouble.running, "a running request")
+    engine.stop()
+    for thread in threads:
+        thread.join()
+    assert len(ended) == 3
+    assert not trouble.running()
+    with pytest.raises(NotReady, match="starting or has stopped"):
+        engine.submit(call(graph))

@@ -1,0 +1,236 @@
+"""Lane processes: they start pinned, answer, are missed when they die, and leave nothing."""
+
+import logging
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from serve.core.types import LaneId
+from serve.errors import NotReady
+from serve.models.facts import Signature
+from serve.models.repository import find
+from serve.runtime.messages import (
+    LaneStarted,
+    LoadModel,
+    ModelFailed,
+    ModelLoaded,
+    ProbeModel,
+    RunTask,
+    TaskDone,
+    TaskError,
+    TensorRef,
+)
+from serve.runtime.pool import LaneDown, LanePool, LaneUp
+from serve.runtime.shm import SharedPool
+from tests.e2e.mischief import HOLD, RAISE
+from tests.outside import PATIENCE_S, descendants, is_running, wait_for
+from tests.runtime.conftest import held_by_this_process
+
+LANES = (LaneId(0), LaneId(1))
+NODES, WIDTH, COLUMNS = 3, 4, 2
+OUTPUT_OFFSET = 4096
+NO_LIMIT_NS = 1 << 60
+
+
+class Talk:
+    """A pool, and everything its lanes said."""
+
+    def __init__(self, cores: tuple[int, int]) -> None:
+        self.shared = SharedPool(1 << 20)
+        self.pool = LanePool(tuple((core,) for core in cores), self.shared)
+        self.said: list[tuple[LaneId, object]] = []
+
+    def start(self) -> "Talk":
+        self.pool.start()
+        for lane_id in LANES:
+            self.hear(lane_id, LaneUp)
+        return self
+
+    def hear(self, lane_id: LaneId, kind: type, patience_s: float = PATIENCE_S):
+        """The next message of that kind from that lane."""
+        give_up = time.monotonic() + patience_s
+        while True:
+            for number, (speaker, message) in enumerate(self.said):
+                if speaker == lane_id and isinstance(message, kind):
+                    del self.said[number]
+                    return message
+            assert time.monotonic() < give_up, f"lane {lane_id} never said {kind.__name__}"
+            self.said += self.pool.poll(time.monotonic_ns() + 50_000_000)
+
+    def load(self, trouble, lane_id: LaneId = LANES[0]) -> None:
+        signature = Signature(
+            num_features=WIDTH, edge_dim=None, num_outputs=COLUMNS, rows="node",
+            accepts_empty=True, accepts_edgeless=True, deterministic=True,
+        )  # fmt: skip
+        spec = find(trouble.root, "mischief")
+        self.pool.send(lane_id, LoadModel("m", spec, signature))
+        assert self.hear(lane_id, ModelLoaded) == ModelLoaded("m")
+
+    def run(self, word: float, lane_id: LaneId = LANES[0], limit_ns: int = NO_LIMIT_NS):
+        x = np.arange(NODES * WIDTH, dtype=np.float32).reshape(NODES, WIDTH)
+        x[0, 0] = word
+        self.shared.array(0, "float32", x.shape)[:] = x
+        inputs = (
+            TensorRef("x", "float32", x.shape, 0),
+            TensorRef("edge_index", "int64", (2, 0), 2048),
+        )
+        task = RunTask(7, "m", inputs, OUTPUT_OFFSET, 4 * NODES * COLUMNS)
+        self.pool.launch(lane_id, task, limit_ns)
+        return x
+
+    def end(self) -> None:
+        self.pool.stop()
+        self.shared.close()
+
+
+@pytest.fixture
+def talk(cores):
+    found = Talk(cores).start()
+    yield found
+    found.end()
+
+
+def test_lanes_are_processes_of_their_own_pinned_to_their_cores(talk, cores):
+    pids = talk.pool.pids()
+    assert pids.keys() == set(LANES)
+    assert len({os.getpid(), *pids.values()}) == 3
+    for lane_id, core in zip(LANES, cores, strict=True):
+        assert os.sched_getaffinity(pids[lane_id]) == {core}
+
+
+def test_a_lane_runs_a_task_on_the_shared_pool(talk, trouble):
+    talk.load(trouble)
+    x = talk.run(0.5)
+    done = talk.hear(LANES[0], TaskDone)
+    assert (done.task_id, done.rows, done.columns) == (7, NODES, COLUMNS)
+    assert done.run_ns > 0
+    found = talk.shared.array(OUTPUT_OFFSET, "float32", (NODES, COLUMNS))
+    weights = trouble.module.state_dict()
+    expected = x @ weights["linear.weight"].numpy().T + weights["linear.bias"].numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_what_a_model_raises_is_the_tasks_end_only(talk, trouble):
+    talk.load(trouble)
+    talk.run(RAISE)
+    error = talk.hear(LANES[0], TaskError)
+    assert (error.reason, error.message) == ("model_error", "ValueError: asked to fail at 3 nodes")
+    talk.run(0.0)
+    assert talk.hear(LANES[0], TaskDone).rows == NODES
+
+
+def test_a_model_that_does_not_load_is_told(talk, trouble):
+    spec = find(trouble.root, "gcn")
+    signature = Signature(
+        num_features=WIDTH, edge_dim=None, num_outputs=COLUMNS, rows="node",
+        accepts_empty=True, accepts_edgeless=True, deterministic=True,
+    )  # fmt: skip
+    talk.pool.send(LANES[0], LoadModel("wrong", spec, signature))
+    failed = talk.hear(LANES[0], ModelFailed)
+    assert failed.key == "wrong"
+    assert "shapes" in failed.message
+
+
+def test_a_dead_lane_is_missed_and_comes_back_later_each_time(talk, caplog):
+    caplog.set_level(logging.WARNING, "serve.runtime.pool")
+    lane_id, other = LANES
+    untouched = talk.pool.pids()[other]
+    for restarts in (1, 2, 3):
+        before = talk.pool.pids()[lane_id]
+        os.kill(before, signal.SIGKILL)
+        assert talk.hear(lane_id, LaneDown).reason == "signal 9"
+        talk.hear(lane_id, LaneUp)
+        assert talk.pool.restarts == restarts
+        assert talk.pool.pids()[lane_id] != before
+    assert talk.pool.pids()[other] == untouched
+    told = [record.getMessage() for record in caplog.records]
+    assert [text.partition("restart in ")[2] for text in told] == ["0.05 s", "0.10 s", "0.20 s"]
+
+
+def test_all_lanes_come_back_when_the_fork_server_is_killed(talk):
+    """They go with it, as they would with the server."""
+    pids = talk.pool.pids()
+    parents = {_parent(pid) for pid in pids.values()}
+    assert len(parents) == 1
+    os.kill(parents.pop(), signal.SIGKILL)
+    for lane_id in LANES:
+        talk.hear(lane_id, LaneDown)
+        talk.hear(lane_id, LaneUp)
+    assert set(talk.pool.pids().values()).isdisjoint(pids.values())
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_a_task_over_its_time_limit_costs_its_lane(talk, trouble):
+    talk.load(trouble)
+    talk.run(HOLD, limit_ns=100_000_000)
+    assert talk.hear(LANES[0], LaneDown).reason == "signal 9"
+    talk.hear(LANES[0], LaneUp)
+
+
+def test_a_lane_is_stopped_in_the_middle_and_goes_on(talk, trouble):
+    talk.load(trouble)
+    with trouble.holding() as graph:
+        talk.run(graph.x[0, 0], limit_ns=2_000_000_000)
+        pid = wait_for(trouble.running, "a running task").pop()
+        talk.pool.suspend(LANES[0])
+        wait_for(lambda: _state(pid) == "T", "the stopped process")
+        # Time while suspended does not count against the limit.
+        talk.said += talk.pool.poll(time.monotonic_ns() + 2_200_000_000)
+        assert not talk.said
+        talk.pool.resume(LANES[0])
+        wait_for(lambda: _state(pid) in "RS", "the process going on")
+    assert talk.hear(LANES[0], TaskDone).rows == NODES
+
+
+def test_sending_to_a_dead_lane_raises_nothing(talk):
+    os.kill(talk.pool.pids()[LANES[0]], signal.SIGKILL)
+    for _ in range(3):
+        talk.run(0.0)
+    talk.hear(LANES[0], LaneDown)
+    talk.run(0.0)
+    talk.hear(LANES[0], LaneUp)
+
+
+def test_a_calibrator_that_dies_says_so(talk, trouble, tmp_path):
+    folder = tmp_path / "deadly"
+    folder.mkdir()
+    for name in ("config.toml", "1/weights.safetensors"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes((trouble.folder / name).read_bytes())
+    (folder / "model.py").write_text("import os\nos._exit(5)\n")
+    before = descendants(os.getpid()).keys()
+    with talk.pool.calibrator() as calibrator:
+        assert isinstance(calibrator.receive(PATIENCE_S), LaneStarted)
+        calibrator.send(ProbeModel(find(tmp_path, "deadly"), 1.0, 1 << 20))
+        with pytest.raises(NotReady, match="died"):
+            calibrator.receive(PATIENCE_S)
+    assert descendants(os.getpid()).keys() <= before
+
+
+@pytest.mark.parametrize("killed_before", [False, True])
+def test_stopping_leaves_nothing(cores, killed_before):
+    """Also when a lane is just being started again."""
+    Talk(cores).start().end()  # the fork server is this process's, and stays
+    before = held_by_this_process()
+    talk = Talk(cores).start()
+    pids = talk.pool.pids().values()
+    assert all(map(is_running, pids))
+    if killed_before:
+        os.kill(talk.pool.pids()[LANES[0]], signal.SIGKILL)
+        talk.hear(LANES[0], LaneDown)
+        while talk.pool.restarts == 0:
+            talk.said += talk.pool.poll(time.monotonic_ns() + 10_000_000)
+    talk.end()
+    assert not any(map(is_running, pids))
+    assert held_by_this_process() == before

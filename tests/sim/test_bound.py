@@ -1,0 +1,134 @@
+"""The bound against every choice on small cases, and against every simulated schedule."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serve.core.disciplines import DISCIPLINES
+from serve.core.policies import POLICIES
+from serve.core.types import Nanos
+from serve.sim import bound
+from serve.sim.bound import unavoidable_violations
+from serve.sim.device import DeviceModel, Offered
+from serve.sim.engine import simulate
+from tests.builders import MS, params, task
+from tests.sim.test_engine import mixed
+
+
+def request(task_id, at_ms, run_ms, target_ms):
+    run_ns = run_ms * MS
+    given = task(
+        task_id, run_ns=run_ns, prepare_ns=0, arrived_ns=at_ms * MS, target_ns=target_ms * MS
+    )
+    return Offered(given, Nanos(run_ns), Nanos(0))
+
+
+def requests(rows):
+    return [request(number, *row) for number, row in enumerate(sorted(rows))]
+
+
+def on_time_together(chosen, slots):
+    """Whether one machine `slots` times as fast serves all, suspending as it likes.
+
+    Within every span, those that arrive and are due within it must fit: this is exact.
+    """
+    starts = {r.task.arrived_ns for r in chosen}
+    ends = {r.task.due_ns for r in chosen}
+    return all(r.run_ns <= r.task.qos.target_ns for r in chosen) and all(
+        sum(r.run_ns for r in chosen if start <= r.task.arrived_ns and r.task.due_ns <= end)
+        <= slots * (end - start)
+        for start in starts
+        for end in ends
+        if start < end
+    )
+
+
+def fewest_late(given, slots):
+    for late in range(len(given) + 1):
+        for chosen in itertools.combinations(given, len(given) - late):
+            if on_time_together(chosen, slots):
+                return late
+    raise AssertionError("none chosen are on time")
+
+
+ROWS = st.lists(
+    st.tuples(st.integers(0, 12), st.integers(1, 6), st.integers(1, 9)), min_size=1, max_size=8
+)
+
+
+@given(rows=ROWS, slots=st.integers(1, 3))
+@settings(max_examples=300, deadline=None)
+def test_never_more_than_the_best_choice_and_nothing_exactly_when_all_fit(rows, slots):
+    given = requests(rows)
+    best = fewest_late(given, slots)
+    found = unavoidable_violations(given, slots)
+    assert found <= best
+    assert (found == 0) == (best == 0)
+
+
+@given(rows=ROWS, slots=st.integers(1, 3), chunk=st.integers(1, 4))
+@settings(max_examples=100, deadline=None)
+def test_cutting_only_lowers_it(rows, slots, chunk):
+    given = requests(rows)
+    whole = unavoidable_violations(given, slots)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bound, "CHUNK", chunk)
+        assert unavoidable_violations(given, slots) <= whole
+
+
+@given(
+    rows=ROWS,
+    policy=st.sampled_from(sorted(POLICIES)),
+    discipline=st.sampled_from(sorted(DISCIPLINES)),
+    slots=st.integers(1, 2),
+)
+@settings(max_examples=150, deadline=None)
+def test_no_schedule_does_better(rows, policy, discipline, slots):
+    given = requests(rows)
+    chosen = params(
+        policy=policy, discipline=discipline, lanes=2 * slots, parallelism=slots, can_suspend=True
+    )
+    report = simulate(given, chosen, DeviceModel(switch_ns=Nanos(0)))
+    assert unavoidable_violations(given, slots) <= report.violations
+
+
+@pytest.mark.parametrize("rho", [0.8, 1.2, 2.0])
+def test_no_schedule_of_many_does_better(rho):
+    given = mixed(rho, 1200, 2, seed=4)
+    chosen = params(
+        policy="slack", discipline="preemptive", lanes=6, parallelism=2, can_suspend=True,
+        max_queue=10**6,
+    )  # fmt: skip
+    violations = simulate(given, chosen).violations
+    assert 0 < unavoidable_violations(given, 2) <= violations
+
+
+@pytest.mark.parametrize(
+    ("rows", "late"),
+    [
+        ([(0, 4, 8)], 0),
+        ([(0, 4, 3)], 1),  # shorter than its run
+        ([(0, 4, 5), (0, 4, 5)], 1),
+        ([(0, 1, 1)] * 5, 4),
+        # One of two overlapping pairs each, far apart: rounded up by period.
+        ([(0, 4, 5), (0, 4, 5), (50, 4, 5), (50, 4, 5)], 2),
+        # The long one gives way to the three short ones.
+        ([(0, 6, 6), (0, 1, 2), (2, 1, 2), (4, 1, 2)], 1),
+    ],
+)
+def test_by_hand(rows, late):
+    assert unavoidable_violations(requests(rows), slots=1) == late
+
+
+def test_two_lanes_do_twice_as_much_and_preparing_takes_from_the_time():
+    pair = requests([(0, 4, 5), (0, 4, 5)])
+    assert unavoidable_violations(pair, slots=2) == 0
+    slow = [Offered(r.task, r.run_ns, Nanos(MS), Nanos(MS)) for r in pair]
+    assert unavoidable_violations(slow, slots=2) == 2
+
+
+def test_lanes_that_speed_each_other_up_count_as_that_fast():
+    pair = requests([(0, 4, 5), (0, 4, 5)])
+    assert unavoidable_violations(pair, 1, DeviceModel(slowdown=(0.5, 1.0))) == 0
