@@ -9,7 +9,6 @@ Every step costs at most O(log n) in the number of pending tasks: they are kept 
 order, and only a bounded horizon of them is planned at a time.
 """
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -29,6 +28,7 @@ from serve.core.commands import (
 from serve.core.demand import Demand, target_class
 from serve.core.disciplines import get_discipline
 from serve.core.disciplines.base import Launch, Resume, Suspend, Wait
+from serve.core.ending import completed
 from serve.core.events import (
     BudgetChanged,
     DrainStarted,
@@ -44,6 +44,7 @@ from serve.core.events import (
     TaskPrepared,
     Tick,
 )
+from serve.core.history import History
 from serve.core.invariants import check_invariants
 from serve.core.lifecycle import TRANSITIONS, Cause, State
 from serve.core.ordered import SortedKeys
@@ -57,7 +58,6 @@ from serve.core.types import (
     Bytes,
     Cancelled,
     Capacity,
-    Completed,
     Expired,
     Failed,
     FailReason,
@@ -65,15 +65,10 @@ from serve.core.types import (
     LaneId,
     Nanos,
     Outcome,
-    Placement,
     TaskId,
-    Timeline,
 )
 from serve.core.window import make_window
 from serve.errors import InvariantViolation
-
-#: Moves remembered for stories.
-_LOG_LENGTH = 4096
 
 #: Moves of one call, by lanes: each lane is launched on once, and each move swaps two at most.
 #: A discipline that goes on beyond this goes round in circles.
@@ -118,7 +113,7 @@ class Scheduler:
         self._next_group_id = 0
         self._now = Nanos(0)
         self._out: list[Command] = []
-        self._log: deque[tuple[Nanos, TaskId, State | None, str, State]] = deque(maxlen=_LOG_LENGTH)
+        self._history = History()
         self._handlers: dict[type[Event], Callable[[Any], None]] = {
             TaskArrived: self._on_arrived,
             TaskPrepared: self._on_prepared,
@@ -220,11 +215,7 @@ class Scheduler:
 
     def story(self, task_id: TaskId) -> tuple[str, ...]:
         """The task's moves as far as they are remembered, one line each."""
-        return tuple(
-            f"{now_ns} ns: {before.label if before else 'new'} → {after.label} ({cause})"
-            for now_ns, moved_id, before, cause, after in self._log
-            if moved_id == task_id
-        )
+        return self._history.story(task_id)
 
     def check_invariants(self) -> None:
         """Raise InvariantViolation if the state contradicts itself. Looks at everything."""
@@ -264,7 +255,7 @@ class Scheduler:
         self._shares.enter(task.tenant, work_ns)
         record = Record(task, self._policy.key(task), backlog_ns, at, left_before_ns)
         self._records[task_id] = record
-        self._log.append((self._now, task_id, None, "TaskArrived", State.QUEUED))
+        self._history.add(self._now, task_id, None, "TaskArrived", State.QUEUED)
         self._backlog.add(record)
         self._pending += 1
         self._unanswered += 1
@@ -285,28 +276,10 @@ class Scheduler:
 
     def _on_finished(self, event: TaskFinished) -> None:
         record = self._on_its_lane(event.task_id, event.lane_id, TaskFinished)
-        group = record.group
-        assert group is not None
-        assert group.group_id is not None
-        slots, arrived_ns = self._board.slots, record.task.arrived_ns
-        overloaded = self._demand.exceeded(
-            record.target_class, record.left_before_ns, arrived_ns, self._now, slots
+        outcome = completed(
+            record, event.lane_id, event.usage, self._board, self._demand, self._now
         )
-        timeline = Timeline(
-            arrived_ns=arrived_ns,
-            prepare_started_ns=record.prepare_started_ns,
-            prepared_ns=record.prepared_ns,
-            launched_ns=record.launched_ns,
-            finished_ns=self._now,
-            prepare_exposed_ns=record.prepare_exposed_ns,
-            backlog_ns=record.backlog_ns,
-            suspended_ns=self._board.suspended_ns(record, self._now),
-            overloaded=overloaded,
-        )
-        placement = Placement(
-            event.lane_id, group.group_id, group.size, record.co_runners, record.attempt
-        )
-        self._step(record, TaskFinished, Completed(timeline, placement, event.usage))
+        self._step(record, TaskFinished, outcome)
 
     def _on_failed(self, event: TaskFailed) -> None:
         record = self._on_its_lane(event.task_id, event.lane_id, TaskFailed)
@@ -393,7 +366,7 @@ class Scheduler:
             return
         record.state = after
         self._moved = True
-        self._log.append((self._now, task_id, before, cause.__name__, after))
+        self._history.add(self._now, task_id, before, cause.__name__, after)
         if before.on_lane and not after.on_lane:
             self._leave_lane(record, before, after)
         elif before.executing and not after.executing:
