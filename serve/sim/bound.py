@@ -20,9 +20,10 @@ schedule, however it suspends, and even if it knows all arrivals and true run ti
    still fits.
 5. Requests on time in a schedule of all are a choice for any part of them too, so the bounds of
    parts add up. Cut where the fast machine would be idle anyway this loses nothing: its busy
-   periods are the same in any order, and those of fewer requests lie within them. In each period
+   periods are the same in any order, and those of fewer requests lie within them. In each part
    the loss is rounded up to whole requests. Periods of more than `CHUNK` requests are cut as well,
-   which can only lower the bound; so thousands of requests take seconds, in overload too.
+   which is still a bound and usually a lower one; so thousands of requests take seconds, in
+   overload too.
 """
 
 import math
