@@ -32,6 +32,7 @@ from bench.policies_picture import picture
 from serve.app import calibration_cache, device_of
 from serve.config import load_config
 from serve.core.disciplines import DISCIPLINES
+from serve.core.params import LANES_PER_CORE
 from serve.core.policies import POLICIES
 from serve.core.types import Estimate
 from serve.graphs.pool import GraphPool
@@ -41,7 +42,7 @@ from serve.sim.bound import unavoidable_violations
 from serve.sim.device import Offered
 from serve.sim.engine import simulate
 from serve.sim.report import SimReport
-from serve.sim.workload import BASELINES, LANES_PER_CORE, make_system, mean_solo_ns, offered
+from serve.sim.workload import BASELINES, make_system, mean_solo_ns, offered
 from serve.workload import (
     MODELS,
     WORKLOADS,

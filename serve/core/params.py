@@ -7,6 +7,10 @@ from serve.core.types import Bytes, LaneId, Nanos
 
 DEFAULT_WINDOW_NS = Nanos(10_000_000)
 
+#: Where tasks can be suspended, a device has more lanes than it executes tasks at once: a suspended
+#: task keeps its lane. So many keep nearly all the targets that can be kept (bench/policies.py).
+LANES_PER_CORE = 4
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:

@@ -66,11 +66,12 @@ class Server:
         """
         self._host, self._port = host, port
         self._gate = Gate()
+        # Tenants within their share enter a full queue too, so up to twice as many may wait.
         self._threads = ThreadPoolExecutor(
-            max_queue + _MAX_STREAMS + _SPARE_THREADS, thread_name_prefix="rpc"
+            2 * max_queue + _MAX_STREAMS + _SPARE_THREADS, thread_name_prefix="rpc"
         )
         self._stream_threads = ThreadPoolExecutor(
-            max_queue + _SPARE_THREADS, thread_name_prefix="rpc-stream"
+            2 * max_queue + _SPARE_THREADS, thread_name_prefix="rpc-stream"
         )
         inference = service.InferenceService(
             engine, facts, self._gate, self._stream_threads, _MAX_STREAMS

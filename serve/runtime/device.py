@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from serve.config import DeviceConfig
+from serve.core.params import LANES_PER_CORE
 from serve.errors import ConfigError
 
 #: Of what is free at start, kept for the operating system, the server and its buffers.
@@ -40,13 +41,13 @@ class Device:
 def find_device(config: DeviceConfig, *, spare_lanes: bool) -> Device:
     """The device of the configuration; raises ConfigError when this machine has none such.
 
-    With `spare_lanes` there are twice as many lanes as cores unless the configuration says
-    how many: a suspended task keeps its lane.
+    With `spare_lanes` there are `LANES_PER_CORE` unless the configuration says how many: a
+    suspended task keeps its lane.
     """
     if config.kind == "cuda":
         raise ConfigError("device.kind: 'cuda': this version runs on 'cpu' only")
     cores = sorted(os.sched_getaffinity(0))
-    lanes = config.lanes or len(cores) * (2 if spare_lanes else 1)
+    lanes = config.lanes or len(cores) * (LANES_PER_CORE if spare_lanes else 1)
     total_bytes = config.memory_budget_bytes or int(_free_bytes() * (1 - _RESERVE_SHARE))
     keep_bytes = min(_MOST_KEPT_BYTES, int(total_bytes * _KEPT_SHARE) // lanes)
     return Device(

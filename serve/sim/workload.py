@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from serve.core.disciplines import get_discipline
-from serve.core.params import DeviceFacts, SchedulerParams
+from serve.core.params import LANES_PER_CORE, DeviceFacts, SchedulerParams
 from serve.core.policies import get_policy
 from serve.core.types import Bytes, Estimate, LaneId, Nanos, QoS, Task, TaskId
 from serve.errors import ConfigError
@@ -38,8 +38,6 @@ BASELINES: dict[str, int | None] = {"default": 1, "mps_base": 4, "mps_aggr": Non
 #: As many at once as a simulation keeps apart.
 _ALL_AT_ONCE = 64
 _UNCHECKED = Bytes(1 << 62)
-#: As the server has when tasks are suspended.
-LANES_PER_CORE = 2
 
 
 def make_system(
