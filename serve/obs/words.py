@@ -19,7 +19,7 @@ CAUSES = {
         "a fresh calibration if the machine is slower than it was; less tight targets",
     ),
     "overload": (
-        "on arrival more work was ahead of it than its target left time for",
+        "there was more work than the lanes could do, so someone had to be late",
         "more machines, or fewer requests at the peak: no order of work would do",
     ),
 }
