@@ -341,10 +341,6 @@ class Engine:
                 rows_dropped=rows_dropped,
             )
 
-    def lane_pids(self) -> dict[LaneId, int]:
-        """Process id of each lane."""
-        return self._pool.pids()
-
     def _submit(self, call: InferCall) -> RequestTicket:
         while True:
             entry = self._registry.get(call.model, call.version)
