@@ -112,9 +112,10 @@ class Troubled:
         )
         shutil.copy(mischief.__file__, self.folder / "model.py")
 
-    @staticmethod
-    def graph(word: float = 0.0, num_nodes: int = 3) -> Graph:
+    def graph(self, word: float = 0.0, num_nodes: int = 3) -> Graph:
         """A graph that says `word`; seconds to run for are `mischief.SLEEP` + seconds."""
+        if word == mischief.HOLD:
+            self._release.unlink(missing_ok=True)
         x = np.random.default_rng(num_nodes).standard_normal((num_nodes, 4), dtype=np.float32)
         x[0, 0] = word
         return Graph(x, np.zeros((2, 0), np.int64))
@@ -125,14 +126,18 @@ class Troubled:
 
     @contextmanager
     def holding(self) -> Iterator[Graph]:
-        """A graph whose requests run until this ends."""
-        release = self.folder / "release"
+        """A graph whose requests run until this ends, also those that still wait for a lane."""
         try:
             yield self.graph(mischief.HOLD)
         finally:
-            release.touch()
+            # Stays until the next is held: a request that starts between two looks would wait
+            # for a release that is over.
+            self._release.touch()
             wait_for(lambda: not self.running(), "the end of all runs")
-            release.unlink()
+
+    @property
+    def _release(self) -> Path:
+        return self.folder / "release"
 
     def running(self) -> set[int]:
         """Processes that run for as long as they were told to, those killed meanwhile left out."""

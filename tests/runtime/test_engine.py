@@ -120,7 +120,6 @@ def test_refusals_by_the_ticket(engine, trouble, records):
     assert reasons == ["invalid_input", "too_big", "model_error", "deadline"]
 
 
-@pytest.mark.skip(reason="stood still once in a long run, cause not found; see the same end to end")
 def test_a_full_queue_refuses_and_says_when_to_come_back(engine, trouble, records):
     with ThreadPoolExecutor(4) as threads:
         with trouble.holding() as graph:
