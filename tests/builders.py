@@ -1,7 +1,7 @@
 """Domain objects with every field defaulted, for tests that care about one or two of them."""
 
 from serve.core.params import DeviceFacts, SchedulerParams
-from serve.core.types import Bytes, Estimate, LaneId, Nanos, QoS, Task, TaskId, Usage
+from serve.core.types import Bytes, Estimate, LaneId, Nanos, QoS, Sized, Task, TaskId, Usage
 
 US = 1_000
 MS = 1_000_000
@@ -40,6 +40,12 @@ def task(
         ),
         tenant=tenant,
     )
+
+
+def sized(*, reserve: int = 1024, run_ns: int = MS, prepare_ns: int = 100 * US) -> Sized:
+    """What preparing may find a task to be."""
+    found = task(reserve=reserve, run_ns=run_ns, prepare_ns=prepare_ns)
+    return Sized(found.num_nodes, found.num_edges, found.estimate)
 
 
 def device(

@@ -5,7 +5,7 @@ Each is handed to ``Scheduler.handle(event, now_ns)``. See ``commands`` for what
 
 from dataclasses import dataclass
 
-from serve.core.types import Bytes, FailReason, LaneId, Task, TaskId, Usage
+from serve.core.types import Bytes, FailReason, LaneId, Sized, Task, TaskId, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,9 @@ class TaskPrepared:
     """The host finished preparing the task's inputs; it may be launched."""
 
     task_id: TaskId
+    #: Given where the size was not known before, as when neighbours are sampled: from now on the
+    #: task is planned and its memory reserved by this. None: it is as it arrived.
+    found: Sized | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,13 +51,13 @@ def _counters(scheduler: "Scheduler") -> None:
     _require(scheduler._pending == sum(r.state.pending for r in records), "pending count")
     unanswered = [r for r in records if not r.state.answered]
     _require(scheduler._unanswered == len(unanswered), "unanswered count")
-    work_ns = sum(r.task.estimate.solo_ns for r in records if r.state.pending or r.state.on_lane)
+    work_ns = sum(r.work_ns for r in records if r.state.pending or r.state.on_lane)
     _require(scheduler._work_ns == work_ns, "work is that of tasks pending or on lanes")
     there = [r for r in records if r.state.pending or r.state.on_lane]
     held = Counter(r.task.tenant for r in there)
     _require(scheduler._shares.counts() == held, "requests by tenant")
     for at in {r.target_class for r in records}:
-        there_ns = sum(r.task.estimate.solo_ns for r in there if r.target_class <= at)
+        there_ns = sum(r.work_ns for r in there if r.target_class <= at)
         _require(scheduler._demand.there_ns(at) == there_ns, "work by target")
     timed = sum(r.task.expires_ns is not None for r in unanswered)
     _require(len(scheduler._timers) == timed, "one timer for each time limit")

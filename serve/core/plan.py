@@ -6,11 +6,11 @@ holds groups, a task handed over by a lost lane, one that has waited too long, a
 a fixed window.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from serve.core.lifecycle import State
 from serve.core.ordered import Key
-from serve.core.types import ZERO_NS, GroupId, LaneId, Nanos, Task
+from serve.core.types import ZERO_NS, Bytes, GroupId, LaneId, Nanos, Sized, Task
 
 
 @dataclass(slots=True, eq=False)
@@ -65,6 +65,27 @@ class Record:
     suspended_ns: Nanos = ZERO_NS
     #: Since when it stands suspended, when it does.
     stopped_ns: Nanos = ZERO_NS
+    #: Its estimated solo time on arrival, which is what it counts for wherever work is summed,
+    #: whatever is learned of it later.
+    work_ns: Nanos = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.work_ns = self.task.estimate.solo_ns
+
+    def resize(self, found: Sized) -> None:
+        """Go on with what preparing found the task to be; its target stays as promised."""
+        self.task = replace(
+            self.task,
+            num_nodes=found.num_nodes,
+            num_edges=found.num_edges,
+            estimate=found.estimate,
+        )
+
+    def reserve_all(self, budget_bytes: Bytes) -> None:
+        """Have it, pending, run with all the memory there is, so by itself."""
+        estimate = self.task.estimate
+        reserve_bytes = max(estimate.peak_bytes, budget_bytes)
+        self.task = replace(self.task, estimate=replace(estimate, reserve_bytes=reserve_bytes))
 
 
 class Plan:

@@ -10,7 +10,6 @@ order, and only a bounded horizon of them is planned at a time.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from serve.core.admission import admit
@@ -269,6 +268,11 @@ class Scheduler:
         record = self._record(event.task_id, TaskPrepared)
         self._step(record, TaskPrepared)
         record.prepared_ns = self._now
+        if event.found is not None and record.state.pending:
+            record.resize(event.found)
+            if record.alone:
+                record.reserve_all(self._board.ledger.budget_bytes)
+            self._fail_outgrown([record])
 
     def _on_prepare_failed(self, event: PrepareFailed) -> None:
         record = self._record(event.task_id, PrepareFailed)
@@ -296,7 +300,7 @@ class Scheduler:
         else:
             self._step(record, TaskOverran)
             record.alone = True
-            self._reserve_all(record)
+            record.reserve_all(budget_bytes)
 
     def _on_cancelled(self, event: TaskCancelled) -> None:
         task_id = event.task_id
@@ -342,7 +346,7 @@ class Scheduler:
             if group.pinned:
                 for record in group.members:
                     if record.alone:
-                        self._reserve_all(record)
+                        record.reserve_all(event.budget_bytes)
                 self._fail_outgrown(list(group.members))
 
     def _on_drain_started(self, event: DrainStarted) -> None:
@@ -379,9 +383,9 @@ class Scheduler:
             if after.answered and record.group is not None:
                 self._plan.remove(record, self._now)
         if (before.pending or before.on_lane) and not (after.pending or after.on_lane):
-            self._work_ns -= task.estimate.solo_ns
-            self._shares.leave(task.tenant, task.estimate.solo_ns)
-            self._demand.left(record.target_class, task.estimate.solo_ns)
+            self._work_ns -= record.work_ns
+            self._shares.leave(task.tenant, record.work_ns)
+            self._demand.left(record.target_class, record.work_ns)
         if after.answered and not before.answered:
             assert outcome is not None
             self._unanswered -= 1
@@ -429,20 +433,14 @@ class Scheduler:
             record = self._records[TaskId(timer[1])]
             self._step(record, Expired, Expired(record.state.label))
 
-    def _reserve_all(self, record: Record) -> None:
-        """Have the pending record run with all the memory there is, so by itself."""
-        estimate = record.task.estimate
-        reserve_bytes = max(estimate.peak_bytes, self._board.ledger.budget_bytes)
-        record.task = replace(record.task, estimate=replace(estimate, reserve_bytes=reserve_bytes))
-
     def _fail_outgrown(self, records: list[Record]) -> bool:
-        """Fail those that the lowered budget can never hold; whether there were any."""
+        """Fail those that the budget can never hold; whether there were any."""
         budget_bytes = self._board.ledger.budget_bytes
         outgrown = [record for record in records if record.task.reserve_bytes > budget_bytes]
         for record in outgrown:
             message = (
                 f"needs {record.task.reserve_bytes} bytes, the device has {budget_bytes} "
-                "for tasks since its budget was lowered"
+                "for tasks now"
             )
             self._step(record, Failed, Failed(FailReason.OUT_OF_MEMORY, message))
         return bool(outgrown)

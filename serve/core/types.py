@@ -103,6 +103,15 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
+class Sized:
+    """What preparing found a task to be, where its arrival could only expect it."""
+
+    num_nodes: int
+    num_edges: int
+    estimate: Estimate
+
+
+@dataclass(frozen=True, slots=True)
 class Capacity:
     """What one group may use."""
 

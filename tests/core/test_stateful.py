@@ -13,7 +13,7 @@ from serve.core.events import (
 )
 from serve.core.policies import POLICIES
 from serve.core.types import Failed, FailReason, LaneId, Rejected, RejectReason
-from tests.builders import MS, US, params, task
+from tests.builders import MS, US, params, sized, task
 from tests.core.world import World
 
 BUDGET = 20
@@ -86,6 +86,22 @@ class History(RuleBasedStateMachine):
     @rule(data=st.data())
     def prepared(self, data):
         self.world.prepare(data.draw(st.sampled_from(sorted(self.world.preparing))))
+
+    @precondition(lambda self: self.world.preparing)
+    @rule(
+        data=st.data(),
+        reserve=st.integers(0, BUDGET + 2),
+        run_ns=st.sampled_from([100 * US, MS, 8 * MS]),
+    )
+    def prepared_and_found_to_be_another_size(self, data, reserve, run_ns):
+        world = self.world
+        task_id = data.draw(st.sampled_from(sorted(world.preparing)))
+        answered_before = task_id in world.answers
+        world.prepare(task_id, sized(reserve=reserve, run_ns=run_ns))
+        if reserve > world.budget and not answered_before:
+            outcome = world.answers[task_id]
+            assert isinstance(outcome, Failed)
+            assert outcome.reason is FailReason.OUT_OF_MEMORY
 
     @precondition(lambda self: self.world.preparing)
     @rule(data=st.data())

@@ -1,5 +1,7 @@
 """The world outside a scheduler, for tests: it obeys commands and knows what may be asked."""
 
+from dataclasses import replace
+
 from serve.core.commands import (
     AnswerTask,
     LaunchTask,
@@ -72,11 +74,14 @@ class World:
         self.tasks[task.task_id] = task
         return self.tell(TaskArrived(task))
 
-    def prepare(self, task_id):
+    def prepare(self, task_id, found=None):
+        """Preparing ends, and `found` is what the task turned out to be."""
         self.preparing.remove(task_id)
         if task_id not in self.answers:
             self.prepared.add(task_id)
-        return self.tell(TaskPrepared(task_id))
+            if found is not None:
+                self.tasks[task_id] = replace(self.tasks[task_id], estimate=found.estimate)
+        return self.tell(TaskPrepared(task_id, found))
 
     def end(self, lane_id, event=None):
         """The lane delivers `event`, by default that its task finished."""
