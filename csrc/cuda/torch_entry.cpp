@@ -1,0 +1,163 @@
+// C functions over one process-wide arena: for torch.cuda.memory.CUDAPluggableAllocator, and for
+// serve.runtime.cuda.arena through ctypes. Streams are opaque here, so no CUDA is needed to build.
+//
+// NOTE: torch does not check for a null pointer, so a refusal must be an exception. It arrives in
+// Python as a RuntimeError whose text may get lost on the way (inside compiled packages): who
+// wants to know asks for the lane's refused bytes.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <string>
+
+#include "gnnserve/device_arena.hpp"
+
+#define GNNSERVE_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+using gnnserve::DeviceArena;
+
+constexpr int kStatic = -1;
+
+// Never destroyed: torch frees tensors until the very end of the process.
+DeviceArena* the_arena = nullptr;
+thread_local int bound_lane = kStatic;
+
+class BufferFull : public std::bad_alloc {
+public:
+    explicit BufferFull(std::size_t size)
+        : text_(std::make_shared<std::string>("gnnserve: " + std::to_string(size) +
+                                              " bytes do not fit into the device buffer")) {}
+    const char* what() const noexcept override { return text_->c_str(); }
+
+private:
+    std::shared_ptr<std::string> text_;
+};
+
+// -1 for whatever goes wrong: exceptions must not reach ctypes.
+template <typename Work>
+std::int64_t guarded(Work work) {
+    try {
+        return the_arena == nullptr ? -1 : static_cast<std::int64_t>(work(*the_arena));
+    } catch (const std::exception&) {
+        return -1;
+    }
+}
+
+}  // namespace
+
+// Places memory in [base, base + capacity) from now on; once a process. 0, or -1 when refused.
+GNNSERVE_EXPORT std::int64_t gnnserve_device_open(std::uint64_t base, std::int64_t capacity) {
+    if (the_arena != nullptr) {
+        return -1;
+    }
+    try {
+        the_arena = new DeviceArena(base, capacity);
+    } catch (const std::exception&) {
+        return -1;
+    }
+    return 0;
+}
+
+GNNSERVE_EXPORT std::int64_t gnnserve_device_add_lane() {
+    return guarded([](DeviceArena& arena) { return arena.add_lane(); });
+}
+
+// What this thread allocates from now on belongs to that lane's task; -1: to nobody's.
+GNNSERVE_EXPORT void gnnserve_device_bind(int lane) { bound_lane = lane < 0 ? kStatic : lane; }
+
+// 1: the lane has its buffer; 0: there is no room for it; -1: it has a task already.
+GNNSERVE_EXPORT std::int64_t gnnserve_device_insert(int lane, std::int64_t limit) {
+    return guarded([&](DeviceArena& arena) { return arena.insert(lane, limit) ? 1 : 0; });
+}
+
+GNNSERVE_EXPORT std::int64_t gnnserve_device_clear(int lane) {
+    return guarded([&](DeviceArena& arena) { return arena.clear(lane); });
+}
+
+// Fields of DeviceArena::Usage in their order; 100, 101, 102: capacity, held, held_static.
+GNNSERVE_EXPORT std::int64_t gnnserve_device_read(int lane, int field) {
+    return guarded([&](DeviceArena& arena) -> std::int64_t {
+        switch (field) {
+            case 100:
+                return arena.capacity();
+            case 101:
+                return arena.held();
+            case 102:
+                return arena.held_static();
+            default:
+                break;
+        }
+        const DeviceArena::Usage usage = arena.usage(lane);
+        switch (field) {
+            case 0:
+                return usage.limit;
+            case 1:
+                return usage.live;
+            case 2:
+                return usage.peak;
+            case 3:
+                return usage.requested;
+            case 4:
+                return usage.requested_peak;
+            case 5:
+                return usage.blocks;
+            case 6:
+                return usage.blocks_peak;
+            case 7:
+                return usage.refused;
+            case 8:
+                return usage.spills;
+            default:
+                return -1;
+        }
+    });
+}
+
+GNNSERVE_EXPORT std::int64_t gnnserve_device_start_trace(int lane) {
+    return guarded([&](DeviceArena& arena) {
+        arena.start_trace(lane);
+        return 0;
+    });
+}
+
+// Copies at most `capacity` events and ends the trace; returns how many there were.
+GNNSERVE_EXPORT std::int64_t gnnserve_device_take_trace(int lane, std::int64_t* into,
+                                                        std::int64_t capacity) {
+    return guarded([&](DeviceArena& arena) {
+        const auto events = arena.take_trace(lane);
+        for (std::size_t i = 0; i < events.size() && static_cast<std::int64_t>(i) < capacity; ++i) {
+            into[i] = events[i];
+        }
+        return events.size();
+    });
+}
+
+// torch's signature: alloc(size, device, stream).
+GNNSERVE_EXPORT void* gnnserve_device_alloc(std::size_t size, int /*device*/, void* stream) {
+    if (size == 0) {
+        return nullptr;
+    }
+    if (the_arena == nullptr) {
+        throw BufferFull(size);
+    }
+    const auto wanted = static_cast<std::int64_t>(size);
+    const std::uintptr_t address =
+        bound_lane == kStatic
+            ? the_arena->alloc_static(wanted, reinterpret_cast<std::uintptr_t>(stream))
+            : the_arena->alloc(bound_lane, wanted);
+    if (address == 0) {
+        throw BufferFull(size);
+    }
+    return reinterpret_cast<void*>(address);
+}
+
+// torch's signature: free(pointer, size, device, stream). From any thread, also at exit.
+GNNSERVE_EXPORT void gnnserve_device_free(void* pointer, std::size_t /*size*/, int /*device*/,
+                                          void* /*stream*/) {
+    if (pointer != nullptr && the_arena != nullptr) {
+        the_arena->free(reinterpret_cast<std::uintptr_t>(pointer));
+    }
+}

@@ -1,0 +1,29 @@
+// Loads libgnnserve_cuda.so (first argument) and asks for memory. Without a driver that is an
+// error code, never a crash; with one it must work.
+
+#include <dlfcn.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+
+#include "check.hpp"
+
+int main(int count, char** arguments) {
+    CHECK(count == 2);
+    void* library = dlopen(arguments[1], RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) {
+        std::fprintf(stderr, "%s\n", dlerror());
+    }
+    CHECK(library != nullptr);
+    const auto slab = reinterpret_cast<int (*)(int, std::int64_t, std::uint64_t*)>(
+        dlsym(library, "gnnserve_cuda_slab"));
+    const auto text = reinterpret_cast<const char* (*)(int)>(dlsym(library, "gnnserve_cuda_error"));
+    CHECK(slab != nullptr && text != nullptr);
+    CHECK(dlsym(library, "gnnserve_cuda_gather") != nullptr);
+    std::uint64_t address = 1;
+    const int code = slab(0, 1 << 20, &address);
+    std::printf("cudaMalloc: %d, %s\n", code, text(code));
+    CHECK((code == 0) == (address != 0));
+    CHECK(std::strlen(text(code)) > 0);
+}
