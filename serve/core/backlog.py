@@ -7,8 +7,8 @@ join at once. Planning takes a bounded number from it: the horizon.
 from collections import OrderedDict, deque
 
 from serve.core.ordered import SortedKeys
-from serve.core.plan import Record
 from serve.core.policies import Policy
+from serve.core.record import Record
 from serve.core.types import Nanos, TaskId
 
 

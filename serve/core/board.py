@@ -9,8 +9,9 @@ from collections.abc import Callable
 from serve.core.ledger import Ledger
 from serve.core.ordered import Key
 from serve.core.params import DeviceFacts
-from serve.core.plan import Plan, Record
-from serve.core.types import LaneId, Nanos, Task
+from serve.core.plan import Plan
+from serve.core.record import Record, Run
+from serve.core.types import Estimate, LaneId, Nanos, Task
 from serve.errors import InvariantViolation
 
 #: How urgent a task is with so much run time left, now: smaller first.
@@ -39,7 +40,7 @@ class Board:
         #: Lanes that are up and hold nothing.
         self.idle: set[LaneId] = set()
         #: What each busy lane holds, executing or suspended.
-        self.busy: dict[LaneId, Record] = {}
+        self.busy: dict[LaneId, Run] = {}
         self.executing_count = 0
         self._max_slots = device.slots
         self._rank_task = rank_task
@@ -68,66 +69,50 @@ class Board:
         """Memory not reserved; negative after the budget was lowered below its use."""
         return self.ledger.available_bytes
 
-    def left_ns(self, record: Record, now_ns: Nanos) -> Nanos:
-        """Estimated run time the record still needs, always more than 0."""
-        run_ns = record.task.estimate.run_ns
-        ran_ns: int = record.ran_ns
-        if record.state.executing:
-            ran_ns += now_ns - record.started_ns
-        # One that has passed its estimate may end at any moment; to give it a share of it more
-        # would make runs late that end in time (seen in simulation).
-        left_ns = run_ns - ran_ns
-        return Nanos(left_ns if left_ns > 0 else 1)
-
-    def rank(self, record: Record, now_ns: Nanos) -> tuple[int, Key]:
-        """How urgent the record is beside others, smaller first.
+    def rank(self, record: Record, left_ns: Nanos, now_ns: Nanos) -> tuple[int, Key]:
+        """How urgent the record is beside others with so much run time left, smaller first.
 
         The policy says so, except that one promoted for waiting too long goes first and one
         that is answered already goes last.
         """
         standing = 0 if record.promoted else 2 if record.state.answered else 1
-        return standing, self._rank_task(record.task, self.left_ns(record, now_ns), now_ns)
+        return standing, self._rank_task(record.task, left_ns, now_ns)
 
-    def suspended_ns(self, record: Record, now_ns: Nanos) -> Nanos:
-        """How long the record, on a lane, has stood suspended since its launch."""
-        if record.state.executing:
-            return record.suspended_ns
-        return Nanos(record.suspended_ns + now_ns - record.stopped_ns)
+    def rank_run(self, run: Run, now_ns: Nanos) -> tuple[int, Key]:
+        """How urgent the run is: as its most urgent member."""
+        left_ns = run.left_ns(now_ns)
+        return min([self.rank(member, left_ns, now_ns) for member in run.members])
 
-    def occupy(self, record: Record, now_ns: Nanos) -> LaneId:
-        """Give the record an idle lane, its memory, and a slot to execute in."""
+    def occupy(self, members: tuple[Record, ...], estimate: Estimate, now_ns: Nanos) -> Run:
+        """Give the members an idle lane together, their memory, and a slot to execute in."""
         lane_id = min(self.idle)
-        self.ledger.reserve(record.task.task_id, record.task.reserve_bytes)
+        run = Run(members, lane_id, estimate.run_ns, estimate.reserve_bytes, now_ns, now_ns)
+        self.ledger.reserve(run.task_id, run.reserve_bytes)
         self.idle.remove(lane_id)
-        self.busy[lane_id] = record
-        record.lane_id = lane_id
-        record.co_runners = 0
-        record.ran_ns = record.suspended_ns = Nanos(0)
-        record.started_ns = now_ns
-        self._execute(record)
-        return lane_id
+        self.busy[lane_id] = run
+        self._execute(run)
+        return run
 
-    def suspend(self, record: Record, now_ns: Nanos) -> None:
-        """The record gives up its slot, not its lane and memory."""
+    def suspend(self, run: Run, now_ns: Nanos) -> None:
+        """The run gives up its slot, not its lane and memory."""
         self.executing_count -= 1
-        record.ran_ns = Nanos(record.ran_ns + now_ns - record.started_ns)
-        record.stopped_ns = now_ns
+        run.executing = False
+        run.ran_ns = Nanos(run.ran_ns + now_ns - run.started_ns)
+        run.stopped_ns = now_ns
 
-    def resume(self, record: Record, now_ns: Nanos) -> None:
-        """The record has a slot again."""
-        record.suspended_ns = Nanos(record.suspended_ns + now_ns - record.stopped_ns)
-        record.started_ns = now_ns
-        self._execute(record)
+    def resume(self, run: Run, now_ns: Nanos) -> None:
+        """The run has a slot again."""
+        run.suspended_ns = run.stood_ns(now_ns)
+        run.started_ns = now_ns
+        self._execute(run)
 
-    def vacate(self, record: Record, was_executing: bool) -> None:
-        """Take lane and memory back from the record, and its slot if it was executing."""
-        lane_id = record.lane_id
-        if lane_id is None or self.busy.pop(lane_id, None) is not record:
-            raise InvariantViolation(f"task {record.task.task_id} is not on lane {lane_id}")
-        self.ledger.give_back(record.task.task_id)
-        self.executing_count -= was_executing
-        self.idle.add(lane_id)
-        record.lane_id = None
+    def vacate(self, run: Run) -> None:
+        """Take lane and memory back from the run, and its slot if it was executing."""
+        if self.busy.pop(run.lane_id, None) is not run:
+            raise InvariantViolation(f"task {run.task_id} is not on lane {run.lane_id}")
+        self.ledger.give_back(run.task_id)
+        self.executing_count -= run.executing
+        self.idle.add(run.lane_id)
 
     def note(self, now_ns: Nanos) -> None:
         """Remember what is free from now on."""
@@ -147,13 +132,14 @@ class Board:
                 return after_ns
         return since_ns
 
-    def _execute(self, record: Record) -> None:
-        """Count the record among those that execute, and all of them as each other's company."""
+    def _execute(self, run: Run) -> None:
+        """Count the run among those that execute, and all of them as each other's company."""
+        run.executing = True
         beside = self.executing_count
         self.executing_count = beside + 1
         if beside:
             for other in self.busy.values():
-                if other.co_runners < beside and other.state.executing:
+                if other.co_runners < beside and other.executing:
                     other.co_runners = beside
-        if record.co_runners < beside:
-            record.co_runners = beside
+        if run.co_runners < beside:
+            run.co_runners = beside

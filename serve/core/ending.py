@@ -1,31 +1,29 @@
 """What is told of a task that ran to its end."""
 
-from serve.core.board import Board
 from serve.core.demand import Demand
-from serve.core.plan import Record
-from serve.core.types import Completed, LaneId, Nanos, Placement, Timeline, Usage
+from serve.core.record import Record
+from serve.core.types import Completed, Nanos, Placement, Timeline, Usage
 
 
-def completed(
-    record: Record, lane_id: LaneId, usage: Usage, board: Board, demand: Demand, now_ns: Nanos
-) -> Completed:
+def completed(record: Record, usage: Usage, demand: Demand, slots: int, now_ns: Nanos) -> Completed:
     """The outcome of the record, still on its lane, that finished now."""
-    group = record.group
+    group, run = record.group, record.run
     assert group is not None
     assert group.group_id is not None
+    assert run is not None
     arrived_ns = record.task.arrived_ns
     timeline = Timeline(
         arrived_ns=arrived_ns,
         prepare_started_ns=record.prepare_started_ns,
         prepared_ns=record.prepared_ns,
-        launched_ns=record.launched_ns,
+        launched_ns=run.launched_ns,
         finished_ns=now_ns,
         prepare_exposed_ns=record.prepare_exposed_ns,
         backlog_ns=record.backlog_ns,
-        suspended_ns=board.suspended_ns(record, now_ns),
+        suspended_ns=run.stood_ns(now_ns),
         overloaded=demand.exceeded(
-            record.target_class, record.left_before_ns, arrived_ns, now_ns, board.slots
+            record.target_class, record.left_before_ns, arrived_ns, now_ns, slots
         ),
     )
-    placement = Placement(lane_id, group.group_id, group.size, record.co_runners, record.attempt)
+    placement = Placement(run.lane_id, group.group_id, group.size, run.co_runners, record.attempt)
     return Completed(timeline, placement, usage)

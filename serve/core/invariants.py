@@ -4,6 +4,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from serve.core.lifecycle import State
+from serve.core.record import Record
 from serve.errors import InvariantViolation
 
 if TYPE_CHECKING:
@@ -23,9 +24,9 @@ def _require(holds: bool, rule: str) -> None:
 
 def _memory(scheduler: "Scheduler") -> None:
     ledger = scheduler._board.ledger
-    on_lane = {i: r for i, r in scheduler._records.items() if r.state.on_lane}
-    _require(ledger.holders() == on_lane.keys(), "exactly the tasks on lanes hold memory")
-    total_bytes = sum(record.task.reserve_bytes for record in on_lane.values())
+    runs = {run.task_id: run for run in scheduler._board.busy.values()}
+    _require(ledger.holders() == runs.keys(), "exactly the runs on lanes hold memory")
+    total_bytes = sum(run.reserve_bytes for run in runs.values())
     _require(ledger.reserved_bytes == total_bytes, "the ledger's sum is that of its holders")
 
 
@@ -33,34 +34,39 @@ def _lanes(scheduler: "Scheduler") -> None:
     board = scheduler._board
     _require(not (board.idle & board.busy.keys()), "a lane is idle or busy")
     _require(board.idle | board.busy.keys() <= scheduler._lane_ids, "only known lanes are up")
-    for lane_id, record in board.busy.items():
-        _require(record.state.on_lane and record.lane_id == lane_id, f"lane {lane_id} is held")
-    executing = sum(record.state.executing for record in board.busy.values())
+    members: list[Record] = []
+    for lane_id, run in board.busy.items():
+        _require(run.lane_id == lane_id and bool(run.members), f"lane {lane_id} is held")
+        for record in run.members:
+            _require(record.run is run, f"task {record.task.task_id} is on one lane")
+            _require(record.state.executing == run.executing, "a run executes as a whole")
+        members += run.members
+    executing = sum(run.executing for run in board.busy.values())
     _require(board.executing_count == executing, "executing count")
     _require(board.open_slots >= 0, "no more execute than the device has slots")
-    for record in scheduler._records.values():
-        if record.lane_id is None:
-            _require(not record.state.on_lane, f"task {record.task.task_id} has a lane")
-        else:
-            _require(board.busy.get(record.lane_id) is record, "a lane holds one task")
+    on_lane = {r.task.task_id for r in scheduler._tasks.records.values() if r.state.on_lane}
+    _require(len(members) == len(on_lane), "a lane holds what it runs")
+    _require({r.task.task_id for r in members} == on_lane, "who is on a lane is in its run")
+    for record in scheduler._tasks.records.values():
+        _require((record.run is not None) == record.state.on_lane, "no run without a lane")
 
 
 def _counters(scheduler: "Scheduler") -> None:
-    records = scheduler._records.values()
+    records = scheduler._tasks.records.values()
     _require(all(r.state is not State.DONE for r in records), "tasks that are done are forgotten")
-    _require(scheduler._pending == sum(r.state.pending for r in records), "pending count")
+    _require(scheduler._tasks.pending == sum(r.state.pending for r in records), "pending count")
     unanswered = [r for r in records if not r.state.answered]
-    _require(scheduler._unanswered == len(unanswered), "unanswered count")
+    _require(scheduler._tasks.unanswered == len(unanswered), "unanswered count")
     work_ns = sum(r.work_ns for r in records if r.state.pending or r.state.on_lane)
-    _require(scheduler._work_ns == work_ns, "work is that of tasks pending or on lanes")
+    _require(scheduler._tasks.work_ns == work_ns, "work is that of tasks pending or on lanes")
     there = [r for r in records if r.state.pending or r.state.on_lane]
     held = Counter(r.task.tenant for r in there)
-    _require(scheduler._shares.counts() == held, "requests by tenant")
+    _require(scheduler._tasks.shares.counts() == held, "requests by tenant")
     for at in {r.target_class for r in records}:
         there_ns = sum(r.work_ns for r in there if r.target_class <= at)
-        _require(scheduler._demand.there_ns(at) == there_ns, "work by target")
+        _require(scheduler._tasks.demand.there_ns(at) == there_ns, "work by target")
     timed = sum(r.task.expires_ns is not None for r in unanswered)
-    _require(len(scheduler._timers) == timed, "one timer for each time limit")
+    _require(scheduler._tasks.timed_count == timed, "one timer for each time limit")
 
 
 def _plan(scheduler: "Scheduler") -> None:
@@ -75,7 +81,9 @@ def _plan(scheduler: "Scheduler") -> None:
         _require(bool(group.members) or (holds and group.active > 0), "no group is empty")
         _require(all(r.group is group for r in group.members), "members know their group")
         _require(all(r.state.pending for r in group.members), "only pending tasks are planned")
-        active = sum(r.group is group for r in scheduler._board.busy.values())
+        active = sum(
+            r.group is group for run in scheduler._board.busy.values() for r in run.members
+        )
         _require(group.active == active, "a group knows its members on lanes")
         if holds and active:
             _require(index == 0, "one held group at a time")
@@ -83,7 +91,7 @@ def _plan(scheduler: "Scheduler") -> None:
 
 def _membership(scheduler: "Scheduler") -> None:
     backlog = scheduler._backlog
-    pending = {i: r for i, r in scheduler._records.items() if r.state.pending}
+    pending = {i: r for i, r in scheduler._tasks.records.items() if r.state.pending}
     for task_id, record in pending.items():
         pinned = record.group is not None and record.group.pinned
         _require(pinned != (task_id in backlog), "pending: in the backlog or in a pinned group")

@@ -2,7 +2,7 @@
 
 from serve.core.backlog import Backlog
 from serve.core.board import Board
-from serve.core.plan import Record
+from serve.core.record import Record
 
 
 class Patience:
@@ -18,10 +18,14 @@ class Patience:
     def launched(self, backlog: Backlog, board: Board) -> Record | None:
         """One more was launched; the longest waiting if it has waited for `limit` of them."""
         oldest = backlog.oldest()
-        for record in board.busy.values():
-            stands = not record.state.executing and not record.promoted
-            if stands and (oldest is None or record.task.task_id < oldest.task.task_id):
-                oldest = record
+        for run in board.busy.values():
+            if run.executing:
+                continue
+            for record in run.members:
+                if not record.promoted and (
+                    oldest is None or record.task.task_id < oldest.task.task_id
+                ):
+                    oldest = record
         if oldest is None or oldest is not self._oldest:
             self._oldest, self._passed_over = oldest, 0
             return None

@@ -6,11 +6,10 @@ holds groups, a task handed over by a lost lane, one that has waited too long, a
 a fixed window.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
-from serve.core.lifecycle import State
-from serve.core.ordered import Key
-from serve.core.types import ZERO_NS, Bytes, GroupId, LaneId, Nanos, Sized, Task
+from serve.core.record import Record
+from serve.core.types import ZERO_NS, GroupId, Nanos
 
 
 @dataclass(slots=True, eq=False)
@@ -18,7 +17,7 @@ class PlannedGroup:
     """Tasks planned together, as far as they have not been launched or answered."""
 
     #: In launch order.
-    members: list["Record"]
+    members: list[Record]
     #: Members as planned.
     size: int
     pinned: bool
@@ -26,66 +25,6 @@ class PlannedGroup:
     group_id: GroupId | None = None
     #: Members on a lane now.
     active: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class Record:
-    """One accepted task: its state and what happened to it so far."""
-
-    task: Task
-    #: The policy's sort key for it.
-    key: Key
-    #: Work ahead of it on arrival, per lane.
-    backlog_ns: Nanos
-    #: Class of its target, and work up to that class that had left when it arrived.
-    target_class: int
-    left_before_ns: int
-    state: State = State.QUEUED
-    #: The group it is planned in or runs in.
-    group: PlannedGroup | None = None
-    #: Set exactly while the state is `on_lane`.
-    lane_id: LaneId | None = None
-    #: Runs started, the current one included.
-    attempt: int = 0
-    #: It overran its memory: it runs again with all the device has, so by itself.
-    alone: bool = False
-    prepare_started_ns: Nanos = ZERO_NS
-    prepared_ns: Nanos = ZERO_NS
-    prepare_exposed_ns: Nanos = ZERO_NS
-    launched_ns: Nanos = ZERO_NS
-    #: Most other tasks seen running during its run.
-    co_runners: int = 0
-    #: Times a later task took memory that this one, ready, was waiting for.
-    bypassed: int = 0
-    #: It has waited too long and goes before every other.
-    promoted: bool = False
-    #: Since when it executes; time it has executed and stood suspended before that.
-    started_ns: Nanos = ZERO_NS
-    ran_ns: Nanos = ZERO_NS
-    suspended_ns: Nanos = ZERO_NS
-    #: Since when it stands suspended, when it does.
-    stopped_ns: Nanos = ZERO_NS
-    #: Its estimated solo time on arrival, which is what it counts for wherever work is summed,
-    #: whatever is learned of it later.
-    work_ns: Nanos = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.work_ns = self.task.estimate.solo_ns
-
-    def resize(self, found: Sized) -> None:
-        """Go on with what preparing found the task to be; its target stays as promised."""
-        self.task = replace(
-            self.task,
-            num_nodes=found.num_nodes,
-            num_edges=found.num_edges,
-            estimate=found.estimate,
-        )
-
-    def reserve_all(self, budget_bytes: Bytes) -> None:
-        """Have it, pending, run with all the memory there is, so by itself."""
-        estimate = self.task.estimate
-        reserve_bytes = max(estimate.peak_bytes, budget_bytes)
-        self.task = replace(self.task, estimate=replace(estimate, reserve_bytes=reserve_bytes))
 
 
 class Plan:

@@ -24,7 +24,7 @@ from serve.core.commands import (
     ResumeTask,
     SuspendTask,
 )
-from serve.core.demand import Demand, target_class
+from serve.core.demand import target_class
 from serve.core.disciplines import get_discipline
 from serve.core.disciplines.base import Launch, Resume, Suspend, Wait
 from serve.core.ending import completed
@@ -43,16 +43,15 @@ from serve.core.events import (
     TaskPrepared,
     Tick,
 )
-from serve.core.history import History
 from serve.core.invariants import check_invariants
-from serve.core.lifecycle import TRANSITIONS, Cause, State
-from serve.core.ordered import SortedKeys
+from serve.core.lifecycle import Cause, State
 from serve.core.packing import less_urgent
 from serve.core.params import SchedulerParams
 from serve.core.patience import Patience
-from serve.core.plan import Plan, Record
+from serve.core.plan import Plan
 from serve.core.policies import get_policy
-from serve.core.shares import Shares
+from serve.core.record import Record, Run
+from serve.core.tasks import Tasks
 from serve.core.types import (
     Bytes,
     Cancelled,
@@ -88,22 +87,10 @@ class Scheduler:
         self._plan = Plan(self._discipline.holds_groups)
         self._board = Board(params.device, self._plan, self._policy.rank)
         self._backlog = Backlog(self._policy, sealing=not self._window.replans)
-        #: Every accepted task that is not DONE.
-        self._records: dict[TaskId, Record] = {}
-        #: (expiry, task id) of every unanswered task with a time limit.
-        self._timers = SortedKeys()
-        self._newest_id = -1
-        self._unanswered = 0
-        self._pending = 0
-        #: Σ estimated solo time of tasks pending or on a lane.
-        self._work_ns = 0
-        self._demand = Demand()
-        self._shares = Shares()
+        self._tasks = Tasks(self._backlog, self._plan)
         self._draining = False
         #: Lanes or budget changed: the plan was made for another device.
         self._stale = False
-        #: Something changed since a discipline was last asked; an arrival alone is no reason.
-        self._moved = False
         #: The budget was lowered while tasks were pending, so some may never fit.
         self._shrunk = False
         #: Until when an idle lane is held for a task being prepared.
@@ -111,8 +98,6 @@ class Scheduler:
         self._patience = Patience(params.patience)
         self._next_group_id = 0
         self._now = Nanos(0)
-        self._out: list[Command] = []
-        self._history = History()
         self._handlers: dict[type[Event], Callable[[Any], None]] = {
             TaskArrived: self._on_arrived,
             TaskPrepared: self._on_prepared,
@@ -138,13 +123,16 @@ class Scheduler:
         """
         if now_ns > self._now:
             self._now = now_ns
+        tasks = self._tasks
         out: list[Command] = []
-        self._out = out
+        tasks.out = out
         self._handlers[type(event)](event)
-        self._expire_due()
+        while (expired := tasks.expired(self._now)) is not None:
+            self._step(expired, Expired, Expired(expired.state.label))
         self._plan_if_due()
-        if self._moved:
-            self._moved = False
+        # An arrival alone is no reason to ask the discipline.
+        if tasks.moved:
+            tasks.moved = False
             self._prepare_next()
             while self._launch_ready():
                 planned = self._plan_if_due()
@@ -160,24 +148,24 @@ class Scheduler:
         held_ns = self._held_until_ns
         if held_ns is not None and (wake_ns is None or held_ns < wake_ns):
             wake_ns = held_ns
-        timer = self._timers.first()
-        if timer is not None and (wake_ns is None or timer[0] < wake_ns):
-            wake_ns = Nanos(timer[0])
+        expires_ns = self._tasks.expires_ns()
+        if expires_ns is not None and (wake_ns is None or expires_ns < wake_ns):
+            wake_ns = expires_ns
         return wake_ns
 
     @property
     def queued_count(self) -> int:
         """Accepted tasks not on a lane yet."""
-        return self._pending
+        return self._tasks.pending
 
     @property
     def running_count(self) -> int:
-        """Tasks on lanes, suspended ones included."""
+        """Runs on lanes, suspended ones included."""
         return len(self._board.busy)
 
     @property
     def suspended_count(self) -> int:
-        """Tasks on lanes that stand suspended."""
+        """Runs on lanes that stand suspended."""
         return len(self._board.busy) - self._board.executing_count
 
     @property
@@ -203,18 +191,15 @@ class Scheduler:
     @property
     def drained(self) -> bool:
         """Draining, and everything accepted is answered and released."""
-        return self._draining and not self._records
+        return self._draining and not self._tasks.records
 
     def state(self, task_id: TaskId) -> State | None:
         """Where the task stands; DONE also for a refused one, None if it never arrived."""
-        record = self._records.get(task_id)
-        if record is not None:
-            return record.state
-        return State.DONE if task_id <= self._newest_id else None
+        return self._tasks.state(task_id)
 
     def story(self, task_id: TaskId) -> tuple[str, ...]:
         """The task's moves as far as they are remembered, one line each."""
-        return self._history.story(task_id)
+        return self._tasks.story(task_id)
 
     def check_invariants(self) -> None:
         """Raise InvariantViolation if the state contradicts itself. Looks at everything."""
@@ -225,47 +210,37 @@ class Scheduler:
     def _on_arrived(self, event: TaskArrived) -> None:
         task = event.task
         task_id = task.task_id
-        if task_id in self._records:
-            raise self._violation(task_id, "arrived twice")
-        backlog_ns = Nanos(self._work_ns // self._board.slots)
-        self._newest_id = max(self._newest_id, task_id)
+        tasks, slots = self._tasks, self._board.slots
+        tasks.seen(task_id)
+        backlog_ns = Nanos(tasks.work_ns // slots)
         work_ns = task.estimate.solo_ns
-        overloaded = self._demand.asked(work_ns, self._now, self._board.slots)
-        self._shares.asks(task.tenant)
+        overloaded = tasks.demand.asked(work_ns, self._now, slots)
+        tasks.shares.asks(task.tenant)
         at = target_class(task.qos.target_ns)
         sheds = overloaded and self.params.shed_late
-        urgent_ns = Nanos(self._demand.there_ns(at) // self._board.slots) if sheds else None
+        urgent_ns = Nanos(tasks.demand.there_ns(at) // slots) if sheds else None
         refusal = admit(
             task,
             budget_bytes=self._board.ledger.budget_bytes,
-            unanswered=self._unanswered,
+            unanswered=tasks.unanswered,
             max_queue=self.params.max_queue,
-            has_share=self._shares.may_queue(task.tenant, self.params.max_queue),
+            has_share=tasks.shares.may_queue(task.tenant, self.params.max_queue),
             urgent_ns=urgent_ns,
             backlog_ns=backlog_ns,
             draining=self._draining,
         )
         if refusal is not None:
-            self._out += AnswerTask(task_id, refusal), ReleaseTask(task_id)
+            tasks.out += AnswerTask(task_id, refusal), ReleaseTask(task_id)
             return
-        if overloaded and self._shares.is_over(task.tenant):
+        if overloaded and tasks.shares.is_over(task.tenant):
             task = less_urgent(task)
-        left_before_ns = self._demand.came(at, work_ns)
-        self._shares.enter(task.tenant, work_ns)
+        left_before_ns = tasks.demand.came(at, work_ns)
         record = Record(task, self._policy.key(task), backlog_ns, at, left_before_ns)
-        self._records[task_id] = record
-        self._history.add(self._now, task_id, None, "TaskArrived", State.QUEUED)
-        self._backlog.add(record)
-        self._pending += 1
-        self._unanswered += 1
-        self._work_ns += work_ns
-        expires_ns = task.expires_ns
-        if expires_ns is not None:
-            self._timers.add((expires_ns, task_id))
+        tasks.admit(record, self._now)
         self._window.arrived(task, self._now)
 
     def _on_prepared(self, event: TaskPrepared) -> None:
-        record = self._record(event.task_id, TaskPrepared)
+        record = self._tasks.get(event.task_id, TaskPrepared)
         self._step(record, TaskPrepared)
         record.prepared_ns = self._now
         if event.found is not None and record.state.pending:
@@ -275,40 +250,45 @@ class Scheduler:
             self._fail_outgrown([record])
 
     def _on_prepare_failed(self, event: PrepareFailed) -> None:
-        record = self._record(event.task_id, PrepareFailed)
+        record = self._tasks.get(event.task_id, PrepareFailed)
         self._step(record, PrepareFailed, Failed(event.reason, event.message))
 
     def _on_finished(self, event: TaskFinished) -> None:
-        record = self._on_its_lane(event.task_id, event.lane_id, TaskFinished)
-        outcome = completed(
-            record, event.lane_id, event.usage, self._board, self._demand, self._now
-        )
-        self._step(record, TaskFinished, outcome)
+        run = self._run_of(event.task_id, event.lane_id, TaskFinished)
+        demand, slots = self._tasks.demand, self._board.slots
+        outcomes = [completed(r, event.usage, demand, slots, self._now) for r in run.members]
+        self._board.vacate(run)
+        for record, outcome in zip(run.members, outcomes, strict=True):
+            self._step(record, TaskFinished, outcome)
 
     def _on_failed(self, event: TaskFailed) -> None:
-        record = self._on_its_lane(event.task_id, event.lane_id, TaskFailed)
-        self._step(record, TaskFailed, Failed(event.reason, event.message))
+        run = self._run_of(event.task_id, event.lane_id, TaskFailed)
+        self._board.vacate(run)
+        for record in run.members:
+            self._step(record, TaskFailed, Failed(event.reason, event.message))
 
     def _on_overran(self, event: TaskOverran) -> None:
-        record = self._on_its_lane(event.task_id, event.lane_id, TaskOverran)
+        run = self._run_of(event.task_id, event.lane_id, TaskOverran)
+        self._board.vacate(run)
         budget_bytes = self._board.ledger.budget_bytes
-        if record.state.answered:
-            self._step(record, TaskOverran)
-        elif record.alone or record.task.reserve_bytes >= budget_bytes:
-            message = f"{event.message}; the device has {budget_bytes} bytes for tasks"
-            self._step(record, Failed, Failed(FailReason.OUT_OF_MEMORY, message))
-        else:
-            self._step(record, TaskOverran)
-            record.alone = True
-            record.reserve_all(budget_bytes)
+        for record in run.members:
+            if record.state.answered:
+                self._step(record, TaskOverran)
+            elif record.alone or record.task.reserve_bytes >= budget_bytes:
+                message = f"{event.message}; the device has {budget_bytes} bytes for tasks"
+                self._step(record, Failed, Failed(FailReason.OUT_OF_MEMORY, message))
+            else:
+                self._step(record, TaskOverran)
+                record.alone = record.retried = True
+                record.reserve_all(budget_bytes)
 
     def _on_cancelled(self, event: TaskCancelled) -> None:
         task_id = event.task_id
-        record = self._records.get(task_id)
+        record = self._tasks.records.get(task_id)
         if record is not None:
             self._step(record, TaskCancelled, Cancelled(record.state.label))
-        elif task_id > self._newest_id:
-            raise self._violation(task_id, "TaskCancelled before it arrived")
+        elif not self._tasks.known(task_id):
+            raise self._tasks.violation(task_id, "TaskCancelled before it arrived")
 
     def _on_lane_ready(self, event: LaneReady) -> None:
         lane_id = event.lane_id
@@ -321,24 +301,31 @@ class Scheduler:
     def _on_lane_lost(self, event: LaneLost) -> None:
         lane_id = event.lane_id
         self._require_lane(lane_id)
-        record = self._board.busy.get(lane_id)
-        if record is not None:
-            if record.attempt > 1 and not record.state.answered:
-                before = "alone, after it overran" if record.alone else "as another did before"
-                message = f"lane {lane_id} died while running it, {before}"
-                self._step(record, Failed, Failed(FailReason.LANE_LOST, message))
-            else:
-                self._step(record, LaneLost)
-                if record.state.pending:
-                    # The budget may have been lowered while it ran.
-                    self._fail_outgrown([record])
+        run = self._board.busy.get(lane_id)
+        if run is not None:
+            self._board.vacate(run)
+            for record in run.members:
+                self._lose(record, lane_id)
         # A lane may also be lost while it starts, before it was ever ready.
         self._board.idle.discard(lane_id)
         self._stale = True
 
+    def _lose(self, record: Record, lane_id: LaneId) -> None:
+        """The lane died under the record: it is handed over, once."""
+        if record.retried and not record.state.answered:
+            before = "alone, after it overran" if record.alone else "as another did before"
+            message = f"lane {lane_id} died while running it, {before}"
+            self._step(record, Failed, Failed(FailReason.LANE_LOST, message))
+            return
+        self._step(record, LaneLost)
+        record.retried = True
+        if record.state.pending:
+            # The budget may have been lowered while it ran.
+            self._fail_outgrown([record])
+
     def _on_budget_changed(self, event: BudgetChanged) -> None:
         ledger = self._board.ledger
-        if event.budget_bytes < ledger.budget_bytes and self._pending:
+        if event.budget_bytes < ledger.budget_bytes and self._tasks.pending:
             self._shrunk = True
         ledger.budget_bytes = event.budget_bytes
         self._stale = True
@@ -354,84 +341,28 @@ class Scheduler:
 
     def _on_tick(self, event: Tick) -> None:
         """Planning and expiry follow every event; here, what the discipline waited for."""
-        self._moved = True
+        self._tasks.moved = True
 
     # The life of a task.
 
     def _step(self, record: Record, cause: Cause, outcome: Outcome | None = None) -> None:
-        """Move the record along the table, with everything the move entails."""
-        task = record.task
-        task_id = task.task_id
-        before = record.state
-        after = TRANSITIONS.get((before, cause))
-        if after is None:
-            raise self._violation(task_id, f"{cause.__name__} while {before.label}")
-        if after is before:
-            return
-        record.state = after
-        self._moved = True
-        self._history.add(self._now, task_id, before, cause.__name__, after)
-        if before.on_lane and not after.on_lane:
-            self._leave_lane(record, before, after)
-        elif before.executing and not after.executing:
-            self._board.suspend(record, self._now)
-        elif before.on_lane and after.executing and not before.executing:
-            self._board.resume(record, self._now)
-        elif before.pending and not after.pending:
-            self._pending -= 1
-            self._backlog.discard(record)
-            if after.answered and record.group is not None:
-                self._plan.remove(record, self._now)
-        if (before.pending or before.on_lane) and not (after.pending or after.on_lane):
-            self._work_ns -= record.work_ns
-            self._shares.leave(task.tenant, record.work_ns)
-            self._demand.left(record.target_class, record.work_ns)
-        if after.answered and not before.answered:
-            assert outcome is not None
-            self._unanswered -= 1
-            expires_ns = task.expires_ns
-            if expires_ns is not None:
-                self._timers.remove((expires_ns, task_id))
-            self._out.append(AnswerTask(task_id, outcome))
-        if after is State.DONE:
-            del self._records[task_id]
-            self._out.append(ReleaseTask(task_id))
+        """See ``Tasks.step``."""
+        self._tasks.step(record, cause, self._now, outcome)
 
-    def _leave_lane(self, record: Record, before: State, after: State) -> None:
-        """Lane and memory are free again; a task handed over goes back to the front."""
-        self._board.vacate(record, before.executing)
-        if after.pending:
-            self._pending += 1
-            self._plan.hand_over(record)
-        else:
-            self._plan.end(record, self._now)
-
-    def _record(self, task_id: TaskId, cause: Cause) -> Record:
-        record = self._records.get(task_id)
-        if record is None:
-            what = "when done" if task_id <= self._newest_id else "before it arrived"
-            raise self._violation(task_id, f"{cause.__name__} {what}")
-        return record
-
-    def _on_its_lane(self, task_id: TaskId, lane_id: LaneId, cause: Cause) -> Record:
-        record = self._record(task_id, cause)
-        if record.lane_id != lane_id:
-            where = "on no lane" if record.lane_id is None else f"on lane {record.lane_id}"
-            raise self._violation(task_id, f"{cause.__name__} from lane {lane_id} while {where}")
-        return record
+    def _run_of(self, task_id: TaskId, lane_id: LaneId, cause: Cause) -> Run:
+        """The run that the task names, on that lane; raises InvariantViolation if it is not."""
+        run = self._tasks.get(task_id, cause).run
+        if run is not None and (run.lane_id, run.task_id) == (lane_id, task_id):
+            return run
+        where = "on no lane" if run is None else f"on lane {run.lane_id}"
+        if run is not None and run.task_id != task_id:
+            where += f" with task {run.task_id}"
+        what = f"{cause.__name__} from lane {lane_id} while {where}"
+        raise self._tasks.violation(task_id, what)
 
     def _require_lane(self, lane_id: LaneId) -> None:
         if lane_id not in self._lane_ids:
             raise InvariantViolation(f"lane {lane_id} is not one of {sorted(self._lane_ids)}")
-
-    def _violation(self, task_id: TaskId, what: str) -> InvariantViolation:
-        story = "; ".join(self.story(task_id)) or "no story"
-        return InvariantViolation(f"task {task_id}: {what} ({story})")
-
-    def _expire_due(self) -> None:
-        while (timer := self._timers.first()) is not None and timer[0] <= self._now:
-            record = self._records[TaskId(timer[1])]
-            self._step(record, Expired, Expired(record.state.label))
 
     def _fail_outgrown(self, records: list[Record]) -> bool:
         """Fail those that the budget can never hold; whether there were any."""
@@ -466,14 +397,14 @@ class Scheduler:
                 self._plan.drop_loose()
                 planned = self._plan_next(pinned=False)
                 self._window.closed(self._now, planned)
-                self._moved = True
+                self._tasks.moved = True
         else:
             if closed:
                 self._backlog.seal()
                 self._window.closed(self._now, 0)
             while self._plan.count < self._horizon and (added := self._plan_next(pinned=True)):
                 planned += added
-            self._moved |= self._stale or planned > 0
+            self._tasks.moved |= self._stale or planned > 0
         self._stale = False
         return planned > 0
 
@@ -501,7 +432,7 @@ class Scheduler:
     def _append_groups(self, records: list[Record], pinned: bool) -> None:
         """Append what the policy makes of the records."""
         capacity = Capacity(self._board.ledger.budget_bytes, self._board.slots)
-        by_id = self._records
+        by_id = self._tasks.records
         planned = 0
         for group in self._policy.plan([r.task for r in records], capacity, self._now):
             members = [by_id[task.task_id] for task in group.tasks]
@@ -523,7 +454,7 @@ class Scheduler:
                 if record.state is State.QUEUED:
                     self._step(record, PrepareTask)
                     record.prepare_started_ns = self._now
-                    self._out.append(PrepareTask(record.task.task_id))
+                    self._tasks.out.append(PrepareTask(record.task.task_id))
 
     def _launch_ready(self) -> bool:
         """Carry out the discipline's moves; whether there were any."""
@@ -542,21 +473,18 @@ class Scheduler:
                     for passed in bypassed:
                         passed.bypassed += 1
                     self._launch(record)
-                case Suspend(record):
-                    lane_id = self._lane_of(record)
-                    self._step(record, SuspendTask)
-                    self._out.append(SuspendTask(record.task.task_id, lane_id))
-                case Resume(record):
-                    lane_id = self._lane_of(record)
-                    self._step(record, ResumeTask)
-                    self._out.append(ResumeTask(record.task.task_id, lane_id))
+                case Suspend(run):
+                    for record in run.members:
+                        self._step(record, SuspendTask)
+                    board.suspend(run, self._now)
+                    self._tasks.out.append(SuspendTask(run.task_id, run.lane_id))
+                case Resume(run):
+                    for record in run.members:
+                        self._step(record, ResumeTask)
+                    board.resume(run, self._now)
+                    self._tasks.out.append(ResumeTask(run.task_id, run.lane_id))
             moved = True
         raise InvariantViolation(f"discipline {self._discipline.name} never waits")
-
-    def _lane_of(self, record: Record) -> LaneId:
-        if record.lane_id is None:
-            raise self._violation(record.task.task_id, "is on no lane")
-        return record.lane_id
 
     def _launch(self, record: Record) -> None:
         task_id = record.task.task_id
@@ -577,11 +505,12 @@ class Scheduler:
             self._plan.pin(group)
             for member in group.members:
                 self._backlog.discard(member)
-        lane_id = self._board.occupy(record, now_ns)
-        record.launched_ns = now_ns
+        run = self._board.occupy((record,), record.task.estimate, now_ns)
+        record.run = run
         record.attempt += 1
-        reserve_bytes = record.task.reserve_bytes
-        self._out.append(LaunchTask(task_id, lane_id, group.group_id, group.size, reserve_bytes))
+        self._tasks.out.append(
+            LaunchTask(task_id, run.lane_id, group.group_id, group.size, run.reserve_bytes)
+        )
         self._count_passed_over()
 
     def _count_passed_over(self) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from serve.core.board import Board
-from serve.core.plan import Record
+from serve.core.record import Record, Run
 from serve.core.registry import Registry
 from serve.core.types import Nanos
 
@@ -20,16 +20,16 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Suspend:
-    """Stop an executing task in favour of a more urgent one."""
+    """Stop an executing run in favour of a more urgent task."""
 
-    record: Record
+    run: Run
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Let a suspended task go on."""
+    """Let a suspended run go on."""
 
-    record: Record
+    run: Run
 
 
 @dataclass(frozen=True, slots=True)

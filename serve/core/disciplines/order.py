@@ -3,7 +3,7 @@
 from serve.core.board import Board
 from serve.core.disciplines.base import WAIT, Launch, Wait
 from serve.core.lifecycle import State
-from serve.core.plan import Record
+from serve.core.record import Record
 from serve.core.types import Nanos
 
 

@@ -17,7 +17,7 @@ from serve.core.disciplines.base import (
 )
 from serve.core.disciplines.order import next_launch
 from serve.core.packing import DEFAULT_PRIORITY, urgency
-from serve.core.plan import Record
+from serve.core.record import Record, Run
 from serve.core.types import Nanos
 
 
@@ -45,22 +45,24 @@ class Preemptive:
                 return move
         elif isinstance(move, Launch) and len(board.idle) == 1 and is_demoted(move.record):
             move = WAIT
-        executing: list[Record] = []
-        best = None if isinstance(move, Wait) else board.rank(move.record, now_ns)
-        for record in board.busy.values():
-            if record.state.executing:
-                executing.append(record)
+        executing: list[Run] = []
+        best = None
+        if isinstance(move, Launch):
+            best = board.rank(move.record, move.record.task.estimate.run_ns, now_ns)
+        for run in board.busy.values():
+            if run.executing:
+                executing.append(run)
                 continue
-            rank = board.rank(record, now_ns)
+            rank = board.rank_run(run, now_ns)
             if best is None or rank < best:
-                best, move = rank, Resume(record)
+                best, move = rank, Resume(run)
         if isinstance(move, Wait) or best is None or board.open_slots > 0:
             return move
-        victim = max(executing, key=lambda record: board.rank(record, now_ns))
-        if best < board.rank(victim, now_ns) and not (
+        victim = max(executing, key=lambda run: board.rank_run(run, now_ns))
+        if best < board.rank_run(victim, now_ns) and not (
             isinstance(move, Launch)
             and len(board.idle) == 1
-            and (is_demoted(move.record) or can_wait(board, move.record, executing, now_ns))
+            and (is_demoted(move.record) or can_wait(move.record, executing, now_ns))
         ):
             return Suspend(victim)
         return WAIT
@@ -75,11 +77,11 @@ def is_demoted(record: Record) -> bool:
     return urgency(record.task) > DEFAULT_PRIORITY
 
 
-def can_wait(board: Board, record: Record, executing: list[Record], now_ns: Nanos) -> bool:
+def can_wait(record: Record, executing: list[Run], now_ns: Nanos) -> bool:
     """Whether the record would still be on time if it waited for the first slot to come free.
 
     Once every lane is held, no newcomer can be served early, however urgent; so the last idle
     lane goes only to a task that cannot wait.
     """
-    soonest_ns = min(board.left_ns(other, now_ns) for other in executing)
-    return now_ns + soonest_ns + board.left_ns(record, now_ns) <= record.task.due_ns
+    soonest_ns = min(run.left_ns(now_ns) for run in executing)
+    return now_ns + soonest_ns + record.task.estimate.run_ns <= record.task.due_ns

@@ -1,0 +1,110 @@
+"""What the scheduler keeps of each task, and of what each lane holds.
+
+A ``Record`` is one accepted task, from its admission until it is released. A ``Run`` is what a lane
+holds, from launch until the lane gives it back: one task, or several of one model merged.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from serve.core.lifecycle import State
+from serve.core.ordered import Key
+from serve.core.types import ZERO_NS, Bytes, LaneId, Nanos, Sized, Task, TaskId
+
+if TYPE_CHECKING:
+    from serve.core.plan import PlannedGroup
+
+
+@dataclass(slots=True, eq=False)
+class Record:
+    """One accepted task: its state and what happened to it so far."""
+
+    task: Task
+    #: The policy's sort key for it.
+    key: Key
+    #: Work ahead of it on arrival, per lane.
+    backlog_ns: Nanos
+    #: Class of its target, and work up to that class that had left when it arrived.
+    target_class: int
+    left_before_ns: int
+    state: State = State.QUEUED
+    #: The group it is planned in or runs in.
+    group: "PlannedGroup | None" = None
+    #: Set exactly while the state is `on_lane`.
+    run: "Run | None" = None
+    #: Runs started, the current one included.
+    attempt: int = 0
+    #: It was handed over once, by a lost lane or as it overran: the next loss is its end.
+    retried: bool = False
+    #: It overran its memory: it runs again with all the device has, so by itself.
+    alone: bool = False
+    prepare_started_ns: Nanos = ZERO_NS
+    prepared_ns: Nanos = ZERO_NS
+    prepare_exposed_ns: Nanos = ZERO_NS
+    #: Times a later task took memory that this one, ready, was waiting for.
+    bypassed: int = 0
+    #: It has waited too long and goes before every other.
+    promoted: bool = False
+    #: Its estimated solo time on arrival, which is what it counts for wherever work is summed,
+    #: whatever is learned of it later.
+    work_ns: Nanos = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.work_ns = self.task.estimate.solo_ns
+
+    def resize(self, found: Sized) -> None:
+        """Go on with what preparing found the task to be; its target stays as promised."""
+        self.task = replace(
+            self.task,
+            num_nodes=found.num_nodes,
+            num_edges=found.num_edges,
+            estimate=found.estimate,
+        )
+
+    def reserve_all(self, budget_bytes: Bytes) -> None:
+        """Have it, pending, run with all the memory there is, so by itself."""
+        estimate = self.task.estimate
+        reserve_bytes = max(estimate.peak_bytes, budget_bytes)
+        self.task = replace(self.task, estimate=replace(estimate, reserve_bytes=reserve_bytes))
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """What a lane holds, executing or suspended."""
+
+    #: Never empty; the first gives the run its name.
+    members: tuple[Record, ...]
+    lane_id: LaneId
+    #: Estimated, of all members together.
+    run_ns: Nanos
+    reserve_bytes: Bytes
+    launched_ns: Nanos
+    #: Since when it executes; time it has executed and stood suspended before that.
+    started_ns: Nanos
+    executing: bool = True
+    ran_ns: Nanos = ZERO_NS
+    suspended_ns: Nanos = ZERO_NS
+    #: Since when it stands suspended, when it does.
+    stopped_ns: Nanos = ZERO_NS
+    #: Most other runs seen executing during it.
+    co_runners: int = 0
+
+    @property
+    def task_id(self) -> TaskId:
+        """The task by which lanes and commands name the run."""
+        return self.members[0].task.task_id
+
+    def left_ns(self, now_ns: Nanos) -> Nanos:
+        """Estimated time it still needs, always more than 0."""
+        left_ns = self.run_ns - self.ran_ns
+        if self.executing:
+            left_ns -= now_ns - self.started_ns
+        # One that has passed its estimate may end at any moment; to give it a share of it more
+        # would make runs late that end in time (seen in simulation).
+        return Nanos(left_ns if left_ns > 0 else 1)
+
+    def stood_ns(self, now_ns: Nanos) -> Nanos:
+        """How long it has stood suspended since its launch."""
+        if self.executing:
+            return self.suspended_ns
+        return Nanos(self.suspended_ns + now_ns - self.stopped_ns)

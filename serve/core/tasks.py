@@ -1,0 +1,166 @@
+"""Every accepted task that is not done, and its moves along the table.
+
+Covers what a move entails wherever tasks are counted: backlog, plan, time limits, tenants' shares,
+demand, the answers and releases owed. Does not cover lanes and memory, nor why a task moves: see
+``scheduler``.
+"""
+
+from serve.core.backlog import Backlog
+from serve.core.commands import AnswerTask, Command, ReleaseTask
+from serve.core.demand import Demand
+from serve.core.history import History
+from serve.core.lifecycle import TRANSITIONS, Cause, State
+from serve.core.ordered import SortedKeys
+from serve.core.plan import Plan
+from serve.core.record import Record
+from serve.core.shares import Shares
+from serve.core.types import Nanos, Outcome, TaskId
+from serve.errors import InvariantViolation
+
+
+class Tasks:
+    """The records, by id, and the one way to change their state."""
+
+    __slots__ = (
+        "_history",
+        "_newest_id",
+        "_plan",
+        "_timers",
+        "backlog",
+        "demand",
+        "moved",
+        "out",
+        "pending",
+        "records",
+        "shares",
+        "unanswered",
+        "work_ns",
+    )
+
+    def __init__(self, backlog: Backlog, plan: Plan) -> None:
+        self.records: dict[TaskId, Record] = {}
+        self.backlog = backlog
+        self.demand = Demand()
+        self.shares = Shares()
+        #: Accepted tasks not on a lane yet, and those without an answer.
+        self.pending = 0
+        self.unanswered = 0
+        #: Σ estimated solo time of tasks pending or on a lane.
+        self.work_ns = 0
+        #: What moves ask the driver to do, in order.
+        self.out: list[Command] = []
+        #: A task moved since this was last set to False.
+        self.moved = False
+        self._plan = plan
+        #: (expiry, task id) of every unanswered task with a time limit.
+        self._timers = SortedKeys()
+        self._newest_id = -1
+        self._history = History()
+
+    def seen(self, task_id: TaskId) -> None:
+        """The task arrived; raises InvariantViolation when it is there already."""
+        if task_id in self.records:
+            raise self.violation(task_id, "arrived twice")
+        self._newest_id = max(self._newest_id, task_id)
+
+    def admit(self, record: Record, now_ns: Nanos) -> None:
+        """The task is accepted and waits to be planned."""
+        task = record.task
+        self.records[task.task_id] = record
+        self._history.add(now_ns, task.task_id, None, "TaskArrived", State.QUEUED)
+        self.backlog.add(record)
+        self.shares.enter(task.tenant, record.work_ns)
+        self.pending += 1
+        self.unanswered += 1
+        self.work_ns += record.work_ns
+        if (expires_ns := task.expires_ns) is not None:
+            self._timers.add((expires_ns, task.task_id))
+
+    def step(
+        self, record: Record, cause: Cause, now_ns: Nanos, outcome: Outcome | None = None
+    ) -> None:
+        """Move the record along the table, with everything the move entails."""
+        task = record.task
+        task_id = task.task_id
+        before = record.state
+        after = TRANSITIONS.get((before, cause))
+        if after is None:
+            raise self.violation(task_id, f"{cause.__name__} while {before.label}")
+        if after is before:
+            return
+        record.state = after
+        self.moved = True
+        self._history.add(now_ns, task_id, before, cause.__name__, after)
+        if before.on_lane:
+            if not after.on_lane:
+                self._leave_lane(record, now_ns)
+        elif before.pending and not after.pending:
+            self.pending -= 1
+            self.backlog.discard(record)
+            if after.answered and record.group is not None:
+                self._plan.remove(record, now_ns)
+        if (before.pending or before.on_lane) and not (after.pending or after.on_lane):
+            self.work_ns -= record.work_ns
+            self.shares.leave(task.tenant, record.work_ns)
+            self.demand.left(record.target_class, record.work_ns)
+        if after.answered and not before.answered:
+            assert outcome is not None
+            self.unanswered -= 1
+            if (expires_ns := task.expires_ns) is not None:
+                self._timers.remove((expires_ns, task_id))
+            self.out.append(AnswerTask(task_id, outcome))
+        if after is State.DONE:
+            del self.records[task_id]
+            self.out.append(ReleaseTask(task_id))
+
+    def _leave_lane(self, record: Record, now_ns: Nanos) -> None:
+        """A task handed over goes back to the front."""
+        record.run = None
+        if record.state.pending:
+            self.pending += 1
+            self._plan.hand_over(record)
+        else:
+            self._plan.end(record, now_ns)
+
+    def known(self, task_id: TaskId) -> bool:
+        """Whether the task arrived, however long ago."""
+        return task_id <= self._newest_id
+
+    def get(self, task_id: TaskId, cause: Cause) -> Record:
+        """The task's record; raises InvariantViolation when `cause` cannot concern it."""
+        record = self.records.get(task_id)
+        if record is None:
+            what = "when done" if self.known(task_id) else "before it arrived"
+            raise self.violation(task_id, f"{cause.__name__} {what}")
+        return record
+
+    def state(self, task_id: TaskId) -> State | None:
+        """Where the task stands; DONE also for a refused one, None if it never arrived."""
+        record = self.records.get(task_id)
+        if record is not None:
+            return record.state
+        return State.DONE if self.known(task_id) else None
+
+    @property
+    def timed_count(self) -> int:
+        """Unanswered tasks with a time limit."""
+        return len(self._timers)
+
+    def expires_ns(self) -> Nanos | None:
+        """When the next time limit passes; None: none ever does."""
+        timer = self._timers.first()
+        return None if timer is None else Nanos(timer[0])
+
+    def expired(self, now_ns: Nanos) -> Record | None:
+        """An unanswered task whose time limit has passed, if there is one."""
+        timer = self._timers.first()
+        return self.records[TaskId(timer[1])] if timer and timer[0] <= now_ns else None
+
+    def story(self, task_id: TaskId) -> tuple[str, ...]:
+        """The task's moves as far as they are remembered, one line each."""
+        return self._history.story(task_id)
+
+    def violation(self, task_id: TaskId, what: str) -> InvariantViolation:
+        """The error to raise when `what` cannot have happened to the task, with its story."""
+        story = "; ".join(self.story(task_id)) or "no story"
+        return InvariantViolation(f"task {task_id}: {what} ({story})")
