@@ -423,9 +423,10 @@ class Engine:
             case ResumeTask(_, lane_id):
                 self._pool.resume(lane_id)
             case AnswerTask(_, outcome):
+                ticket.command_answer(outcome)
+                # While the other thread wakes up.
                 if isinstance(outcome, Completed):
                     self._learn(ticket, outcome)
-                ticket.command_answer(outcome)
             case ReleaseTask():
                 del self._tickets[command.task_id]
                 self._unhold(ticket)

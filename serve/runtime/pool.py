@@ -12,6 +12,7 @@ import os
 import selectors
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import DupFd
 from queue import Empty, SimpleQueue
+from types import ModuleType
 
 from serve import native
 from serve.core.types import LaneId
@@ -138,14 +140,20 @@ class LanePool:
             self._adopt(lane, *self._spawn(f"lane {lane.lane_id}", lane.cores))
 
     def send(self, lane_id: LaneId, message: Message) -> None:
-        """Send to a lane; a lane that is gone is noticed by `poll`, so nothing is raised."""
-        channel = self._lanes[lane_id].channel
+        """Send to a lane; one that cannot take it is lost, as `poll` will tell.
+
+        Nothing is raised, and no message is left out between others: a lane that is gone, or
+        has hundreds of messages to read already, gets none after this one either.
+        """
+        lane = self._lanes[lane_id]
+        channel = lane.channel
         if channel is None:
             return
         try:
             channel.send(messages.encode(message), socket.MSG_DONTWAIT)
         except OSError as error:
-            _log.warning("lane %d: cannot be reached: %s", lane_id, error)
+            _log.warning("lane %d: cannot be reached, killing it: %s", lane_id, error)
+            _signal(lane, signal.SIGKILL)
 
     def launch(self, lane_id: LaneId, task: RunTask, limit_ns: int) -> None:
         """Have an idle lane run a task on a core of its own; it is killed after `limit_ns`."""
@@ -205,6 +213,7 @@ class LanePool:
     def poll(self, until_ns: int | None) -> list[tuple[LaneId, FromLane | LaneUp | LaneDown]]:
         """Wait for lanes, for `wake` or until `until_ns`; what lanes said, in order."""
         now = clock.now_ns()
+        self._attend(now)
         dues = [until_ns] if until_ns is not None else []
         for lane in self._lanes.values():
             dues += [at for at in (lane.restart_at_ns, lane.kill_at_ns) if at is not None]
@@ -216,7 +225,6 @@ class LanePool:
                 self._adopt_started(said)
             else:
                 self._read(self._lanes[key.data], said)
-        self._attend(clock.now_ns())
         return said
 
     def _read(self, lane: _Lane, said: list[tuple[LaneId, FromLane | LaneUp | LaneDown]]) -> None:
@@ -248,8 +256,9 @@ class LanePool:
         lane.channel = None
         lane.kill_at_ns = lane.left_ns = None
         lane.executes = lane.stopped = False
-        reason = _reap(lane.process)
-        lane.process = None
+        # First from the lane, then from the system: others must not signal a reused number.
+        process, lane.process = lane.process, None
+        reason = _reap(process)
         now = clock.now_ns()
         if now - lane.started_ns > _HEALTHY_AFTER_NS:
             lane.failures = 0
@@ -329,7 +338,8 @@ class LanePool:
             with _one_at_a_time:
                 with _lane_environment():
                     forkserver.ensure_running()
-                process.start()
+                with _no_main_module():
+                    process.start()
         except BaseException:
             ours.close()
             raise
@@ -440,11 +450,27 @@ def _lane_environment() -> Iterator[None]:
                 os.environ[name] = value
 
 
+@contextmanager
+def _no_main_module() -> Iterator[None]:
+    """Keep multiprocessing from importing our main module in the process it starts.
+
+    A lane needs nothing of it, and the command line's takes longer to import than a lane to fork.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
 def _signal(lane: _Lane, number: signal.Signals) -> None:
     """Send a signal; a process that is gone is noticed by `poll`."""
-    if lane.process is not None and lane.process.pid is not None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(lane.process.pid, number)
+    process = lane.process
+    # ValueError: it was buried just now.
+    with contextlib.suppress(ProcessLookupError, ValueError):
+        if process is not None and process.pid is not None:
+            os.kill(process.pid, number)
 
 
 def _reap(process: BaseProcess) -> str:

@@ -61,10 +61,11 @@ class RequestTicket:
             while (outcome := self._mailbox.get()) is None:
                 self._prepare()
             output = self._read_output(outcome)
+            record = build_record(self, outcome, clock.now_ns(), self._engine.scheduling)
+            self._engine.keep(record)
         finally:
+            # Last: whoever put the outcome may still hold the lock that this takes.
             self._engine.unhold(self)
-        record = build_record(self, outcome, clock.now_ns(), self._engine.scheduling)
-        self._engine.keep(record)
         if output is None:
             raise error_of(outcome)
         return InferResult(output, record)

@@ -3,6 +3,8 @@
 import logging
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -27,6 +29,7 @@ from serve.runtime.messages import (
 from serve.runtime.pool import LaneDown, LanePool, LaneUp
 from serve.runtime.shm import SharedPool
 from tests.e2e.mischief import HOLD, RAISE
+from tests.harness import ROOT
 from tests.outside import PATIENCE_S, descendants, is_running, wait_for
 from tests.runtime.conftest import held_by_this_process
 
@@ -34,6 +37,28 @@ LANES = (LaneId(0), LaneId(1))
 NODES, WIDTH, COLUMNS = 3, 4, 2
 OUTPUT_OFFSET = 4096
 NO_LIMIT_NS = 1 << 60
+#: Of the model `mischief`.
+SIGNATURE = Signature(
+    num_features=WIDTH, edge_dim=None, num_outputs=COLUMNS, rows="node",
+    accepts_empty=True, accepts_edgeless=True, deterministic=True,
+)  # fmt: skip
+#: A main module without a guard, as the tests' own has none that would show.
+MAIN = """
+with open("{log}", "a") as log:
+    print(__name__, file=log)
+if __name__ == "__main__":
+    import os
+    from serve.runtime.pool import LanePool, LaneUp
+    from serve.runtime.shm import SharedPool
+
+    shared = SharedPool(1 << 20)
+    pool = LanePool(((min(os.sched_getaffinity(0)),),), shared, keep_bytes=0)
+    pool.start()
+    while not any(isinstance(said, LaneUp) for _, said in pool.poll(None)):
+        pass
+    pool.stop()
+    shared.close()
+"""
 
 
 class Talk:
@@ -62,12 +87,8 @@ class Talk:
             self.said += self.pool.poll(time.monotonic_ns() + 50_000_000)
 
     def load(self, trouble, lane_id: LaneId = LANES[0]) -> None:
-        signature = Signature(
-            num_features=WIDTH, edge_dim=None, num_outputs=COLUMNS, rows="node",
-            accepts_empty=True, accepts_edgeless=True, deterministic=True,
-        )  # fmt: skip
         spec = find(trouble.root, "mischief")
-        self.pool.send(lane_id, LoadModel("m", spec, signature))
+        self.pool.send(lane_id, LoadModel("m", spec, SIGNATURE))
         assert self.hear(lane_id, ModelLoaded) == ModelLoaded("m")
 
     def run(self, word: float, lane_id: LaneId = LANES[0], limit_ns: int = NO_LIMIT_NS):
@@ -200,6 +221,32 @@ def test_sending_to_a_dead_lane_raises_nothing(talk):
     talk.hear(LANES[0], LaneDown)
     talk.run(0.0)
     talk.hear(LANES[0], LaneUp)
+
+
+def test_a_lane_that_takes_no_more_messages_is_lost(talk, trouble, caplog):
+    """So that a task whose message had no room is handed over instead of waited for."""
+    talk.load(trouble)
+    pid = talk.pool.pids()[LANES[0]]
+    talk.pool.suspend(LANES[0])
+    wait_for(lambda: _state(pid) == "T", "the stopped process")
+    spec = find(trouble.root, "mischief")
+    while "cannot be reached" not in caplog.text:
+        talk.pool.send(LANES[0], LoadModel("m", spec, SIGNATURE))
+    talk.run(0.0)
+    assert talk.hear(LANES[0], LaneDown).reason == "signal 9"
+    talk.hear(LANES[0], LaneUp)
+
+
+def test_a_lane_does_not_import_the_main_module(tmp_path):
+    """It may take long, and do things that only the server should."""
+    main = tmp_path / "main.py"
+    main.write_text(MAIN.format(log=tmp_path / "imports"))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, main], env=environment, capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "imports").read_text() == "__main__\n"
 
 
 def test_a_calibrator_that_dies_says_so(talk, trouble, tmp_path):
