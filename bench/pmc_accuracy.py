@@ -28,6 +28,7 @@ from rich.table import Table
 
 from bench.architectures import ARCHITECTURES, BOUNDED, load
 from bench.machine import machine_facts
+from bench.resident import exact_pages, resident_bytes
 from serve.estimate import Calibration, ModelEstimator, Overhead
 from serve.estimate.calibration import Ramp, TimeFit
 from serve.graphs.datasets import TABLE_4, DatasetSpec, load_dataset
@@ -36,7 +37,7 @@ from serve.models.calibrate import measure_memory
 from serve.models.facts import Signature
 from serve.models.loader import LoadedModel
 from serve.models.probes import Shape, probe_graph
-from serve.models.tracing import exact_pages, resident_bytes, trace
+from serve.models.tracing import trace
 
 RESULT = Path(__file__).parent / "results" / "pmc_accuracy.json"
 #: Width and depth.

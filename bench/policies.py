@@ -118,7 +118,7 @@ def missed_share(report: SimReport) -> float:
 def this_machine() -> Site:
     config = load_config(configs_path() / "dev.toml")
     device = device_of(config)
-    engine = Engine(config, device, lambda _: None, calibration_cache(config))
+    engine = Engine(config, device, lambda _: None, calibration_cache(config, device))
     try:
         for name in MODELS:
             engine.load_offline(name, lambda _stage, _share: None)

@@ -33,6 +33,7 @@ from serve.runtime import clock
 from serve.runtime.api import ModelEstimate
 from serve.runtime.device import Device, find_device
 from serve.runtime.engine import Engine
+from serve.runtime.pool import allocator_facts
 from serve.sim.engine import simulate
 from serve.sim.report import SimReport
 from serve.sim.workload import make_system, mean_solo_ns, offered
@@ -79,7 +80,7 @@ class Application:
             observers = metrics.observe, lambda record: self._engine.learn(record)
             sink: RecordSink = RecordSink(RecordStore(database, run), observers)
             undo.callback(sink.close)
-            self._engine = Engine(config, device, sink.put, calibration_cache(config))
+            self._engine = Engine(config, device, sink.put, calibration_cache(config, device))
             undo.callback(self._engine.stop)
             http = HttpPort(
                 server.host,
@@ -158,11 +159,11 @@ def device_of(config: Config) -> Device:
     return find_device(config.device, spare_lanes=suspends)
 
 
-def calibration_cache(config: Config) -> CalibrationCache:
+def calibration_cache(config: Config, device: Device) -> CalibrationCache:
     """Where calibrations of this configuration are kept."""
-    if config.models.cache is not None:
-        return CalibrationCache(config.path(config.models.cache))
-    return CalibrationCache(Path(_DEFAULT_CACHE).expanduser())
+    kept = config.models.cache
+    folder = Path(_DEFAULT_CACHE).expanduser() if kept is None else config.path(kept)
+    return CalibrationCache(folder, allocator=allocator_facts(device.keep_bytes))
 
 
 def check_config(config: Config) -> list[str]:
@@ -186,7 +187,8 @@ def estimate_offline(
     config: Config, model: str, num_nodes: int, num_edges: int, progress: Progress
 ) -> ModelEstimate:
     """The estimate a server of this configuration would make; calibrates if none is cached."""
-    engine = Engine(config, device_of(config), lambda _: None, calibration_cache(config))
+    device = device_of(config)
+    engine = Engine(config, device, lambda _: None, calibration_cache(config, device))
     try:
         engine.load_offline(model, progress)
         return engine.estimate(model, "", num_nodes, num_edges)
@@ -213,7 +215,7 @@ def simulate_workload(
     system = make_system(
         policy, discipline, cores=device.parallelism, budget_bytes=device.budget_bytes
     )
-    engine = Engine(config, device, lambda _: None, calibration_cache(config))
+    engine = Engine(config, device, lambda _: None, calibration_cache(config, device))
     try:
         pool = GraphPool(PoolSpec())
         tasks = workload_tasks(workload, pool.refs, seed)

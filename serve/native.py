@@ -11,6 +11,7 @@ for all that is large. A `src` that changes meanwhile does no harm: every elemen
 
 import ctypes
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -40,6 +41,7 @@ COMPILED = _impl.__name__ == "serve._core"
 _METER_LIBRARY = "libgnnserve_meter.so"
 #: Version of the meter's functions that `Meter` speaks.
 _METER_VERSION = 2
+_NO_LIMIT = (1 << 63) - 1
 
 
 def stage_indices(src: BytesLike, is_int32: bool, bound: int, dst: BytesLike) -> int:
@@ -165,6 +167,15 @@ class Meter:
     def held_peak_bytes(self) -> int:
         """The most that was held at once beyond what there was at the last insert."""
         return int(self._held_peak())
+
+    def held_by(self, run: Callable[[], object]) -> int:
+        """The most bytes `run` held at once, without a limit."""
+        self.insert(_NO_LIMIT)
+        try:
+            run()
+        finally:
+            self.clear()
+        return self.held_peak_bytes()
 
     def refused_bytes(self) -> int:
         """Size of the last tensor that was refused since the last insert; 0: none was."""

@@ -9,7 +9,7 @@ from bisect import bisect_right
 import msgspec
 
 #: Raise when what is stored, or how it is measured, changes; others on disk are then ignored.
-FORMAT = 2
+FORMAT = 3
 
 
 class Linear(msgspec.Struct, frozen=True):
@@ -62,7 +62,7 @@ class Ramp(msgspec.Struct, frozen=True):
 
 
 class MemoryFit(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes a request needs at once, in four parts."""
+    """Bytes a request needs at once, in three parts."""
 
     #: Tensors staged for the request: x, edge_index as int64, and what else the model takes.
     inputs: Linear
@@ -70,9 +70,10 @@ class MemoryFit(msgspec.Struct, frozen=True, kw_only=True):
     output: Linear
     #: Moments of the forward pass; its activations peak at the largest of them.
     activations: tuple[Linear, ...]
-    #: What kernels take from the C library behind the tensor allocator's back.
-    workspace: Linear
-    #: Set when the moments alone do not hold: the larger of the two counts.
+    #: Activations and what kernels take from the C library behind the tensor allocator's back:
+    #: the largest counts. Empty when that was not measured.
+    held: tuple[Linear, ...] = ()
+    #: Set when the moments alone do not hold: the larger of the two counts, workspace included.
     curve: Curve | None = None
     #: Relative errors on graphs not fitted to: estimate ÷ measured − 1, lowest and highest.
     error_low: float = 0.0

@@ -9,7 +9,7 @@ from math import ceil
 from statistics import median
 
 from serve.core.types import Bytes, Estimate, Nanos, align_bytes
-from serve.estimate.calibration import Calibration
+from serve.estimate.calibration import Calibration, Linear
 from serve.estimate.correction import Drift, Interference, Quantile, SizeBias
 from serve.estimate.timing import fit_overhead
 
@@ -59,7 +59,7 @@ class Breakdown:
     output_bytes: int
     #: Tensors the forward pass makes, at their peak.
     activation_bytes: int
-    #: Memory kernels take that no tensor accounts for.
+    #: What kernels' own memory adds to the peak.
     workspace_bytes: int
     peak_bytes: int
     reserve_bytes: int
@@ -93,18 +93,9 @@ class ModelEstimator:
         #: Runs that needed more than was reserved for them.
         self.underestimates = 0
         memory = calibration.memory
-        staged = memory.inputs
         # Inputs are live at every moment, so they can be added to every plane.
-        self._planes = tuple(
-            (p.nodes + staged.nodes, p.edges + staged.edges, p.constant + staged.constant)
-            for p in memory.activations
-        ) or ((staged.nodes, staged.edges, staged.constant),)
-        # Reserved besides: what kernels take unseen, and the answer's place in shared memory.
-        self._extra = (
-            memory.workspace.nodes + memory.output.nodes,
-            memory.workspace.edges + memory.output.edges,
-            memory.workspace.constant + memory.output.constant,
-        )
+        self._planes = _raised(memory.activations, memory.inputs)
+        self._held = _raised(memory.held, memory.inputs)
         self._run = Drift()
         self._bias = SizeBias()
         self._answer = Drift()
@@ -122,7 +113,7 @@ class ModelEstimator:
         run = self._run_ns(num_nodes, num_edges)
         return Estimate(
             Bytes(peak),
-            self._reserve(num_nodes, num_edges, peak),
+            self._reserve(num_nodes, num_edges, self._need(num_nodes, num_edges, peak)),
             Nanos(run),
             Nanos(run + self._overhead_ns(num_nodes, num_edges)),
         )
@@ -146,14 +137,14 @@ class ModelEstimator:
         top = max(
             memory.activations, key=lambda plane: plane.at(num_nodes, num_edges), default=None
         )
-        inputs = self.input_bytes(num_nodes, num_edges)
+        inputs, peak = self.input_bytes(num_nodes, num_edges), estimate.peak_bytes
         run_high = ceil(estimate.run_ns * self._high.value)
         return Breakdown(
             input_bytes=inputs,
             output_bytes=self.output_bytes(num_nodes, num_edges),
-            activation_bytes=max(0, estimate.peak_bytes - inputs),
-            workspace_bytes=ceil(memory.workspace.at(num_nodes, num_edges)),
-            peak_bytes=estimate.peak_bytes,
+            activation_bytes=max(0, peak - inputs),
+            workspace_bytes=self._need(num_nodes, num_edges, peak) - peak,
+            peak_bytes=peak,
             reserve_bytes=estimate.reserve_bytes,
             peak_where=top.where if top is not None else "",
             run_ns=estimate.run_ns,
@@ -199,41 +190,40 @@ class ModelEstimator:
             self._answer.observe(overhead_ns, expected)
 
     def _peak(self, num_nodes: int, num_edges: int) -> int:
-        peak = 0.0
-        for nodes, edges, constant in self._planes:
-            value = nodes * num_nodes + edges * num_edges + constant
-            if value > peak:
-                peak = value
+        """Staged inputs and tensors."""
+        peak = _highest(self._planes, num_nodes, num_edges)
         curve = self.calibration.memory.curve
         if curve is not None:
             staged = self.calibration.memory.inputs.at(num_nodes, num_edges)
             peak = max(peak, staged + curve.at(num_nodes, num_edges))
         return ceil(peak * self.memory_scale) + self.memory_added_bytes
 
-    def _reserve(self, num_nodes: int, num_edges: int, peak: int) -> Bytes:
-        nodes, edges, constant = self._extra
-        extra = nodes * num_nodes + edges * num_edges + constant
-        return align_bytes(ceil(max(peak * self.safety, peak + _SAFETY_BYTES) + extra))
+    def _need(self, num_nodes: int, num_edges: int, peak: int) -> int:
+        """The same with what kernels take besides."""
+        held = _highest(self._held, num_nodes, num_edges)
+        return max(peak, ceil(held * self.memory_scale) + self.memory_added_bytes)
+
+    def _reserve(self, num_nodes: int, num_edges: int, need: int) -> Bytes:
+        return align_bytes(self._with_margin(need) + self.output_bytes(num_nodes, num_edges))
+
+    def _with_margin(self, need: int) -> int:
+        return max(ceil(need * self.safety), need + _SAFETY_BYTES)
 
     def _observe_peak(
         self, num_nodes: int, num_edges: int, peak_bytes: int, held_bytes: int
     ) -> None:
         peak = self._peak(num_nodes, num_edges)
+        need = self._need(num_nodes, num_edges, peak)
         # The answer's place, reserved besides, is not the run's to use.
-        usable = self._reserve(num_nodes, num_edges, peak) - self.output_bytes(num_nodes, num_edges)
-        needed = peak_bytes
-        if held_bytes > usable:
-            # The workspace does not grow with the scale, so the peak must cover for it.
-            needed = max(needed, peak + held_bytes - usable)
-        elif peak_bytes <= max(peak * self.safety, peak + _SAFETY_BYTES):
+        if peak_bytes <= self._with_margin(peak) and held_bytes <= self._with_margin(need):
             return
         self.underestimates += 1
-        base = peak - self.memory_added_bytes
-        scale = (needed - self.memory_added_bytes) / base
+        added = self.memory_added_bytes
+        scale = max((peak_bytes - added) / (peak - added), (held_bytes - added) / (need - added))
         if scale <= _LARGEST_SCALE:
             self.memory_scale *= scale
         else:
-            self.memory_added_bytes += needed - peak
+            self.memory_added_bytes += max(peak_bytes - peak, held_bytes - need)
 
     def _run_ns(self, num_nodes: int, num_edges: int) -> int:
         fitted = self.calibration.time.at(num_nodes, num_edges)
@@ -244,3 +234,23 @@ class ModelEstimator:
 
     def _fixed_overhead_ns(self, num_nodes: int, num_edges: int) -> float:
         return self.overhead.at(self.calibration.memory.inputs.at(num_nodes, num_edges))
+
+
+def _raised(planes: Sequence[Linear], by: Linear) -> tuple[tuple[float, float, float], ...]:
+    """(nodes, edges, constant) of each of `planes` plus `by`; of `by` alone without planes."""
+    none = Linear(0.0, 0.0, 0.0)
+    return tuple(
+        (p.nodes + by.nodes, p.edges + by.edges, p.constant + by.constant) for p in planes or [none]
+    )
+
+
+def _highest(
+    planes: tuple[tuple[float, float, float], ...], num_nodes: int, num_edges: int
+) -> float:
+    """The largest value of any of them, at least 0."""
+    highest = 0.0
+    for nodes, edges, constant in planes:
+        value = nodes * num_nodes + edges * num_edges + constant
+        if value > highest:
+            highest = value
+    return highest

@@ -12,7 +12,7 @@ seen often enough is fitted by itself. What cannot be explained so is reported, 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -164,19 +164,29 @@ def fit_curve(peaks: Sequence[tuple[int, int, int]]) -> Curve:
     return Curve(*(float(value) * raise_by for value in found))
 
 
-def fit_workspace(extra: Sequence[tuple[int, int, float]]) -> Linear:
-    """Bytes per node and per edge over (nodes, edges, bytes beyond tensors), covering them all.
+def fit_held(samples: Sequence[tuple[int, int, int]]) -> tuple[Linear, ...]:
+    """Planes through the origin on or above measured (nodes, edges, bytes held at the peak).
 
-    Without a constant: the measurements are in pages of a whole process, and theirs is noise.
+    As the largest of several linear functions, what is held is convex. So between two samples it
+    lies below the plane through both, whatever moments make it up, and the highest of the planes
+    through neighbours is a bound for every graph whose edges per node lie within the samples'.
     """
-    if not extra:
-        return Linear(0.0, 0.0, 0.0)
-    n, e, beyond = np.array(extra, dtype=np.float64).T
-    terms = np.stack([n, e], axis=1)
-    per_node, per_edge = nonnegative(terms, beyond.clip(min=0.0))
-    fitted = np.maximum(terms @ (per_node, per_edge), 1.0)
-    raise_by = max(1.0, float((beyond / fitted).max()))
-    return Linear(float(per_node) * raise_by, float(per_edge) * raise_by, 0.0)
+    most: dict[tuple[int, int], int] = {}
+    for n, e, held in samples:
+        most[n, e] = max(held, most.get((n, e), 0))
+    by_ratio = sorted(((*size, held) for size, held in most.items()), key=lambda s: s[1] / s[0])
+    planes = []
+    for (n, e, held), (m, f, more) in pairwise(by_ratio):
+        area = n * f - m * e
+        if area == 0:
+            continue
+        nodes, edges = (held * f - more * e) / area, (more * n - held * m) / area
+        # Fewer bytes for a larger graph cannot be relied on.
+        nodes, edges = max(nodes, 0.0), max(edges, 0.0)
+        fitted = nodes * n + edges * e, nodes * m + edges * f
+        raise_by = max([1.0, *(a / b for a, b in zip((held, more), fitted, strict=True) if b > 0)])
+        planes.append(Linear(nodes * raise_by, edges * raise_by, 0.0))
+    return upper_hull(planes)
 
 
 def _sizes(traces: Sequence[Trace]) -> Floats:

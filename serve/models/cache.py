@@ -1,8 +1,8 @@
 """Calibrations on disk, so that a model is measured once per machine and not once per start.
 
 One JSON file per key. A key names everything that a measurement depends on: the model's content,
-the versions of what runs it, the machine, the executor and the number of threads. A file that
-cannot be read is as good as none, which is logged.
+the versions of what runs it, the machine, the allocator, the executor and the number of threads.
+A file that cannot be read is as good as none, which is logged.
 """
 
 import hashlib
@@ -32,12 +32,18 @@ class CalibrationCache:
     """Signatures and calibrations in a folder, by the model's content hash."""
 
     def __init__(
-        self, folder: Path, *, executor: str = "eager", device: str = "cpu", threads: int = 1
+        self,
+        folder: Path,
+        *,
+        executor: str = "eager",
+        device: str = "cpu",
+        threads: int = 1,
+        allocator: tuple[str, ...] = (),
     ) -> None:
+        """`allocator` names what makes the lanes' allocator as fast as it is, and as exact."""
         self._folder = folder
-        self._circumstances = "\n".join(
-            [f"format {FORMAT}", *_versions(), *_machine(), executor, device, f"{threads} threads"]
-        )
+        runs_on = executor, device, f"{threads} threads", *allocator
+        self._circumstances = "\n".join([f"format {FORMAT}", *_versions(), *_machine(), *runs_on])
 
     def get(self, content: str) -> tuple[Signature, Calibration] | None:
         """What was stored for that content hash under today's circumstances; None if nothing."""

@@ -1,14 +1,16 @@
 """Measure a loaded model: its memory traced, its time over sizes. Needs torch.
 
 Memory takes a few hundred milliseconds whatever the budget; the rest of the budget goes into
-timing. What is measured is what a lane does: ``LoadedModel.run`` on this process's threads.
-A busy machine does not disturb the first and, on one thread, hardly the second.
+timing. What is measured is what a lane does: ``LoadedModel.run`` on this process's threads, with
+the lane's allocator (`Allocator`). A busy machine does not disturb the first and, on one thread,
+hardly the second.
 """
 
 import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
@@ -19,8 +21,8 @@ from serve.estimate.memory import (
     Trace,
     covers,
     fit_curve,
+    fit_held,
     fit_planes,
-    fit_workspace,
     peak_at,
     upper_hull,
 )
@@ -28,11 +30,13 @@ from serve.estimate.timing import Timed, fit_time
 from serve.models.facts import Signature
 from serve.models.loader import LoadedModel
 from serve.models.probes import Shape, probe_graph
-from serve.models.tracing import exact_pages, resident_bytes, trace
+from serve.models.tracing import trace
 
 _log = logging.getLogger(__name__)
 
 Progress = Callable[[str, float], None]
+Run = Callable[[], torch.Tensor]
+Found = TypeVar("Found")
 #: Bytes at the peak for a number of nodes and edges.
 Need = Callable[[int, int], float]
 
@@ -40,6 +44,8 @@ Need = Callable[[int, int], float]
 _TRACED = ((60, 150), (60, 600), (90, 150), (130, 900), (200, 400), (60, 40), (200, 120))
 #: Larger ones, for models that change to other kernels on the way up.
 _TRACED_LARGE = tuple((8 * nodes, 8 * edges) for nodes, edges in _TRACED)
+#: What a graph may be extreme in besides N and E.
+_FAMILIES = (Shape.PLAIN, Shape.LOOPS, Shape.SINGLES)
 #: Nodes, and edges per node, of graphs held out to check the planes.
 _CHECKED_NODES = 3_000
 _CHECKED_RATIOS = (0.5, 4.0, 12.0, 30.0)
@@ -50,8 +56,8 @@ _TRACED_BYTES = 256 << 20
 #: An estimate further above the measurement than this is worth a word.
 _LOOSE = 0.05
 #: Activations of the graphs that show what kernels take unseen, and their edges per node.
-_WORKSPACE_BYTES = 24 << 20
-_WORKSPACE_RATIOS = (1.0, 4.0, 60.0)
+_HELD_BYTES = 12 << 20
+_HELD_RATIOS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 1000.0)
 #: A size to shrink from.
 _MANY_NODES = 1_000_000
 
@@ -66,12 +72,27 @@ _MAX_ROUNDS = 9
 _CLIMB_SHARE = 0.5
 
 
+@dataclass(frozen=True, slots=True)
+class Allocator:
+    """What a lane does with its allocator around each run; calibration has to do the same."""
+
+    #: Runs a forward pass; the most bytes it held at once, tensors and what kernels took besides.
+    #: None where the process has no meter: then kernels count as taking nothing.
+    held_by: Callable[[Run], int] | None = None
+    #: Told the bytes that a run will need, before it starts.
+    expect: Callable[[int], None] = lambda need_bytes: None
+
+
+_PLAIN = Allocator()
+
+
 def calibrate(
     loaded: LoadedModel,
     signature: Signature,
     *,
     budget_s: float,
     max_bytes: int,
+    allocator: Allocator = _PLAIN,
     progress: Progress | None = None,
     executor: str = "eager",
     device: str = "cpu",
@@ -83,11 +104,12 @@ def calibrate(
     tell = progress or (lambda step, fraction: None)
     stop_at = time.monotonic() + budget_s
     tell("memory", 0.0)
-    memory = measure_memory(loaded, signature, max_bytes=max_bytes)
+    memory = measure_memory(loaded, signature, max_bytes=max_bytes, allocator=allocator)
     if memory.warning:
         _log.warning("model %s: %s", loaded.spec.key, memory.warning)
     tell("time", 0.2)
-    timed = _measure_time(_Probe(loaded, signature), memory, max_bytes, stop_at, tell)
+    probe = _Probe(loaded, signature)
+    timed = _measure_time(probe, memory, max_bytes, stop_at, tell, allocator.expect)
     tell("done", 1.0)
     return Calibration(
         model=loaded.spec.key,
@@ -111,7 +133,7 @@ class _Probe:
     ) -> dict[str, torch.Tensor]:
         return probe_graph(num_nodes, num_edges, shape, self.loaded.spec.inputs, self.signature)
 
-    def runner(self, inputs: dict[str, torch.Tensor]) -> Callable[[], torch.Tensor]:
+    def runner(self, inputs: dict[str, torch.Tensor]) -> Run:
         return lambda: self.loaded.run(inputs)
 
     def trace(self, num_nodes: int, num_edges: int, shape: Shape = Shape.PLAIN) -> Trace:
@@ -119,7 +141,9 @@ class _Probe:
         return trace(run, self.loaded.module, num_nodes, num_edges)
 
     def takes(self, shape: Shape) -> bool:
-        """Does the shape differ from a plain graph for this model?"""
+        """Is the graph plain, or does the shape change what this model gets?"""
+        if shape is Shape.PLAIN:
+            return True
         needs = "batch" if shape in (Shape.SINGLES, Shape.LOPSIDED) else "edge_index"
         return needs in self.loaded.spec.inputs
 
@@ -141,7 +165,9 @@ class _Probe:
         return Linear(row, 0.0, 0.0) if many else Linear(0.0, 0.0, row)
 
 
-def measure_memory(loaded: LoadedModel, signature: Signature, *, max_bytes: int) -> MemoryFit:
+def measure_memory(
+    loaded: LoadedModel, signature: Signature, *, max_bytes: int, allocator: Allocator = _PLAIN
+) -> MemoryFit:
     """Trace small graphs, fit, and check on larger ones of several shapes."""
     probe = _Probe(loaded, signature)
     inputs = probe.input_bytes()
@@ -152,11 +178,12 @@ def measure_memory(loaded: LoadedModel, signature: Signature, *, max_bytes: int)
         # Perhaps small graphs are only handled differently; the largest tell.
         larger, problem = _fit_families(probe, _TRACED_LARGE)
         planes = upper_hull((*planes, *larger))
-    curve = None
+    curve, peaks = None, []
     warning = ""
     if problem or not _all_covered(planes, checked):
         seen = [*checked, *_traces(probe, (*_TRACED, *_TRACED_LARGE))]
-        curve = fit_curve([(t.num_nodes, t.num_edges, t.peak_bytes) for t in seen])
+        peaks = [(t.num_nodes, t.num_edges, t.peak_bytes) for t in seen]
+        curve = fit_curve(peaks)
         problem = problem or "planes fitted to small graphs do not hold for large ones"
         warning = f"memory is a fitted upper bound: {problem}"
     need = _need(inputs, planes, curve)
@@ -176,11 +203,14 @@ def measure_memory(loaded: LoadedModel, signature: Signature, *, max_bytes: int)
                 "memory depends on more than the numbers of nodes and edges: "
                 f"a {shape.value} graph took {1 / ratio(found):.1f} times its estimate"
             )
+    held = _measure_held(probe, need, max_bytes, allocator)
+    if curve is not None:
+        curve, held = fit_curve([*peaks, *held]), []
     return MemoryFit(
         inputs=inputs,
         output=probe.output_bytes(),
         activations=planes,
-        workspace=_measure_workspace(probe, need, max_bytes),
+        held=fit_held(held),
         curve=curve,
         error_low=min(errors),
         error_high=max(errors),
@@ -216,23 +246,27 @@ def _fit_families(
     """Planes over all shapes that are extreme in what N and E do not say."""
     planes: tuple[Linear, ...] = ()
     problem = ""
-    for shape in (Shape.PLAIN, Shape.LOOPS, Shape.SINGLES):
-        if shape is not Shape.PLAIN and not probe.takes(shape):
-            continue
+    for shape in filter(probe.takes, _FAMILIES):
         fitted, wrong = fit_planes(_traces(probe, sizes, shape))
         planes = upper_hull((*planes, *fitted))
         problem = problem or wrong
     return planes, problem
 
 
-def _trace_or_none(probe: _Probe, size: tuple[int, int], shape: Shape) -> Trace | None:
+def _unless_refused(
+    measure: Callable[[], Found], size: tuple[int, int], shape: Shape
+) -> Found | None:
     """None when the model refuses the graph, its right when that is odd or has lonely nodes."""
     try:
-        return probe.trace(*size, shape)
+        return measure()
     except Exception:
         if shape is Shape.PLAIN and size[1] >= size[0]:
             raise
         return None
+
+
+def _trace_or_none(probe: _Probe, size: tuple[int, int], shape: Shape) -> Trace | None:
+    return _unless_refused(lambda: probe.trace(*size, shape), size, shape)
 
 
 def _traces(
@@ -259,24 +293,32 @@ def _all_covered(planes: tuple[Linear, ...], traces: Iterable[Trace]) -> bool:
     return all(covers(peak_at(planes, t.num_nodes, t.num_edges), t.peak_bytes) for t in traces)
 
 
-def _measure_workspace(probe: _Probe, need: Need, max_bytes: int) -> Linear:
-    """What the process takes at most beyond its tensors; nothing where it cannot be seen."""
-    limit = min(max_bytes, _WORKSPACE_BYTES)
-    sizes = [_shrunk((_MANY_NODES, int(_MANY_NODES * r)), need, limit) for r in _WORKSPACE_RATIOS]
-    # Tracing leaves holes in the heap, so it comes before.
-    traces = [probe.trace(*size) for size in sizes]
-    extra: list[tuple[int, int, float]] = []
-    with exact_pages() as exact:
-        for found in traces if exact else ():
-            size = found.num_nodes, found.num_edges
-            resident = resident_bytes(probe.runner(probe.graph(*size)))
-            if resident is not None:
-                extra.append((*size, resident - found.peak_bytes))
-    return fit_workspace(extra)
+def _measure_held(
+    probe: _Probe, need: Need, max_bytes: int, allocator: Allocator
+) -> list[tuple[int, int, int]]:
+    """(Nodes, edges, bytes held at the peak) from the sparsest to the densest graphs."""
+    if allocator.held_by is None:
+        return []
+    limit = min(max_bytes, _HELD_BYTES)
+    held_by = allocator.held_by
+    found: list[tuple[int, int, int]] = []
+    for ratio in _HELD_RATIOS:
+        size = _shrunk((_MANY_NODES, int(_MANY_NODES * ratio)), need, limit)
+        for shape in filter(probe.takes, _FAMILIES):
+            run = probe.runner(probe.graph(*size, shape))
+            held = _unless_refused(lambda run=run: held_by(run), size, shape)  # type: ignore[misc]
+            if held is not None:
+                found.append((*size, held))
+    return found
 
 
 def _measure_time(
-    probe: _Probe, memory: MemoryFit, max_bytes: int, stop_at: float, tell: Progress
+    probe: _Probe,
+    memory: MemoryFit,
+    max_bytes: int,
+    stop_at: float,
+    tell: Progress,
+    expect: Callable[[int], None],
 ) -> TimeFit:
     """Time runs over log-spaced sizes: once upwards to find the largest, then in rounds.
 
@@ -288,6 +330,11 @@ def _measure_time(
     span = max(stop_at - started, 1e-3)
     graphs: dict[tuple[int, int], dict[str, torch.Tensor]] = {}
     runs: dict[tuple[int, int], list[int]] = {}
+
+    def time_one(size: tuple[int, int]) -> int:
+        expect(int(need(*size)))
+        return _time_ns(probe, graphs[size])
+
     for index, ratio in enumerate(_TIMED_RATIOS, start=1):
         climb_until = started + span * _CLIMB_SHARE * index / len(_TIMED_RATIOS)
         for step in range(_MAX_STEPS):
@@ -295,7 +342,7 @@ def _measure_time(
             if step >= _LEAST_STEPS and (need(*size) > max_bytes or time.monotonic() > climb_until):
                 break
             graphs[size] = probe.graph(*size)
-            runs[size] = [_time_ns(probe, graphs[size])]
+            runs[size] = [time_one(size)]
             if step >= _LEAST_STEPS and runs[size][0] > _LONG_RUN_NS:
                 break
     order = sorted(graphs, key=lambda size: -runs[size][0])
@@ -305,7 +352,7 @@ def _measure_time(
             if time.monotonic() > stop_at:
                 break
             if round_number < 2 or runs[size][0] < patience_ns:
-                runs[size].append(_time_ns(probe, graphs[size]))
+                runs[size].append(time_one(size))
         tell("time", 0.2 + 0.8 * min(1.0, (time.monotonic() - started) / span))
     # The first run of a size only warmed up, if there was time for another.
     return fit_time([Timed(*size, tuple(found[1:] or found)) for size, found in runs.items()])

@@ -1,18 +1,14 @@
-"""What one forward pass takes from memory, allocation by allocation and as a whole.
+"""What one forward pass takes from the tensor allocator, allocation by allocation.
 
-Two instruments. ``trace`` reads the tensor allocator's events from torch's profiler: exact, with
-the operation that made each, but blind to what a kernel takes from the C library itself (sorting
-keys for a scatter: 32 bytes an edge). ``resident_bytes`` reads the kernel's high-water mark of
-this process: it sees everything, in pages, and only on Linux with glibc.
+Read from torch's profiler: exact, with the operation that made each, but blind to what a kernel
+takes from the C library itself (sorting keys for a scatter: 32 bytes an edge); a lane's meter sees
+that (``serve.native.Meter``).
 """
 
-import ctypes
 import gc
 import os
-import platform
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,12 +17,6 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from serve.estimate.memory import Trace
 
 _LAYER = "layer:"
-#: glibc's mallopt parameters.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
-_PR_SET_THP_DISABLE = 41
-_OWN_PAGES_BYTES = 64 << 10
-#: Where glibc's own adaptation ends on 64 bits; setting one turns the adaptation off.
-_USUAL_TRIM_BYTES, _USUAL_MMAP_BYTES, _USUAL_MMAP_COUNT = 64 << 20, 32 << 20, 65536
 
 
 def trace(
@@ -108,88 +98,3 @@ def _named_layers(module: torch.nn.Module) -> Iterator[None]:
             # A forward that raised has left its marks behind.
             while active:
                 leave()
-
-
-@contextmanager
-def exact_pages() -> Iterator[bool]:
-    """Give every large block pages of its own while open, returned when it is freed.
-
-    Then the high-water mark of this process is exact. Yields False where that cannot be had.
-    Afterwards glibc's thresholds stand where the environment puts them, or where they come to rest
-    by themselves in a process that has used large blocks.
-    """
-    if not os.access("/proc/self/clear_refs", os.W_OK) or platform.libc_ver()[0] != "glibc":
-        yield False
-        return
-    # The library's own functions, whatever is preloaded in front of them.
-    libc = ctypes.CDLL("libc.so.6")
-    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-    libc.free.argtypes = [ctypes.c_void_p]
-    libc.mallopt(_M_MMAP_MAX, _USUAL_MMAP_COUNT)
-    libc.mallopt(_M_MMAP_THRESHOLD, _OWN_PAGES_BYTES)
-    libc.mallopt(_M_TRIM_THRESHOLD, _OWN_PAGES_BYTES)
-    # Huge pages would round every block up to 2 MiB.
-    libc.prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
-    plugs = _plug_heap(libc)
-    try:
-        yield True
-    finally:
-        for plug in plugs:
-            libc.free(plug)
-        libc.prctl(_PR_SET_THP_DISABLE, 0, 0, 0, 0)
-        libc.mallopt(_M_MMAP_THRESHOLD, _told("MALLOC_MMAP_THRESHOLD_", _USUAL_MMAP_BYTES))
-        libc.mallopt(_M_MMAP_MAX, _told("MALLOC_MMAP_MAX_", _USUAL_MMAP_COUNT))
-        libc.mallopt(_M_TRIM_THRESHOLD, _told("MALLOC_TRIM_THRESHOLD_", _USUAL_TRIM_BYTES))
-
-
-def _told(name: str, usual: int) -> int:
-    """What this process was started with, as far as glibc's mallopt can take it."""
-    return min(int(os.environ.get(name, usual)), (1 << 31) - 1)
-
-
-def _plug_heap(libc: ctypes.CDLL) -> list[int]:
-    """Take every large hole left in the heap, without touching its pages.
-
-    A hole is used before the kernel is asked for pages, and stays resident when freed.
-    """
-    plugs: list[int] = []
-    size = _USUAL_MMAP_BYTES
-    while size >= _OWN_PAGES_BYTES:
-        block = libc.malloc(size)
-        if block is None:
-            break
-        # The word before a block holds its size; bit 1 of it says that the block is mapped.
-        if ctypes.c_size_t.from_address(block - ctypes.sizeof(ctypes.c_size_t)).value & 2:
-            libc.free(block)
-            size //= 2
-        else:
-            plugs.append(block)
-    return plugs
-
-
-def resident_bytes(run: Callable[[], torch.Tensor]) -> int | None:
-    """How far `run()` raises this process's resident memory at most; inside ``exact_pages``.
-
-    The less of two tries, since all disturbances add. None where the kernel does not let the
-    mark be reset.
-    """
-    libc = ctypes.CDLL(None)
-    run()
-    tries = []
-    try:
-        for _ in range(2):
-            libc.malloc_trim(0)
-            Path("/proc/self/clear_refs").write_text("5")
-            before = _status_bytes("VmRSS")
-            run()
-            tries.append(_status_bytes("VmHWM") - before)
-    except OSError:
-        return None
-    return max(0, min(tries))
-
-
-def _status_bytes(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024
-    raise OSError(f"/proc/self/status has no {field}")

@@ -22,7 +22,7 @@ import torch
 
 from serve.core.types import FailReason
 from serve.errors import ServeError
-from serve.models.calibrate import calibrate
+from serve.models.calibrate import Allocator, calibrate
 from serve.models.facts import Signature
 from serve.models.loader import LoadedModel, load_model
 from serve.models.signature import probe_inputs, probe_signature
@@ -128,7 +128,7 @@ class Lane:
         started_ns = time.monotonic_ns()
         meter = self._meter
         peak = held = None
-        self._use_own_pages(task.limit_bytes > self._keep_bytes)
+        self._use_pages_for(task.limit_bytes)
         if meter is not None:
             base_bytes = meter.live_bytes()
             meter.insert(task.limit_bytes)
@@ -148,12 +148,14 @@ class Lane:
         run_ns = time.monotonic_ns() - started_ns
         return TaskDone(task.task_id, rows, columns, run_ns, peak, held)
 
-    def _use_own_pages(self, on: bool) -> None:
-        """Whether large blocks get pages of their own, handed back as soon as they are freed.
+    def _use_pages_for(self, need_bytes: int) -> None:
+        """Large blocks of a run that needs more than a lane may keep get pages of their own.
 
-        Else they come from the heap, which is more than twice as fast, but takes up to about as
-        much again in holes: what a lane may keep covers that for runs that take no more than it.
+        Those are handed back as soon as they are freed. Else blocks come from the heap, which is
+        more than twice as fast, but takes up to about as much again in holes: what a lane may keep
+        covers that for runs that take no more than it.
         """
+        on = need_bytes > self._keep_bytes
         if on != self._own_pages and _mallopt is not None:
             _mallopt(_M_MMAP_MAX, _MANY_BLOCKS if on else 0)
             self._own_pages = on
@@ -227,6 +229,10 @@ class Lane:
                 signature,
                 budget_s=message.budget_s,
                 max_bytes=message.max_bytes,
+                allocator=Allocator(
+                    held_by=None if self._meter is None else self._meter.held_by,
+                    expect=self._use_pages_for,
+                ),
                 progress=lambda step, fraction: self._send(Progress(step, fraction)),
             )
         except Exception as error:

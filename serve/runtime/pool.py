@@ -464,6 +464,22 @@ def _no_main_module() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
+def allocator_facts(keep_bytes: int) -> tuple[str, ...]:
+    """What times and peaks of lanes depend on besides model and machine, for a cache's key.
+
+    What lanes keep counts by its order only: where the budget is what the machine has free, it is
+    a little different at every start.
+    """
+    environment = {**os.environ, **_LANE_ENVIRONMENT}
+    told = [
+        f"{name}={value}"
+        for name, value in sorted(environment.items())
+        if name.startswith("MALLOC_") or name in ("GLIBC_TUNABLES", "LD_PRELOAD")
+    ]
+    metered = "metered" if native.meter_library_path() is not None else "without meter"
+    return (*told, metered, f"lanes keep 2^{keep_bytes.bit_length()} bytes")
+
+
 def _signal(lane: _Lane, number: signal.Signals) -> None:
     """Send a signal; a process that is gone is noticed by `poll`."""
     process = lane.process

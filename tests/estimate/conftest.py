@@ -18,7 +18,7 @@ def calibration():
                 Linear(500, 260, 64, "convs.1 (SAGEConv): aten::div"),
                 Linear(1024, 0, 0, "convs.2 (SAGEConv): aten::add"),
             ),
-            workspace=Linear(0, 32, 0),
+            held=(Linear(500, 292, 0), Linear(1000, 32, 0)),
         ),
         time=TimeFit(
             constant_ns=1e6,

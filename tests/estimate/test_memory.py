@@ -8,8 +8,8 @@ from serve.estimate.memory import (
     Trace,
     covers,
     fit_curve,
+    fit_held,
     fit_planes,
-    fit_workspace,
     peak_at,
     upper_hull,
 )
@@ -136,15 +136,30 @@ def test_a_square_is_noticed_and_bounded():
         assert 1.0 <= ratio <= 1.2
 
 
-def test_a_workspace_covers_what_was_measured():
-    sizes = ((10_000, 10_000), (5_000, 20_000), (400, 24_000))
-    fitted = fit_workspace([(n, e, 32.0 * e + 8.0 * n) for n, e in sizes])
-    assert (fitted.nodes, fitted.edges) == (pytest.approx(8), pytest.approx(32))
-    uneven = [(10_000, 10_000, 1e6), (5_000, 20_000, 3e5), (400, 24_000, 9e5)]
-    fitted = fit_workspace(uneven)
-    assert all(fitted.at(n, e) >= 0.999 * beyond for n, e, beyond in uneven)
-    assert fit_workspace([(10, 10, -5000.0)]) == Linear(0.0, 0.0, 0.0)
-    assert fit_workspace([]) == Linear(0.0, 0.0, 0.0)
+held_planes = st.lists(
+    st.builds(Linear, st.integers(0, 10**4), st.integers(0, 10**4), st.just(0.0)), min_size=1
+)
+
+
+@given(held_planes, st.integers(1, 10**5), st.floats(0, 60))
+def test_what_is_held_is_bounded_between_the_graphs_that_were_measured(planes, nodes, ratio):
+    def held(n, e):
+        return max(round(plane.at(n, e)) for plane in planes)
+
+    sizes = [(10_000, int(10_000 * r)) for r in (0, 0.5, 1, 2, 4, 8, 16, 60)]
+    found = fit_held([(*size, held(*size)) for size in sizes])
+    for size in sizes:
+        assert peak_at(found, *size) == pytest.approx(held(*size), rel=1e-6, abs=1)
+    size = nodes, int(nodes * ratio)
+    assert peak_at(found, *size) >= (1 - 1e-6) * held(*size) - 1
+
+
+def test_measurements_of_what_is_held_are_covered_even_where_they_contradict_each_other():
+    uneven = [(10_000, 10_000, 9e6), (5_000, 20_000, 3e5), (400, 24_000, 9e6), (400, 24_000, 1)]
+    found = fit_held(uneven)
+    assert all(peak_at(found, n, e) >= 0.999 * held for n, e, held in uneven)
+    assert all(plane.nodes >= 0 and plane.edges >= 0 for plane in found)
+    assert fit_held([]) == fit_held([(10, 10, 5000)]) == ()
 
 
 def test_a_model_that_allocates_nothing_has_no_planes():

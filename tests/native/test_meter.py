@@ -1,34 +1,9 @@
 """The memory meter in processes it is preloaded into, against what PyTorch says it allocated."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-from textwrap import dedent
-from typing import Any
-
 import pytest
 
 from serve import native
-
-ROOT = Path(__file__).parents[2]
-
-
-def run_metered(script: str) -> Any:
-    """Run `script` with the meter preloaded; what it prints as JSON."""
-    library = native.meter_library_path()
-    assert library is not None, "the extension was built without its meter"
-    done = subprocess.run(
-        [sys.executable, "-c", dedent(script)],
-        env={**os.environ, "LD_PRELOAD": str(library), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+from tests.metered import run_metered
 
 
 def test_a_process_without_the_library_has_no_meter():

@@ -44,7 +44,8 @@ def start(trouble, folder, records):
     path = folder / "server.toml"
     path.write_text(CONFIG.format(repository=trouble.root))
     config = load_config(path)
-    engine = Engine(config, device_of(config), records.append, calibration_cache(config))
+    device = device_of(config)
+    engine = Engine(config, device, records.append, calibration_cache(config, device))
     engine.start()
     return engine
 

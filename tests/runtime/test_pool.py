@@ -26,7 +26,7 @@ from serve.runtime.messages import (
     TaskError,
     TensorRef,
 )
-from serve.runtime.pool import LaneDown, LanePool, LaneUp
+from serve.runtime.pool import LaneDown, LanePool, LaneUp, allocator_facts
 from serve.runtime.shm import SharedPool
 from tests.e2e.mischief import HOLD, RAISE
 from tests.harness import ROOT
@@ -281,3 +281,12 @@ def test_stopping_leaves_nothing(cores, killed_before):
     talk.end()
     assert not any(map(is_running, pids))
     assert held_by_this_process() == before
+
+
+def test_what_changes_the_allocator_changes_its_facts(monkeypatch):
+    facts = allocator_facts(64 << 20)
+    assert "MALLOC_MMAP_MAX_=0" in facts
+    assert facts == allocator_facts(70 << 20)
+    assert facts != allocator_facts(16 << 20)
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
+    assert facts != allocator_facts(64 << 20)

@@ -1,0 +1,27 @@
+"""Scripts in a process that the memory meter is preloaded into, as it is into lanes."""
+
+import json
+import os
+import subprocess
+import sys
+from textwrap import dedent
+from typing import Any
+
+from serve import native
+from tests.harness import ROOT
+
+
+def run_metered(script: str) -> Any:
+    """Run `script` with the meter preloaded; what it prints as JSON."""
+    library = native.meter_library_path()
+    assert library is not None, "the extension was built without its meter"
+    done = subprocess.run(
+        [sys.executable, "-c", dedent(script)],
+        env={**os.environ, "LD_PRELOAD": str(library), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
