@@ -1,5 +1,7 @@
 """Compiled part of gnnserve; use it through serve.native."""
 
+from collections.abc import Sequence
+
 import serve._twin
 
 
@@ -44,3 +46,40 @@ class OffsetAllocator:
     @property
     def largest_free_bytes(self) -> int:
         """The largest request that would succeed now."""
+
+class Topology:
+    """
+    In-neighbours by destination, and rows changed since; holds its buffers.
+    """
+
+    def __init__(self, num_nodes: int, indptr: serve._twin.BytesLike, indices: serve._twin.BytesLike, is_int32: bool, patched: serve._twin.BytesLike, patched_indptr: serve._twin.BytesLike, patched_indices: serve._twin.BytesLike) -> None: ...
+
+class Sample:
+    """A sampled subgraph."""
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes, the asked ones first."""
+
+    @property
+    def num_edges(self) -> int:
+        """Edges, sorted by destination."""
+
+    @property
+    def num_seeds(self) -> int:
+        """Different nodes among those asked."""
+
+    def write_nodes(self, target: serve._twin.BytesLike) -> None:
+        """Write the node of each local id, int64."""
+
+    def write_positions(self, target: serve._twin.BytesLike) -> None:
+        """Write the local id of each asked id, int64."""
+
+    def write_edges(self, target: serve._twin.BytesLike, is_int32: bool) -> None:
+        """Write the edges [2, E] in local ids, int32 or int64."""
+
+def sample_neighbours(topology: Topology, ids: serve._twin.BytesLike, fanouts: Sequence[int], seed: int) -> Sample: ...
+
+def build_rows(edges: serve._twin.BytesLike, is_int32: bool, num_nodes: int, indptr: serve._twin.BytesLike, indices: serve._twin.BytesLike, narrow: bool) -> int: ...
+
+def gather_rows(rows: serve._twin.BytesLike, dtype: str, width: int, patched: serve._twin.BytesLike, patched_rows: serve._twin.BytesLike, ids: serve._twin.BytesLike, target: serve._twin.BytesLike) -> None: ...

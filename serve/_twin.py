@@ -3,6 +3,7 @@
 Written to be plainly right, not fast. Reached only through ``serve.native``.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,150 @@ def stage_features(src: BytesLike, dst: BytesLike, check_finite: bool) -> int:
     # As integers, so that a signalling NaN is copied bit by bit.
     target.view("i4")[:] = source.view("i4")
     return _first(~np.isfinite(target)) if check_finite else -1
+
+
+def build_rows(
+    edges: BytesLike,
+    is_int32: bool,
+    num_nodes: int,
+    indptr: BytesLike,
+    indices: BytesLike,
+    narrow: bool,
+) -> int:
+    """See ``serve.native.build_rows``."""
+    flat = _flat(edges, "i4" if is_int32 else "i8").astype(np.int64)
+    starts, target = _flat(indptr, "i8"), _flat(indices, "i4" if narrow else "i8")
+    num_edges = flat.size // 2
+    if flat.size % 2 or starts.size != num_nodes + 1 or target.size != num_edges:
+        raise ValueError("edges [2, E], indptr [N + 1] and indices [E] do not fit together")
+    bad = _first((flat < 0) | (flat >= num_nodes))
+    if bad < 0:
+        order = np.argsort(flat[num_edges:], kind="stable")
+        target[:] = flat[:num_edges][order]
+        starts[0] = 0
+        starts[1:] = np.cumsum(np.bincount(flat[num_edges:], minlength=num_nodes))
+    return bad
+
+
+class Topology:
+    """See ``serve.native.Topology``."""
+
+    def __init__(
+        self,
+        num_nodes: int,
+        indptr: BytesLike,
+        indices: BytesLike,
+        is_int32: bool,
+        patched: BytesLike,
+        patched_indptr: BytesLike,
+        patched_indices: BytesLike,
+    ) -> None:
+        self.num_nodes = num_nodes
+        self._indptr = _flat(indptr, "i8")
+        self._indices = _flat(indices, "i4" if is_int32 else "i8")
+        self._patched = _flat(patched, "i8")
+        self._patched_indptr = _flat(patched_indptr, "i8")
+        self._patched_indices = _flat(patched_indices, "i8")
+        for starts, held, what in (
+            (self._indptr, self._indices, "indptr"),
+            (self._patched_indptr, self._patched_indices, "patched_indptr"),
+        ):
+            if starts.size < 1 or starts[0] != 0 or starts[-1] != held.size:
+                raise ValueError(f"{what} does not end with the number of indices")
+        if self._indptr.size > num_nodes + 1:
+            raise ValueError("indptr has rows beyond num_nodes")
+        if self._patched_indptr.size != self._patched.size + 1:
+            raise ValueError("patched_indptr does not fit patched and patched_indices")
+
+    def row(self, node: int) -> list[int]:
+        """In-neighbours of the node."""
+        at = int(np.searchsorted(self._patched, node))
+        starts, held = self._indptr, self._indices
+        if at < self._patched.size and self._patched[at] == node:
+            starts, held = self._patched_indptr, self._patched_indices
+        elif node + 1 >= self._indptr.size:
+            return []
+        else:
+            at = node
+        found: list[int] = held[starts[at] : starts[at + 1]].tolist()
+        return found
+
+
+class Sample:
+    """See ``serve.native.Sample``."""
+
+    def __init__(
+        self, nodes: list[int], ends: list[tuple[int, int]], positions: list[int], num_seeds: int
+    ) -> None:
+        self._nodes, self._ends, self._positions = nodes, ends, positions
+        self.num_nodes, self.num_edges, self.num_seeds = len(nodes), len(ends), num_seeds
+
+    def write_nodes(self, target: BytesLike) -> None:
+        """Write the node of each local id, int64."""
+        _fill(_flat(target, "i8"), self._nodes)
+
+    def write_positions(self, target: BytesLike) -> None:
+        """Write the local id of each asked id, int64."""
+        _fill(_flat(target, "i8"), self._positions)
+
+    def write_edges(self, target: BytesLike, is_int32: bool) -> None:
+        """Write the edges [2, E] in local ids, int32 or int64."""
+        values = [source for source, _ in self._ends] + [end for _, end in self._ends]
+        _fill(_flat(target, "i4" if is_int32 else "i8"), values)
+
+
+def sample_neighbours(
+    topology: Topology, ids: BytesLike, fanouts: Sequence[int], seed: int
+) -> Sample:
+    """See ``serve.native.sample_neighbours``."""
+    asked = _flat(ids, "i8").tolist()
+    for node in asked:
+        if not 0 <= node < topology.num_nodes:
+            raise ValueError(f"id {node} is not in [0, {topology.num_nodes})")
+    for fanout in fanouts:
+        if fanout < 1 and fanout != -1:
+            raise ValueError(f"fan-out {fanout} is neither positive nor -1")
+    locals_: dict[int, int] = {}
+    positions = [locals_.setdefault(node, len(locals_)) for node in asked]
+    num_seeds = begin = len(locals_)
+    frontier = list(locals_)
+    ends: list[tuple[int, int]] = []
+    for hop, fanout in enumerate(fanouts):
+        hop_key = _mix(seed + (hop + 1) * _GOLDEN)
+        for local, node in enumerate(frontier, begin - len(frontier)):
+            row = topology.row(node)
+            if 0 <= fanout < len(row):
+                row = [row[at] for at in _draw(_mix(hop_key ^ node), len(row), fanout)]
+            ends += [(locals_.setdefault(met, len(locals_)), local) for met in row]
+        frontier = list(locals_)[begin:]
+        begin = len(locals_)
+    return Sample(list(locals_), ends, positions, num_seeds)
+
+
+def gather_rows(
+    rows: BytesLike,
+    dtype: str,
+    width: int,
+    patched: BytesLike,
+    patched_rows: BytesLike,
+    ids: BytesLike,
+    target: BytesLike,
+) -> None:
+    """See ``serve.native.gather_rows``."""
+    if dtype not in ("float32", "float16", "uint8"):
+        raise ValueError(f"features are float32, float16 or uint8, not {dtype}")
+    base, changed = _flat(rows, dtype).reshape(-1, width), _flat(patched, "i8")
+    changed_rows, asked, place = _flat(patched_rows, "f4"), _flat(ids, "i8"), _flat(target, "f4")
+    if changed_rows.size != changed.size * width or place.size != asked.size * width:
+        raise ValueError("patched_rows or target does not have one row for each id")
+    for row, node in zip(place.reshape(-1, width), asked, strict=True):
+        at = int(np.searchsorted(changed, node))
+        if at < changed.size and changed[at] == node:
+            row[:] = changed_rows.reshape(-1, width)[at]
+        elif 0 <= node < len(base):
+            row[:] = base[node]
+        else:
+            raise ValueError(f"id {node} has no row")
 
 
 class OffsetAllocator:
@@ -78,6 +223,33 @@ class OffsetAllocator:
     def largest_free_bytes(self) -> int:
         """The largest request that would succeed now."""
         return max(self._free.values(), default=0)
+
+
+_GOLDEN, _WORD = 0x9E3779B97F4A7C15, 2**64 - 1
+
+
+def _mix(value: int) -> int:
+    """SplitMix64's finalizer."""
+    value &= _WORD
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _WORD
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _WORD
+    return value ^ (value >> 31)
+
+
+def _draw(key: int, size: int, count: int) -> list[int]:
+    """Different positions below `size`, by Floyd's method."""
+    chosen: list[int] = []
+    for last in range(size - count, size):
+        key += _GOLDEN
+        position = (_mix(key) >> 32) * (last + 1) >> 32
+        chosen.append(last if position in chosen else position)
+    return chosen
+
+
+def _fill(target: np.ndarray[Any, np.dtype[Any]], values: list[int]) -> None:
+    if target.size != len(values):
+        raise ValueError(f"target has {target.size} elements, {len(values)} are written")
+    target[:] = values
 
 
 def _flat(buffer: Any, dtype: str) -> np.ndarray[Any, np.dtype[Any]]:

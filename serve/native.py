@@ -1,7 +1,8 @@
 """The door to the compiled extension ``serve._core`` and to the memory meter.
 
-Covers staging (copying a request's tensors to where they are used, checked in the same pass), the
-allocator of ranges in a region of memory, and the meter of a process's memory. Where the
+Covers staging (copying a request's tensors to where they are used, checked in the same pass),
+sampling and gathering from resident graphs, the allocator of ranges in a region of memory, and the
+meter of a process's memory. Where the
 extension was not built, the numpy twins in ``serve._twin`` do the same, slower; this is logged.
 
 Buffers are any C-contiguous bytes-like objects, aligned or not. `dst` is writable, has exactly the
@@ -11,9 +12,9 @@ for all that is large. A `src` that changes meanwhile does no harm: every elemen
 
 import ctypes
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -22,6 +23,8 @@ from serve._twin import BytesLike
 if TYPE_CHECKING:
     from serve import _core as _impl
     from serve._core import OffsetAllocator as OffsetAllocator
+    from serve._core import Sample as Sample
+    from serve._core import Topology as Topology
 else:
     try:
         from serve import _core as _impl
@@ -34,6 +37,9 @@ else:
             error,
         )
     OffsetAllocator = _impl.OffsetAllocator
+    Sample, Topology = _impl.Sample, _impl.Topology
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 #: Whether the compiled extension is in use, and not its twin.
 COMPILED = _impl.__name__ == "serve._core"
@@ -77,6 +83,50 @@ def stage_features(src: BytesLike, dst: BytesLike, check_finite: bool) -> int:
     `dst` is then unspecified. Raises ValueError when the sizes differ.
     """
     return _impl.stage_features(src, dst, check_finite)
+
+
+def build_rows(
+    edges: np.ndarray[Any, np.dtype[Any]], num_nodes: int
+) -> tuple[Ints, np.ndarray[Any, np.dtype[Any]]]:
+    """In-neighbours by destination of the edges [2, E] (int32 or int64; sources first).
+
+    Returns `indptr` int64 [N + 1] and `indices` [E], int32 where all ids fit: node v's
+    in-neighbours are `indices[indptr[v]:indptr[v + 1]]`, in the order of the edges. Raises
+    ValueError naming the place of the first id that is not in [0, `num_nodes`).
+    """
+    is_int32, narrow = edges.dtype == np.int32, num_nodes <= 2**31
+    indptr = np.empty(num_nodes + 1, np.int64)
+    indices = np.empty(edges.shape[1], np.int32 if narrow else np.int64)
+    bad = _impl.build_rows(edges, is_int32, num_nodes, indptr, indices, narrow)
+    if bad >= 0:
+        row, column = divmod(bad, edges.shape[1])
+        raise ValueError(f"[{row}, {column}] is {edges[row, column]}; not in [0, {num_nodes})")
+    return indptr, indices
+
+
+def sample_neighbours(topology: Topology, ids: Ints, fanouts: Sequence[int], seed: int) -> Sample:
+    """Sample the neighbourhood of `ids` int64 [K] outwards: one fan-out a hop, -1 for all.
+
+    In-neighbours are drawn without replacement. What is drawn for a node depends on `seed` (in
+    [0, 2^64)), the hop and the node alone. Asked nodes come first, repeated ones once. Raises
+    ValueError for an id that is no node and a fan-out that is neither positive nor -1.
+    """
+    return _impl.sample_neighbours(topology, ids, fanouts, seed)
+
+
+def gather_rows(
+    rows: np.ndarray[Any, np.dtype[Any]],
+    patched: Ints,
+    patched_rows: np.ndarray[Any, np.dtype[np.float32]],
+    ids: Ints,
+    target: BytesLike,
+) -> None:
+    """Copy the rows of `ids` to `target` float32 [K, F], widened where they are smaller.
+
+    Node v's row is `patched_rows[p]` where `patched[p]`, ascending, is v, else `rows[v]`: float32,
+    float16 or uint8 [N, F]. Raises ValueError for an id without a row and sizes that do not fit.
+    """
+    _impl.gather_rows(rows, rows.dtype.name, rows.shape[1], patched, patched_rows, ids, target)
 
 
 def meter_library_path() -> Path | None:

@@ -1,35 +1,21 @@
-// serve._core: the only file that knows both Python and this library.
+// serve._core: only the files of this folder know both Python and this library.
 
 #include <nanobind/nanobind.h>
 
 #include <stdexcept>
 #include <string>
 
+#include "buffer.hpp"
 #include "gnnserve/offset_allocator.hpp"
 #include "gnnserve/staging.hpp"
+#include "graphs.hpp"
 
 namespace nb = nanobind;
 
 namespace {
 
-// A C-contiguous buffer of any bytes-like object, held for as long as this lives.
-class Buffer {
-public:
-    Buffer(nb::handle object, int flags) {
-        if (PyObject_GetBuffer(object.ptr(), &view_, flags) != 0) {
-            throw nb::python_error();
-        }
-    }
-    ~Buffer() { PyBuffer_Release(&view_); }
-    Buffer(const Buffer&) = delete;
-    Buffer& operator=(const Buffer&) = delete;
-
-    std::size_t size() const { return static_cast<std::size_t>(view_.len); }
-    std::span<std::byte> bytes() const { return {static_cast<std::byte*>(view_.buf), size()}; }
-
-private:
-    Py_buffer view_{};
-};
+using gnnserve::bindings::Buffer;
+using gnnserve::bindings::unlocked;
 
 void require_sizes(bool right, const char* what, const Buffer& source, const Buffer& target) {
     if (!right) {
@@ -38,19 +24,6 @@ void require_sizes(bool right, const char* what, const Buffer& source, const Buf
                                  std::to_string(target.size());
         throw nb::value_error(text.c_str());
     }
-}
-
-// Runs `work` without the interpreter lock when there is enough of it: below this many bytes it
-// is done in a few microseconds, and taking the lock back among busy threads costs more.
-constexpr std::size_t kWorthReleasing = 64 * 1024;
-
-template <typename Work>
-std::ptrdiff_t unlocked(std::size_t size, Work work) {
-    if (size < kWorthReleasing) {
-        return work();
-    }
-    const nb::gil_scoped_release release;
-    return work();
 }
 
 std::ptrdiff_t stage_indices(nb::handle src, bool is_int32, std::int64_t bound, nb::handle dst) {
@@ -114,4 +87,5 @@ NB_MODULE(_core, module) {
                      "Handed out now, each range rounded up to the alignment.")
         .def_prop_ro("largest_free_bytes", &OffsetAllocator::largest_free,
                      "The largest request that would succeed now.");
+    gnnserve::bindings::bind_graphs(module);
 }

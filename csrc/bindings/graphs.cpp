@@ -1,0 +1,206 @@
+#include "graphs.hpp"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "buffer.hpp"
+#include "gnnserve/gather.hpp"
+#include "gnnserve/sampling.hpp"
+#include "gnnserve/topology.hpp"
+
+namespace gnnserve::bindings {
+namespace {
+
+IndexWidth width_of(bool is_int32) { return is_int32 ? IndexWidth::k32 : IndexWidth::k64; }
+
+void require(bool right, const std::string& rule) {
+    if (!right) {
+        throw nb::value_error(rule.c_str());
+    }
+}
+
+// A topology over buffers that it holds, checked as far as that costs no pass over them.
+class Rows {
+public:
+    Rows(std::int64_t num_nodes, nb::handle indptr, nb::handle indices, bool is_int32,
+         nb::handle patched, nb::handle patched_indptr, nb::handle patched_indices)
+        : indptr_(indptr, PyBUF_SIMPLE),
+          indices_(indices, PyBUF_SIMPLE),
+          patched_(patched, PyBUF_SIMPLE),
+          patched_indptr_(patched_indptr, PyBUF_SIMPLE),
+          patched_indices_(patched_indices, PyBUF_SIMPLE) {
+        topology_.num_nodes = num_nodes;
+        topology_.indptr = indptr_.as<const std::int64_t>("indptr");
+        topology_.indices = {indices_.bytes().data(), width_of(is_int32)};
+        topology_.patched = patched_.as<const std::int64_t>("patched");
+        topology_.patched_indptr = patched_indptr_.as<const std::int64_t>("patched_indptr");
+        topology_.patched_indices = patched_indices_.as<const std::int64_t>("patched_indices");
+        const auto size = static_cast<std::int64_t>(indices_.size() / (is_int32 ? 4 : 8));
+        require(num_nodes >= 0 && closes(topology_.indptr, size),
+                "indptr does not end with the number of indices");
+        require(topology_.indptr.size() <= static_cast<std::size_t>(num_nodes) + 1,
+                "indptr has rows beyond num_nodes");
+        require(topology_.patched_indptr.size() == topology_.patched.size() + 1 &&
+                    closes(topology_.patched_indptr,
+                           static_cast<std::int64_t>(topology_.patched_indices.size())),
+                "patched_indptr does not fit patched and patched_indices");
+    }
+
+    const Topology& topology() const { return topology_; }
+
+private:
+    static bool closes(std::span<const std::int64_t> indptr, std::int64_t size) {
+        return !indptr.empty() && indptr.front() == 0 && indptr.back() == size;
+    }
+
+    Buffer indptr_;
+    Buffer indices_;
+    Buffer patched_;
+    Buffer patched_indptr_;
+    Buffer patched_indices_;
+    Topology topology_;
+};
+
+Sample sample(const Rows& rows, nb::handle ids, const std::vector<std::int64_t>& fanouts,
+              std::uint64_t seed) {
+    const Buffer asked(ids, PyBUF_SIMPLE);
+    const auto span = asked.as<const std::int64_t>("ids");
+    const nb::gil_scoped_release release;
+    return sample_neighbours(rows.topology(), span, fanouts, seed);
+}
+
+template <typename Target, typename Source>
+void write(nb::handle target, const std::vector<Source>& first, const std::vector<Source>& second) {
+    const Buffer buffer(target, PyBUF_WRITABLE);
+    const auto span = buffer.as<Target>("target");
+    require(span.size() == first.size() + second.size(),
+            "target has " + std::to_string(span.size()) + " elements, " +
+                std::to_string(first.size() + second.size()) + " are written");
+    const auto convert = [](Source value) { return static_cast<Target>(value); };
+    unlocked(buffer.size(), [&] {
+        const auto next = std::transform(first.begin(), first.end(), span.begin(), convert);
+        std::transform(second.begin(), second.end(), next, convert);
+    });
+}
+
+std::ptrdiff_t rows_of_edges(nb::handle edges, bool is_int32, std::int64_t num_nodes,
+                             nb::handle indptr, nb::handle indices, bool narrow) {
+    const Buffer source(edges, PyBUF_SIMPLE);
+    const Buffer starts(indptr, PyBUF_WRITABLE);
+    const Buffer target(indices, PyBUF_WRITABLE);
+    const auto width = width_of(is_int32);
+    const std::size_t pair = 2 * static_cast<std::size_t>(width);
+    require(num_nodes >= 0 && source.size() % pair == 0, "edges are not [2, E]");
+    const std::size_t num_edges = source.size() / pair;
+    const auto offsets = starts.as<std::int64_t>("indptr");
+    require(offsets.size() == static_cast<std::size_t>(num_nodes) + 1,
+            "indptr does not have num_nodes + 1 entries");
+    require(target.size() == num_edges * static_cast<std::size_t>(width_of(narrow)),
+            "indices does not have one entry for each edge");
+    const nb::gil_scoped_release release;
+    return build_rows({source.bytes().data(), width}, num_edges, num_nodes, offsets, target.bytes(),
+                      width_of(narrow));
+}
+
+FeatureType type_of(const std::string& dtype) {
+    if (dtype == "float32") {
+        return FeatureType::kFloat32;
+    }
+    if (dtype == "float16") {
+        return FeatureType::kFloat16;
+    }
+    require(dtype == "uint8", "features are float32, float16 or uint8, not " + dtype);
+    return FeatureType::kUint8;
+}
+
+void gather(nb::handle rows, const std::string& dtype, std::size_t width, nb::handle patched,
+            nb::handle patched_rows, nb::handle ids, nb::handle target) {
+    const Buffer base(rows, PyBUF_SIMPLE);
+    const Buffer changed(patched, PyBUF_SIMPLE);
+    const Buffer changed_rows(patched_rows, PyBUF_SIMPLE);
+    const Buffer asked(ids, PyBUF_SIMPLE);
+    const Buffer place(target, PyBUF_WRITABLE);
+    const Features features{base.bytes(), type_of(dtype), width,
+                            changed.as<const std::int64_t>("patched"),
+                            changed_rows.as<const float>("patched_rows")};
+    const auto nodes = asked.as<const std::int64_t>("ids");
+    const auto written = place.as<float>("target");
+    require(features.patched_rows.size() == features.patched.size() * width,
+            "patched_rows does not have one row for each patched node");
+    require(written.size() == nodes.size() * width,
+            "target does not have one row of " + std::to_string(width) + " for each id");
+    unlocked(place.size(), [&] { gather_rows(features, nodes, written); });
+}
+
+}  // namespace
+
+void bind_graphs(nb::module_& module) {
+    using namespace nb::literals;
+
+    nb::class_<Rows>(module, "Topology",
+                     "In-neighbours by destination, and rows changed since; holds its buffers.")
+        .def(nb::init<std::int64_t, nb::handle, nb::handle, bool, nb::handle, nb::handle,
+                      nb::handle>(),
+             "num_nodes"_a, "indptr"_a, "indices"_a, "is_int32"_a, "patched"_a, "patched_indptr"_a,
+             "patched_indices"_a,
+             nb::sig("def __init__(self, num_nodes: int, indptr: serve._twin.BytesLike, "
+                     "indices: serve._twin.BytesLike, is_int32: bool, "
+                     "patched: serve._twin.BytesLike, patched_indptr: serve._twin.BytesLike, "
+                     "patched_indices: serve._twin.BytesLike) -> None"));
+    nb::class_<Sample>(module, "Sample", "A sampled subgraph.")
+        .def_prop_ro(
+            "num_nodes", [](const Sample& self) { return self.nodes.size(); },
+            "Nodes, the asked ones first.")
+        .def_prop_ro(
+            "num_edges", [](const Sample& self) { return self.sources.size(); },
+            "Edges, sorted by destination.")
+        .def_prop_ro(
+            "num_seeds", [](const Sample& self) { return self.num_seeds; },
+            "Different nodes among those asked.")
+        .def(
+            "write_nodes",
+            [](const Sample& self, nb::handle target) {
+                write<std::int64_t, std::int64_t>(target, self.nodes, {});
+            },
+            "target"_a, nb::sig("def write_nodes(self, target: serve._twin.BytesLike) -> None"),
+            "Write the node of each local id, int64.")
+        .def(
+            "write_positions",
+            [](const Sample& self, nb::handle target) {
+                write<std::int64_t, std::int32_t>(target, self.positions, {});
+            },
+            "target"_a, nb::sig("def write_positions(self, target: serve._twin.BytesLike) -> None"),
+            "Write the local id of each asked id, int64.")
+        .def(
+            "write_edges",
+            [](const Sample& self, nb::handle target, bool is_int32) {
+                if (is_int32) {
+                    write<std::int32_t, std::int32_t>(target, self.sources, self.destinations);
+                } else {
+                    write<std::int64_t, std::int32_t>(target, self.sources, self.destinations);
+                }
+            },
+            "target"_a, "is_int32"_a,
+            nb::sig("def write_edges(self, target: serve._twin.BytesLike, is_int32: bool) -> None"),
+            "Write the edges [2, E] in local ids, int32 or int64.");
+    module.def("sample_neighbours", &sample, "topology"_a, "ids"_a, "fanouts"_a, "seed"_a,
+               nb::sig("def sample_neighbours(topology: Topology, ids: serve._twin.BytesLike, "
+                       "fanouts: collections.abc.Sequence[int], seed: int) -> Sample"));
+    module.def("build_rows", &rows_of_edges, "edges"_a, "is_int32"_a, "num_nodes"_a, "indptr"_a,
+               "indices"_a, "narrow"_a,
+               nb::sig("def build_rows(edges: serve._twin.BytesLike, is_int32: bool, "
+                       "num_nodes: int, indptr: serve._twin.BytesLike, "
+                       "indices: serve._twin.BytesLike, narrow: bool) -> int"));
+    module.def("gather_rows", &gather, "rows"_a, "dtype"_a, "width"_a, "patched"_a,
+               "patched_rows"_a, "ids"_a, "target"_a,
+               nb::sig("def gather_rows(rows: serve._twin.BytesLike, dtype: str, width: int, "
+                       "patched: serve._twin.BytesLike, patched_rows: serve._twin.BytesLike, "
+                       "ids: serve._twin.BytesLike, target: serve._twin.BytesLike) -> None"));
+}
+
+}  // namespace gnnserve::bindings
