@@ -46,7 +46,7 @@ COMPILED = _impl.__name__ == "serve._core"
 
 _METER_LIBRARY = "libgnnserve_meter.so"
 #: Version of the meter's functions that `Meter` speaks.
-_METER_VERSION = 2
+_METER_VERSION = 3
 _NO_LIMIT = (1 << 63) - 1
 
 
@@ -57,6 +57,23 @@ def stage_indices(src: BytesLike, is_int32: bool, bound: int, dst: BytesLike) ->
     unspecified. Raises ValueError when `dst` has another number of elements than `src`.
     """
     return _impl.stage_indices(src, is_int32, bound, dst)
+
+
+def stage_edge_index(
+    src: BytesLike, is_int32: bool, num_edges: int, num_nodes: int, dst: BytesLike
+) -> int:
+    """``stage_indices`` for an edge index [2, E]; raises ValueError when `src` is not that long."""
+    size_bytes, expected_bytes = _size_bytes(src), 2 * num_edges * (4 if is_int32 else 8)
+    if size_bytes != expected_bytes:
+        raise ValueError(
+            f"edge_index [2, {num_edges}] takes {expected_bytes} bytes, source has {size_bytes}"
+        )
+    return _impl.stage_indices(src, is_int32, num_nodes, dst)
+
+
+def stage_batch(src: BytesLike, num_nodes: int, dst: BytesLike) -> int:
+    """``stage_indices`` for the int64 graph numbers of N nodes, each in [0, N)."""
+    return _impl.stage_indices(src, False, num_nodes, dst)
 
 
 def stage_features(src: BytesLike, dst: BytesLike, check_finite: bool) -> int:
@@ -120,6 +137,10 @@ def meter_library_path() -> Path | None:
     return path if path.is_file() else None
 
 
+def _size_bytes(buffer: BytesLike) -> int:
+    return buffer.nbytes if isinstance(buffer, memoryview | np.ndarray) else len(buffer)
+
+
 class Meter:
     """Memory of this process: what its tensors and large blocks take, and a limit for them.
 
@@ -131,13 +152,15 @@ class Meter:
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._insert, self._clear, self._reset = (
+        self._insert, self._stop_when, self._clear, self._reset = (
             library.gnnserve_meter_insert,
+            library.gnnserve_meter_stop_when,
             library.gnnserve_meter_clear,
             library.gnnserve_meter_reset,
         )
         self._insert.argtypes = [ctypes.c_size_t]
-        for procedure in (self._insert, self._clear, self._reset):
+        self._stop_when.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
+        for procedure in (self._insert, self._stop_when, self._clear, self._reset):
             procedure.restype = None
         self._live, self._peak, self._held, self._held_peak, self._refused, self._untracked = (
             library.gnnserve_meter_live_bytes,
@@ -173,8 +196,12 @@ class Meter:
         """
         self._insert(limit_bytes)
 
+    def stop_when(self, address: int, value: int) -> None:
+        """Until `clear`, refuse every tensor once the uint64 at `address` is `value`."""
+        self._stop_when(address, value)
+
     def clear(self) -> None:
-        """End the limit."""
+        """End the limit of `insert`, and what `stop_when` asked for."""
         self._clear()
 
     def reset(self) -> None:

@@ -1,7 +1,20 @@
 """Domain objects with every field defaulted, for tests that care about one or two of them."""
 
+from collections.abc import Sequence
+
 from serve.core.params import DeviceFacts, SchedulerParams
-from serve.core.types import Bytes, Estimate, LaneId, Nanos, QoS, Sized, Task, TaskId, Usage
+from serve.core.types import (
+    Bytes,
+    Estimate,
+    LaneId,
+    Nanos,
+    QoS,
+    Sized,
+    Task,
+    TaskId,
+    UnionEstimate,
+    Usage,
+)
 
 US = 1_000
 MS = 1_000_000
@@ -29,8 +42,9 @@ def task(
     return Task(
         task_id=TaskId(task_id),
         model=model,
-        num_nodes=10,
-        num_edges=20,
+        # So that what a union takes follows from its members' sizes; see `unions_saving`.
+        num_nodes=run_ns,
+        num_edges=reserve,
         arrived_ns=Nanos(arrived_ns),
         estimate=estimate,
         qos=QoS(
@@ -46,6 +60,17 @@ def sized(*, reserve: int = 1024, run_ns: int = MS, prepare_ns: int = 100 * US) 
     """What preparing may find a task to be."""
     found = task(reserve=reserve, run_ns=run_ns, prepare_ns=prepare_ns)
     return Sized(found.num_nodes, found.num_edges, found.estimate)
+
+
+def unions_saving(saved_ns: int) -> UnionEstimate:
+    """Of tasks made here: a union takes what its members take, less `saved_ns` for each but one."""
+
+    def together(model: str, sizes: Sequence[tuple[int, int]]) -> Estimate | None:
+        run_ns = max(1, sum(run for run, _ in sizes) - saved_ns * (len(sizes) - 1))
+        reserve = Bytes(sum(reserve for _, reserve in sizes))
+        return Estimate(reserve, reserve, Nanos(run_ns), Nanos(run_ns))
+
+    return together
 
 
 def device(

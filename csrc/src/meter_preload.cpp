@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 
 #include "gnnserve/memory_meter.hpp"
@@ -168,9 +169,14 @@ GNNSERVE_EXPORT void free(void* block) {
 }
 
 // Version of the functions below; its presence tells that the library is preloaded.
-GNNSERVE_EXPORT int gnnserve_meter_present() { return 2; }
+GNNSERVE_EXPORT int gnnserve_meter_present() { return 3; }
 
 GNNSERVE_EXPORT void gnnserve_meter_insert(std::size_t bytes) { meter.insert(bytes); }
+
+GNNSERVE_EXPORT void gnnserve_meter_stop_when(const std::atomic<std::uint64_t>* word,
+                                              std::uint64_t value) {
+    meter.stop_when(word, value);
+}
 
 GNNSERVE_EXPORT void gnnserve_meter_clear() { meter.clear(); }
 

@@ -55,6 +55,23 @@ void test_counts() {
     CHECK(!MemoryMeter::is_tensor(64, 63));
 }
 
+void test_a_word_ends_a_stretch_of_work() {
+    static MemoryMeter meter;
+    std::atomic<std::uint64_t> word{6};
+    meter.insert(1000);
+    meter.stop_when(&word, 7);
+    CHECK(take(meter, address(1), 100));
+    word = 7;
+    CHECK(!take(meter, address(2), 100));
+    CHECK(meter.refused() == 100);
+    CHECK(meter.admit(Kind::other, 100));
+    meter.on_alloc(address(3), Kind::other, 100);
+    meter.clear();
+    CHECK(take(meter, address(2), 100));
+    meter.insert(1000);
+    CHECK(take(meter, address(4), 100));
+}
+
 void test_other_blocks_are_held_but_no_tensors() {
     static MemoryMeter meter;
     CHECK(take(meter, address(1), 1000));
@@ -187,6 +204,7 @@ int main() {
     test_counts();
     test_other_blocks_are_held_but_no_tensors();
     test_limit();
+    test_a_word_ends_a_stretch_of_work();
     test_other_blocks_use_up_the_limit();
     test_what_fails_does_not_count();
     test_says_what_it_missed();

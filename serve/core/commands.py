@@ -25,6 +25,9 @@ class LaunchTask:
     group_size: int
     #: What the run may take: what the ledger holds for it.
     reserve_bytes: Bytes
+    #: Prepared tasks of the same model that run with it as one disjoint union, behind it. The
+    #: lane tells the end of them all as the end of `task_id`, which also names the run below.
+    companions: tuple[TaskId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,17 @@ class ResumeTask:
 
 
 @dataclass(frozen=True, slots=True)
+class StopTask:
+    """End the run, suspended or not, as soon as can be: nobody waits for it any more.
+
+    It ends as any run does, by whatever comes first: it may also finish.
+    """
+
+    task_id: TaskId
+    lane_id: LaneId
+
+
+@dataclass(frozen=True, slots=True)
 class AnswerTask:
     """Tell the client how its request ended."""
 
@@ -65,4 +79,4 @@ class ReleaseTask:
     task_id: TaskId
 
 
-Command = PrepareTask | LaunchTask | SuspendTask | ResumeTask | AnswerTask | ReleaseTask
+Command = PrepareTask | LaunchTask | SuspendTask | ResumeTask | StopTask | AnswerTask | ReleaseTask

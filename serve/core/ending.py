@@ -25,5 +25,7 @@ def completed(record: Record, usage: Usage, demand: Demand, slots: int, now_ns: 
             record.target_class, record.left_before_ns, arrived_ns, now_ns, slots
         ),
     )
-    placement = Placement(run.lane_id, group.group_id, group.size, run.co_runners, record.attempt)
+    placement = Placement(
+        run.lane_id, group.group_id, group.size, run.co_runners, record.attempt, len(run.members)
+    )
     return Completed(timeline, placement, usage)

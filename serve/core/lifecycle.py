@@ -4,7 +4,8 @@ Rules:
 
 1. Everything that may change a task's state is a row of ``TRANSITIONS``; nothing else does.
 2. A row's cause is the class of what happened: an event from outside (``events``), a command the
-   scheduler decided on (``commands``), or an outcome it decided on (``Expired``, ``Failed``).
+   scheduler decided on (``commands``), an outcome it decided on (``Expired``, ``Failed``), or
+   ``UnionSplit``.
 3. What a move entails follows from the flags of the two states, not from the row: entering an
    `answered` state sends the one ``AnswerTask``, leaving an `on_lane` state returns lane and
    memory, entering DONE sends the one ``ReleaseTask``. No `answered` state leads to one that is
@@ -73,6 +74,11 @@ class State(Enum):
 
 Cause = type[object]
 
+
+class UnionSplit:
+    """The union that the task ran in failed, whoever's doing it was: each runs by itself."""
+
+
 TRANSITIONS: dict[tuple[State, Cause], State] = {
     (State.QUEUED, PrepareTask): State.PREPARING,
     (State.QUEUED, TaskCancelled): State.DONE,
@@ -93,6 +99,7 @@ TRANSITIONS: dict[tuple[State, Cause], State] = {
     (State.RUNNING, Expired): State.ABANDONED,
     (State.RUNNING, LaneLost): State.QUEUED,  # handed over, once
     (State.RUNNING, TaskOverran): State.QUEUED,  # runs again, alone, once
+    (State.RUNNING, UnionSplit): State.QUEUED,  # runs again, by itself
     (State.RUNNING, Failed): State.DONE,  # lost its second lane, or overran all memory there is
     (State.RUNNING, SuspendTask): State.SUSPENDED,
     (State.SUSPENDED, ResumeTask): State.RUNNING,
@@ -102,6 +109,7 @@ TRANSITIONS: dict[tuple[State, Cause], State] = {
     (State.SUSPENDED, Expired): State.PARKED,
     (State.SUSPENDED, LaneLost): State.QUEUED,
     (State.SUSPENDED, TaskOverran): State.QUEUED,
+    (State.SUSPENDED, UnionSplit): State.QUEUED,
     (State.SUSPENDED, Failed): State.DONE,
     (State.WITHDRAWN, TaskPrepared): State.DONE,
     (State.WITHDRAWN, PrepareFailed): State.DONE,

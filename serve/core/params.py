@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from serve.core.types import Bytes, LaneId, Nanos
+from serve.core.types import Bytes, LaneId, Nanos, UnionEstimate
 
 DEFAULT_WINDOW_NS = Nanos(10_000_000)
 
@@ -64,9 +64,13 @@ class SchedulerParams:
     patience: int = 128
     #: While more work comes than the lanes can do, refuse what would be late behind work as urgent.
     shed_late: bool = False
+    #: Merge waiting tasks of one model by this, see ``merging``; None: never.
+    unions: UnionEstimate | None = None
+    #: Tasks in one union, at most.
+    most_merged: int = 16
 
     def __post_init__(self) -> None:
-        for name in ("window_ns", "max_queue", "horizon", "patience"):
+        for name in ("window_ns", "max_queue", "horizon", "patience", "most_merged"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")

@@ -38,6 +38,8 @@ class Record:
     retried: bool = False
     #: It overran its memory: it runs again with all the device has, so by itself.
     alone: bool = False
+    #: A union with it failed: it is not merged again.
+    apart: bool = False
     prepare_started_ns: Nanos = ZERO_NS
     prepared_ns: Nanos = ZERO_NS
     prepare_exposed_ns: Nanos = ZERO_NS
@@ -82,6 +84,8 @@ class Run:
     #: Since when it executes; time it has executed and stood suspended before that.
     started_ns: Nanos
     executing: bool = True
+    #: Nobody waits for it any more, and its lane was told to stop it.
+    stopping: bool = False
     ran_ns: Nanos = ZERO_NS
     suspended_ns: Nanos = ZERO_NS
     #: Since when it stands suspended, when it does.
@@ -96,6 +100,8 @@ class Run:
 
     def left_ns(self, now_ns: Nanos) -> Nanos:
         """Estimated time it still needs, always more than 0."""
+        if self.stopping:
+            return Nanos(1)
         left_ns = self.run_ns - self.ran_ns
         if self.executing:
             left_ns -= now_ns - self.started_ns

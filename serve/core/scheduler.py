@@ -22,6 +22,7 @@ from serve.core.commands import (
     PrepareTask,
     ReleaseTask,
     ResumeTask,
+    StopTask,
     SuspendTask,
 )
 from serve.core.demand import target_class
@@ -44,11 +45,12 @@ from serve.core.events import (
     Tick,
 )
 from serve.core.invariants import check_invariants
-from serve.core.lifecycle import Cause, State
+from serve.core.lifecycle import Cause, State, UnionSplit
+from serve.core.merging import gather
 from serve.core.packing import less_urgent
 from serve.core.params import SchedulerParams
 from serve.core.patience import Patience
-from serve.core.plan import Plan
+from serve.core.plan import Plan, PlannedGroup
 from serve.core.policies import get_policy
 from serve.core.record import Record, Run
 from serve.core.tasks import Tasks
@@ -128,7 +130,7 @@ class Scheduler:
         tasks.out = out
         self._handlers[type(event)](event)
         while (expired := tasks.expired(self._now)) is not None:
-            self._step(expired, Expired, Expired(expired.state.label))
+            self._give_up(expired, Expired, Expired(expired.state.label))
         self._plan_if_due()
         # An arrival alone is no reason to ask the discipline.
         if tasks.moved:
@@ -264,29 +266,42 @@ class Scheduler:
     def _on_failed(self, event: TaskFailed) -> None:
         run = self._run_of(event.task_id, event.lane_id, TaskFailed)
         self._board.vacate(run)
-        for record in run.members:
-            self._step(record, TaskFailed, Failed(event.reason, event.message))
+        if not self._split(run, TaskFailed):
+            self._step(run.members[0], TaskFailed, Failed(event.reason, event.message))
 
     def _on_overran(self, event: TaskOverran) -> None:
         run = self._run_of(event.task_id, event.lane_id, TaskOverran)
         self._board.vacate(run)
+        if self._split(run, TaskOverran):
+            return
+        record = run.members[0]
         budget_bytes = self._board.ledger.budget_bytes
-        for record in run.members:
-            if record.state.answered:
-                self._step(record, TaskOverran)
-            elif record.alone or record.task.reserve_bytes >= budget_bytes:
-                message = f"{event.message}; the device has {budget_bytes} bytes for tasks"
-                self._step(record, Failed, Failed(FailReason.OUT_OF_MEMORY, message))
-            else:
-                self._step(record, TaskOverran)
-                record.alone = record.retried = True
-                record.reserve_all(budget_bytes)
+        if record.state.answered:
+            self._step(record, TaskOverran)
+        elif record.alone or record.task.reserve_bytes >= budget_bytes:
+            message = f"{event.message}; the device has {budget_bytes} bytes for tasks"
+            self._step(record, Failed, Failed(FailReason.OUT_OF_MEMORY, message))
+        else:
+            self._step(record, TaskOverran)
+            record.alone = record.retried = True
+            record.reserve_all(budget_bytes)
+
+    def _split(self, run: Run, cause: Cause) -> bool:
+        """Have each member run by itself if there are several: only one need be at fault."""
+        if len(run.members) == 1:
+            return False
+        for record in reversed(run.members):
+            self._step(record, cause if record.state.answered else UnionSplit)
+            record.apart = True
+        # The budget may have been lowered while they ran.
+        self._fail_outgrown([r for r in run.members if r.state.pending])
+        return True
 
     def _on_cancelled(self, event: TaskCancelled) -> None:
         task_id = event.task_id
         record = self._tasks.records.get(task_id)
         if record is not None:
-            self._step(record, TaskCancelled, Cancelled(record.state.label))
+            self._give_up(record, TaskCancelled, Cancelled(record.state.label))
         elif not self._tasks.known(task_id):
             raise self._tasks.violation(task_id, "TaskCancelled before it arrived")
 
@@ -304,7 +319,8 @@ class Scheduler:
         run = self._board.busy.get(lane_id)
         if run is not None:
             self._board.vacate(run)
-            for record in run.members:
+            for record in reversed(run.members):
+                record.apart = len(run.members) > 1
                 self._lose(record, lane_id)
         # A lane may also be lost while it starts, before it was ever ready.
         self._board.idle.discard(lane_id)
@@ -348,6 +364,15 @@ class Scheduler:
     def _step(self, record: Record, cause: Cause, outcome: Outcome | None = None) -> None:
         """See ``Tasks.step``."""
         self._tasks.step(record, cause, self._now, outcome)
+
+    def _give_up(self, record: Record, cause: Cause, outcome: Outcome) -> None:
+        """The client waits no longer; a run nobody waits for is stopped."""
+        self._step(record, cause, outcome)
+        run = record.run
+        if run is None or run.stopping or not all(r.state.answered for r in run.members):
+            return
+        run.stopping = True
+        self._tasks.out.append(StopTask(run.task_id, run.lane_id))
 
     def _run_of(self, task_id: TaskId, lane_id: LaneId, cause: Cause) -> Run:
         """The run that the task names, on that lane; raises InvariantViolation if it is not."""
@@ -487,7 +512,36 @@ class Scheduler:
         raise InvariantViolation(f"discipline {self._discipline.name} never waits")
 
     def _launch(self, record: Record) -> None:
-        task_id = record.task.task_id
+        """Launch the record, with those that join it."""
+        members: tuple[Record, ...] = (record,)
+        estimate = record.task.estimate
+        unions = self.params.unions
+        if unions is not None:
+            members, estimate = gather(
+                record,
+                self._board,
+                unions,
+                self._now,
+                most=self.params.most_merged,
+                own_group=self._discipline.holds_groups,
+            )
+        groups = [self._leave_plan(member) for member in members]
+        run = self._board.occupy(members, estimate, self._now)
+        for member in members:
+            member.run = run
+            member.attempt += 1
+        first = groups[0]
+        assert first.group_id is not None
+        companions = tuple(member.task.task_id for member in members[1:])
+        self._tasks.out.append(
+            LaunchTask(
+                run.task_id, run.lane_id, first.group_id, first.size, run.reserve_bytes, companions
+            )
+        )
+        self._count_passed_over()
+
+    def _leave_plan(self, record: Record) -> PlannedGroup:
+        """The record goes onto a lane; its group, by now numbered."""
         now_ns = self._now
         if record.prepared_ns == now_ns:
             need_bytes = record.task.reserve_bytes
@@ -505,13 +559,7 @@ class Scheduler:
             self._plan.pin(group)
             for member in group.members:
                 self._backlog.discard(member)
-        run = self._board.occupy((record,), record.task.estimate, now_ns)
-        record.run = run
-        record.attempt += 1
-        self._tasks.out.append(
-            LaunchTask(task_id, run.lane_id, group.group_id, group.size, run.reserve_bytes)
-        )
-        self._count_passed_over()
+        return group
 
     def _count_passed_over(self) -> None:
         """Put the longest waiting task first once `patience` others went before it."""

@@ -4,9 +4,10 @@ Covers what a task is, what is known of it before it runs, where it ran and how 
 Does not cover how these change: see ``events``, ``commands`` and ``scheduler``.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NewType
+from typing import NewType, Protocol
 
 Nanos = NewType("Nanos", int)
 Bytes = NewType("Bytes", int)
@@ -43,6 +44,18 @@ class Estimate:
             raise ValueError(f"0 <= peak {self.peak_bytes} <= reserve {self.reserve_bytes} bytes")
         if not 0 < self.run_ns <= self.solo_ns:
             raise ValueError(f"0 < run {self.run_ns} ns <= solo {self.solo_ns} ns")
+
+
+class UnionEstimate(Protocol):
+    """What several graphs take in one run of a model."""
+
+    def __call__(self, model: str, sizes: Sequence[tuple[int, int]]) -> Estimate | None:
+        """For graphs of these (nodes, edges), or None when the model must not be given unions.
+
+        The reservation covers what tasks reserve by themselves, and joining them. Must give the
+        same for the same arguments as long as no run ended in between.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +174,10 @@ class Placement:
     group_size: int
     #: Most other tasks seen running on the device during its run.
     co_runners: int
-    #: 1, or more when a lost lane handed it over or it overran its memory.
+    #: 1, or more when a lost lane handed it over, it overran its memory or its union failed.
     attempt: int
+    #: Tasks that ran as one disjoint union, itself included.
+    merged: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +215,8 @@ class FailReason(Enum):
     MODEL_ERROR = "model_error"
     OUT_OF_MEMORY = "out_of_memory"
     LANE_LOST = "lane_lost"
+    #: Stopped as nobody waited for it any more; no client hears this.
+    STOPPED = "stopped"
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from serve.core.commands import (
     PrepareTask,
     ReleaseTask,
     ResumeTask,
+    StopTask,
     SuspendTask,
 )
 from serve.core.events import (
@@ -422,6 +423,8 @@ class Engine:
                 self._pool.suspend(lane_id)
             case ResumeTask(_, lane_id):
                 self._pool.resume(lane_id)
+            case StopTask(task_id, lane_id):
+                self._pool.stop_run(lane_id, task_id)
             case AnswerTask(_, outcome):
                 ticket.command_answer(outcome)
                 # While the other thread wakes up.

@@ -46,6 +46,8 @@ from serve.runtime.messages import (
     UnloadModel,
 )
 from serve.runtime.shm import map_pool
+from serve.runtime.stopping import SIGNAL as STOP_SIGNAL
+from serve.runtime.stopping import Stopped, StopWord
 
 _log = logging.getLogger(__name__)
 
@@ -79,7 +81,9 @@ def main(setup: LaneSetup, channel: socket.socket, pool_file: PassedFile) -> Non
     pool_fd = pool_file.detach()
     pool = map_pool(pool_fd, setup.pool_capacity_bytes)
     os.close(pool_fd)
-    Lane(channel, pool, Meter.attach(), setup.keep_bytes).serve()
+    stop_word = StopWord(pool, setup.stop_word_offset_bytes)
+    signal.signal(STOP_SIGNAL, stop_word.on_signal)
+    Lane(channel, pool, Meter.attach(), setup.keep_bytes, stop_word).serve()
     # Tensors over the pool may still exist; the kernel unmaps it, no destructor has to.
     sys.stderr.flush()
     os._exit(0)
@@ -89,12 +93,18 @@ class Lane:
     """The loop: one packet in, one answer out."""
 
     def __init__(
-        self, channel: socket.socket, pool: mmap.mmap, meter: Meter | None, keep_bytes: int
+        self,
+        channel: socket.socket,
+        pool: mmap.mmap,
+        meter: Meter | None,
+        keep_bytes: int,
+        stop_word: StopWord,
     ) -> None:
         self._channel = channel
         self._pool = pool
         self._meter = meter
         self._keep_bytes = keep_bytes
+        self._stop_word = stop_word
         self._own_pages = False
         self._models: dict[str, LoadedModel] = {}
 
@@ -125,6 +135,16 @@ class Lane:
         self._channel.send(messages.encode(message))
 
     def _run(self, task: RunTask) -> TaskDone | TaskError:
+        """Run the task until it ends or is stopped."""
+        try:
+            return self._run_on(task)
+        except Stopped:
+            # It may come anywhere, also in the middle of cleaning up.
+            if self._meter is not None:
+                self._meter.clear()
+            return _stopped(task)
+
+    def _run_on(self, task: RunTask) -> TaskDone | TaskError:
         started_ns = time.monotonic_ns()
         meter = self._meter
         peak = held = None
@@ -132,7 +152,9 @@ class Lane:
         if meter is not None:
             base_bytes = meter.live_bytes()
             meter.insert(task.limit_bytes)
+            meter.stop_when(self._stop_word.address, task.task_id)
         try:
+            self._stop_word.begin(task.task_id)
             inputs = {ref.name: self._tensor(ref) for ref in task.inputs}
             output = self._models[task.key].run(inputs)
             if meter is not None:
@@ -143,6 +165,7 @@ class Lane:
             # The user's code may raise anything; it must not cost the lane.
             return self._failed(task, error)
         finally:
+            self._stop_word.end()
             if meter is not None:
                 meter.clear()
         run_ns = time.monotonic_ns() - started_ns
@@ -171,6 +194,8 @@ class Lane:
             _malloc_trim(self._keep_bytes)
 
     def _failed(self, task: RunTask, error: Exception) -> TaskError:
+        if self._stop_word.asked(task.task_id):
+            return _stopped(task)
         refused_bytes = 0 if self._meter is None else self._meter.refused_bytes()
         if refused_bytes:
             # Whatever the model made of it, this is why.
@@ -245,6 +270,10 @@ def warm_up(model: LoadedModel, signature: Signature) -> None:
     """Run small graphs, so that no request pays for a first call."""
     for num_nodes, num_edges in _WARM_UP_SIZES:
         model.run(probe_inputs(num_nodes, num_edges, 1, signature.num_features, signature.edge_dim))
+
+
+def _stopped(task: RunTask) -> TaskError:
+    return TaskError(task.task_id, FailReason.STOPPED.value, "nobody waits for it any more")
 
 
 def _public_text(error: Exception) -> str:

@@ -24,12 +24,13 @@ from queue import Empty, SimpleQueue
 from types import ModuleType
 
 from serve import native
-from serve.core.types import LaneId
+from serve.core.types import LaneId, TaskId
 from serve.errors import NotReady
 from serve.runtime import clock, messages
 from serve.runtime.entry import LaneSetup, PassedFile, run_lane
 from serve.runtime.messages import MAX_PACKET_BYTES, FromLane, Message, RunTask, Stop
 from serve.runtime.shm import SharedPool
+from serve.runtime.stopping import SIGNAL as STOP_SIGNAL
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +41,8 @@ _BACK_OFF_MOST_NS = 10_000_000_000
 _HEALTHY_AFTER_NS = 30_000_000_000
 _STOP_WAIT_S = 2.0
 _START_WAIT_S = 120.0
+#: A run told to stop that goes on for so long is ended with its process.
+_STOP_GRACE_NS = 2_000_000_000
 
 #: glibc keeps freed tensor memory instead of handing pages back after every layer and
 #: faulting them in again (bench/arena.py). Between runs lanes give back what is too much.
@@ -137,7 +140,7 @@ class LanePool:
         """Start every lane's process; `poll` tells when each is up."""
         atexit.register(self._kill)
         for lane in self._lanes.values():
-            self._adopt(lane, *self._spawn(f"lane {lane.lane_id}", lane.cores))
+            self._adopt(lane, *self._spawn(f"lane {lane.lane_id}", lane.cores, lane.lane_id))
 
     def send(self, lane_id: LaneId, message: Message) -> None:
         """Send to a lane; one that cannot take it is lost, as `poll` will tell.
@@ -177,6 +180,19 @@ class LanePool:
         if lane.left_ns is not None:
             lane.kill_at_ns, lane.left_ns = clock.now_ns() + lane.left_ns, None
         self._continue(lane)
+
+    def stop_run(self, lane_id: LaneId, task_id: TaskId) -> None:
+        """End the run of that task, if it still runs there; a suspended lane goes on for it.
+
+        The lane says how it ended, as ever, or is lost: no run outlives this for long.
+        """
+        lane = self._lanes[lane_id]
+        self._shared.write_word(lane_id, task_id)
+        lane.kill_at_ns = clock.now_ns() + _STOP_GRACE_NS
+        lane.left_ns = None
+        _signal(lane, STOP_SIGNAL)
+        self._continue(lane)
+        self.wake()
 
     def ended(self, lane_id: LaneId) -> None:
         """The lane's task ended; the lane is idle, and runs if it was stopped just then."""
@@ -291,7 +307,7 @@ class LanePool:
 
     def _respawn(self, lane: _Lane) -> None:
         try:
-            process, channel = self._spawn(f"lane {lane.lane_id}", lane.cores)
+            process, channel = self._spawn(f"lane {lane.lane_id}", lane.cores, lane.lane_id)
         except (OSError, EOFError) as error:  # EOFError: the fork server died just then
             _log.error("lane %d: cannot be started: %r", lane.lane_id, error)
             lane.restart_at_ns = clock.now_ns() + _BACK_OFF_MOST_NS
@@ -312,9 +328,13 @@ class LanePool:
     def _adopt(self, lane: _Lane, process: BaseProcess, channel: socket.socket) -> None:
         lane.process, lane.channel, lane.started_ns = process, channel, clock.now_ns()
         lane.core = lane.cores[0]
+        # A stop may have been meant for the process before.
+        lane.kill_at_ns = lane.left_ns = None
         self._selector.register(channel, selectors.EVENT_READ, lane.lane_id)
 
-    def _spawn(self, name: str, cores: tuple[int, ...]) -> tuple[BaseProcess, socket.socket]:
+    def _spawn(
+        self, name: str, cores: tuple[int, ...], word: int
+    ) -> tuple[BaseProcess, socket.socket]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for side in (ours, theirs):
             side.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MAX_PACKET_BYTES)
@@ -323,6 +343,7 @@ class LanePool:
             cores=cores,
             threads=self._threads,
             pool_capacity_bytes=self._shared.capacity_bytes,
+            stop_word_offset_bytes=self._shared.word_offset_bytes(word),
             log_level=logging.getLogger().getEffectiveLevel(),
             keep_bytes=self._keep_bytes,
         )
@@ -351,7 +372,7 @@ class LanePool:
     def calibrator(self) -> Iterator["Calibrator"]:
         """A lane of its own for one model, so that no serving lane is kept from its tasks."""
         cores = self._lanes[LaneId(0)].cores
-        process, channel = self._spawn("calibrator", cores)
+        process, channel = self._spawn("calibrator", cores, len(self._lanes))
         try:
             yield Calibrator(channel)
         finally:

@@ -20,11 +20,15 @@ from serve.native import OffsetAllocator
 TENSOR_ALIGNMENT_BYTES = 64
 #: Mapped in and touched at start, so that ordinary requests cause no page fault.
 PREFAULT_BYTES = 32 << 20
+#: Behind the pool, one word for each lane; see ``stopping``.
+_WORDS_BYTES = 1 << 16
 
 
 def map_pool(fd: int, capacity_bytes: int) -> mmap.mmap:
-    """Map the pool's file and touch its first part."""
-    view = mmap.mmap(fd, capacity_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+    """Map the pool's file, the words behind it too, and touch its first part."""
+    view = mmap.mmap(
+        fd, capacity_bytes + _WORDS_BYTES, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE
+    )
     populate = getattr(mmap, "MADV_POPULATE_WRITE", 23)
     # Linux before 5.14 cannot: there the first requests pay for their page faults.
     with contextlib.suppress(OSError):
@@ -46,7 +50,7 @@ class SharedPool:
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
         self.fd = os.memfd_create("gnnserve-pool", os.MFD_CLOEXEC)
-        os.ftruncate(self.fd, capacity_bytes)
+        os.ftruncate(self.fd, capacity_bytes + _WORDS_BYTES)
         self._map = map_pool(self.fd, capacity_bytes)
         self._allocator = OffsetAllocator(capacity_bytes, TENSOR_ALIGNMENT_BYTES)
         self._lock = threading.Lock()
@@ -66,6 +70,16 @@ class SharedPool:
         """Give a block back."""
         with self._lock:
             self._allocator.free(block.offset_bytes)
+
+    def word_offset_bytes(self, number: int) -> int:
+        """Where the word of that number lies, for those who map the file."""
+        if not 0 <= number < _WORDS_BYTES // 8:
+            raise ValueError(f"word {number}: there are {_WORDS_BYTES // 8}")
+        return self.capacity_bytes + 8 * number
+
+    def write_word(self, number: int, value: int) -> None:
+        """Set the word, for all who map the file at once; 0 at first."""
+        self.array(self.word_offset_bytes(number), "uint64", (1,))[0] = value
 
     def array(
         self, offset_bytes: int, dtype: str, shape: tuple[int, ...]

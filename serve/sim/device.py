@@ -6,6 +6,8 @@ from serve.core.types import ZERO_NS, LaneId, Nanos, Task, TaskId
 
 #: Stopping or waking a process: tens of microseconds.
 SWITCH_NS = Nanos(30_000)
+#: From the command to stop a run until its lane is free: up to one operation of its model.
+STOP_NS = Nanos(500_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,8 @@ class DeviceModel:
     slowdown: tuple[float, ...] = (1.0,)
     #: From a command to launch, suspend or resume until it has taken effect.
     switch_ns: Nanos = SWITCH_NS
+    #: From a command to stop until the lane is free, at most.
+    stop_ns: Nanos = STOP_NS
 
     def __post_init__(self) -> None:
         if not self.slowdown or min(self.slowdown) <= 0:
@@ -43,13 +47,14 @@ class DeviceModel:
 class Run:
     """One task on a lane."""
 
-    __slots__ = ("executing", "mark", "since_ns", "task_id", "worked_ns")
+    __slots__ = ("executing", "mark", "since_ns", "stopping", "task_id", "worked_ns")
 
     def __init__(self, task_id: TaskId, run_ns: int) -> None:
         self.task_id = task_id
         #: While executing, the device's progress at which it ends; else the work left.
         self.mark = float(run_ns)
         self.executing = False
+        self.stopping = False
         #: Time spent executing up to `since_ns`, when it last started.
         self.worked_ns = 0
         self.since_ns = 0
@@ -86,14 +91,25 @@ class SimulatedDevice:
         self._set_pace()
 
     def resume(self, lane_id: LaneId, now_ns: int) -> None:
-        """Let the run on the lane go on."""
+        """Let the run on the lane go on, if it does not."""
         self._advance(now_ns)
         run = self._executing[lane_id] = self._runs[lane_id]
+        if run.executing:
+            return
         run.executing = True
         # It works only once the switch has taken effect.
         run.mark += self._progress + self._model.switch_ns
         run.since_ns = now_ns
         self._set_pace()
+
+    def stop(self, lane_id: LaneId, now_ns: int) -> None:
+        """Have the run on the lane end within `stop_ns`, also if it was suspended."""
+        run = self._runs[lane_id]
+        if run.executing:
+            self.suspend(lane_id, now_ns)
+        run.mark = min(run.mark, float(self._model.stop_ns))
+        run.stopping = True
+        self.resume(lane_id, now_ns)
 
     def end(self, lane_id: LaneId, now_ns: int) -> Run:
         """Take the run off its lane."""

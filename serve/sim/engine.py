@@ -14,13 +14,23 @@ from serve.core.commands import (
     Command,
     LaunchTask,
     PrepareTask,
+    ReleaseTask,
     ResumeTask,
+    StopTask,
     SuspendTask,
 )
-from serve.core.events import Event, LaneReady, TaskArrived, TaskFinished, TaskPrepared, Tick
+from serve.core.events import (
+    Event,
+    LaneReady,
+    TaskArrived,
+    TaskFailed,
+    TaskFinished,
+    TaskPrepared,
+    Tick,
+)
 from serve.core.params import SchedulerParams
 from serve.core.scheduler import Scheduler
-from serve.core.types import Completed, LaneId, Nanos, TaskId, Usage
+from serve.core.types import Completed, FailReason, LaneId, Nanos, TaskId, Usage
 from serve.sim.device import DeviceModel, Offered, SimulatedDevice
 from serve.sim.report import Answered, SimReport, summarize
 
@@ -34,6 +44,7 @@ class Simulation:
         self.answered: list[Answered] = []
         self.now_ns = Nanos(0)
         self._device = SimulatedDevice(model)
+        #: Every request that is not released.
         self._offered: dict[TaskId, Offered] = {}
         self._sequence = 0
         #: (time, sequence, event).
@@ -87,9 +98,13 @@ class Simulation:
     def _end_run(self, lane_id: LaneId) -> None:
         run = self._device.end(lane_id, self.now_ns)
         self._end = self._device.next_end()
-        peak_bytes = self._offered[run.task_id].task.estimate.peak_bytes
+        task_id = run.task_id
+        if run.stopping:
+            self._tell(TaskFailed(task_id, lane_id, FailReason.STOPPED, "stopped"))
+            return
+        peak_bytes = self._offered[task_id].task.estimate.peak_bytes
         usage = Usage(Nanos(run.worked_ns), peak_bytes)
-        self._tell(TaskFinished(run.task_id, lane_id, usage))
+        self._tell(TaskFinished(task_id, lane_id, usage))
 
     def _tell(self, event: Event) -> None:
         changed = False
@@ -104,14 +119,14 @@ class Simulation:
             prepare_ns = self._offered[command.task_id].prepare_ns
             self._later(self.now_ns + prepare_ns, TaskPrepared(command.task_id))
         elif isinstance(command, AnswerTask):
-            offered = self._offered.pop(command.task_id)
+            offered = self._offered[command.task_id]
             outcome, cause = command.outcome, None
             answered_ns = self.now_ns + offered.answer_ns
             if isinstance(outcome, Completed):
                 cause = violation_cause(offered.task, outcome, answered_ns)
             self.answered.append(Answered(offered.task, outcome, Nanos(answered_ns), cause))
         elif isinstance(command, LaunchTask):
-            run_ns = self._offered[command.task_id].run_ns
+            run_ns = self._run_ns(command)
             self._device.launch(command.lane_id, command.task_id, run_ns, self.now_ns)
             return True
         elif isinstance(command, SuspendTask):
@@ -120,7 +135,29 @@ class Simulation:
         elif isinstance(command, ResumeTask):
             self._device.resume(command.lane_id, self.now_ns)
             return True
+        elif isinstance(command, StopTask):
+            self._device.stop(command.lane_id, self.now_ns)
+            return True
+        elif isinstance(command, ReleaseTask):
+            del self._offered[command.task_id]
         return False
+
+    def _run_ns(self, command: LaunchTask) -> int:
+        """What the launched run truly takes.
+
+        A union is as far off its estimate as its members together are off theirs.
+        """
+        first = self._offered[command.task_id]
+        unions = self.scheduler.params.unions
+        if not command.companions or unions is None:
+            return first.run_ns
+        members = [first, *(self._offered[task_id] for task_id in command.companions)]
+        sizes = [(offered.task.num_nodes, offered.task.num_edges) for offered in members]
+        together = unions(first.task.model, sizes)
+        assert together is not None
+        true_ns = sum(offered.run_ns for offered in members)
+        estimated_ns = sum(offered.task.estimate.run_ns for offered in members)
+        return together.run_ns * true_ns // estimated_ns
 
     def _later(self, at_ns: int, event: Event) -> None:
         self._sequence += 1

@@ -351,14 +351,15 @@ def test_a_task_that_finished_before_its_suspension_landed(start):
     assert world.on_lane == {L1: 1}
 
 
-def test_an_answered_task_gives_its_slot_to_any_other(start):
+def test_an_answered_task_is_stopped_not_suspended(start):
     world = preemptive(start)
     world.arrive(task(0, run_ns=2 * MS))
     world.prepare(0)
     world.tell(TaskCancelled(TaskId(0)))
     world.arrive(task(1, run_ns=50 * MS))
-    assert world.prepare(1)[0] == SuspendTask(TaskId(0), L0)
-    assert world.end(L1)[2:] == [ResumeTask(TaskId(0), L0)], "its memory must come back"
+    assert world.prepare(1) == [], "its slot will be free in a moment"
+    (_, launch) = world.end(L0, TaskFailed(TaskId(0), L0, FailReason.STOPPED, "stopped"))
+    assert launch == LaunchTask(TaskId(1), L0, GroupId(1), 1, Bytes(1024))
 
 
 def executing(world):

@@ -13,7 +13,7 @@ from serve.core.events import (
 )
 from serve.core.policies import POLICIES
 from serve.core.types import Failed, FailReason, LaneId, Rejected, RejectReason
-from tests.builders import MS, US, params, sized, task
+from tests.builders import MS, US, params, sized, task, unions_saving
 from tests.core.world import World
 
 BUDGET = 20
@@ -28,11 +28,14 @@ class History(RuleBasedStateMachine):
         discipline=st.sampled_from(sorted(DISCIPLINES)),
         window=st.sampled_from(["adaptive", "fixed"]),
         parallelism=st.sampled_from([1, 2, LANES]),
-        prepare_ahead=st.sampled_from([None, 0, 1]),
+        prepare_ahead=st.sampled_from([None, 0, 1, 6]),
         horizon=st.sampled_from([2, 5, 32]),
         can_suspend=st.booleans(),
+        saved_ns=st.sampled_from([None, 0, 90 * US, 5 * MS]),
     )
-    def start(self, policy, discipline, window, parallelism, prepare_ahead, horizon, can_suspend):
+    def start(
+        self, policy, discipline, window, parallelism, prepare_ahead, horizon, can_suspend, saved_ns
+    ):
         self.world = World(
             params(
                 policy=policy,
@@ -48,6 +51,8 @@ class History(RuleBasedStateMachine):
                 horizon=horizon,
                 bypass_limit=2,
                 patience=3,
+                unions=None if saved_ns is None else unions_saving(saved_ns),
+                most_merged=3,
             )
         )
         for lane in range(LANES):
@@ -59,9 +64,10 @@ class History(RuleBasedStateMachine):
         run_ns=st.sampled_from([100 * US, MS, 8 * MS]),
         timeout_ns=st.sampled_from([None, None, 1, 3 * MS, 20 * MS]),
         priority=st.sampled_from([0, 0, 1, 3]),
+        model=st.sampled_from(["gcn:1", "gcn:1", "gat:1"]),
         count=st.integers(1, 4),
     )
-    def arrive(self, reserve, run_ns, timeout_ns, priority, count):
+    def arrive(self, reserve, run_ns, timeout_ns, priority, model, count):
         world = self.world
         for _ in range(count):
             arriving = task(
@@ -70,6 +76,7 @@ class History(RuleBasedStateMachine):
                 run_ns=run_ns,
                 timeout_ns=timeout_ns,
                 priority=priority,
+                model=model,
                 arrived_ns=world.now,
             )
             world.arrive(arriving)
@@ -130,8 +137,9 @@ class History(RuleBasedStateMachine):
         had_all = self.world.held[task_id] >= self.world.budget
         again = task_id in self.world.overruns
         answered_before = task_id in self.world.answers
+        merged = len(self.world.members[task_id]) > 1
         self.world.overrun(lane)
-        if (had_all or again) and not answered_before:
+        if (had_all or again) and not answered_before and not merged:
             outcome = self.world.answers[task_id]
             assert isinstance(outcome, Failed)
             assert outcome.reason is FailReason.OUT_OF_MEMORY

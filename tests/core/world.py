@@ -8,6 +8,7 @@ from serve.core.commands import (
     PrepareTask,
     ReleaseTask,
     ResumeTask,
+    StopTask,
     SuspendTask,
 )
 from serve.core.events import (
@@ -38,14 +39,19 @@ class World:
         self.preparing = set()
         #: Prepared since they arrived or since their lane was lost.
         self.prepared = set()
-        #: Lane to task, lost lanes left out.
         self.lanes_up = set()
+        #: Lane to the task that names its run, lost lanes left out; and all tasks of the run.
         self.on_lane = {}
+        self.members = {}
+        #: Runs that were told to stop.
+        self.stopping = set()
         #: Lanes whose task is stopped.
         self.stopped = set()
         self.launches = {}
         self.losses = {}
         self.overruns = {}
+        #: Times a union with the task failed.
+        self.splits = {}
         #: What each launch was given.
         self.held = {}
         #: What Σ reserved may not pass: the budget, or what was in use when it was lowered.
@@ -80,22 +86,37 @@ class World:
         if task_id not in self.answers:
             self.prepared.add(task_id)
             if found is not None:
-                self.tasks[task_id] = replace(self.tasks[task_id], estimate=found.estimate)
+                self.tasks[task_id] = replace(
+                    self.tasks[task_id],
+                    num_nodes=found.num_nodes,
+                    num_edges=found.num_edges,
+                    estimate=found.estimate,
+                )
         return self.tell(TaskPrepared(task_id, found))
 
     def end(self, lane_id, event=None):
         """The lane delivers `event`, by default that its task finished."""
         task_id = self.on_lane.pop(lane_id)
+        members = self.members.pop(task_id)
         self.stopped.discard(lane_id)
+        self.stopping.discard(task_id)
+        if len(members) > 1 and event is not None:
+            self._again(members, self.splits)
         return self.tell(event or TaskFinished(task_id, lane_id, usage()))
 
     def overrun(self, lane_id):
-        """The lane's task asks for more than it may."""
+        """The lane's run asks for more than it may."""
         task_id = self.on_lane[lane_id]
-        if task_id not in self.answers:
-            self.prepared.discard(task_id)
-            self.overruns[task_id] = self.overruns.get(task_id, 0) + 1
+        if len(self.members[task_id]) == 1:
+            self._again([task_id], self.overruns)
         return self.end(lane_id, TaskOverran(task_id, lane_id, "asked for more"))
+
+    def _again(self, members, why):
+        """Those not answered are to be prepared and run again, and why."""
+        for task_id in members:
+            if task_id not in self.answers:
+                self.prepared.discard(task_id)
+                why[task_id] = why.get(task_id, 0) + 1
 
     def lane_ready(self, lane_id):
         self.lanes_up.add(lane_id)
@@ -106,8 +127,8 @@ class World:
         self.stopped.discard(lane_id)
         task_id = self.on_lane.pop(lane_id, None)
         if task_id is not None:
-            self.prepared.discard(task_id)
-            self.losses[task_id] = self.losses.get(task_id, 0) + 1
+            self.stopping.discard(task_id)
+            self._again(self.members.pop(task_id), self.losses)
         return self.tell(LaneLost(lane_id))
 
     def change_budget(self, size_bytes):
@@ -129,28 +150,32 @@ class World:
             assert task_id not in self.preparing | self.prepared
             self.preparing.add(task_id)
         elif isinstance(command, LaunchTask):
-            assert task_id not in self.answers
-            assert task_id in self.prepared, "launched before it was prepared"
             assert command.lane_id in self.lanes_up
-            assert command.lane_id not in self.on_lane, "two tasks on one lane"
+            assert command.lane_id not in self.on_lane, "two runs on one lane"
             assert command.group_size >= 1
             self.on_lane[command.lane_id] = task_id
-            self.launches[task_id] = self.launches.get(task_id, 0) + 1
-            overruns, losses = self.overruns.get(task_id, 0), self.losses.get(task_id, 0)
-            assert self.launches[task_id] == 1 + losses + overruns
-            assert losses <= 1
-            assert overruns <= 1
+            self.members[task_id] = (task_id, *command.companions)
             self.held[task_id] = command.reserve_bytes
-            if overruns:
+            for member in self.members[task_id]:
+                self._check_launched(member)
+            if command.companions:
+                self._check_union(self.members[task_id], command.reserve_bytes)
+            elif self.overruns.get(task_id):
                 assert self.reserved() == self.budget, "it overran: not alone"
                 assert command.reserve_bytes == self.budget
             else:
                 assert command.reserve_bytes == self.tasks[task_id].reserve_bytes
             assert self.reserved() <= self.budget, "launched into memory that is not there"
+        elif isinstance(command, StopTask):
+            assert self.on_lane[command.lane_id] == task_id
+            assert self.answers.keys() >= set(self.members[task_id]), "somebody waits for it"
+            assert task_id not in self.stopping, "stopped twice"
+            self.stopping.add(task_id)
         elif isinstance(command, SuspendTask):
             assert self.params.device.can_suspend
             assert self.on_lane[command.lane_id] == task_id
             assert command.lane_id not in self.stopped, "suspended twice"
+            assert task_id not in self.stopping, "suspended while it is to end"
             self.stopped.add(command.lane_id)
         elif isinstance(command, ResumeTask):
             assert self.on_lane[command.lane_id] == task_id
@@ -161,10 +186,31 @@ class World:
         elif isinstance(command, ReleaseTask):
             assert task_id in self.answers, "released before it was answered"
             assert task_id not in self.preparing, "released while being prepared"
-            assert task_id not in self.on_lane.values(), "released while on a lane"
+            assert not any(task_id in m for m in self.members.values()), "released on a lane"
             self.released.add(task_id)
         else:
             raise AssertionError(f"unknown command {command}")
+
+    def _check_launched(self, task_id):
+        assert task_id not in self.answers
+        assert task_id in self.prepared, "launched before it was prepared"
+        assert sum(task_id in m for m in self.members.values()) == 1, "runs twice at once"
+        self.launches[task_id] = self.launches.get(task_id, 0) + 1
+        again = [why.get(task_id, 0) for why in (self.losses, self.overruns, self.splits)]
+        assert self.launches[task_id] == 1 + sum(again)
+        assert max(again) <= 1
+
+    def _check_union(self, members, reserve_bytes):
+        tasks = [self.tasks[task_id] for task_id in members]
+        assert len(tasks) <= self.params.most_merged
+        assert len({task.model for task in tasks}) == 1
+        for task_id in members:
+            assert not self.overruns.get(task_id), "it overran, so it runs alone"
+            assert not self.splits.get(task_id), "a union with it failed before"
+        sizes = [(task.num_nodes, task.num_edges) for task in tasks]
+        together = self.params.unions(tasks[0].model, sizes)
+        assert reserve_bytes == together.reserve_bytes
+        assert together.run_ns < sum(task.estimate.run_ns for task in tasks), "nothing is gained"
 
     def _check(self):
         scheduler = self.scheduler

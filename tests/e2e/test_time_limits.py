@@ -74,9 +74,8 @@ def test_a_timeout_ends_a_running_request(narrow, call, trouble):
     parameters = {"timeout": 200_000, "tenant": "running"}
     with trouble.holding() as graph:
         error = refused(call, encode_request("mischief", graph.tensors, parameters=parameters))
-        # The lane goes on until the end of the run, and its memory stays reserved as long.
-        assert trouble.running()
-        assert metric(narrow, "gnnserve_memory_reserved_bytes") > 0
+        wait_for(lambda: not trouble.running(), "the end of the run")
+        wait_for(lambda: metric(narrow, "gnnserve_memory_reserved_bytes") == 0, "its memory back")
     assert error.code() is DEADLINE
     assert error.details() == "the request's time limit passed while it was running"
     assert row(narrow, "tenant = ?", "running")["reason"] == "deadline"
@@ -119,6 +118,7 @@ def test_cancelling_a_running_request(narrow, call, trouble):
     with trouble.holding() as graph:
         message = encode_request("mischief", graph.tensors, parameters={"tenant": "left lane"})
         cancelled(narrow, message, trouble.running)
+        wait_for(lambda: not trouble.running(), "the end of the run")
         told = row(narrow, "tenant = ?", "left lane")
     assert told["status"] == "CANCELLED"
     assert "while running" in told["message"]

@@ -109,6 +109,27 @@ def test_a_tensor_beyond_the_limit_is_an_ordinary_error():
     assert seen == [240_000, 400_000, 0, True]
 
 
+def test_a_word_in_shared_memory_ends_the_work():
+    seen = run_metered("""
+        import ctypes, json, torch
+        from serve.native import Meter
+        meter = Meter.attach()
+        word = ctypes.c_uint64(6)
+        meter.insert(1 << 30)
+        meter.stop_when(ctypes.addressof(word), 7)
+        kept = torch.ones(1000)
+        word.value = 7
+        try:
+            torch.ones(1000)
+        except RuntimeError as error:
+            said = str(error)
+        meter.clear()
+        torch.ones(1000)
+        print(json.dumps("allocate memory" in said))
+    """)
+    assert seen
+
+
 def test_what_a_kernel_takes_by_itself_is_held():
     held, tensors = run_metered("""
         import json, torch

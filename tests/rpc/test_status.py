@@ -20,7 +20,6 @@ EXPECTED = {
     "DeadlineExceeded": "DEADLINE_EXCEEDED",
     "RequestCancelled": "CANCELLED",
     "ModelError": "INTERNAL",
-    "AlreadyExists": "ALREADY_EXISTS",
     "Unsupported": "UNIMPLEMENTED",
     "InvariantViolation": "INTERNAL",
     "ServeError": "INTERNAL",

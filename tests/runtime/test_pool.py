@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serve.core.types import LaneId
+from serve.core.types import LaneId, TaskId
 from serve.errors import NotReady
 from serve.models.facts import Signature
 from serve.models.repository import find
@@ -28,7 +28,7 @@ from serve.runtime.messages import (
 )
 from serve.runtime.pool import LaneDown, LanePool, LaneUp, allocator_facts
 from serve.runtime.shm import SharedPool
-from tests.e2e.mischief import HOLD, RAISE
+from tests.e2e.mischief import DEAF, HOLD, RAISE
 from tests.harness import ROOT
 from tests.outside import PATIENCE_S, descendants, is_running, wait_for
 from tests.runtime.conftest import held_by_this_process
@@ -91,7 +91,13 @@ class Talk:
         self.pool.send(lane_id, LoadModel("m", spec, SIGNATURE))
         assert self.hear(lane_id, ModelLoaded) == ModelLoaded("m")
 
-    def run(self, word: float, lane_id: LaneId = LANES[0], limit_ns: int = NO_LIMIT_NS):
+    def run(
+        self,
+        word: float,
+        lane_id: LaneId = LANES[0],
+        limit_ns: int = NO_LIMIT_NS,
+        task_id: int = 7,
+    ):
         x = np.arange(NODES * WIDTH, dtype=np.float32).reshape(NODES, WIDTH)
         x[0, 0] = word
         self.shared.array(0, "float32", x.shape)[:] = x
@@ -99,7 +105,9 @@ class Talk:
             TensorRef("x", "float32", x.shape, 0),
             TensorRef("edge_index", "int64", (2, 0), 2048),
         )
-        task = RunTask(7, "m", inputs, OUTPUT_OFFSET, 4 * NODES * COLUMNS, limit_bytes=1 << 30)
+        task = RunTask(
+            task_id, "m", inputs, OUTPUT_OFFSET, 4 * NODES * COLUMNS, limit_bytes=1 << 30
+        )
         self.pool.launch(lane_id, task, limit_ns)
         return x
 
@@ -212,6 +220,60 @@ def test_a_lane_is_stopped_in_the_middle_and_goes_on(talk, trouble):
         talk.pool.resume(LANES[0])
         wait_for(lambda: _state(pid) in "RS", "the process going on")
     assert talk.hear(LANES[0], TaskDone).rows == NODES
+
+
+def stop_and_hear(talk, task_id: int = 7) -> TaskError:
+    talk.pool.stop_run(LANES[0], TaskId(task_id))
+    error: TaskError = talk.hear(LANES[0], TaskError)
+    talk.pool.ended(LANES[0])
+    return error
+
+
+def test_a_run_is_stopped_and_the_lane_goes_on(talk, trouble):
+    talk.load(trouble)
+    with trouble.holding():
+        talk.run(HOLD)
+        wait_for(trouble.running, "a running task")
+        assert stop_and_hear(talk).reason == "stopped"
+        assert not trouble.running()
+    talk.run(0.5, task_id=8)
+    assert talk.hear(LANES[0], TaskDone).task_id == 8
+
+
+def test_a_suspended_run_is_stopped_too(talk, trouble):
+    talk.load(trouble)
+    with trouble.holding():
+        talk.run(HOLD)
+        wait_for(trouble.running, "a running task")
+        talk.pool.suspend(LANES[0])
+        assert stop_and_hear(talk).reason == "stopped"
+
+
+def test_a_stop_is_for_the_task_it_names(talk, trouble):
+    talk.load(trouble)
+    with trouble.holding():
+        talk.run(HOLD)
+        wait_for(trouble.running, "a running task")
+        talk.pool.stop_run(LANES[0], TaskId(6))
+    assert talk.hear(LANES[0], TaskDone).task_id == 7
+
+
+def test_a_stop_that_comes_before_the_run_ends_it_too(talk, trouble):
+    talk.load(trouble)
+    talk.pool.suspend(LANES[0])
+    talk.run(0.5)
+    assert stop_and_hear(talk).reason == "stopped"
+
+
+def test_a_run_that_does_not_end_when_stopped_costs_its_lane(talk, trouble, monkeypatch):
+    monkeypatch.setattr("serve.runtime.pool._STOP_GRACE_NS", 100_000_000)
+    talk.load(trouble)
+    with trouble.holding():
+        talk.run(DEAF)
+        wait_for(trouble.running, "a running task")
+        talk.pool.stop_run(LANES[0], TaskId(7))
+        assert talk.hear(LANES[0], LaneDown).reason == "signal 9"
+        talk.hear(LANES[0], LaneUp)
 
 
 def test_sending_to_a_dead_lane_raises_nothing(talk):

@@ -10,7 +10,7 @@ from serve.core.types import Completed, Nanos
 from serve.sim.device import DeviceModel, Offered
 from serve.sim.engine import Simulation, simulate
 from serve.sim.report import quantile
-from tests.builders import MS, US, params, task
+from tests.builders import MS, US, params, task, unions_saving
 
 INSTANT = DeviceModel(switch_ns=Nanos(0))
 
@@ -42,6 +42,23 @@ def test_preemption_serves_the_short_one_at_once():
     choices = {"policy": "slack", "discipline": "preemptive", "lanes": 2, "parallelism": 1}
     assert latencies_ms(requests, can_suspend=True, **choices) == [12, 2]
     assert latencies_ms(requests, can_suspend=False, **choices) == [10, 11]
+
+
+@pytest.mark.parametrize("suspended", [False, True])
+def test_a_run_nobody_waits_for_is_stopped(suspended):
+    model = DeviceModel(switch_ns=Nanos(0), stop_ns=Nanos(MS))
+    first = offered(0, 100, timeout_ns=10 * MS)
+    others = [offered(1, 20, 5)] if suspended else [offered(1, 1, 10.5)]
+    choices = {"policy": "slack", "discipline": "preemptive", "parallelism": 1, "can_suspend": True}
+    # The run ends 1 ms after the time limit, beside another if it was suspended.
+    assert latencies_ms([first, *others], model, **choices) == [10, 20 if suspended else 1.5]
+
+
+def test_a_union_takes_what_is_estimated_as_far_off_as_its_members_are():
+    requests = [offered(0, 4, target_ns=MS), *(offered(i, 4, 1, target_ns=MS) for i in (1, 2))]
+    requests = [Offered(o.task, Nanos(o.run_ns * 3 // 2), o.prepare_ns) for o in requests]
+    choices = {"policy": "fifo", "lanes": 1, "unions": unions_saving(2 * MS), "prepare_ahead": 4}
+    assert latencies_ms(requests, **choices) == [6, 6 + 9 - 1, 6 + 9 - 1]
 
 
 def test_barrier_waits_for_the_whole_group():

@@ -32,7 +32,8 @@ public:
     // True must be followed by `on_alloc`.
     bool admit(Kind kind, std::size_t size) {
         const bool limited = kind == Kind::tensor;
-        if (!add(kind, size, limited ? limit_.load(std::memory_order_relaxed) : kUnlimited)) {
+        if ((limited && stopped()) ||
+            !add(kind, size, limited ? limit_.load(std::memory_order_relaxed) : kUnlimited)) {
             refused_.store(size, std::memory_order_relaxed);
             return false;
         }
@@ -91,8 +92,18 @@ public:
         reset();
     }
 
-    // The limit of `insert` ends.
-    void clear() { limit_.store(kUnlimited, std::memory_order_relaxed); }
+    // The limit of `insert` ends, and with it what `stop_when` allows.
+    void clear() {
+        limit_.store(kUnlimited, std::memory_order_relaxed);
+        stop_word_.store(nullptr, std::memory_order_relaxed);
+    }
+
+    // Until `clear`, tensors are refused from the moment `*word` is `value`. Whoever can write the
+    // word, in another process too, so ends a stretch of work as running out of memory does.
+    void stop_when(const std::atomic<std::uint64_t>* word, std::uint64_t value) {
+        stop_value_.store(value, std::memory_order_relaxed);
+        stop_word_.store(word, std::memory_order_relaxed);
+    }
 
     // Peaks start again from what is live now.
     void reset() {
@@ -114,6 +125,12 @@ public:
 
 private:
     static constexpr std::size_t kUnlimited = std::numeric_limits<std::size_t>::max();
+
+    bool stopped() const {
+        const auto* word = stop_word_.load(std::memory_order_relaxed);
+        return word != nullptr &&
+               word->load(std::memory_order_relaxed) == stop_value_.load(std::memory_order_relaxed);
+    }
 
     static std::size_t tag(Kind kind, std::size_t size) {
         return size << 1 | static_cast<std::size_t>(kind);
@@ -142,6 +159,8 @@ private:
     std::atomic<std::size_t> limit_{kUnlimited};
     std::atomic<std::size_t> refused_{0};
     std::atomic<std::size_t> untracked_{0};
+    std::atomic<const std::atomic<std::uint64_t>*> stop_word_{nullptr};
+    std::atomic<std::uint64_t> stop_value_{0};
     BlockTable<8192> table_;  // 65,536 blocks in 1 MiB, touched as it fills
 };
 

@@ -58,7 +58,10 @@ class Preemptive:
                 best, move = rank, Resume(run)
         if isinstance(move, Wait) or best is None or board.open_slots > 0:
             return move
-        victim = max(executing, key=lambda run: board.rank_run(run, now_ns))
+        victims = [run for run in executing if not run.stopping]
+        if not victims:
+            return WAIT
+        victim = max(victims, key=lambda run: board.rank_run(run, now_ns))
         if best < board.rank_run(victim, now_ns) and not (
             isinstance(move, Launch)
             and len(board.idle) == 1
