@@ -15,10 +15,10 @@ SCRIPT = dedent("""
     assert native.Meter.attach() is None
     target = np.empty((2, 2), np.int64)
     source = np.array([[0, 1], [1, 0]], np.int32)
-    assert native.stage_edge_index(source, True, 2, 2, target) == -1
+    assert native.stage_indices(source, True, 2, target) == -1
     assert (target == source).all()
-    assert native.stage_edge_index(source, True, 2, 1, target) == 1
-    assert native.stage_batch(np.array([0, 0]), 2, np.empty(2, np.int64)) == -1
+    assert native.stage_indices(source, True, 1, target) == 1
+    assert native.stage_indices(np.array([0, 0]), False, 2, np.empty(2, np.int64)) == -1
     assert native.stage_features(np.ones(3, np.float32), np.empty(3, np.float32), True) == -1
     ranges = native.OffsetAllocator(1024, 64)
     assert ranges.alloc(100) == 0
