@@ -100,6 +100,7 @@ class Application:
                 port=server.grpc_port,
                 max_message_bytes=server.max_message_bytes,
                 max_queue=server.max_queue,
+                shared_memory=server.offers_shared_memory,
             )
             #: Undoes all of the above, in reverse.
             self._close = undo.pop_all().close

@@ -7,6 +7,7 @@ objects made from them.
 """
 
 import difflib
+import ipaddress
 import re
 import tomllib
 from pathlib import Path
@@ -42,6 +43,9 @@ class ServerConfig(Section, frozen=True):
     max_queue: Count = 512
     #: How long a stop waits for accepted requests before it gives up on them.
     drain_timeout_s: Positive = 30.0
+    #: Take tensors from shared memory objects of this host, and write answers there: anything in
+    #: /dev/shm that the server may open. `auto`: when it listens on a loopback address only.
+    shared_memory: Literal["auto", "on", "off"] = "auto"
     #: Refuse features that hold NaN or infinity.
     reject_nonfinite: bool = True
 
@@ -49,6 +53,16 @@ class ServerConfig(Section, frozen=True):
     def max_message_bytes(self) -> int:
         """`max_message` in bytes."""
         return parse_bytes(self.max_message, "server.max_message")
+
+    @property
+    def offers_shared_memory(self) -> bool:
+        """`shared_memory`, decided."""
+        if self.shared_memory != "auto":
+            return self.shared_memory == "on"
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
 
 
 class ModelsConfig(Section, frozen=True):

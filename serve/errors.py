@@ -6,6 +6,7 @@ The tree (`code` in brackets; only ``serve.rpc.status`` knows what a code is on 
     ├── ConfigError [INVALID]          a configuration file or a model's config is wrong
     ├── InvalidInput [INVALID]         a request is malformed: names tensor, index and rule
     ├── NotFound [NOT_FOUND]           unknown model, version or graph
+    ├── AlreadyExists [EXISTS]         that name is taken
     ├── NotReady [UNAVAILABLE]         loading, draining, or no lane is left to run it
     ├── TooBig [EXHAUSTED]             one request needs more than the device has
     ├── QueueFull [EXHAUSTED]          try again later: carries `retry_after_ns`
@@ -24,6 +25,7 @@ class ErrorCode(Enum):
 
     INVALID = "invalid"
     NOT_FOUND = "not_found"
+    EXISTS = "exists"
     UNAVAILABLE = "unavailable"
     EXHAUSTED = "exhausted"
     DEADLINE = "deadline"
@@ -54,6 +56,12 @@ class NotFound(ServeError):
     """A model, a version or a graph by that name is not here."""
 
     code = ErrorCode.NOT_FOUND
+
+
+class AlreadyExists(ServeError):
+    """Something by that name is here already."""
+
+    code = ErrorCode.EXISTS
 
 
 class NotReady(ServeError):

@@ -59,23 +59,6 @@ def stage_indices(src: BytesLike, is_int32: bool, bound: int, dst: BytesLike) ->
     return _impl.stage_indices(src, is_int32, bound, dst)
 
 
-def stage_edge_index(
-    src: BytesLike, is_int32: bool, num_edges: int, num_nodes: int, dst: BytesLike
-) -> int:
-    """``stage_indices`` for an edge index [2, E]; raises ValueError when `src` is not that long."""
-    size_bytes, expected_bytes = _size_bytes(src), 2 * num_edges * (4 if is_int32 else 8)
-    if size_bytes != expected_bytes:
-        raise ValueError(
-            f"edge_index [2, {num_edges}] takes {expected_bytes} bytes, source has {size_bytes}"
-        )
-    return _impl.stage_indices(src, is_int32, num_nodes, dst)
-
-
-def stage_batch(src: BytesLike, num_nodes: int, dst: BytesLike) -> int:
-    """``stage_indices`` for the int64 graph numbers of N nodes, each in [0, N)."""
-    return _impl.stage_indices(src, False, num_nodes, dst)
-
-
 def stage_features(src: BytesLike, dst: BytesLike, check_finite: bool) -> int:
     """Copy float32 values into `dst`; with `check_finite`, look for NaN and infinities.
 
@@ -135,10 +118,6 @@ def meter_library_path() -> Path | None:
         return None
     path = Path(_impl.__file__).with_name(_METER_LIBRARY)
     return path if path.is_file() else None
-
-
-def _size_bytes(buffer: BytesLike) -> int:
-    return buffer.nbytes if isinstance(buffer, memoryview | np.ndarray) else len(buffer)
 
 
 class Meter:

@@ -10,7 +10,7 @@ Messages here are bytes: give `None` as serializer and deserializer to gRPC. Doe
 tensors a model takes: see ``serve.rpc.convert``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,11 @@ ParameterValue = bool | int | str | float
 #: gRPC method paths whose messages this module writes and reads.
 INFER_METHOD = "/inference.GRPCInferenceService/ModelInfer"
 STREAM_METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
+
+#: Parameters of a tensor that lies in a shared memory region instead of in the message.
+REGION = "shared_memory_region"
+REGION_OFFSET = "shared_memory_offset"
+REGION_SIZE = "shared_memory_byte_size"
 
 #: Largest gRPC message, each way, that clients take and the server takes by default.
 MAX_MESSAGE_BYTES = 64 * 2**20
@@ -211,6 +216,19 @@ def set_parameter(parameter: pb.InferParameter, value: ParameterValue) -> None:
         parameter.double_param = value
     else:
         raise WireError(f"a parameter is bool, int, str or float, not {type(value).__name__}")
+
+
+def put_place(
+    parameters: MutableMapping[str, pb.InferParameter],
+    region: str,
+    offset_bytes: int,
+    size_bytes: int,
+) -> None:
+    """Say that the tensor of these `parameters` lies in shared memory."""
+    parameters[REGION].string_param = region
+    parameters[REGION_SIZE].int64_param = size_bytes
+    if offset_bytes:
+        parameters[REGION_OFFSET].int64_param = offset_bytes
 
 
 def get_parameter(parameter: pb.InferParameter) -> ParameterValue:

@@ -12,9 +12,19 @@ import numpy as np
 
 from serve.errors import InvalidInput, Unsupported
 from serve.pb import grpc_service_pb2 as pb
-from serve.rpc.options import MAX_TEXT, decode_options, effective_timeout_ns
+from serve.rpc.options import MAX_TEXT, decode_options, effective_timeout_ns, region_part
 from serve.runtime.api import InferCall, InferResult, ModelInfo, Tensor, TensorSpec
-from serve.wire import DATATYPES, Datatype, ParameterValue, encode_response, set_parameter
+from serve.runtime.regions import RegionPart, Regions
+from serve.wire import (
+    DATATYPES,
+    REGION,
+    Datatype,
+    ParameterValue,
+    array_bytes,
+    encode_response,
+    put_place,
+    set_parameter,
+)
 
 #: Taken by every model, with the parameter `graph`, instead of its own inputs.
 NODE_IDS = TensorSpec("node_ids", "INT64", (-1,), optional=True)
@@ -30,6 +40,7 @@ def decode_call(
     request: pb.ModelInferRequest,
     raws: Sequence[memoryview],
     model: ModelInfo,
+    regions: Regions,
     arrived_ns: int,
     remaining_s: float,
 ) -> InferCall:
@@ -39,19 +50,21 @@ def decode_call(
         request: The message without its raw contents.
         raws: These, as ``wire.decode_request`` gives them; kept as they are in the tensors.
         model: Whose inputs are required.
+        regions: Where tensors may lie instead of in the message.
         arrived_ns: When the transport got it.
         remaining_s: What is left of the gRPC deadline.
 
     Raises:
         InvalidInput: The request is malformed.
         DeadlineExceeded: It came after its own deadline.
+        NotFound: It names a shared memory region that is not registered.
         Unsupported: It needs an extension that is not offered.
     """
     if len(request.id) > MAX_TEXT:
         raise InvalidInput(f"id: {len(request.id)} characters, at most {MAX_TEXT} are taken")
     options = decode_options(request.parameters)
-    tensors = _tensors(request, raws, model)
-    _check_outputs(request, model)
+    tensors = _tensors(request, raws, model, regions)
+    output_place = _output_place(request, model, regions)
     _check_together(tensors, options.graph, model)
     return InferCall(
         model=request.model_name,
@@ -65,18 +78,27 @@ def decode_call(
         tenant=options.tenant,
         seed=options.seed,
         graph=options.graph,
+        output_place=output_place,
     )
 
 
-def encode_answer(request_id: str, result: InferResult) -> bytes:
-    """The serialized response: `output` in raw form, and what happened as parameters."""
+def encode_answer(request_id: str, result: InferResult, place: RegionPart | None = None) -> bytes:
+    """The serialized response: `output` in raw form, and what happened as parameters.
+
+    With a `place` the output goes there, and its raw form is empty. Raises InvalidInput when it
+    does not fit.
+    """
     record, output = result.record, result.output
     head = pb.ModelInferResponse(
         model_name=record.model,
         model_version=record.version,
         id=request_id or record.request_uid,
     )
-    head.outputs.add(name=OUTPUT, datatype="FP32", shape=output.shape)
+    sent = head.outputs.add(name=OUTPUT, datatype="FP32", shape=output.shape)
+    if place is not None:
+        place.write(array_bytes(output))
+        put_place(sent.parameters, place.region.name, place.start_bytes, output.nbytes)
+        output = output[:0]
     facts: dict[str, ParameterValue | None] = {
         "request_uid": record.request_uid,
         "queue_us": record.queue_ns // 1000,
@@ -104,15 +126,17 @@ def encode_answer(request_id: str, result: InferResult) -> bytes:
 
 
 def _tensors(
-    request: pb.ModelInferRequest, raws: Sequence[memoryview], model: ModelInfo
+    request: pb.ModelInferRequest, raws: Sequence[memoryview], model: ModelInfo, regions: Regions
 ) -> dict[str, Tensor]:
     """The inputs by name, each as `model` wants it and with as many bytes as its shape says."""
     inputs = request.inputs
-    if raws and len(raws) != len(inputs):
+    sent = [not (wired.parameters and REGION in wired.parameters) for wired in inputs]
+    if raws and len(raws) != sum(sent):
         raise InvalidInput(
-            f"raw_input_contents: {len(raws)} entries for {len(inputs)} inputs; "
-            "give one for each input, or none"
+            f"raw_input_contents: {len(raws)} entries for {sum(sent)} inputs; "
+            "give one for each input that is not in shared memory, or none"
         )
+    unread = iter(raws)
     specs = {spec.name: spec for spec in model.inputs}
     tensors: dict[str, Tensor] = {}
     for position, wired in enumerate(inputs):
@@ -127,16 +151,17 @@ def _tensors(
             spec = NODE_IDS
         if name in tensors:
             raise InvalidInput(f"inputs[{position}]: tensor '{name}' is given twice")
-        if wired.parameters and "shared_memory_region" in wired.parameters:
-            raise Unsupported(f"tensor '{name}': shared memory regions are not offered")
         kind = _datatype(wired.datatype, spec)
         shape = _shape(wired.shape, spec)
-        if raws:
+        data: bytes | memoryview | RegionPart
+        if not sent[position]:
+            data = region_part(wired.parameters, f"tensor '{name}'", regions)
+        elif raws:
             if wired.HasField("contents") and wired.contents.ListFields():
                 raise InvalidInput(
                     f"tensor '{name}': has contents beside raw_input_contents; use one of them"
                 )
-            data: bytes | memoryview = raws[position]
+            data = next(unread)
         else:
             data = _typed_bytes(wired.contents, kind, shape, name)
         size_bytes = prod(shape) * kind.size
@@ -145,6 +170,8 @@ def _tensors(
                 f"tensor '{name}': {len(data)} bytes, but shape {list(shape)} of "
                 f"{kind.name} needs {size_bytes}"
             )
+        if spec is NODE_IDS and isinstance(data, RegionPart):
+            data = b"".join(bytes(piece) for piece in data.pieces())
         tensors[name] = Tensor(wired.datatype, shape, data)
     return tensors
 
@@ -213,16 +240,22 @@ def _typed_bytes(
         raise InvalidInput(f"tensor '{name}': contents do not fit {kind.name}: {error}") from error
 
 
-def _check_outputs(request: pb.ModelInferRequest, model: ModelInfo) -> None:
+def _output_place(
+    request: pb.ModelInferRequest, model: ModelInfo, regions: Regions
+) -> RegionPart | None:
+    """Where the request wants its output; None: in the answer."""
+    place = None
     for position, output in enumerate(request.outputs):
         if output.name != OUTPUT:
             raise InvalidInput(
                 f"outputs[{position}]: model '{model.name}' has no output '{output.name}'; "
                 f"it has {OUTPUT}"
             )
-        for extension in ("classification", "shared_memory_region"):
-            if output.parameters and extension in output.parameters:
-                raise Unsupported(f"output '{OUTPUT}': '{extension}' is not offered")
+        if output.parameters and "classification" in output.parameters:
+            raise Unsupported(f"output '{OUTPUT}': 'classification' is not offered")
+        if output.parameters and REGION in output.parameters:
+            place = region_part(output.parameters, f"output '{OUTPUT}'", regions)
+    return place
 
 
 def _check_together(tensors: Mapping[str, Tensor], graph: str | None, model: ModelInfo) -> None:

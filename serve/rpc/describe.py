@@ -10,7 +10,7 @@ from serve.runtime.api import ModelEstimate, ModelInfo
 PLATFORM = "pytorch_safetensors"
 BACKEND = "gnnserve"
 
-#: The extensions that work here, by the names their users look for.
+#: The extensions that always work here, by the names their users look for.
 EXTENSIONS = (
     "model_repository",
     "model_repository(unload_dependents)",
@@ -20,6 +20,12 @@ EXTENSIONS = (
     "parameters",
     "statistics",
 )
+_SHARED_MEMORY = "system_shared_memory"
+
+
+def extensions(*, shared_memory: bool) -> tuple[str, ...]:
+    """Names of the extensions that this server offers."""
+    return (*EXTENSIONS, _SHARED_MEMORY) if shared_memory else EXTENSIONS
 
 
 def metadata(model: ModelInfo, versions: Sequence[str]) -> pb.ModelMetadataResponse:

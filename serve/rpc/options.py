@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from serve.errors import DeadlineExceeded, InvalidInput
+from serve.errors import DeadlineExceeded, InvalidInput, NotFound, Unsupported
 from serve.pb import grpc_service_pb2 as pb
+from serve.runtime.regions import RegionPart, Regions
+from serve.wire import REGION, REGION_OFFSET, REGION_SIZE
 
 #: Longest text taken as a parameter or an id.
 MAX_TEXT = 256
@@ -77,6 +79,23 @@ def _member(parameter: pb.InferParameter, name: str, members: tuple[str, ...]) -
             f"parameter '{name}': {held or 'no value'} is given, expected {' or '.join(members)}"
         )
     return getattr(parameter, held)
+
+
+def region_part(
+    parameters: Mapping[str, pb.InferParameter], of: str, regions: Regions
+) -> RegionPart:
+    """The part of a shared memory region that the parameters of a tensor name.
+
+    Raises InvalidInput, NotFound or Unsupported, naming the tensor as `of`.
+    """
+    try:
+        size_bytes = _integer(parameters, REGION_SIZE, 0, 2**63 - 1)
+        if size_bytes is None:
+            raise InvalidInput(f"parameter '{REGION_SIZE}' is missing")
+        offset_bytes = _integer(parameters, REGION_OFFSET, 0, 2**63 - 1) or 0
+        return regions.part(_text(parameters, REGION) or "", offset_bytes, size_bytes)
+    except (InvalidInput, NotFound, Unsupported) as error:
+        raise type(error)(f"{of}: {error}") from error
 
 
 def effective_timeout_ns(timeout_us: int | None, remaining_s: float) -> int | None:

@@ -24,6 +24,7 @@ from serve.rpc.handlers import service_handler
 from serve.rpc.health import Health
 from serve.runtime.api import Inference
 from serve.runtime.clock import now_ns
+from serve.runtime.regions import Regions
 from serve.wire import MAX_MESSAGE_BYTES
 
 #: Threads beyond those that wait for accepted requests: refusals, metadata, health, loads.
@@ -52,6 +53,7 @@ class Server:
         port: int = 8001,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         max_queue: int = 512,
+        shared_memory: bool = True,
     ) -> None:
         """Make the services; nothing listens yet.
 
@@ -63,6 +65,7 @@ class Server:
             port: TCP port; 0: any free one.
             max_message_bytes: Largest message taken or sent.
             max_queue: Requests the engine accepts at once; sizes the thread pools.
+            shared_memory: Offer the system shared memory extension.
         """
         self._host, self._port = host, port
         self._gate = Gate()
@@ -74,7 +77,12 @@ class Server:
             2 * max_queue + _SPARE_THREADS, thread_name_prefix="rpc-stream"
         )
         inference = service.InferenceService(
-            engine, facts, self._gate, self._stream_threads, _MAX_STREAMS
+            engine,
+            facts,
+            self._gate,
+            self._stream_threads,
+            _MAX_STREAMS,
+            Regions(offered=shared_memory),
         )
         self._health = Health(inference, engine.models)
         self._server = grpc.server(self._threads, options=_options(max_message_bytes))

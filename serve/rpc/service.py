@@ -21,8 +21,9 @@ from serve.rpc.flight import Flight
 from serve.rpc.gate import Gate
 from serve.rpc.statistics import Statistics
 from serve.rpc.stream import Stream
-from serve.runtime.api import Inference, ModelInfo, Ticket
+from serve.runtime.api import InferCall, Inference, ModelInfo, Ticket
 from serve.runtime.clock import now_ns
+from serve.runtime.regions import Regions
 from serve.wire import decode_request
 
 NAME = "inference.GRPCInferenceService"
@@ -42,8 +43,10 @@ class InferenceService:
         gate: Gate,
         workers: Executor,
         max_streams: int,
+        regions: Regions,
     ) -> None:
         self._engine = engine
+        self._regions = regions
         self._facts = facts
         self._gate = gate
         #: Threads that serve the requests of streams; each stream also has two of its own.
@@ -107,17 +110,18 @@ class InferenceService:
         remaining_s: float,
     ) -> bytes:
         """Have one request answered; returns the serialized response."""
-        model, ticket = self._submit(request, raws, arrived_ns, remaining_s)
+        model, call, ticket = self._submit(request, raws, arrived_ns, remaining_s)
         flight.take_off(ticket)
         try:
             result = ticket.result()
+            answer = encode_answer(request.id, result, call.output_place)
         except Exception:
             self._statistics.failed(model.name, model.version, now_ns() - arrived_ns)
             raise
         finally:
             flight.land()
         self._statistics.succeeded(result.record)
-        return encode_answer(request.id, result)
+        return answer
 
     def _submit(
         self,
@@ -125,13 +129,13 @@ class InferenceService:
         raws: list[memoryview],
         arrived_ns: int,
         remaining_s: float,
-    ) -> tuple[ModelInfo, Ticket]:
+    ) -> tuple[ModelInfo, InferCall, Ticket]:
         """Check the request and hand it to the engine; a refusal is kept for the report."""
         model = None
         try:
             model = self._engine.model(request.model_name, request.model_version)
-            call = decode_call(request, raws, model, arrived_ns, remaining_s)
-            return model, self._engine.submit(call)
+            call = decode_call(request, raws, model, self._regions, arrived_ns, remaining_s)
+            return model, call, self._engine.submit(call)
         except ServeError as error:
             self._engine.refused(
                 request.model_name, request.model_version, request.id, arrived_ns, error
@@ -157,7 +161,9 @@ class InferenceService:
     def ServerMetadata(self, _: pb.ServerMetadataRequest, __: object) -> pb.ServerMetadataResponse:
         """Name, version and the extensions that work."""
         return pb.ServerMetadataResponse(
-            name="gnnserve", version=serve.__version__, extensions=describe.EXTENSIONS
+            name="gnnserve",
+            version=serve.__version__,
+            extensions=describe.extensions(shared_memory=self._regions.offered),
         )
 
     def ModelMetadata(
@@ -226,6 +232,33 @@ class InferenceService:
         _check_repository(request.repository_name)
         self._engine.unload(request.model_name)
         return pb.RepositoryModelUnloadResponse()
+
+    # -- shared memory ------------------------------------------------------------------------
+
+    def SystemSharedMemoryRegister(
+        self, request: pb.SystemSharedMemoryRegisterRequest, _: object
+    ) -> pb.SystemSharedMemoryRegisterResponse:
+        """Let requests name places in a shared memory object of this host."""
+        self._regions.register(request.name, request.key, request.offset, request.byte_size)
+        return pb.SystemSharedMemoryRegisterResponse()
+
+    def SystemSharedMemoryStatus(
+        self, request: pb.SystemSharedMemoryStatusRequest, _: object
+    ) -> pb.SystemSharedMemoryStatusResponse:
+        """One region, or all that are registered."""
+        answer = pb.SystemSharedMemoryStatusResponse()
+        for region in self._regions.registered(request.name):
+            status = answer.regions[region.name]
+            status.name, status.key = region.name, region.key
+            status.offset, status.byte_size = region.offset_bytes, region.size_bytes
+        return answer
+
+    def SystemSharedMemoryUnregister(
+        self, request: pb.SystemSharedMemoryUnregisterRequest, _: object
+    ) -> pb.SystemSharedMemoryUnregisterResponse:
+        """Forget a region, or all; requests that use one go on."""
+        self._regions.unregister(request.name)
+        return pb.SystemSharedMemoryUnregisterResponse()
 
     # -- shared with the health service -------------------------------------------------------
 

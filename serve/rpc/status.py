@@ -16,6 +16,7 @@ from serve.wire import WireError
 CODES: dict[ErrorCode, grpc.StatusCode] = {
     ErrorCode.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
     ErrorCode.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    ErrorCode.EXISTS: grpc.StatusCode.ALREADY_EXISTS,
     ErrorCode.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
     ErrorCode.EXHAUSTED: grpc.StatusCode.RESOURCE_EXHAUSTED,
     ErrorCode.DEADLINE: grpc.StatusCode.DEADLINE_EXCEEDED,

@@ -1,5 +1,6 @@
 """What the runtime offers to the transports above it; ``engine.Engine`` implements it."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -7,6 +8,7 @@ import numpy as np
 
 from serve.errors import ServeError
 from serve.obs.record import RequestRecord
+from serve.runtime.regions import RegionPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +18,11 @@ class Tensor:
     #: Open Inference Protocol name: FP32, INT64, INT32, …
     datatype: str
     shape: tuple[int, ...]
-    data: bytes | memoryview
+    data: bytes | memoryview | RegionPart
+
+    def pieces(self) -> Iterable[bytes | memoryview]:
+        """`data` in order, in pieces of whole elements; see ``RegionPart.pieces``."""
+        return self.data.pieces() if isinstance(self.data, RegionPart) else (self.data,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +45,8 @@ class InferCall:
     seed: int | None = None
     #: Resident graph asked for, with `node_ids` among the tensors.
     graph: str | None = None
+    #: Where the client wants its output; None: in the answer.
+    output_place: RegionPart | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ for all that is large.
 
 import math
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -113,35 +114,56 @@ def take_block(pool: SharedPool, layout: Layout) -> Block:
 
 
 def _stage_edges(source: Tensor, target: np.ndarray, num_nodes: int) -> None:
-    num_edges = source.shape[1]
-    is_int32 = source.datatype == "INT32"
-    bad = native.stage_edge_index(source.data, is_int32, num_edges, num_nodes, target)
-    if bad >= 0:
-        row, column = divmod(bad, num_edges)
-        value = np.frombuffer(source.data, dtype="<i4" if is_int32 else "<i8")[bad]
+    found = _stage_indices(source, target, num_nodes)
+    if found is not None:
+        row, column = divmod(found[0], source.shape[1])
         raise InvalidInput(
-            f"input 'edge_index' [{row}, {column}] is {value}; "
+            f"input 'edge_index' [{row}, {column}] is {found[1]}; "
             f"it must be in [0, {num_nodes}), the rows of 'x'"
         )
 
 
 def _stage_batch(source: Tensor, target: np.ndarray, num_nodes: int) -> None:
-    bad = native.stage_batch(source.data, num_nodes, target)
-    if bad >= 0:
-        value = np.frombuffer(source.data, dtype="<i8")[bad]
-        raise InvalidInput(f"input 'batch' [{bad}] is {value}; it must be in [0, {num_nodes})")
+    found = _stage_indices(source, target, num_nodes)
+    if found is not None:
+        raise InvalidInput(
+            f"input 'batch' [{found[0]}] is {found[1]}; it must be in [0, {num_nodes})"
+        )
+
+
+def _stage_indices(source: Tensor, target: np.ndarray, bound: int) -> tuple[int, int] | None:
+    """Copy indices as int64; flat position and value of the first not in [0, `bound`)."""
+    is_int32 = source.datatype == "INT32"
+    flat, start = target.reshape(-1), 0
+    for piece in source.pieces():
+        end = start + len(piece) // (4 if is_int32 else 8)
+        bad = native.stage_indices(piece, is_int32, bound, flat[start:end])
+        if bad >= 0:
+            return start + bad, int(np.frombuffer(piece, "<i4" if is_int32 else "<i8")[bad])
+        start = end
+    return None
 
 
 def _stage_floats(name: str, source: Tensor, target: np.ndarray, *, check_finite: bool) -> None:
-    bad = native.stage_features(source.data, target, check_finite)
-    if bad >= 0:
-        values = np.frombuffer(source.data, dtype="<f4")
-        where = ", ".join(str(int(i)) for i in np.unravel_index(bad, source.shape))
-        count = int(values.size - np.count_nonzero(np.isfinite(values)))
-        raise InvalidInput(
-            f"input '{name}' [{where}] is {values[bad]}; features must be finite "
-            f"({count} of {values.size} are not)"
-        )
+    flat, start = target.reshape(-1), 0
+    pieces = iter(source.pieces())
+    for piece in pieces:
+        end = start + len(piece) // 4
+        bad = native.stage_features(piece, flat[start:end], check_finite)
+        if bad >= 0:
+            value = np.frombuffer(piece, "<f4")[bad]
+            where = ", ".join(str(int(i)) for i in np.unravel_index(start + bad, source.shape))
+            count = sum(_count_nonfinite(part) for part in chain((piece,), pieces))
+            raise InvalidInput(
+                f"input '{name}' [{where}] is {value}; features must be finite "
+                f"({count} of {target.size} are not)"
+            )
+        start = end
+
+
+def _count_nonfinite(piece: bytes | memoryview) -> int:
+    values = np.frombuffer(piece, "<f4")
+    return int(values.size - np.count_nonzero(np.isfinite(values)))
 
 
 def _aligned(size_bytes: int) -> int:

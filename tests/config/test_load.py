@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from serve.config import load_config, parse_bytes
+from serve.config import Config, decode_table, load_config, parse_bytes
 from serve.errors import ConfigError
 
 
@@ -78,3 +78,20 @@ def test_a_graph_named_twice(tmp_path):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"absent\.toml.*No such file"):
         load_config(tmp_path / "absent.toml")
+
+
+@pytest.mark.parametrize(
+    ("table", "offered"),
+    [
+        ({}, True),
+        ({"host": "::1"}, True),
+        ({"host": "localhost"}, True),
+        ({"host": "0.0.0.0"}, False),
+        ({"host": "some.name"}, False),
+        ({"host": "0.0.0.0", "shared_memory": "on"}, True),
+        ({"shared_memory": "off"}, False),
+    ],
+)
+def test_shared_memory_is_for_clients_of_this_host(table, offered):
+    config = decode_table({"server": table}, Config, "here")
+    assert config.server.offers_shared_memory is offered

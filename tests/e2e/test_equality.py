@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 import tritonclient.grpc
 from torch_geometric.data import Data
+from tritonclient.utils import shared_memory
 
 from serve.client import AsyncClient, Client
 from serve.graphs.datasets import load_dataset
@@ -68,7 +70,38 @@ def _by_async_client(server: ServerProcess, model: str, graph: Graph) -> np.ndar
     return asyncio.run(ask())
 
 
-CLIENTS = {"tritonclient": _by_triton, "sync": _by_client, "async": _by_async_client}
+def _by_triton_in_shared_memory(server: ServerProcess, model: str, graph: Graph) -> np.ndarray:
+    """Inputs and output in one region; an empty tensor has no place there."""
+    names = {"float32": "FP32", "int32": "INT32", "int64": "INT64"}
+    output_bytes = 4 * 5 * len(graph.x)
+    size = sum(array.nbytes for array in graph.tensors.values()) + output_bytes + 1
+    key = f"gnnserve-test-{uuid.uuid4().hex}"
+    region = shared_memory.create_shared_memory_region(key, key, size)
+    try:
+        with tritonclient.grpc.InferenceServerClient(server.target) as client:
+            client.register_system_shared_memory(key, key, size)
+            inputs, offset = [], 0
+            for name, array in graph.tensors.items():
+                tensor = tritonclient.grpc.InferInput(name, array.shape, names[array.dtype.name])
+                shared_memory.set_shared_memory_region(region, [array], offset)
+                inputs.append(tensor.set_shared_memory(key, array.nbytes, offset))
+                offset += array.nbytes
+            output = tritonclient.grpc.InferRequestedOutput("output")
+            output.set_shared_memory(key, output_bytes, offset)
+            shape = client.infer(model, inputs, outputs=[output]).get_output("output").shape
+            found = shared_memory.get_contents_as_numpy(region, np.float32, list(shape), offset)
+            client.unregister_system_shared_memory(key)
+            return found.copy()
+    finally:
+        shared_memory.destroy_shared_memory_region(region)
+
+
+CLIENTS = {
+    "tritonclient": _by_triton,
+    "tritonclient, shared memory": _by_triton_in_shared_memory,
+    "sync": _by_client,
+    "async": _by_async_client,
+}
 
 
 @pytest.mark.parametrize("model", MODELS)

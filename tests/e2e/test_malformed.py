@@ -218,12 +218,20 @@ def test_bytes_that_are_no_message_are_refused(call, message):
     assert "malformed" in error.details()
 
 
-def test_shared_memory_of_other_servers_is_not_offered(call):
+def test_shared_memory_that_was_never_registered(call):
     request = good_request()
     request.inputs[X].parameters["shared_memory_region"].string_param = "pool"
     error = refusal(call, request.SerializeToString())
-    assert error.code() is grpc.StatusCode.UNIMPLEMENTED
-    assert "tensor 'x'" in error.details()
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "2 entries for 1 inputs" in error.details()
+    del request.raw_input_contents[X]
+    error = refusal(call, request.SerializeToString())
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "tensor 'x': parameter 'shared_memory_byte_size' is missing" in error.details()
+    request.inputs[X].parameters["shared_memory_byte_size"].int64_param = 360
+    error = refusal(call, request.SerializeToString())
+    assert error.code() is grpc.StatusCode.NOT_FOUND
+    assert "tensor 'x': unknown shared memory region 'pool'" in error.details()
 
 
 # -- any request at all -----------------------------------------------------------------------

@@ -122,28 +122,6 @@ def test_targets_and_layouts_that_cannot_be(core):
         core.stage_features("text", bytearray(4), True)
 
 
-def test_edge_index_must_be_as_long_as_it_says():
-    edges = np.zeros((2, 3), np.int64)
-    target = np.empty((2, 3), np.int64)
-    assert native.stage_edge_index(edges.tobytes(), False, 3, 1, target) == -1
-    for source in (edges, edges.tobytes(), memoryview(edges)):
-        with pytest.raises(ValueError, match=r"edge_index \[2, 4\] takes 64 bytes, source has 48"):
-            native.stage_edge_index(source, False, 4, 1, target)
-
-
-def test_edge_index_of_no_edges_and_of_no_nodes():
-    empty = np.empty((2, 0), np.int64)
-    assert native.stage_edge_index(b"", True, 0, 5, empty) == -1
-    assert native.stage_edge_index(bytes(8), True, 1, 0, np.empty((2, 1), np.int64)) == 0
-
-
-def test_batch_numbers_lie_below_the_number_of_nodes():
-    target = np.empty(3, np.int64)
-    assert native.stage_batch(np.array([0, 2, 1]), 3, target) == -1
-    assert target.tolist() == [0, 2, 1]
-    assert native.stage_batch(np.array([0, 1, 3]), 3, target) == 2
-
-
 @pytest.fixture
 def unhurried_interpreter():
     """No thread is made to give up the interpreter lock: it runs until it lets go by itself."""

@@ -55,10 +55,11 @@ def model_info(name="gcn", version="1", extra=(), state="READY") -> ModelInfo:
 def answer_to(call: InferCall) -> np.ndarray:
     """What the fake model computes: the first features, plus the number of edges."""
     if call.graph is not None:
-        ids = np.frombuffer(bytes(call.tensors["node_ids"].data), "<i8")
+        ids = np.frombuffer(call.tensors["node_ids"].data, "<i8")
         return np.repeat(ids[:, None], CLASSES, axis=1).astype(np.float32)
     x = call.tensors["x"]
-    values = np.frombuffer(bytes(x.data), "<f4").reshape(x.shape)
+    content = b"".join(bytes(piece) for piece in x.pieces())
+    values = np.frombuffer(content, "<f4").reshape(x.shape)
     return values[:, :CLASSES] + np.float32(call.tensors["edge_index"].shape[1])
 
 

@@ -6,18 +6,20 @@ import pytest
 from serve.errors import DeadlineExceeded, InvalidInput, Unsupported
 from serve.pb import grpc_service_pb2 as pb
 from serve.rpc.convert import decode_call
+from serve.runtime.regions import Regions
 from serve.wire import decode_request, encode_request
 from tests.rpc.fakes import FEATURES, model_info
 
 MODEL = model_info(extra=("edge_weight", "edge_attr", "batch"))
 NEVER_S = 9e18
+REGIONS = Regions(offered=False)
 X = np.ones((3, FEATURES), np.float32)
 EDGES = np.array([[0, 1], [1, 2]], np.int64)
 
 
 def decode(message, model=MODEL, remaining_s=NEVER_S):
     request, raws = decode_request(message)
-    return decode_call(request, raws, model, arrived_ns=5, remaining_s=remaining_s)
+    return decode_call(request, raws, model, REGIONS, arrived_ns=5, remaining_s=remaining_s)
 
 
 def call(tensors=None, remaining_s=NEVER_S, **parameters):
@@ -204,9 +206,10 @@ def test_only_the_output_can_be_asked_for():
     refuse(wired(x, edges, outputs=[classified]), "'classification'", Unsupported)
 
 
-def test_shared_memory_is_not_offered():
+def test_shared_memory_where_it_is_not_offered():
     request = wired(("x", "FP32", [0, FEATURES]))
     request.inputs[0].parameters["shared_memory_region"].string_param = "r"
+    request.inputs[0].parameters["shared_memory_byte_size"].int64_param = 0
     refuse(request, ("'x'", "shared memory"), Unsupported)
 
 

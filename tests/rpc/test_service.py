@@ -204,8 +204,8 @@ def test_liveness_readiness_and_metadata(standard, engine):
     assert not standard.ModelReady(pb.ModelReadyRequest(name="gcn")).ready
     server = standard.ServerMetadata(pb.ServerMetadataRequest())
     assert (server.name, server.version) == ("gnnserve", "0.1.0")
-    assert {"statistics", "model_repository", "parameters"} <= set(server.extensions)
-    assert not {"system_shared_memory", "trace", "logging"} & set(server.extensions)
+    assert {"statistics", "parameters", "system_shared_memory"} <= set(server.extensions)
+    assert not {"cuda_shared_memory", "trace", "logging"} & set(server.extensions)
 
 
 def test_model_metadata_and_config_name_the_tensors(standard):
@@ -295,7 +295,7 @@ def test_the_repository_is_listed_loaded_and_unloaded(standard, infer):
 
 @pytest.mark.parametrize(
     "method",
-    ["SystemSharedMemoryStatus", "CudaSharedMemoryRegister", "TraceSetting", "LogSettings"],
+    ["CudaSharedMemoryStatus", "CudaSharedMemoryRegister", "TraceSetting", "LogSettings"],
 )
 def test_what_is_not_offered_says_so(standard, method):
     error = fails(getattr(standard, method), getattr(pb, f"{method}Request")())

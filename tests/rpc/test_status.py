@@ -20,6 +20,7 @@ EXPECTED = {
     "DeadlineExceeded": "DEADLINE_EXCEEDED",
     "RequestCancelled": "CANCELLED",
     "ModelError": "INTERNAL",
+    "AlreadyExists": "ALREADY_EXISTS",
     "Unsupported": "UNIMPLEMENTED",
     "InvariantViolation": "INTERNAL",
     "ServeError": "INTERNAL",

@@ -1,12 +1,15 @@
 """Content checks and the layout of requests in the shared pool."""
 
 import itertools
+from multiprocessing import shared_memory
 
 import numpy as np
 import pytest
 
 from serve.errors import InvalidInput, QueueFull
+from serve.runtime import regions as regions_module
 from serve.runtime.api import InferCall, Tensor
+from serve.runtime.regions import Regions
 from serve.runtime.shm import TENSOR_ALIGNMENT_BYTES, SharedPool
 from serve.runtime.staging import plan_layout, stage, take_block
 
@@ -53,6 +56,55 @@ def test_what_is_staged_is_what_was_sent(pool, index_dtype):
     sent = np.frombuffer(request.tensors["x"].data, "<f4").reshape(NODES, WIDTH)
     np.testing.assert_array_equal(arrays["x"], sent)
     assert [ref.name for ref in result.inputs] == ["x", "edge_index", "edge_weight", "batch"]
+
+
+@pytest.fixture
+def shared(monkeypatch):
+    """A request of several pieces a tensor, its tensors in a client's shared memory."""
+    monkeypatch.setattr(regions_module, "PIECE_BYTES", 4096)
+    nodes, edges = 1000, 4096 // 8 + 3
+    rng = np.random.default_rng(2)
+    arrays = {
+        "x": rng.standard_normal((nodes, 10)).astype(np.float32),
+        "edge_index": rng.integers(0, nodes, (2, edges)).astype(np.int32),
+    }
+    memory = shared_memory.SharedMemory(
+        create=True, size=sum(array.nbytes for array in arrays.values())
+    )
+    regions = Regions()
+    regions.register("r", memory.name, 0, memory.size)
+    tensors, offset = {}, 0
+    for name, array in arrays.items():
+        memory.buf[offset : offset + array.nbytes] = array.tobytes()
+        part = regions.part("r", offset, array.nbytes)
+        datatype = "FP32" if name == "x" else "INT32"
+        tensors[name] = Tensor(datatype, array.shape, part)
+        offset += array.nbytes
+    yield arrays, tensors, memory
+    memory.close()
+    memory.unlink()
+
+
+def test_shared_memory_is_staged_as_a_message_is(pool, shared):
+    arrays, tensors, _ = shared
+    for ref in staged(pool, InferCall("m", "", tensors, arrived_ns=0)).inputs:
+        found = pool.array(ref.offset_bytes, ref.dtype, ref.shape)
+        np.testing.assert_array_equal(found, arrays[ref.name])
+
+
+def test_what_is_wrong_in_shared_memory_is_found_in_any_piece(pool, shared):
+    arrays, tensors, memory = shared
+    request = InferCall("m", "", tensors, arrived_ns=0)
+    edges = arrays["edge_index"].shape[1]
+    last = arrays["x"].nbytes + 4 * (2 * edges - 1)
+    memory.buf[last : last + 4] = np.int32(1000).tobytes()
+    with pytest.raises(InvalidInput, match=rf"'edge_index' \[1, {edges - 1}\] is 1000"):
+        staged(pool, request)
+    for row in (700, 999):
+        start = 40 * row
+        memory.buf[start : start + 4] = np.float32(np.inf).tobytes()
+    with pytest.raises(InvalidInput, match=r"'x' \[700, 0\] is inf; .* \(2 of 10000 are not\)"):
+        staged(pool, request)
 
 
 def test_tensors_are_aligned_and_do_not_overlap(pool):

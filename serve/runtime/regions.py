@@ -1,0 +1,187 @@
+"""Memory that clients on this host share with the server: Triton's system shared memory.
+
+A client makes a POSIX shared memory object, registers it under a name and then sends places in it
+where tensors would be. The object stays the client's: it may be rewritten, shortened or unlinked
+at any moment. So it is never mapped here, where touching the end of a shortened one would kill the
+process. Parts are read by `pread`, every byte once, in pieces that are still in the processor's
+cache when they are checked; what was checked is what is used.
+"""
+
+import contextlib
+import os
+import stat
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from serve.errors import AlreadyExists, InvalidInput, NotFound, QueueFull, Unsupported
+
+#: Where the system keeps the objects of `shm_open`.
+_FOLDER = Path("/dev/shm")
+#: Longest name of a file, and of a region.
+_MAX_NAME = 255
+#: Each registered region holds a file open.
+MAX_REGIONS = 1024
+#: Read at a time: small enough for the second level cache, large enough to cost little.
+PIECE_BYTES = 256 << 10
+_RETRY_NS = 1_000_000_000
+
+
+class Region:
+    """A registered region, open until nobody uses it any more."""
+
+    def __init__(self, name: str, key: str, offset_bytes: int, size_bytes: int) -> None:
+        """Open the object `key`; raises InvalidInput when it is not there or too small."""
+        self.name, self.key = name, key
+        self.offset_bytes, self.size_bytes = offset_bytes, size_bytes
+        self.fd = _open(name, key)
+        held = os.fstat(self.fd)
+        if not stat.S_ISREG(held.st_mode):
+            raise InvalidInput(f"shared memory region '{name}': '{key}' is no memory object")
+        if size_bytes < 1 or offset_bytes + size_bytes > held.st_size:
+            raise InvalidInput(
+                f"shared memory region '{name}': {size_bytes} bytes from {offset_bytes} are not "
+                f"within the {held.st_size} bytes of '{key}'"
+            )
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError, OSError):
+            os.close(self.fd)
+
+
+@dataclass(frozen=True, slots=True)
+class RegionPart:
+    """A tensor's bytes in a region; `len` as of any bytes."""
+
+    region: Region
+    #: From the start of the region.
+    start_bytes: int
+    size_bytes: int
+
+    def __len__(self) -> int:
+        return self.size_bytes
+
+    def pieces(self) -> Iterator[memoryview]:
+        """The bytes in order, some at a time; a piece is gone when the next is asked for.
+
+        Raises InvalidInput when the client has shortened the object.
+        """
+        buffer = memoryview(bytearray(min(self.size_bytes, PIECE_BYTES)))
+        for start in range(0, self.size_bytes, PIECE_BYTES):
+            piece = buffer[: self.size_bytes - start]
+            taken = 0
+            while taken < len(piece):
+                offset = self._offset_bytes + start + taken
+                count = os.preadv(self.region.fd, [piece[taken:]], offset)
+                if count == 0:
+                    raise InvalidInput(
+                        f"shared memory region '{self.region.name}': '{self.region.key}' has "
+                        f"become shorter and ends at byte {offset}"
+                    )
+                taken += count
+            yield piece
+
+    def write(self, data: memoryview) -> None:
+        """Put `data` at the beginning; raises InvalidInput when it does not fit."""
+        if len(data) > self.size_bytes:
+            raise InvalidInput(
+                f"shared memory region '{self.region.name}': the output takes {len(data)} bytes, "
+                f"shared_memory_byte_size is {self.size_bytes}"
+            )
+        done = 0
+        try:
+            while done < len(data):
+                done += os.pwrite(self.region.fd, data[done:], self._offset_bytes + done)
+        except OSError as error:
+            raise InvalidInput(
+                f"shared memory region '{self.region.name}': '{self.region.key}' cannot be "
+                f"written: {error.strerror}"
+            ) from error
+
+    @property
+    def _offset_bytes(self) -> int:
+        """From the start of the region's object."""
+        return self.region.offset_bytes + self.start_bytes
+
+
+class Regions:
+    """The regions registered with this server. Any thread may call any method."""
+
+    def __init__(self, *, offered: bool = True) -> None:
+        """Without `offered` every use is refused as unsupported."""
+        self.offered = offered
+        self._lock = threading.Lock()
+        self._regions: dict[str, Region] = {}
+
+    def register(self, name: str, key: str, offset_bytes: int, size_bytes: int) -> None:
+        """Open the object `key` as region `name`.
+
+        Raises AlreadyExists, InvalidInput, or QueueFull when `MAX_REGIONS` are registered.
+        """
+        self._require_offered()
+        if not 1 <= len(name) <= _MAX_NAME:
+            raise InvalidInput(f"name: {len(name)} characters, 1 to {_MAX_NAME} are taken")
+        with self._lock:
+            if name in self._regions:
+                raise AlreadyExists(f"shared memory region '{name}' is registered already")
+            if len(self._regions) >= MAX_REGIONS:
+                raise QueueFull(
+                    f"{MAX_REGIONS} shared memory regions are registered, which is the most taken",
+                    _RETRY_NS,
+                )
+            self._regions[name] = Region(name, key, offset_bytes, size_bytes)
+
+    def unregister(self, name: str) -> None:
+        """Forget the region `name`, or all if it is empty; requests that use it go on."""
+        self._require_offered()
+        with self._lock:
+            if name:
+                self._regions.pop(name, None)
+            else:
+                self._regions.clear()
+
+    def registered(self, name: str = "") -> tuple[Region, ...]:
+        """The region `name`, or all if it is empty; raises NotFound."""
+        self._require_offered()
+        with self._lock:
+            return (self._find(name),) if name else tuple(self._regions.values())
+
+    def part(self, name: str, offset_bytes: int, size_bytes: int) -> RegionPart:
+        """Bytes of the region `name`; raises NotFound or InvalidInput."""
+        self._require_offered()
+        with self._lock:
+            region = self._find(name)
+        if not (offset_bytes >= 0 <= size_bytes and offset_bytes + size_bytes <= region.size_bytes):
+            raise InvalidInput(
+                f"shared memory region '{name}': {size_bytes} bytes from {offset_bytes} are not "
+                f"within its {region.size_bytes} bytes"
+            )
+        return RegionPart(region, offset_bytes, size_bytes)
+
+    def _find(self, name: str) -> Region:
+        region = self._regions.get(name)
+        if region is None:
+            raise NotFound(f"unknown shared memory region '{name}'")
+        return region
+
+    def _require_offered(self) -> None:
+        if not self.offered:
+            raise Unsupported(
+                "shared memory is not offered by this server; see server.shared_memory"
+            )
+
+
+def _open(name: str, key: str) -> int:
+    """The memory object `key`, as `shm_open` finds it: never anything outside its folder."""
+    file = key.lstrip("/")
+    if not 1 <= len(file) <= _MAX_NAME or "/" in file or "\0" in file or file in (".", ".."):
+        raise InvalidInput(
+            f"shared memory region '{name}': key {key[:_MAX_NAME]!r} is not the name of a memory "
+            "object: a '/', then no other"
+        )
+    try:
+        return os.open(_FOLDER / file, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, UnicodeEncodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not a file name"
+        raise InvalidInput(f"shared memory region '{name}': cannot open '{key}': {why}") from error
