@@ -5,8 +5,10 @@
 // Python as a RuntimeError whose text may get lost on the way (inside compiled packages): who
 // wants to know asks for the lane's refused bytes.
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <new>
 #include <string>
@@ -24,6 +26,9 @@ constexpr int kStatic = -1;
 // Never destroyed: torch frees tensors until the very end of the process.
 DeviceArena* the_arena = nullptr;
 thread_local int bound_lane = kStatic;
+// The run of this thread ends at its next allocation once the word holds the value.
+thread_local const std::atomic<std::uint64_t>* stop_word = nullptr;
+thread_local std::uint64_t stop_value = 0;
 
 class BufferFull : public std::bad_alloc {
 public:
@@ -34,6 +39,11 @@ public:
 
 private:
     std::shared_ptr<std::string> text_;
+};
+
+class Stopped : public std::exception {
+public:
+    const char* what() const noexcept override { return "gnnserve: the run was stopped"; }
 };
 
 // -1 for whatever goes wrong: exceptions must not reach ctypes.
@@ -66,7 +76,17 @@ GNNSERVE_EXPORT std::int64_t gnnserve_device_add_lane() {
 }
 
 // What this thread allocates from now on belongs to that lane's task; -1: to nobody's.
-GNNSERVE_EXPORT void gnnserve_device_bind(int lane) { bound_lane = lane < 0 ? kStatic : lane; }
+GNNSERVE_EXPORT void gnnserve_device_bind(int lane) {
+    bound_lane = lane < 0 ? kStatic : lane;
+    stop_word = nullptr;
+}
+
+// Until the next `bind`, allocations of this thread are refused once the word holds the value.
+GNNSERVE_EXPORT void gnnserve_device_stop_when(const std::atomic<std::uint64_t>* word,
+                                               std::uint64_t value) {
+    stop_value = value;
+    stop_word = word;
+}
 
 // 1: the lane has its buffer; 0: there is no room for it; -1: it has a task already.
 GNNSERVE_EXPORT std::int64_t gnnserve_device_insert(int lane, std::int64_t limit) {
@@ -142,6 +162,9 @@ GNNSERVE_EXPORT void* gnnserve_device_alloc(std::size_t size, int /*device*/, vo
     }
     if (the_arena == nullptr) {
         throw BufferFull(size);
+    }
+    if (stop_word != nullptr && stop_word->load(std::memory_order_relaxed) == stop_value) {
+        throw Stopped();
     }
     const auto wanted = static_cast<std::int64_t>(size);
     const std::uintptr_t address =

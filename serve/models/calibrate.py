@@ -30,7 +30,7 @@ from serve.estimate.timing import Timed, fit_time
 from serve.models.facts import Signature
 from serve.models.loader import LoadedModel
 from serve.models.probes import Shape, probe_graph
-from serve.models.tracing import trace
+from serve.models.site import Processor, Site
 
 _log = logging.getLogger(__name__)
 
@@ -95,26 +95,29 @@ def calibrate(
     allocator: Allocator = _PLAIN,
     progress: Progress | None = None,
     executor: str = "eager",
-    device: str = "cpu",
+    site: Site | None = None,
 ) -> Calibration:
     """Trace and time `loaded` within about `budget_s`; no graph needs more than `max_bytes`.
+
+    `site` is where it runs; None: in this process.
 
     Raises ModelError when the model cannot run even the smallest probe graphs.
     """
     tell = progress or (lambda step, fraction: None)
+    site = site or Processor()
     stop_at = time.monotonic() + budget_s
     tell("memory", 0.0)
-    memory = measure_memory(loaded, signature, max_bytes=max_bytes, allocator=allocator)
+    memory = measure_memory(loaded, signature, max_bytes=max_bytes, allocator=allocator, site=site)
     if memory.warning:
         _log.warning("model %s: %s", loaded.spec.key, memory.warning)
     tell("time", 0.2)
-    probe = _Probe(loaded, signature)
+    probe = _Probe(loaded, signature, site)
     timed = _measure_time(probe, memory, max_bytes, stop_at, tell, allocator.expect)
     tell("done", 1.0)
     return Calibration(
         model=loaded.spec.key,
         executor=executor,
-        device=device,
+        device=site.name,
         threads=torch.get_num_threads(),
         memory=memory,
         time=timed,
@@ -127,6 +130,7 @@ class _Probe:
 
     loaded: LoadedModel
     signature: Signature
+    site: Site
 
     def graph(
         self, num_nodes: int, num_edges: int, shape: Shape = Shape.PLAIN
@@ -137,8 +141,8 @@ class _Probe:
         return lambda: self.loaded.run(inputs)
 
     def trace(self, num_nodes: int, num_edges: int, shape: Shape = Shape.PLAIN) -> Trace:
-        run = self.runner(self.graph(num_nodes, num_edges, shape))
-        return trace(run, self.loaded.module, num_nodes, num_edges)
+        run = self.runner(self.site.place(self.graph(num_nodes, num_edges, shape)))
+        return self.site.trace(run, self.loaded.module, num_nodes, num_edges)
 
     def takes(self, shape: Shape) -> bool:
         """Is the graph plain, or does the shape change what this model gets?"""
@@ -166,10 +170,15 @@ class _Probe:
 
 
 def measure_memory(
-    loaded: LoadedModel, signature: Signature, *, max_bytes: int, allocator: Allocator = _PLAIN
+    loaded: LoadedModel,
+    signature: Signature,
+    *,
+    max_bytes: int,
+    allocator: Allocator = _PLAIN,
+    site: Site | None = None,
 ) -> MemoryFit:
     """Trace small graphs, fit, and check on larger ones of several shapes."""
-    probe = _Probe(loaded, signature)
+    probe = _Probe(loaded, signature, site or Processor())
     inputs = probe.input_bytes()
     _run_once(probe)
     planes, problem = _fit_families(probe, _TRACED)
@@ -305,7 +314,7 @@ def _measure_held(
     for ratio in _HELD_RATIOS:
         size = _shrunk((_MANY_NODES, int(_MANY_NODES * ratio)), need, limit)
         for shape in filter(probe.takes, _FAMILIES):
-            run = probe.runner(probe.graph(*size, shape))
+            run = probe.runner(probe.site.place(probe.graph(*size, shape)))
             held = _unless_refused(lambda run=run: held_by(run), size, shape)  # type: ignore[misc]
             if held is not None:
                 found.append((*size, held))
@@ -359,8 +368,5 @@ def _measure_time(
 
 
 def _time_ns(probe: _Probe, inputs: dict[str, torch.Tensor]) -> int:
-    """One run. On one thread its processor time, which is its time on a core of its own."""
-    clock = time.thread_time_ns if torch.get_num_threads() == 1 else time.perf_counter_ns
-    started = clock()
-    probe.loaded.run(inputs)
-    return max(1, clock() - started)
+    """One run of what a lane does."""
+    return max(1, probe.site.time_ns(probe.runner(inputs)))

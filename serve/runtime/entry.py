@@ -1,7 +1,7 @@
 """How a lane's process is entered; light, because the main process imports it to start lanes."""
 
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 
@@ -11,6 +11,22 @@ class PassedFile(Protocol):
     def detach(self) -> int:
         """The file descriptor, now owned by the caller."""
         ...
+
+
+@dataclass(frozen=True)
+class DevicePlace:
+    """Where the lanes of one process run, when they are threads on a device they share."""
+
+    #: As torch names it: `cuda:0`; `cpu` for tests of everything but the device.
+    name: str
+    #: Device memory for weights, workspaces and the tasks of all its lanes; 0: not managed.
+    slab_bytes: int = 0
+    #: The same for the process that calibrates beside them.
+    calibration_bytes: int = 0
+
+    def for_calibration(self) -> "DevicePlace":
+        """The place of the process that calibrates."""
+        return replace(self, slab_bytes=self.calibration_bytes)
 
 
 @dataclass(frozen=True)
@@ -28,10 +44,17 @@ class LaneSetup:
     log_level: int
     #: Freed memory to keep from run to run.
     keep_bytes: int
+    #: None: one lane, in a process of its own.
+    place: DevicePlace | None = None
 
 
-def run_lane(setup: LaneSetup, channel: socket.socket, pool_file: PassedFile) -> None:
+def run_lanes(setup: LaneSetup, channels: list[socket.socket], pool_file: PassedFile) -> None:
     """Entry point of the process; torch is imported here, in the fork server's preload."""
-    from serve.runtime import lane
+    if setup.place is not None:
+        from serve.runtime import threads
 
-    lane.main(setup, channel, pool_file)
+        threads.main(setup, channels, pool_file)
+    else:
+        from serve.runtime import lane
+
+        lane.main(setup, channels[0], pool_file)

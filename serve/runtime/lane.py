@@ -15,17 +15,20 @@ import socket
 import sys
 import time
 from multiprocessing import forkserver
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import torch
 
 from serve.core.types import FailReason
+from serve.cuda.arena import LaneMemory
 from serve.errors import ServeError
 from serve.models.calibrate import Allocator, calibrate
 from serve.models.facts import Signature
 from serve.models.loader import LoadedModel, load_model
+from serve.models.repository import ModelSpec
 from serve.models.signature import probe_inputs, probe_signature
+from serve.models.site import Processor, Site
 from serve.native import Meter
 from serve.runtime import messages
 from serve.runtime.entry import LaneSetup, PassedFile
@@ -69,6 +72,15 @@ _WARM_UP_SIZES = ((16, 48), (256, 1024), (16, 48))
 
 def main(setup: LaneSetup, channel: socket.socket, pool_file: PassedFile) -> None:
     """Entry point of the process."""
+    pool = enter(setup, pool_file)
+    stop_word = StopWord(pool, setup.stop_word_offset_bytes)
+    signal.signal(STOP_SIGNAL, stop_word.on_signal)
+    Lane(channel, pool, Meter.attach(), setup.keep_bytes, stop_word).serve()
+    leave()
+
+
+def enter(setup: LaneSetup, pool_file: PassedFile) -> mmap.mmap:
+    """Make this process one of lanes: what it is told, when it ends; returns the shared pool."""
     _die_with_parent()
     _release_fork_server()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -81,12 +93,14 @@ def main(setup: LaneSetup, channel: socket.socket, pool_file: PassedFile) -> Non
     pool_fd = pool_file.detach()
     pool = map_pool(pool_fd, setup.pool_capacity_bytes)
     os.close(pool_fd)
-    stop_word = StopWord(pool, setup.stop_word_offset_bytes)
-    signal.signal(STOP_SIGNAL, stop_word.on_signal)
-    Lane(channel, pool, Meter.attach(), setup.keep_bytes, stop_word).serve()
+    return pool
+
+
+def leave(code: int = 0) -> NoReturn:
+    """End this process at once."""
     # Tensors over the pool may still exist; the kernel unmaps it, no destructor has to.
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(code)
 
 
 class Lane:
@@ -96,7 +110,7 @@ class Lane:
         self,
         channel: socket.socket,
         pool: mmap.mmap,
-        meter: Meter | None,
+        meter: Meter | LaneMemory | None,
         keep_bytes: int,
         stop_word: StopWord,
     ) -> None:
@@ -125,7 +139,7 @@ class Lane:
             elif isinstance(message, LoadModel):
                 self._send(self._load(message))
             elif isinstance(message, UnloadModel):
-                self._models.pop(message.key, None)
+                self._unload(message.key)
             elif isinstance(message, ProbeModel):
                 self._send(self._probe(message))
             elif isinstance(message, Stop):
@@ -230,12 +244,14 @@ class Lane:
             )
         if size_bytes:
             place = TensorRef("output", "float32", tuple(output.shape), task.output_offset_bytes)
-            self._tensor(place).copy_(output)
+            self._copy_out(output, self._tensor(place))
+
+    def _copy_out(self, output: torch.Tensor, place: torch.Tensor) -> None:
+        place.copy_(output)
 
     def _load(self, message: LoadModel) -> ModelLoaded | ModelFailed:
         try:
-            model = load_model(message.spec)
-            warm_up(model, message.signature)
+            model = self._load_model(message)
         except Exception as error:
             _log.exception("model %s does not load", message.key)
             return ModelFailed(message.key, _public_text(error))
@@ -244,9 +260,17 @@ class Lane:
         gc.freeze()
         return ModelLoaded(message.key)
 
+    def _load_model(self, message: LoadModel) -> LoadedModel:
+        model = load_model(message.spec)
+        warm_up(model, message.signature)
+        return model
+
+    def _unload(self, key: str) -> None:
+        self._models.pop(key, None)
+
     def _probe(self, message: ProbeModel) -> ModelProbed | ModelFailed:
         try:
-            model = load_model(message.spec)
+            model, site = self._load_to_measure(message.spec)
             signature = probe_signature(model)
             warm_up(model, signature)
             found = calibrate(
@@ -259,11 +283,15 @@ class Lane:
                     expect=self._use_pages_for,
                 ),
                 progress=lambda step, fraction: self._send(Progress(step, fraction)),
+                site=site,
             )
         except Exception as error:
             _log.exception("model %s cannot be calibrated", message.spec.name)
             return ModelFailed(message.spec.name, _public_text(error))
         return ModelProbed(signature, msgspec.msgpack.encode(found))
+
+    def _load_to_measure(self, spec: ModelSpec) -> tuple[LoadedModel, Site]:
+        return load_model(spec), Processor()
 
 
 def warm_up(model: LoadedModel, signature: Signature) -> None:

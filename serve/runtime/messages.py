@@ -62,6 +62,8 @@ class RunTask(Message, frozen=True, tag=True, array_like=True):
     output_capacity_bytes: int
     #: What the run may take besides inputs and the output's place.
     limit_bytes: int
+    #: Goes before other tasks of its device, where lanes can let it.
+    urgent: bool = False
 
 
 class Stop(Message, frozen=True, tag=True, array_like=True):

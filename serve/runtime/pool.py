@@ -1,5 +1,6 @@
 """The lane processes: started from a fork server, pinned, watched, restarted with back-off.
 
+A process holds one lane, which can then be suspended, or all lanes of one device as threads.
 Does not decide what runs: the engine polls for what lanes said and is told when one is lost.
 Only the engine's own thread calls `poll`; `send` may be called from any thread.
 """
@@ -27,7 +28,7 @@ from serve import native
 from serve.core.types import LaneId, TaskId
 from serve.errors import NotReady
 from serve.runtime import clock, messages
-from serve.runtime.entry import LaneSetup, PassedFile, run_lane
+from serve.runtime.entry import DevicePlace, LaneSetup, PassedFile, run_lanes
 from serve.runtime.messages import MAX_PACKET_BYTES, FromLane, Message, RunTask, Stop
 from serve.runtime.shm import SharedPool
 from serve.runtime.stopping import SIGNAL as STOP_SIGNAL
@@ -75,15 +76,28 @@ class LaneDown:
 
 
 @dataclass(slots=True)
-class _Lane:
-    lane_id: LaneId
-    cores: tuple[int, ...]
+class _Host:
+    """A process and the lanes in it."""
+
+    name: str
+    lanes: list["_Lane"]
     process: BaseProcess | None = None
-    channel: socket.socket | None = None
     started_ns: int = 0
     failures: int = 0
     restart_at_ns: int | None = None
     restarts: int = 0
+
+    @property
+    def pid(self) -> int | None:
+        return None if self.process is None else self.process.pid
+
+
+@dataclass(slots=True)
+class _Lane:
+    lane_id: LaneId
+    cores: tuple[int, ...]
+    host: _Host
+    channel: socket.socket | None = None
     #: When the task it runs must have ended, else the lane is taken for hung.
     kill_at_ns: int | None = None
     #: While it is suspended: what is left of that time.
@@ -103,19 +117,28 @@ class LanePool:
         shared: SharedPool,
         keep_bytes: int,
         threads: int = 1,
+        place: DevicePlace | None = None,
     ) -> None:
+        """With `place`, lanes are threads of one process there; else each is a process."""
         self._shared = shared
         self._keep_bytes = keep_bytes
         self._threads = threads
-        self._lanes = {
-            LaneId(index): _Lane(LaneId(index), cores) for index, cores in enumerate(lane_cores)
-        }
+        self._place = place
+        self._lanes: dict[LaneId, _Lane] = {}
+        self._hosts: list[_Host] = []
+        for index, cores in enumerate(lane_cores):
+            if place is None or not self._hosts:
+                name = f"lane {index}" if place is None else f"device {place.name}"
+                self._hosts.append(_Host(name, []))
+            lane = _Lane(LaneId(index), cores, self._hosts[-1])
+            lane.host.lanes.append(lane)
+            self._lanes[lane.lane_id] = lane
         self._cores = sorted({core for cores in lane_cores for core in cores})
         self._selector = selectors.DefaultSelector()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector.register(self._wake_fd, selectors.EVENT_READ, None)
-        self._started: SimpleQueue[tuple[LaneId, BaseProcess, socket.socket]] = SimpleQueue()
-        self._restarting: dict[LaneId, threading.Thread] = {}
+        self._started: SimpleQueue[tuple[_Host, BaseProcess, list[socket.socket]]] = SimpleQueue()
+        self._restarting: dict[str, threading.Thread] = {}
         self._stopping = False
 
     @property
@@ -125,22 +148,22 @@ class LanePool:
 
     @property
     def restarts(self) -> int:
-        """How often lanes were started again."""
-        return sum(lane.restarts for lane in self._lanes.values())
+        """How often processes of lanes were started again."""
+        return sum(host.restarts for host in self._hosts)
 
     def pids(self) -> dict[LaneId, int]:
         """Process id of each lane that has a process."""
         return {
-            lane.lane_id: lane.process.pid
+            lane.lane_id: lane.host.pid
             for lane in self._lanes.values()
-            if lane.process is not None and lane.process.pid is not None
+            if lane.host.pid is not None
         }
 
     def start(self) -> None:
         """Start every lane's process; `poll` tells when each is up."""
         atexit.register(self._kill)
-        for lane in self._lanes.values():
-            self._adopt(lane, *self._spawn(f"lane {lane.lane_id}", lane.cores, lane.lane_id))
+        for host in self._hosts:
+            self._adopt(host, *self._spawn(host.name, host.lanes, host.lanes[0].lane_id))
 
     def send(self, lane_id: LaneId, message: Message) -> None:
         """Send to a lane; one that cannot take it is lost, as `poll` will tell.
@@ -166,7 +189,7 @@ class LanePool:
         self.send(lane_id, task)
 
     def suspend(self, lane_id: LaneId) -> None:
-        """Stop the lane's process where it is; its core is free."""
+        """Stop the lane's process, which is its own, where it is; its core is free."""
         lane = self._lanes[lane_id]
         lane.stopped, lane.executes = True, False
         if lane.kill_at_ns is not None:
@@ -188,6 +211,9 @@ class LanePool:
         """
         lane = self._lanes[lane_id]
         self._shared.write_word(lane_id, task_id)
+        if self._place is not None:
+            # It ends at its next allocation; others run in its process.
+            return
         lane.kill_at_ns = clock.now_ns() + _STOP_GRACE_NS
         lane.left_ns = None
         _signal(lane, STOP_SIGNAL)
@@ -216,11 +242,11 @@ class LanePool:
         if lane.core not in taken:
             return
         free = next((core for core in self._cores if core not in taken), None)
-        if free is None or lane.process is None or lane.process.pid is None:
+        if free is None or lane.host.pid is None:
             return
         lane.core = free
         with contextlib.suppress(ProcessLookupError):
-            os.sched_setaffinity(lane.process.pid, (free,))
+            os.sched_setaffinity(lane.host.pid, (free,))
 
     def wake(self) -> None:
         """Make a waiting `poll` return. Any thread."""
@@ -231,8 +257,8 @@ class LanePool:
         now = clock.now_ns()
         self._attend(now)
         dues = [until_ns] if until_ns is not None else []
-        for lane in self._lanes.values():
-            dues += [at for at in (lane.restart_at_ns, lane.kill_at_ns) if at is not None]
+        dues += [host.restart_at_ns for host in self._hosts if host.restart_at_ns is not None]
+        dues += [lane.kill_at_ns for lane in self._lanes.values() if lane.kill_at_ns is not None]
         timeout_s = max(0.0, (min(dues) - now) / 1e9) if dues else None
         said: list[tuple[LaneId, FromLane | LaneUp | LaneDown]] = []
         for key, _ in self._selector.select(timeout_s):
@@ -244,113 +270,132 @@ class LanePool:
         return said
 
     def _read(self, lane: _Lane, said: list[tuple[LaneId, FromLane | LaneUp | LaneDown]]) -> None:
-        while lane.channel is not None:
-            try:
-                packet = lane.channel.recv(MAX_PACKET_BYTES, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return
-            except OSError:
-                packet = b""
+        while (packet := _receive(lane)) is not None:
             if not packet:
-                said.append((lane.lane_id, LaneDown(self._bury(lane))))
+                said += self._lose(lane.host)
                 return
-            message = messages.decode_from_lane(packet)
-            if isinstance(message, messages.LaneStarted):
-                _log.info("lane %d: process %d up, cores %s", lane.lane_id, message.pid, lane.cores)
-                said.append((lane.lane_id, LaneUp()))
-            else:
-                said.append((lane.lane_id, message))
+            message = self._understand(lane, packet)
+            said.append((lane.lane_id, message))
             if isinstance(message, messages.TaskDone | messages.TaskError):
                 return
 
-    def _bury(self, lane: _Lane) -> str:
-        """Clean up after a dead process and schedule its successor; says how it ended."""
+    def _understand(self, lane: _Lane, packet: bytes) -> FromLane | LaneUp:
+        message = messages.decode_from_lane(packet)
+        if not isinstance(message, messages.LaneStarted):
+            return message
+        _log.info("lane %d: process %d up, cores %s", lane.lane_id, message.pid, lane.cores)
+        return LaneUp()
+
+    def _lose(self, host: _Host) -> list[tuple[LaneId, FromLane | LaneUp | LaneDown]]:
+        """A process ended: the last that its lanes said, and that they are down."""
+        reason = self._bury(host)
+        said: list[tuple[LaneId, FromLane | LaneUp | LaneDown]] = []
+        for lane in host.lanes:
+            while packet := _receive(lane):
+                said.append((lane.lane_id, self._understand(lane, packet)))
+            self._close(lane)
+            said.append((lane.lane_id, LaneDown(reason)))
+        return said
+
+    def _close(self, lane: _Lane) -> None:
         assert lane.channel is not None
-        assert lane.process is not None
         self._selector.unregister(lane.channel)
         lane.channel.close()
         lane.channel = None
-        lane.kill_at_ns = lane.left_ns = None
-        lane.executes = lane.stopped = False
-        # First from the lane, then from the system: others must not signal a reused number.
-        process, lane.process = lane.process, None
+
+    def _bury(self, host: _Host) -> str:
+        """End and free a process that is ending, schedule its successor; says how it ended."""
+        assert host.process is not None
+        for lane in host.lanes:
+            lane.kill_at_ns = lane.left_ns = None
+            lane.executes = lane.stopped = False
+        # First from the lanes, then from the system: others must not signal a reused number.
+        process, host.process = host.process, None
         reason = _reap(process)
         now = clock.now_ns()
-        if now - lane.started_ns > _HEALTHY_AFTER_NS:
-            lane.failures = 0
-        back_off_ns = min(_BACK_OFF_MOST_NS, _BACK_OFF_FIRST_NS << min(lane.failures, 20))
-        lane.failures += 1
+        if now - host.started_ns > _HEALTHY_AFTER_NS:
+            host.failures = 0
+        back_off_ns = min(_BACK_OFF_MOST_NS, _BACK_OFF_FIRST_NS << min(host.failures, 20))
+        host.failures += 1
         if not self._stopping:
-            lane.restart_at_ns = now + back_off_ns
-            _log.warning(
-                "lane %d: lost (%s); restart in %.2f s", lane.lane_id, reason, back_off_ns / 1e9
-            )
+            host.restart_at_ns = now + back_off_ns
+            _log.warning("%s: lost (%s); restart in %.2f s", host.name, reason, back_off_ns / 1e9)
         return reason
 
     def _attend(self, now_ns: int) -> None:
-        """Restart lanes that are due, kill lanes that hang."""
+        """Restart processes that are due, kill those in which a task hangs."""
         for lane in self._lanes.values():
             if lane.kill_at_ns is not None and now_ns >= lane.kill_at_ns:
                 lane.kill_at_ns = None
                 _log.error("lane %d: the task does not end; killing the process", lane.lane_id)
-                if lane.process is not None:
-                    lane.process.kill()
-            if lane.restart_at_ns is not None and now_ns >= lane.restart_at_ns:
-                lane.restart_at_ns = None
-                lane.restarts += 1
+                if lane.host.process is not None:
+                    lane.host.process.kill()
+        for host in self._hosts:
+            if host.restart_at_ns is not None and now_ns >= host.restart_at_ns:
+                host.restart_at_ns = None
+                host.restarts += 1
                 # The fork server may have to be started anew, which takes seconds.
                 thread = threading.Thread(
-                    target=self._respawn, args=(lane,), name=f"restart-{lane.lane_id}", daemon=True
+                    target=self._respawn, args=(host,), name=f"restart {host.name}", daemon=True
                 )
-                self._restarting[lane.lane_id] = thread
+                self._restarting[host.name] = thread
                 thread.start()
 
-    def _respawn(self, lane: _Lane) -> None:
+    def _respawn(self, host: _Host) -> None:
         try:
-            process, channel = self._spawn(f"lane {lane.lane_id}", lane.cores, lane.lane_id)
+            process, channels = self._spawn(host.name, host.lanes, host.lanes[0].lane_id)
         except (OSError, EOFError) as error:  # EOFError: the fork server died just then
-            _log.error("lane %d: cannot be started: %r", lane.lane_id, error)
-            lane.restart_at_ns = clock.now_ns() + _BACK_OFF_MOST_NS
+            _log.error("%s: cannot be started: %r", host.name, error)
+            host.restart_at_ns = clock.now_ns() + _BACK_OFF_MOST_NS
         else:
-            self._started.put((lane.lane_id, process, channel))
+            self._started.put((host, process, channels))
         if not self._stopping:
             self.wake()
 
     def _adopt_started(self, said: list[tuple[LaneId, FromLane | LaneUp | LaneDown]]) -> None:
         while True:
             try:
-                lane_id, process, channel = self._started.get_nowait()
+                host, process, channels = self._started.get_nowait()
             except Empty:
                 return
-            self._adopt(self._lanes[lane_id], process, channel)
-            self._read(self._lanes[lane_id], said)
+            self._adopt(host, process, channels)
+            for lane in host.lanes:
+                self._read(lane, said)
 
-    def _adopt(self, lane: _Lane, process: BaseProcess, channel: socket.socket) -> None:
-        lane.process, lane.channel, lane.started_ns = process, channel, clock.now_ns()
-        lane.core = lane.cores[0]
-        # A stop may have been meant for the process before.
-        lane.kill_at_ns = lane.left_ns = None
-        self._selector.register(channel, selectors.EVENT_READ, lane.lane_id)
+    def _adopt(self, host: _Host, process: BaseProcess, channels: list[socket.socket]) -> None:
+        host.process, host.started_ns = process, clock.now_ns()
+        for lane, channel in zip(host.lanes, channels, strict=True):
+            lane.channel = channel
+            # A stop may have been meant for the process before.
+            lane.kill_at_ns = lane.left_ns = None
+            lane.core = lane.cores[0] if lane.cores else -1
+            self._selector.register(channel, selectors.EVENT_READ, lane.lane_id)
 
     def _spawn(
-        self, name: str, cores: tuple[int, ...], word: int
-    ) -> tuple[BaseProcess, socket.socket]:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        for side in (ours, theirs):
+        self, name: str, lanes: list[_Lane], word: int, place: DevicePlace | None = None
+    ) -> tuple[BaseProcess, list[socket.socket]]:
+        """A process with those lanes, and our ends of their channels in the same order.
+
+        `word` is the first lane's; the others' follow.
+        """
+        pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in lanes]
+        for side in (side for pair in pairs for side in pair):
             side.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MAX_PACKET_BYTES)
+        ours, theirs = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         setup = LaneSetup(
             name=name,
-            cores=cores,
+            cores=lanes[0].cores,
             threads=self._threads,
             pool_capacity_bytes=self._shared.capacity_bytes,
             stop_word_offset_bytes=self._shared.word_offset_bytes(word),
             log_level=logging.getLogger().getEffectiveLevel(),
             keep_bytes=self._keep_bytes,
+            place=place or self._place,
         )
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([_PRELOAD_MODULE])
         process = context.Process(
-            target=run_lane,
+            target=run_lanes,
             args=(setup, theirs, _PoolFile(self._shared.fd)),
             name=name,
             daemon=True,
@@ -362,17 +407,20 @@ class LanePool:
                 with _no_main_module():
                     process.start()
         except BaseException:
-            ours.close()
+            for side in ours:
+                side.close()
             raise
         finally:
-            theirs.close()
+            for side in theirs:
+                side.close()
         return process, ours
 
     @contextmanager
     def calibrator(self) -> Iterator["Calibrator"]:
         """A lane of its own for one model, so that no serving lane is kept from its tasks."""
-        cores = self._lanes[LaneId(0)].cores
-        process, channel = self._spawn("calibrator", cores, len(self._lanes))
+        place = None if self._place is None else self._place.for_calibration()
+        lane = self._lanes[LaneId(0)]
+        process, (channel,) = self._spawn("calibrator", [lane], len(self._lanes), place)
         try:
             yield Calibrator(channel)
         finally:
@@ -384,20 +432,22 @@ class LanePool:
         """End every process. After this nothing of the pool runs."""
         self._stopping = True
         atexit.unregister(self._kill)
-        for lane in self._lanes.values():
-            lane.restart_at_ns = None
-            self._continue(lane)
-            self.send(lane.lane_id, Stop())
-        for lane in self._lanes.values():
-            if lane.process is not None:
-                lane.process.join(_STOP_WAIT_S)
-                lane.process.kill()
-                self._bury(lane)
+        for host in self._hosts:
+            host.restart_at_ns = None
+            for lane in host.lanes:
+                self._continue(lane)
+                self.send(lane.lane_id, Stop())
+        for host in self._hosts:
+            if host.process is not None:
+                host.process.join(_STOP_WAIT_S)
+                host.process.kill()
+                self._lose(host)
         for thread in self._restarting.values():
             thread.join()
         while not self._started.empty():
-            _, process, channel = self._started.get_nowait()
-            channel.close()
+            _, process, channels = self._started.get_nowait()
+            for channel in channels:
+                channel.close()
             process.kill()
             _reap(process)
         self._selector.close()
@@ -405,9 +455,9 @@ class LanePool:
 
     def _kill(self) -> None:
         """The interpreter exits without `stop`; lanes would have it wait for them for ever."""
-        for lane in self._lanes.values():
-            if lane.process is not None:
-                lane.process.kill()
+        for host in self._hosts:
+            if host.process is not None:
+                host.process.kill()
 
 
 class Calibrator:
@@ -501,9 +551,21 @@ def allocator_facts(keep_bytes: int) -> tuple[str, ...]:
     return (*told, metered, f"lanes keep 2^{keep_bytes.bit_length()} bytes")
 
 
+def _receive(lane: _Lane) -> bytes | None:
+    """A packet from the lane; empty: its process is gone; None: it says nothing now."""
+    if lane.channel is None:
+        return None
+    try:
+        return lane.channel.recv(MAX_PACKET_BYTES, socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""
+
+
 def _signal(lane: _Lane, number: signal.Signals) -> None:
     """Send a signal; a process that is gone is noticed by `poll`."""
-    process = lane.process
+    process = lane.host.process
     # ValueError: it was buried just now.
     with contextlib.suppress(ProcessLookupError, ValueError):
         if process is not None and process.pid is not None:

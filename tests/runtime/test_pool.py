@@ -15,6 +15,7 @@ from serve.core.types import LaneId, TaskId
 from serve.errors import NotReady
 from serve.models.facts import Signature
 from serve.models.repository import find
+from serve.runtime.entry import DevicePlace
 from serve.runtime.messages import (
     LaneStarted,
     LoadModel,
@@ -64,9 +65,10 @@ if __name__ == "__main__":
 class Talk:
     """A pool, and everything its lanes said."""
 
-    def __init__(self, cores: tuple[int, int]) -> None:
+    def __init__(self, cores: tuple[int, int] | None, place: DevicePlace | None = None) -> None:
         self.shared = SharedPool(1 << 20)
-        self.pool = LanePool(tuple((core,) for core in cores), self.shared, keep_bytes=64 << 20)
+        lane_cores = ((), ()) if cores is None else tuple((core,) for core in cores)
+        self.pool = LanePool(lane_cores, self.shared, keep_bytes=64 << 20, place=place)
         self.said: list[tuple[LaneId, object]] = []
 
     def start(self) -> "Talk":
@@ -90,6 +92,11 @@ class Talk:
         spec = find(trouble.root, "mischief")
         self.pool.send(lane_id, LoadModel("m", spec, SIGNATURE))
         assert self.hear(lane_id, ModelLoaded) == ModelLoaded("m")
+
+    def load_wrong(self, trouble, lane_id: LaneId) -> ModelFailed:
+        """Weights of other shapes than the signature says."""
+        self.pool.send(lane_id, LoadModel("wrong", find(trouble.root, "gcn"), SIGNATURE))
+        return self.hear(lane_id, ModelFailed)
 
     def run(
         self,
@@ -153,13 +160,7 @@ def test_what_a_model_raises_is_the_tasks_end_only(talk, trouble):
 
 
 def test_a_model_that_does_not_load_is_told(talk, trouble):
-    spec = find(trouble.root, "gcn")
-    signature = Signature(
-        num_features=WIDTH, edge_dim=None, num_outputs=COLUMNS, rows="node",
-        accepts_empty=True, accepts_edgeless=True, deterministic=True,
-    )  # fmt: skip
-    talk.pool.send(LANES[0], LoadModel("wrong", spec, signature))
-    failed = talk.hear(LANES[0], ModelFailed)
+    failed = talk.load_wrong(trouble, LANES[0])
     assert failed.key == "wrong"
     assert "shapes" in failed.message
 

@@ -1,0 +1,104 @@
+"""The two compiled libraries for devices, through ctypes.
+
+``libgnnserve_device`` places device memory and is always built with the extension;
+``libgnnserve_cuda`` talks to CUDA and is built where nvcc is (see csrc/cuda/cuda.cmake). Both lie
+beside ``serve._core``, or in the folder of this package in a checkout that was not installed.
+"""
+
+import ctypes
+import importlib.util
+from pathlib import Path
+
+DEVICE_LIBRARY = "libgnnserve_device.so"
+CUDA_LIBRARY = "libgnnserve_cuda.so"
+
+
+class CudaError(RuntimeError):
+    """CUDA refused; the text is its own."""
+
+
+def library_path(name: str) -> Path | None:
+    """Where the library was built to; None if it was not."""
+    folders = [Path(__file__).resolve().parent.parent]
+    extension = importlib.util.find_spec("serve._core")
+    if extension is not None and extension.origin is not None:
+        folders.insert(0, Path(extension.origin).parent)
+    return next((folder / name for folder in folders if (folder / name).is_file()), None)
+
+
+def required_path(name: str) -> Path:
+    """``library_path``, or a FileNotFoundError that says how to get it."""
+    path = library_path(name)
+    if path is None:
+        raise FileNotFoundError(f"{name} was not built; see docs/cuda.md")
+    return path
+
+
+class CudaLibrary:
+    """``libgnnserve_cuda``. Every call raises CudaError with CUDA's own words."""
+
+    def __init__(self) -> None:
+        # Not PyDLL: what waits for the device must not hold the interpreter lock.
+        library = ctypes.CDLL(str(required_path(CUDA_LIBRARY)))
+        self._error = library.gnnserve_cuda_error
+        self._error.restype, self._error.argtypes = ctypes.c_char_p, [ctypes.c_int]
+        pointer, size, code = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+        address = ctypes.POINTER(ctypes.c_uint64)
+        self._slab = library.gnnserve_cuda_slab
+        self._slab.argtypes = [code, size, address]
+        self._register = library.gnnserve_cuda_register
+        self._register.argtypes = [pointer, size, address]
+        self._unregister = library.gnnserve_cuda_unregister
+        self._unregister.argtypes = [pointer]
+        self._gather = library.gnnserve_cuda_gather
+        self._gather.argtypes = [
+            pointer, pointer, size, size, pointer, pointer, pointer, code, size, pointer,
+        ]  # fmt: skip
+
+    def slab(self, device: int, size_bytes: int) -> int:
+        """Address of that much memory of the device, kept until the process ends."""
+        address = ctypes.c_uint64()
+        self._check(
+            self._slab(device, size_bytes, ctypes.byref(address)),
+            f"cudaMalloc of {size_bytes} bytes on device {device}",
+        )
+        return address.value
+
+    def register(self, host_address: int, size_bytes: int) -> int:
+        """Pin host memory where it lies; the address under which the device sees it."""
+        address = ctypes.c_uint64()
+        self._check(
+            self._register(host_address, size_bytes, ctypes.byref(address)),
+            f"cudaHostRegister of {size_bytes} bytes",
+        )
+        return address.value
+
+    def unregister(self, host_address: int) -> None:
+        """Undo ``register``; before the memory is unmapped."""
+        self._check(self._unregister(host_address), "cudaHostUnregister")
+
+    def gather(
+        self,
+        table: int,
+        ids: int,
+        num_rows: int,
+        row_bytes: int,
+        out: int,
+        *,
+        stream: int,
+        hot: int = 0,
+        slot_of: int = 0,
+        shift: bool = True,
+        most_threads: int = 1 << 18,
+    ) -> None:
+        """Launch out[i] = table[ids[i]]; addresses as the device sees them, see cuda/device.cu."""
+        self._check(
+            self._gather(
+                table, ids, num_rows, row_bytes, hot, slot_of, out, shift, most_threads, stream
+            ),
+            f"gather of {num_rows} rows of {row_bytes} bytes",
+        )
+
+    def _check(self, code: int, what: str) -> None:
+        if code:
+            raise CudaError(f"{what}: {self._error(code).decode()} (cudaError {code})")

@@ -1,0 +1,71 @@
+"""A model on a device with memory of its own, and how it is measured there."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from serve.cuda.arena import LaneMemory
+from serve.cuda.queues import Queue
+from serve.estimate.memory import Trace
+from serve.models.loader import LoadedModel
+from serve.models.site import Run
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedModel(LoadedModel):
+    """A model on a queue's device that takes and gives tensors of the host.
+
+    What it does is what a lane does for a task: up, forward, down.
+    """
+
+    queue: Queue
+    #: On which of its streams.
+    urgent: bool = False
+
+    def run(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """See ``LoadedModel.run``; inputs that are on the device already are used there."""
+        with self.queue.running(urgent=self.urgent):
+            try:
+                here = {n: t for n, t in inputs.items() if t.device.type == "cpu"}
+                output = LoadedModel.run(self, {**inputs, **self.queue.upload(here)})
+                place = torch.empty(output.shape, dtype=output.dtype)
+                if output.numel():
+                    self.queue.download(output, place)
+            finally:
+                self.queue.finish()
+        return place
+
+
+class ArenaSite:
+    """A device whose memory a ``DeviceArena`` places."""
+
+    def __init__(self, queue: Queue, memory: LaneMemory) -> None:
+        self.name = str(queue.device)
+        self._queue = queue
+        self._memory = memory
+
+    def place(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """See ``Site``."""
+        with self._queue.running():
+            placed = self._queue.upload(inputs)
+            self._queue.finish()
+        return placed
+
+    def trace(self, run: Run, module: torch.nn.Module, num_nodes: int, num_edges: int) -> Trace:
+        """Requested sizes: that placement rounds each block up shows in ``LaneMemory.held_by``."""
+        self._memory.insert(self._memory.most_bytes())
+        try:
+            self._memory.start_trace()
+            run()
+            events = self._memory.take_trace()
+        finally:
+            self._memory.clear()
+        return Trace(num_nodes, num_edges, events, ("",) * len(events))
+
+    def time_ns(self, run: Run) -> int:
+        """Time on the lane: copies, launches and the wait for the last kernel, on our clock."""
+        started = time.perf_counter_ns()
+        run()
+        return time.perf_counter_ns() - started

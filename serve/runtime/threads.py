@@ -1,0 +1,236 @@
+"""Lanes as threads of one process, for a device they share: streams, memory and models.
+
+A GPU runs the kernels of several streams at once but not those of several processes, and a
+process of its own would cost each lane a context and a copy of the weights. To the pool these
+are lanes like any other, each with its channel; only that all are lost together when the
+process ends, and that none can be suspended. A fault of the device (an illegal access, a failed
+assert) leaves nothing to go on with: the process ends and a new one is started.
+"""
+
+import ctypes
+import gc
+import logging
+import mmap
+import socket
+import threading
+import time
+from dataclasses import dataclass, field
+
+import msgspec
+import torch
+
+from serve.core.types import FailReason
+from serve.cuda.arena import ALIGNMENT_BYTES, DeviceArena
+from serve.cuda.library import CudaError, CudaLibrary
+from serve.cuda.queues import Copies, CudaQueue, HostQueue, Queue
+from serve.models.loader import LoadedModel, load_model
+from serve.models.placed import ArenaSite, PlacedModel
+from serve.models.repository import ModelSpec
+from serve.models.site import Processor, Site
+from serve.runtime.entry import DevicePlace, LaneSetup, PassedFile
+from serve.runtime.lane import Lane, enter, leave, warm_up
+from serve.runtime.messages import LoadModel, RunTask, TaskDone, TaskError
+from serve.runtime.stopping import StopWord
+
+_log = logging.getLogger(__name__)
+
+_EXIT_FAULT = 70
+
+
+def main(setup: LaneSetup, channels: list[socket.socket], pool_file: PassedFile) -> None:
+    """Entry point of the process."""
+    place = setup.place
+    assert place is not None
+    pool = enter(setup, pool_file)
+    try:
+        device = Device.open(place, pool, setup.name)
+        threads = [
+            threading.Thread(
+                target=_serve,
+                args=(channel, pool, device, setup.stop_word_offset_bytes + 8 * index),
+                name=f"lane {index}",
+                daemon=True,
+            )
+            for index, channel in enumerate(channels)
+        ]
+    except Exception:
+        _log.exception("%s: device %s cannot be used", setup.name, place.name)
+        leave(_EXIT_FAULT)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    leave()
+
+
+def _serve(channel: socket.socket, pool: mmap.mmap, device: "Device", word: int) -> None:
+    try:
+        ThreadLane(channel, pool, device, StopWord(pool, word)).serve()
+    except BaseException:
+        # A thread that ends by itself would leave its lane silent for ever.
+        _log.exception("a lane's loop failed; its process ends")
+        leave(_EXIT_FAULT)
+
+
+@dataclass(frozen=True)
+class Device:
+    """What lanes of one process share."""
+
+    torch_device: torch.device
+    #: None: memory is not managed here.
+    arena: DeviceArena | None
+    copies: Copies | None
+    shelf: "Shelf" = field(default_factory=lambda: Shelf())
+
+    @classmethod
+    def open(cls, place: DevicePlace, pool: mmap.mmap, name: str) -> "Device":
+        """Take the slab and make torch use it; raises what CUDA says when that cannot be."""
+        device = torch.device(place.name)
+        if device.type == "cpu":
+            return cls(device, None, None)
+        library = CudaLibrary()
+        index = device.index or 0
+        arena = DeviceArena.open(library.slab(index, place.slab_bytes), place.slab_bytes)
+        arena.install()
+        torch.cuda.set_device(device)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(pool))
+        try:
+            # The shared pool is the staging memory: copies to the device start where requests lie.
+            library.register(start, len(pool))
+        except CudaError as error:
+            _log.warning(
+                "%s: copies go through pageable memory, several times slower: %s", name, error
+            )
+        _log.info(
+            "%s: %d MiB of %s", name, place.slab_bytes >> 20, torch.cuda.get_device_name(device)
+        )
+        return cls(device, arena, Copies(device))
+
+    def queue(self) -> Queue:
+        """A lane's queue."""
+        return HostQueue() if self.copies is None else CudaQueue(self.torch_device, self.copies)
+
+
+class Shelf:
+    """Models on the device, each loaded by the first lane that needs it and shared by all."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._models: dict[str, tuple[LoadedModel, int]] = {}
+
+    def take(self, key: str, spec: ModelSpec, device: torch.device) -> LoadedModel:
+        """The model, one user more; raises what ``load_model`` raises."""
+        with self._lock:
+            model, users = self._models.get(key, (None, 0))
+            if model is None:
+                model = load_model(spec)
+                model.module.to(device)
+            self._models[key] = model, users + 1
+            return model
+
+    def give_back(self, key: str) -> None:
+        """One user less; after the last, its memory on the device is free."""
+        with self._lock:
+            model, users = self._models.pop(key)
+            if users > 1:
+                self._models[key] = model, users - 1
+            else:
+                # Cycles of objects may keep the module, but not its weights.
+                model.module.to_empty(device="meta")
+
+
+class ThreadLane(Lane):
+    """A lane whose models run on a device, in memory inserted for each task."""
+
+    def __init__(
+        self, channel: socket.socket, pool: mmap.mmap, device: Device, stop_word: StopWord
+    ) -> None:
+        memory = None if device.arena is None else device.arena.add_lane()
+        super().__init__(channel, pool, memory, 0, stop_word)
+        self._memory = memory
+        self._device = device
+        self._queue = device.queue()
+
+    def _run(self, task: RunTask) -> TaskDone | TaskError:
+        started_ns = time.monotonic_ns()
+        answer = self._attempt(task)
+        # The device has ended the run, and nothing of it is referenced any more but by cycles.
+        if self._memory is not None and self._memory.clear():
+            gc.collect()
+        if isinstance(answer, TaskDone):
+            answer = msgspec.structs.replace(answer, run_ns=time.monotonic_ns() - started_ns)
+        return answer
+
+    def _attempt(self, task: RunTask) -> TaskDone | TaskError:
+        """The run, or how it failed; returns when the device has ended all of it."""
+        memory = self._memory
+        try:
+            staged = {ref.name: self._tensor(ref) for ref in task.inputs}
+            if memory is not None:
+                # Inputs lie on the device too, each in whole units of placement.
+                memory.insert(task.limit_bytes + sum(map(_placed_bytes, staged.values())))
+                memory.stop_when(self._stop_word.address, task.task_id)
+            with self._queue.running(urgent=task.urgent):
+                output = self._models[task.key].run(self._queue.upload(staged))
+                rows, columns = output.shape
+                self._store(output, task)
+                if not output.numel():
+                    self._queue.finish()
+        except Exception as error:
+            self._end_or_leave(task, error)
+            return self._failed(task, error)
+        peak = held = None
+        if memory is not None:
+            inputs_bytes = sum(tensor.nbytes for tensor in staged.values())
+            peak, held = memory.peak_bytes() - inputs_bytes, memory.held_peak_bytes() - inputs_bytes
+        return TaskDone(task.task_id, rows, columns, 0, peak, held)
+
+    def _end_or_leave(self, task: RunTask, error: Exception) -> None:
+        """Wait for what a failed run has launched; a device that cannot even do that is lost."""
+        try:
+            self._queue.finish()
+        except Exception as fault:
+            _log.critical("model %s: the device cannot go on: %s", task.key, fault, exc_info=error)
+            reason = FailReason.MODEL_ERROR.value
+            self._send(TaskError(task.task_id, reason, f"the device failed: {error}"))
+            leave(_EXIT_FAULT)
+
+    def _copy_out(self, output: torch.Tensor, place: torch.Tensor) -> None:
+        self._queue.download(output, place)
+
+    def _use_pages_for(self, need_bytes: int) -> None:
+        """Nothing large is allocated in this process's own memory."""
+
+    def _tidy(self, answer: TaskDone | TaskError) -> None:
+        if isinstance(answer, TaskError):
+            gc.collect()
+
+    def _load_model(self, message: LoadModel) -> LoadedModel:
+        if (held := self._models.get(message.key)) is not None:
+            return held
+        model = self._device.shelf.take(message.key, message.spec, self._device.torch_device)
+        try:
+            # On both streams: libraries keep a workspace for each, outside of any task.
+            for urgent in (False, True):
+                placed = PlacedModel(model.spec, model.module, self._queue, urgent)
+                warm_up(placed, message.signature)
+        except BaseException:
+            self._device.shelf.give_back(message.key)
+            raise
+        return model
+
+    def _unload(self, key: str) -> None:
+        if self._models.pop(key, None) is not None:
+            self._device.shelf.give_back(key)
+
+    def _load_to_measure(self, spec: ModelSpec) -> tuple[LoadedModel, Site]:
+        model = load_model(spec)
+        model.module.to(self._device.torch_device)
+        placed = PlacedModel(model.spec, model.module, self._queue)
+        if self._memory is None:
+            return placed, Processor()
+        return placed, ArenaSite(self._queue, self._memory)
+
+
+def _placed_bytes(tensor: torch.Tensor) -> int:
+    return -(-tensor.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

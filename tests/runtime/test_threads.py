@@ -1,0 +1,109 @@
+"""Lanes that are threads of one process: the same packets, and one fate.
+
+On the processor in place of a GPU: all but the streams and the memory is as it is there.
+"""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from serve.core.types import LaneId
+from serve.models.repository import find
+from serve.runtime.entry import DevicePlace
+from serve.runtime.messages import (
+    ModelFailed,
+    ModelProbed,
+    ProbeModel,
+    TaskDone,
+    TaskError,
+    UnloadModel,
+)
+from serve.runtime.pool import LaneDown, LaneUp
+from tests.e2e.mischief import RAISE
+from tests.outside import PATIENCE_S, is_running, wait_for
+from tests.runtime.test_pool import COLUMNS, LANES, NODES, OUTPUT_OFFSET, Talk
+
+
+@pytest.fixture(scope="module")
+def talk():
+    found = Talk(None, DevicePlace("cpu")).start()
+    yield found
+    found.end()
+
+
+def test_lanes_share_a_process(talk):
+    pids = talk.pool.pids()
+    assert pids.keys() == set(LANES)
+    assert len(set(pids.values())) == 1
+    assert os.getpid() not in pids.values()
+
+
+def test_each_lane_answers_with_the_one_model(talk, trouble):
+    weights = trouble.module.state_dict()
+    for lane_id in LANES:
+        talk.load(trouble, lane_id)
+        x = talk.run(0.5, lane_id)
+        done = talk.hear(lane_id, TaskDone)
+        assert (done.task_id, done.rows, done.columns) == (7, NODES, COLUMNS)
+        assert done.run_ns > 0
+        assert done.peak_bytes is None
+        found = talk.shared.array(OUTPUT_OFFSET, "float32", (NODES, COLUMNS))
+        expected = x @ weights["linear.weight"].numpy().T + weights["linear.bias"].numpy()
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_what_a_model_raises_is_one_tasks_end(talk, trouble):
+    for lane_id in LANES:
+        talk.load(trouble, lane_id)
+    talk.run(RAISE, LANES[0])
+    assert talk.hear(LANES[0], TaskError).reason == "model_error"
+    for lane_id in LANES:
+        talk.run(0.5, lane_id)
+        talk.hear(lane_id, TaskDone)
+
+
+def test_a_model_lives_until_the_last_lane_lets_go(talk, trouble):
+    for lane_id in LANES:
+        talk.load(trouble, lane_id)
+    talk.pool.send(LANES[0], UnloadModel("m"))
+    talk.run(0.5, LANES[0])
+    assert "KeyError" in talk.hear(LANES[0], TaskError).message
+    talk.run(0.5, LANES[1])
+    talk.hear(LANES[1], TaskDone)
+    talk.pool.send(LANES[1], UnloadModel("m"))
+    talk.run(0.5, LANES[1])
+    talk.hear(LANES[1], TaskError)
+    talk.load(trouble, LANES[1])
+
+
+def test_a_model_that_does_not_load_is_told_by_every_lane(talk, trouble):
+    for lane_id in LANES:
+        assert "shapes" in talk.load_wrong(trouble, lane_id).message
+
+
+def test_calibration_runs_where_lanes_run(talk, trouble):
+    with talk.pool.calibrator() as calibrator:
+        calibrator.send(ProbeModel(find(trouble.root, "mischief"), 0.2, 64 << 20))
+        while not isinstance(said := calibrator.receive(PATIENCE_S), ModelProbed):
+            assert not isinstance(said, ModelFailed), said
+    assert said.signature.num_outputs == COLUMNS
+
+
+def test_a_process_that_dies_is_all_its_lanes_and_comes_back(talk):
+    pid = talk.pool.pids()[LANES[0]]
+    os.kill(pid, signal.SIGKILL)
+    for lane_id in LANES:
+        assert talk.hear(lane_id, LaneDown) == LaneDown("signal 9")
+    for lane_id in LANES:
+        talk.hear(lane_id, LaneUp)
+    assert talk.pool.restarts == 1
+    assert len(set(talk.pool.pids().values())) == 1
+
+
+def test_stopping_ends_the_process(trouble):
+    talk = Talk(None, DevicePlace("cpu")).start()
+    pid = talk.pool.pids()[LaneId(0)]
+    talk.end()
+    wait_for(lambda: not is_running(pid), "the process to end")
