@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,15 @@ import msgspec
 import serve
 from serve.config import Config
 from serve.core.disciplines import get_discipline
+from serve.core.policies import get_policy
 from serve.core.types import Estimate
 from serve.errors import ConfigError
 from serve.graphs.pool import GraphPool
+from serve.journal import decode
 from serve.models.cache import CalibrationCache
 from serve.models.repository import BrokenModel, scan
 from serve.obs.http import HttpPort
+from serve.obs.journal import JournalWriter
 from serve.obs.metrics import Metrics
 from serve.obs.offline import make_report
 from serve.obs.record import ServerRun
@@ -35,8 +39,9 @@ from serve.runtime.device import Device, find_device
 from serve.runtime.engine import Engine
 from serve.runtime.pool import allocator_facts
 from serve.sim.engine import simulate
+from serve.sim.replay import budget_of, first_difference, recorded
 from serve.sim.report import SimReport
-from serve.sim.workload import make_system, mean_solo_ns, offered
+from serve.sim.workload import BASELINES, make_system, mean_solo_ns, offered
 from serve.workload import PoolSpec, TraceHeader, build_trace, rate_for_rho, workload_tasks
 
 _log = logging.getLogger(__name__)
@@ -56,10 +61,13 @@ class Application:
 
     _engine: Engine
 
-    def __init__(self, config: Config) -> None:
-        """Put the parts together; raises ConfigError when a file or a port cannot be had."""
+    def __init__(self, config: Config, device: Device | None = None) -> None:
+        """Put the parts together; raises ConfigError when a file or a port cannot be had.
+
+        `device`: None for the one the configuration asks for.
+        """
         server, scheduling = config.server, config.scheduling
-        device = device_of(config)
+        device = device or device_of(config)
         database = config.path(config.report.database)
         run = ServerRun(
             started_unix_ns=clock.wall_ns(),
@@ -80,7 +88,12 @@ class Application:
             observers = metrics.observe, lambda record: self._engine.learn(record)
             sink: RecordSink = RecordSink(RecordStore(database, run), observers)
             undo.callback(sink.close)
-            self._engine = Engine(config, device, sink.put, calibration_cache(config, device))
+            journal = None
+            if config.report.journal is not None:
+                journal = JournalWriter(config.path(config.report.journal))
+                undo.callback(journal.close)
+            cache = calibration_cache(config, device)
+            self._engine = Engine(config, device, sink.put, cache, journal)
             undo.callback(self._engine.stop)
             http = HttpPort(
                 server.host,
@@ -243,6 +256,49 @@ def simulate_workload(
     trace = build_trace(header, tasks, count=requests)
     offers = offered(trace, estimator, config.scheduling.qos_factor)
     return simulate(offers, system.params, system.device)
+
+
+def replay_journal(
+    path: Path, policy: str | None, discipline: str | None
+) -> tuple[str, SimReport, str]:
+    """Check the journal at `path` for parity and simulate its requests.
+
+    Returns where a scheduler of today answers something else, empty when nowhere; the report of the
+    recorded requests under `policy` and `discipline` (None: the recorded ones); and its title.
+    Raises ConfigError when there is no such journal or name.
+    """
+    try:
+        with path.open("rb") as lines:
+            journal = decode(lines, str(path))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    found = first_difference(journal)
+    told = ""
+    if found is not None:
+        told = (
+            f"call {found.index}, {found.event}: recorded {found.recorded.decode()}, "
+            f"replayed {found.replayed.decode()}"
+        )
+    recording = recorded(journal)
+    if policy in BASELINES:
+        device = journal.params.device
+        system = make_system(policy, "rolling", cores=device.slots, budget_bytes=1)
+        chosen = system.params
+        device_model = replace(recording.device, slowdown=system.device.slowdown)
+    else:
+        chosen = replace(
+            journal.params,
+            policy=policy or journal.params.policy,
+            discipline=discipline or journal.params.discipline,
+        )
+        get_policy(chosen.policy)
+        get_discipline(chosen.discipline)
+        chosen = replace(chosen, device=replace(chosen.device, budget_bytes=budget_of(journal)))
+        device_model = recording.device
+    late = recording.late / len(recording.requests)
+    title = f"{path.name}, {late:.2%} late when recorded: {policy or chosen.policy}"
+    report = simulate(recording.requests, chosen, device_model)
+    return told, report, f"{title}/{chosen.discipline}"
 
 
 def signals_wakeup_fd() -> int:

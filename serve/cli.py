@@ -159,22 +159,51 @@ def load(context: typer.Context) -> None:
 
 @app.command("simulate")
 def simulate_command(
-    workload: Annotated[Workload, typer.Option(help="Which models are asked.")],
-    rho: Annotated[float, typer.Option(min=0.001, help="Offered load.")],
-    policy: Annotated[str, typer.Option(help="A policy, or default, mps_base, mps_aggr.")],
-    discipline: Annotated[str, typer.Option(help="How groups run.")],
+    workload: Annotated[Workload | None, typer.Option(help="Which models are asked.")] = None,
+    rho: Annotated[float | None, typer.Option(min=0.001, help="Offered load.")] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="A policy, or default, mps_base, mps_aggr.")
+    ] = None,
+    discipline: Annotated[str | None, typer.Option(help="How groups run.")] = None,
     requests: Annotated[int, typer.Option(min=1)] = 1000,
     seed: Annotated[int, typer.Option()] = 0,
     config: Annotated[
         Path | None, typer.Option("--config", help="Other models than the demo's.")
     ] = None,
+    journal: Annotated[
+        Path | None,
+        typer.Option(help="Replay a server's journal instead, also under another policy."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Serve a workload on a virtual clock, with this machine's calibrated times."""
-    from serve.app import simulate_workload
+    """Serve a workload on a virtual clock, with this machine's calibrated times.
+
+    With --journal: check that the scheduler answers today as it did when the journal was written,
+    then serve the recorded requests with their recorded times, under the recorded policy and
+    discipline or those given. Exit code 1 when the answers differ.
+    """
+    from serve.app import replay_journal, simulate_workload
     from serve.obs.log import setup_logging
 
     setup_logging(level=_log_level("WARNING"))
+    if journal is not None:
+        if workload is not None or rho is not None:
+            raise ConfigError("a journal has its own requests: give no --workload and no --rho")
+        difference, found, title = replay_journal(journal, policy, discipline)
+        if difference:
+            _errors.print(f"[yellow]not the same:[/yellow] {difference}", soft_wrap=True)
+        elif not as_json:
+            typer.echo("every command is the same as recorded")
+        _print_simulation(found, title, as_json)
+        raise typer.Exit(1 if difference else 0)
+    for name, value in (("workload", workload), ("rho", rho), ("policy", policy),
+                        ("discipline", discipline)):  # fmt: skip
+        if value is None:
+            raise ConfigError(f"--{name} is missing; only a --journal has its own")
+    assert workload is not None
+    assert rho is not None
+    assert policy is not None
+    assert discipline is not None
     loaded = load_config(config or configs_path() / "dev.toml")
     with Steps(_errors) as steps:
         found = simulate_workload(
@@ -187,10 +216,14 @@ def simulate_command(
             seed=seed,
             progress=steps.tell,
         )
+    _print_simulation(found, f"{workload} at ρ {rho:g}: {policy}/{discipline}", as_json)
+
+
+def _print_simulation(found: SimReport, title: str, as_json: bool) -> None:
     if as_json:
         typer.echo(msgspec.json.encode(found))
     else:
-        Console().print(_simulation_table(found, f"{workload} at ρ {rho:g}: {policy}/{discipline}"))
+        Console().print(_simulation_table(found, title))
 
 
 @app.command()

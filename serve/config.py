@@ -109,6 +109,8 @@ class ReportConfig(Section, frozen=True):
     """Where the QoS report is kept."""
 
     database: str = "gnnserve.db"
+    #: File for everything the scheduler is told and answers, to be replayed; None: not kept.
+    journal: str | None = None
 
 
 class GraphConfig(Section, frozen=True):

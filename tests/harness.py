@@ -31,7 +31,8 @@ def free_ports(count: int) -> list[int]:
 class ServerProcess:
     """`gnnserve serve` with a configuration of its own in `folder`; ready when entered.
 
-    With `own_group` it leads a process group, so that a signal reaches all of its processes.
+    `module` is what Python runs, with its arguments. With `own_group` it leads a process group, so
+    that a signal reaches all of its processes.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class ServerProcess:
         sections: dict[str, dict[str, object]] | None = None,
         environment: dict[str, str] | None = None,
         own_group: bool = False,
+        module: tuple[str, ...] = ("serve", "serve"),
     ) -> None:
         self.folder = folder
         self.grpc_port, self.http_port = free_ports(2)
@@ -63,6 +65,7 @@ class ServerProcess:
         self.config.write_text("".join(_section(name, table[name]) for name in table))
         self._environment = {**os.environ, **(environment or {})}
         self._own_group = own_group
+        self._module = module
         self._lines: list[str] = []
         self._ready = threading.Event()
         self.process: subprocess.Popen[str] | None = None
@@ -88,7 +91,7 @@ class ServerProcess:
         """Start the process, for the caller to stop."""
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "serve", "serve", "--config", str(self.config)],
+                [sys.executable, "-m", *self._module, "--config", str(self.config)],
                 cwd=ROOT,
                 stdout=subprocess.PIPE,
                 stderr=log,

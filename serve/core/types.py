@@ -157,6 +157,7 @@ class Group:
 class Usage:
     """What a run was measured to take, on its lane."""
 
+    #: From when the lane heard of it, time spent suspended included.
     run_ns: Nanos
     #: Inputs and tensors at their peak; None where the lane cannot measure it.
     peak_bytes: Bytes | None

@@ -53,6 +53,7 @@ from serve.core.types import (
 from serve.errors import ConfigError, InvalidInput, NotFound, NotReady, ServeError, Unsupported
 from serve.estimate.estimator import ModelEstimator
 from serve.models.cache import CalibrationCache
+from serve.obs.journal import JournalWriter
 from serve.obs.metrics import EngineSnapshot
 from serve.obs.record import RequestRecord
 from serve.runtime import clock
@@ -86,8 +87,10 @@ class Engine:
         device: Device,
         sink: Callable[[RequestRecord], None],
         cache: CalibrationCache,
+        journal: JournalWriter | None = None,
     ) -> None:
         self._config = config
+        self._journal = journal
         self._device = device
         self._sink = sink
         self.check_finite = config.server.reject_nonfinite
@@ -98,21 +101,20 @@ class Engine:
             _STAGED_PER_LANE * lanes * max(2 * config.server.max_message_bytes, 64 << 20)
         )
         self._pool = LanePool(device.lane_cores, self.shared, device.keep_bytes)
-        self._scheduler = Scheduler(
-            SchedulerParams(
-                policy=chosen.policy,
-                discipline=chosen.discipline,
-                window=chosen.window,
-                window_ns=Nanos(int(chosen.window_ms * 1e6)),
-                device=DeviceFacts(
-                    budget_bytes=Bytes(device.budget_bytes),
-                    lane_ids=self._pool.lane_ids,
-                    parallelism=device.parallelism,
-                    can_suspend=device.can_suspend,
-                ),
-                max_queue=config.server.max_queue,
-            )
+        params = SchedulerParams(
+            policy=chosen.policy,
+            discipline=chosen.discipline,
+            window=chosen.window,
+            window_ns=Nanos(int(chosen.window_ms * 1e6)),
+            device=DeviceFacts(
+                budget_bytes=Bytes(device.budget_bytes),
+                lane_ids=self._pool.lane_ids,
+                parallelism=device.parallelism,
+                can_suspend=device.can_suspend,
+            ),
+            max_queue=config.server.max_queue,
         )
+        self._scheduler = Scheduler(params if journal is None else journal.begin(params))
         self._lock = threading.Lock()
         self._tickets: dict[TaskId, RequestTicket] = {}
         self._task_ids = itertools.count(1)
@@ -308,8 +310,10 @@ class Engine:
             if entry.retired and entry.inflight == 0:
                 entry.idle.set()
 
-    def keep(self, record: RequestRecord) -> None:
+    def keep(self, task: Task, record: RequestRecord) -> None:
         """A request was answered: keep its record, unless it was the server's own."""
+        if self._journal is not None:
+            self._journal.left(task.arrived_ns + record.latency_ns, task.task_id)
         if self._serving:
             self._sink(record)
 
@@ -400,7 +404,11 @@ class Engine:
 
     def _carry_out(self, event: Event) -> None:
         """Under the lock."""
-        for command in self._scheduler.handle(event, clock.now_ns()):
+        now_ns = clock.now_ns()
+        commands = self._scheduler.handle(event, now_ns)
+        if self._journal is not None:
+            self._journal.step(now_ns, event, commands)
+        for command in commands:
             self._execute(command)
         if self._scheduler.drained:
             self._drained.set()

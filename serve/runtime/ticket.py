@@ -62,7 +62,7 @@ class RequestTicket:
                 self._prepare()
             output = self._read_output(outcome)
             record = build_record(self, outcome, clock.now_ns(), self._engine.scheduling)
-            self._engine.keep(record)
+            self._engine.keep(self.task, record)
         finally:
             # Last: whoever put the outcome may still hold the lock that this takes.
             self._engine.unhold(self)

@@ -8,6 +8,8 @@ from serve.core.types import ZERO_NS, LaneId, Nanos, Task, TaskId
 SWITCH_NS = Nanos(30_000)
 #: From the command to stop a run until its lane is free: up to one operation of its model.
 STOP_NS = Nanos(500_000)
+#: Of a core, for a lane beside work of the host: what their niceness gives lanes on Linux.
+_LEAST_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +32,41 @@ class DeviceModel:
     #: How much longer a run takes beside 0, 1, 2, … other executing tasks; the last value
     #: counts for more. (1.0,): no interference.
     slowdown: tuple[float, ...] = (1.0,)
-    #: From a command to launch, suspend or resume until it has taken effect.
+    #: From a command to suspend or resume until it has taken effect.
     switch_ns: Nanos = SWITCH_NS
     #: From a command to stop until the lane is free, at most.
     stop_ns: Nanos = STOP_NS
+    #: The same of a launch, with hearing of the run's end, as messages go to a lane and back;
+    #: None: as `switch_ns`.
+    launch_ns: Nanos | None = None
+    #: Cores that lanes share with the host; None: the host has cores of its own.
+    shared_cores: int | None = None
+    #: How much of a core each request being prepared or answered then takes from the lanes, 0 to 1:
+    #: the server's own process, and the client where it is on the same machine.
+    host_share: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.slowdown or min(self.slowdown) <= 0:
             raise ValueError(f"slowdown must be positive numbers, got {self.slowdown}")
+        if not 0 <= self.host_share <= 1:
+            raise ValueError(f"host_share must be 0 to 1, got {self.host_share}")
+        if self.shared_cores is not None and self.shared_cores < 1:
+            raise ValueError(f"shared_cores must be at least 1, got {self.shared_cores}")
+
+    @property
+    def shares_cores(self) -> bool:
+        """Whether work of the host slows runs down."""
+        return self.shared_cores is not None and self.host_share > 0
+
+    def pace(self, executing: int, in_host: int) -> float:
+        """How much longer runs take while `executing` of them do, beside the host's work."""
+        slowdown = self.slowdown_beside(executing - 1)
+        if self.shared_cores is None:
+            return slowdown
+        left = self.shared_cores - self.host_share * in_host
+        # However much the host has to do, the system leaves lanes a part of their cores.
+        left = max(left, min(executing, self.shared_cores) * _LEAST_SHARE)
+        return slowdown * max(1.0, min(executing, self.shared_cores) / left)
 
     def slowdown_beside(self, others: int) -> float:
         """The slowdown of a task with `others` executing beside it."""
@@ -47,17 +76,16 @@ class DeviceModel:
 class Run:
     """One task on a lane."""
 
-    __slots__ = ("executing", "mark", "since_ns", "stopping", "task_id", "worked_ns")
+    __slots__ = ("executing", "mark", "started_ns", "stopping", "task_id")
 
-    def __init__(self, task_id: TaskId, run_ns: int) -> None:
+    def __init__(self, task_id: TaskId, run_ns: int, started_ns: int) -> None:
         self.task_id = task_id
+        #: When its lane heard of it.
+        self.started_ns = started_ns
         #: While executing, the device's progress at which it ends; else the work left.
         self.mark = float(run_ns)
         self.executing = False
         self.stopping = False
-        #: Time spent executing up to `since_ns`, when it last started.
-        self.worked_ns = 0
-        self.since_ns = 0
 
 
 class SimulatedDevice:
@@ -75,10 +103,13 @@ class SimulatedDevice:
         self._progress = 0.0
         self._at_ns = 0
         self._slowdown = 1.0
+        self._in_host = 0
+        self._launch_ns = model.switch_ns if model.launch_ns is None else model.launch_ns
 
     def launch(self, lane_id: LaneId, task_id: TaskId, run_ns: int, now_ns: int) -> None:
         """Start a run of `run_ns` work on the idle lane."""
-        self._runs[lane_id] = Run(task_id, run_ns)
+        work_ns = run_ns + self._launch_ns - self._model.switch_ns
+        self._runs[lane_id] = Run(task_id, work_ns, now_ns + self._launch_ns)
         self.resume(lane_id, now_ns)
 
     def suspend(self, lane_id: LaneId, now_ns: int) -> None:
@@ -87,7 +118,6 @@ class SimulatedDevice:
         run = self._executing.pop(lane_id)
         run.executing = False
         run.mark = max(0.0, run.mark - self._progress)
-        run.worked_ns += now_ns - run.since_ns
         self._set_pace()
 
     def resume(self, lane_id: LaneId, now_ns: int) -> None:
@@ -99,7 +129,12 @@ class SimulatedDevice:
         run.executing = True
         # It works only once the switch has taken effect.
         run.mark += self._progress + self._model.switch_ns
-        run.since_ns = now_ns
+        self._set_pace()
+
+    def host(self, change: int, now_ns: int) -> None:
+        """So many requests more, or fewer, are being prepared or answered."""
+        self._advance(now_ns)
+        self._in_host += change
         self._set_pace()
 
     def stop(self, lane_id: LaneId, now_ns: int) -> None:
@@ -131,4 +166,4 @@ class SimulatedDevice:
 
     def _set_pace(self) -> None:
         if self._executing:
-            self._slowdown = self._model.slowdown_beside(len(self._executing) - 1)
+            self._slowdown = self._model.pace(len(self._executing), self._in_host)

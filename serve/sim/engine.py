@@ -44,11 +44,13 @@ class Simulation:
         self.answered: list[Answered] = []
         self.now_ns = Nanos(0)
         self._device = SimulatedDevice(model)
+        self._shares_cores = model.shares_cores
         #: Every request that is not released.
         self._offered: dict[TaskId, Offered] = {}
         self._sequence = 0
         #: (time, sequence, event).
-        self._due: list[tuple[int, int, Event]] = []
+        #: None instead of an event: an answer has left the host.
+        self._due: list[tuple[int, int, Event | None]] = []
         #: When the first run ends, on which lane, unless the pace changes before.
         self._end: tuple[int, LaneId] | None = None
         for lane_id in scheduler.params.device.lane_ids:
@@ -91,7 +93,11 @@ class Simulation:
         if self._end is not None and self._end[0] == next_ns:
             self._end_run(self._end[1])
         elif self._due and self._due[0][0] == next_ns:
-            self._tell(heapq.heappop(self._due)[2])
+            event = heapq.heappop(self._due)[2]
+            if self._shares_cores and (event is None or isinstance(event, TaskPrepared)):
+                self._host(-1)
+            if event is not None:
+                self._tell(event)
         else:
             self._tell(Tick())
 
@@ -103,7 +109,8 @@ class Simulation:
             self._tell(TaskFailed(task_id, lane_id, FailReason.STOPPED, "stopped"))
             return
         peak_bytes = self._offered[task_id].task.estimate.peak_bytes
-        usage = Usage(Nanos(run.worked_ns), peak_bytes)
+        # As a lane counts it: from when it heard of the task, also while it stood suspended.
+        usage = Usage(Nanos(max(0, self.now_ns - run.started_ns)), peak_bytes)
         self._tell(TaskFinished(task_id, lane_id, usage))
 
     def _tell(self, event: Event) -> None:
@@ -118,12 +125,17 @@ class Simulation:
         if isinstance(command, PrepareTask):
             prepare_ns = self._offered[command.task_id].prepare_ns
             self._later(self.now_ns + prepare_ns, TaskPrepared(command.task_id))
+            if self._shares_cores:
+                self._host(1)
         elif isinstance(command, AnswerTask):
             offered = self._offered[command.task_id]
             outcome, cause = command.outcome, None
             answered_ns = self.now_ns + offered.answer_ns
             if isinstance(outcome, Completed):
                 cause = violation_cause(offered.task, outcome, answered_ns)
+                if self._shares_cores:
+                    self._host(1)
+                    self._later(answered_ns, None)
             self.answered.append(Answered(offered.task, outcome, Nanos(answered_ns), cause))
         elif isinstance(command, LaunchTask):
             run_ns = self._run_ns(command)
@@ -159,7 +171,11 @@ class Simulation:
         estimated_ns = sum(offered.task.estimate.run_ns for offered in members)
         return together.run_ns * true_ns // estimated_ns
 
-    def _later(self, at_ns: int, event: Event) -> None:
+    def _host(self, change: int) -> None:
+        self._device.host(change, self.now_ns)
+        self._end = self._device.next_end()
+
+    def _later(self, at_ns: int, event: Event | None) -> None:
         self._sequence += 1
         heapq.heappush(self._due, (at_ns, self._sequence, event))
 

@@ -76,8 +76,17 @@ def mean_solo_ns(tasks: Sequence[tuple[str, int, int]], estimator: Estimator) ->
     return sum(estimator(*task).solo_ns for task in tasks) / len(tasks)
 
 
-def offered(trace: Trace, estimator: Estimator, qos_factor: float) -> list[Offered]:
-    """The requests of `trace`, each with a target of `qos_factor` × its estimated solo time."""
+def offered(
+    trace: Trace,
+    estimator: Estimator,
+    qos_factor: float,
+    run_ratios: Sequence[float] | None = None,
+) -> list[Offered]:
+    """The requests of `trace`, each with a target of `qos_factor` × its estimated solo time.
+
+    True run times are the estimates times one of `run_ratios`, such as a recording has, picked by
+    the request's seed; without them, times a lognormal factor of spread `RUN_SPREAD`.
+    """
     requests = []
     for number, item in enumerate(trace.items, 1):
         estimate = estimator(item.model, item.num_nodes, item.num_edges)
@@ -93,7 +102,9 @@ def offered(trace: Trace, estimator: Estimator, qos_factor: float) -> list[Offer
             estimate=estimate,
             qos=QoS(Nanos(target_ns)),
         )
-        true_ns = estimate.run_ns * random.Random(item.seed).lognormvariate(0.0, RUN_SPREAD)
+        rng = random.Random(item.seed)
+        ratio = rng.choice(run_ratios) if run_ratios else rng.lognormvariate(0.0, RUN_SPREAD)
+        true_ns = estimate.run_ns * ratio
         host_ns = estimate.solo_ns - estimate.run_ns
         prepare_ns = int(PREPARE_SHARE * host_ns)
         requests.append(

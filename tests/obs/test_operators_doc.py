@@ -14,6 +14,8 @@ from serve.obs.http import HttpPort
 from serve.obs.metrics import EngineSnapshot, Metrics
 from serve.obs.report import load_report, report_dict
 from tests.obs.builders import RUN, late, record, unanswered
+from tests.sim.test_engine import mixed
+from tests.sim.test_replay import lines_of
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "operators.md").read_text(encoding="utf-8")
@@ -50,6 +52,24 @@ def run(script, folder):
         text=True,
         check=False,
     )
+
+
+def test_commands_on_a_journal_work_and_a_changed_one_is_told(tmp_path):
+    (script,) = blocks("sh journal")
+    lines = lines_of(mixed(0.5, 200, 2, seed=1))
+    (tmp_path / "journal.jsonl").write_bytes(b"".join(lines))
+    done = run(script, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("every command is the same as recorded") == 2
+    assert "slack/preemptive" in done.stdout
+    assert "bqt/barrier" in done.stdout
+    changed = b"".join(lines).replace(
+        b'["PrepareTask",{"task_id":7}]', b'["PrepareTask",{"task_id":8}]'
+    )
+    (tmp_path / "journal.jsonl").write_bytes(changed)
+    done = run("gnnserve simulate --journal journal.jsonl", tmp_path)
+    assert done.returncode == 1
+    assert "not the same" in done.stderr
 
 
 def test_commands_on_a_database_work(database, tmp_path):

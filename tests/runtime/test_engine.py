@@ -19,8 +19,11 @@ from serve.errors import (
     RequestCancelled,
     TooBig,
 )
+from serve.journal import AnswerLeft, commands_of, decode
+from serve.obs.journal import JournalWriter
 from serve.runtime.api import InferCall, Tensor
 from serve.runtime.engine import Engine
+from serve.sim.replay import first_difference, recorded
 from tests.e2e.mischief import HOLD, RAISE
 from tests.e2e.support import Graph, random_graph
 from tests.outside import PATIENCE_S, wait_for
@@ -40,12 +43,13 @@ discipline = "rolling"
 """
 
 
-def start(trouble, folder, records):
+def start(trouble, folder, records, journal=None):
     path = folder / "server.toml"
     path.write_text(CONFIG.format(repository=trouble.root))
     config = load_config(path)
     device = device_of(config)
-    engine = Engine(config, device, records.append, calibration_cache(config, device))
+    cache = calibration_cache(config, device)
+    engine = Engine(config, device, records.append, cache, journal)
     engine.start()
     return engine
 
@@ -65,8 +69,15 @@ def records():
 
 
 @pytest.fixture(scope="module")
-def started(tmp_path_factory, trouble, records):
-    engine = start(trouble, tmp_path_factory.mktemp("engine"), records)
+def journal(tmp_path_factory):
+    writer = JournalWriter(tmp_path_factory.mktemp("journal") / "journal.jsonl")
+    yield writer
+    writer.close()
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory, trouble, records, journal):
+    engine = start(trouble, tmp_path_factory.mktemp("engine"), records, journal)
     yield engine
     engine.stop()
 
@@ -155,6 +166,27 @@ def test_cancelling_in_every_stage(engine, trouble, records):
         for ticket in (queued, running, done):
             ticket.cancel()
     assert [record.status for record in records] == ["CANCELLED", "CANCELLED", "OK"]
+
+
+def test_its_journal_brings_the_same_commands_from_a_fresh_scheduler(engine, trouble, journal):
+    """Everything this module's engine went through, failures and cancellations included."""
+    for nodes in (3, 20, 300):
+        engine.submit(call(trouble.graph(num_nodes=nodes))).result()
+
+    def written():
+        with journal.path.open("rb") as lines:
+            found = decode(lines)
+        left = sum(isinstance(row, AnswerLeft) for row in found.rows)
+        return found if left == _answers(found) > 3 else None
+
+    found = wait_for(written, "the journal of the last answer")
+    assert first_difference(found) is None
+    assert len(recorded(found).requests) >= 3
+
+
+def _answers(journal):
+    """Requests answered according to the scheduler."""
+    return sum(name == "AnswerTask" for step in journal.steps for name, _ in commands_of(step))
 
 
 def test_draining_answers_what_was_accepted_and_stopping_leaves_nothing(tmp_path, trouble):

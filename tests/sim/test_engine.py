@@ -81,7 +81,7 @@ def test_switching_costs_time():
     assert latencies_ms([offered(0, 1)], model=model, lanes=1) == [1.1]
 
 
-def test_usage_is_the_time_executed_and_suspension_is_told_apart():
+def test_usage_is_the_time_on_the_lane_and_suspension_is_told_apart():
     chosen = params(
         policy="slack", discipline="preemptive", lanes=2, parallelism=1, can_suspend=True
     )
@@ -89,7 +89,7 @@ def test_usage_is_the_time_executed_and_suspension_is_told_apart():
     simulation.run([offered(0, 10), offered(1, 2, 1)])
     outcome = next(r.outcome for r in simulation.answered if r.task.task_id == 0)
     assert isinstance(outcome, Completed)
-    assert outcome.usage.run_ns == 10 * MS
+    assert outcome.usage.run_ns == 12 * MS
     assert outcome.timeline.suspended_ns == 2 * MS
 
 

@@ -1,0 +1,223 @@
+"""What a live run's journal says, asked of the scheduler again.
+
+``first_difference`` proves parity: a fresh scheduler, told what the live one was told, answers the
+same. ``recorded`` takes from a journal what was asked for and what it truly took: requests for a
+simulation under another policy or discipline, and the device they ran on as it was seen to be.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+from serve.core.events import (
+    BudgetChanged,
+    Event,
+    TaskArrived,
+    TaskCancelled,
+    TaskFinished,
+    TaskPrepared,
+)
+from serve.core.scheduler import Scheduler
+from serve.core.types import Bytes, Estimate, Nanos, Task, TaskId
+from serve.errors import ConfigError
+from serve.journal import AnswerLeft, Journal, commands_of, encode_commands
+from serve.sim.device import DeviceModel, Offered
+
+#: A slowdown is learned from at least so many runs.
+_LEAST_RUNS = 8
+#: A run tells what it is like beside k others when it was beside k for this share of its time.
+_MOSTLY = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where a scheduler answered something else than the journal holds."""
+
+    #: Of the call, from 0.
+    index: int
+    event: Event
+    #: As `encode_commands` writes them.
+    recorded: bytes
+    replayed: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """Requests and device of a journal."""
+
+    #: Those answered with a result, in order of arrival. Run times are as if each had run alone;
+    #: tasks that ran as one share its time.
+    requests: tuple[Offered, ...]
+    device: DeviceModel
+    #: How many of them were answered late.
+    late: int
+    #: Measured ÷ estimated run time of the runs that were alone, ascending.
+    run_ratios: tuple[float, ...]
+    #: Medians: preparing, and from the end of a run until its answer left.
+    prepare_ns: Nanos
+    answer_ns: Nanos
+
+
+@dataclass(slots=True)
+class _Seen:
+    """One request on its way through the journal."""
+
+    task: Task
+    prepare_at_ns: int = 0
+    prepare_ns: int = 0
+    launched_ns: int = 0
+    #: When it last started to execute, and how long it has, by number of others.
+    since_ns: int | None = None
+    beside_ns: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    finished_ns: int = 0
+    #: On the lane's clock, without standing suspended.
+    run_ns: int = 0
+    left_ns: int = 0
+    #: What ran with it as one.
+    companions: "tuple[_Seen, ...]" = ()
+
+    @property
+    def executed_ns(self) -> int:
+        return sum(self.beside_ns.values())
+
+
+def first_difference(journal: Journal) -> Difference | None:
+    """Tell a fresh scheduler everything at its recorded time; None when all its answers agree."""
+    told: deque[Estimate | None] = deque()
+
+    def unions(model: str, sizes: Sequence[tuple[int, int]]) -> Estimate | None:
+        # One question more than recorded: the commands will differ, and that is told.
+        return told.popleft() if told else None
+
+    scheduler = Scheduler(replace(journal.params, unions=unions if journal.merges else None))
+    for index, step in enumerate(journal.steps):
+        told.clear()
+        told.extend(step.unions)
+        replayed = encode_commands(scheduler.handle(step.event, step.at_ns))
+        if replayed != step.commands:
+            return Difference(index, step.event, step.commands, replayed)
+    return None
+
+
+def budget_of(journal: Journal) -> Bytes:
+    """Memory for tasks at the journal's end, when all models were loaded."""
+    budgets = [s.event.budget_bytes for s in journal.steps if isinstance(s.event, BudgetChanged)]
+    return budgets[-1] if budgets else journal.params.device.budget_bytes
+
+
+def recorded(journal: Journal) -> Recording:
+    """What the journal's requests took, and what its device did to them.
+
+    Raises ConfigError when it holds no request that ran once and to its end.
+    """
+    ran = sorted(_ran(journal), key=lambda seen: seen.task.task_id)
+    if not ran:
+        raise ConfigError("the journal holds no request that ran to its end")
+    alone = [seen.run_ns / seen.task.estimate.run_ns for seen in _mostly_beside(ran, 0)]
+    slowdown = _slowdown(ran)
+    handed_ns = [max(0, seen.executed_ns - seen.run_ns) for seen in ran]
+    return Recording(
+        requests=tuple(_offered(seen, slowdown) for seen in ran),
+        device=DeviceModel(slowdown=slowdown, launch_ns=Nanos(round(median(handed_ns)))),
+        late=sum(seen.left_ns > seen.task.due_ns for seen in ran),
+        run_ratios=tuple(sorted(alone)),
+        prepare_ns=Nanos(round(median(seen.prepare_ns for seen in ran))),
+        answer_ns=Nanos(round(median(max(0, s.left_ns - s.finished_ns) for s in ran))),
+    )
+
+
+def _ran(journal: Journal) -> Iterator[_Seen]:
+    """The requests that were launched once and finished."""
+    seen: dict[TaskId, _Seen] = {}
+    executing: dict[TaskId, _Seen] = {}
+    answered: dict[TaskId, _Seen] = {}
+
+    def advance(now_ns: int) -> None:
+        for one in executing.values():
+            assert one.since_ns is not None
+            one.beside_ns[len(executing) - 1] += now_ns - one.since_ns
+            one.since_ns = now_ns
+
+    for row in journal.rows:
+        if isinstance(row, AnswerLeft):
+            if row.task_id in answered:
+                done = answered.pop(row.task_id)
+                done.left_ns = row.at_ns
+                yield done
+            continue
+        now_ns, event = row.at_ns, row.event
+        if isinstance(event, TaskArrived):
+            seen[event.task.task_id] = _Seen(event.task)
+        elif isinstance(event, TaskPrepared) and event.task_id in seen:
+            one = seen[event.task_id]
+            one.prepare_ns = now_ns - one.prepare_at_ns
+            if event.found is not None:
+                one.task = replace(
+                    one.task,
+                    num_nodes=event.found.num_nodes,
+                    num_edges=event.found.num_edges,
+                    estimate=event.found.estimate,
+                )
+        elif isinstance(event, TaskFinished) and event.task_id in seen:
+            advance(now_ns)
+            executing.pop(event.task_id, None)
+            first = seen.pop(event.task_id)
+            members = (first, *first.companions)
+            stood_ns = now_ns - first.launched_ns - first.executed_ns
+            run_ns = event.usage.run_ns - stood_ns
+            estimated_ns = sum(one.task.estimate.run_ns for one in members)
+            for one in members:
+                one.finished_ns, one.launched_ns = now_ns, first.launched_ns
+                one.beside_ns = first.beside_ns
+                one.run_ns = run_ns * one.task.estimate.run_ns // estimated_ns
+                if one.run_ns > 0:
+                    answered[one.task.task_id] = one
+        elif isinstance(event, TaskCancelled):
+            seen.pop(event.task_id, None)
+        for name, fields in commands_of(row):
+            task_id = TaskId(fields["task_id"])
+            one_or_none = seen.get(task_id)
+            if one_or_none is not None and name == "PrepareTask":
+                one_or_none.prepare_at_ns = now_ns
+            elif name in ("LaunchTask", "ResumeTask"):
+                advance(now_ns)
+                if one_or_none is None or (name == "LaunchTask" and one_or_none.launched_ns):
+                    seen.pop(task_id, None)  # given up, or launched a second time
+                    continue
+                one_or_none.launched_ns = one_or_none.launched_ns or now_ns
+                one_or_none.since_ns = now_ns
+                executing[task_id] = one_or_none
+                for companion in fields.get("companions", ()):
+                    if companion in seen:
+                        one_or_none.companions += (seen.pop(companion),)
+            elif name in ("SuspendTask", "ReleaseTask"):
+                advance(now_ns)
+                executing.pop(task_id, None)
+
+
+def _mostly_beside(ran: Sequence[_Seen], others: int) -> list[_Seen]:
+    return [s for s in ran if s.beside_ns.get(others, 0) > _MOSTLY * s.executed_ns]
+
+
+def _slowdown(ran: Sequence[_Seen]) -> tuple[float, ...]:
+    """By number of others executing, never falling; relative to the estimate's own error alone."""
+    most = max(max(seen.beside_ns, default=0) for seen in ran)
+    learned: list[float] = []
+    for others in range(most + 1):
+        ratios = [s.run_ns / s.task.estimate.run_ns for s in _mostly_beside(ran, others)]
+        known = learned[-1] if learned else 1.0
+        learned.append(max(known, median(ratios)) if len(ratios) >= _LEAST_RUNS else known)
+    return tuple(value / learned[0] for value in learned)
+
+
+def _offered(seen: _Seen, slowdown: Sequence[float]) -> Offered:
+    """The request with its run time as if nothing had run beside it."""
+    weight = sum(ns / slowdown[others] for others, ns in seen.beside_ns.items())
+    alone_ns = seen.run_ns * weight / seen.executed_ns
+    return Offered(
+        seen.task,
+        run_ns=Nanos(max(1, round(alone_ns))),
+        prepare_ns=Nanos(seen.prepare_ns),
+        answer_ns=Nanos(max(0, seen.left_ns - seen.finished_ns)),
+    )
