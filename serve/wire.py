@@ -12,7 +12,7 @@ tensors a model takes: see ``serve.rpc.convert``.
 
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -90,6 +90,16 @@ def datatype_of(array: Array) -> str:
 # -- requests ---------------------------------------------------------------------------------
 
 
+class Places(NamedTuple):
+    """Where a request's tensors lie in a shared memory region, instead of in the message."""
+
+    region: str
+    #: From the start of the region, by tensor name.
+    offsets_bytes: Mapping[str, int]
+    #: The part of the region that holds them all.
+    block_bytes: int
+
+
 def encode_request(
     model: str,
     tensors: Mapping[str, Array],
@@ -97,8 +107,9 @@ def encode_request(
     version: str = "",
     request_id: str = "",
     parameters: Mapping[str, ParameterValue] | None = None,
+    places: Places | None = None,
 ) -> bytes:
-    """A serialized `ModelInferRequest` with all `tensors` in raw form, in their order.
+    """A serialized `ModelInferRequest` with all `tensors` in raw form, or at `places`, in order.
 
     Arrays are taken in any layout and byte order; contiguous little-endian ones are copied once.
     Python bool, int, str and float become the parameter of that type.
@@ -109,7 +120,11 @@ def encode_request(
     parts: list[bytes | memoryview] = [b""]
     for name, array in tensors.items():
         datatype = datatype_of(array)
-        head.inputs.add(name=name, datatype=datatype, shape=array.shape)
+        sent = head.inputs.add(name=name, datatype=datatype, shape=array.shape)
+        if places is not None:
+            offset_bytes = places.offsets_bytes[name]
+            put_place(sent.parameters, places.region, offset_bytes, array.nbytes)
+            continue
         raw = array_bytes(array)
         parts += (_prefix(_REQUEST_RAW, raw.nbytes), raw)
     parts[0] = head.SerializeToString()

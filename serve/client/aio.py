@@ -1,24 +1,43 @@
 """The client for asyncio; its methods are those of ``sync.Client``, to be awaited."""
 
 import asyncio
+import contextlib
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Collection, Iterable
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+)
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
 import grpc
 
 from serve.client.channel import REQUIRED, channel_options, must_ask
-from serve.client.errors import ClientError, InvalidRequest, TimedOut, Unavailable, from_rpc
+from serve.client.errors import (
+    ClientError,
+    InvalidRequest,
+    NotFound,
+    TimedOut,
+    Unavailable,
+    from_rpc,
+)
 from serve.client.facts import Answer, Estimate, ModelFacts, ServerFacts, models_of, report_of
 from serve.client.requests import Options, Request
+from serve.client.shared import SharedMemory
 from serve.client.streaming import Outcome, StreamBook
 from serve.pb import gnnserve_pb2, gnnserve_pb2_grpc, grpc_service_pb2_grpc
 from serve.pb import grpc_service_pb2 as pb
-from serve.wire import INFER_METHOD, MAX_MESSAGE_BYTES, STREAM_METHOD, decode_response
+from serve.wire import INFER_METHOD, MAX_MESSAGE_BYTES, STREAM_METHOD, Array, decode_response
 
 ResultT = TypeVar("ResultT")
 _POLL_S = 0.05
+#: A server that does not answer is not waited for when the client closes.
+_FORGET_S = 1.0
 
 
 class AsyncClient:
@@ -30,10 +49,14 @@ class AsyncClient:
         *,
         timeout_s: float | None = None,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        shared_memory_bytes: int = 0,
     ) -> None:
         """Arguments as of ``sync.Client``; to be made inside a running event loop."""
         self._timeout_s = timeout_s
         self._max_message_bytes = max_message_bytes
+        self._shared_memory_bytes = shared_memory_bytes
+        self._memory: SharedMemory | None = None
+        self._registering = asyncio.Lock()
         self._channel = grpc.aio.insecure_channel(target, channel_options(max_message_bytes))
         # Without serializers these two carry bytes: see `serve.wire`.
         self._infer: Any = self._channel.unary_unary(INFER_METHOD)
@@ -56,6 +79,12 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close the connection; calls in flight end as Cancelled."""
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            memory.close()
+            forget = pb.SystemSharedMemoryUnregisterRequest(name=memory.name)
+            with contextlib.suppress(ClientError):
+                await self._call(self._standard.SystemSharedMemoryUnregister, forget, _FORGET_S)
         await self._channel.close()
 
     async def infer(self, model: str, data: Any = None, **options: Unpack[Options]) -> Answer:
@@ -64,9 +93,13 @@ class AsyncClient:
 
     async def ask(self, request: Request) -> Answer:
         """The same, as a value made before."""
-        message = request.encode(await self._taken(request), self._max_message_bytes)
+        tensors = request.tensors(await self._taken(request))
         try:
-            response = await self._call(self._infer, message, request.timeout_s)
+            if self._shared_memory_bytes:
+                response = await self._infer_shared(request, tensors)
+            else:
+                message = request.encode(tensors, self._max_message_bytes)
+                response = await self._call(self._infer, message, request.timeout_s)
         except InvalidRequest:
             self._inputs.clear()  # perhaps another version of the model was loaded
             raise
@@ -87,8 +120,8 @@ class AsyncClient:
                 async for request in _each(requests):
                     entered = book.enter(request)
                     try:
-                        taken = await self._taken(entered)
-                        yield entered.encode(taken, self._max_message_bytes)
+                        tensors = entered.tensors(await self._taken(entered))
+                        yield entered.encode(tensors, self._max_message_bytes)
                     except ClientError as error:
                         book.drop(entered, error)
             except Exception as error:
@@ -150,6 +183,51 @@ class AsyncClient:
             if time.monotonic() > give_up:
                 raise TimedOut("DEADLINE_EXCEEDED", f"not ready after {timeout_s:g} s")
             await asyncio.sleep(_POLL_S)
+
+    async def _infer_shared(self, request: Request, tensors: Mapping[str, Array]) -> bytes:
+        """The response to `request`, with `tensors` in shared memory while that has room."""
+        memory = await self._registered()
+        places = memory.place(tensors)
+        try:
+            message = request.encode(tensors, self._max_message_bytes, places)
+            response: bytes = await self._call(self._infer, message, request.timeout_s)
+            return response
+        except NotFound:
+            if places is None or await self._is_known(memory):
+                raise
+        finally:
+            if places is not None:
+                memory.release(places)
+        # The server was started anew: the next request tells it of other memory.
+        memory.close()
+        if self._memory is memory:
+            self._memory = None
+        message = request.encode(tensors, self._max_message_bytes)
+        response = await self._call(self._infer, message, request.timeout_s)
+        return response
+
+    async def _registered(self) -> SharedMemory:
+        """The memory shared with the server, which is told of it on first use."""
+        async with self._registering:
+            if self._memory is None:
+                memory = SharedMemory(self._shared_memory_bytes)
+                try:
+                    await self._call(self._standard.SystemSharedMemoryRegister, memory.registration)
+                except BaseException:
+                    memory.close()
+                    raise
+                # The server has it open: nothing is left behind, however this process ends.
+                memory.unlink()
+                self._memory = memory
+            return self._memory
+
+    async def _is_known(self, memory: SharedMemory) -> bool:
+        wanted = pb.SystemSharedMemoryStatusRequest(name=memory.name)
+        try:
+            await self._call(self._standard.SystemSharedMemoryStatus, wanted)
+        except NotFound:
+            return False
+        return True
 
     async def _taken(self, request: Request) -> Collection[str]:
         """Inputs that the model takes, asked once where it matters."""

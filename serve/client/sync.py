@@ -1,23 +1,35 @@
 """The client for threads."""
 
+import contextlib
+import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
 import grpc
 
 from serve.client.channel import REQUIRED, channel_options, must_ask
-from serve.client.errors import ClientError, InvalidRequest, TimedOut, Unavailable, from_rpc
+from serve.client.errors import (
+    ClientError,
+    InvalidRequest,
+    NotFound,
+    TimedOut,
+    Unavailable,
+    from_rpc,
+)
 from serve.client.facts import Answer, Estimate, ModelFacts, ServerFacts, models_of, report_of
 from serve.client.requests import Options, Request
+from serve.client.shared import SharedMemory
 from serve.client.streaming import Outcome, StreamBook
 from serve.pb import gnnserve_pb2, gnnserve_pb2_grpc, grpc_service_pb2_grpc
 from serve.pb import grpc_service_pb2 as pb
-from serve.wire import INFER_METHOD, MAX_MESSAGE_BYTES, STREAM_METHOD, decode_response
+from serve.wire import INFER_METHOD, MAX_MESSAGE_BYTES, STREAM_METHOD, Array, decode_response
 
 ResultT = TypeVar("ResultT")
 _POLL_S = 0.05
+#: A server that does not answer is not waited for when the client closes.
+_FORGET_S = 1.0
 
 
 class Client:
@@ -29,6 +41,7 @@ class Client:
         *,
         timeout_s: float | None = None,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        shared_memory_bytes: int = 0,
     ) -> None:
         """Connect on first use.
 
@@ -36,9 +49,15 @@ class Client:
             target: `host:port`.
             timeout_s: For calls that have no time limit of their own; None: wait for ever.
             max_message_bytes: Largest message sent or taken; the server has its own limit.
+            shared_memory_bytes: For a server on this host that offers it: how much memory to
+                share with it. Tensors of single requests then travel there as long as there is
+                room, and are sent otherwise; those of streams are always sent.
         """
         self._timeout_s = timeout_s
         self._max_message_bytes = max_message_bytes
+        self._shared_memory_bytes = shared_memory_bytes
+        self._memory: SharedMemory | None = None
+        self._registering = threading.Lock()
         self._channel = grpc.insecure_channel(target, channel_options(max_message_bytes))
         # Without serializers these two carry bytes: see `serve.wire`.
         self._infer: Any = self._channel.unary_unary(INFER_METHOD)
@@ -61,6 +80,12 @@ class Client:
 
     def close(self) -> None:
         """Close the connection; calls in flight end as Cancelled."""
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            memory.close()
+            forget = pb.SystemSharedMemoryUnregisterRequest(name=memory.name)
+            with contextlib.suppress(ClientError):
+                self._call(self._standard.SystemSharedMemoryUnregister, forget, _FORGET_S)
         self._channel.close()
 
     def infer(self, model: str, data: Any = None, **options: Unpack[Options]) -> Answer:
@@ -78,9 +103,13 @@ class Client:
 
     def ask(self, request: Request) -> Answer:
         """The same, as a value made before."""
-        message = request.encode(self._taken(request), self._max_message_bytes)
+        tensors = request.tensors(self._taken(request))
         try:
-            response = self._call(self._infer, message, request.timeout_s)
+            if self._shared_memory_bytes:
+                response = self._infer_shared(request, tensors)
+            else:
+                message = request.encode(tensors, self._max_message_bytes)
+                response = self._call(self._infer, message, request.timeout_s)
         except InvalidRequest:
             self._inputs.clear()  # perhaps another version of the model was loaded
             raise
@@ -100,7 +129,8 @@ class Client:
                 for request in requests:
                     entered = book.enter(request)
                     try:
-                        yield entered.encode(self._taken(entered), self._max_message_bytes)
+                        tensors = entered.tensors(self._taken(entered))
+                        yield entered.encode(tensors, self._max_message_bytes)
                     except ClientError as error:
                         book.drop(entered, error)
             except Exception as error:
@@ -159,6 +189,51 @@ class Client:
             if time.monotonic() > give_up:
                 raise TimedOut("DEADLINE_EXCEEDED", f"not ready after {timeout_s:g} s")
             time.sleep(_POLL_S)
+
+    def _infer_shared(self, request: Request, tensors: Mapping[str, Array]) -> bytes:
+        """The response to `request`, with `tensors` in shared memory while that has room."""
+        memory = self._registered()
+        places = memory.place(tensors)
+        try:
+            message = request.encode(tensors, self._max_message_bytes, places)
+            response: bytes = self._call(self._infer, message, request.timeout_s)
+            return response
+        except NotFound:
+            if places is None or self._is_known(memory):
+                raise
+        finally:
+            if places is not None:
+                memory.release(places)
+        # The server was started anew: the next request tells it of other memory.
+        memory.close()
+        if self._memory is memory:
+            self._memory = None
+        message = request.encode(tensors, self._max_message_bytes)
+        response = self._call(self._infer, message, request.timeout_s)
+        return response
+
+    def _registered(self) -> SharedMemory:
+        """The memory shared with the server, which is told of it on first use."""
+        with self._registering:
+            if self._memory is None:
+                memory = SharedMemory(self._shared_memory_bytes)
+                try:
+                    self._call(self._standard.SystemSharedMemoryRegister, memory.registration)
+                except BaseException:
+                    memory.close()
+                    raise
+                # The server has it open: nothing is left behind, however this process ends.
+                memory.unlink()
+                self._memory = memory
+            return self._memory
+
+    def _is_known(self, memory: SharedMemory) -> bool:
+        wanted = pb.SystemSharedMemoryStatusRequest(name=memory.name)
+        try:
+            self._call(self._standard.SystemSharedMemoryStatus, wanted)
+        except NotFound:
+            return False
+        return True
 
     def _taken(self, request: Request) -> Collection[str]:
         """Inputs that the model takes, asked once where it matters."""

@@ -4,11 +4,14 @@ The asyncio client is driven through `Blocking`, so that every test holds for bo
 """
 
 import asyncio
+import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
+import grpc
 import numpy as np
 import pytest
 
@@ -27,6 +30,9 @@ from serve.client import (
 )
 from serve.client.streaming import StreamBook
 from serve.errors import ModelError, QueueFull, TooBig
+from serve.pb import grpc_service_pb2 as pb
+from serve.pb import grpc_service_pb2_grpc
+from serve.runtime.regions import RegionPart
 from tests.rpc.conftest import REPORT
 from tests.rpc.fakes import CLASSES, FEATURES
 
@@ -354,6 +360,69 @@ def test_closing_cancels_calls_in_flight(target, engine):
     client.close()
     thread.join(timeout=10)
     assert len(caught) == 1
+
+
+# -- shared memory ----------------------------------------------------------------------------
+
+NAMES = Path("/dev/shm")
+SHARED_BYTES = 1 << 16
+
+
+def ours() -> list[str]:
+    return [path.name for path in NAMES.glob(f"gnnserve-{os.getpid()}-*")]
+
+
+def regions(target) -> dict:
+    with grpc.insecure_channel(target) as channel:
+        stub = grpc_service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        return dict(stub.SystemSharedMemoryStatus(pb.SystemSharedMemoryStatusRequest()).regions)
+
+
+def test_tensors_travel_in_shared_memory(make, target, engine):
+    with make(target, shared_memory_bytes=SHARED_BYTES) as client:
+        for _ in range(100):  # more than there is room for at once
+            answer = client.infer("gcn", data(), request_id="r-1")
+        np.testing.assert_array_equal(answer.output, EXPECTED)
+        for tensor in engine.calls[-1].tensors.values():
+            assert isinstance(tensor.data, RegionPart)
+        assert len(regions(target)) == 1
+        assert ours() == [], "the name is gone as soon as the server has it open"
+        with pytest.raises(NotFound, match="nope"):
+            client.infer("nope", data())
+        [(_, streamed)] = client.infer_stream([Request(model="gcn", data=data())])
+        np.testing.assert_array_equal(streamed.output, EXPECTED)
+    assert regions(target) == {}
+
+
+def test_what_has_no_room_there_is_sent(make, target, engine):
+    x = np.ones((2 * SHARED_BYTES // (4 * FEATURES), FEATURES), np.float32)
+    with make(target, shared_memory_bytes=SHARED_BYTES) as client:
+        answer = client.infer("gcn", x=x, edge_index=EDGES)
+        assert answer.output.shape == (len(x), CLASSES)
+        assert isinstance(engine.calls[-1].tensors["x"].data, memoryview)
+        client.infer("gcn", data())
+        assert isinstance(engine.calls[-1].tensors["x"].data, RegionPart)
+
+
+def test_a_server_that_was_started_anew_is_told_again(make, target, engine):
+    with make(target, shared_memory_bytes=SHARED_BYTES) as client:
+        client.infer("gcn", data())
+        with grpc.insecure_channel(target) as channel:
+            stub = grpc_service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            stub.SystemSharedMemoryUnregister(pb.SystemSharedMemoryUnregisterRequest())
+        for kind in (memoryview, RegionPart):
+            answer = client.infer("gcn", data())
+            np.testing.assert_array_equal(answer.output, EXPECTED)
+            assert isinstance(engine.calls[-1].tensors["x"].data, kind)
+
+
+def test_shared_memory_that_cannot_be_had_is_told(make, target):
+    with (
+        make(target, shared_memory_bytes=1 << 62) as client,
+        pytest.raises(Exhausted, match="shared memory of"),
+    ):
+        client.infer("gcn", data())
+    assert ours() == []
 
 
 def test_importing_the_client_is_cheap():

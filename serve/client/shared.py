@@ -1,0 +1,83 @@
+"""Memory that a client shares with a server on the same host, for its tensors to travel in.
+
+The client copies a request's tensors here and sends their places. It holds no connection: the
+clients register it with the server and ask anew when the server does not know it any more.
+"""
+
+import contextlib
+import mmap
+import os
+import threading
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+from serve.client.errors import Exhausted
+from serve.native import OffsetAllocator
+from serve.pb import grpc_service_pb2 as pb
+from serve.wire import Array, Places, array_bytes
+
+_FOLDER = Path("/dev/shm")
+_ALIGNMENT_BYTES = 64
+
+
+class SharedMemory:
+    """A POSIX shared memory object of this process. Any thread may call any method."""
+
+    def __init__(self, size_bytes: int) -> None:
+        """Make it; takes memory only as it is used. Raises Exhausted when the system has none."""
+        self.name = f"gnnserve-{os.getpid()}-{uuid.uuid4().hex}"
+        self.size_bytes = size_bytes
+        self._allocator = OffsetAllocator(size_bytes, _ALIGNMENT_BYTES)
+        self._lock = threading.Lock()
+        self._closed = False
+        try:
+            fd = os.open(_FOLDER / self.name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                os.ftruncate(fd, size_bytes)
+                self._map = mmap.mmap(fd, size_bytes)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            self.unlink()
+            raise Exhausted(
+                "RESOURCE_EXHAUSTED", f"shared memory of {size_bytes} bytes: {error.strerror}"
+            ) from error
+
+    @property
+    def registration(self) -> pb.SystemSharedMemoryRegisterRequest:
+        """What tells a server of it."""
+        return pb.SystemSharedMemoryRegisterRequest(
+            name=self.name, key=self.name, byte_size=self.size_bytes
+        )
+
+    def place(self, tensors: Mapping[str, Array]) -> Places | None:
+        """Copy `tensors` here until their ``release``; None when there is no room for them now."""
+        raws = {name: array_bytes(array) for name, array in tensors.items()}
+        sizes = [-(-raw.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES for raw in raws.values()]
+        with self._lock:
+            block = -1 if self._closed else self._allocator.alloc(max(1, sum(sizes)))
+        if block < 0:
+            return None
+        offsets, at = {}, block
+        for (name, raw), size in zip(raws.items(), sizes, strict=True):
+            self._map[at : at + raw.nbytes] = raw
+            offsets[name] = at
+            at += size
+        return Places(self.name, offsets, block)
+
+    def release(self, places: Places) -> None:
+        """The request at these places was answered."""
+        with self._lock:
+            self._allocator.free(places.block_bytes)
+
+    def unlink(self) -> None:
+        """Take its name away, when the server has opened it: nothing is left behind then."""
+        with contextlib.suppress(FileNotFoundError):
+            (_FOLDER / self.name).unlink()
+
+    def close(self) -> None:
+        """Take no more tensors and let go of the memory. Idempotent."""
+        with self._lock:
+            self._closed = True
+        self.unlink()
