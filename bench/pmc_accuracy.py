@@ -1,25 +1,31 @@
 """Estimated against measured peak memory, for PyG models on subgraphs of the paper's datasets.
 
-    python -m bench.pmc_accuracy [--quick] [--data FOLDER] [--seeds N] [--models gcn,sage,…]
+    python -m bench.pmc_accuracy [--quick] [--data FOLDER] [--minutes M] [--models gcn,sage,…]
 
-Each model is measured once as at load (`serve.models.calibrate.measure_memory`), then estimated
-and run on every subgraph, breadth-first balls of 10 to 8,000 nodes. Truth is the peak of torch's
-CPU allocator in that run, as its profiler records it, plus the inputs; weights are in neither.
-Errors are signed: estimate ÷ measured − 1; an under-estimate is a run that took more than was
-reserved. For GCN, SAGE and GIN the cost functions of GNNSched's Table 2 × 1.1 are beside it,
-written from the paper. `resident` compares the reserve with what the whole process took, which
-includes what kernels allocate unseen. Writes bench/results/pmc_accuracy.json.
+Each model is measured once per dataset as at load (`serve.models.calibrate.measure_memory`), for
+each executor, then estimated and run on 100 graphs of each dataset: breadth-first balls of 10 nodes
+to the largest that fits in LIMIT_BYTES, more of 10 to 2,000 nodes, the same with self-loops, and
+disjoint unions of 2 to 16 of them, as merged requests are.
+
+This process has a lane's allocator and meter. `measured` is the peak of tensors in that run plus
+the inputs; weights are in neither. Errors are signed: estimate ÷ measured − 1. An under-estimate is
+a run for which the reserve was too small: inputs, tensors, what kernels took besides, and the
+answer's place. For GCN, SAGE and GIN the cost functions of GNNSched's Table 2 × 1.1 are beside it,
+written from the paper. `resident` compares the reserve with what the whole process took, as the
+kernel saw it. Runs are kept in build/pmc_accuracy.jsonl; a later start goes on where the last one
+ended, and writes bench/results/pmc_accuracy.json of all there is. `--fresh` starts anew.
 """
 
 import argparse
-import json
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from rich.console import Console
@@ -27,160 +33,276 @@ from rich.progress import track
 from rich.table import Table
 
 from bench.architectures import ARCHITECTURES, BOUNDED, load
+from bench.as_lane import become_lane
 from bench.machine import machine_facts
 from bench.resident import exact_pages, resident_bytes
 from serve.estimate import Calibration, ModelEstimator, Overhead
 from serve.estimate.calibration import Ramp, TimeFit
-from serve.graphs.datasets import TABLE_4, DatasetSpec, load_dataset
-from serve.graphs.subgraphs import Subgraph, subgraphs
-from serve.models.calibrate import measure_memory
+from serve.estimate.estimator import SAFETY_FACTOR
+from serve.graphs.datasets import TABLE_4, Dataset, load_dataset
+from serve.graphs.subgraphs import subgraphs
+from serve.models.calibrate import Allocator, measure_memory
 from serve.models.facts import Signature
 from serve.models.loader import LoadedModel
 from serve.models.probes import Shape, probe_graph
-from serve.models.tracing import trace
+from serve.native import Meter
 
 RESULT = Path(__file__).parent / "results" / "pmc_accuracy.json"
+WORK = Path(__file__).parent.parent / "build" / "pmc_accuracy.jsonl"
 #: Width and depth.
 SIZES = {"small": (64, 3), "paper": (256, 8)}
-#: Graphs estimated to need more are left out, and counted.
-LIMIT_BYTES = 3 << 30
+EXECUTORS = ("eager",)
+#: Graphs that are estimated to need more are cut down to what fits.
+LIMIT_BYTES = 640 << 20
 #: Below this, constants and rounding rule; errors are given above it only.
 LARGE_BYTES = 10_000_000
+#: Runs whose resident memory is looked at: every sixth graph of those that need no more.
+RESIDENT_EVERY, RESIDENT_BYTES = 6, 256 << 20
 #: What the paper multiplies its estimates by.
 PAPER_FACTOR = 1.1
+FOUR = ("gcn", "sage", "gin", "gat")
+
+Inputs = dict[str, torch.Tensor]
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One run."""
 
+    executor: str
+    model: str
+    size: str
     dataset: str
+    pool: str
     num_nodes: int
     num_edges: int
+    #: Inputs and the peak of tensors, and these with what kernels took.
     measured_bytes: int
+    held_bytes: int
+    output_bytes: int
     estimate_bytes: int
     reserve_bytes: int
     paper_bytes: int | None
     resident_bytes: int | None
+    warning: str
+
+    @property
+    def underestimated(self) -> bool:
+        """Whether a lane would have had less than the run took."""
+        return self.held_bytes + self.output_bytes > self.reserve_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """What matters of a graph: its edges, and where its parts begin when it is a union."""
+
+    num_nodes: int
+    #: int64 [2, E]
+    edge_index: np.ndarray[Any, Any]
+    starts: tuple[int, ...] = (0,)
+
+    @property
+    def num_edges(self) -> int:
+        return int(self.edge_index.shape[1])
+
+    def cut(self, num_nodes: int) -> "Graph":
+        """The first nodes and the edges between them."""
+        inside = (self.edge_index < num_nodes).all(axis=0)
+        return Graph(num_nodes, self.edge_index[:, inside])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small models, 6 subgraphs of two")
+    parser.add_argument("--quick", action="store_true", help="small models, 24 graphs of two sets")
     parser.add_argument("--data", type=Path, default=os.environ.get("GNNSERVE_DATA"))
     parser.add_argument("--scale", type=float, default=0.1, help="of generated graphs")
-    parser.add_argument("--seeds", type=int, default=1, help="pools of subgraphs a dataset")
     parser.add_argument("--models", default=",".join(ARCHITECTURES))
+    parser.add_argument("--minutes", type=float, default=600.0, help="stop after so long")
+    parser.add_argument("--fresh", action="store_true", help="forget what was measured before")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    sizes = ("small",) if arguments.quick else tuple(SIZES)
+    meter = become_lane("bench.pmc_accuracy")
+    stop_at = time.monotonic() + 60 * arguments.minutes
+    if arguments.fresh:
+        WORK.unlink(missing_ok=True)
+    rows = _kept()
+    done = {(row.executor, row.model, row.size, row.dataset) for row in rows}
     names = ("pubmed", "artist") if arguments.quick else tuple(TABLE_4)
-    sources, pools = _pools(names, arguments)
-    jobs = [(size, model) for size in sizes for model in arguments.models.split(",")]
-    results = [
-        result
-        for size, model in track(jobs, "measuring", console=Console(stderr=True))
-        for result in [_measure(model, size, pools)]
-    ]
-    document = {
-        "machine": machine_facts(),
-        "quick": arguments.quick,
-        "datasets": sources,
-        "subgraphs": sum(len(pool) for _, pool in pools),
-        "models": results,
-    }
-    RESULT.write_text(json.dumps(document, indent=1) + "\n")
-    show(document)
-
-
-def _pools(
-    names: tuple[str, ...], arguments: argparse.Namespace
-) -> tuple[dict[str, str], list[tuple[DatasetSpec, tuple[Subgraph, ...]]]]:
-    """Where each dataset came from, and its subgraphs."""
+    count = 6 if arguments.quick else 25
     sources: dict[str, str] = {}
-    pools = []
+    left = 0
     for name in names:
         folder = Path(arguments.data) if arguments.data else None
         dataset = load_dataset(name, folder=folder, scale=arguments.scale)
         sources[name] = dataset.source
-        for seed in range(arguments.seeds):
-            count = 6 if arguments.quick else 25
-            pool = subgraphs(dataset, count, seed=seed, min_nodes=10, max_edges=1_000_000)
-            pools.append((TABLE_4[name], pool))
-    return sources, pools
+        sizes = ("small",) if arguments.quick else tuple(SIZES)
+        wanted = product(EXECUTORS, sizes, arguments.models.split(","))
+        jobs = [job for job in wanted if (job[0], job[2], job[1], name) not in done]
+        pools = _pools(dataset, count) if jobs else {}
+        for executor, size, model in track(jobs, name, console=Console(stderr=True)):
+            if time.monotonic() > stop_at:
+                left += 1
+                continue
+            found = list(_measure(executor, model, size, dataset, pools, meter))
+            _keep(found)
+            rows += found
+    document = {
+        "machine": machine_facts(),
+        "quick": arguments.quick,
+        "safety_factor": SAFETY_FACTOR,
+        "limit_bytes": LIMIT_BYTES,
+        "datasets": sources,
+        "jobs_left": left,
+        "all": _summary(rows),
+        "models": [
+            {"executor": key[0], "model": key[1], "size": key[2]}
+            | _summary([row for row in rows if (row.executor, row.model, row.size) == key])
+            for key in dict.fromkeys((row.executor, row.model, row.size) for row in rows)
+        ],
+    }
+    RESULT.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
+    show(document)
+
+
+def _kept() -> list[Row]:
+    if not WORK.exists():
+        return []
+    return [msgspec.json.decode(line, type=Row) for line in WORK.read_bytes().splitlines()]
+
+
+def _keep(rows: list[Row]) -> None:
+    WORK.parent.mkdir(exist_ok=True)
+    with WORK.open("ab") as file:
+        file.write(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+
+
+def _pools(dataset: Dataset, count: int) -> dict[str, list[Graph]]:
+    """`count` graphs of each kind, by its name."""
+    rng = np.random.default_rng(1)
+
+    def cut(seed: int, most: int) -> list[Graph]:
+        found = subgraphs(
+            dataset, count, seed=seed, min_nodes=10, max_nodes=most, max_edges=1_000_000
+        )
+        return [Graph(graph.num_nodes, graph.edge_index) for graph in found]
+
+    small = cut(1, 2_000)
+    return {
+        "to_largest": cut(0, dataset.num_nodes),
+        "to_2000": small,
+        "with_loops": [_with_loops(graph, rng) for graph in cut(2, 2_000)],
+        "union": [
+            _union([small[i] for i in rng.integers(0, len(small), rng.integers(2, 17))])
+            for _ in range(count)
+        ],
+    }
+
+
+def _with_loops(graph: Graph, rng: np.random.Generator) -> Graph:
+    """The graph with a loop at up to half of its nodes."""
+    nodes = np.flatnonzero(rng.random(graph.num_nodes) < rng.uniform(0, 0.5))
+    return Graph(graph.num_nodes, np.hstack([graph.edge_index, np.stack([nodes, nodes])]))
+
+
+def _union(parts: list[Graph]) -> Graph:
+    """The disjoint union, nodes and edges in order."""
+    starts = np.cumsum([0, *(part.num_nodes for part in parts)])
+    edges = [part.edge_index + start for part, start in zip(parts, starts, strict=False)]
+    return Graph(int(starts[-1]), np.hstack(edges), tuple(starts[:-1].tolist()))
 
 
 def _measure(
-    model: str, size: str, pools: list[tuple[DatasetSpec, tuple[Subgraph, ...]]]
-) -> dict[str, Any]:
-    """Every run of one model, summed up."""
-    rows: list[Row] = []
-    warnings: set[str] = set()
-    left_out = 0
-    for spec in dict.fromkeys(spec for spec, _ in pools):
-        hidden, layers = SIZES[size]
-        loaded, signature = load(
-            model, features=spec.num_features, hidden=hidden, classes=spec.num_classes,
-            layers=layers,
-        )  # fmt: skip
-        estimator = _estimator(loaded, signature)
-        warnings.add(estimator.calibration.warning)
-        graphs = [g for other, pool in pools if other == spec for g in pool]
-        widths = [spec.num_features, *[hidden] * (layers - 1), spec.num_classes]
-        found = list(_rows(model, widths, loaded, signature, estimator, graphs))
-        left_out += len(graphs) - len(found)
-        rows += found
-    return {"model": model, "size": size, "left_out": left_out} | _summary(rows, warnings - {""})
+    executor: str,
+    model: str,
+    size: str,
+    dataset: Dataset,
+    pools: dict[str, list[Graph]],
+    meter: Meter,
+) -> Iterator[Row]:
+    """Every run of one model on one dataset."""
+    spec = TABLE_4[dataset.name]
+    hidden, layers = SIZES[size]
+    loaded, signature = load(
+        model, features=spec.num_features, hidden=hidden, classes=spec.num_classes, layers=layers
+    )
+    estimator = _estimator(executor, loaded, signature, meter)
+    widths = [spec.num_features, *[hidden] * (layers - 1), spec.num_classes]
+    for pool, graphs in pools.items():
+        for index, whole in enumerate(graphs):
+            graph = _fitting(whole, estimator)
+            inputs = _inputs(graph, loaded, signature)
+
+            def run(inputs: Inputs = inputs) -> torch.Tensor:
+                return loaded.run(inputs)
+
+            staged = sum(tensor.nbytes for tensor in inputs.values())
+            live = meter.live_bytes()
+            held = staged + meter.held_by(run)
+            measured = staged + meter.peak_bytes() - live
+            at = graph.num_nodes, graph.num_edges
+            estimate = estimator.estimate(*at)
+            look = index % RESIDENT_EVERY == RESIDENT_EVERY - 1 and pool == "to_largest"
+            yield Row(
+                executor=executor,
+                model=model,
+                size=size,
+                dataset=dataset.name,
+                pool=pool,
+                num_nodes=at[0],
+                num_edges=at[1],
+                measured_bytes=measured,
+                held_bytes=held,
+                output_bytes=estimator.output_bytes(*at),
+                estimate_bytes=estimate.peak_bytes,
+                reserve_bytes=estimate.reserve_bytes,
+                paper_bytes=paper_bytes(model, widths, *at),
+                resident_bytes=(
+                    _resident(run, staged)
+                    if look and LARGE_BYTES < measured < RESIDENT_BYTES
+                    else None
+                ),
+                warning=estimator.calibration.warning,
+            )
 
 
-def _estimator(loaded: LoadedModel, signature: Signature) -> ModelEstimator:
+def _estimator(
+    executor: str, loaded: LoadedModel, signature: Signature, meter: Meter
+) -> ModelEstimator:
     """An estimator of memory only."""
     flat = Ramp((0.0,), (0.0,), (0.0,))
     time = TimeFit(
         constant_ns=1, nodes=flat, edges=flat, high_ratio=1, error_median=0, error_p95=0,
         samples=0, largest_nodes=0, largest_edges=0,
     )  # fmt: skip
-    memory = measure_memory(loaded, signature, max_bytes=LIMIT_BYTES)
+    memory = measure_memory(
+        loaded, signature, max_bytes=LIMIT_BYTES, allocator=Allocator(meter.held_by)
+    )
     calibration = Calibration(
-        model=loaded.spec.key, executor="eager", device="cpu", threads=1, memory=memory, time=time
+        model=loaded.spec.key, executor=executor, device="cpu", threads=1, memory=memory, time=time
     )
     return ModelEstimator(calibration, Overhead())
 
 
-def _rows(
-    model: str,
-    widths: list[int],
-    loaded: LoadedModel,
-    signature: Signature,
-    estimator: ModelEstimator,
-    graphs: list[Subgraph],
-) -> Iterator[Row]:
-    for index, graph in enumerate(graphs):
-        size = graph.num_nodes, graph.num_edges
-        estimate = estimator.estimate(*size)
-        if estimate.reserve_bytes > LIMIT_BYTES:
-            continue
-        inputs = probe_graph(max(2, size[0]), size[1], Shape.PLAIN, loaded.spec.inputs, signature)
-        inputs["edge_index"] = torch.from_numpy(graph.edge_index)
+def _fitting(graph: Graph, estimator: ModelEstimator) -> Graph:
+    """The graph, or the largest part of it in steps of a tenth that needs no more than allowed."""
+    while estimator.estimate(graph.num_nodes, graph.num_edges).reserve_bytes > LIMIT_BYTES:
+        graph = graph.cut(graph.num_nodes * 9 // 10)
+    return graph
 
-        def run(inputs: dict[str, torch.Tensor] = inputs) -> torch.Tensor:
-            return loaded.run(inputs)
 
-        staged = sum(tensor.nbytes for tensor in inputs.values())
-        measured = staged + trace(run, loaded.module, *size).peak_bytes
-        resident = None
-        if index % 6 == 5 and measured > LARGE_BYTES:
-            with exact_pages() as exact:
-                resident = resident_bytes(run) if exact else None
-        yield Row(
-            graph.dataset,
-            *size,
-            measured,
-            estimate.peak_bytes,
-            estimate.reserve_bytes,
-            paper_bytes(model, widths, *size),
-            None if resident is None else staged + resident,
-        )
+def _inputs(graph: Graph, loaded: LoadedModel, signature: Signature) -> Inputs:
+    """As staged: seeded values, the graph's own edges; each part of a union a graph in `batch`."""
+    size = max(2, graph.num_nodes), graph.num_edges
+    inputs = probe_graph(*size, Shape.PLAIN, loaded.spec.inputs, signature)
+    inputs["edge_index"] = torch.from_numpy(graph.edge_index)
+    if "batch" in inputs:
+        part = np.searchsorted(graph.starts, np.arange(graph.num_nodes), side="right") - 1
+        inputs["batch"] = torch.from_numpy(part)
+    return inputs
+
+
+def _resident(run: Callable[[], torch.Tensor], staged: int) -> int | None:
+    with exact_pages() as exact:
+        rise = resident_bytes(run) if exact else None
+    return None if rise is None else staged + rise
 
 
 def paper_bytes(model: str, widths: list[int], num_nodes: int, num_edges: int) -> int | None:
@@ -207,30 +329,42 @@ def paper_bytes(model: str, widths: list[int], num_nodes: int, num_edges: int) -
     return int(PAPER_FACTOR * (4 * peak + 4 * n * widths[0] + 16 * e))
 
 
-def _summary(rows: list[Row], warnings: set[str]) -> dict[str, Any]:
-    measured = np.array([row.measured_bytes for row in rows], dtype=np.float64)
-    error = np.array([row.estimate_bytes for row in rows]) / measured - 1
-    large = measured >= LARGE_BYTES
-    margin = np.array([row.reserve_bytes for row in rows]) / measured - 1
-    paper = np.array([row.paper_bytes / row.measured_bytes - 1 for row in rows if row.paper_bytes])
+def _summary(rows: list[Row]) -> dict[str, Any]:
+    large = [row for row in rows if row.measured_bytes >= LARGE_BYTES]
+    error = [row.estimate_bytes / row.measured_bytes - 1 for row in large]
+    of_four = [e for row, e in zip(large, error, strict=True) if row.model in FOUR]
+    linear = [e for row, e in zip(large, error, strict=True) if row.model not in BOUNDED]
+    paper = [row.paper_bytes / row.measured_bytes - 1 for row in large if row.paper_bytes]
+    below = [row.paper_bytes < row.measured_bytes for row in rows if row.paper_bytes]
+    needed = [(row.held_bytes + row.output_bytes) / row.reserve_bytes for row in rows]
     resident = [row.resident_bytes / row.reserve_bytes for row in rows if row.resident_bytes]
     return {
         "runs": len(rows),
-        "runs_large": int(large.sum()),
-        "peak_bytes_largest": int(measured.max()),
-        "error_low": _rounded(error[large].min(initial=0)),
-        "error_high": _rounded(error[large].max(initial=0)),
-        "error_low_all": _rounded(error.min()),
-        "error_high_all": _rounded(error.max()),
-        "underestimates": int((margin < 0).sum()),
-        "reserve_margin_median": _rounded(np.median(margin)),
-        "paper_error_low": _rounded(paper.min()) if paper.size else None,
-        "paper_error_high": _rounded(paper.max()) if paper.size else None,
-        "paper_underestimates": int((paper < 0).sum()) if paper.size else None,
+        "runs_large": len(large),
+        "peak_bytes_largest": max((row.measured_bytes for row in rows), default=0),
+        "error_low": _lowest(error),
+        "error_high": _highest(error),
+        "error_worst_of_four": _highest([abs(e) for e in of_four]),
+        "error_worst_of_linear": _highest([abs(e) for e in linear]),
+        "underestimates": sum(row.underestimated for row in rows),
+        "need_share_of_reserve_max": _highest(needed),
+        "need_share_of_reserve_median": _rounded(np.median(needed)) if needed else None,
+        "paper_error_low": _lowest(paper),
+        "paper_error_high": _highest(paper),
+        "paper_runs": len(below),
+        "paper_underestimates": sum(below) if below else None,
         "resident_runs": len(resident),
-        "resident_share_of_reserve_max": _rounded(max(resident)) if resident else None,
-        "warnings": sorted(warnings),
+        "resident_share_of_reserve_max": _highest(resident),
+        "warnings": sorted({row.warning for row in rows} - {""}),
     }
+
+
+def _lowest(values: list[float]) -> float | None:
+    return _rounded(min(values)) if values else None
+
+
+def _highest(values: list[float]) -> float | None:
+    return _rounded(max(values)) if values else None
 
 
 def _rounded(value: Any) -> float:
@@ -239,27 +373,35 @@ def _rounded(value: Any) -> float:
 
 def show(document: dict[str, Any]) -> None:
     table = Table(title="peak memory: estimate ÷ measured − 1, peaks over 10 MB")
-    for column in ("model", "size", "runs", "lowest", "highest", "under-\nestimates",
-                   "reserve\nmargin", "resident ÷\nreserve", "Table 2 × 1.1",
+    for column in ("executor", "model", "size", "runs", "lowest", "highest", "under-\nestimates",
+                   "need ÷\nreserve", "resident ÷\nreserve", "Table 2 × 1.1",
                    "its under-\nestimates"):  # fmt: skip
-        table.add_column(column, justify="left" if column in ("model", "size") else "right")
+        table.add_column(column)
     for row in document["models"]:
         resident, low = row["resident_share_of_reserve_max"], row["paper_error_low"]
+        error = row["error_low"] is not None
         table.add_row(
-            row["model"] + (" *" if row["warnings"] or row["model"] in BOUNDED else ""),
+            row["executor"],
+            row["model"] + (" *" if row["warnings"] else ""),
             row["size"],
             str(row["runs"]),
-            f"{row['error_low']:+.2%}",
-            f"{row['error_high']:+.2%}",
+            f"{row['error_low']:+.2%}" if error else "",
+            f"{row['error_high']:+.2%}" if error else "",
             str(row["underestimates"]),
-            f"{row['reserve_margin_median']:+.1%}",
+            f"{row['need_share_of_reserve_max']:.3f}",
             "" if resident is None else f"{resident:.2f}",
             "" if low is None else f"{low:+.0%} … {row['paper_error_high']:+.0%}",
-            "" if low is None else str(row["paper_underestimates"]),
+            "" if low is None else f"{row['paper_underestimates']} of {row['paper_runs']}",
         )
     console = Console()
     console.print(table)
     console.print("* an upper bound by its own account: its memory is not linear in N and E")
+    total = document["all"]
+    console.print(
+        f"{total['runs']} runs, {total['underestimates']} under-estimates; worst error of the four "
+        f"{total['error_worst_of_four']:.2%}, of all linear {total['error_worst_of_linear']:.2%}; "
+        f"{document['jobs_left']} jobs left"
+    )
 
 
 if __name__ == "__main__":

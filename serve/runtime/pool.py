@@ -402,7 +402,7 @@ class LanePool:
         )
         try:
             with _one_at_a_time:
-                with _lane_environment():
+                with lane_environment():
                     forkserver.ensure_running()
                 with _no_main_module():
                     process.start()
@@ -500,7 +500,7 @@ def _as_passed(file: PassedFile) -> PassedFile:
 
 
 @contextmanager
-def _lane_environment() -> Iterator[None]:
+def lane_environment() -> Iterator[None]:
     """Environment of the fork server, so of all lanes; ours is as before afterwards."""
     wanted = dict(_LANE_ENVIRONMENT)
     meter = native.meter_library_path()

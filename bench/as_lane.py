@@ -1,0 +1,21 @@
+"""Benches that measure what a lane does, in a process set up as one."""
+
+import os
+import sys
+
+import torch
+
+from serve.native import Meter
+from serve.runtime.pool import lane_environment
+
+
+def become_lane(module: str) -> Meter:
+    """Start `python -m module` anew with a lane's allocator and its meter, unless this is it."""
+    torch.set_num_threads(1)
+    meter = Meter.attach()
+    if meter is None:
+        with lane_environment():
+            if "gnnserve_meter" not in os.environ.get("LD_PRELOAD", ""):
+                raise SystemExit("this bench needs the compiled extension: make setup")
+            os.execv(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]])
+    return meter
