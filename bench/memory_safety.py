@@ -32,6 +32,7 @@ from rich.table import Table
 
 from bench.machine import machine_facts
 from serve.client import Client, ClientError
+from serve.config import ModelsConfig
 from tests.harness import ServerProcess
 from tests.outside import descendants
 
@@ -118,7 +119,9 @@ def measure(budget_bytes: int, requests: int) -> dict[str, Any]:
     }
     with (
         tempfile.TemporaryDirectory() as folder,
-        ServerProcess(Path(folder), sections=sections) as server,
+        ServerProcess(
+            Path(folder), sections=sections, calibration_s=ModelsConfig().calibration_s
+        ) as server,
         Client(server.target) as client,
     ):
         sizes, needs = _sizes(client, requests)

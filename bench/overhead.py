@@ -32,6 +32,7 @@ from bench.grpc_echo import echo_call, start_server
 from bench.machine import machine_facts
 from serve.app import tune_process
 from serve.client import Client
+from serve.config import ModelsConfig
 from serve.models.loader import load_model
 from serve.models.repository import find
 from serve.wire import encode_request
@@ -65,7 +66,9 @@ def main() -> None:
     try:
         with (
             tempfile.TemporaryDirectory() as folder,
-            ServerProcess(Path(folder), sections=SECTIONS) as server,
+            ServerProcess(
+                Path(folder), sections=SECTIONS, calibration_s=ModelsConfig().calibration_s
+            ) as server,
         ):
             result = measure(server, echo_call(echo), arguments.model, arguments.repeats)
     finally:

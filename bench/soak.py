@@ -29,12 +29,12 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.machine import machine_facts
-from serve.config import SchedulingConfig
+from serve.config import ModelsConfig, SchedulingConfig
 from tests.harness import ServerProcess
 from tests.outside import descendants, is_running, metric, rows, shared_memory_names
 
 RESULT = Path(__file__).parent / "results" / "soak.json"
-WARM_UP_REQUESTS = 200
+WARM_UP_REQUESTS = 100
 #: Connections of clients that are gone, and rows on their way, need a moment.
 SETTLE_S = 15.0
 #: Answers being written at once, besides the requests in flight.
@@ -65,6 +65,7 @@ def main() -> None:
     parser.add_argument("--policy", default=SchedulingConfig().policy)
     parser.add_argument("--discipline", default=SchedulingConfig().discipline)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--calibration", type=float, default=ModelsConfig().calibration_s)
     parser.add_argument("--out", type=Path, default=RESULT)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -84,7 +85,12 @@ def main() -> None:
 def soak(folder: Path, arguments: argparse.Namespace) -> tuple[dict[str, Any], list[Check]]:
     """The load's summary, and what was checked."""
     names = shared_memory_names()
-    with ServerProcess(folder, policy=arguments.policy, discipline=arguments.discipline) as server:
+    with ServerProcess(
+        folder,
+        policy=arguments.policy,
+        discipline=arguments.discipline,
+        calibration_s=arguments.calibration,
+    ) as server:
         send(server, WARM_UP_REQUESTS, arguments.rho, seed=arguments.seed + 1)
         warm_up = settled(lambda: rows(server), lambda found: len(found) == WARM_UP_REQUESTS)
         before = stable(lambda: footprint(server))

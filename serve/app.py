@@ -177,7 +177,11 @@ def calibration_cache(config: Config, device: Device) -> CalibrationCache:
     """Where calibrations of this configuration are kept."""
     kept = config.models.cache
     folder = Path(_DEFAULT_CACHE).expanduser() if kept is None else config.path(kept)
-    return CalibrationCache(folder, allocator=allocator_facts(device.keep_bytes))
+    return CalibrationCache(
+        folder,
+        budget_s=config.models.calibration_s,
+        allocator=allocator_facts(device.keep_bytes),
+    )
 
 
 def check_config(config: Config) -> list[str]:

@@ -74,6 +74,8 @@ class ModelsConfig(Section, frozen=True):
     load: tuple[str, ...] = ()
     #: Where calibrations are kept; None: the user's cache folder.
     cache: str | None = None
+    #: What timing a new model may take; its memory is measured in less than a second besides.
+    calibration_s: Positive = 6.0
 
 
 class DeviceConfig(Section, frozen=True):

@@ -33,6 +33,7 @@ class ServerProcess:
 
     `module` is what Python runs, with its arguments. With `own_group` it leads a process group, so
     that a signal reaches all of its processes.
+    `calibration_s` is short, for tests; whoever measures gives what a server takes.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class ServerProcess:
         environment: dict[str, str] | None = None,
         own_group: bool = False,
         module: tuple[str, ...] = ("serve", "serve"),
+        calibration_s: float = 1.0,
     ) -> None:
         self.folder = folder
         self.grpc_port, self.http_port = free_ports(2)
@@ -54,7 +56,7 @@ class ServerProcess:
         self.log = folder / "server.log"
         table: dict[str, dict[str, object]] = {
             "server": {"grpc_port": self.grpc_port, "http_port": self.http_port},
-            "models": {"repository": str(repository)},
+            "models": {"repository": str(repository), "calibration_s": calibration_s},
             "device": {"memory_budget": "2 GiB"},
             "scheduling": {"policy": policy, "discipline": discipline},
             "report": {"database": str(self.database)},

@@ -38,11 +38,15 @@ class CalibrationCache:
         executor: str = "eager",
         device: str = "cpu",
         threads: int = 1,
+        budget_s: float = 6.0,
         allocator: tuple[str, ...] = (),
     ) -> None:
-        """`allocator` names what makes the lanes' allocator as fast as it is, and as exact."""
+        """`allocator` names what makes the lanes' allocator as fast as it is, and as exact.
+
+        A calibration that was given less time is another one: it is less exact.
+        """
         self._folder = folder
-        runs_on = executor, device, f"{threads} threads", *allocator
+        runs_on = executor, device, f"{threads} threads", f"timed for {budget_s} s", *allocator
         self._circumstances = "\n".join([f"format {FORMAT}", *_versions(), *_machine(), *runs_on])
 
     def get(self, content: str) -> tuple[Signature, Calibration] | None:

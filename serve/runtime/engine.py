@@ -133,6 +133,7 @@ class Engine:
             cache,
             self._pool,
             qos_factor=chosen.qos_factor,
+            calibration_s=config.models.calibration_s,
             budget_bytes=device.budget_bytes,
             budget_changed=self._weights_changed,
             lock=self._lock,
@@ -520,7 +521,10 @@ class Engine:
     def _time_overhead(self) -> None:
         """Send graphs through this engine and give the estimators what it adds to a run."""
         samples: list[tuple[int, int]] = []
-        for entry in self._registry.entries[:1]:
+        # The fastest model's: less to wait for, and less noise from the run.
+        most = PROBE_NODES[-1], 10 * PROBE_NODES[-1]
+        entries = sorted(self._registry.entries, key=lambda entry: entry.estimator.run_ns(*most))
+        for entry in entries[:1]:
             for num_nodes in PROBE_NODES:
                 for _ in range(PROBE_REPEATS):
                     ticket = self._submit(probe_call(entry, num_nodes))

@@ -5,9 +5,27 @@ lanes and their fork server must live until what was accepted is answered.
 """
 
 import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
 
-# PyG comes with it. Importing that takes a second, which a restarted lane would pay again.
-from serve.models import zoo as zoo
-from serve.runtime import lane as lane
+
+@contextmanager
+def _left_out(name: str) -> Iterator[None]:
+    """An empty module stands for `name` while open; whoever uses it later gets the real one."""
+    sys.modules[name] = ModuleType(name)
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+
+
+# Importing PyG takes a second, which a restarted lane would pay again. It imports torch._dynamo,
+# which takes as long once more, to look one class up when it is asked about compiled models; torch
+# itself imports that module on first use.
+with _left_out("torch._dynamo"):
+    from serve.models import zoo as zoo
+    from serve.runtime import lane as lane
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

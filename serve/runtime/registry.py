@@ -29,7 +29,6 @@ from serve.runtime.pool import LanePool
 
 _log = logging.getLogger(__name__)
 
-_CALIBRATION_BUDGET_S = 6.0
 _PROBE_TIMEOUT_S = 180.0
 _LOAD_TIMEOUT_S = 120.0
 _DRAIN_TIMEOUT_S = 60.0
@@ -75,6 +74,7 @@ class Registry:
         pool: LanePool,
         *,
         qos_factor: float,
+        calibration_s: float,
         budget_bytes: int,
         budget_changed: Callable[[Bytes], None],
         lock: threading.Lock,
@@ -84,6 +84,7 @@ class Registry:
         self._cache = cache
         self._pool = pool
         self._qos_factor = qos_factor
+        self._calibration_s = calibration_s
         self._budget_bytes = budget_bytes
         self._budget_changed = budget_changed
         self._lock = lock
@@ -316,7 +317,7 @@ class Registry:
             return cached
         _log.info("model %s: calibrating, once for these weights on this machine", spec.key)
         with self._pool.calibrator() as calibrator:
-            calibrator.send(ProbeModel(spec, _CALIBRATION_BUDGET_S, self._budget_bytes // 2))
+            calibrator.send(ProbeModel(spec, self._calibration_s, self._budget_bytes // 2))
             while True:
                 said = calibrator.receive(_PROBE_TIMEOUT_S)
                 if isinstance(said, ProbeProgress):

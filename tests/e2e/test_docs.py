@@ -20,12 +20,6 @@ _MAKE = {"make demo", "make test"}
 _TIMEOUT_S = 120.0
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    with ServerProcess(tmp_path_factory.mktemp("docs")) as running:
-        yield running
-
-
 def run(arguments: list[str], folder: Path) -> str:
     done = subprocess.run(
         [sys.executable, *arguments],

@@ -37,6 +37,7 @@ def test_another_executor_device_thread_count_allocator_or_version_is_another_ke
     assert CalibrationCache(folder, threads=2).get("abc") is None
     assert CalibrationCache(folder, executor="csr").get("abc") is None
     assert CalibrationCache(folder, device="cuda").get("abc") is None
+    assert CalibrationCache(folder, budget_s=1.0).get("abc") is None
     assert CalibrationCache(folder, allocator=("MALLOC_MMAP_MAX_=0",)).get("abc") is None
     monkeypatch.setattr(cache_module, "_versions", lambda: ["torch 99"])
     assert CalibrationCache(folder).get("abc") is None

@@ -34,6 +34,7 @@ CONFIG = """
 max_queue = 4
 [models]
 repository = "{repository}"
+calibration_s = 1.0
 [device]
 lanes = 1
 memory_budget = "256 MiB"

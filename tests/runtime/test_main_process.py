@@ -1,4 +1,4 @@
-"""The serving process never imports torch: it would cost memory, threads and starting time."""
+"""What processes import: the serving one never torch, which would cost memory and time."""
 
 import subprocess
 import sys
@@ -13,3 +13,19 @@ assert not heavy, f"imported: {heavy}"
 
 def test_importing_the_server_imports_no_torch():
     subprocess.run([sys.executable, "-c", CODE], check=True)
+
+
+LANE = """
+import sys
+from serve.runtime import preload
+import torch, torch_geometric
+assert "torch._dynamo" not in sys.modules
+# Whoever needs it gets it: PyG when asked about a compiled model, torch when it compiles.
+assert torch_geometric.is_torch_instance(torch.nn.Linear(1, 1), torch.nn.Linear)
+assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2)).tolist() == [2, 2]
+assert "torch._dynamo" in sys.modules
+"""
+
+
+def test_lanes_start_without_the_compiler_and_can_still_use_it():
+    subprocess.run([sys.executable, "-c", LANE], check=True)
