@@ -177,11 +177,10 @@ def calibration_cache(config: Config, device: Device) -> CalibrationCache:
     """Where calibrations of this configuration are kept."""
     kept = config.models.cache
     folder = Path(_DEFAULT_CACHE).expanduser() if kept is None else config.path(kept)
-    return CalibrationCache(
-        folder,
-        budget_s=config.models.calibration_s,
-        allocator=allocator_facts(device.keep_bytes),
-    )
+    budget_s = config.models.calibration_s
+    if device.place is not None:
+        return CalibrationCache(folder, budget_s=budget_s, device=device.name)
+    return CalibrationCache(folder, budget_s=budget_s, allocator=allocator_facts(device.keep_bytes))
 
 
 def check_config(config: Config) -> list[str]:

@@ -1,18 +1,33 @@
 """What this machine offers to lanes. Facts only: the scheduler gets numbers, not devices."""
 
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from serve.config import DeviceConfig
 from serve.core.params import LANES_PER_CORE
+from serve.cuda.probe import Gpu, NoCuda, find_gpus
 from serve.errors import ConfigError
+from serve.runtime.entry import DevicePlace
+
+_log = logging.getLogger(__name__)
 
 #: Of what is free at start, kept for the operating system, the server and its buffers.
 _RESERVE_SHARE = 0.25
 #: What all lanes together may keep, as a share of the device, and what one may keep at most.
 _KEPT_SHARE = 1 / 16
 _MOST_KEPT_BYTES = 256 << 20
+#: Lanes of a GPU unless the configuration says how many.
+_GPU_LANES = 4
+#: Of a GPU's free memory, kept for the contexts of two processes and what CUDA takes for itself.
+_GPU_RESERVE_BYTES, _GPU_RESERVE_SHARE = 1 << 30, 1 / 32
+#: The calibrator's share of a GPU, and its most.
+_CALIBRATION_SHARE, _CALIBRATION_BYTES = 1 / 8, 8 << 30
+#: Static memory of a lane: on each of its two streams, cuBLAS keeps 32 MiB and cublasLt 1.
+_LANE_STATIC_BYTES = 2 * (36 << 20)
+#: Room for pieces between buffers, so that what the ledger holds can always be placed.
+_PIECES_SHARE = 1 / 64
 _CGROUP_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
@@ -36,6 +51,8 @@ class Device:
     #: Freed memory a lane may keep from run to run, so that its pages need not be asked for
     #: again; not part of `budget_bytes`.
     keep_bytes: int = 0
+    #: Lanes are threads of one process there; None: a process each.
+    place: DevicePlace | None = None
 
 
 def find_device(config: DeviceConfig, *, spare_lanes: bool) -> Device:
@@ -44,8 +61,13 @@ def find_device(config: DeviceConfig, *, spare_lanes: bool) -> Device:
     With `spare_lanes` there are `LANES_PER_CORE` unless the configuration says how many: a
     suspended task keeps its lane.
     """
-    if config.kind == "cuda":
-        raise ConfigError("device.kind: 'cuda': this version runs on 'cpu' only")
+    if config.kind != "cpu":
+        try:
+            return _gpu_device(config, find_gpus())
+        except NoCuda as error:
+            if config.kind == "cuda":
+                raise ConfigError(f"device.kind: 'cuda': {error}") from error
+            _log.log(error.level, "no CUDA (%s): serving on the processor", error)
     cores = sorted(os.sched_getaffinity(0))
     lanes = config.lanes or len(cores) * (LANES_PER_CORE if spare_lanes else 1)
     total_bytes = config.memory_budget_bytes or int(_free_bytes() * (1 - _RESERVE_SHARE))
@@ -57,6 +79,32 @@ def find_device(config: DeviceConfig, *, spare_lanes: bool) -> Device:
         parallelism=min(lanes, len(cores)),
         can_suspend=True,
         keep_bytes=keep_bytes,
+    )
+
+
+def _gpu_device(config: DeviceConfig, gpus: tuple[Gpu, ...]) -> Device:
+    gpu = gpus[0]
+    if len(gpus) > 1:
+        _log.warning("%d GPUs: this version serves on the first, %s", len(gpus), gpu.name)
+    lanes = config.lanes or _GPU_LANES
+    free_bytes = int(gpu.free_bytes * (1 - _GPU_RESERVE_SHARE)) - _GPU_RESERVE_BYTES
+    total_bytes = min(config.memory_budget_bytes or free_bytes, free_bytes)
+    calibration_bytes = min(_CALIBRATION_BYTES, int(total_bytes * _CALIBRATION_SHARE))
+    slab_bytes = total_bytes - calibration_bytes
+    budget_bytes = int(slab_bytes * (1 - _PIECES_SHARE)) - lanes * _LANE_STATIC_BYTES
+    if budget_bytes <= 0:
+        raise ConfigError(
+            f"device: {gpu.name} has {gpu.free_bytes} bytes free, of which {total_bytes} may be "
+            f"used; {lanes} lanes need more for themselves (device.memory_budget, device.lanes)"
+        )
+    _log.info("serving on %s with %d lanes, %d MiB", gpu.name, lanes, budget_bytes >> 20)
+    return Device(
+        name=f"cuda: {gpu.name}",
+        budget_bytes=budget_bytes,
+        lane_cores=((),) * lanes,
+        parallelism=lanes,
+        can_suspend=False,
+        place=DevicePlace(f"cuda:{gpu.index}", slab_bytes, calibration_bytes),
     )
 
 

@@ -100,7 +100,7 @@ class Engine:
         self.shared = SharedPool(
             _STAGED_PER_LANE * lanes * max(2 * config.server.max_message_bytes, 64 << 20)
         )
-        self._pool = LanePool(device.lane_cores, self.shared, device.keep_bytes)
+        self._pool = LanePool(device.lane_cores, self.shared, device.keep_bytes, place=device.place)
         params = SchedulerParams(
             policy=chosen.policy,
             discipline=chosen.discipline,

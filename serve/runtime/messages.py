@@ -62,8 +62,8 @@ class RunTask(Message, frozen=True, tag=True, array_like=True):
     output_capacity_bytes: int
     #: What the run may take besides inputs and the output's place.
     limit_bytes: int
-    #: Goes before other tasks of its device, where lanes can let it.
-    urgent: bool = False
+    #: Estimated; lanes that share a device let the short go first. 0: unknown.
+    run_ns: int = 0
 
 
 class Stop(Message, frozen=True, tag=True, array_like=True):

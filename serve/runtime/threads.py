@@ -29,12 +29,22 @@ from serve.models.repository import ModelSpec
 from serve.models.site import Processor, Site
 from serve.runtime.entry import DevicePlace, LaneSetup, PassedFile
 from serve.runtime.lane import Lane, enter, leave, warm_up
-from serve.runtime.messages import LoadModel, RunTask, TaskDone, TaskError
+from serve.runtime.messages import (
+    LoadModel,
+    ModelFailed,
+    ModelProbed,
+    ProbeModel,
+    RunTask,
+    TaskDone,
+    TaskError,
+)
 from serve.runtime.stopping import StopWord
 
 _log = logging.getLogger(__name__)
 
 _EXIT_FAULT = 70
+#: A task goes first when another takes at least so many times as long.
+_SHORT_FACTOR = 2
 
 
 def main(setup: LaneSetup, channels: list[socket.socket], pool_file: PassedFile) -> None:
@@ -81,6 +91,7 @@ class Device:
     arena: DeviceArena | None
     copies: Copies | None
     shelf: "Shelf" = field(default_factory=lambda: Shelf())
+    running: "Running" = field(default_factory=lambda: Running())
 
     @classmethod
     def open(cls, place: DevicePlace, pool: mmap.mmap, name: str) -> "Device":
@@ -109,6 +120,30 @@ class Device:
     def queue(self) -> Queue:
         """A lane's queue."""
         return HostQueue() if self.copies is None else CudaQueue(self.torch_device, self.copies)
+
+
+class Running:
+    """What lanes of the device run now, to tell which of two should go first.
+
+    A target is a multiple of a task's own time: what is short has the least to wait with, and
+    what is long loses the least by letting it go first.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._run_ns: dict[object, int] = {}
+
+    def begin(self, lane: object, run_ns: int) -> bool:
+        """The lane starts a task; True when it is short beside the longest that runs."""
+        with self._lock:
+            longest_ns = max(self._run_ns.values(), default=0)
+            self._run_ns[lane] = run_ns
+        return 0 < run_ns * _SHORT_FACTOR <= longest_ns
+
+    def end(self, lane: object) -> None:
+        """The lane's task ended, if it had one."""
+        with self._lock:
+            self._run_ns.pop(lane, None)
 
 
 class Shelf:
@@ -153,7 +188,10 @@ class ThreadLane(Lane):
 
     def _run(self, task: RunTask) -> TaskDone | TaskError:
         started_ns = time.monotonic_ns()
-        answer = self._attempt(task)
+        try:
+            answer = self._attempt(task)
+        finally:
+            self._device.running.end(self)
         # The device has ended the run, and nothing of it is referenced any more but by cycles.
         if self._memory is not None and self._memory.clear():
             gc.collect()
@@ -170,7 +208,8 @@ class ThreadLane(Lane):
                 # Inputs lie on the device too, each in whole units of placement.
                 memory.insert(task.limit_bytes + sum(map(_placed_bytes, staged.values())))
                 memory.stop_when(self._stop_word.address, task.task_id)
-            with self._queue.running(urgent=task.urgent):
+            urgent = self._device.running.begin(self, task.run_ns)
+            with self._queue.running(urgent=urgent):
                 output = self._models[task.key].run(self._queue.upload(staged))
                 rows, columns = output.shape
                 self._store(output, task)
@@ -222,6 +261,13 @@ class ThreadLane(Lane):
     def _unload(self, key: str) -> None:
         if self._models.pop(key, None) is not None:
             self._device.shelf.give_back(key)
+
+    def _probe(self, message: ProbeModel) -> ModelProbed | ModelFailed:
+        if self._memory is not None:
+            # Half of what there is: the model's weights and workspaces come out of it too.
+            most_bytes = min(message.max_bytes, self._memory.most_bytes() // 2)
+            message = msgspec.structs.replace(message, max_bytes=most_bytes)
+        return super()._probe(message)
 
     def _load_to_measure(self, spec: ModelSpec) -> tuple[LoadedModel, Site]:
         model = load_model(spec)

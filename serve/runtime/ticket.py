@@ -105,6 +105,7 @@ class RequestTicket:
             staged.output_offset_bytes,
             staged.output_capacity_bytes,
             max(0, reserve_bytes - self.input_bytes - staged.output_capacity_bytes),
+            self.task.estimate.run_ns,
         )
 
     def unhold(self) -> Block | None:

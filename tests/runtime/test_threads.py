@@ -5,12 +5,18 @@ On the processor in place of a GPU: all but the streams and the memory is as it 
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from serve.app import calibration_cache, device_of
+from serve.config import load_config
 from serve.core.types import LaneId
+from serve.errors import ModelError
 from serve.models.repository import find
+from serve.runtime.engine import Engine
 from serve.runtime.entry import DevicePlace
 from serve.runtime.messages import (
     ModelFailed,
@@ -23,6 +29,7 @@ from serve.runtime.messages import (
 from serve.runtime.pool import LaneDown, LaneUp
 from tests.e2e.mischief import RAISE
 from tests.outside import PATIENCE_S, is_running, wait_for
+from tests.runtime.test_engine import CONFIG, call
 from tests.runtime.test_pool import COLUMNS, LANES, NODES, OUTPUT_OFFSET, Talk
 
 
@@ -107,3 +114,37 @@ def test_stopping_ends_the_process(trouble):
     pid = talk.pool.pids()[LaneId(0)]
     talk.end()
     wait_for(lambda: not is_running(pid), "the process to end")
+
+
+def test_the_whole_engine_serves_on_thread_lanes(trouble, tmp_path):
+    path = tmp_path / "server.toml"
+    path.write_text(CONFIG.format(repository=trouble.root).replace("= 4", "= 64"))
+    config = load_config(path)
+    device = replace(
+        device_of(config),
+        lane_cores=((), ()),
+        parallelism=2,
+        can_suspend=False,
+        place=DevicePlace("cpu"),
+    )
+    records: list[object] = []
+    engine = Engine(config, device, records.append, calibration_cache(config, device))
+    try:
+        engine.start()
+
+        def ask(number: int) -> None:
+            if number % 5 == 0:
+                with pytest.raises(ModelError, match="asked to fail"):
+                    engine.submit(call(trouble.graph(RAISE))).result()
+                return
+            graph = trouble.graph(0.0, num_nodes=50 + number)
+            found = engine.submit(call(graph)).result()
+            np.testing.assert_allclose(found.output, trouble.expected(graph), rtol=1e-4, atol=1e-5)
+
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(ask, range(30)))
+        assert len(records) == 30
+        assert engine.snapshot().reserved_bytes == 0
+        assert engine.snapshot().lanes_up == 2
+    finally:
+        engine.stop()
