@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib import util
+from importlib import import_module, util
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +108,7 @@ def _as_nvml_sees(gpu: Gpu, nvml: Any = None) -> Gpu:
     NVML is missing or refuses in many containers: then the probe's word stands.
     """
     try:
-        if nvml is None:
-            import pynvml as nvml
+        nvml = nvml or import_module("pynvml")
         nvml.nvmlInit()
         try:
             handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{gpu.uuid}")
