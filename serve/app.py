@@ -46,7 +46,6 @@ from serve.workload import PoolSpec, TraceHeader, build_trace, rate_for_rho, wor
 
 _log = logging.getLogger(__name__)
 
-_DEFAULT_CACHE = "~/.cache/gnnserve"
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 #: Threads hand over the interpreter lock this often while two compete for it. Python's 5 ms is
 #: as long as many requests take.
@@ -175,9 +174,7 @@ def device_of(config: Config) -> Device:
 
 def calibration_cache(config: Config, device: Device) -> CalibrationCache:
     """Where calibrations of this configuration are kept."""
-    kept = config.models.cache
-    folder = Path(_DEFAULT_CACHE).expanduser() if kept is None else config.path(kept)
-    budget_s = config.models.calibration_s
+    folder, budget_s = config.cache_path(), config.models.calibration_s
     if device.place is not None:
         return CalibrationCache(folder, budget_s=budget_s, device=device.name)
     return CalibrationCache(folder, budget_s=budget_s, allocator=allocator_facts(device.keep_bytes))

@@ -23,6 +23,7 @@ Count = Annotated[int, Meta(ge=1)]
 Positive = Annotated[float, Meta(gt=0)]
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
+_DEFAULT_CACHE = "~/.cache/gnnserve"
 _UNITS = {"B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
           "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}  # fmt: skip
 
@@ -116,10 +117,22 @@ class ReportConfig(Section, frozen=True):
 
 
 class GraphConfig(Section, frozen=True):
-    """A graph held by the server, for requests by node id."""
+    """A graph held by the server, for requests by node id; `file` or `dataset`, not both."""
 
     name: str
-    file: str
+    #: An .npz archive, a .safetensors file, or a folder of .npy files.
+    file: str | None = None
+    #: `community`, or a dataset of the paper: its file where `folder` has one, else generated.
+    dataset: str | None = None
+    folder: str | None = None
+    #: Of the nodes and edges of a generated dataset, this share.
+    scale: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    #: Add the reverse of every edge; loops and repeats are then dropped.
+    undirected: bool = False
+    #: Type that features which are no small whole numbers are kept in.
+    feature_dtype: Literal["float32", "float16"] = "float32"
+    #: Leave features in a file and map it; `auto`: when they take over a quarter of the device.
+    memory_map: Literal["auto", "always", "never"] = "auto"
 
 
 class Config(Section, frozen=True):
@@ -133,6 +146,10 @@ class Config(Section, frozen=True):
     graph: tuple[GraphConfig, ...] = ()
     #: Folder of the file; relative paths in it start here.
     base: Path = Path()
+
+    def cache_path(self) -> Path:
+        """Folder of what is kept from one start to the next."""
+        return self.path(self.models.cache or _DEFAULT_CACHE)
 
     def path(self, value: str) -> Path:
         """`value` as a path, resolved against the file's folder."""
@@ -223,6 +240,14 @@ def _check(config: Config, path: Path) -> None:
         raise ConfigError(
             f"{path}: server.grpc_port and server.http_port are both {ports[0]}; they must differ"
         )
+    for index, graph in enumerate(config.graph):
+        if (graph.file is None) == (graph.dataset is None):
+            both = "both given" if graph.file is not None else "both missing"
+            raise ConfigError(
+                f"{path}: graph[{index}].file and graph[{index}].dataset are {both}; give one"
+            )
+        if not graph.name:
+            raise ConfigError(f"{path}: graph[{index}].name: it is empty")
     names = [graph.name for graph in config.graph]
     for name in names:
         if names.count(name) > 1:

@@ -7,6 +7,7 @@ The tree (`code` in brackets; only ``serve.rpc.status`` knows what a code is on 
     ├── InvalidInput [INVALID]         a request is malformed: names tensor, index and rule
     ├── NotFound [NOT_FOUND]           unknown model, version or graph
     ├── AlreadyExists [EXISTS]         that name is taken
+    ├── Mismatch [PRECONDITION]        things that exist do not fit each other: names both
     ├── NotReady [UNAVAILABLE]         loading, draining, or no lane is left to run it
     ├── TooBig [EXHAUSTED]             one request needs more than the device has
     ├── QueueFull [EXHAUSTED]          try again later: carries `retry_after_ns`
@@ -26,6 +27,7 @@ class ErrorCode(Enum):
     INVALID = "invalid"
     NOT_FOUND = "not_found"
     EXISTS = "exists"
+    PRECONDITION = "precondition"
     UNAVAILABLE = "unavailable"
     EXHAUSTED = "exhausted"
     DEADLINE = "deadline"
@@ -62,6 +64,12 @@ class AlreadyExists(ServeError):
     """Something by that name is here already."""
 
     code = ErrorCode.EXISTS
+
+
+class Mismatch(ServeError):
+    """What is asked for exists, but not in the state or shape it is asked for."""
+
+    code = ErrorCode.PRECONDITION
 
 
 class NotReady(ServeError):

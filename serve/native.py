@@ -44,6 +44,9 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 #: Whether the compiled extension is in use, and not its twin.
 COMPILED = _impl.__name__ == "serve._core"
 
+#: As a fan-out: every in-neighbour.
+ALL_NEIGHBOURS = -1
+
 _METER_LIBRARY = "libgnnserve_meter.so"
 #: Version of the meter's functions that `Meter` speaks.
 _METER_VERSION = 3
@@ -77,6 +80,7 @@ def build_rows(
     in-neighbours are `indices[indptr[v]:indptr[v + 1]]`, in the order of the edges. Raises
     ValueError naming the place of the first id that is not in [0, `num_nodes`).
     """
+    edges = np.ascontiguousarray(edges)
     is_int32, narrow = edges.dtype == np.int32, num_nodes <= 2**31
     indptr = np.empty(num_nodes + 1, np.int64)
     indices = np.empty(edges.shape[1], np.int32 if narrow else np.int64)

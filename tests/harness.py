@@ -44,6 +44,7 @@ class ServerProcess:
         discipline: str = "rolling",
         repository: Path = ROOT / "configs" / "models",
         sections: dict[str, dict[str, object]] | None = None,
+        graphs: tuple[dict[str, object], ...] = (),
         environment: dict[str, str] | None = None,
         own_group: bool = False,
         module: tuple[str, ...] = ("serve", "serve"),
@@ -64,7 +65,9 @@ class ServerProcess:
         for name, values in (sections or {}).items():
             table.setdefault(name, {}).update(values)
         self.config = folder / "server.toml"
-        self.config.write_text("".join(_section(name, table[name]) for name in table))
+        text = "".join(_section(name, table[name]) for name in table)
+        text += "".join(_section("[graph]", graph) for graph in graphs)
+        self.config.write_text(text)
         self._environment = {**os.environ, **(environment or {})}
         self._own_group = own_group
         self._module = module

@@ -3,6 +3,7 @@
 ClientError                code, message, retry_after_s
 ├── InvalidRequest         INVALID_ARGUMENT: mend the request; the message names the tensor
 ├── NotFound               NOT_FOUND: no such model, version or graph
+├── Mismatched             FAILED_PRECONDITION: model, graph or version do not fit each other
 ├── Unavailable            UNAVAILABLE: no server, starting, or shutting down; try again
 ├── Exhausted              RESOURCE_EXHAUSTED: with `retry_after_s` the queue was full, try
 │                          again then; without, the request is too big and always will be
@@ -39,6 +40,10 @@ class NotFound(ClientError):
     """No model, version or graph by that name."""
 
 
+class Mismatched(ClientError):
+    """Model and graph do not fit each other, or a graph has another version by now."""
+
+
 class Unavailable(ClientError):
     """The server cannot be reached or takes no requests now."""
 
@@ -67,6 +72,7 @@ _KINDS: dict[str, type[ClientError]] = {
     "INVALID_ARGUMENT": InvalidRequest,
     "OUT_OF_RANGE": InvalidRequest,
     "NOT_FOUND": NotFound,
+    "FAILED_PRECONDITION": Mismatched,
     "UNAVAILABLE": Unavailable,
     "RESOURCE_EXHAUSTED": Exhausted,
     "DEADLINE_EXCEEDED": TimedOut,

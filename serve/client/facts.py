@@ -35,6 +35,13 @@ class QosFacts:
     pmc_estimate_bytes: int = 0
     #: None where the lane could not measure it.
     pmc_measured_bytes: int | None = None
+    #: For requests by node id: the graph's version that was seen, the seed that was sampled with
+    #: (send it again for the same sample), and the sample's size.
+    graph: str = ""
+    graph_version: int = 0
+    seed: int | None = None
+    sampled_nodes: int = 0
+    sampled_edges: int = 0
 
     @classmethod
     def of(cls, parameters: Mapping[str, ParameterValue]) -> "QosFacts":

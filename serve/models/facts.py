@@ -22,3 +22,8 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
     accepts_edgeless: bool
     #: The same graph gives the same output again, with another graph run in between.
     deterministic: bool
+    #: Rows depend on features at most so many hops away; None: any number, or not found out.
+    hops: int | None = None
+    #: With all in-edges of every node less than so many hops away, a node's row is what it is in
+    #: the whole graph; None as above.
+    exact_hops: int | None = None

@@ -28,6 +28,7 @@ WEIGHTS_FILE = "weights.safetensors"
 
 InputName = Literal["x", "edge_index", "edge_weight", "edge_attr", "batch"]
 Dimension = Annotated[int, Meta(ge=1)]
+Fanout = Annotated[int, Meta(ge=-1)]
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
@@ -57,12 +58,20 @@ class QosSection(Section, frozen=True):
     factor: Annotated[float, Meta(ge=1.0)] | None = None
 
 
+class SamplingSection(Section, frozen=True):
+    """`[sampling]`: what is read of a resident graph around the nodes asked for."""
+
+    #: In-neighbours drawn at each hop, -1 for all; or `all` of as many hops as the model looks.
+    fanouts: tuple[Fanout, ...] | Literal["all"] | None = None
+
+
 class ModelConfig(Section, frozen=True):
     """A model's config.toml. `inputs` may stand at the top or in `[model]`, not in both."""
 
     model: ModelSection
     inputs: tuple[InputName, ...] | None = None
     qos: QosSection = QosSection()
+    sampling: SamplingSection = SamplingSection()
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +92,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     weights_bytes: int
     num_features: int | None = None
     description: str = ""
+    #: As in config.toml; None: by how far the model looks.
+    fanouts: tuple[int, ...] | Literal["all"] | None = None
 
     @property
     def key(self) -> str:
@@ -211,6 +222,7 @@ def _read_version(folder: Path, version: int, config: ModelConfig) -> ModelSpec 
             weights_bytes=weights.stat().st_size,
             num_features=model.num_features,
             description=model.description,
+            fanouts=config.sampling.fanouts,
         )
     except ConfigError as error:
         return BrokenModel(name=folder.name, version=version, reason=str(error))
@@ -242,6 +254,8 @@ def _read_config(folder: Path) -> ModelConfig:
             f"{path}: model.factory: {model.factory!r} is neither 'package.module:callable'"
             " nor './file.py:callable' in the model's folder"
         )
+    if config.sampling.fanouts is not None and 0 in config.sampling.fanouts:
+        raise ConfigError(f"{path}: sampling.fanouts: 0 is neither positive nor -1 (all)")
     file_name = model.factory.partition(":")[0]
     if model.factory.startswith("./") and not (folder / file_name).is_file():
         raise ConfigError(f"{path}: model.factory: {folder / file_name} does not exist")

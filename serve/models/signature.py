@@ -12,6 +12,7 @@ import torch
 from serve.errors import ModelError
 from serve.models.facts import Signature as Signature
 from serve.models.loader import LoadedModel
+from serve.models.reach import probe_reach
 
 _FEATURE_ARGS = ("in_channels", "num_features", "in_features", "num_node_features", "in_dim",
                  "input_dim", "in_feats")  # fmt: skip
@@ -88,14 +89,18 @@ def _describe(
         )
     again = run(7, 12, 3)
     empty, edgeless = run(0, 0, 0), run(3, 0, 1)
+    by_node = counts == (7, 11)
+    hops, exact_hops = probe_reach(loaded, num_features) if by_node else (None, None)
     return Signature(
         num_features=num_features,
         edge_dim=edge_dim,
         num_outputs=output.shape[1],
-        rows="node" if counts == (7, 11) else "graph",
+        rows="node" if by_node else "graph",
         accepts_empty=empty is not None and empty.shape == (0, output.shape[1]),
         accepts_edgeless=edgeless is not None,
         deterministic=again is not None and torch.equal(again, output),
+        hops=hops,
+        exact_hops=exact_hops,
     )
 
 

@@ -20,6 +20,10 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     arrived_unix_ns: int
     num_nodes: int = 0
     num_edges: int = 0
+    #: Resident graph and its version, for requests by node id: with the seed, what was sampled.
+    graph: str = ""
+    graph_version: int = 0
+    seed: int | None = None
     #: `OK` or the gRPC status name.
     status: str = "OK"
     #: Empty for OK; else a RejectReason or FailReason value, `deadline` or `cancelled`.

@@ -13,7 +13,7 @@ import numpy as np
 from serve.errors import InvalidInput, Unsupported
 from serve.pb import grpc_service_pb2 as pb
 from serve.rpc.options import MAX_TEXT, decode_options, effective_timeout_ns, region_part
-from serve.runtime.api import InferCall, InferResult, ModelInfo, Tensor, TensorSpec
+from serve.runtime.api import NODE_IDS, InferCall, InferResult, ModelInfo, Tensor, TensorSpec
 from serve.runtime.regions import RegionPart, Regions
 from serve.wire import (
     DATATYPES,
@@ -26,8 +26,6 @@ from serve.wire import (
     set_parameter,
 )
 
-#: Taken by every model, with the parameter `graph`, instead of its own inputs.
-NODE_IDS = TensorSpec("node_ids", "INT64", (-1,), optional=True)
 OUTPUT = "output"
 
 #: Inputs that may come in another datatype than the model's own.
@@ -79,6 +77,7 @@ def decode_call(
         seed=options.seed,
         graph=options.graph,
         output_place=output_place,
+        fanouts=options.fanouts,
     )
 
 
@@ -116,6 +115,14 @@ def encode_answer(request_id: str, result: InferResult, place: RegionPart | None
         "pmc_estimate_bytes": record.pmc_estimate_bytes,
         "pmc_measured_bytes": record.pmc_measured_bytes,
     }
+    if record.graph:
+        facts |= {
+            "graph": record.graph,
+            "graph_version": record.graph_version,
+            "seed": record.seed,
+            "sampled_nodes": record.num_nodes,
+            "sampled_edges": record.num_edges,
+        }
     for name, value in facts.items():
         if value is not None:
             set_parameter(head.parameters[name], value)

@@ -1,7 +1,7 @@
 """Request parameters: which ones mean something here, their types and their ranges."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from serve.errors import DeadlineExceeded, InvalidInput, NotFound, Unsupported
 from serve.pb import grpc_service_pb2 as pb
@@ -12,6 +12,8 @@ from serve.wire import REGION, REGION_OFFSET, REGION_SIZE
 MAX_TEXT = 256
 #: Durations are nanoseconds in 64 bits inside.
 _MAX_US = (2**63 - 1) // 1000
+#: Most hops that are sampled for one request.
+MAX_HOPS = 16
 _MAX_PRIORITY = 2**31 - 1
 #: A call without a deadline reports some 292 years; nobody waits for one.
 _NO_DEADLINE_S = 1e9
@@ -26,12 +28,13 @@ class Options(NamedTuple):
     tenant: str
     seed: int | None
     graph: str | None
+    fanouts: tuple[int, ...] | Literal["all"] | None
 
 
 def decode_options(parameters: Mapping[str, pb.InferParameter]) -> Options:
     """Known parameters, checked; others are tolerated, since clients add their own."""
     if not parameters:
-        return Options(None, None, 0, "", None, None)
+        return Options(None, None, 0, "", None, None, None)
     timeout_us = _integer(parameters, "timeout", 0, _MAX_US)
     return Options(
         qos_target_us=_integer(parameters, "qos_target_us", 1, _MAX_US),
@@ -40,7 +43,27 @@ def decode_options(parameters: Mapping[str, pb.InferParameter]) -> Options:
         tenant=_text(parameters, "tenant") or "",
         seed=_integer(parameters, "seed", -(2**63), 2**63 - 1),
         graph=_text(parameters, "graph"),
+        fanouts=_fanouts(_text(parameters, "fanouts")),
     )
+
+
+def _fanouts(text: str | None) -> tuple[int, ...] | Literal["all"] | None:
+    """Numbers in `text`, separated by commas, or the word `all`."""
+    if text is None or text == "all":
+        return text  # type: ignore[return-value]
+    words = text.split(",")
+    try:
+        found = tuple(int(word) for word in words)
+    except ValueError:
+        found = ()
+    if not 0 < len(found) <= MAX_HOPS or not all(
+        fanout == -1 or 1 <= fanout < 2**31 for fanout in found
+    ):
+        raise InvalidInput(
+            f"parameter 'fanouts': {text!r} is neither 'all' nor 1 to {MAX_HOPS} numbers "
+            "separated by commas, each positive or -1 (all)"
+        )
+    return found
 
 
 def _integer(

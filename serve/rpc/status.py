@@ -17,6 +17,7 @@ CODES: dict[ErrorCode, grpc.StatusCode] = {
     ErrorCode.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
     ErrorCode.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     ErrorCode.EXISTS: grpc.StatusCode.ALREADY_EXISTS,
+    ErrorCode.PRECONDITION: grpc.StatusCode.FAILED_PRECONDITION,
     ErrorCode.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
     ErrorCode.EXHAUSTED: grpc.StatusCode.RESOURCE_EXHAUSTED,
     ErrorCode.DEADLINE: grpc.StatusCode.DEADLINE_EXCEEDED,

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from serve.errors import ServeError
+from serve.graphs.change import Change
 from serve.obs.record import RequestRecord
 from serve.runtime.regions import RegionPart
 
@@ -47,6 +48,8 @@ class InferCall:
     graph: str | None = None
     #: Where the client wants its output; None: in the answer.
     output_place: RegionPart | None = None
+    #: In-neighbours drawn at each hop; `all`: as if the whole graph were there. None: the model's.
+    fanouts: tuple[int, ...] | Literal["all"] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,10 @@ class TensorSpec:
     optional: bool = False
 
 
+#: Taken by models that fit a resident graph, with the parameter `graph`, instead of all others.
+NODE_IDS = TensorSpec("node_ids", "INT64", (-1,), optional=True)
+
+
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """One version of one model in the repository."""
@@ -99,6 +106,24 @@ class ModelInfo:
     qos_factor: float = 2.0
     #: Other facts for ModelMetadata.properties and ModelConfig.parameters.
     properties: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphInfo:
+    """One resident graph in its newest version."""
+
+    name: str
+    version: int
+    num_nodes: int
+    num_edges: int
+    num_features: int
+    #: As features are kept: float32, float16 or uint8.
+    feature_dtype: str
+    #: Memory it takes of the device's budget; less than its size where features are mapped.
+    held_bytes: int
+    memory_mapped: bool
+    #: Where it came from.
+    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,4 +197,16 @@ class Inference(Protocol):
 
     def estimate(self, name: str, version: str, num_nodes: int, num_edges: int) -> ModelEstimate:
         """What one request of that size would need."""
+        ...
+
+    def graphs(self, name: str = "") -> tuple[GraphInfo, ...]:
+        """The resident graphs, or the one of that name. Raises NotFound."""
+        ...
+
+    def update_graph(self, name: str, change: Change, if_version: int | None) -> GraphInfo:
+        """Change a resident graph, as a whole or not at all; what it is then.
+
+        Raises NotFound, InvalidInput, Mismatch when `if_version` is not the newest, and TooBig
+        when it would take more than the device has.
+        """
         ...

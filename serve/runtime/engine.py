@@ -46,19 +46,23 @@ from serve.core.types import (
     LaneId,
     Nanos,
     QoS,
+    Sized,
     Task,
     TaskId,
     Usage,
 )
-from serve.errors import ConfigError, InvalidInput, NotFound, NotReady, ServeError, Unsupported
+from serve.errors import ConfigError, InvalidInput, NotFound, NotReady, ServeError
 from serve.estimate.estimator import ModelEstimator
+from serve.estimate.sampling import SampleProbe
+from serve.graphs.change import Change
 from serve.models.cache import CalibrationCache
 from serve.obs.journal import JournalWriter
 from serve.obs.metrics import EngineSnapshot
 from serve.obs.record import RequestRecord
 from serve.runtime import clock
-from serve.runtime.api import InferCall, ModelEstimate, ModelInfo
+from serve.runtime.api import GraphInfo, InferCall, ModelEstimate, ModelInfo
 from serve.runtime.device import Device
+from serve.runtime.graphs import GraphStore, NodeRequest
 from serve.runtime.messages import ModelFailed, ModelLoaded, TaskDone, TaskError
 from serve.runtime.overhead import PROBE_NODES, PROBE_REPEATS, probe_call
 from serve.runtime.pool import LaneDown, LanePool, LaneUp
@@ -128,6 +132,7 @@ class Engine:
         self._draining = False
         self._stopping = False
         self._thread = threading.Thread(target=self._listen, name="engine", daemon=True)
+        self._graphs = GraphStore(config, device.budget_bytes, self._graphs_changed)
         self._registry = Registry(
             config.path(config.models.repository),
             cache,
@@ -137,6 +142,7 @@ class Engine:
             budget_bytes=device.budget_bytes,
             budget_changed=self._weights_changed,
             lock=self._lock,
+            graphs_of=self._graphs.fitting,
         )
 
     # --- life ---------------------------------------------------------------------------
@@ -148,9 +154,8 @@ class Engine:
         lane starts or no model can be served.
         """
         names = self._registry.names_to_load(self._config.models.load)
-        for graph in self._config.graph:
-            _log.warning("graph %s: this version does not serve resident graphs", graph.name)
         tell = progress or (lambda step, fraction: None)
+        self._graphs.open(tell)
         tell("starting lanes", 0.0)
         self._pool.start()
         self._thread.start()
@@ -177,6 +182,8 @@ class Engine:
                 _log.error("model %s is not served: %s", name, error)
         if names and not self._registry.entries:
             raise NotReady(f"none of {len(names)} models can be served; see the log")
+        for entry in self._registry.entries:
+            self._graphs.warm(entry)
         tell("timing the server's own share", 1.0)
         self._time_overhead()
         self._serving = True
@@ -289,6 +296,14 @@ class Engine:
             warning=found.warning,
         )
 
+    def graphs(self, name: str = "") -> tuple[GraphInfo, ...]:
+        """See ``api.Inference``."""
+        return self._graphs.infos(name)
+
+    def update_graph(self, name: str, change: Change, if_version: int | None) -> GraphInfo:
+        """See ``api.Inference``."""
+        return self._graphs.update(name, change, if_version)
+
     # --- the scheduler's driver -------------------------------------------------------------
 
     def handle(self, event: Event) -> None:
@@ -311,6 +326,11 @@ class Engine:
             if entry.retired and entry.inflight == 0:
                 entry.idle.set()
 
+    def sampled(self, ticket: RequestTicket, request: NodeRequest, found: SampleProbe) -> Sized:
+        """What a request by node id turned out to be."""
+        with self._lock:
+            return request.exact(ticket.entry.estimator, found)
+
     def keep(self, task: Task, record: RequestRecord) -> None:
         """A request was answered: keep its record, unless it was the server's own."""
         if self._journal is not None:
@@ -322,6 +342,8 @@ class Engine:
         """Correct what the server adds to a run; for the sink's thread, not the answer's."""
         if record.status != "OK" or record.co_runners or record.group_size != 1:
             return
+        if record.graph:
+            return  # sampling is learned by itself
         try:
             entry = self._registry.get(record.model, record.version)
         except ServeError:
@@ -350,48 +372,50 @@ class Engine:
     def _submit(self, call: InferCall) -> RequestTicket:
         while True:
             entry = self._registry.get(call.model, call.version)
-            num_nodes, num_edges = self._size(call, entry)
-            output_bytes = entry.estimator.output_bytes(num_nodes, num_edges)
-            layout = plan_layout(call.tensors, entry.spec.inputs, output_bytes)
+            source: Layout | NodeRequest
+            if call.graph is not None:
+                source = self._graphs.request(call, entry)
+            else:
+                num_nodes, num_edges = self._size(call, entry)
+                output_bytes = entry.estimator.output_bytes(num_nodes, num_edges)
+                source = plan_layout(call.tensors, entry.spec.inputs, output_bytes)
             with self._lock:
                 # Just replaced by a newer one, or let go: then `get` says so.
-                if not entry.retired:
-                    return self._accept(call, entry, num_nodes, num_edges, layout)
+                if entry.retired:
+                    continue
+                if isinstance(source, NodeRequest):
+                    size = source.expected(entry.estimator)
+                else:
+                    estimate = entry.estimator.estimate(num_nodes, num_edges)
+                    size = Sized(num_nodes, num_edges, estimate)
+                return self._accept(call, entry, size, source)
 
     def _accept(
-        self, call: InferCall, entry: ModelEntry, num_nodes: int, num_edges: int, layout: Layout
+        self, call: InferCall, entry: ModelEntry, size: Sized, source: Layout | NodeRequest
     ) -> RequestTicket:
         """Make the task and hand it to the scheduler. Under the lock."""
-        estimate = entry.estimator.estimate(num_nodes, num_edges)
+        estimate = size.estimate
         target_ns = call.qos_target_ns or int(self._registry.factor_of(entry) * estimate.solo_ns)
         timeout_ns = None if call.timeout_ns is None else Nanos(max(1, call.timeout_ns))
         task = Task(
             task_id=TaskId(next(self._task_ids)),
             model=entry.key,
-            num_nodes=num_nodes,
-            num_edges=num_edges,
+            num_nodes=size.num_nodes,
+            num_edges=size.num_edges,
             arrived_ns=Nanos(call.arrived_ns),
             estimate=estimate,
             qos=QoS(Nanos(target_ns), timeout_ns, call.priority),
             tenant=call.tenant,
         )
         uid = f"{self._boot_id}-{task.task_id}"
-        ticket = RequestTicket(self, call, entry, task, layout, uid)
+        ticket = RequestTicket(self, call, entry, task, source, uid)
         self._tickets[task.task_id] = ticket
         entry.inflight += 1
         self._carry_out(TaskArrived(task))
         return ticket
 
     def _size(self, call: InferCall, entry: ModelEntry) -> tuple[int, int]:
-        """(nodes, edges) of a request the model can take; raises NotFound or InvalidInput."""
-        if call.graph is not None or "node_ids" in call.tensors:
-            names = [graph.name for graph in self._config.graph]
-            if call.graph in names:
-                raise Unsupported(
-                    f"graph '{call.graph}': this version answers requests that bring their graph"
-                )
-            held = ", ".join(names) or "none"
-            raise NotFound(f"unknown graph '{call.graph or ''}'; configured graphs: {held}")
+        """(nodes, edges) of a request the model can take; raises InvalidInput."""
         edges = call.tensors.get("edge_index")
         num_nodes = call.tensors["x"].shape[0]
         num_edges = 0 if edges is None else edges.shape[1]
@@ -460,7 +484,12 @@ class Engine:
             self.shared.free(block)
 
     def _weights_changed(self, weights_bytes: Bytes) -> None:
-        self.handle(BudgetChanged(Bytes(max(0, self._device.budget_bytes - weights_bytes))))
+        taken_bytes = weights_bytes + self._graphs.held_bytes
+        self.handle(BudgetChanged(Bytes(max(0, self._device.budget_bytes - taken_bytes))))
+
+    def _graphs_changed(self) -> None:
+        self._registry.forget_infos()
+        self._weights_changed(Bytes(self._registry.weights_bytes))
 
     # --- the engine's thread ------------------------------------------------------------------
 

@@ -36,6 +36,7 @@ _FAILURES: dict[FailReason, type[ServeError]] = {
 STATUS_NAMES: dict[ErrorCode, str] = {
     ErrorCode.INVALID: "INVALID_ARGUMENT",
     ErrorCode.NOT_FOUND: "NOT_FOUND",
+    ErrorCode.PRECONDITION: "FAILED_PRECONDITION",
     ErrorCode.UNAVAILABLE: "UNAVAILABLE",
     ErrorCode.EXHAUSTED: "RESOURCE_EXHAUSTED",
     ErrorCode.DEADLINE: "DEADLINE_EXCEEDED",

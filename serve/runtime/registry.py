@@ -20,7 +20,7 @@ from serve.estimate.estimator import ModelEstimator, Overhead
 from serve.models.cache import CalibrationCache
 from serve.models.facts import Signature
 from serve.models.repository import BrokenModel, ModelSpec, content_hash, find, scan
-from serve.runtime.api import ModelInfo, TensorSpec
+from serve.runtime.api import NODE_IDS, ModelInfo, TensorSpec
 from serve.runtime.messages import LoadModel, ModelFailed, ModelProbed, ProbeModel
 from serve.runtime.messages import Progress as ProbeProgress
 from serve.runtime.messages import UnloadModel as UnloadFromLane
@@ -78,8 +78,13 @@ class Registry:
         budget_bytes: int,
         budget_changed: Callable[[Bytes], None],
         lock: threading.Lock,
+        graphs_of: Callable[["ModelEntry"], tuple[str, ...]] = lambda _: (),
     ) -> None:
-        """`lock` is the engine's, which guards what changes in an entry."""
+        """`lock` is the engine's, which guards what changes in an entry.
+
+        `graphs_of` names the resident graphs that a model can be asked about.
+        """
+        self._graphs_of = graphs_of
         self._root = root
         self._cache = cache
         self._pool = pool
@@ -238,11 +243,15 @@ class Registry:
             elif name == "edge_attr" and signature.edge_dim is not None:
                 shape = (-1, signature.edge_dim)
             inputs.append(TensorSpec(name, datatype, shape, name in _OPTIONAL_INPUTS))
+        graphs = self._graphs_of(entry)
+        if graphs:
+            inputs.append(NODE_IDS)
         output = TensorSpec("output", "FP32", (-1, signature.num_outputs))
         properties = {
             "description": spec.description,
             "factory": spec.factory,
             "output_rows": signature.rows,
+            "graphs": ", ".join(graphs),
             "deterministic": str(signature.deterministic).lower(),
         }
         entry.cached_info = ModelInfo(
@@ -258,6 +267,11 @@ class Registry:
             properties={key: value for key, value in properties.items() if value},
         )
         return entry.cached_info
+
+    def forget_infos(self) -> None:
+        """What is told of models depends on the graphs that are there, which have changed."""
+        for entry in self._entries.values():
+            entry.cached_info = None
 
     def lane_up(self, lane_id: LaneId) -> bool:
         """A lane's process started; send it all models. True when it needs none."""

@@ -114,7 +114,7 @@ def take_block(pool: SharedPool, layout: Layout) -> Block:
 
 
 def _stage_edges(source: Tensor, target: np.ndarray, num_nodes: int) -> None:
-    found = _stage_indices(source, target, num_nodes)
+    found = stage_indices(source, target, num_nodes)
     if found is not None:
         row, column = divmod(found[0], source.shape[1])
         raise InvalidInput(
@@ -124,14 +124,14 @@ def _stage_edges(source: Tensor, target: np.ndarray, num_nodes: int) -> None:
 
 
 def _stage_batch(source: Tensor, target: np.ndarray, num_nodes: int) -> None:
-    found = _stage_indices(source, target, num_nodes)
+    found = stage_indices(source, target, num_nodes)
     if found is not None:
         raise InvalidInput(
             f"input 'batch' [{found[0]}] is {found[1]}; it must be in [0, {num_nodes})"
         )
 
 
-def _stage_indices(source: Tensor, target: np.ndarray, bound: int) -> tuple[int, int] | None:
+def stage_indices(source: Tensor, target: np.ndarray, bound: int) -> tuple[int, int] | None:
     """Copy indices as int64; flat position and value of the first not in [0, `bound`)."""
     is_int32 = source.datatype == "INT32"
     flat, start = target.reshape(-1), 0

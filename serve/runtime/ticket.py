@@ -5,16 +5,18 @@ same thread prepares the request's tensors, so that preparing the next group nee
 its own and no hand-over; then it waits for the answer.
 """
 
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from serve.core.events import PrepareFailed, TaskPrepared
-from serve.core.types import Completed, FailReason, Outcome, Task
+from serve.core.types import Completed, FailReason, Outcome, Sized, Task
 from serve.errors import InvalidInput, InvariantViolation, QueueFull
 from serve.runtime import clock
 from serve.runtime.api import InferCall, InferResult
+from serve.runtime.graphs import NodeRequest, derived_seed, prepare_nodes
 from serve.runtime.messages import RunTask
 from serve.runtime.outcomes import error_of
 from serve.runtime.records import build_record
@@ -35,9 +37,10 @@ class RequestTicket:
         call: InferCall,
         entry: "ModelEntry",
         task: Task,
-        layout: Layout,
+        source: "Layout | NodeRequest",
         request_uid: str,
     ) -> None:
+        """`source` says where the tensors go that came, or which nodes are to be sampled."""
         self.call = call
         self.entry = entry
         self.task = task
@@ -46,7 +49,16 @@ class RequestTicket:
         #: Shape of the output, told by the lane with the end of the task.
         self.output_shape = (0, 0)
         self._engine = engine
-        self._layout = layout
+        self._asked = source if isinstance(source, NodeRequest) else None
+        #: Known once it is sampled for a request by node id.
+        self._layout = source if isinstance(source, Layout) else None
+        #: Rows of the output that are asked for, in order; None: all.
+        self._positions: np.ndarray | None = None
+        #: What nodes are sampled with, and of which version of the graph.
+        self.seed = None
+        if self._asked is not None:
+            self.seed = derived_seed(request_uid) if call.seed is None else call.seed
+        self.graph_version = 0
         self._staged: Staged | None = None
         self._block: Block | None = None
         #: None: prepare now. Anything else is the answer.
@@ -77,7 +89,7 @@ class RequestTicket:
     @property
     def input_bytes(self) -> int:
         """Size of the staged inputs."""
-        return self._layout.input_bytes
+        return 0 if self._layout is None else self._layout.input_bytes
 
     @property
     def launched(self) -> bool:
@@ -119,15 +131,7 @@ class RequestTicket:
     def _prepare(self) -> None:
         task_id = self.task.task_id
         try:
-            if self._block is None:
-                self._block = take_block(self._engine.shared, self._layout)
-            self._staged = stage(
-                self.call,
-                self._layout,
-                self._engine.shared,
-                self._block,
-                check_finite=self._engine.check_finite,
-            )
+            found = self._stage()
         except InvalidInput as error:
             self._engine.handle(PrepareFailed(task_id, FailReason.INVALID_INPUT, str(error)))
         except QueueFull as error:
@@ -137,7 +141,35 @@ class RequestTicket:
             self._engine.handle(PrepareFailed(task_id, FailReason.MODEL_ERROR, repr(error)))
             raise
         else:
-            self._engine.handle(TaskPrepared(task_id))
+            self._engine.handle(TaskPrepared(task_id, found))
+
+    def _stage(self) -> Sized | None:
+        """Lay the inputs out in the pool; what the task is then, if it was not known before.
+
+        A sample is drawn once: a task that runs again finds it where it was.
+        """
+        pool = self._engine.shared
+        if self._asked is not None and self._staged is None:
+            assert self.seed is not None
+            nodes = prepare_nodes(self._asked, self.call, self.entry, self.seed, pool)
+            self._block, self._layout, self._staged = nodes.staged.block, nodes.layout, nodes.staged
+            self._positions, self.graph_version = nodes.positions, nodes.graph_version
+            found = self._engine.sampled(self, self._asked, nodes.found)
+            self.task = replace(
+                self.task,
+                num_nodes=found.num_nodes,
+                num_edges=found.num_edges,
+                estimate=found.estimate,
+            )
+            return found
+        if self._asked is None:
+            assert self._layout is not None
+            if self._block is None:
+                self._block = take_block(pool, self._layout)
+            self._staged = stage(
+                self.call, self._layout, pool, self._block, check_finite=self._engine.check_finite
+            )
+        return None
 
     def _read_output(self, outcome: Outcome) -> np.ndarray | None:
         """A copy of the output, as its place in the pool is given back."""
@@ -146,4 +178,4 @@ class RequestTicket:
         place = self._engine.shared.array(
             self._staged.output_offset_bytes, "float32", self.output_shape
         )
-        return place.copy()
+        return place.copy() if self._positions is None else place[self._positions]

@@ -11,6 +11,10 @@ def probed(folder):
     return probe_signature(load_model(find(folder.parent, folder.name)))
 
 
+#: Every node's row may depend on every other, or on more than a resident graph has.
+ANYWHERE = {"hops": None, "exact_hops": None}
+
+
 def signature(**different):
     usual = {
         "num_features": 9,
@@ -20,7 +24,12 @@ def signature(**different):
         "accepts_empty": True,
         "accepts_edgeless": True,
         "deterministic": True,
+        # Test models are a GCN layer: its neighbours, and their degrees. See test_reach.
+        "hops": 1,
+        "exact_hops": 2,
     }
+    if different.get("rows") == "graph" or different.get("edge_dim"):
+        usual |= ANYWHERE
     return Signature(**usual | different)
 
 
@@ -35,8 +44,8 @@ def signature(**different):
         ("Pooled", 'inputs = ["x", "edge_index", "batch"]', signature(rows="graph")),
         ("Sum", "", signature(rows="graph", accepts_empty=False)),
         ("Column", "", signature(num_outputs=1)),
-        ("NeedsNodes", "", signature(accepts_empty=False)),
-        ("Stateful", "", signature(deterministic=False)),
+        ("NeedsNodes", "", signature(accepts_empty=False, **ANYWHERE)),
+        ("Stateful", "", signature(deterministic=False, **ANYWHERE)),
     ],
 )
 def test_shapes_are_found_by_running(put, factory, more, expected):

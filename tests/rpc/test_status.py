@@ -14,6 +14,7 @@ EXPECTED = {
     "ConfigError": "INVALID_ARGUMENT",
     "InvalidInput": "INVALID_ARGUMENT",
     "NotFound": "NOT_FOUND",
+    "Mismatch": "FAILED_PRECONDITION",
     "NotReady": "UNAVAILABLE",
     "TooBig": "RESOURCE_EXHAUSTED",
     "QueueFull": "RESOURCE_EXHAUSTED",

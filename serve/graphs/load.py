@@ -1,0 +1,219 @@
+"""Open a graph to be held: from an archive, a safetensors file, a folder of arrays, or a dataset.
+
+What each must hold is told in `docs/resident-graphs.md`. Nothing is ever unpickled. Everything
+wrong is a ``ConfigError`` that names the file, the array and the rule.
+"""
+
+import hashlib
+import json
+import math
+import zipfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serve import native
+from serve.errors import ConfigError
+from serve.graphs.archive import read_archive
+from serve.graphs.datasets import TABLE_4, find_file, load_dataset
+from serve.graphs.features import FeatureKeeper
+from serve.graphs.generate import both_directions
+from serve.graphs.resident import ResidentGraph
+from serve.graphs.rows import Rows
+
+Array = NDArray[Any]
+#: safetensors' names of the types taken here.
+_SAFE_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "U8": "u1"}
+
+#: Told what is being done, and how much of it is done, 0 to 1.
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenOptions:
+    """How a graph is kept."""
+
+    undirected: bool = False
+    feature_dtype: str = "float32"
+    #: Features of more bytes than this stay in their file; None: never.
+    map_above_bytes: int | None = None
+    #: Where files are made for features that are mapped and not yet in a file of their own.
+    cache: Path = Path("graphs")
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A graph as it was read: edges [2, E], sources first, and features [N, F]."""
+
+    num_nodes: int
+    edge_index: Array
+    x: Array
+    source: str
+
+
+def open_graph(name: str, path: Path, options: OpenOptions, progress: Progress) -> ResidentGraph:
+    """The graph at `path`: an .npz archive, a .safetensors file or a folder of .npy files."""
+    progress("reading", 0.0)
+    if path.is_dir():
+        parts = _read_folder(path, options)
+    elif path.suffix == ".safetensors":
+        parts = _read_safetensors(path, options)
+    else:
+        parts = _read_archive(path, options)
+    return held(name, parts, options, progress)
+
+
+def open_dataset(
+    name: str,
+    dataset: str,
+    folder: Path | None,
+    scale: float,
+    options: OpenOptions,
+    progress: Progress,
+) -> ResidentGraph:
+    """A dataset of the paper, from `folder` or generated; features of neither: random normal."""
+    progress("reading or generating", 0.0)
+    found = load_dataset(dataset, folder=folder, scale=scale)
+    path = find_file(dataset, folder)
+    x = None if path is None else read_archive(path).x
+    source = found.source
+    if x is None:
+        if dataset not in TABLE_4:
+            raise ConfigError(f"{path}: array 'x' is missing; a graph to be held needs features")
+        rng = np.random.default_rng(zlib.crc32(dataset.encode()))
+        shape = found.num_nodes, TABLE_4[dataset].num_features
+        x = rng.standard_normal(shape, dtype=np.float32)
+        source += ", features generated"
+    return held(name, Parts(found.num_nodes, found.edge_index, x, source), options, progress)
+
+
+def held(name: str, parts: Parts, options: OpenOptions, progress: Progress) -> ResidentGraph:
+    """Rows by destination and features as they are kept; raises ConfigError."""
+    where = f"graph '{name}': {parts.source}"
+    edges = parts.edge_index
+    if edges.ndim != 2 or edges.shape[0] != 2 or edges.dtype.kind not in "iu":
+        raise ConfigError(
+            f"{where}: array 'edge_index': integers [2, E] wanted, got {edges.dtype} "
+            f"{list(edges.shape)}"
+        )
+    if len(parts.x) != parts.num_nodes:
+        raise ConfigError(f"{where}: array 'x': {len(parts.x)} rows for {parts.num_nodes} nodes")
+    if parts.num_nodes < 1:
+        raise ConfigError(f"{where}: array 'x': a graph has at least 1 node")
+    progress("sorting edges", 0.3)
+    if edges.dtype not in (np.int32, np.int64):
+        edges = edges.astype(np.int64)
+    try:
+        rows = Rows(*native.build_rows(edges, parts.num_nodes))
+    except ValueError as error:
+        raise ConfigError(f"{where}: array 'edge_index' {error}") from error
+    if options.undirected:
+        both = both_directions(edges[0], edges[1], parts.num_nodes)
+        rows = Rows(*native.build_rows(both, parts.num_nodes))
+    progress("checking features", 0.6)
+    keeper = FeatureKeeper(dtype=options.feature_dtype, folder=options.cache)
+    x = keeper.kept(parts.x, where)
+    return ResidentGraph(name, rows, x, keeper, parts.source)
+
+
+def _read_folder(path: Path, options: OpenOptions) -> Parts:
+    """`edge_index.npy` and `x.npy`."""
+    arrays = {}
+    for name in ("edge_index", "x"):
+        file = path / f"{name}.npy"
+        try:
+            arrays[name] = np.load(file, mmap_mode="r", allow_pickle=False)
+        except FileNotFoundError as error:
+            raise ConfigError(f"{path}: array '{name}' is missing: no file {file.name}") from error
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{file}: not a readable array: {error}") from error
+    x = arrays["x"]
+    return Parts(len(x), np.asarray(arrays["edge_index"]), _mapped(x, options), str(path))
+
+
+def _read_safetensors(path: Path, options: OpenOptions) -> Parts:
+    """Tensors `edge_index` and `x`, as `safetensors.torch.save_file` writes them."""
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            if size > path.stat().st_size:
+                raise ValueError("it ends within its header")
+            header = json.loads(file.read(size))
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: no such file") from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: not a readable safetensors file: {error}") from error
+    arrays = {}
+    for name in ("edge_index", "x"):
+        entry = header.get(name)
+        if entry is None:
+            held = ", ".join(sorted(key for key in header if key != "__metadata__"))
+            raise ConfigError(f"{path}: tensor '{name}' is missing; found: {held or 'nothing'}")
+        dtype = _SAFE_DTYPES.get(entry["dtype"])
+        if dtype is None:
+            raise ConfigError(
+                f"{path}: tensor '{name}' is {entry['dtype']}; taken: {', '.join(_SAFE_DTYPES)}"
+            )
+        shape, begin = tuple(entry["shape"]), 8 + size + entry["data_offsets"][0]
+        empty = math.prod(shape) == 0
+        arrays[name] = (
+            np.empty(shape, dtype) if empty else np.memmap(path, dtype, "r", begin, shape)
+        )
+    x = arrays["x"]
+    if x.ndim != 2:
+        raise ConfigError(f"{path}: tensor 'x': [N, F] wanted, got {list(x.shape)}")
+    return Parts(len(x), np.asarray(arrays["edge_index"]), _mapped(x, options), str(path))
+
+
+def _read_archive(path: Path, options: OpenOptions) -> Parts:
+    """An archive as of ``archive``; large features are taken out of it into a file of their own."""
+    if options.map_above_bytes is not None and _x_bytes(path) > options.map_above_bytes:
+        x = _extracted(path, options.cache)
+        with np.load(path) as archive:
+            if "edge_index" not in archive.files:
+                raise ConfigError(f"{path}: array 'edge_index' is missing")
+            return Parts(len(x), archive["edge_index"], x, str(path))
+    found = read_archive(path)
+    if found.x is None:
+        raise ConfigError(f"{path}: array 'x' is missing; a graph to be held needs features")
+    return Parts(found.num_nodes, found.edge_index, found.x, str(path))
+
+
+def _x_bytes(path: Path) -> int:
+    """Size of the archive's dense features; 0: it has none, or cannot be read."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.getinfo("x.npy").file_size
+    except (OSError, KeyError, zipfile.BadZipFile):
+        return 0
+
+
+def _extracted(path: Path, cache: Path) -> Array:
+    """The archive's `x`, mapped from a file made for it; found again at the next start."""
+    facts = path.stat()
+    key = hashlib.sha256(f"{path}\n{facts.st_size}\n{facts.st_mtime_ns}".encode()).hexdigest()
+    folder = cache / key[:32]
+    file = folder / "x.npy"
+    try:
+        if not file.exists():
+            with zipfile.ZipFile(path) as archive:
+                made = Path(archive.extract("x.npy", folder / "part"))
+            made.replace(file)
+        found: Array = np.load(file, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise ConfigError(
+            f"{path}: array 'x' cannot be taken out into {folder}: {error}"
+        ) from error
+    return found
+
+
+def _mapped(x: Array, options: OpenOptions) -> Array:
+    """`x`, which is mapped, as it is or read into memory."""
+    if options.map_above_bytes is not None and x.nbytes > options.map_above_bytes:
+        return x
+    return np.array(x)

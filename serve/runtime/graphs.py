@@ -1,0 +1,373 @@
+"""Resident graphs at work: which are held, how requests for their nodes are sized and prepared.
+
+The main process holds each graph once. Sampling and gathering run in the thread that serves the
+request, without the interpreter lock, while lanes run other requests.
+"""
+
+import hashlib
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from serve import native
+from serve.config import Config, GraphConfig
+from serve.core.types import Estimate, Nanos, Sized
+from serve.errors import ConfigError, InvalidInput, Mismatch, NotFound, NotReady, TooBig
+from serve.estimate.estimator import ModelEstimator
+from serve.estimate.sampling import SampleProbe, SampleSizes
+from serve.graphs.change import Change
+from serve.graphs.load import OpenOptions, Parts, held, open_dataset, open_graph
+from serve.graphs.resident import ResidentGraph
+from serve.graphs.snapshot import Snapshot
+from serve.models.community import community_graph
+from serve.runtime import clock
+from serve.runtime.api import GraphInfo, InferCall, Tensor
+from serve.runtime.messages import TensorRef
+from serve.runtime.shm import SharedPool
+from serve.runtime.staging import Layout, Staged, plan_layout, stage_indices, take_block
+
+if TYPE_CHECKING:
+    from serve.runtime.registry import ModelEntry
+
+#: Drawn at each of the first hops, and beyond them, where nobody says how many: GraphSAGE's own
+#: numbers (25 and 10) are for training, with ten times the neighbours little is gained.
+DEFAULT_FANOUT, DEFAULT_FANOUT_BEYOND, _FIRST_HOPS = 10, 5, 2
+#: Features beyond this share of the device are left in their file.
+_MAPPED_SHARE = 4
+#: Ids of the samples drawn to learn from, and how often, within so much time.
+_PROBED_IDS = (1, 8, 64, 512, 4096)
+_PROBE_REPEATS = 5
+_PROBE_LIMIT_NS = 150_000_000
+#: Choices of fan-outs remembered; clients may come with any.
+_MOST_SIZES = 64
+#: Inputs that a request by node id leaves to the model's defaults.
+_LEFT_OUT = frozenset({"edge_weight", "batch"})
+
+Fanouts = tuple[int, ...] | Literal["all"]
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRequest:
+    """What a request by node id asks for, checked as far as that goes without its content."""
+
+    graph: ResidentGraph
+    fanouts: tuple[int, ...]
+    num_ids: int
+    #: Belongs to the engine's lock.
+    sizes: SampleSizes
+
+    def expected(self, estimator: ModelEstimator) -> Sized:
+        """Before it is sampled: memory for a large sample, time for a usual one."""
+        size = self.sizes.expected(self.num_ids)
+        usual = estimator.estimate(size.num_nodes, size.num_edges)
+        large = estimator.estimate(size.num_nodes_high, size.num_edges_high)
+        estimate = Estimate(
+            large.peak_bytes,
+            large.reserve_bytes,
+            usual.run_ns,
+            Nanos(usual.solo_ns + size.prepare_ns),
+        )
+        return Sized(size.num_nodes, size.num_edges, estimate)
+
+    def exact(self, estimator: ModelEstimator, found: SampleProbe) -> Sized:
+        """Once it is sampled; learns from it."""
+        self.sizes.observe(found)
+        estimate = estimator.estimate(found.num_nodes, found.num_edges)
+        solo_ns = Nanos(estimate.solo_ns + found.prepare_ns)
+        estimate = Estimate(estimate.peak_bytes, estimate.reserve_bytes, estimate.run_ns, solo_ns)
+        return Sized(found.num_nodes, found.num_edges, estimate)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedNodes:
+    """A sampled subgraph in the shared pool."""
+
+    layout: Layout
+    staged: Staged
+    found: SampleProbe
+    graph_version: int
+    #: For each asked id, its row of the output.
+    positions: np.ndarray
+
+
+class GraphStore:
+    """The resident graphs of one server."""
+
+    def __init__(self, config: Config, budget_bytes: int, changed: Callable[[], None]) -> None:
+        """Nothing is opened yet; `changed` is called when `held_bytes` is another."""
+        self._config = config
+        self._budget_bytes = budget_bytes
+        self._changed = changed
+        self._graphs: dict[str, ResidentGraph] = {}
+        self._sizes: dict[tuple[str, tuple[int, ...]], SampleSizes] = {}
+        self._probing = threading.Lock()
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that all graphs take."""
+        return sum(graph.snapshot.held_bytes for graph in self._graphs.values())
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """In the configuration's order."""
+        return tuple(self._graphs)
+
+    def open(self, progress: Progress) -> None:
+        """Open every graph of the configuration; raises ConfigError or NotReady."""
+        for index, config in enumerate(self._config.graph):
+            share = index / len(self._config.graph)
+
+            def tell(step: str, fraction: float, name: str = config.name, s: float = share) -> None:
+                progress(f"graph {name}: {step}", s + fraction / len(self._config.graph))
+
+            self._graphs[config.name] = self._open(config, tell)
+            if self.held_bytes >= self._budget_bytes:
+                raise NotReady(
+                    f"graph '{config.name}': resident graphs take {self.held_bytes} bytes, the "
+                    f"device has {self._budget_bytes} (device.memory_budget); see graph.memory_map"
+                )
+        if self._graphs:
+            self._changed()
+
+    def get(self, name: str) -> ResidentGraph:
+        """The graph of that name; raises NotFound."""
+        graph = self._graphs.get(name)
+        if graph is None:
+            raise NotFound(
+                f"unknown graph '{name}'; this server holds: {', '.join(self._graphs) or 'none'}"
+            )
+        return graph
+
+    def request(self, call: InferCall, entry: "ModelEntry") -> NodeRequest:
+        """What `call`, which names a graph, asks of the model; raises ServeErrors."""
+        graph = self.get(call.graph or "")
+        check_fit(graph, entry)
+        num_ids = call.tensors["node_ids"].shape[0]
+        if num_ids == 0 and not entry.signature.accepts_empty:
+            raise InvalidInput(
+                f"input 'node_ids' has 0 ids, which model '{entry.spec.name}' cannot take"
+            )
+        fanouts = resolve_fanouts(call.fanouts, entry)
+        return NodeRequest(graph, fanouts, num_ids, self.sizes(graph, fanouts))
+
+    def sizes(self, graph: ResidentGraph, fanouts: tuple[int, ...]) -> SampleSizes:
+        """What is known of samples of the graph; found out by drawing some at first use."""
+        key = graph.name, fanouts
+        found = self._sizes.get(key)
+        if found is not None:
+            return found
+        with self._probing:
+            found = self._sizes.get(key)
+            if found is None:
+                snapshot = graph.snapshot
+                probes = _probes(snapshot, fanouts)
+                found = SampleSizes(probes, snapshot.num_nodes, snapshot.num_edges)
+                while len(self._sizes) >= _MOST_SIZES:
+                    self._sizes.pop(next(iter(self._sizes)), None)
+                self._sizes[key] = found
+        return found
+
+    def warm(self, entry: "ModelEntry") -> None:
+        """Learn the sizes of the model's usual samples before the first request for one."""
+        for name in self.fitting(entry):
+            self.sizes(self._graphs[name], resolve_fanouts(None, entry))
+
+    def fitting(self, entry: "ModelEntry") -> tuple[str, ...]:
+        """Names of the graphs that the model can be asked about."""
+        names = []
+        for graph in self._graphs.values():
+            try:
+                check_fit(graph, entry)
+            except Mismatch:
+                continue
+            names.append(graph.name)
+        return tuple(names)
+
+    def update(self, name: str, change: Change, if_version: int | None) -> GraphInfo:
+        """See ``api.Inference.update_graph``."""
+        graph = self.get(name)
+        before = graph.snapshot.held_bytes
+
+        def accept(new: Snapshot) -> None:
+            total = self.held_bytes - graph.snapshot.held_bytes + new.held_bytes
+            if total >= self._budget_bytes and new.held_bytes > before:
+                raise TooBig(
+                    f"graph '{name}': resident graphs would take {total} bytes, the device has "
+                    f"{self._budget_bytes} (device.memory_budget)"
+                )
+
+        snapshot = graph.update(change, if_version=if_version, accept=accept)
+        for (of, _), sizes in tuple(self._sizes.items()):
+            if of == name:
+                sizes.resized(snapshot.num_nodes, snapshot.num_edges)
+        self._changed()
+        return _info(graph, snapshot)
+
+    def infos(self, name: str = "") -> tuple[GraphInfo, ...]:
+        """See ``api.Inference.graphs``."""
+        graphs = (self.get(name),) if name else tuple(self._graphs.values())
+        return tuple(_info(graph, graph.snapshot) for graph in graphs)
+
+    def _open(self, config: GraphConfig, progress: Progress) -> ResidentGraph:
+        above = {"auto": self._budget_bytes // _MAPPED_SHARE, "always": 0, "never": None}
+        options = OpenOptions(
+            undirected=config.undirected,
+            feature_dtype=config.feature_dtype,
+            map_above_bytes=above[config.memory_map],
+            cache=self._config.cache_path() / "graphs",
+        )
+        if config.file is not None:
+            return open_graph(config.name, self._config.path(config.file), options, progress)
+        assert config.dataset is not None
+        if config.dataset == "community":
+            graph = community_graph()
+            source = "the demo models' communities, generated, seed 0"
+            parts = Parts(len(graph.x), graph.edge_index, graph.x, source)
+            return held(config.name, parts, options, progress)
+        folder = None if config.folder is None else self._config.path(config.folder)
+        try:
+            return open_dataset(
+                config.name, config.dataset, folder, config.scale, options, progress
+            )
+        except NotFound as error:
+            raise ConfigError(f"graph '{config.name}': {error}, nor 'community'") from error
+
+
+def check_fit(graph: ResidentGraph, entry: "ModelEntry") -> None:
+    """Raise Mismatch, naming both, unless the model can be asked about the graph's nodes."""
+    name, signature = entry.spec.name, entry.signature
+    if signature.rows != "node":
+        raise Mismatch(
+            f"model '{name}' gives one row for a whole graph, so it cannot be asked for nodes of "
+            f"graph '{graph.name}'"
+        )
+    num_features = graph.snapshot.num_features
+    if signature.num_features != num_features:
+        raise Mismatch(
+            f"graph '{graph.name}' has {num_features} features, model '{name}' takes "
+            f"{signature.num_features}"
+        )
+    missing = set(entry.spec.inputs) - {"x", "edge_index"} - _LEFT_OUT
+    if missing:
+        raise Mismatch(
+            f"model '{name}' takes {', '.join(sorted(missing))}, which graph '{graph.name}' "
+            "does not have"
+        )
+
+
+def resolve_fanouts(asked: Fanouts | None, entry: "ModelEntry") -> tuple[int, ...]:
+    """The request's fan-outs, else the model's own, else by how far the model looks."""
+    chosen = entry.spec.fanouts if asked is None else asked
+    signature = entry.signature
+    if chosen == "all":
+        if signature.exact_hops is None:
+            raise InvalidInput(
+                f"parameter 'fanouts': model '{entry.spec.name}' looks any number of hops far, "
+                "so 'all' has no end; give numbers"
+            )
+        return (native.ALL_NEIGHBOURS,) * signature.exact_hops
+    if chosen is not None:
+        return tuple(chosen)
+    hops = _FIRST_HOPS if signature.hops is None else signature.hops
+    first = min(hops, _FIRST_HOPS)
+    return (DEFAULT_FANOUT,) * first + (DEFAULT_FANOUT_BEYOND,) * (hops - first)
+
+
+def derived_seed(request_uid: str) -> int:
+    """The seed of a request that brought none: again the same for the same uid."""
+    return int.from_bytes(hashlib.sha256(request_uid.encode()).digest()[:8]) >> 1
+
+
+def prepare_nodes(
+    request: NodeRequest, call: InferCall, entry: "ModelEntry", seed: int, pool: SharedPool
+) -> PreparedNodes:
+    """Sample, and gather into a block of the pool.
+
+    Raises InvalidInput for an id that is no node and a sample that the model cannot take,
+    QueueFull when the pool has no room.
+    """
+    # One version for all of it.
+    snapshot = request.graph.snapshot
+    ids = np.empty(request.num_ids, np.int64)
+    bad = stage_indices(call.tensors["node_ids"], ids, snapshot.num_nodes)
+    if bad is not None:
+        raise InvalidInput(
+            f"input 'node_ids' [{bad[0]}] is {bad[1]}; it must be in [0, {snapshot.num_nodes}), the "
+            f"nodes of graph '{request.graph.name}'"
+        )
+    started_ns = clock.now_ns()
+    sample = snapshot.sample(ids, request.fanouts, seed & (2**64 - 1))
+    num_nodes, num_edges = sample.num_nodes, sample.num_edges
+    if num_edges == 0 and not entry.signature.accepts_edgeless:
+        raise InvalidInput(
+            f"input 'node_ids': its nodes have no in-edges in graph '{request.graph.name}', and "
+            f"model '{entry.spec.name}' cannot take a graph of 0 edges"
+        )
+    shapes = {
+        "x": ("FP32", (num_nodes, snapshot.num_features)),
+        "edge_index": ("INT64", (2, num_edges)),
+    }
+    layout = plan_layout(
+        {name: Tensor(datatype, shape, b"") for name, (datatype, shape) in shapes.items()},
+        entry.spec.inputs,
+        entry.estimator.output_bytes(num_nodes, num_edges),
+    )
+    nodes, positions = np.empty(num_nodes, np.int64), np.empty(request.num_ids, np.int64)
+    sample.write_nodes(nodes)
+    sample.write_positions(positions)
+    block = take_block(pool, layout)
+    refs = []
+    # Nothing below raises: the block is the ticket's to give back.
+    for name, dtype, shape, relative in layout.inputs:
+        target = pool.array(block.offset_bytes + relative, dtype, shape)
+        if name == "edge_index":
+            sample.write_edges(target, dtype == "int32")
+        else:
+            snapshot.gather(nodes, target)
+        refs.append(TensorRef(name, dtype, shape, block.offset_bytes + relative))
+    found = SampleProbe(request.num_ids, num_nodes, num_edges, clock.now_ns() - started_ns)
+    staged = Staged(
+        block,
+        tuple(refs),
+        block.offset_bytes + layout.output_offset_bytes,
+        layout.output_capacity_bytes,
+    )
+    return PreparedNodes(layout, staged, found, snapshot.version, positions)
+
+
+def _probes(snapshot: Snapshot, fanouts: tuple[int, ...]) -> list[SampleProbe]:
+    """A few samples of doubling numbers of random ids, as long as they are quick."""
+    rng = np.random.default_rng(snapshot.num_nodes)
+    started_ns = clock.now_ns()
+    probes: list[SampleProbe] = []
+    for num_ids in _PROBED_IDS:
+        for _ in range(_PROBE_REPEATS):
+            ids = rng.integers(0, snapshot.num_nodes, num_ids)
+            began_ns = clock.now_ns()
+            sample = snapshot.sample(ids, fanouts, int(rng.integers(2**63)))
+            nodes = np.empty(sample.num_nodes, np.int64)
+            sample.write_nodes(nodes)
+            snapshot.features(nodes)
+            took_ns = clock.now_ns() - began_ns
+            probes.append(SampleProbe(num_ids, sample.num_nodes, sample.num_edges, took_ns))
+        if clock.now_ns() - started_ns > _PROBE_LIMIT_NS or num_ids > snapshot.num_nodes:
+            break
+    return probes
+
+
+def _info(graph: ResidentGraph, snapshot: Snapshot) -> GraphInfo:
+    return GraphInfo(
+        name=graph.name,
+        version=snapshot.version,
+        num_nodes=snapshot.num_nodes,
+        num_edges=snapshot.num_edges,
+        num_features=snapshot.num_features,
+        feature_dtype=snapshot.x.dtype.name,
+        held_bytes=snapshot.held_bytes,
+        memory_mapped=snapshot.mapped,
+        source=graph.source,
+    )

@@ -1,0 +1,167 @@
+"""Requests by node id through a real server: equal to PyG, seeded, and refused with their codes."""
+
+import grpc
+import numpy as np
+import pytest
+import torch
+
+from serve import native
+from serve.client import Client, InvalidRequest, Mismatched, NotFound
+from serve.graphs.rows import Rows
+from serve.models.community import community_graph
+from serve.models.loader import load_model
+from serve.models.repository import find
+from serve.wire import encode_request
+from tests.e2e.support import MODELS, REPOSITORY, assert_equal, raw_channel
+from tests.harness import ServerProcess
+
+GRAPH = community_graph()
+#: With an isolated node at the end.
+NUM_NODES = len(GRAPH.x) + 1
+X = np.concatenate([GRAPH.x, GRAPH.x[:1]])
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("resident")
+    np.savez(folder / "own.npz", num_nodes=NUM_NODES, edge_index=GRAPH.edge_index, x=X)
+    np.savez(folder / "wide.npz", num_nodes=3, edge_index=np.zeros((2, 1), int), x=np.eye(3))
+    graphs = (
+        {"name": "own", "file": "own.npz"},
+        {"name": "wide", "file": "wide.npz"},
+        {"name": "community", "dataset": "community"},
+    )
+    with ServerProcess(folder, discipline="preemptive", policy="slack", graphs=graphs) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with Client(server.target, timeout_s=60) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def models():
+    return {name: load_model(find(REPOSITORY, name)) for name in MODELS}
+
+
+def run(model, x, edge_index):
+    inputs = {"x": torch.from_numpy(x), "edge_index": torch.from_numpy(edge_index)}
+    return model.run(inputs).numpy()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_all_neighbours_give_the_answer_of_the_whole_graph(client, models, name):
+    ids = np.array([7, 0, 1999, 7, NUM_NODES - 1])
+    answer = client.infer(name, graph="own", node_ids=ids, fanouts="all")
+    whole = run(models[name], X, GRAPH.edge_index)
+    assert_equal(answer.output, whole[ids])
+    assert (answer.qos.graph, answer.qos.graph_version) == ("own", 1)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_sample_gives_what_pyg_gives_on_it(client, models, name):
+    """The sample is found again from the seed in the answer, and run here."""
+    ids = np.random.default_rng(0).integers(0, NUM_NODES, 40)
+    answer = client.infer(name, graph="own", node_ids=ids, fanouts=[4, 3])
+    rows = Rows(*native.build_rows(GRAPH.edge_index, NUM_NODES))
+    none = np.empty(0, np.int64)
+    topology = native.Topology(
+        NUM_NODES, rows.starts, rows.values, True, none, np.zeros(1, np.int64), none
+    )
+    sample = native.sample_neighbours(topology, ids, [4, 3], answer.qos.seed)
+    assert (answer.qos.sampled_nodes, answer.qos.sampled_edges) == (
+        sample.num_nodes,
+        sample.num_edges,
+    )
+    nodes, positions = np.empty(sample.num_nodes, np.int64), np.empty(ids.size, np.int64)
+    edges = np.empty((2, sample.num_edges), np.int64)
+    sample.write_nodes(nodes)
+    sample.write_positions(positions)
+    sample.write_edges(edges, False)
+    assert_equal(answer.output, run(models[name], X[nodes], edges)[positions])
+
+
+def test_the_same_seed_gives_the_same_answer_and_another_another(client):
+    ids = np.arange(50)
+    one, same, other = (
+        client.infer("sage", graph="own", node_ids=ids, seed=seed, fanouts=[2, 2, 2])
+        for seed in (-5, -5, 6)
+    )
+    assert (one.output == same.output).all()
+    assert (one.output != other.output).any()
+    drawn = client.infer("sage", graph="own", node_ids=ids, fanouts=[2, 2, 2])
+    again = client.infer("sage", graph="own", node_ids=ids, fanouts=[2, 2, 2], seed=drawn.qos.seed)
+    assert (drawn.output == again.output).all()
+
+
+def test_no_ids_one_id_and_more_ids_than_nodes(client):
+    for count in (0, 1, 30_000):
+        ids = np.arange(count) % NUM_NODES
+        answer = client.infer("gin", graph="own", node_ids=ids)
+        assert answer.output.shape == (count, 5)
+    assert_equal(answer.output[:NUM_NODES], answer.output[NUM_NODES : 2 * NUM_NODES])
+
+
+def test_the_demo_graph_is_classified_as_its_models_were_trained(client):
+    ids = np.flatnonzero(GRAPH.test_mask)
+    answer = client.infer("gcn", graph="community", node_ids=ids, fanouts="all")
+    assert (answer.output.argmax(axis=1) == GRAPH.y[ids]).mean() > 0.95
+
+
+@pytest.mark.parametrize(
+    ("kind", "told", "request_"),
+    [
+        (NotFound, "unknown graph 'mine'; this server holds: own, wide", {"graph": "mine"}),
+        (Mismatched, "'wide' has 3 features, model 'gcn' takes 32", {"graph": "wide"}),
+        (InvalidRequest, r"'node_ids' \[1\] is -1; it must be in", {"node_ids": [0, -1]}),
+        (InvalidRequest, r"\[0\] is 2001; .* nodes of graph 'own'", {"node_ids": [NUM_NODES]}),
+        (InvalidRequest, "'fanouts': '3,0'", {"fanouts": [3, 0]}),
+        (InvalidRequest, "'fanouts': 'some'", {"fanouts": "some"}),
+        (InvalidRequest, "'fanouts'", {"fanouts": [1] * 17}),
+        (InvalidRequest, "'graph' .* without", {"node_ids": None}),
+        (InvalidRequest, "'node_ids' is given without", {"graph": None}),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_with_its_code(client, kind, told, request_):
+    usual = {"graph": "own", "node_ids": [0]}
+    with pytest.raises(kind, match=told):
+        client.infer("gcn", **(usual | request_))
+    assert client.infer("gcn", **usual).output.shape == (1, 5)
+
+
+def test_ids_as_int32_are_refused(server):
+    message = encode_request(
+        "gcn", {"node_ids": np.zeros(1, np.int32)}, parameters={"graph": "own"}
+    )
+    with raw_channel(server) as call, pytest.raises(grpc.RpcError) as caught:
+        call(message)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_a_request_with_a_time_limit_keeps_it(client):
+    with pytest.raises(Exception, match="DEADLINE_EXCEEDED"):
+        client.infer("gcn", graph="own", node_ids=np.arange(2000), timeout_s=1e-5)
+
+
+def test_the_stock_client_asks_by_node_id(server):
+    stock = pytest.importorskip("tritonclient.grpc")
+    with stock.InferenceServerClient(server.target) as client:
+        names = [row.name for row in client.get_model_metadata("gcn").inputs]
+        assert "node_ids" in names
+        assert "own" in client.get_model_config("gcn").config.parameters["graphs"].string_value
+        ids = stock.InferInput("node_ids", [2], "INT64")
+        ids.set_data_from_numpy(np.array([3, 1]))
+        answer = client.infer("gcn", [ids], parameters={"graph": "own"})
+        assert answer.as_numpy("output").shape == (2, 5)
+
+
+def test_a_graph_that_does_not_fit_stops_the_start(tmp_path):
+    np.savez(tmp_path / "g.npz", num_nodes=9, edge_index=np.zeros((2, 0), int), x=np.eye(9) / 3)
+    graphs = ({"name": "g", "file": "g.npz"},)
+    starting = ServerProcess(
+        tmp_path, graphs=graphs, sections={"device": {"memory_budget": "256 B", "lanes": 1}}
+    )
+    with pytest.raises(AssertionError, match=r"resident graphs take .* bytes, the device has"):
+        starting.__enter__()
