@@ -132,7 +132,10 @@ class Engine:
         self._draining = False
         self._stopping = False
         self._thread = threading.Thread(target=self._listen, name="engine", daemon=True)
-        self._graphs = GraphStore(config, device.budget_bytes, self._graphs_changed)
+        # Graphs are held by the host, so they count where its memory is the device's.
+        self._graphs_count = device.place is None
+        graphs_bytes = device.budget_bytes if self._graphs_count else None
+        self._graphs = GraphStore(config, graphs_bytes, self._graphs_changed)
         self._registry = Registry(
             config.path(config.models.repository),
             cache,
@@ -484,7 +487,7 @@ class Engine:
             self.shared.free(block)
 
     def _weights_changed(self, weights_bytes: Bytes) -> None:
-        taken_bytes = weights_bytes + self._graphs.held_bytes
+        taken_bytes = weights_bytes + (self._graphs.held_bytes if self._graphs_count else 0)
         self.handle(BudgetChanged(Bytes(max(0, self._device.budget_bytes - taken_bytes))))
 
     def _graphs_changed(self) -> None:

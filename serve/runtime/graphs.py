@@ -97,8 +97,14 @@ class PreparedNodes:
 class GraphStore:
     """The resident graphs of one server."""
 
-    def __init__(self, config: Config, budget_bytes: int, changed: Callable[[], None]) -> None:
-        """Nothing is opened yet; `changed` is called when `held_bytes` is another."""
+    def __init__(
+        self, config: Config, budget_bytes: int | None, changed: Callable[[], None]
+    ) -> None:
+        """Nothing is opened yet; `changed` is called when `held_bytes` is another.
+
+        `budget_bytes` is what the device has, None where its memory is not the host's: graphs are
+        held by the host.
+        """
         self._config = config
         self._budget_bytes = budget_bytes
         self._changed = changed
@@ -125,7 +131,7 @@ class GraphStore:
                 progress(f"graph {name}: {step}", s + fraction / len(self._config.graph))
 
             self._graphs[config.name] = self._open(config, tell)
-            if self.held_bytes >= self._budget_bytes:
+            if self._budget_bytes is not None and self.held_bytes >= self._budget_bytes:
                 raise NotReady(
                     f"graph '{config.name}': resident graphs take {self.held_bytes} bytes, the "
                     f"device has {self._budget_bytes} (device.memory_budget); see graph.memory_map"
@@ -193,6 +199,8 @@ class GraphStore:
         before = graph.snapshot.held_bytes
 
         def accept(new: Snapshot) -> None:
+            if self._budget_bytes is None:
+                return
             total = self.held_bytes - graph.snapshot.held_bytes + new.held_bytes
             if total >= self._budget_bytes and new.held_bytes > before:
                 raise TooBig(
@@ -213,7 +221,8 @@ class GraphStore:
         return tuple(_info(graph, graph.snapshot) for graph in graphs)
 
     def _open(self, config: GraphConfig, progress: Progress) -> ResidentGraph:
-        above = {"auto": self._budget_bytes // _MAPPED_SHARE, "always": 0, "never": None}
+        share = None if self._budget_bytes is None else self._budget_bytes // _MAPPED_SHARE
+        above = {"auto": share, "always": 0, "never": None}
         options = OpenOptions(
             undirected=config.undirected,
             feature_dtype=config.feature_dtype,
@@ -296,8 +305,8 @@ def prepare_nodes(
     bad = stage_indices(call.tensors["node_ids"], ids, snapshot.num_nodes)
     if bad is not None:
         raise InvalidInput(
-            f"input 'node_ids' [{bad[0]}] is {bad[1]}; it must be in [0, {snapshot.num_nodes}), the "
-            f"nodes of graph '{request.graph.name}'"
+            f"input 'node_ids' [{bad[0]}] is {bad[1]}; it must be in [0, {snapshot.num_nodes}), "
+            f"the nodes of graph '{request.graph.name}'"
         )
     started_ns = clock.now_ns()
     sample = snapshot.sample(ids, request.fanouts, seed & (2**64 - 1))

@@ -159,7 +159,7 @@ def test_the_stock_client_asks_by_node_id(server):
 
 def test_a_graph_that_does_not_fit_stops_the_start(tmp_path):
     np.savez(tmp_path / "g.npz", num_nodes=9, edge_index=np.zeros((2, 0), int), x=np.eye(9) / 3)
-    graphs = ({"name": "g", "file": "g.npz"},)
+    graphs = ({"name": "g", "file": "g.npz", "memory_map": "never"},)
     starting = ServerProcess(
         tmp_path, graphs=graphs, sections={"device": {"memory_budget": "256 B", "lanes": 1}}
     )
