@@ -1,0 +1,223 @@
+"""The same traces through live servers, one system after the other, and through the simulator.
+
+    python -m bench.live [--quick] [--seeds 2] [--requests 200] [--rhos 0.1,0.3,0.5] [--out FILE]
+
+Systems are policy+discipline or a baseline (``serve.sim.workload.BASELINES``), each a server of its
+own with the same lanes and executors (``bench.live_server``). They take turns: for each seed every
+system serves the traces of all loads, sent open loop by one client process on the same machine.
+Targets are absolute: 2 × the solo time in the server measured before (``bench.solo``), alike for
+all.
+
+ρ is nominal: arrival rate × mean solo time ÷ cores, as everywhere. The main process and the client
+work on the cores of the lanes, so the result also says which share of all cores' time each took
+(`cores_*`); what other programs took is `cores_others`, and a run beside which that was more than
+`OTHERS_LIMIT` is thrown away, whatever it showed, and made again (`disturbed` counts these).
+
+`late_server` is what the server promises: answered within the target from arrival on. `missed` is
+what the client sees from the intended send time, transport included, with refusals and errors. For
+the late ones of the client the time beyond what the estimate assumed is summed by stage.
+
+`simulated` serves the same trace on a virtual clock, on a device as the journal of one more run at
+ρ 0.3 shows it: how much slower beside others, hand-over, spread of run times, the host's share.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.live_setup import Traces, cpu_s, live_server
+from bench.live_sim import Twin
+from bench.machine import machine_facts
+from bench.open_loop import LoadProcess, LoadRun, load_process
+from bench.solo import records
+from serve.sim.workload import BASELINES
+from serve.workload import Trace
+
+OURS = "slack+preemptive"
+SYSTEMS = (OURS, "slack+rolling", "bqt+barrier", *BASELINES)
+QUICK_SYSTEMS = (OURS, "bqt+barrier", "default")
+WARM_UP_RHO, LEARN_RHO = 0.4, 0.3
+OTHERS_LIMIT = 0.05
+TRIES = 4
+STAGES = ("transport", "queue", "prepare", "suspended", "run", "hand-over", "answer")
+WHO = ("lanes", "server", "client", "others")
+
+
+def serve_traces(
+    client: LoadProcess, traces: Traces, folder: Path, system: str, seed: int, rhos: Sequence[float]
+) -> Iterator[dict[str, Any]]:
+    """A row per load."""
+    runs = []
+    with live_server(folder, system) as server:
+        client.run(traces.make(WARM_UP_RHO, seed)[1], server.target)
+        for rho in rhos:
+            trace, path = traces.make(rho, seed)
+            for disturbed in range(TRIES):  # noqa: B007  told below
+                before = cpu_s(server)
+                run = client.run(path, server.target)
+                after = cpu_s(server)
+                used = cores_used(run, {name: after[name] - before[name] for name in after})
+                if used["cores_others"] <= OTHERS_LIMIT:
+                    break
+            runs.append((trace, run, {**used, "disturbed": disturbed}))
+    kept = records(server.database)
+    for trace, run, used in runs:
+        yield {"system": system, "seed": seed, **summary(trace, run, kept), **used}
+
+
+def cores_used(run: LoadRun, used_s: dict[str, float]) -> dict[str, float]:
+    """Who took which share of all cores' time."""
+    ours_s = {"lanes": used_s["lanes"], "server": used_s["server"], "client": run.cpu_s}
+    others_s = used_s["machine"] - sum(ours_s.values()) - used_s["bench"]
+    whole_s = run.elapsed_s * len(os.sched_getaffinity(0))
+    return {
+        f"cores_{who}": max(0.0, s) / whole_s for who, s in {**ours_s, "others": others_s}.items()
+    }
+
+
+def summary(trace: Trace, run: LoadRun, kept: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    over: list[float] = []
+    late_server = 0
+    excess_ms: dict[str, float] = dict.fromkeys(STAGES, 0.0)
+    by_stage: dict[str, list[float]] = defaultdict(list)
+    for item, seen in zip(trace.items, run.seen, strict=True):
+        if seen.error:
+            continue
+        assert item.qos_target_us is not None
+        row = kept[seen.request_uid]
+        late_server += row["latency_ns"] > item.qos_target_us * 1000
+        over.append(seen.latency_ns / 1000 / item.qos_target_us)
+        for stage, taken_ns in stages(row, seen.latency_ns).items():
+            by_stage[stage].append(taken_ns / 1e6)
+            if over[-1] > 1:
+                assumed_ns = row["run_estimate_ns"] if stage == "run" else 0
+                excess_ms[stage] += max(0, taken_ns - assumed_ns) / 1e6
+    late = sum(ratio > 1 for ratio in over)
+    unanswered = len(run.seen) - len(over)
+    return {
+        "rho": trace.header.rho,
+        "requests": len(run.seen),
+        "answered": len(over),
+        "missed": (unanswered + late) / len(run.seen),
+        "late_server": (unanswered + late_server) / len(run.seen),
+        "over_qt": {f"p{q}": quantile(over, q) for q in (50, 90, 99)},
+        "stages_ms": {stage: statistics.fmean(by_stage[stage] or [0.0]) for stage in STAGES},
+        "excess_of_late": {s: excess_ms[s] / (sum(excess_ms.values()) or 1.0) for s in STAGES},
+        "send_lag_p99_ms": quantile([seen.lag_ns / 1e6 for seen in run.seen], 99),
+        "elapsed_s": run.elapsed_s,
+        "errors": sorted({seen.error for seen in run.seen if seen.error}),
+    }
+
+
+def stages(row: dict[str, Any], latency_ns: int) -> dict[str, int]:
+    """Where one request's time went, as the client counts it."""
+    inside = row["queue_ns"] + row["prepare_exposed_ns"] + row["suspended_ns"] + row["run_ns"]
+    return {
+        "transport": latency_ns - row["latency_ns"],
+        "queue": row["queue_ns"],
+        "prepare": row["prepare_exposed_ns"],
+        "suspended": row["suspended_ns"],
+        "run": row["run_ns"],
+        "hand-over": row["latency_ns"] - inside - row["answer_ns"],
+        "answer": row["answer_ns"],
+    }
+
+
+def quantile(values: Sequence[float], percent: int) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)] if ordered else 0.0
+
+
+def over_seeds(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Means for each system and load, with the range of what varies most."""
+    groups: dict[tuple[str, float], list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        groups[row["system"], row["rho"]].append(row)
+    for (system, rho), group in groups.items():
+        found: dict[str, Any] = {"system": system, "rho": rho}
+        for name in ("missed", "late_server", "simulated", *(f"cores_{who}" for who in WHO)):
+            found[name] = statistics.fmean(row[name] for row in group)
+        late = [row["late_server"] for row in group]
+        found["late_server_range"] = [min(late), max(late)]
+        found["p99_over_qt"] = statistics.fmean(row["over_qt"]["p99"] for row in group)
+        found["disturbed"] = sum(row["disturbed"] for row in group)
+        for name in ("stages_ms", "excess_of_late"):
+            found[name] = {s: statistics.fmean(row[name][s] for row in group) for s in STAGES}
+        yield found
+
+
+def show(rows: Sequence[dict[str, Any]]) -> None:
+    table = Table("system", "ρ", "late, server", "range", "simulated", "missed, client", "p99 ÷ QT",
+                  *WHO, title="Late live and simulated; shares of all cores' time")  # fmt: skip
+    where = Table("system", "ρ", *STAGES, title="Stages, mean ms (share of the late ones' excess)")
+    for row in rows:
+        low, high = row["late_server_range"]
+        name = row["system"], f"{row['rho']:g}"
+        table.add_row(
+            *name, f"{row['late_server']:.1%}", f"{low:.1%}–{high:.1%}", f"{row['simulated']:.1%}",
+            f"{row['missed']:.1%}", f"{row['p99_over_qt']:.2f}",
+            *(f"{row[f'cores_{who}']:.0%}" for who in WHO),
+        )  # fmt: skip
+        means, excess = row["stages_ms"], row["excess_of_late"]
+        where.add_row(*name, *(f"{means[s]:.2f} ({excess[s]:.0%})" for s in STAGES))
+    console = Console(width=130)
+    console.print(table)
+    console.print(where)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="three systems, one seed")
+    parser.add_argument("--workload", default="mix")
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--rhos", default="0.1,0.3,0.5")
+    parser.add_argument("--systems", default=",".join(SYSTEMS))
+    parser.add_argument("--out", type=Path, default=Path("bench/results/live.json"))
+    options = parser.parse_args()
+    if options.quick:
+        options.seeds, options.systems = 1, ",".join(QUICK_SYSTEMS)
+    rhos = [float(rho) for rho in options.rhos.split(",")]
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as name, load_process() as client:
+        folder = Path(name)
+        cores = len(os.sched_getaffinity(0))
+        traces = Traces(folder, options.workload, options.requests, cores)
+        journal = folder / "journal.jsonl"
+        with live_server(folder / "first", OURS, journal=str(journal)) as server:
+            traces.measure(server, range(options.seeds))
+            client.run(traces.make(WARM_UP_RHO, 0)[1], server.target)
+            learned = client.run(traces.make(LEARN_RHO, 0)[1], server.target)
+        twin = Twin(traces, journal, learned, records(server.database), cores)
+        for seed in range(options.seeds):
+            for system in options.systems.split(","):
+                there = folder / f"{system}-{seed}"
+                for row in serve_traces(client, traces, there, system, seed, rhos):
+                    row["simulated"] = twin.late(system, row["rho"], seed)
+                    rows.append(row)
+    means = list(over_seeds(rows))
+    show(means)
+    content = {
+        "machine": machine_facts(),
+        "workload": options.workload,
+        "requests": options.requests,
+        "graphs": traces.pool.sources,
+        "solo_ms": twin.solo_ms,
+        "simulated_device": twin.facts,
+        "means": means,
+        "rows": rows,
+    }
+    options.out.write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

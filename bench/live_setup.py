@@ -1,0 +1,108 @@
+"""What ``bench.live`` serves and sends: servers by system, traces with targets, processor time."""
+
+import os
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench.solo import Solo, measure_solo
+from serve.graphs.pool import GraphPool
+from serve.sim.workload import BASELINES
+from serve.workload import (
+    PoolSpec,
+    Trace,
+    TraceHeader,
+    TraceItem,
+    WorkloadTask,
+    build_trace,
+    rate_for_rho,
+    workload_tasks,
+)
+from tests.harness import ServerProcess
+from tests.outside import descendants
+
+QOS_FACTOR = 2.0
+_TICKS_HZ = os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def live_server(folder: Path, system: str, **report: object) -> Iterator[ServerProcess]:
+    """A server of `system`, policy+discipline or a baseline's name, ready."""
+    policy, _, discipline = system.partition("+")
+    module = ["bench.live_server"]
+    if system in BASELINES:
+        policy, discipline = "fifo", "rolling"
+        module += ["--at-once", str(BASELINES[system] or 1 << 20)]
+    folder.mkdir(parents=True)
+    with ServerProcess(
+        folder,
+        policy=policy,
+        discipline=discipline,
+        # Calibrated by this code on this machine now, once for all systems.
+        sections={"models": {"cache": str(folder.parent / "cache")}, "report": report},
+        module=tuple(module),
+    ) as server:
+        yield server
+
+
+class Traces:
+    """Traces by seed and ρ, with targets, saved as files."""
+
+    def __init__(self, folder: Path, workload: str, count: int, cores: int) -> None:
+        self.pool = GraphPool(PoolSpec())
+        self._folder, self._workload, self._count, self._cores = folder, workload, count, cores
+        self.solo: dict[WorkloadTask, Solo] = {}
+
+    def measure(self, server: ServerProcess, seeds: Sequence[int]) -> None:
+        """Find out what every request of these seeds takes alone."""
+        tasks = [task for seed in seeds for task in self._tasks(seed)]
+        self.solo = measure_solo(server, tasks, self.pool.spec)
+
+    def make(self, rho: float, seed: int) -> tuple[Trace, Path]:
+        """The trace, and where it is saved."""
+        tasks = self._tasks(seed)
+        solo_s = statistics.fmean(self.solo[task].solo_ns for task in tasks) / 1e9
+        header = TraceHeader(
+            workload=self._workload,
+            seed=seed,
+            rate_hz=rate_for_rho(rho, solo_s, self._cores),
+            rho=rho,
+            mean_solo_s=solo_s,
+            lanes=self._cores,
+            pool=self.pool.spec,
+            sources=self.pool.sources,
+        )
+        # A light load takes long: half as many requests do.
+        count = self._count if rho >= 0.2 else self._count // 2
+        trace = build_trace(header, tasks, count=count).with_targets(
+            lambda item: round(QOS_FACTOR * self.solo_of(item).solo_ns / 1000)
+        )
+        path = self._folder / f"{self._workload}-{rho:g}-{seed}.jsonl"
+        trace.save(path)
+        return trace, path
+
+    def solo_of(self, item: TraceItem) -> Solo:
+        """What the request takes alone."""
+        return self.solo[WorkloadTask(item.model, item.graph)]
+
+    def _tasks(self, seed: int) -> tuple[WorkloadTask, ...]:
+        return workload_tasks(self._workload, self.pool.refs, seed)
+
+
+def cpu_s(server: ServerProcess) -> dict[str, float]:
+    """Processor time so far: the server's main process, all below it, and the whole machine."""
+    fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    busy = sum(map(int, fields)) - int(fields[3]) - int(fields[4])
+    return {
+        "server": _cpu_of(server.pid),
+        "lanes": sum(_cpu_of(pid) for pid in descendants(server.pid)),
+        "machine": busy / _TICKS_HZ,
+        "bench": time.process_time(),
+    }
+
+
+def _cpu_of(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_HZ
