@@ -26,6 +26,7 @@ import json
 import os
 import statistics
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -34,19 +35,26 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench.live_setup import Traces, cpu_s, live_server
+from bench.live_setup import (
+    OTHERS_LIMIT,
+    Traces,
+    live_server,
+    machine_busy_s,
+    process_s,
+    process_tree_s,
+)
 from bench.live_sim import Twin
 from bench.machine import machine_facts
 from bench.open_loop import LoadProcess, LoadRun, load_process
 from bench.solo import records
 from serve.sim.workload import BASELINES
 from serve.workload import Trace
+from tests.harness import ServerProcess
 
 OURS = "slack+preemptive"
 SYSTEMS = (OURS, "slack+rolling", "bqt+barrier", *BASELINES)
 QUICK_SYSTEMS = (OURS, "bqt+barrier", "default")
 WARM_UP_RHO, LEARN_RHO = 0.4, 0.3
-OTHERS_LIMIT = 0.05
 TRIES = 4
 STAGES = ("transport", "queue", "prepare", "suspended", "run", "hand-over", "answer")
 WHO = ("lanes", "server", "client", "others")
@@ -72,6 +80,17 @@ def serve_traces(
     kept = records(server.database)
     for trace, run, used in runs:
         yield {"system": system, "seed": seed, **summary(trace, run, kept), **used}
+
+
+def cpu_s(server: ServerProcess) -> dict[str, float]:
+    """Processor time so far."""
+    main_s = process_s(server.pid)
+    return {
+        "server": main_s,
+        "lanes": process_tree_s(server.pid) - main_s,
+        "machine": machine_busy_s(),
+        "bench": time.process_time(),
+    }
 
 
 def cores_used(run: LoadRun, used_s: dict[str, float]) -> dict[str, float]:

@@ -2,7 +2,6 @@
 
 import os
 import statistics
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +23,8 @@ from tests.harness import ServerProcess
 from tests.outside import descendants
 
 QOS_FACTOR = 2.0
+#: Share of the cores' time that other programs may take beside a run that counts.
+OTHERS_LIMIT = 0.05
 _TICKS_HZ = os.sysconf("SC_CLK_TCK")
 
 
@@ -50,19 +51,21 @@ def live_server(folder: Path, system: str, **report: object) -> Iterator[ServerP
 class Traces:
     """Traces by seed and ρ, with targets, saved as files."""
 
-    def __init__(self, folder: Path, workload: str, count: int, cores: int) -> None:
-        self.pool = GraphPool(PoolSpec())
+    def __init__(
+        self, folder: Path, workload: str, count: int, cores: int, pool: PoolSpec | None = None
+    ) -> None:
+        self.pool = GraphPool(pool or PoolSpec())
         self._folder, self._workload, self._count, self._cores = folder, workload, count, cores
         self.solo: dict[WorkloadTask, Solo] = {}
 
     def measure(self, server: ServerProcess, seeds: Sequence[int]) -> None:
         """Find out what every request of these seeds takes alone."""
-        tasks = [task for seed in seeds for task in self._tasks(seed)]
+        tasks = [task for seed in seeds for task in self.tasks(seed)]
         self.solo = measure_solo(server, tasks, self.pool.spec)
 
     def make(self, rho: float, seed: int) -> tuple[Trace, Path]:
         """The trace, and where it is saved."""
-        tasks = self._tasks(seed)
+        tasks = self.tasks(seed)
         solo_s = statistics.fmean(self.solo[task].solo_ns for task in tasks) / 1e9
         header = TraceHeader(
             workload=self._workload,
@@ -87,22 +90,23 @@ class Traces:
         """What the request takes alone."""
         return self.solo[WorkloadTask(item.model, item.graph)]
 
-    def _tasks(self, seed: int) -> tuple[WorkloadTask, ...]:
+    def tasks(self, seed: int) -> tuple[WorkloadTask, ...]:
+        """What is asked, over and over."""
         return workload_tasks(self._workload, self.pool.refs, seed)
 
 
-def cpu_s(server: ServerProcess) -> dict[str, float]:
-    """Processor time so far: the server's main process, all below it, and the whole machine."""
+def machine_busy_s() -> float:
+    """Processor time so far, of everything on this machine."""
     fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
-    busy = sum(map(int, fields)) - int(fields[3]) - int(fields[4])
-    return {
-        "server": _cpu_of(server.pid),
-        "lanes": sum(_cpu_of(pid) for pid in descendants(server.pid)),
-        "machine": busy / _TICKS_HZ,
-        "bench": time.process_time(),
-    }
+    return (sum(map(int, fields)) - int(fields[3]) - int(fields[4])) / _TICKS_HZ
 
 
-def _cpu_of(pid: int) -> float:
+def process_s(pid: int) -> float:
+    """Processor time so far, of one process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS_HZ
+
+
+def process_tree_s(pid: int) -> float:
+    """The same with all processes below it."""
+    return process_s(pid) + sum(process_s(below) for below in descendants(pid))

@@ -39,7 +39,7 @@ class Twin:
         trace, _ = traces.make(0.3, 0)
         rows = [kept[seen.request_uid] for seen in learned.seen]
         #: (alone before, alone in the learned run ÷ alone before), short runs first.
-        self._ratios = sorted(
+        self._ratios: list[tuple[int, float]] = sorted(
             (traces.solo_of(item).run_ns, row["run_ns"] / traces.solo_of(item).run_ns)
             for item, row in zip(trace.items, rows, strict=True)
             if row["co_runners"] == 0 and row["run_ns"] > 0
@@ -97,13 +97,15 @@ class Twin:
             )
             device = replace(device, slowdown=slowdown)
         report = simulate(requests, made.params, device)
-        return (report.violations + report.requests - report.completed) / report.requests
+        missed = report.violations + report.requests - report.completed
+        return missed / report.requests
 
     def _ratio(self, run_ns: int, seed: int) -> float:
         """How far off a run is: as one of those of about its length was."""
         place = bisect([known_ns for known_ns, _ in self._ratios], run_ns)
         around = self._ratios[max(0, place - ALIKE // 2) : place + ALIKE // 2]
-        return random.Random(seed).choice(around)[1]
+        ratio: float = random.Random(seed).choice(around)[1]
+        return ratio
 
     def _estimate(self, model: str, num_nodes: int, num_edges: int) -> Estimate:
         return self._shapes[model, num_nodes, num_edges]

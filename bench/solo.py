@@ -74,7 +74,8 @@ UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_le
 
 def _solo(rows: list[tuple[dict[str, Any], int]]) -> Solo:
     def median(name: str) -> int:
-        return round(statistics.median(row[name] for row, _ in rows))
+        value: float = statistics.median(row[name] for row, _ in rows)
+        return round(value)
 
     return Solo(
         run_ns=median("run_ns"),

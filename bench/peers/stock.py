@@ -1,0 +1,48 @@
+"""Stock PyG behind the wire of every peer: a ``ModelInfer`` request in, its response out.
+
+All peers get the very bytes that gnnserve gets. One thread, PyG as written, default allocator: what
+one writes when PyG is put behind a general server.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from serve.models.loader import LoadedModel, load_model
+from serve.models.repository import find
+from serve.pb import grpc_service_pb2 as pb
+from serve.wire import decode_request, encode_response
+
+REPOSITORY = Path(__file__).parents[2] / "configs" / "models"
+MODELS = ("gcn", "sage", "gin", "gat")
+_DTYPES: dict[str, Any] = {"FP32": np.float32, "INT64": np.int64, "INT32": np.int32}
+
+
+class StockModels:
+    """The four demo models in this process."""
+
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
+        self._models: dict[str, LoadedModel] = {
+            name: load_model(find(REPOSITORY, name)) for name in MODELS
+        }
+        for model in self._models.values():
+            model.run({"x": torch.zeros(4, 32), "edge_index": torch.zeros(2, 1, dtype=torch.long)})
+
+    def answer(self, message: bytes) -> bytes:
+        """Decode, run and encode one request."""
+        request, contents = decode_request(message)
+        inputs = {
+            tensor.name: torch.from_numpy(
+                np.frombuffer(data, _DTYPES[tensor.datatype]).reshape(tuple(tensor.shape)).copy()
+            )
+            for tensor, data in zip(request.inputs, contents, strict=True)
+        }
+        inputs["edge_index"] = inputs["edge_index"].long()
+        output = self._models[request.model_name].run(inputs).numpy()
+        head = pb.ModelInferResponse(model_name=request.model_name)
+        told = head.outputs.add(name="output", datatype="FP32")
+        told.shape.extend(output.shape)
+        return encode_response(head, [output])
