@@ -106,6 +106,10 @@ class SchedulingConfig(Section, frozen=True):
     window_ms: Positive = 10.0
     #: QoS target as a multiple of the estimated solo time.
     qos_factor: Annotated[float, Meta(ge=1.0)] = 2.0
+    #: Run waiting requests of one model as one where that saves time and no target.
+    merge: bool = True
+    #: While more work comes than the lanes can do, refuse at once what would be late.
+    shed_late: bool = False
 
 
 class ReportConfig(Section, frozen=True):

@@ -23,6 +23,8 @@ class QosFacts:
     group_id: int = -1
     #: Requests planned together with this one, itself included.
     group_size: int = 0
+    #: Requests of one model that ran as one with this one, itself included.
+    merged: int = 0
     policy: str = ""
     discipline: str = ""
     lane: int = -1

@@ -13,9 +13,9 @@ def violation_cause(task: Task, outcome: Completed, answered_ns: int) -> str | N
     A long task in front of a short one is no overload: another order would have helped.
     Otherwise the stage that took most more than the estimate assumed: `queue` (waiting, assumed
     none), `prepare` (the host's part: prepare as far as a lane waited for it, and answering), or
-    the run: `interference` when it shared the device or was suspended, else `estimate`. A target
-    below the estimated solo time, missed with no stage over its share, is the estimate's doing
-    too.
+    the run: `interference` when it shared the device, was merged or suspended, else `estimate`.
+    A target below the estimated solo time, missed with no stage over its share, is the
+    estimate's doing too.
     """
     if answered_ns - task.arrived_ns <= task.qos.target_ns:
         return None
@@ -25,7 +25,8 @@ def violation_cause(task: Task, outcome: Completed, answered_ns: int) -> str | N
     queue_ns = when.launched_ns - when.arrived_ns - when.prepare_exposed_ns
     host_ns = when.prepare_exposed_ns + answered_ns - when.finished_ns
     run_excess_ns = when.finished_ns - when.launched_ns - estimate.run_ns
-    shared = outcome.placement.co_runners > 0 or when.suspended_ns > 0
+    where = outcome.placement
+    shared = where.co_runners > 0 or where.merged > 1 or when.suspended_ns > 0
     excess_ns = {
         "interference" if shared else "estimate": run_excess_ns,
         "queue": queue_ns,

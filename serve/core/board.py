@@ -29,6 +29,7 @@ class Board:
         "can_suspend",
         "executing_count",
         "idle",
+        "launch_ns",
         "ledger",
         "plan",
     )
@@ -37,6 +38,7 @@ class Board:
         self.plan = plan
         self.ledger = Ledger(device.budget_bytes)
         self.can_suspend = device.can_suspend
+        self.launch_ns = device.launch_ns
         #: Lanes that are up and hold nothing.
         self.idle: set[LaneId] = set()
         #: What each busy lane holds, executing or suspended.

@@ -5,7 +5,7 @@ caches; so tasks are merged by predicted time, never blindly. A waiting task of 
 when all of this holds:
 
 - It would have to wait otherwise: what is ready is shared out over all free slots first.
-- Together they take clearly less time than one after the other.
+- Together they take clearly less time than one after the other, launches included.
 - Whoever is on time stays on time: members, which are all answered at the union's end, and others
   that wait, which wait for all of it.
 - The memory of the union, which it is reserved as a whole, is free.
@@ -59,7 +59,7 @@ def gather(
         own_ns = other.estimate.run_ns
         end_ns = _latest_end_ns(record, now_ns)
         if (
-            union.run_ns <= together.run_ns + (1 - LEAST_SAVED) * own_ns
+            union.run_ns <= together.run_ns + (1 - LEAST_SAVED) * own_ns + board.launch_ns
             and union.run_ns <= min(limit_ns, end_ns)
             and union.reserve_bytes <= board.available_bytes
         ):

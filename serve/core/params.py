@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from serve.core.types import Bytes, LaneId, Nanos, UnionEstimate
+from serve.core.types import ZERO_NS, Bytes, LaneId, Nanos, UnionEstimate
 
 DEFAULT_WINDOW_NS = Nanos(10_000_000)
 
@@ -24,6 +24,8 @@ class DeviceFacts:
     parallelism: int | None = None
     #: Whether a running task can be suspended and resumed.
     can_suspend: bool = False
+    #: What a launch costs besides its run, which merging saves: the word to the lane and back.
+    launch_ns: Nanos = ZERO_NS
 
     def __post_init__(self) -> None:
         if self.budget_bytes < 0:
@@ -53,7 +55,7 @@ class SchedulerParams:
     #: Accepted tasks without an answer; more are refused.
     max_queue: int = 512
     #: Tasks kept prepared beyond those that could run now; None: one per slot, so that the next
-    #: group is prepared while the current one runs.
+    #: group is prepared while the current one runs, or four where prepared tasks may be merged.
     prepare_ahead: int | None = None
     #: Tasks planned at a time, see docs/adr/0002-planning-horizon.md; None: eight per slot,
     #: at least 16 and at most 64.
@@ -87,4 +89,6 @@ class SchedulerParams:
     @property
     def prepare_depth(self) -> int:
         """`prepare_ahead`, or its default for the device."""
-        return self.device.slots if self.prepare_ahead is None else self.prepare_ahead
+        if self.prepare_ahead is not None:
+            return self.prepare_ahead
+        return self.device.slots * (1 if self.unions is None else 4)

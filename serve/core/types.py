@@ -49,7 +49,7 @@ class Estimate:
 class UnionEstimate(Protocol):
     """What several graphs take in one run of a model."""
 
-    def __call__(self, model: str, sizes: Sequence[tuple[int, int]]) -> Estimate | None:
+    def __call__(self, model: str, sizes: Sequence[tuple[int, int]], /) -> Estimate | None:
         """For graphs of these (nodes, edges), or None when the model must not be given unions.
 
         The reservation covers what tasks reserve by themselves, and joining them. Must give the

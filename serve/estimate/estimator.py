@@ -21,6 +21,10 @@ _SAFETY_BYTES = 4096
 _LARGEST_SCALE = 2.0
 #: Upper quantile ÷ median to start with, at most: a calibration beyond was disturbed.
 _WIDEST_BAND = 2.0
+#: What joining requests into a union takes (bench/merging.py).
+_JOIN_NS, _JOIN_NS_PER_REQUEST, _JOIN_NS_PER_BYTE = 12_000, 3_500, 0.05
+#: Each tensor of a request lies at a multiple of 64 bytes.
+_PLACES_BYTES = 512
 
 
 class Overhead:
@@ -118,8 +122,44 @@ class ModelEstimator:
             Nanos(run + self._overhead_ns(num_nodes, num_edges)),
         )
 
+    def union(self, sizes: Sequence[tuple[int, int]]) -> Estimate:
+        """The same for one run over the disjoint union of requests of these (nodes, edges).
+
+        Joining takes time, and what was staged for the requests is held beside the joined copy.
+        """
+        num_nodes, num_edges = _summed(sizes)
+        whole = self.estimate(num_nodes, num_edges)
+        staged = self.input_bytes(num_nodes, num_edges) + _PLACES_BYTES * len(sizes)
+        joining = self._joining_ns(sizes)
+        return Estimate(
+            Bytes(whole.peak_bytes + staged),
+            align_bytes(whole.reserve_bytes + staged),
+            Nanos(whole.run_ns + joining),
+            Nanos(whole.solo_ns + joining),
+        )
+
+    def observe_union(
+        self,
+        sizes: Sequence[tuple[int, int]],
+        run_ns: int,
+        peak_bytes: int | None = None,
+        held_bytes: int | None = None,
+        co_runners: int = 0,
+    ) -> None:
+        """Learn from a finished run over one request or several.
+
+        `peak_bytes` and `held_bytes` count the inputs once: staged, or joined.
+        """
+        if len(sizes) > 1:
+            run_ns -= self._joining_ns(sizes)
+        self.observe_run(*_summed(sizes), run_ns, peak_bytes, held_bytes, co_runners)
+
+    def _joining_ns(self, sizes: Sequence[tuple[int, int]]) -> int:
+        copied = self.input_bytes(*_summed(sizes))
+        return ceil(_JOIN_NS + _JOIN_NS_PER_REQUEST * len(sizes) + copied * _JOIN_NS_PER_BYTE)
+
     def run_ns(self, num_nodes: int, num_edges: int, co_runners: int = 0) -> int:
-        """Median run time beside that many others; also for several requests merged into one."""
+        """Median run time beside that many others."""
         return ceil(self._run_ns(num_nodes, num_edges) * self._interference.factor(co_runners))
 
     def output_bytes(self, num_nodes: int, num_edges: int) -> int:
@@ -234,6 +274,11 @@ class ModelEstimator:
 
     def _fixed_overhead_ns(self, num_nodes: int, num_edges: int) -> float:
         return self.overhead.at(self.calibration.memory.inputs.at(num_nodes, num_edges))
+
+
+def _summed(sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """All nodes, all edges."""
+    return sum(nodes for nodes, _ in sizes), sum(edges for _, edges in sizes)
 
 
 def _raised(planes: Sequence[Linear], by: Linear) -> tuple[tuple[float, float, float], ...]:

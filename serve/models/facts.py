@@ -27,3 +27,5 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
     #: With all in-edges of every node less than so many hops away, a node's row is what it is in
     #: the whole graph; None as above.
     exact_hops: int | None = None
+    #: A disjoint union of graphs gives each the output it has alone, so requests may be merged.
+    mergeable: bool = False

@@ -6,6 +6,7 @@ the weights' dimensions) are tried in that order and the first that runs wins.
 
 from collections.abc import Iterator
 from itertools import product
+from typing import Literal
 
 import torch
 
@@ -13,11 +14,14 @@ from serve.errors import ModelError
 from serve.models.facts import Signature as Signature
 from serve.models.loader import LoadedModel
 from serve.models.reach import probe_reach
+from serve.models.union import run_union
 
 _FEATURE_ARGS = ("in_channels", "num_features", "in_features", "num_node_features", "in_dim",
                  "input_dim", "in_feats")  # fmt: skip
 _EDGE_ARGS = ("edge_dim", "edge_channels", "num_edge_features", "edge_features", "edge_attr_dim")
 _MAX_CANDIDATES = 32
+#: Nodes, edges and graphs of what is merged on trial.
+_UNION = ((7, 12, 3), (64, 256, 4), (11, 20, 1), (40, 400, 2))
 
 
 def probe_signature(loaded: LoadedModel) -> Signature:
@@ -88,6 +92,7 @@ def _describe(
             f" and {counts[1]} rows; there must be one per node or one per graph"
         )
     again = run(7, 12, 3)
+    deterministic = again is not None and torch.equal(again, output)
     empty, edgeless = run(0, 0, 0), run(3, 0, 1)
     by_node = counts == (7, 11)
     hops, exact_hops = probe_reach(loaded, num_features) if by_node else (None, None)
@@ -98,10 +103,37 @@ def _describe(
         rows="node" if by_node else "graph",
         accepts_empty=empty is not None and empty.shape == (0, output.shape[1]),
         accepts_edgeless=edgeless is not None,
-        deterministic=again is not None and torch.equal(again, output),
+        deterministic=deterministic,
         hops=hops,
         exact_hops=exact_hops,
+        mergeable=deterministic and _is_mergeable(loaded, num_features, edge_dim, counts),
     )
+
+
+def _is_mergeable(
+    loaded: LoadedModel, num_features: int, edge_dim: int | None, counts: tuple[int, int]
+) -> bool:
+    """Whether graphs of several sizes have the same outputs merged and alone.
+
+    A model that normalises over all nodes, samples, or pools without `batch` does not.
+    """
+    rows: Literal["node", "graph"] = "node" if counts == (7, 11) else "graph"
+    graphs = [probe_inputs(*size, num_features, edge_dim) for size in _UNION]
+    try:
+        alone = [loaded.run(graph) for graph in graphs]
+        merged = run_union(loaded, graphs, rows)
+    except Exception:
+        return False
+    return all(
+        one.shape == other.shape and _is_close(one, other)
+        for one, other in zip(alone, merged, strict=True)
+    )
+
+
+def _is_close(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Within 1e-4 of the expected output's scale."""
+    scale = max(float(expected.abs().max()), 1e-12)
+    return bool(((found - expected).abs() <= 1e-4 * scale).all())
 
 
 def _candidates(loaded: LoadedModel) -> Iterator[tuple[int, int | None]]:

@@ -39,6 +39,8 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     group_id: int = -1
     group_size: int = 0
     co_runners: int = 0
+    #: Requests of one model that ran as one, this one included; 0: never launched.
+    merged: int = 0
     #: Arrival until launched, less the part of the prepare no other work hid.
     queue_ns: int = 0
     prepare_ns: int = 0
@@ -46,7 +48,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     prepare_exposed_ns: int = 0
     #: First execution − arrival (QUET).
     quet_ns: int = 0
-    #: On the lane, less `suspended_ns`.
+    #: On the lane, less `suspended_ns`; of the whole run where it was merged with others.
     run_ns: int = 0
     #: Stopped on the lane for more urgent requests.
     suspended_ns: int = 0
@@ -56,6 +58,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     latency_ns: int = 0
     backlog_ns: int = 0
     solo_estimate_ns: int = 0
+    #: Of the run it was part of.
     run_estimate_ns: int = 0
     qos_target_ns: int = 0
     violated: bool = False
@@ -63,7 +66,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     cause: str = ""
     pmc_estimate_bytes: int = 0
     reserve_bytes: int = 0
-    #: None where the lane could not measure it.
+    #: None where the lane could not measure it. Of a merged run its share.
     pmc_measured_bytes: int | None = None
 
 

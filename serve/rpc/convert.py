@@ -105,6 +105,7 @@ def encode_answer(request_id: str, result: InferResult, place: RegionPart | None
         "run_us": record.run_ns // 1000,
         "group_id": record.group_id,
         "group_size": record.group_size,
+        "merged": record.merged,
         "policy": record.policy,
         "discipline": record.discipline,
         "lane": record.lane,

@@ -11,7 +11,7 @@ import itertools
 import logging
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from serve.config import Config
 from serve.core.commands import (
@@ -42,6 +42,7 @@ from serve.core.scheduler import Scheduler
 from serve.core.types import (
     Bytes,
     Completed,
+    Estimate,
     FailReason,
     LaneId,
     Nanos,
@@ -49,7 +50,6 @@ from serve.core.types import (
     Sized,
     Task,
     TaskId,
-    Usage,
 )
 from serve.errors import ConfigError, InvalidInput, NotFound, NotReady, ServeError
 from serve.estimate.estimator import ModelEstimator
@@ -63,6 +63,7 @@ from serve.runtime import clock
 from serve.runtime.api import GraphInfo, InferCall, ModelEstimate, ModelInfo
 from serve.runtime.device import Device
 from serve.runtime.graphs import GraphStore, NodeRequest
+from serve.runtime.launch import LAUNCH_NS, Launch
 from serve.runtime.messages import ModelFailed, ModelLoaded, TaskDone, TaskError
 from serve.runtime.overhead import PROBE_NODES, PROBE_REPEATS, probe_call
 from serve.runtime.pool import LaneDown, LanePool, LaneUp
@@ -75,9 +76,6 @@ from serve.runtime.ticket import RequestTicket
 _log = logging.getLogger(__name__)
 
 _LANES_START_TIMEOUT_S = 120.0
-#: A task that runs this many times its estimate, and at least so long, is taken for hung.
-_RUN_LIMIT_FACTOR = 200
-_RUN_LIMIT_LEAST_NS = 60_000_000_000
 #: Staged at once: what runs, as much again prepared, at the largest message (widened to int64).
 _STAGED_PER_LANE = 4
 
@@ -115,8 +113,11 @@ class Engine:
                 lane_ids=self._pool.lane_ids,
                 parallelism=device.parallelism,
                 can_suspend=device.can_suspend,
+                launch_ns=LAUNCH_NS,
             ),
             max_queue=config.server.max_queue,
+            shed_late=chosen.shed_late,
+            unions=self._union if chosen.merge else None,
         )
         self._scheduler = Scheduler(params if journal is None else journal.begin(params))
         self._lock = threading.Lock()
@@ -343,7 +344,12 @@ class Engine:
 
     def learn(self, record: RequestRecord) -> None:
         """Correct what the server adds to a run; for the sink's thread, not the answer's."""
-        if record.status != "OK" or record.co_runners or record.group_size != 1:
+        if (
+            record.status != "OK"
+            or record.co_runners
+            or record.group_size != 1
+            or record.merged != 1
+        ):
             return
         if record.graph:
             return  # sampling is learned by itself
@@ -452,9 +458,9 @@ class Engine:
         match command:
             case PrepareTask():
                 ticket.command_prepare()
-            case LaunchTask(_, lane_id, reserve_bytes=reserve_bytes):
-                limit_ns = max(_RUN_LIMIT_LEAST_NS, _RUN_LIMIT_FACTOR * ticket.task.estimate.run_ns)
-                self._pool.launch(lane_id, ticket.run_message(reserve_bytes), limit_ns)
+            case LaunchTask(_, lane_id, reserve_bytes=reserve_bytes, companions=companions):
+                run = Launch([ticket, *(self._tickets[task_id] for task_id in companions)])
+                self._pool.launch(lane_id, run.message(reserve_bytes), run.limit_ns)
             case SuspendTask(_, lane_id):
                 self._pool.suspend(lane_id)
             case ResumeTask(_, lane_id):
@@ -464,22 +470,18 @@ class Engine:
             case AnswerTask(_, outcome):
                 ticket.command_answer(outcome)
                 # While the other thread wakes up.
-                if isinstance(outcome, Completed):
-                    self._learn(ticket, outcome)
+                if isinstance(outcome, Completed) and ticket.run is not None:
+                    ticket.run.learn(outcome)
             case ReleaseTask():
                 del self._tickets[command.task_id]
                 self._unhold(ticket)
 
-    def _learn(self, ticket: RequestTicket, outcome: Completed) -> None:
-        task, usage = ticket.task, outcome.usage
-        ticket.entry.estimator.observe_run(
-            task.num_nodes,
-            task.num_edges,
-            usage.run_ns - outcome.timeline.suspended_ns,
-            usage.peak_bytes,
-            usage.held_bytes,
-            outcome.placement.co_runners,
-        )
+    def _union(self, key: str, sizes: Sequence[tuple[int, int]]) -> Estimate | None:
+        """The scheduler's ``UnionEstimate``. Under the lock."""
+        entry = self._registry.by_key(key)
+        if entry is None or not entry.signature.mergeable:
+            return None
+        return entry.estimator.union(sizes)
 
     def _unhold(self, ticket: RequestTicket) -> None:
         block = ticket.unhold()
@@ -513,14 +515,12 @@ class Engine:
 
     def _hear(self, lane_id: LaneId, said: object) -> None:
         match said:
-            case TaskDone(task_id, rows, columns, run_ns, peak_bytes, held_bytes):
+            case TaskDone(task_id):
                 with self._lock:
                     self._pool.ended(lane_id)
-                    ticket = self._tickets[TaskId(task_id)]
-                    ticket.output_shape = (rows, columns)
-                    peak = None if peak_bytes is None else Bytes(peak_bytes + ticket.input_bytes)
-                    held = None if held_bytes is None else Bytes(held_bytes + ticket.input_bytes)
-                    usage = Usage(Nanos(run_ns), peak, held)
+                    run = self._tickets[TaskId(task_id)].run
+                    assert run is not None
+                    usage = run.ended(said)
                     self._carry_out(TaskFinished(TaskId(task_id), lane_id, usage))
             case TaskError(task_id, reason, message):
                 with self._lock:

@@ -29,6 +29,7 @@ from serve.models.loader import LoadedModel, load_model
 from serve.models.repository import ModelSpec
 from serve.models.signature import probe_inputs, probe_signature
 from serve.models.site import Processor, Site
+from serve.models.union import run_union
 from serve.native import Meter
 from serve.runtime import messages
 from serve.runtime.entry import LaneSetup, PassedFile
@@ -39,6 +40,7 @@ from serve.runtime.messages import (
     ModelFailed,
     ModelLoaded,
     ModelProbed,
+    Part,
     ProbeModel,
     Progress,
     RunTask,
@@ -121,6 +123,7 @@ class Lane:
         self._stop_word = stop_word
         self._own_pages = False
         self._models: dict[str, LoadedModel] = {}
+        self._signatures: dict[str, Signature] = {}
 
     def serve(self) -> None:
         """Answer until told to stop or the server is gone."""
@@ -169,12 +172,12 @@ class Lane:
             meter.stop_when(self._stop_word.address, task.task_id)
         try:
             self._stop_word.begin(task.task_id)
-            inputs = {ref.name: self._tensor(ref) for ref in task.inputs}
-            output = self._models[task.key].run(inputs)
+            graphs = [{ref.name: self._tensor(ref) for ref in part.inputs} for part in task.parts]
+            outputs = run_union(self._models[task.key], graphs, self._signatures[task.key].rows)
             if meter is not None:
                 peak, held = meter.peak_bytes() - base_bytes, meter.held_peak_bytes()
-            rows, columns = output.shape
-            self._store(output, task)
+            for output, part in zip(outputs, task.parts, strict=True):
+                self._store(output, part)
         except Exception as error:
             # The user's code may raise anything; it must not cost the lane.
             return self._failed(task, error)
@@ -183,7 +186,8 @@ class Lane:
             if meter is not None:
                 meter.clear()
         run_ns = time.monotonic_ns() - started_ns
-        return TaskDone(task.task_id, rows, columns, run_ns, peak, held)
+        rows = tuple(output.shape[0] for output in outputs)
+        return TaskDone(task.task_id, rows, outputs[0].shape[1], run_ns, peak, held)
 
     def _use_pages_for(self, need_bytes: int) -> None:
         """Large blocks of a run that needs more than a lane may keep get pages of their own.
@@ -235,15 +239,15 @@ class Lane:
         flat = torch.frombuffer(self._pool, dtype=dtype, count=count, offset=ref.offset_bytes)
         return flat.view(ref.shape)
 
-    def _store(self, output: torch.Tensor, task: RunTask) -> None:
+    def _store(self, output: torch.Tensor, part: Part) -> None:
         size_bytes = output.numel() * output.element_size()
-        if size_bytes > task.output_capacity_bytes:
+        if size_bytes > part.output_capacity_bytes:
             raise ServeError(
                 f"the output has shape {tuple(output.shape)}, {size_bytes} bytes; "
-                f"{task.output_capacity_bytes} were expected for a graph of this size"
+                f"{part.output_capacity_bytes} were expected for a graph of this size"
             )
         if size_bytes:
-            place = TensorRef("output", "float32", tuple(output.shape), task.output_offset_bytes)
+            place = TensorRef("output", "float32", tuple(output.shape), part.output_offset_bytes)
             self._copy_out(output, self._tensor(place))
 
     def _copy_out(self, output: torch.Tensor, place: torch.Tensor) -> None:
@@ -256,6 +260,7 @@ class Lane:
             _log.exception("model %s does not load", message.key)
             return ModelFailed(message.key, _public_text(error))
         self._models[message.key] = model
+        self._signatures[message.key] = message.signature
         gc.collect()
         gc.freeze()
         return ModelLoaded(message.key)
@@ -267,6 +272,7 @@ class Lane:
 
     def _unload(self, key: str) -> None:
         self._models.pop(key, None)
+        self._signatures.pop(key, None)
 
     def _probe(self, message: ProbeModel) -> ModelProbed | ModelFailed:
         try:

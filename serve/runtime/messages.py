@@ -52,15 +52,21 @@ class ProbeModel(Message, frozen=True, tag=True, array_like=True):
     max_bytes: int
 
 
-class RunTask(Message, frozen=True, tag=True, array_like=True):
-    """Run one forward pass and write FP32 [rows, columns] at the output's place."""
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """One request's share of a run: its graph, and the place for FP32 [rows, columns]."""
 
-    task_id: int
-    key: str
     inputs: tuple[TensorRef, ...]
     output_offset_bytes: int
     output_capacity_bytes: int
-    #: What the run may take besides inputs and the output's place.
+
+
+class RunTask(Message, frozen=True, tag=True, array_like=True):
+    """Run one forward pass over the disjoint union of the parts, and write each one's output."""
+
+    task_id: int
+    key: str
+    parts: tuple[Part, ...]
+    #: What the run may take besides inputs and the outputs' places.
     limit_bytes: int
     #: Estimated; lanes that share a device let the short go first. 0: unknown.
     run_ns: int = 0
@@ -106,10 +112,11 @@ class Progress(Message, frozen=True, tag=True, array_like=True):
 
 
 class TaskDone(Message, frozen=True, tag=True, array_like=True):
-    """The output is in its place."""
+    """The outputs are in their places."""
 
     task_id: int
-    rows: int
+    #: Of each part.
+    rows: tuple[int, ...]
     columns: int
     run_ns: int
     #: Peak of tensor memory during the run, inputs not included; None: not measured.

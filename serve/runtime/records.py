@@ -64,6 +64,8 @@ def build_record(
 
 def _run_facts(ticket: "RequestTicket", outcome: Completed, answered_ns: int) -> dict[str, object]:
     task, when, where = ticket.task, outcome.timeline, outcome.placement
+    run = ticket.run
+    assert run is not None
     prepare_ns = when.prepared_ns - when.prepare_started_ns
     quet_ns = when.launched_ns - when.arrived_ns
     cause = violation_cause(task, outcome, answered_ns)
@@ -72,18 +74,20 @@ def _run_facts(ticket: "RequestTicket", outcome: Completed, answered_ns: int) ->
         "attempt": where.attempt,
         "group_id": where.group_id,
         "group_size": where.group_size,
+        "merged": where.merged,
         "co_runners": where.co_runners,
         "queue_ns": max(0, quet_ns - when.prepare_exposed_ns),
         "prepare_ns": prepare_ns,
         "prepare_exposed_ns": when.prepare_exposed_ns,
         "quet_ns": quet_ns,
+        "run_estimate_ns": run.estimate.run_ns,
         "run_ns": max(0, outcome.usage.run_ns - when.suspended_ns),
         "suspended_ns": when.suspended_ns,
         "answer_ns": answered_ns - when.finished_ns,
         "backlog_ns": when.backlog_ns,
         "violated": cause is not None,
         "cause": cause or "",
-        "pmc_measured_bytes": outcome.usage.peak_bytes,
+        "pmc_measured_bytes": run.share_bytes(ticket, outcome.usage.peak_bytes),
     }
 
 

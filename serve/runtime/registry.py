@@ -96,6 +96,7 @@ class Registry:
         #: Everything served, by name and version; and the newest of each name.
         self._entries: dict[tuple[str, int], ModelEntry] = {}
         self._newest: dict[str, ModelEntry] = {}
+        self._by_key: dict[str, ModelEntry] = {}
         #: Models being loaded or let go, and why those that are not served are not.
         self._states: dict[str, tuple[str, str]] = {}
         self._load_lock = threading.Lock()
@@ -137,6 +138,10 @@ class Registry:
             state, reason = "UNAVAILABLE", "not loaded"
         wanted = f"version {version} of model '{name}'" if version else f"model '{name}'"
         raise NotReady(f"{wanted} is {state}" + (f": {reason}" if reason else ""))
+
+    def by_key(self, key: str) -> ModelEntry | None:
+        """The served model of that key; None when it is served no more."""
+        return self._by_key.get(key)
 
     def load(self, name: str, progress: Progress | None = None) -> ModelEntry:
         """Serve every version of `name` as it is on disk now; returns the newest.
@@ -193,7 +198,7 @@ class Registry:
         entry = ModelEntry(
             spec, key, signature, ModelEstimator(calibration, self.overhead), calibration.executor
         )
-        self._entries[spec.name, spec.version] = entry
+        self._entries[spec.name, spec.version] = self._by_key[key] = entry
         if old is not None:
             if self._newest[spec.name] is old:
                 self._newest[spec.name] = entry
@@ -356,6 +361,7 @@ class Registry:
         self._forget(entry.key)
 
     def _forget(self, key: str) -> None:
+        self._by_key.pop(key, None)
         with self._answers:
             self._on_lanes.pop(key, None)
             self._waiting.pop(key, None)

@@ -27,6 +27,7 @@ from serve.models.loader import LoadedModel, load_model
 from serve.models.placed import ArenaSite, PlacedModel
 from serve.models.repository import ModelSpec
 from serve.models.site import Processor, Site
+from serve.models.union import run_union
 from serve.runtime.entry import DevicePlace, LaneSetup, PassedFile
 from serve.runtime.lane import Lane, enter, leave, warm_up
 from serve.runtime.messages import (
@@ -203,26 +204,30 @@ class ThreadLane(Lane):
         """The run, or how it failed; returns when the device has ended all of it."""
         memory = self._memory
         try:
-            staged = {ref.name: self._tensor(ref) for ref in task.inputs}
+            graphs = [{ref.name: self._tensor(ref) for ref in part.inputs} for part in task.parts]
+            staged = [tensor for graph in graphs for tensor in graph.values()]
             if memory is not None:
                 # Inputs lie on the device too, each in whole units of placement.
-                memory.insert(task.limit_bytes + sum(map(_placed_bytes, staged.values())))
+                memory.insert(task.limit_bytes + sum(map(_placed_bytes, staged)))
                 memory.stop_when(self._stop_word.address, task.task_id)
             urgent = self._device.running.begin(self, task.run_ns)
             with self._queue.running(urgent=urgent):
-                output = self._models[task.key].run(self._queue.upload(staged))
-                rows, columns = output.shape
-                self._store(output, task)
-                if not output.numel():
+                placed = [self._queue.upload(graph) for graph in graphs]
+                rows_of = self._signatures[task.key].rows
+                outputs = run_union(self._models[task.key], placed, rows_of)
+                for output, part in zip(outputs, task.parts, strict=True):
+                    self._store(output, part)
+                if not any(output.numel() for output in outputs):
                     self._queue.finish()
         except Exception as error:
             self._end_or_leave(task, error)
             return self._failed(task, error)
         peak = held = None
         if memory is not None:
-            inputs_bytes = sum(tensor.nbytes for tensor in staged.values())
+            inputs_bytes = sum(tensor.nbytes for tensor in staged)
             peak, held = memory.peak_bytes() - inputs_bytes, memory.held_peak_bytes() - inputs_bytes
-        return TaskDone(task.task_id, rows, columns, 0, peak, held)
+        rows = tuple(output.shape[0] for output in outputs)
+        return TaskDone(task.task_id, rows, outputs[0].shape[1], 0, peak, held)
 
     def _end_or_leave(self, task: RunTask, error: Exception) -> None:
         """Wait for what a failed run has launched; a device that cannot even do that is lost."""
@@ -259,6 +264,7 @@ class ThreadLane(Lane):
         return model
 
     def _unload(self, key: str) -> None:
+        self._signatures.pop(key, None)
         if self._models.pop(key, None) is not None:
             self._device.shelf.give_back(key)
 

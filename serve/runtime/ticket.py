@@ -17,7 +17,7 @@ from serve.errors import InvalidInput, InvariantViolation, QueueFull
 from serve.runtime import clock
 from serve.runtime.api import InferCall, InferResult
 from serve.runtime.graphs import NodeRequest, derived_seed, prepare_nodes
-from serve.runtime.messages import RunTask
+from serve.runtime.messages import Part
 from serve.runtime.outcomes import error_of
 from serve.runtime.records import build_record
 from serve.runtime.shm import Block
@@ -25,6 +25,7 @@ from serve.runtime.staging import Layout, Staged, stage, take_block
 
 if TYPE_CHECKING:
     from serve.runtime.engine import Engine
+    from serve.runtime.launch import Launch
     from serve.runtime.registry import ModelEntry
 
 
@@ -48,6 +49,8 @@ class RequestTicket:
         self.arrived_unix_ns = clock.wall_of(call.arrived_ns)
         #: Shape of the output, told by the lane with the end of the task.
         self.output_shape = (0, 0)
+        #: The run it was launched in last.
+        self.run: Launch | None = None
         self._engine = engine
         self._asked = source if isinstance(source, NodeRequest) else None
         #: Known once it is sampled for a request by node id.
@@ -104,21 +107,13 @@ class RequestTicket:
         """Tell the waiting thread how the request ended. Engine."""
         self._mailbox.put(outcome)
 
-    def run_message(self, reserve_bytes: int) -> RunTask:
-        """What the lane is to do within `reserve_bytes`. Engine, after the task was prepared."""
+    def launch(self) -> Part:
+        """What the lane needs of it, which runs from now on. Engine, after it was prepared."""
         staged = self._staged
         if staged is None:
             raise InvariantViolation(f"task {self.task.task_id} is launched but was not prepared")
         self._launched = True
-        return RunTask(
-            self.task.task_id,
-            self.entry.key,
-            staged.inputs,
-            staged.output_offset_bytes,
-            staged.output_capacity_bytes,
-            max(0, reserve_bytes - self.input_bytes - staged.output_capacity_bytes),
-            self.task.estimate.run_ns,
-        )
+        return Part(staged.inputs, staged.output_offset_bytes, staged.output_capacity_bytes)
 
     def unhold(self) -> Block | None:
         """Give up one hold; the block to free when it was the last. Engine."""

@@ -1,11 +1,14 @@
 """Waiting tasks of one model run as one disjoint union where that saves time and targets allow."""
 
+from dataclasses import replace
+
 import pytest
 
 from serve.core.commands import LaunchTask, ReleaseTask, ResumeTask, StopTask
 from serve.core.events import TaskCancelled, TaskFailed, TaskOverran
+from serve.core.params import SchedulerParams
 from serve.core.types import Bytes, Cancelled, Completed, FailReason, GroupId, LaneId, TaskId
-from tests.builders import MS, US, params, task, unions_saving
+from tests.builders import MS, US, device, params, task, unions_saving
 from tests.core.world import World
 
 L0, L1 = LaneId(0), LaneId(1)
@@ -84,6 +87,14 @@ def test_only_what_saves_a_tenth_of_its_own_time_joins(start, saved_ns, joined):
     ready(world, tolerant(0), tolerant(1))
     world.lane_ready(L0)
     assert len(world.members[0]) == joined
+
+
+def test_a_launch_less_is_saved_time_too(start):
+    costly = replace(device(lanes=1), launch_ns=110 * US)
+    world = World(SchedulerParams(device=costly, prepare_ahead=9, unions=unions_saving(0)))
+    ready(world, tolerant(0), tolerant(1))
+    world.lane_ready(L0)
+    assert unions(world) == [(0, 1)]
 
 
 def test_no_member_is_made_late(start):

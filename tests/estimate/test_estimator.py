@@ -57,6 +57,28 @@ def test_the_breakdown_agrees_with_the_estimate(estimator):
     assert parts.warning == ""
 
 
+def test_a_union_takes_what_its_graphs_take_as_one_and_joining_them(estimator):
+    sizes = [(NODES, EDGES), (10, 40), (500, 0)]
+    union, whole = estimator.union(sizes), estimator.estimate(NODES + 510, EDGES + 40)
+    assert 0 < union.run_ns - whole.run_ns < 0.2 * whole.run_ns
+    staged = sum(estimator.input_bytes(*size) for size in sizes)
+    for name in ("peak_bytes", "reserve_bytes"):
+        added = getattr(union, name) - getattr(whole, name)
+        assert staged <= added < staged + 4096
+    assert union.reserve_bytes % ALIGNMENT_BYTES == 0
+
+
+def test_runs_of_unions_are_learned_from_without_the_joining(estimator):
+    sizes = [(100, 1_000)] * 8
+    before = estimator.estimate(800, 8_000).run_ns
+    for _ in range(20):
+        estimator.observe_union(sizes, estimator.union(sizes).run_ns)
+    assert estimator.estimate(800, 8_000).run_ns == pytest.approx(before, rel=0.02)
+    for _ in range(40):
+        estimator.observe_union(sizes, 2 * before)
+    assert estimator.union(sizes).run_ns == pytest.approx(2 * before, rel=0.1)
+
+
 def test_an_empty_graph_still_takes_time(estimator):
     found = estimator.estimate(0, 0)
     assert found.peak_bytes == 64

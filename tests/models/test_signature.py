@@ -27,6 +27,7 @@ def signature(**different):
         # Test models are a GCN layer: its neighbours, and their degrees. See test_reach.
         "hops": 1,
         "exact_hops": 2,
+        "mergeable": True,
     }
     if different.get("rows") == "graph" or different.get("edge_dim"):
         usual |= ANYWHERE
@@ -42,10 +43,10 @@ def signature(**different):
         ("Weighted", 'inputs = ["x", "edge_index", "edge_weight"]', signature()),
         ("Edges", 'inputs = ["edge_attr", "x", "edge_index"]', signature(edge_dim=3)),
         ("Pooled", 'inputs = ["x", "edge_index", "batch"]', signature(rows="graph")),
-        ("Sum", "", signature(rows="graph", accepts_empty=False)),
+        ("Sum", "", signature(rows="graph", accepts_empty=False, mergeable=False)),
         ("Column", "", signature(num_outputs=1)),
-        ("NeedsNodes", "", signature(accepts_empty=False, **ANYWHERE)),
-        ("Stateful", "", signature(deterministic=False, **ANYWHERE)),
+        ("NeedsNodes", "", signature(accepts_empty=False, mergeable=False, **ANYWHERE)),
+        ("Stateful", "", signature(deterministic=False, mergeable=False, **ANYWHERE)),
     ],
 )
 def test_shapes_are_found_by_running(put, factory, more, expected):

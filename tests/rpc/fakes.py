@@ -91,6 +91,7 @@ class FakeTicket:
             lane=1,
             group_id=7,
             group_size=2,
+            merged=2,
             queue_ns=11_000,
             prepare_ns=22_000,
             run_ns=33_000,

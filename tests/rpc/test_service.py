@@ -53,6 +53,7 @@ def test_infer_answers_with_what_happened(infer, engine):
         "run_us": 33,
         "group_id": 7,
         "group_size": 2,
+        "merged": 2,
         "policy": "slack",
         "discipline": "rolling",
         "lane": 1,

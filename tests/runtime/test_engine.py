@@ -9,6 +9,7 @@ import pytest
 
 from serve.app import calibration_cache, device_of
 from serve.config import load_config
+from serve.core.lifecycle import State
 from serve.errors import (
     DeadlineExceeded,
     InvalidInput,
@@ -188,6 +189,50 @@ def test_its_journal_brings_the_same_commands_from_a_fresh_scheduler(engine, tro
 def _answers(journal):
     """Requests answered according to the scheduler."""
     return sum(name == "AnswerTask" for step in journal.steps for name, _ in commands_of(step))
+
+
+def behind_a_held_one(engine, trouble, *graphs):
+    """What comes of the graphs, all prepared before the lane is free."""
+    with ThreadPoolExecutor(4) as threads:
+        with trouble.holding() as held:
+            first = threads.submit(engine.submit(call(held)).result)
+            wait_for(trouble.running, "a running request")
+            tickets = [engine.submit(call(graph)) for graph in graphs]
+            answers = [threads.submit(ticket.result) for ticket in tickets]
+            ids = [ticket.task.task_id for ticket in tickets]
+            wait_for(
+                lambda: all(engine._scheduler.state(i) is State.READY for i in ids),
+                "all to be prepared",
+            )
+        first.result()
+        for answer in answers:
+            answer.exception()
+    return answers
+
+
+def test_waiting_requests_of_a_model_run_as_one(engine, trouble, records):
+    graphs = [trouble.graph(num_nodes=nodes) for nodes in (4, 9, 5)]
+    answers = behind_a_held_one(engine, trouble, *graphs)
+    for answer, graph in zip(answers, graphs, strict=True):
+        np.testing.assert_allclose(
+            answer.result().output, trouble.expected(graph), rtol=1e-5, atol=1e-6
+        )
+    merged = [answer.result().record for answer in answers]
+    assert [(record.merged, record.attempt) for record in merged] == [(3, 1)] * 3
+    assert len({record.lane for record in merged}) == 1
+    shares = [record.pmc_measured_bytes for record in merged]
+    assert 0 < shares[0] <= shares[2] <= shares[1]
+
+
+def test_one_that_fails_in_a_union_fails_alone(engine, trouble, records):
+    bad, *good = (trouble.graph(RAISE), trouble.graph(num_nodes=6), trouble.graph(num_nodes=7))
+    answers = behind_a_held_one(engine, trouble, bad, *good)
+    with pytest.raises(ModelError, match="asked to fail at 3 nodes"):
+        answers[0].result()
+    for answer, graph in zip(answers[1:], good, strict=True):
+        result = answer.result()
+        np.testing.assert_allclose(result.output, trouble.expected(graph), rtol=1e-5, atol=1e-6)
+        assert (result.record.merged, result.record.attempt) == (1, 2)
 
 
 def test_draining_answers_what_was_accepted_and_stopping_leaves_nothing(tmp_path, trouble):

@@ -21,6 +21,7 @@ from serve.runtime.messages import (
     LoadModel,
     ModelFailed,
     ModelLoaded,
+    Part,
     ProbeModel,
     RunTask,
     TaskDone,
@@ -112,9 +113,8 @@ class Talk:
             TensorRef("x", "float32", x.shape, 0),
             TensorRef("edge_index", "int64", (2, 0), 2048),
         )
-        task = RunTask(
-            task_id, "m", inputs, OUTPUT_OFFSET, 4 * NODES * COLUMNS, limit_bytes=1 << 30
-        )
+        part = Part(inputs, OUTPUT_OFFSET, 4 * NODES * COLUMNS)
+        task = RunTask(task_id, "m", (part,), limit_bytes=1 << 30)
         self.pool.launch(lane_id, task, limit_ns)
         return x
 
@@ -142,7 +142,7 @@ def test_a_lane_runs_a_task_on_the_shared_pool(talk, trouble):
     talk.load(trouble)
     x = talk.run(0.5)
     done = talk.hear(LANES[0], TaskDone)
-    assert (done.task_id, done.rows, done.columns) == (7, NODES, COLUMNS)
+    assert (done.task_id, done.rows, done.columns) == (7, (NODES,), COLUMNS)
     assert done.run_ns > 0
     found = talk.shared.array(OUTPUT_OFFSET, "float32", (NODES, COLUMNS))
     weights = trouble.module.state_dict()
@@ -156,7 +156,7 @@ def test_what_a_model_raises_is_the_tasks_end_only(talk, trouble):
     error = talk.hear(LANES[0], TaskError)
     assert (error.reason, error.message) == ("model_error", "ValueError: asked to fail at 3 nodes")
     talk.run(0.0)
-    assert talk.hear(LANES[0], TaskDone).rows == NODES
+    assert talk.hear(LANES[0], TaskDone).rows == (NODES,)
 
 
 def test_a_model_that_does_not_load_is_told(talk, trouble):
@@ -220,7 +220,7 @@ def test_a_lane_is_stopped_in_the_middle_and_goes_on(talk, trouble):
         assert not talk.said
         talk.pool.resume(LANES[0])
         wait_for(lambda: _state(pid) in "RS", "the process going on")
-    assert talk.hear(LANES[0], TaskDone).rows == NODES
+    assert talk.hear(LANES[0], TaskDone).rows == (NODES,)
 
 
 def stop_and_hear(talk, task_id: int = 7) -> TaskError:

@@ -1,0 +1,84 @@
+"""What one lane is told to run: one request, or several of one model merged into one.
+
+Belongs to the engine's lock, like the tickets.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from serve.core.types import Bytes, Completed, Nanos, Usage
+from serve.runtime.messages import RunTask, TaskDone
+
+if TYPE_CHECKING:
+    from serve.runtime.ticket import RequestTicket
+
+#: A run that takes so many times its estimate, and at least so long, is taken for hung.
+_RUN_LIMIT_FACTOR = 200
+_RUN_LIMIT_LEAST_NS = 60_000_000_000
+
+
+#: The packets of a launch and of its end, at least; most of it is the lane waking up.
+LAUNCH_NS = Nanos(30_000)
+
+
+class Launch:
+    """A run from the command to launch it until its lane says how it ended."""
+
+    def __init__(self, tickets: Sequence["RequestTicket"]) -> None:
+        """All tickets are prepared; the first one's task names the run."""
+        self.tickets = tuple(tickets)
+        self._learned = False
+        for ticket in self.tickets:
+            ticket.run = self
+        first = self.tickets[0]
+        if len(self.tickets) == 1:
+            self.estimate = first.task.estimate
+        else:
+            self.estimate = first.entry.estimator.union(self._sizes)
+
+    @property
+    def _sizes(self) -> list[tuple[int, int]]:
+        return [(ticket.task.num_nodes, ticket.task.num_edges) for ticket in self.tickets]
+
+    @property
+    def limit_ns(self) -> int:
+        """After so long the run is taken for hung."""
+        return max(_RUN_LIMIT_LEAST_NS, _RUN_LIMIT_FACTOR * self.estimate.run_ns)
+
+    def message(self, reserve_bytes: int) -> RunTask:
+        """What the lane is to do within `reserve_bytes`, which what is staged counts against."""
+        first = self.tickets[0]
+        parts = tuple(ticket.launch() for ticket in self.tickets)
+        staged_bytes = sum(ticket.input_bytes for ticket in self.tickets)
+        staged_bytes += sum(part.output_capacity_bytes for part in parts)
+        limit_bytes = max(0, reserve_bytes - staged_bytes)
+        return RunTask(
+            first.task.task_id, first.entry.key, parts, limit_bytes, self.estimate.run_ns
+        )
+
+    def ended(self, said: TaskDone) -> Usage:
+        """Note the shape of every output; what the run took."""
+        for ticket, rows in zip(self.tickets, said.rows, strict=True):
+            ticket.output_shape = (rows, said.columns)
+        # A union's inputs are the lane's own joined copy, which it has counted.
+        staged = self.tickets[0].input_bytes if len(self.tickets) == 1 else 0
+        peak = None if said.peak_bytes is None else Bytes(said.peak_bytes + staged)
+        held = None if said.held_bytes is None else Bytes(said.held_bytes + staged)
+        return Usage(Nanos(said.run_ns), peak, held)
+
+    def learn(self, outcome: Completed) -> None:
+        """Have the run, of which a request was answered so, correct the estimates, once."""
+        if self._learned:
+            return
+        self._learned = True
+        estimator, usage = self.tickets[0].entry.estimator, outcome.usage
+        run_ns = usage.run_ns - outcome.timeline.suspended_ns
+        co_runners = outcome.placement.co_runners
+        estimator.observe_union(self._sizes, run_ns, usage.peak_bytes, usage.held_bytes, co_runners)
+
+    def share_bytes(self, ticket: "RequestTicket", peak_bytes: int | None) -> int | None:
+        """The ticket's share of the run's peak, by what each would need alone."""
+        if peak_bytes is None or len(self.tickets) == 1:
+            return peak_bytes
+        total_bytes = sum(other.task.estimate.peak_bytes for other in self.tickets)
+        return peak_bytes * ticket.task.estimate.peak_bytes // max(1, total_bytes)
