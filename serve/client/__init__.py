@@ -23,7 +23,7 @@ from serve.client.errors import (
     TimedOut,
     Unavailable,
 )
-from serve.client.facts import Answer, Estimate, ModelFacts, QosFacts, ServerFacts
+from serve.client.facts import Answer, Estimate, GraphFacts, ModelFacts, QosFacts, ServerFacts
 from serve.client.requests import Request
 from serve.client.sync import Client
 
@@ -35,6 +35,7 @@ __all__ = [
     "ClientError",
     "Estimate",
     "Exhausted",
+    "GraphFacts",
     "InvalidRequest",
     "Mismatched",
     "ModelFacts",

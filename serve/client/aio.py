@@ -26,7 +26,16 @@ from serve.client.errors import (
     Unavailable,
     from_rpc,
 )
-from serve.client.facts import Answer, Estimate, ModelFacts, ServerFacts, models_of, report_of
+from serve.client.facts import (
+    Answer,
+    Estimate,
+    GraphFacts,
+    ModelFacts,
+    ServerFacts,
+    models_of,
+    report_of,
+)
+from serve.client.graphs import GraphChange, change_request
 from serve.client.requests import Options, Request
 from serve.client.shared import SharedMemory
 from serve.client.streaming import Outcome, StreamBook
@@ -159,6 +168,19 @@ class AsyncClient:
     async def describe(self) -> ServerFacts:
         """What the server runs on and how it schedules."""
         return ServerFacts.of(await self._call(self._own.Describe, gnnserve_pb2.DescribeRequest()))
+
+    async def graphs(self, name: str = "") -> tuple[GraphFacts, ...]:
+        """The graphs the server holds, or the one of that name."""
+        request = gnnserve_pb2.ListGraphsRequest(name=name)
+        found = await self._call(self._own.ListGraphs, request)
+        return tuple(map(GraphFacts.of, found.graphs))
+
+    async def update_graph(
+        self, graph: str, *, if_version: int | None = None, **change: Unpack[GraphChange]
+    ) -> GraphFacts:
+        """Change a graph the server holds; arguments as of ``sync.Client.update_graph``."""
+        request = change_request(graph, change, if_version)
+        return GraphFacts.of((await self._call(self._own.UpdateGraph, request)).graph)
 
     async def models(self) -> tuple[ModelFacts, ...]:
         """Every model of the repository, loaded or not."""

@@ -113,6 +113,30 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
+class GraphFacts:
+    """A graph that the server holds, in its newest version."""
+
+    name: str
+    #: 1 when the server starts, one more with every change.
+    version: int
+    num_nodes: int
+    num_edges: int
+    num_features: int
+    #: As the server keeps features; they are sent as float32.
+    feature_dtype: str
+    #: Memory it takes there, features mapped from a file not counted.
+    held_bytes: int
+    memory_mapped: bool
+    #: Where it came from.
+    source: str
+
+    @classmethod
+    def of(cls, message: gnnserve_pb2.GraphFacts) -> "GraphFacts":
+        """Field by field; both have the same names."""
+        return cls(**{f.name: getattr(message, f.name) for f in fields(cls)})
+
+
+@dataclass(frozen=True, slots=True)
 class ServerFacts:
     """Device and scheduling of the server."""
 

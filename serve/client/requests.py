@@ -119,7 +119,7 @@ class Request:
             if value is None and name in taken:
                 value = getattr(self.data, name, None)
             if value is not None:
-                tensors[name] = _array(name, value, dtype)
+                tensors[name] = as_array(name, value, dtype)
         return tensors
 
     def _parameters(self) -> dict[str, ParameterValue]:
@@ -145,7 +145,7 @@ def _micros(seconds: float | None) -> int | None:
     return None if seconds is None else max(1, round(seconds * 1e6))
 
 
-def _array(name: str, value: Any, dtype: str | None) -> Array:
+def as_array(name: str, value: Any, dtype: str | None) -> Array:
     """`value` as a numpy array of `dtype`; raises InvalidRequest."""
     try:
         if hasattr(value, "detach"):

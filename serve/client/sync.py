@@ -18,7 +18,16 @@ from serve.client.errors import (
     Unavailable,
     from_rpc,
 )
-from serve.client.facts import Answer, Estimate, ModelFacts, ServerFacts, models_of, report_of
+from serve.client.facts import (
+    Answer,
+    Estimate,
+    GraphFacts,
+    ModelFacts,
+    ServerFacts,
+    models_of,
+    report_of,
+)
+from serve.client.graphs import GraphChange, change_request
 from serve.client.requests import Options, Request
 from serve.client.shared import SharedMemory
 from serve.client.streaming import Outcome, StreamBook
@@ -166,6 +175,25 @@ class Client:
     def describe(self) -> ServerFacts:
         """What the server runs on and how it schedules."""
         return ServerFacts.of(self._call(self._own.Describe, gnnserve_pb2.DescribeRequest()))
+
+    def graphs(self, name: str = "") -> tuple[GraphFacts, ...]:
+        """The graphs the server holds, or the one of that name."""
+        request = gnnserve_pb2.ListGraphsRequest(name=name)
+        return tuple(map(GraphFacts.of, self._call(self._own.ListGraphs, request).graphs))
+
+    def update_graph(
+        self, graph: str, *, if_version: int | None = None, **change: Unpack[GraphChange]
+    ) -> GraphFacts:
+        """Change a graph the server holds: all of it, or nothing and an error.
+
+        Args:
+            graph: Its name.
+            if_version: Raises Mismatched unless this is its version; None: any will do.
+            **change: See ``GraphChange``: `add_x`, `set_ids` with `set_x`, `remove_edges`,
+                `add_edges`.
+        """
+        request = change_request(graph, change, if_version)
+        return GraphFacts.of(self._call(self._own.UpdateGraph, request).graph)
 
     def models(self) -> tuple[ModelFacts, ...]:
         """Every model of the repository, loaded or not."""

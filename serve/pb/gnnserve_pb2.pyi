@@ -77,6 +77,74 @@ class EstimateResponse(_message.Message):
     warning: str
     def __init__(self, model: _Optional[str] = ..., version: _Optional[str] = ..., executor: _Optional[str] = ..., weights_bytes: _Optional[int] = ..., input_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., reserve_bytes: _Optional[int] = ..., run_ns: _Optional[int] = ..., solo_ns: _Optional[int] = ..., solo_high_ns: _Optional[int] = ..., qos_target_ns: _Optional[int] = ..., budget_bytes: _Optional[int] = ..., fit_count: _Optional[int] = ..., warning: _Optional[str] = ...) -> None: ...
 
+class GraphFacts(_message.Message):
+    __slots__ = ("name", "version", "num_nodes", "num_edges", "num_features", "feature_dtype", "held_bytes", "memory_mapped", "source")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    NUM_NODES_FIELD_NUMBER: _ClassVar[int]
+    NUM_EDGES_FIELD_NUMBER: _ClassVar[int]
+    NUM_FEATURES_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    HELD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_MAPPED_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    version: int
+    num_nodes: int
+    num_edges: int
+    num_features: int
+    feature_dtype: str
+    held_bytes: int
+    memory_mapped: bool
+    source: str
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[int] = ..., num_nodes: _Optional[int] = ..., num_edges: _Optional[int] = ..., num_features: _Optional[int] = ..., feature_dtype: _Optional[str] = ..., held_bytes: _Optional[int] = ..., memory_mapped: bool = ..., source: _Optional[str] = ...) -> None: ...
+
+class ListGraphsRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class ListGraphsResponse(_message.Message):
+    __slots__ = ("graphs",)
+    GRAPHS_FIELD_NUMBER: _ClassVar[int]
+    graphs: _containers.RepeatedCompositeFieldContainer[GraphFacts]
+    def __init__(self, graphs: _Optional[_Iterable[_Union[GraphFacts, _Mapping]]] = ...) -> None: ...
+
+class Tensor(_message.Message):
+    __slots__ = ("datatype", "shape", "data")
+    DATATYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    datatype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    data: bytes
+    def __init__(self, datatype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class UpdateGraphRequest(_message.Message):
+    __slots__ = ("graph", "if_version", "add_x", "set_ids", "set_x", "remove_edges", "add_edges")
+    GRAPH_FIELD_NUMBER: _ClassVar[int]
+    IF_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ADD_X_FIELD_NUMBER: _ClassVar[int]
+    SET_IDS_FIELD_NUMBER: _ClassVar[int]
+    SET_X_FIELD_NUMBER: _ClassVar[int]
+    REMOVE_EDGES_FIELD_NUMBER: _ClassVar[int]
+    ADD_EDGES_FIELD_NUMBER: _ClassVar[int]
+    graph: str
+    if_version: int
+    add_x: Tensor
+    set_ids: Tensor
+    set_x: Tensor
+    remove_edges: Tensor
+    add_edges: Tensor
+    def __init__(self, graph: _Optional[str] = ..., if_version: _Optional[int] = ..., add_x: _Optional[_Union[Tensor, _Mapping]] = ..., set_ids: _Optional[_Union[Tensor, _Mapping]] = ..., set_x: _Optional[_Union[Tensor, _Mapping]] = ..., remove_edges: _Optional[_Union[Tensor, _Mapping]] = ..., add_edges: _Optional[_Union[Tensor, _Mapping]] = ...) -> None: ...
+
+class UpdateGraphResponse(_message.Message):
+    __slots__ = ("graph",)
+    GRAPH_FIELD_NUMBER: _ClassVar[int]
+    graph: GraphFacts
+    def __init__(self, graph: _Optional[_Union[GraphFacts, _Mapping]] = ...) -> None: ...
+
 class ReportRequest(_message.Message):
     __slots__ = ("since_s",)
     SINCE_S_FIELD_NUMBER: _ClassVar[int]

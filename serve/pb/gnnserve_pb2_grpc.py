@@ -51,6 +51,16 @@ class GnnServeStub(object):
                 request_serializer=gnnserve_dot_v1_dot_gnnserve__pb2.ReportRequest.SerializeToString,
                 response_deserializer=gnnserve_dot_v1_dot_gnnserve__pb2.ReportResponse.FromString,
                 _registered_method=True)
+        self.ListGraphs = channel.unary_unary(
+                '/gnnserve.v1.GnnServe/ListGraphs',
+                request_serializer=gnnserve_dot_v1_dot_gnnserve__pb2.ListGraphsRequest.SerializeToString,
+                response_deserializer=gnnserve_dot_v1_dot_gnnserve__pb2.ListGraphsResponse.FromString,
+                _registered_method=True)
+        self.UpdateGraph = channel.unary_unary(
+                '/gnnserve.v1.GnnServe/UpdateGraph',
+                request_serializer=gnnserve_dot_v1_dot_gnnserve__pb2.UpdateGraphRequest.SerializeToString,
+                response_deserializer=gnnserve_dot_v1_dot_gnnserve__pb2.UpdateGraphResponse.FromString,
+                _registered_method=True)
 
 
 class GnnServeServicer(object):
@@ -77,6 +87,20 @@ class GnnServeServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListGraphs(self, request, context):
+        """The graphs that requests by node id can be about.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateGraph(self, request, context):
+        """Change one: all of it or, on an error, nothing. A request sees the graph before or after.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GnnServeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -94,6 +118,16 @@ def add_GnnServeServicer_to_server(servicer, server):
                     servicer.Report,
                     request_deserializer=gnnserve_dot_v1_dot_gnnserve__pb2.ReportRequest.FromString,
                     response_serializer=gnnserve_dot_v1_dot_gnnserve__pb2.ReportResponse.SerializeToString,
+            ),
+            'ListGraphs': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListGraphs,
+                    request_deserializer=gnnserve_dot_v1_dot_gnnserve__pb2.ListGraphsRequest.FromString,
+                    response_serializer=gnnserve_dot_v1_dot_gnnserve__pb2.ListGraphsResponse.SerializeToString,
+            ),
+            'UpdateGraph': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateGraph,
+                    request_deserializer=gnnserve_dot_v1_dot_gnnserve__pb2.UpdateGraphRequest.FromString,
+                    response_serializer=gnnserve_dot_v1_dot_gnnserve__pb2.UpdateGraphResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -177,6 +211,60 @@ class GnnServe(object):
             '/gnnserve.v1.GnnServe/Report',
             gnnserve_dot_v1_dot_gnnserve__pb2.ReportRequest.SerializeToString,
             gnnserve_dot_v1_dot_gnnserve__pb2.ReportResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListGraphs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gnnserve.v1.GnnServe/ListGraphs',
+            gnnserve_dot_v1_dot_gnnserve__pb2.ListGraphsRequest.SerializeToString,
+            gnnserve_dot_v1_dot_gnnserve__pb2.ListGraphsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateGraph(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gnnserve.v1.GnnServe/UpdateGraph',
+            gnnserve_dot_v1_dot_gnnserve__pb2.UpdateGraphRequest.SerializeToString,
+            gnnserve_dot_v1_dot_gnnserve__pb2.UpdateGraphResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from serve.pb import gnnserve_pb2, model_config_pb2
 from serve.pb import grpc_service_pb2 as pb
 from serve.rpc.facts import ServerFacts
-from serve.runtime.api import ModelEstimate, ModelInfo
+from serve.runtime.api import GraphInfo, ModelEstimate, ModelInfo
 
 PLATFORM = "pytorch_safetensors"
 BACKEND = "gnnserve"
@@ -81,6 +81,14 @@ def properties(model: ModelInfo) -> dict[str, str]:
 def estimate(found: ModelEstimate) -> gnnserve_pb2.EstimateResponse:
     """Field by field; both have the same names."""
     answer = gnnserve_pb2.EstimateResponse()
+    for field in answer.DESCRIPTOR.fields:
+        setattr(answer, field.name, getattr(found, field.name))
+    return answer
+
+
+def graph(found: GraphInfo) -> gnnserve_pb2.GraphFacts:
+    """Field by field; both have the same names."""
+    answer = gnnserve_pb2.GraphFacts()
     for field in answer.DESCRIPTOR.fields:
         setattr(answer, field.name, getattr(found, field.name))
     return answer

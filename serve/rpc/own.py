@@ -6,9 +6,11 @@ from typing import Any
 from google.protobuf import json_format
 
 from serve.errors import InvalidInput
+from serve.graphs.change import Change
 from serve.pb import POOL
 from serve.pb import gnnserve_pb2 as pb
 from serve.rpc import describe
+from serve.rpc.change import decode_change
 from serve.rpc.facts import ServerFacts
 from serve.runtime.api import Inference
 
@@ -60,6 +62,19 @@ class GnnServeService:
                 request.model, request.version, request.num_nodes, request.num_edges
             )
         )
+
+    def ListGraphs(self, request: pb.ListGraphsRequest, _: object) -> pb.ListGraphsResponse:
+        """The resident graphs, or one of them."""
+        graphs = self._engine.graphs(request.name)
+        return pb.ListGraphsResponse(graphs=[describe.graph(found) for found in graphs])
+
+    def UpdateGraph(self, request: pb.UpdateGraphRequest, _: object) -> pb.UpdateGraphResponse:
+        """Change a resident graph."""
+        if request.if_version < 0:
+            raise InvalidInput(f"if_version: {request.if_version} is negative")
+        change = Change(**decode_change(request))
+        found = self._engine.update_graph(request.graph, change, request.if_version or None)
+        return pb.UpdateGraphResponse(graph=describe.graph(found))
 
     def Report(self, request: pb.ReportRequest, _: object) -> pb.ReportResponse:
         """The QoS report."""

@@ -1,12 +1,15 @@
 """Requests by node id through a real server: equal to PyG, seeded, and refused with their codes."""
 
+import asyncio
+import threading
+
 import grpc
 import numpy as np
 import pytest
 import torch
 
 from serve import native
-from serve.client import Client, InvalidRequest, Mismatched, NotFound
+from serve.client import AsyncClient, Client, InvalidRequest, Mismatched, NotFound
 from serve.graphs.rows import Rows
 from serve.models.community import community_graph
 from serve.models.loader import load_model
@@ -165,3 +168,130 @@ def test_a_graph_that_does_not_fit_stops_the_start(tmp_path):
     )
     with pytest.raises(AssertionError, match=r"resident graphs take .* bytes, the device has"):
         starting.__enter__()
+
+
+@pytest.fixture
+def own(client):
+    """The graph `own` at its newest version, put back as it was afterwards."""
+    before = client.graphs("own")[0]
+    yield before
+    assert client.graphs("own")[0].num_edges == before.num_edges
+
+
+def test_graphs_are_told(client):
+    found = {graph.name: graph for graph in client.graphs()}
+    assert list(found) == ["own", "wide", "community"]
+    own = found["own"]
+    assert (own.num_nodes, own.num_edges) == (NUM_NODES, GRAPH.edge_index.shape[1])
+    assert (own.num_features, own.feature_dtype, own.memory_mapped) == (32, "float32", False)
+    assert own.held_bytes > X.nbytes
+    assert found["wide"].feature_dtype == "uint8"
+    assert "demo models" in found["community"].source
+
+
+def test_a_change_is_seen_by_the_next_request(client, models, own):
+    isolated = NUM_NODES - 1
+    features = np.full((1, 32), 0.5, np.float32)
+    changed = client.update_graph(
+        "own",
+        if_version=own.version,
+        set_ids=[isolated],
+        set_x=features,
+        add_edges=[[3, 8], [isolated, isolated]],
+    )
+    assert (changed.version, changed.num_edges) == (own.version + 1, own.num_edges + 2)
+    x = X.copy()
+    x[isolated] = features
+    edges = np.concatenate([GRAPH.edge_index, [[3, 8], [isolated, isolated]]], axis=1)
+    answer = client.infer("gcn", graph="own", node_ids=[isolated, 3], fanouts="all")
+    assert answer.qos.graph_version == changed.version
+    assert_equal(answer.output, run(models["gcn"], x, edges)[[isolated, 3]])
+    client.update_graph(
+        "own",
+        set_ids=[isolated],
+        set_x=X[-1:],
+        remove_edges=[[3, 8], [isolated, isolated]],
+    )
+    answer = client.infer("gcn", graph="own", node_ids=[isolated, 3], fanouts="all")
+    assert_equal(answer.output, run(models["gcn"], X, GRAPH.edge_index)[[isolated, 3]])
+
+
+def test_added_nodes_can_be_asked_for_at_once(client, models):
+    before = client.graphs("community")[0]
+    new = before.num_nodes
+    client.update_graph("community", add_x=GRAPH.x[:2], add_edges=[[0, new], [new, 0]])
+    x = np.concatenate([GRAPH.x, GRAPH.x[:2]])
+    edges = np.concatenate([GRAPH.edge_index, [[0, new], [new, 0]]], axis=1)
+    answer = client.infer("sage", graph="community", node_ids=[new, new + 1, 0], fanouts="all")
+    assert_equal(answer.output, run(models["sage"], x, edges)[[new, new + 1, 0]])
+
+
+@pytest.mark.parametrize(
+    ("kind", "told", "change"),
+    [
+        (InvalidRequest, r"'add_edges' \[0, 1\] is 99999", {"add_edges": [[0, 99999], [0, 0]]}),
+        (InvalidRequest, "there is no edge 2000 → 0", {"remove_edges": [[2000], [0]]}),
+        (InvalidRequest, r"'set_x': \[1, 32\]|1 rows for 2", {"set_ids": [0, 1], "set_x": X[:1]}),
+        (InvalidRequest, "'add_x': 3 columns, but the graph has 32", {"add_x": X[:1, :3]}),
+        (InvalidRequest, r"'add_x': shape \[32\], but \[-1, -1\]", {"add_x": X[0]}),
+        (InvalidRequest, r"'add_x' \[0, 0\] is nan", {"add_x": X[:1] * np.nan}),
+        (InvalidRequest, "nothing to change", {}),
+        (InvalidRequest, "'edges' cannot be changed", {"edges": [[0], [0]]}),
+        (Mismatched, "the change is for version 777", {"add_edges": [[0], [0]], "if_version": 777}),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("own")
+def test_a_change_that_cannot_be_is_refused_and_nothing_is_changed(client, kind, told, change):
+    before = client.graphs("own")
+    with pytest.raises(kind, match=told):
+        client.update_graph("own", **change)
+    assert client.graphs("own") == before
+
+
+def test_changes_to_what_is_not_there(client):
+    with pytest.raises(NotFound, match="unknown graph 'mine'"):
+        client.update_graph("mine", add_edges=[[0], [0]])
+    with pytest.raises(NotFound, match="unknown graph 'mine'"):
+        client.graphs("mine")
+
+
+@pytest.mark.usefixtures("own")
+def test_requests_during_changes_see_one_version(client, models):
+    """Two versions take turns; every answer is that of the version it names."""
+    ids = np.array([5, 900])
+    other = X.copy()
+    other[ids] += 3
+    expected = [run(models["sage"], x, GRAPH.edge_index)[ids] for x in (X, other)]
+    base = client.graphs("own")[0].version
+    stop = threading.Event()
+
+    def change():
+        for turn in range(1, 1000):
+            if stop.is_set() and turn % 2:
+                return
+            client.update_graph("own", set_ids=ids, set_x=(X, other)[turn % 2][ids])
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        seen = set()
+        for _ in range(60):
+            answer = client.infer("sage", graph="own", node_ids=ids, fanouts="all")
+            turn = (answer.qos.graph_version - base) % 2
+            assert_equal(answer.output, expected[turn])
+            seen.add(turn)
+    finally:
+        stop.set()
+        thread.join()
+    assert seen == {0, 1}
+
+
+def test_the_async_client_changes_graphs_too(server):
+    async def change():
+        async with AsyncClient(server.target) as client:
+            before = (await client.graphs("wide"))[0]
+            after = await client.update_graph("wide", add_edges=[[0], [2]])
+            return before, after
+
+    before, after = asyncio.run(change())
+    assert (after.version, after.num_edges) == (before.version + 1, before.num_edges + 1)

@@ -1,0 +1,61 @@
+"""Changes to resident graphs on the wire: what their tensors must look like.
+
+Structure is checked here; the values (ids that are no nodes, features that are no numbers) when the
+change is made.
+"""
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from serve.errors import InvalidInput
+from serve.pb import gnnserve_pb2 as pb
+from serve.wire import DATATYPES
+
+#: Tensor to its datatypes, the one it is kept in first, and its shape, -1 for a free dimension.
+_TENSORS: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
+    "add_x": (("FP32",), (-1, -1)),
+    "set_ids": (("INT64", "INT32"), (-1,)),
+    "set_x": (("FP32",), (-1, -1)),
+    "remove_edges": (("INT64", "INT32"), (2, -1)),
+    "add_edges": (("INT64", "INT32"), (2, -1)),
+}
+
+
+def decode_change(request: pb.UpdateGraphRequest) -> dict[str, np.ndarray[Any, Any]]:
+    """The arrays that `request` gives, by name; raises InvalidInput naming tensor and rule."""
+    found = {
+        name: _array(name, getattr(request, name), datatypes, shape)
+        for name, (datatypes, shape) in _TENSORS.items()
+        if request.HasField(name)
+    }
+    if not found:
+        raise InvalidInput(f"nothing to change: give at least one of {', '.join(_TENSORS)}")
+    return found
+
+
+def _array(
+    name: str, tensor: pb.Tensor, datatypes: tuple[str, ...], required: tuple[int, ...]
+) -> np.ndarray[Any, Any]:
+    if tensor.datatype not in datatypes:
+        raise InvalidInput(
+            f"tensor '{name}': datatype {tensor.datatype or 'missing'}, but "
+            f"{' or '.join(datatypes)} is required"
+        )
+    shape = tuple(tensor.shape)
+    fits = len(shape) == len(required) and all(
+        dim >= 0 and wanted in (-1, dim) for dim, wanted in zip(shape, required, strict=True)
+    )
+    if not fits:
+        raise InvalidInput(
+            f"tensor '{name}': shape {list(shape)}, but {list(required)} is required"
+        )
+    kind = DATATYPES[tensor.datatype]
+    if len(tensor.data) != prod(shape) * kind.size:
+        raise InvalidInput(
+            f"tensor '{name}': {len(tensor.data)} bytes, but shape {list(shape)} of "
+            f"{kind.name} needs {prod(shape) * kind.size}"
+        )
+    array = np.frombuffer(tensor.data, kind.dtype).reshape(shape)
+    return array.astype(DATATYPES[datatypes[0]].dtype, copy=False)
