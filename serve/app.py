@@ -177,7 +177,12 @@ def calibration_cache(config: Config, device: Device) -> CalibrationCache:
     folder, budget_s = config.cache_path(), config.models.calibration_s
     if device.place is not None:
         return CalibrationCache(folder, budget_s=budget_s, device=device.name)
-    return CalibrationCache(folder, budget_s=budget_s, allocator=allocator_facts(device.keep_bytes))
+    return CalibrationCache(
+        folder,
+        executor=config.models.executor,
+        budget_s=budget_s,
+        allocator=allocator_facts(device.keep_bytes),
+    )
 
 
 def check_config(config: Config) -> list[str]:

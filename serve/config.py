@@ -77,6 +77,9 @@ class ModelsConfig(Section, frozen=True):
     cache: str | None = None
     #: What timing a new model may take; its memory is measured in less than a second besides.
     calibration_s: Positive = 6.0
+    #: How models are run: `eager` as PyG wrote them, `csr` over sorted edges, or for each model the
+    #: fastest that agrees with PyG. On CUDA it is always `eager`.
+    executor: Literal["auto", "eager", "csr"] = "auto"
 
 
 class DeviceConfig(Section, frozen=True):

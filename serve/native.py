@@ -43,6 +43,10 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 #: Whether the compiled extension is in use, and not its twin.
 COMPILED = _impl.__name__ == "serve._core"
+#: Kernels along a graph's edges, which have no twin: without them models run as PyG wrote them.
+graph_kernels = _impl if COMPILED else None
+#: The most attention heads they take.
+MOST_HEADS: int = getattr(_impl, "MOST_HEADS", 0)
 
 #: As a fan-out: every in-neighbour.
 ALL_NEIGHBOURS = -1

@@ -8,6 +8,7 @@
 #include "buffer.hpp"
 #include "gnnserve/offset_allocator.hpp"
 #include "gnnserve/staging.hpp"
+#include "graph_kernels.hpp"
 #include "graphs.hpp"
 
 namespace nb = nanobind;
@@ -68,6 +69,7 @@ NB_MODULE(_core, module) {
     module.def("stage_features", &stage_features, "src"_a, "dst"_a, "check_finite"_a,
                nb::sig("def stage_features(src: serve._twin.BytesLike, "
                        "dst: serve._twin.BytesLike, check_finite: bool) -> int"));
+    bind_graph_kernels(module);
     nb::class_<OffsetAllocator>(
         module, "OffsetAllocator",
         "Hands out ranges of a region it never touches, such as a shared memory file.\n\n"

@@ -114,6 +114,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     memory: MemoryFit
     time: TimeFit
+    #: Why it is this executor, for people.
+    executor_reason: str = ""
 
     @property
     def warning(self) -> str:

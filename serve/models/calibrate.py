@@ -94,7 +94,7 @@ def calibrate(
     max_bytes: int,
     allocator: Allocator = _PLAIN,
     progress: Progress | None = None,
-    executor: str = "eager",
+    executor_reason: str = "",
     site: Site | None = None,
 ) -> Calibration:
     """Trace and time `loaded` within about `budget_s`; no graph needs more than `max_bytes`.
@@ -116,7 +116,8 @@ def calibrate(
     tell("done", 1.0)
     return Calibration(
         model=loaded.spec.key,
-        executor=executor,
+        executor=loaded.executor,
+        executor_reason=executor_reason,
         device=site.name,
         threads=torch.get_num_threads(),
         memory=memory,

@@ -9,7 +9,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,6 +29,10 @@ class LoadedModel:
 
     spec: ModelSpec
     module: torch.nn.Module
+    #: What runs it; see ``serve.models.executors``.
+    executor: str = field(default="eager", kw_only=True)
+    #: Called when a run has ended, also by an error.
+    after_run: Callable[[], None] | None = field(default=None, kw_only=True)
 
     def run(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """One forward pass without autograd: float32 [rows, C], contiguous.
@@ -41,9 +45,13 @@ class LoadedModel:
         anything else than a float32 vector or matrix. What forward itself raises passes through,
         so that the caller can tell running out of memory from a bug in the model.
         """
-        with torch.inference_mode():
-            output = self.module(*(self._argument(name, inputs) for name in self.spec.inputs))
-            return self.checked(output)
+        try:
+            with torch.inference_mode():
+                output = self.module(*(self._argument(name, inputs) for name in self.spec.inputs))
+                return self.checked(output)
+        finally:
+            if self.after_run is not None:
+                self.after_run()
 
     def checked(self, output: object) -> torch.Tensor:
         """`output` as float32 [rows, C], contiguous; a vector becomes one column.

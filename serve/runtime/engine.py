@@ -141,6 +141,7 @@ class Engine:
             config.path(config.models.repository),
             cache,
             self._pool,
+            executor=config.models.executor,
             qos_factor=chosen.qos_factor,
             calibration_s=config.models.calibration_s,
             budget_bytes=device.budget_bytes,

@@ -24,6 +24,8 @@ from serve.core.types import FailReason
 from serve.cuda.arena import LaneMemory
 from serve.errors import ServeError
 from serve.models.calibrate import Allocator, calibrate
+from serve.models.executors import with_executor
+from serve.models.executors.choose import choose
 from serve.models.facts import Signature
 from serve.models.loader import LoadedModel, load_model
 from serve.models.repository import ModelSpec
@@ -266,7 +268,7 @@ class Lane:
         return ModelLoaded(message.key)
 
     def _load_model(self, message: LoadModel) -> LoadedModel:
-        model = load_model(message.spec)
+        model = with_executor(load_model(message.spec), message.executor)
         warm_up(model, message.signature)
         return model
 
@@ -278,9 +280,11 @@ class Lane:
         try:
             model, site = self._load_to_measure(message.spec)
             signature = probe_signature(model)
-            warm_up(model, signature)
+            wanted = message.executor if isinstance(site, Processor) else "eager"
+            chosen = choose(model, signature, wanted, max_bytes=message.max_bytes)
+            warm_up(chosen.loaded, signature)
             found = calibrate(
-                model,
+                chosen.loaded,
                 signature,
                 budget_s=message.budget_s,
                 max_bytes=message.max_bytes,
@@ -289,6 +293,7 @@ class Lane:
                     expect=self._use_pages_for,
                 ),
                 progress=lambda step, fraction: self._send(Progress(step, fraction)),
+                executor_reason=chosen.reason,
                 site=site,
             )
         except Exception as error:

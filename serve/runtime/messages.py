@@ -30,11 +30,12 @@ class TensorRef(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LoadModel(Message, frozen=True, tag=True, array_like=True):
-    """Load the model under `key` and warm it up."""
+    """Load the model under `key`, to be run by `executor`, and warm it up."""
 
     key: str
     spec: ModelSpec
     signature: Signature
+    executor: str = "eager"
 
 
 class UnloadModel(Message, frozen=True, tag=True, array_like=True):
@@ -50,6 +51,8 @@ class ProbeModel(Message, frozen=True, tag=True, array_like=True):
     budget_s: float
     #: No probe graph may need more than this.
     max_bytes: int
+    #: The executor wanted, or `auto`.
+    executor: str = "auto"
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):

@@ -73,6 +73,7 @@ class Registry:
         cache: CalibrationCache,
         pool: LanePool,
         *,
+        executor: str,
         qos_factor: float,
         calibration_s: float,
         budget_bytes: int,
@@ -88,6 +89,7 @@ class Registry:
         self._root = root
         self._cache = cache
         self._pool = pool
+        self._executor = executor
         self._qos_factor = qos_factor
         self._calibration_s = calibration_s
         self._budget_bytes = budget_bytes
@@ -187,7 +189,7 @@ class Registry:
                 f"the device has {self._budget_bytes} (device.memory_budget)"
             )
         signature, calibration = self._calibrated(spec, digest, progress)
-        message = LoadModel(key, spec, signature)
+        message = LoadModel(key, spec, signature, calibration.executor)
         self._on_lanes[key] = message
         self._budget_changed(Bytes(self.weights_bytes))
         try:
@@ -258,6 +260,7 @@ class Registry:
             "output_rows": signature.rows,
             "graphs": ", ".join(graphs),
             "deterministic": str(signature.deterministic).lower(),
+            "executor_reason": entry.estimator.calibration.executor_reason,
         }
         entry.cached_info = ModelInfo(
             name=spec.name,
@@ -336,7 +339,8 @@ class Registry:
             return cached
         _log.info("model %s: calibrating, once for these weights on this machine", spec.key)
         with self._pool.calibrator() as calibrator:
-            calibrator.send(ProbeModel(spec, self._calibration_s, self._budget_bytes // 2))
+            most_bytes = self._budget_bytes // 2
+            calibrator.send(ProbeModel(spec, self._calibration_s, most_bytes, self._executor))
             while True:
                 said = calibrator.receive(_PROBE_TIMEOUT_S)
                 if isinstance(said, ProbeProgress):

@@ -44,6 +44,8 @@ def narrow(tmp_path_factory, trouble):
     sections = {
         "server": {"max_queue": 2, "max_message": "8 MiB"},
         "device": {"memory_budget": f"{BUDGET_BYTES >> 20} MiB", "lanes": 2},
+        # Which takes more memory than a message of that size could ask for otherwise.
+        "models": {"executor": "eager"},
     }
     folder = tmp_path_factory.mktemp("narrow")
     with ServerProcess(folder, repository=trouble.root, sections=sections) as found:

@@ -124,7 +124,7 @@ def test_refusals_by_the_ticket(engine, trouble, records):
     wrong.x[2, 1] = np.nan
     for request, kind, words in (
         (call(wrong, "gcn"), InvalidInput, r"'x' \[2, 1\] is nan"),
-        (call(random_graph(100, 3_000_000), "gcn"), TooBig, "needs .* the device has"),
+        (call(random_graph(100, 12_000_000), "gcn"), TooBig, "needs .* the device has"),
         (call(trouble.graph(RAISE)), ModelError, "asked to fail"),
         (call(trouble.graph(), timeout_ns=1), DeadlineExceeded, "time limit passed"),
     ):

@@ -1,0 +1,40 @@
+#include "gnnserve/aggregate.hpp"
+
+#include "aggregate_isa.hpp"
+
+namespace gnnserve {
+namespace {
+
+struct Level {
+    const char* name;
+    const AggregateKernels* kernels;
+};
+
+// NOTE: asked once, and by the program itself: the loader's own way (ifunc, target_clones) runs
+// before sanitizers are up.
+Level best_level() {
+#ifdef GNNSERVE_X86_LEVELS
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("x86-64-v4") > 0) {
+        return {"x86-64-v4", &kV4Kernels};
+    }
+    if (__builtin_cpu_supports("x86-64-v3") > 0) {
+        return {"x86-64-v3", &kV3Kernels};
+    }
+#endif
+    return {"baseline", &kBaselineKernels};
+}
+
+const Level& level() {
+    static const Level best = best_level();
+    return best;
+}
+
+}  // namespace
+
+void aggregate(const Aggregation& call) { level().kernels->aggregate(call); }
+void attend(const Attention& call) { level().kernels->attend(call); }
+void head_dots(const HeadDots& call) { level().kernels->head_dots(call); }
+const char* instruction_set() { return level().name; }
+
+}  // namespace gnnserve

@@ -1,0 +1,49 @@
+"""The executor `csr`: convolutions this package knows run over sorted edges.
+
+Only layers of exactly the classes in ``convs.FUSED``, with options known there, are replaced; a
+user's subclass, which may mean something else by its messages, keeps its own code, as do all other
+layers. So a model may be partly fused.
+"""
+
+import logging
+from dataclasses import replace
+
+from torch_geometric.nn import MessagePassing
+
+from serve import native
+from serve.models.executors.convs import FUSED, Fused
+from serve.models.executors.graphs import Graphs
+from serve.models.loader import LoadedModel
+
+_log = logging.getLogger(__name__)
+
+
+class CannotRun(Exception):
+    """An executor cannot run a model; the text says why."""
+
+
+def with_csr(loaded: LoadedModel) -> LoadedModel:
+    """Replace the forward of every layer that is known; raises CannotRun when none is."""
+    if native.graph_kernels is None:
+        raise CannotRun("the compiled extension is missing")
+    graphs = Graphs()
+    fused: list[tuple[MessagePassing, Fused]] = []
+    left: list[str] = []
+    for name, layer in loaded.module.named_modules():
+        if not isinstance(layer, MessagePassing):
+            continue
+        what = f"'{name}' ({type(layer).__name__})"
+        build = FUSED.get(type(layer))
+        try:
+            if build is None:
+                raise ValueError("it is not among those known")
+            fused.append((layer, build(layer, graphs)))
+        except ValueError as error:
+            left.append(f"{what}: {error}")
+    if not fused:
+        raise CannotRun("; ".join(left) or "it has no graph convolution")
+    for layer, forward in fused:
+        layer.forward = forward
+    if left:
+        _log.info("model %s: layers left as they are: %s", loaded.spec.key, "; ".join(left))
+    return replace(loaded, executor="csr", after_run=graphs.clear)

@@ -1,0 +1,66 @@
+"""The graphs of one run, sorted once and shared by all layers that use them."""
+
+from torch import Tensor
+
+from serve.models.executors.kernels import Csr, normalised, spread
+
+
+class Graphs:
+    """CSRs and edge weights made in this run, by the tensors they were made from.
+
+    Only tensors that carry a version are remembered (a request's own do, those a model makes in
+    inference mode do not), so that one that was changed in place is sorted again.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[object, tuple[tuple[object, ...], object]] = {}
+
+    def clear(self) -> None:
+        """Forget everything; at the end of a run."""
+        self._made.clear()
+
+    def csr(
+        self, edge_index: Tensor, rows: int, *, replace_loops: bool = False, edges: bool = False
+    ) -> Csr:
+        """The sorted graph; see ``Csr``."""
+        if edge_index.is_inference():
+            return Csr(edge_index, rows, replace_loops=replace_loops, edges=edges)
+        key = id(edge_index), edge_index._version, rows, replace_loops, edges
+        found = self._made.get(key)
+        if found is None:
+            made = Csr(edge_index, rows, replace_loops=replace_loops, edges=edges)
+            # The tensor is kept, so that its id stays its own.
+            found = self._made[key] = (edge_index,), made
+        graph = found[1]
+        assert isinstance(graph, Csr)
+        return graph
+
+    def weights(
+        self, graph: Csr, edge_weight: Tensor | None, *, normalise: bool, missing: float = 1.0
+    ) -> Tensor | None:
+        """`edge_weight` [E] by slot of `graph`; with `normalise` as a graph convolution's.
+
+        None means ones; `missing` is the weight of an added loop that replaces none.
+        """
+        if edge_weight is None and not normalise:
+            return None
+        if edge_weight is not None and edge_weight.is_inference():
+            return self._weights(graph, edge_weight, normalise, missing)
+        version = None if edge_weight is None else edge_weight._version
+        key = id(graph), id(edge_weight), version, normalise, missing
+        found = self._made.get(key)
+        if found is None:
+            made = self._weights(graph, edge_weight, normalise, missing)
+            found = self._made[key] = (graph, edge_weight), made
+        weight = found[1]
+        assert isinstance(weight, Tensor)
+        return weight
+
+    def _weights(
+        self, graph: Csr, edge_weight: Tensor | None, normalise: bool, missing: float
+    ) -> Tensor:
+        by_slot = None if edge_weight is None else spread(graph, edge_weight, missing)
+        if normalise:
+            return normalised(graph, by_slot)
+        assert by_slot is not None
+        return by_slot

@@ -1,0 +1,80 @@
+import logging
+
+import pytest
+import torch
+from torch import nn
+from torch_geometric.nn import EdgeConv, SAGEConv
+
+from serve.models.executors import choose as choosing
+from serve.models.executors.check import disagreement
+from serve.models.executors.choose import choose
+
+LIMIT = 1 << 30
+
+
+@pytest.fixture
+def fresh(twins, monkeypatch):
+    """The eager model and its signature; loading it again gives a new one of the same weights."""
+
+    def build(make):
+        from bench.architectures import wrap
+
+        def load(_=None):
+            torch.manual_seed(5)
+            return wrap(make(), "model", ("x", "edge_index"), 12)
+
+        monkeypatch.setattr(choosing, "load_model", lambda _: load()[0])
+        return load()
+
+    return build
+
+
+def test_takes_the_faster_one(fresh, monkeypatch):
+    eager, signature = fresh(lambda: SAGEConv(12, 3))
+    for ratios, expected in (([0.2, 0.9], "csr"), ([1.2, 1.1], "eager")):
+        monkeypatch.setattr(choosing, "_race", lambda *_, ratios=ratios: ratios)
+        chosen = choose(eager, signature, "auto", max_bytes=LIMIT)
+        assert chosen.loaded.executor == expected
+        assert f"{min(ratios):.2f} to {max(ratios):.2f}" in chosen.reason
+
+
+def test_races_over_sizes_within_memory(fresh):
+    eager, signature = fresh(lambda: SAGEConv(12, 3))
+    fast = choose(eager, signature, "csr", max_bytes=LIMIT).loaded
+    assert all(ratio > 0 for ratio in choosing._race(eager, fast, signature, LIMIT))
+    assert len(choosing._race(eager, fast, signature, 1 << 16)) < len(choosing._SIZES)
+
+
+@pytest.mark.parametrize("wanted", ["eager", "csr"])
+def test_what_is_asked_for_is_taken(fresh, wanted):
+    eager, signature = fresh(lambda: SAGEConv(12, 3))
+    assert choose(eager, signature, wanted, max_bytes=LIMIT).loaded.executor == wanted
+
+
+@pytest.mark.parametrize("wanted", ["auto", "csr"])
+def test_falls_back_with_the_reason(fresh, wanted, caplog):
+    eager, signature = fresh(lambda: EdgeConv(nn.Linear(24, 3)))
+    with caplog.at_level(logging.WARNING):
+        chosen = choose(eager, signature, wanted, max_bytes=LIMIT)
+    assert chosen.loaded is eager
+    assert "EdgeConv" in chosen.reason
+    assert chosen.reason in caplog.text
+
+
+def test_an_executor_that_answers_otherwise_never_serves(fresh, monkeypatch):
+    from serve.models.executors.convs import FusedSAGE
+
+    honest = FusedSAGE.fused
+    monkeypatch.setattr(FusedSAGE, "fused", lambda *given: honest(*given) * 1.001)
+    eager, signature = fresh(lambda: SAGEConv(12, 3))
+    chosen = choose(eager, signature, "csr", max_bytes=LIMIT)
+    assert chosen.loaded is eager
+    assert "another answer" in chosen.reason
+
+
+def test_a_model_of_chance_cannot_be_compared(twins):
+    import msgspec
+
+    eager, other, signature = twins(lambda: SAGEConv(12, 3))
+    signature = msgspec.structs.replace(signature, deterministic=False)
+    assert "not give the same answer" in disagreement(eager, other, signature)

@@ -1,0 +1,186 @@
+"""Every fused convolution, with every option it covers, against PyG's own forward."""
+
+import pytest
+import torch
+from torch import nn
+from torch_geometric.nn import (
+    GATConv,
+    GATv2Conv,
+    GCNConv,
+    GINConv,
+    GraphConv,
+    SAGEConv,
+    TransformerConv,
+)
+
+EDGE_DIM = 8  # what bench.architectures.wrap says edge_attr has
+WEIGHTED = ("x", "edge_index", "edge_weight")
+ATTRIBUTED = ("x", "edge_index", "edge_attr")
+
+
+class TwoLayers(nn.Module):
+    """Two layers, so that what a run remembers of its graph is used twice."""
+
+    def __init__(self, first, second):
+        super().__init__()
+        self.first, self.second = first, second
+
+    def forward(self, x, *edges):
+        return self.second(self.first(x, *edges).relu(), *edges)
+
+
+def narrowing(conv, **options):
+    """12 -> 8 -> 20: one layer maps first, the other aggregates first."""
+    return lambda: TwoLayers(conv(12, 8, **options), conv(8, 20, **options))
+
+
+def heads(conv, **options):
+    def make():
+        wide = 3 * 5 if options.get("concat", True) else 5
+        return TwoLayers(conv(12, 5, heads=3, **options), conv(wide, 33, heads=1, **options))
+
+    return make
+
+
+def perceptron(*layers):
+    return lambda: GINConv(nn.Sequential(*layers), eps=0.3, train_eps=True)
+
+
+CASES = {
+    "gcn": (narrowing(GCNConv), {}),
+    "gcn weighted": (narrowing(GCNConv), {"inputs": WEIGHTED}),
+    "gcn improved weighted": (narrowing(GCNConv, improved=True), {"inputs": WEIGHTED}),
+    "gcn improved": (narrowing(GCNConv, improved=True), {}),
+    "gcn without loops": (narrowing(GCNConv, add_self_loops=False), {}),
+    "gcn not normalised": (narrowing(GCNConv, normalize=False), {"inputs": WEIGHTED}),
+    "gcn without bias": (narrowing(GCNConv, bias=False), {}),
+    "sage": (narrowing(SAGEConv), {}),
+    "sage max": (narrowing(SAGEConv, aggr="max"), {}),
+    "sage min": (narrowing(SAGEConv, aggr="min"), {}),
+    "sage sum, normalised": (narrowing(SAGEConv, aggr="add", normalize=True), {}),
+    "sage projecting": (narrowing(SAGEConv, project=True), {}),
+    "sage without root": (narrowing(SAGEConv, root_weight=False), {}),
+    "sage without bias": (narrowing(SAGEConv, bias=False), {}),
+    "graph": (narrowing(GraphConv), {}),
+    "graph weighted": (narrowing(GraphConv), {"inputs": WEIGHTED}),
+    "graph max weighted": (narrowing(GraphConv, aggr="max"), {"inputs": WEIGHTED}),
+    "gin narrowing": (perceptron(nn.Linear(12, 4), nn.ReLU(), nn.Linear(4, 6)), {}),
+    "gin widening": (perceptron(nn.Linear(12, 40), nn.ReLU(), nn.Linear(40, 6)), {}),
+    "gin normed": (perceptron(nn.Linear(12, 5), nn.BatchNorm1d(5), nn.ReLU()), {}),
+    "gin mean": (lambda: GINConv(nn.Linear(12, 5), aggr="mean"), {}),
+    "gat": (heads(GATConv), {}),
+    "gat averaged": (heads(GATConv, concat=False), {}),
+    "gat without loops": (heads(GATConv, add_self_loops=False), {}),
+    "gat residual": (heads(GATConv, residual=True, negative_slope=0.4), {}),
+    "gat attributed": (heads(GATConv, edge_dim=EDGE_DIM), {"inputs": ATTRIBUTED}),
+    "gat attributed without loops": (
+        heads(GATConv, edge_dim=EDGE_DIM, add_self_loops=False),
+        {"inputs": ATTRIBUTED},
+    ),
+    "gatv2": (heads(GATv2Conv), {}),
+    "gatv2 shared": (heads(GATv2Conv, share_weights=True, residual=True), {}),
+    "gatv2 averaged": (heads(GATv2Conv, concat=False, add_self_loops=False), {}),
+    "transformer": (heads(TransformerConv), {}),
+    "transformer averaged": (heads(TransformerConv, concat=False), {}),
+    "transformer without root": (heads(TransformerConv, root_weight=False), {}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gives_what_pyg_gives(agree, name):
+    make, options = CASES[name]
+    _, other, _ = agree(make, **options)
+    assert other.executor == "csr"
+
+
+def inputs_of(nodes=30, edges=80):
+    torch.manual_seed(1)
+    return {"x": torch.randn(nodes, 12), "edge_index": torch.randint(nodes, (2, edges))}
+
+
+def test_takes_int32_edges(twins):
+    eager, other, _ = twins(narrowing(GCNConv))
+    inputs = inputs_of()
+    expected = eager.run(inputs)
+    given = other.run(inputs | {"edge_index": inputs["edge_index"].int()})
+    torch.testing.assert_close(given, expected)
+
+
+@pytest.mark.parametrize("conv", [GCNConv, SAGEConv])
+def test_an_edge_to_nowhere_raises(twins, conv):
+    """What a model makes of its edges was checked by nobody: the kernels must not read there."""
+    _, other, _ = twins(narrowing(conv))
+    inputs = inputs_of()
+    inputs["edge_index"][1, 7] = 30
+    with pytest.raises(IndexError, match=r"outside \[0, 30\)"):
+        other.run(inputs)
+
+
+class Rewires(nn.Module):
+    """Changes its edges between layers, in place and not, in a tensor of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.convs = nn.ModuleList(SAGEConv(12, 12) for _ in range(4))
+
+    def forward(self, x, edge_index):
+        first, second, third, fourth = self.convs
+        x = first(x, edge_index)
+        own = edge_index.clone()
+        x = second(x, own)
+        own[1] = own[1].flip(0)
+        x = third(x, own)
+        return fourth(x, edge_index.flip(0))
+
+
+def test_edges_changed_between_layers_are_seen(agree):
+    agree(Rewires)
+
+
+class Overwrites(nn.Module):
+    """Changes the request's own edges between layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = SAGEConv(12, 12), SAGEConv(12, 12)
+
+    def forward(self, x, edge_index):
+        x = self.first(x, edge_index)
+        edge_index[1] = edge_index[1].flip(0)
+        return self.second(x, edge_index)
+
+
+def test_a_request_changed_in_place_is_seen(twins):
+    eager, other, _ = twins(Overwrites)
+    inputs = inputs_of()
+    copy = {name: value.clone() for name, value in inputs.items()}
+    torch.testing.assert_close(other.run(inputs), eager.run(copy))
+
+
+class Unusual(nn.Module):
+    """Calls its layers in ways that only PyG's forward covers."""
+
+    def __init__(self):
+        super().__init__()
+        self.sage, self.gat = SAGEConv(12, 12), GATConv(12, 12)
+
+    def forward(self, x, edge_index):
+        x = self.sage((x, x), edge_index, size=(len(x), len(x)))
+        x, (_, alpha) = self.gat(x, edge_index, return_attention_weights=True)
+        return x * alpha.mean()
+
+
+def test_calls_that_are_not_covered_go_to_pyg(agree):
+    agree(Unusual)
+
+
+def test_nothing_of_a_run_is_kept(twins):
+    _, other, _ = twins(narrowing(GCNConv))
+    graphs = other.module.first.forward.graphs
+    other.run(inputs_of())
+    assert graphs._made == {}
+    inputs = inputs_of()
+    inputs["edge_index"][0, 0] = -1
+    with pytest.raises(IndexError):
+        other.run(inputs)
+    assert graphs._made == {}

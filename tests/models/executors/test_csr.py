@@ -1,0 +1,84 @@
+import pytest
+import torch
+from torch import nn
+from torch_geometric.nn import EdgeConv, GCNConv, SAGEConv
+
+from serve.models.executors import CannotRun
+
+
+class Doubled(GCNConv):
+    """A user's layer: what it calls a message is its own."""
+
+    def message(self, x_j, edge_weight):
+        return 2 * super().message(x_j, edge_weight)
+
+
+class Mixed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.known, self.own = SAGEConv(12, 12), Doubled(12, 12)
+        self.edges = EdgeConv(nn.Linear(24, 3))
+
+    def forward(self, x, edge_index):
+        return self.edges(self.own(self.known(x, edge_index), edge_index), edge_index)
+
+
+def test_only_known_layers_are_replaced(agree):
+    _, other, _ = agree(Mixed)
+    assert "forward" in vars(other.module.known)
+    assert "forward" not in vars(other.module.own)
+
+
+def test_a_model_without_a_known_layer_is_refused(twins):
+    with pytest.raises(CannotRun, match=r"\(Doubled\): it is not among those known"):
+        twins(lambda: Doubled(12, 3))
+
+
+def test_a_model_without_convolutions_is_refused(twins):
+    with pytest.raises(CannotRun, match="no graph convolution"):
+        twins(lambda: nn.Linear(12, 3), inputs=("x",))
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: SAGEConv(12, 3, aggr="std"), "aggr is std"),
+        (lambda: GCNConv(12, 3, flow="target_to_source"), "flow is target_to_source"),
+    ],
+)
+def test_options_that_are_not_covered_are_named(twins, make, why):
+    with pytest.raises(CannotRun, match=why):
+        twins(make)
+
+
+def test_a_layer_somebody_hooked_into_is_left_alone(twins):
+    def make():
+        conv = SAGEConv(12, 3)
+        conv.lin_l.register_forward_hook(lambda *_: None)
+        return conv
+
+    with pytest.raises(CannotRun, match="has hooks"):
+        twins(make)
+
+
+def test_without_the_extension_there_is_no_csr(twins, monkeypatch):
+    monkeypatch.setattr("serve.native.graph_kernels", None)
+    with pytest.raises(CannotRun, match="extension is missing"):
+        twins(lambda: SAGEConv(12, 3))
+
+
+def test_memory_is_linear_in_nodes_and_edges(twins):
+    """Also for self-loops, which the kernels drop: room is made for all that could stay."""
+    from serve.estimate.memory import peak_at
+    from serve.models.calibrate import measure_memory
+    from serve.models.probes import Shape, probe_graph
+    from serve.models.tracing import trace
+
+    _, other, signature = twins(lambda: nn.ModuleList([GCNConv(12, 16)])[0])
+    memory = measure_memory(other, signature, max_bytes=1 << 28)
+    assert memory.warning == ""
+    for shape in (Shape.PLAIN, Shape.LOOPS, Shape.STAR):
+        inputs = probe_graph(500, 4_000, shape, other.spec.inputs, signature)
+        found = trace(lambda inputs=inputs: other.run(inputs), other.module, 500, 4_000)
+        assert found.peak_bytes == pytest.approx(peak_at(memory.activations, 500, 4_000), rel=0.01)
+        assert torch.isfinite(other.run(inputs)).all()
