@@ -156,7 +156,7 @@ void test_threads() {
 }  // namespace
 
 int main() {
-    CHECK(find<int()>("gnnserve_meter_present")() == 2);
+    CHECK(find<int()>("gnnserve_meter_present")() == 3);
     test_every_way_in_and_out();
     test_what_is_not_counted();
     test_large_plain_blocks_are_held();

@@ -216,6 +216,8 @@ class FailReason(Enum):
     MODEL_ERROR = "model_error"
     OUT_OF_MEMORY = "out_of_memory"
     LANE_LOST = "lane_lost"
+    #: Its model is not run for a while, for ending lanes.
+    QUARANTINED = "quarantined"
     #: Stopped as nobody waited for it any more; no client hears this.
     STOPPED = "stopped"
 

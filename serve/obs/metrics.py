@@ -34,6 +34,7 @@ _NV_REASON = {
     "model_error": "BACKEND",
     "out_of_memory": "BACKEND",
     "lane_lost": "BACKEND",
+    "quarantined": "BACKEND",
 }
 
 _NV_SUMS = {
@@ -53,6 +54,8 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     #: Accepted and not yet launched, by (model, version).
     pending: dict[tuple[str, str], int]
+    #: Models that are not run for a while, as they ended lanes again and again.
+    quarantined: tuple[str, ...] = ()
     lanes_up: int
     #: Since the start.
     lane_restarts: int
@@ -223,6 +226,14 @@ class _Now(Collector):
         for key, count in now.pending.items():
             pending.add_metric(key, count)
         yield pending
+        quarantined = GaugeMetricFamily(
+            "gnnserve_model_quarantined",
+            "1: the model is not run for a while, as it ended lanes again and again",
+            labels=("model",),
+        )
+        for model in now.quarantined:
+            quarantined.add_metric([model], 1)
+        yield quarantined
         for name, help_text, value in (
             ("queue_depth", "Requests accepted and not yet launched", sum(now.pending.values())),
             ("lanes_up", "Lanes that can take a task", now.lanes_up),

@@ -35,6 +35,7 @@ REASONS = {
     "model_error": "the model raised",
     "out_of_memory": "the run needed more memory than was reserved for it",
     "lane_lost": "its lane died, twice",
+    "quarantined": "its model ends lanes and is not run for a while",
 }
 
 STAGES = {

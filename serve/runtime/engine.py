@@ -65,7 +65,7 @@ from serve.runtime.device import Device
 from serve.runtime.graphs import GraphStore, NodeRequest
 from serve.runtime.launch import LAUNCH_NS, Launch
 from serve.runtime.messages import ModelFailed, ModelLoaded, TaskDone, TaskError
-from serve.runtime.overhead import PROBE_NODES, PROBE_REPEATS, probe_call
+from serve.runtime.overhead import time_overhead
 from serve.runtime.pool import LaneDown, LanePool, LaneUp
 from serve.runtime.records import Scheduling, refusal_record
 from serve.runtime.registry import ModelEntry, Registry
@@ -127,6 +127,10 @@ class Engine:
         self._boot_id = uuid.uuid4().hex[:8]
         self._armed_ns: int | None = None
         self._lanes_ready: set[LaneId] = set()
+        #: Whose task each lane holds.
+        self._on_lane: dict[LaneId, ModelEntry] = {}
+        #: Tasks that were to be launched and are refused, to be told when all commands are done.
+        self._refused: list[TaskFailed] = []
         self._lanes_changed = threading.Condition(self._lock)
         self._drained = threading.Event()
         self._serving = False
@@ -190,7 +194,7 @@ class Engine:
         for entry in self._registry.entries:
             self._graphs.warm(entry)
         tell("timing the server's own share", 1.0)
-        self._time_overhead()
+        self._registry.overhead.calibrate(time_overhead(self._registry.entries, self._submit))
         self._serving = True
 
     def load_offline(self, name: str, progress: Callable[[str, float], None]) -> None:
@@ -365,6 +369,8 @@ class Engine:
     def snapshot(self, rows_dropped: int = 0) -> EngineSnapshot:
         """The engine at this moment, for metrics; the report's lost rows are the caller's."""
         pending: dict[tuple[str, str], int] = {}
+        now_ns = clock.now_ns()
+        entries = self._registry.entries
         with self._lock:
             for ticket in self._tickets.values():
                 spec = ticket.entry.spec
@@ -372,6 +378,9 @@ class Engine:
                 pending[key] = pending.get(key, 0) + (not ticket.launched)
             return EngineSnapshot(
                 pending=pending,
+                quarantined=tuple(
+                    sorted({e.spec.name for e in entries if e.quarantine.left_s(now_ns)})
+                ),
                 lanes_up=len(self._lanes_ready),
                 lane_restarts=self._pool.restarts,
                 budget_bytes=self._scheduler.budget_bytes,
@@ -390,6 +399,9 @@ class Engine:
                 output_bytes = entry.estimator.output_bytes(num_nodes, num_edges)
                 source = plan_layout(call.tensors, entry.spec.inputs, output_bytes)
             with self._lock:
+                reason = entry.quarantine.reason(clock.now_ns())
+                if reason:
+                    raise NotReady(f"model {entry.spec.key}: {reason}")
                 # Just replaced by a newer one, or let go: then `get` says so.
                 if entry.retired:
                     continue
@@ -445,6 +457,8 @@ class Engine:
             self._journal.step(now_ns, event, commands)
         for command in commands:
             self._execute(command)
+        while self._refused:
+            self._carry_out(self._refused.pop())
         if self._scheduler.drained:
             self._drained.set()
         wakeup_ns = self._scheduler.next_wakeup()
@@ -459,7 +473,14 @@ class Engine:
         match command:
             case PrepareTask():
                 ticket.command_prepare()
+            case LaunchTask(task_id, lane_id) if reason := ticket.entry.quarantine.reason(
+                clock.now_ns()
+            ):
+                failed = FailReason.QUARANTINED
+                message = f"model {ticket.entry.spec.key}: {reason}"
+                self._refused.append(TaskFailed(task_id, lane_id, failed, message))
             case LaunchTask(_, lane_id, reserve_bytes=reserve_bytes, companions=companions):
+                self._on_lane[lane_id] = ticket.entry
                 run = Launch([ticket, *(self._tickets[task_id] for task_id in companions)])
                 self._pool.launch(lane_id, run.message(reserve_bytes), run.limit_ns)
             case SuspendTask(_, lane_id):
@@ -518,14 +539,14 @@ class Engine:
         match said:
             case TaskDone(task_id):
                 with self._lock:
-                    self._pool.ended(lane_id)
+                    self._ended(lane_id)
                     run = self._tickets[TaskId(task_id)].run
                     assert run is not None
                     usage = run.ended(said)
                     self._carry_out(TaskFinished(TaskId(task_id), lane_id, usage))
             case TaskError(task_id, reason, message):
                 with self._lock:
-                    self._pool.ended(lane_id)
+                    self._ended(lane_id)
                     self._carry_out(_how_failed(TaskId(task_id), lane_id, reason, message))
             case ModelLoaded(key):
                 if self._registry.lane_answered(lane_id, key):
@@ -542,7 +563,20 @@ class Engine:
                 with self._lock:
                     if lane_id in self._lanes_ready:
                         self._lanes_ready.discard(lane_id)
+                        self._blame(lane_id)
                         self._carry_out(LaneLost(lane_id))
+
+    def _ended(self, lane_id: LaneId) -> None:
+        """The lane's task ended as it should. Under the lock."""
+        self._pool.ended(lane_id)
+        self._on_lane.pop(lane_id).quarantine.ran()
+
+    def _blame(self, lane_id: LaneId) -> None:
+        """A lane died: its model is perhaps put aside before it gets the next. Under the lock."""
+        entry = self._on_lane.pop(lane_id, None)
+        now_ns = clock.now_ns()
+        if entry is not None and entry.quarantine.lane_lost(now_ns):
+            _log.error("model %s: %s", entry.spec.key, entry.quarantine.reason(now_ns))
 
     def _lane_ready(self, lane_id: LaneId) -> None:
         with self._lanes_changed:
@@ -550,20 +584,6 @@ class Engine:
                 self._lanes_ready.add(lane_id)
                 self._carry_out(LaneReady(lane_id))
                 self._lanes_changed.notify_all()
-
-    def _time_overhead(self) -> None:
-        """Send graphs through this engine and give the estimators what it adds to a run."""
-        samples: list[tuple[int, int]] = []
-        # The fastest model's: less to wait for, and less noise from the run.
-        most = PROBE_NODES[-1], 10 * PROBE_NODES[-1]
-        entries = sorted(self._registry.entries, key=lambda entry: entry.estimator.run_ns(*most))
-        for entry in entries[:1]:
-            for num_nodes in PROBE_NODES:
-                for _ in range(PROBE_REPEATS):
-                    ticket = self._submit(probe_call(entry, num_nodes))
-                    record = ticket.result().record
-                    samples.append((ticket.input_bytes, record.latency_ns - record.run_ns))
-        self._registry.overhead.calibrate(samples)
 
 
 def _how_failed(

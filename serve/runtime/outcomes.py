@@ -29,6 +29,7 @@ _FAILURES: dict[FailReason, type[ServeError]] = {
     FailReason.MODEL_ERROR: ModelError,
     FailReason.OUT_OF_MEMORY: TooBig,
     FailReason.LANE_LOST: NotReady,
+    FailReason.QUARANTINED: NotReady,
     FailReason.STOPPED: RequestCancelled,
 }
 

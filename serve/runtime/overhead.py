@@ -1,5 +1,6 @@
 """Requests the server sends through its own engine at start, to learn what it adds to a run."""
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,12 +10,31 @@ from serve.runtime.api import InferCall, Tensor
 
 if TYPE_CHECKING:
     from serve.runtime.registry import ModelEntry
+    from serve.runtime.ticket import RequestTicket
 
 #: Until it is measured: base in ns, ns per KiB of inputs.
 ASSUMED = (200_000, 100)
 #: Nodes of the graphs sent, with 10 edges a node.
 PROBE_NODES = (16, 1024, 8192)
 PROBE_REPEATS = 12
+
+
+def time_overhead(
+    entries: Sequence["ModelEntry"], submit: Callable[[InferCall], "RequestTicket"]
+) -> list[tuple[int, int]]:
+    """(Input bytes, ns that the server added to the run) of requests that waited for nothing.
+
+    They are the fastest model's: there is less to wait for, and less noise from the runs.
+    """
+    samples: list[tuple[int, int]] = []
+    most = PROBE_NODES[-1], 10 * PROBE_NODES[-1]
+    for entry in sorted(entries, key=lambda entry: entry.estimator.run_ns(*most))[:1]:
+        for num_nodes in PROBE_NODES:
+            for _ in range(PROBE_REPEATS):
+                ticket = submit(probe_call(entry, num_nodes))
+                record = ticket.result().record
+                samples.append((ticket.input_bytes, record.latency_ns - record.run_ns))
+    return samples
 
 
 def probe_call(entry: "ModelEntry", num_nodes: int) -> InferCall:

@@ -8,7 +8,7 @@ cached on disk.
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -20,12 +20,14 @@ from serve.estimate.estimator import ModelEstimator, Overhead
 from serve.models.cache import CalibrationCache
 from serve.models.facts import Signature
 from serve.models.repository import BrokenModel, ModelSpec, content_hash, find, scan
+from serve.runtime import clock
 from serve.runtime.api import NODE_IDS, ModelInfo, TensorSpec
 from serve.runtime.messages import LoadModel, ModelFailed, ModelProbed, ProbeModel
 from serve.runtime.messages import Progress as ProbeProgress
 from serve.runtime.messages import UnloadModel as UnloadFromLane
 from serve.runtime.overhead import ASSUMED
 from serve.runtime.pool import LanePool
+from serve.runtime.quarantine import Quarantine
 
 _log = logging.getLogger(__name__)
 
@@ -61,6 +63,7 @@ class ModelEntry:
     inflight: int = 0
     retired: bool = False
     idle: threading.Event = field(default_factory=threading.Event)
+    quarantine: Quarantine = field(default_factory=Quarantine)
     cached_info: ModelInfo | None = None
 
 
@@ -239,6 +242,12 @@ class Registry:
 
     def info(self, entry: ModelEntry) -> ModelInfo:
         """What is told of a served model."""
+        reason = entry.quarantine.reason(clock.now_ns())
+        if reason:
+            return replace(self._usual_info(entry), state="UNAVAILABLE", reason=reason)
+        return self._usual_info(entry)
+
+    def _usual_info(self, entry: ModelEntry) -> ModelInfo:
         if entry.cached_info is not None:
             return entry.cached_info
         spec, signature = entry.spec, entry.signature

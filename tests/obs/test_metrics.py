@@ -14,6 +14,7 @@ SNAPSHOT = EngineSnapshot(
     budget_bytes=1000,
     reserved_bytes=600,
     rows_dropped=8,
+    quarantined=("gin",),
 )
 
 
@@ -106,6 +107,7 @@ def test_the_engine_is_asked_at_the_scrape_only():
     assert seen[("gnnserve_memory_budget_bytes",)] == 1000
     assert seen[("gnnserve_memory_reserved_bytes",)] == 600
     assert seen[("gnnserve_lane_restarts_total",)] == 5
+    assert seen["gnnserve_model_quarantined", "gin"] == 1
     assert seen[("gnnserve_report_rows_dropped_total",)] == 8
 
 
