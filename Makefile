@@ -29,7 +29,7 @@ SAY := @printf '\033[1m==> %s\033[0m\n'
 
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 
-.PHONY: help setup demo test test-fast cpp bench check lint type arch generated format proto stub \
+.PHONY: help setup demo test test-fast cpp bench gpu-check check lint type arch generated format proto stub \
         wheel clean
 
 help: ## List the targets
@@ -55,6 +55,9 @@ cpp: $(PACKAGE) ## C++ tests: plain, under ASan and UBSan, under TSan
 
 bench: $(PACKAGE) ## Measure on this machine; results go to bench/results/
 	@for script in $$(grep -l __main__ bench/*.py); do printf '\033[1m==> %s\033[0m\n' $$script; $(PY) $$script; done
+
+gpu-check: ## On a machine with CUDA, without network or .venv: build, test and measure; ARGS="--only arena"
+	@$(or $(PYTHON),python3) bench/gpu/check.py $(ARGS)
 
 check: COVERAGE = 1
 check: lint type arch generated cpp test ## Everything CI checks on the sources

@@ -1,0 +1,239 @@
+"""How to run several tasks at once, measured: streams, processes, merged; and who goes first.
+
+    python -m bench.gpu.concurrency [--quick] [--dry]
+
+- throughput of the same tasks on one stream, on 2 to 8 lanes as threads with a stream each, as one
+  merged graph, and in 1 to 4 processes (and what MPS says of itself: without it they take turns);
+- interference: run time beside k others ÷ alone, the table the scheduler starts from;
+- priority: latency of a small task beside a device full of large ones, on an ordinary and on an
+  urgent stream, against alone.
+"""
+
+import argparse
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from bench.gpu.kit import Result, Rig, graph, run, spread
+from serve.cuda.queues import Queue
+
+SIZES = {"small": (100, 400), "medium": (2000, 20_000), "large": (20_000, 200_000)}
+
+
+class Lane:
+    """A thread's queue and memory, and one model's task on it."""
+
+    def __init__(self, rig: Rig, model: Any, inputs: dict[str, torch.Tensor]) -> None:
+        self.queue: Queue = rig.queue()
+        self.memory = rig.lane()
+        self.model, self.inputs = model, inputs
+        self.place = torch.empty(inputs["x"].shape[0], 16)
+
+    def task(self, urgent: bool = False) -> float:
+        """Run it; its milliseconds."""
+        started = time.perf_counter()
+        if self.memory is not None:
+            self.memory.insert(12 << 30)
+        with self.queue.running(urgent=urgent), torch.inference_mode():
+            placed = self.queue.upload(self.inputs)
+            output = self.model(placed["x"], placed["edge_index"])
+            self.queue.download(output, self.place)
+            del placed, output
+        if self.memory is not None:
+            self.memory.clear()
+        return 1e3 * (time.perf_counter() - started)
+
+
+def at_once(work: list[Callable[[], None]]) -> None:
+    """Every piece in a thread of its own, to the end."""
+    threads = [threading.Thread(target=piece) for piece in work]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def body(result: Result, arguments: argparse.Namespace) -> None:
+    rig = Rig.open(110 << 30, dry=arguments.dry)
+    sizes = {"small": SIZES["small"]} if arguments.quick or arguments.dry else SIZES
+    names = ("gcn",) if arguments.quick else ("gcn", "gat")
+    for name in names:
+        for size, (num_nodes, num_edges) in sizes.items():
+            inputs = graph(num_nodes, num_edges, 128)
+            if not rig.dry:
+                inputs = {key: value.pin_memory() for key, value in inputs.items()}
+            model = rig.model(name, 128, 16, 256, 8)
+            with result.part(f"{name} {size}"):
+                lanes = [Lane(rig, model, inputs) for _ in range(8)]
+                # Both streams of every lane are warm before anything counts.
+                for lane in lanes:
+                    for urgent in (False, True):
+                        with lane.queue.running(urgent=urgent), torch.inference_mode():
+                            placed = lane.queue.upload(inputs)
+                            model(placed["x"], placed["edge_index"])
+                            lane.queue.finish()
+                            del placed
+                measure(result, rig, f"{name} {size}", lanes, model, inputs)
+    with result.part("priority"):
+        priority(result, rig, arguments)
+    if not rig.dry:
+        with result.part("processes"):
+            processes(result)
+
+
+def measure(
+    result: Result, rig: Rig, key: str, lanes: list[Lane], model: Any,
+    inputs: dict[str, torch.Tensor],
+) -> None:  # fmt: skip
+    def batch(count: int) -> Callable[[], None]:
+        def piece(lane: Lane) -> Callable[[], None]:
+            def run_all() -> None:
+                for _ in range(16 // count):
+                    lane.task()
+
+            return run_all
+
+        return lambda: at_once([piece(lane) for lane in lanes[:count]])
+
+    num_nodes = inputs["x"].shape[0]
+    offsets = torch.arange(16).repeat_interleave(inputs["edge_index"].shape[1]) * num_nodes
+    union = {
+        "x": inputs["x"].repeat(16, 1),
+        "edge_index": inputs["edge_index"].repeat(1, 16) + offsets,
+    }
+    variants = {f"{count} lanes": batch(count) for count in (1, 2, 4, 8)}
+    if num_nodes <= 2000:
+        merged = Lane(rig, model, union)
+
+        def at_one_go() -> None:
+            merged.task()
+
+        variants["16 merged"] = at_one_go
+    times: dict[str, list[float]] = {name: [] for name in variants}
+    for _ in range(3):
+        for name, work in variants.items():
+            times[name] += [1e3 * t / 16 for t in rig.time_s(work, 1)]
+    result.put(f"ms_per_task {key}", {name: spread(found) for name, found in times.items()})
+    alone = [lanes[0].task() for _ in range(10)]
+    table = {}
+    for others in (1, 3, 7):
+        stop = threading.Event()
+        found: list[float] = []
+
+        def load(lane: Lane, stop: threading.Event = stop) -> Callable[[], None]:
+            def piece() -> None:
+                while not stop.is_set():
+                    lane.task()
+
+            return piece
+
+        def watched(stop: threading.Event = stop, found: list[float] = found) -> None:
+            time.sleep(0.05)
+            found += [lanes[0].task() for _ in range(10)]
+            stop.set()
+
+        at_once([watched, *(load(lane) for lane in lanes[1 : others + 1])])
+        base = spread(alone)["median"]
+        table[str(others)] = spread([t / base for t in found])
+    result.put(f"slowdown_beside {key}", {"alone_ms": spread(alone), **table})
+
+
+def priority(result: Result, rig: Rig, arguments: argparse.Namespace) -> None:
+    large_size = (500, 4000) if rig.dry or arguments.quick else SIZES["large"]
+    large_inputs, small_inputs = graph(*large_size, 128), graph(100, 400, 128)
+    if not rig.dry:
+        large_inputs = {key: value.pin_memory() for key, value in large_inputs.items()}
+    large, small = rig.model("gcn", 128, 16, 256, 8), rig.model("gcn", 128, 16, 64, 3)
+    crowd = [Lane(rig, large, large_inputs) for _ in range(4)]
+    one = Lane(rig, small, small_inputs)
+    for lane in (*crowd, one):
+        for urgent in (False, True):
+            lane.task(urgent)
+    found = {"alone": [one.task() for _ in range(50)]}
+    for name, urgent in (("ordinary", False), ("urgent", True)):
+        stop = threading.Event()
+
+        def load(lane: Lane, stop: threading.Event = stop) -> Callable[[], None]:
+            def piece() -> None:
+                while not stop.is_set():
+                    lane.task()
+
+            return piece
+
+        def watched(stop: threading.Event = stop, name: str = name, urgent: bool = urgent) -> None:
+            time.sleep(0.05)
+            found[name] = [one.task(urgent) for _ in range(20 if rig.dry else 100)]
+            stop.set()
+
+        at_once([watched, *(load(lane) for lane in crowd)])
+    result.put("small_beside_large_ms", {name: spread(times) for name, times in found.items()})
+    result.put("large_alone_ms", spread([crowd[0].task() for _ in range(5)]))
+
+
+_CHILD = """
+import sys, time, torch
+sys.path.insert(0, ".")
+from bench.gpu.kit import graph
+from serve.models import zoo
+torch.manual_seed(0)
+model = zoo.gcn(128, 16, hidden_channels=256, num_layers=8).eval().cuda()
+inputs = {k: v.pin_memory() for k, v in graph(2000, 20000, 128).items()}
+def task():
+    with torch.inference_mode():
+        x, e = (inputs[k].cuda(non_blocking=True) for k in ("x", "edge_index"))
+        model(x, e).cpu()
+for _ in range(10): task()
+print("ready", flush=True)
+sys.stdin.readline()
+started = time.perf_counter()
+for _ in range(200): task()
+print((time.perf_counter() - started) * 1e3 / 200, flush=True)
+"""
+
+
+def processes(result: Result) -> None:
+    found = {}
+    for count in (1, 2, 4):
+        children = [
+            subprocess.Popen(
+                [sys.executable, "-c", _CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                text=True,
+            )
+            for _ in range(count)
+        ]  # fmt: skip
+        try:
+            for child in children:
+                assert child.stdout is not None
+                child.stdout.readline()
+            for child in children:
+                assert child.stdin is not None
+                child.stdin.write("go\n")
+                child.stdin.flush()
+            times = [float(child.communicate(timeout=60)[0]) for child in children]
+        finally:
+            for child in children:
+                child.kill()
+                child.wait()
+        found[f"{count} processes"] = {
+            "ms_per_task_of_one": times,
+            "all": round(max(times) / count, 3),
+        }
+    result.put("processes gcn medium", found)
+    try:
+        said = subprocess.run(
+            ["nvidia-cuda-mps-control"], input="get_server_list\n", capture_output=True, text=True,
+            timeout=10, check=False,
+        )  # fmt: skip
+        mps = (said.stdout + said.stderr).strip() or "no server"
+    except (OSError, subprocess.SubprocessError) as error:
+        mps = f"off: {error}"
+    result.put("mps", mps)
+
+
+if __name__ == "__main__":
+    run("concurrency", __doc__, body)

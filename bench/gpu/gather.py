@@ -1,0 +1,151 @@
+"""Features read in place: rows of pinned host memory gathered over the bus, against copies.
+
+    python -m bench.gpu.gather [--quick] [--dry]
+
+Bandwidth in GB/s of rows wanted, each repeated five times in turn with the others:
+
+- copy: one cudaMemcpy of as many bytes from pinned memory, the most the bus can do;
+- shift, plain: the kernel with and without the circular shift, random rows;
+- host: rows gathered by the processor into pinned memory and copied;
+- hot: the kernel with the tenth of the rows that half of the wanted ones hit cached on the GPU.
+
+Rows of 128 bytes to 4 KiB, from tables that begin at a line and 4 bytes behind one. Every variant's
+answer is compared with the host's, bit by bit. The aim is 0.93 of `copy`.
+"""
+
+import argparse
+from typing import Any
+
+import torch
+
+from bench.gpu.kit import Result, Rig, run, spread
+
+ROW_BYTES = (128, 256, 400, 480, 512, 1024, 2000, 2408, 4096)
+AIM = 0.93
+_cuda: Any = torch.cuda
+
+
+def body(result: Result, arguments: argparse.Namespace) -> None:
+    if arguments.dry:
+        result.check("dry run ends here", True)
+        return
+    rig = Rig.open(24 << 30, dry=False)
+    library = rig.library
+    assert library is not None
+    table_bytes = (1 if arguments.quick else 8) << 30
+    wanted_bytes = (256 if arguments.quick else 1024) << 20
+    # Anonymous memory, registered as the server registers its pool and resident graphs.
+    memory = torch.empty(table_bytes + 4096, dtype=torch.uint8)
+    torch.arange(memory.numel() // 8, out=memory.view(torch.int64))
+    seen = library.register(memory.data_ptr(), memory.numel())
+    pinned = torch.empty(wanted_bytes + 4096, dtype=torch.uint8, pin_memory=True)
+    out = torch.empty(wanted_bytes + 4096, dtype=torch.uint8, device=rig.device)
+    stream = _cuda.Stream(rig.device)
+    rows_found: list[dict[str, Any]] = []
+    threads = tune(result, rig, seen, memory.data_ptr(), out, stream, table_bytes, wanted_bytes)
+
+    def measure(row_bytes: int, offset: int) -> None:
+        base = (-memory.data_ptr()) % 128 + offset
+        count, num_rows = wanted_bytes // row_bytes, (table_bytes - 256) // row_bytes
+        generator = torch.Generator().manual_seed(row_bytes)
+        ids_host = torch.randint(num_rows, (count,), generator=generator)
+        hot_rows = min(num_rows // 10, (2 << 30) // row_bytes)
+        half = ids_host.clone()
+        half[::2] = torch.randint(hot_rows, ((count + 1) // 2,), generator=generator)
+        table = memory[base : base + num_rows * row_bytes].view(num_rows, row_bytes)
+        ids, half_ids = ids_host.to(rig.device), half.to(rig.device)
+        slots = torch.full((num_rows,), -1, dtype=torch.int32, device=rig.device)
+        slots[:hot_rows] = torch.arange(hot_rows, dtype=torch.int32, device=rig.device)
+        # As far past a line as the table, so that the rows of both are aligned alike.
+        cache = torch.empty(hot_rows * row_bytes + 256, dtype=torch.uint8, device=rig.device)
+        hot = cache[offset : offset + hot_rows * row_bytes].view(hot_rows, row_bytes)
+        hot.copy_(table[:hot_rows])
+        target = out[: count * row_bytes].view(count, row_bytes)
+        staging = pinned[: count * row_bytes].view(count, row_bytes)
+
+        def kernel(wanted: torch.Tensor, shift: bool, cached: bool) -> None:
+            library.gather(
+                seen + base, wanted.data_ptr(), count, row_bytes, target.data_ptr(),
+                stream=stream.cuda_stream, shift=shift, most_threads=threads,
+                hot=hot.data_ptr() if cached else 0,
+                slot_of=slots.data_ptr() if cached else 0,
+            )  # fmt: skip
+
+        def copy() -> None:
+            with _cuda.stream(stream):
+                target.copy_(staging, non_blocking=True)
+
+        def by_host() -> None:
+            torch.index_select(table, 0, ids_host, out=staging)
+            copy()
+
+        variants = {
+            "copy": copy,
+            "shift": lambda: kernel(ids, True, False),
+            "plain": lambda: kernel(ids, False, False),
+            "hot": lambda: kernel(half_ids, True, True),
+            "host": by_host,
+        }
+        for name, wanted in (("shift", ids_host), ("plain", ids_host), ("hot", half)):
+            target.zero_()
+            rig.synchronize()
+            variants[name]()
+            rig.synchronize()
+            right = torch.equal(target[:4096].cpu(), table[wanted[:4096]])
+            right = right and torch.equal(target[-4096:].cpu(), table[wanted[-4096:]])
+            result.check(f"{name}: rows of {row_bytes} B at {offset} are right", right)
+        times: dict[str, list[float]] = {name: [] for name in variants}
+        for _ in range(5):
+            for name, work in variants.items():
+                times[name] += rig.time_s(work, 1)
+        gigabytes = count * row_bytes / 1e9
+        speed = {name: spread([gigabytes / t for t in found], 2) for name, found in times.items()}
+        share = speed["shift"]["median"] / speed["copy"]["median"]
+        rows_found.append(
+            {
+                "row_bytes": row_bytes,
+                "offset": offset,
+                "gb_per_s": speed,
+                "shift_to_copy": round(share, 3),
+            }
+        )
+        result.put("rows", rows_found)
+
+    for row_bytes in ROW_BYTES[::4] if arguments.quick else ROW_BYTES:
+        for offset in (0, 4):
+            with result.part(f"rows of {row_bytes} bytes, {offset} past a line"):
+                measure(row_bytes, offset)
+    shares = [row["shift_to_copy"] for row in rows_found]
+    result.put(
+        "aim", {"of_copy": AIM, "reached_by": sum(s >= AIM for s in shares), "of": len(shares)}
+    )
+    library.unregister(memory.data_ptr())
+
+
+def tune(
+    result: Result, rig: Rig, seen: int, start: int, out: torch.Tensor, stream: Any,
+    table_bytes: int, wanted_bytes: int,
+) -> int:  # fmt: skip
+    """The smallest grid within 2 % of the best: the fewer threads, the more is left for others."""
+    row_bytes, count = 1024, wanted_bytes // 1024
+    base = (-start) % 128
+    ids = torch.randint((table_bytes - 256) // row_bytes, (count,)).to(rig.device)
+    library = rig.library
+    assert library is not None
+    speeds = {}
+    for power in range(13, 21):
+
+        def work(threads: int = 1 << power) -> None:
+            library.gather(
+                seen + base, ids.data_ptr(), count, row_bytes, out.data_ptr(),
+                stream=stream.cuda_stream, most_threads=threads,
+            )  # fmt: skip
+
+        speeds[1 << power] = count * row_bytes / 1e9 / min(rig.time_s(work, 3))
+    result.put("gb_per_s_by_threads", {str(k): round(v, 2) for k, v in speeds.items()})
+    best = max(speeds.values())
+    return min(threads for threads, speed in speeds.items() if speed >= 0.98 * best)
+
+
+if __name__ == "__main__":
+    run("gather", __doc__, body)

@@ -1,0 +1,179 @@
+"""What every GPU bench needs: the device with our arena in it, models, graphs, and a result file.
+
+Needs torch, torch-geometric and numpy only. With `--dry` everything runs on the processor, to see
+that a script works at all before a GPU is at hand: then its numbers mean nothing, and it says so.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from bench.machine import machine_facts
+from serve.cuda.arena import DeviceArena, LaneMemory
+from serve.cuda.library import CudaLibrary
+from serve.cuda.queues import Copies, CudaQueue, HostQueue, Queue
+from serve.graphs.generate import generate_edges
+from serve.models import zoo
+
+RESULTS = Path(__file__).resolve().parent.parent / "results" / "gpu"
+MODELS: dict[str, Callable[..., torch.nn.Module]] = {
+    "gcn": zoo.gcn, "sage": zoo.sage, "gin": zoo.gin, "gat": zoo.gat,
+}  # fmt: skip
+_cuda: Any = torch.cuda
+
+
+class Result:
+    """One bench's JSON, written after every entry so that a run cut short keeps what it found."""
+
+    def __init__(self, name: str, dry: bool, out: Path | None) -> None:
+        self._path = out or RESULTS / f"{name}.json"
+        self._content: dict[str, Any] = {"machine": gpu_machine(), "dry": dry, "checks": []}
+        self._started = time.monotonic()
+
+    def put(self, key: str, value: Any) -> None:
+        """Keep and print one finding."""
+        self._content[key] = value
+        print(f"{key}: {json.dumps(value)[:2000]}", flush=True)
+        self._write()
+
+    def check(self, what: str, passed: bool, found: Any = None) -> None:
+        """Something that must hold."""
+        row = {"what": what, "passed": bool(passed), "found": found}
+        self._content["checks"].append(row)
+        print(f"{'ok  ' if passed else 'FAIL'} {what}: {found}", flush=True)
+        self._write()
+
+    @contextmanager
+    def part(self, what: str) -> Iterator[None]:
+        """A part whose failure is a failed check and does not end the others."""
+        try:
+            yield
+        except Exception as error:
+            traceback.print_exc()
+            self.check(what, False, f"{type(error).__name__}: {error}")
+
+    def finish(self) -> int:
+        """Exit code: 1 when a check failed."""
+        self._write()
+        return int(not all(row["passed"] for row in self._content["checks"]))
+
+    def _write(self) -> None:
+        self._content["seconds"] = round(time.monotonic() - self._started, 1)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.write_text(json.dumps(self._content, indent=1) + "\n")
+
+
+@dataclass
+class Rig:
+    """The device as the server has it: one slab, one arena, copy streams."""
+
+    dry: bool
+    slab_bytes: int
+    library: CudaLibrary | None = None
+    arena: DeviceArena | None = None
+    copies: Copies | None = None
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @classmethod
+    def open(cls, slab_bytes: int, *, dry: bool) -> "Rig":
+        """Take the slab; before anything else of torch touches CUDA."""
+        rig = cls(dry, slab_bytes)
+        if not dry:
+            rig.library = CudaLibrary()
+            rig.arena = DeviceArena.open(rig.library.slab(0, slab_bytes), slab_bytes)
+            rig.arena.install()
+            rig.device = torch.device("cuda:0")
+            rig.copies = Copies(rig.device)
+        return rig
+
+    def queue(self) -> Queue:
+        """A lane's queue."""
+        return HostQueue() if self.copies is None else CudaQueue(self.device, self.copies)
+
+    def lane(self) -> LaneMemory | None:
+        """A lane's memory."""
+        return None if self.arena is None else self.arena.add_lane()
+
+    def model(self, name: str, features: int, classes: int, hidden: int, layers: int) -> Any:
+        """A seeded model on the device, in eval mode."""
+        torch.manual_seed(0)
+        made = MODELS[name](features, classes, hidden_channels=hidden, num_layers=layers)
+        return made.eval().requires_grad_(False).to(self.device)
+
+    def synchronize(self) -> None:
+        """Wait for the whole device; between measurements only."""
+        if not self.dry:
+            _cuda.synchronize()
+
+    def time_s(self, work: Callable[[], object], repeats: int = 5) -> list[float]:
+        """Seconds of `work()` and all it launched, after one run that is not counted."""
+        work()
+        self.synchronize()
+        found = []
+        for _ in range(repeats):
+            started = time.perf_counter()
+            work()
+            self.synchronize()
+            found.append(time.perf_counter() - started)
+        return found
+
+
+def graph(num_nodes: int, num_edges: int, features: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    """x float32 [N, F] and edge_index int64 [2, E] of a seeded graph with heavy-tailed degrees."""
+    rng = np.random.default_rng(seed)
+    edges = generate_edges(num_nodes, num_edges, rng).astype(np.int64)
+    x = rng.standard_normal((num_nodes, features), dtype=np.float32)
+    return {"x": torch.from_numpy(x), "edge_index": torch.from_numpy(edges).contiguous()}
+
+
+def spread(values: list[float], digits: int = 3) -> dict[str, float]:
+    """Median, least and most."""
+    return {
+        "median": round(median(values), digits),
+        "min": round(min(values), digits),
+        "max": round(max(values), digits),
+    }
+
+
+def gpu_machine() -> dict[str, Any]:
+    """``machine_facts`` and what the driver says of the GPU."""
+    facts = machine_facts()
+    try:
+        said = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,pcie.link.gen.max,"
+             "pcie.link.width.max", "--format=csv,noheader"],
+            capture_output=True, text=True, timeout=20, check=True,
+        )  # fmt: skip
+        facts["gpu"] = said.stdout.strip()
+    except (OSError, subprocess.SubprocessError) as error:
+        facts["gpu"] = f"none: {error}"
+    facts["cuda_of_torch"] = torch.version.cuda
+    return facts
+
+
+def run(name: str, about: str | None, body: Callable[[Result, argparse.Namespace], None]) -> None:
+    """The whole of a script: arguments, result, exit code."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--dry", action="store_true", help="on the processor; numbers mean nothing")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")
+    if arguments.dry and arguments.out is None:
+        arguments.out = Path("build") / "gpu-dry" / f"{name}.json"
+    result = Result(name, arguments.dry, arguments.out)
+    with result.part(name):
+        body(result, arguments)
+    raise SystemExit(result.finish())

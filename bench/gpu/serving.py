@@ -1,0 +1,323 @@
+"""The server's engine on the GPU: right answers, a soak, and the paper's figures. Needs msgspec.
+
+    python -m bench.gpu.serving equality|soak|figures [--quick] [--dry]
+
+The engine is the server's own, below gRPC: staging, scheduler, lanes, reports. `equality` asks
+every policy under `rolling` and every discipline under `slack` and compares answers with this
+process's processor. `soak` sends 20,000 requests of four models and looks at what is left.
+`figures` plays one Poisson trace to the paper's baselines (first in, first out: one at a time,
+four, sixteen at once) and policies, at a low and a high load, with the same absolute targets for
+all: violations, latency ÷ target, JCT, QUET, memory error and the scheduler's share of the time
+(Figures 5 to 10).
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bench.gpu.kit import MODELS, Result, graph, run
+from serve.config import Config, DeviceConfig, ModelsConfig, SchedulingConfig, ServerConfig
+from serve.core.disciplines import DISCIPLINES
+from serve.core.policies import POLICIES
+from serve.errors import ServeError
+from serve.models.cache import CalibrationCache
+from serve.models.writer import write_model
+from serve.obs.record import RequestRecord
+from serve.runtime.api import InferCall, Tensor
+from serve.runtime.device import Device, find_device
+from serve.runtime.engine import Engine
+from serve.runtime.entry import DevicePlace
+
+FEATURES, CLASSES = 128, 16
+LIMIT = 1e-4
+Graphs = list[dict[str, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Models on disk and in this process, graphs, and what they should give."""
+
+    folder: Path
+    dry: bool
+    quick: bool
+
+    def write(self) -> None:
+        """Four seeded models of the paper's size."""
+        hidden, layers = (64, 3) if self.dry else (256, 8)
+        for name, make in MODELS.items():
+            args = {
+                "in_channels": FEATURES,
+                "out_channels": CLASSES,
+                "hidden_channels": hidden,
+                "num_layers": layers,
+            }
+            torch.manual_seed(0)
+            module = make(**args)
+            write_model(self.folder, name, module, factory=f"serve.models.zoo:{name}", args=args)
+
+    def reference(self, name: str) -> torch.nn.Module:
+        """The same model in this process."""
+        hidden, layers = (64, 3) if self.dry else (256, 8)
+        torch.manual_seed(0)
+        return (
+            MODELS[name](FEATURES, CLASSES, hidden_channels=hidden, num_layers=layers)
+            .eval()
+            .requires_grad_(False)
+        )
+
+    def graphs(self, count: int) -> Graphs:
+        """Sizes log-spaced from 100 to 8,000 nodes with ten edges each."""
+        most = 1_000 if self.dry else 8_000
+        sizes = np.geomspace(100, most, count).astype(int)
+        return [graph(int(n), 10 * int(n), FEATURES, seed=i) for i, n in enumerate(sizes)]
+
+    @contextmanager
+    def engine(
+        self, policy: str, discipline: str, lanes: int | None = None
+    ) -> Iterator[tuple[Engine, list[RequestRecord]]]:
+        """A started engine, and the records it makes."""
+        config = Config(
+            server=ServerConfig(max_queue=4096, max_message="16 MiB"),
+            models=ModelsConfig(repository=str(self.folder)),
+            device=DeviceConfig(kind="cpu" if self.dry else "cuda", lanes=lanes),
+            scheduling=SchedulingConfig(policy=policy, discipline=discipline),
+        )
+        device: Device = find_device(config.device, spare_lanes=False)
+        if self.dry:
+            count = lanes or 2
+            device = replace(
+                device, lane_cores=((),) * count, parallelism=count, can_suspend=False,
+                place=DevicePlace("cpu"),
+            )  # fmt: skip
+        cache = CalibrationCache(self.folder / ".cache", device=device.name)
+        records: list[RequestRecord] = []
+        engine = Engine(config, device, records.append, cache)
+        try:
+            engine.start()
+            yield engine, records
+        finally:
+            engine.stop()
+
+
+def call(name: str, inputs: dict[str, torch.Tensor], **options: Any) -> InferCall:
+    kinds = {"x": "FP32", "edge_index": "INT64"}
+    tensors = {
+        key: Tensor(kinds[key], tuple(value.shape), value.numpy().tobytes())
+        for key, value in inputs.items()
+    }
+    arrived = options.pop("arrived_ns", time.monotonic_ns())
+    return InferCall(name, "", tensors, arrived_ns=arrived, **options)
+
+
+def memory_used_mib() -> int | None:
+    """By the driver's books."""
+    try:
+        said = subprocess.run(
+            ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"],
+            capture_output=True, text=True, timeout=20, check=True,
+        )  # fmt: skip
+        return int(said.stdout.split()[0])
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+
+
+def equality(result: Result, bench: Bench) -> None:
+    pairs = [(policy, "rolling") for policy in sorted(POLICIES)]
+    pairs += [("slack", name) for name in sorted(DISCIPLINES) if name != "rolling"]
+    graphs = bench.graphs(3)
+    with torch.inference_mode():
+        expected = {
+            (name, i): model(g["x"], g["edge_index"])
+            for name, model in ((name, bench.reference(name)) for name in MODELS)
+            for i, g in enumerate(graphs)
+        }
+    for policy, discipline in pairs[:2] if bench.quick else pairs:
+        what = f"{policy}, {discipline}: answers within {LIMIT}"
+        with result.part(what), bench.engine(policy, discipline) as (engine, _):
+
+            def error(key: tuple[str, int], engine: Engine = engine) -> float:
+                found = engine.submit(call(key[0], graphs[key[1]])).result().output
+                wanted = expected[key].numpy()
+                return float(np.abs(found - wanted).max() / max(np.abs(wanted).max(), 1e-6))
+
+            with ThreadPoolExecutor(12) as threads:
+                worst = max(threads.map(error, list(expected) * 3))
+            result.check(what, worst <= LIMIT, worst)
+
+
+def soak(result: Result, bench: Bench) -> None:
+    count = 400 if bench.quick or bench.dry else 20_000
+    graphs = bench.graphs(24)
+    before_start = memory_used_mib()
+    with bench.engine("slack", "rolling") as (engine, records):
+        jobs = [(list(MODELS)[i % 4], (7 * i) % len(graphs)) for i in range(count)]
+        failures: Counter[str] = Counter()
+
+        def ask(job: tuple[str, int]) -> None:
+            try:
+                engine.submit(call(job[0], graphs[job[1]])).result()
+            except ServeError as error:
+                failures[f"{type(error).__name__}: {error}"[:200]] += 1
+
+        with ThreadPoolExecutor(32) as threads:
+            list(threads.map(ask, jobs[:200]))
+            warm = memory_used_mib()
+            failures.clear()
+            records.clear()
+            started = time.monotonic()
+            list(threads.map(ask, jobs))
+        seconds = time.monotonic() - started
+        after = memory_used_mib()
+        snapshot = engine.snapshot()
+        result.put("requests_per_s", round(count / seconds, 1))
+        result.check("every request was answered", not failures, dict(failures.most_common(5)))
+        result.check("each has one record", len(records) == count, len(records))
+        result.check("nothing stays reserved", snapshot.reserved_bytes == 0)
+        result.check("no lane was lost", snapshot.lane_restarts == 0, snapshot.lane_restarts)
+        result.check("device memory is as after the warm-up", warm == after, [warm, after])
+        peaks = [r for r in records if getattr(r, "pmc_measured_bytes", None)]
+        errors = sorted(r.pmc_estimate_bytes / (r.pmc_measured_bytes or 1) - 1 for r in peaks)
+        if errors:
+            result.put("pmc_error", {"min": errors[0], "max": errors[-1], "runs": len(errors)})
+    time.sleep(2.0)
+    found = memory_used_mib()
+    result.check(
+        "device memory is as before the start", before_start == found, [before_start, found]
+    )
+
+
+def figures(result: Result, bench: Bench) -> None:
+    count = 120 if bench.quick or bench.dry else 1000
+    graphs = bench.graphs(25)
+    rng = np.random.default_rng(0)
+    jobs = [(list(MODELS)[int(rng.integers(4))], int(rng.integers(25))) for _ in range(count)]
+    gaps = rng.exponential(1.0, count)
+    with bench.engine("slack", "rolling") as (engine, _):
+        solo_ns = {}
+        for job in sorted(set(jobs)):
+            runs = []
+            for _ in range(4):
+                record = engine.submit(call(job[0], graphs[job[1]])).result().record
+                runs.append(record.latency_ns)
+            solo_ns[job] = sorted(runs[1:])[1]
+    mean_s = float(np.mean([solo_ns[job] for job in jobs])) / 1e9
+    result.put("solo_ms", {"mean": 1e3 * mean_s, "max": max(solo_ns.values()) / 1e6})
+    systems: dict[str, tuple[str, str, int | None]] = {
+        "default": ("fifo", "rolling", 1),
+        "mps_base (4 streams)": ("fifo", "rolling", 4),
+        "mps_aggr (16 streams)": ("fifo", "rolling", 16),
+        "sqtf, barrier": ("sqtf", "barrier", 4),
+        "bqt, barrier": ("bqt", "barrier", 4),
+        "slack, preemptive": ("slack", "preemptive", 4),
+    }
+    found: dict[str, Any] = {}
+    # Loads by what one lane can do alone, as a GPU has no cores to divide by.
+    for rho in (0.3,) if bench.quick else (0.3, 0.9):
+        for name, (policy, discipline, lanes) in systems.items():
+            with result.part(f"{name} at {rho}"):
+                with bench.engine(policy, discipline, lanes) as (engine, records):
+                    spent = watch(engine)
+                    for job in sorted(set(jobs))[:20]:
+                        engine.submit(call(job[0], graphs[job[1]])).result()
+                    records.clear()
+                    spent.clear()
+                    statuses = play(engine, jobs, graphs, gaps * mean_s / rho, solo_ns)
+                found[f"{name} at {rho}"] = summary(records, statuses, sum(spent))
+                result.put("systems", found)
+
+
+def watch(engine: Engine) -> list[float]:
+    """Processor seconds of every call of the scheduler from now on."""
+    spent: list[float] = []
+    scheduler: Any = engine._scheduler
+    inner = scheduler.handle
+
+    def handle(event: Any, now_ns: Any) -> Any:
+        started = time.thread_time()
+        try:
+            return inner(event, now_ns)
+        finally:
+            spent.append(time.thread_time() - started)
+
+    class Watched:
+        def __getattr__(self, name: str) -> Any:
+            return handle if name == "handle" else getattr(scheduler, name)
+
+    engine._scheduler = Watched()  # type: ignore[assignment]
+    return spent
+
+
+def play(
+    engine: Engine, jobs: list[tuple[str, int]], graphs: Graphs, gaps_s: Any,
+    solo_ns: dict[tuple[str, int], int],
+) -> Counter[str]:  # fmt: skip
+    """Send every job at its time, whatever became of those before; how they ended."""
+    statuses: Counter[str] = Counter()
+    started = time.monotonic_ns() + 50_000_000
+    offsets = (np.cumsum(gaps_s) * 1e9).astype(np.int64)
+
+    def send(index: int) -> None:
+        job, due = jobs[index], started + int(offsets[index])
+        options = {"arrived_ns": due, "qos_target_ns": 2 * solo_ns[job]}
+        try:
+            engine.submit(call(job[0], graphs[job[1]], **options)).result()
+            statuses["OK"] += 1
+        except ServeError as error:
+            statuses[type(error).__name__] += 1
+
+    threads = []
+    for index in range(len(jobs)):
+        time.sleep(max(0.0, (started + int(offsets[index]) - time.monotonic_ns()) / 1e9))
+        thread = threading.Thread(target=send, args=(index,))
+        thread.start()
+        threads.append(thread)
+    for thread in threads:
+        thread.join()
+    return statuses
+
+
+def summary(records: list[RequestRecord], statuses: Counter[str], scheduler_s: float) -> Any:
+    ok = [record for record in records if record.status == "OK"]
+    over = np.array([r.latency_ns / r.qos_target_ns for r in ok])
+    busy_s = sum(r.run_ns for r in ok) / 1e9
+    memory = [r.pmc_estimate_bytes / r.pmc_measured_bytes - 1 for r in ok if r.pmc_measured_bytes]
+    return {
+        "answered": dict(statuses),
+        "violation_rate": float(np.mean(over > 1)),
+        "latency_over_target": {f"p{p}": float(np.percentile(over, p)) for p in (50, 90, 99)},
+        "jct_ms": float(np.mean([r.latency_ns for r in ok])) / 1e6,
+        "quet_ms": float(np.mean([r.quet_ns for r in ok])) / 1e6,
+        "pmc_error": [min(memory), max(memory)] if memory else None,
+        "scheduler_per_mille_of_run_time": 1e3 * scheduler_s / busy_s,
+    }
+
+
+PARTS = {"equality": equality, "soak": soak, "figures": figures}
+
+
+if __name__ == "__main__":
+    part = sys.argv.pop(1) if len(sys.argv) > 1 and sys.argv[1] in PARTS else "equality"
+
+    def body(result: Result, arguments: argparse.Namespace) -> None:
+        # Lanes are started from here, and nothing of theirs is our business.
+        os.environ.setdefault("OMP_NUM_THREADS", "4")
+        with tempfile.TemporaryDirectory() as folder:
+            bench = Bench(Path(folder), arguments.dry, arguments.quick)
+            bench.write()
+            PARTS[part](result, bench)
+
+    run(f"serving_{part}", __doc__, body)
