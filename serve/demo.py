@@ -48,6 +48,11 @@ repository = {models}
 
 [report]
 database = "gnnserve.db"
+
+# What the models were trained on, for requests by node id.
+[[graph]]
+name = "community"
+dataset = "community"
 """
 
 _console = Console(highlight=False)
