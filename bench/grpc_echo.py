@@ -26,7 +26,7 @@ from bench.machine import machine_facts
 
 SIZES_BYTES = (10_000, 100_000, 400_000, 4_000_000)
 ANSWER = bytes(28_000)
-OPTIONS = [("grpc.max_receive_message_length", 64 << 20)]
+OPTIONS = [("grpc.max_receive_message_length", 128 << 20)]
 RESULT = Path(__file__).parent / "results" / "grpc_echo.json"
 
 
