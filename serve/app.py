@@ -31,7 +31,6 @@ from serve.obs.offline import make_report
 from serve.obs.record import ServerRun
 from serve.obs.sink import RecordSink
 from serve.obs.store import RecordStore
-from serve.rpc.facts import ServerFacts
 from serve.rpc.server import Server
 from serve.runtime import clock
 from serve.runtime.api import ModelEstimate
@@ -106,7 +105,9 @@ class Application:
             self._http = http
             self._rpc = Server(
                 self._engine,
-                lambda: self._facts(run),
+                lambda: msgspec.structs.replace(
+                    run, budget_bytes=self._engine.snapshot().budget_bytes
+                ),
                 lambda since_s: msgspec.json.decode(make_report(database, "json", since_s)),
                 host=server.host,
                 port=server.grpc_port,
@@ -152,18 +153,6 @@ class Application:
         if self._stopping:
             os._exit(128 + number)
         self._stopping = True
-
-    def _facts(self, run: ServerRun) -> ServerFacts:
-        return ServerFacts(
-            version=run.version,
-            device=run.device,
-            lanes=run.lanes,
-            budget_bytes=self._engine.snapshot().budget_bytes,
-            policy=run.policy,
-            discipline=run.discipline,
-            window=run.window,
-            qos_factor=run.qos_factor,
-        )
 
 
 def device_of(config: Config) -> Device:

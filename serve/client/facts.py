@@ -48,8 +48,12 @@ class QosFacts:
     @classmethod
     def of(cls, parameters: Mapping[str, ParameterValue]) -> "QosFacts":
         """From the parameters of a response; unknown ones are left out."""
-        known: Any = {f.name: parameters[f.name] for f in fields(cls) if f.name in parameters}
+        known: Any = {name: parameters[name] for name in _QOS_FACTS if name in parameters}
         return cls(**known)
+
+
+#: `fields` takes longer than all the rest of reading an answer's facts.
+_QOS_FACTS = tuple(f.name for f in fields(QosFacts))
 
 
 @dataclass(frozen=True, slots=True)

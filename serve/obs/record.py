@@ -76,6 +76,7 @@ class ServerRun(msgspec.Struct, frozen=True, kw_only=True):
     #: Wall clock, ns since the epoch.
     started_unix_ns: int
     version: str
+    #: As shown to people: `cpu`, or the name of a CUDA device starting with `cuda`.
     device: str
     lanes: int
     #: Device memory that tasks may reserve.

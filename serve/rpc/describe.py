@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from serve.obs.record import ServerRun
 from serve.pb import gnnserve_pb2, model_config_pb2
 from serve.pb import grpc_service_pb2 as pb
-from serve.rpc.facts import ServerFacts
 from serve.runtime.api import GraphInfo, ModelEstimate, ModelInfo
 
 PLATFORM = "pytorch_safetensors"
@@ -43,7 +43,7 @@ def metadata(model: ModelInfo, versions: Sequence[str]) -> pb.ModelMetadataRespo
 
 
 def config(
-    model: ModelInfo, versions: Sequence[str], facts: ServerFacts
+    model: ModelInfo, versions: Sequence[str], facts: ServerRun
 ) -> model_config_pb2.ModelConfig:
     """The configuration that load generators read; there is no batch dimension."""
     answer = model_config_pb2.ModelConfig(
@@ -94,7 +94,7 @@ def graph(found: GraphInfo) -> gnnserve_pb2.GraphFacts:
     return answer
 
 
-def on_cuda(facts: ServerFacts) -> bool:
+def on_cuda(facts: ServerRun) -> bool:
     """The lanes run on a CUDA device."""
     return facts.device.startswith("cuda")
 

@@ -7,11 +7,11 @@ from google.protobuf import json_format
 
 from serve.errors import InvalidInput
 from serve.graphs.change import Change
+from serve.obs.record import ServerRun
 from serve.pb import POOL
 from serve.pb import gnnserve_pb2 as pb
 from serve.rpc import describe
 from serve.rpc.change import decode_change
-from serve.rpc.facts import ServerFacts
 from serve.runtime.api import Inference
 
 NAME = "gnnserve.v1.GnnServe"
@@ -26,7 +26,7 @@ class GnnServeService:
     def __init__(
         self,
         engine: Inference,
-        facts: Callable[[], ServerFacts],
+        facts: Callable[[], ServerRun],
         report: Report,
         max_message_bytes: int,
     ) -> None:
@@ -38,17 +38,11 @@ class GnnServeService:
     def Describe(self, _: pb.DescribeRequest, __: object) -> pb.DescribeResponse:
         """What this server is."""
         facts = self._facts()
-        return pb.DescribeResponse(
-            version=facts.version,
-            device=facts.device,
-            lanes=facts.lanes,
-            budget_bytes=facts.budget_bytes,
-            policy=facts.policy,
-            discipline=facts.discipline,
-            window=facts.window,
-            qos_factor=facts.qos_factor,
-            max_message_bytes=self._max_message_bytes,
-        )
+        answer = pb.DescribeResponse(max_message_bytes=self._max_message_bytes)
+        for field in answer.DESCRIPTOR.fields:
+            if field.name != "max_message_bytes":
+                setattr(answer, field.name, getattr(facts, field.name))
+        return answer
 
     def Estimate(self, request: pb.EstimateRequest, _: object) -> pb.EstimateResponse:
         """What a request of this size would need."""

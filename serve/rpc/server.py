@@ -15,10 +15,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from serve.errors import ConfigError
+from serve.obs.record import ServerRun
 from serve.pb import POOL
 from serve.pb import gnnserve_pb2 as _gnnserve_pb2  # noqa: F401  registers the service
 from serve.rpc import own, service
-from serve.rpc.facts import ServerFacts
 from serve.rpc.gate import Gate
 from serve.rpc.handlers import service_handler
 from serve.rpc.health import Health
@@ -46,7 +46,7 @@ class Server:
     def __init__(
         self,
         engine: Inference,
-        facts: Callable[[], ServerFacts],
+        facts: Callable[[], ServerRun],
         report: own.Report,
         *,
         host: str = "127.0.0.1",

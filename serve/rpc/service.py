@@ -13,10 +13,10 @@ import grpc
 
 import serve
 from serve.errors import InvalidInput, NotFound, QueueFull, RequestCancelled, ServeError
+from serve.obs.record import ServerRun
 from serve.pb import grpc_service_pb2 as pb
 from serve.rpc import describe
 from serve.rpc.convert import decode_call, encode_answer
-from serve.rpc.facts import ServerFacts
 from serve.rpc.flight import Flight
 from serve.rpc.gate import Gate
 from serve.rpc.statistics import Statistics
@@ -39,7 +39,7 @@ class InferenceService:
     def __init__(
         self,
         engine: Inference,
-        facts: Callable[[], ServerFacts],
+        facts: Callable[[], ServerRun],
         gate: Gate,
         workers: Executor,
         max_streams: int,

@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from serve.errors import NotFound, NotReady, RequestCancelled, ServeError
-from serve.obs.record import RequestRecord
-from serve.rpc.facts import ServerFacts
+from serve.obs.record import RequestRecord, ServerRun
 from serve.runtime.api import (
     InferCall,
     InferResult,
@@ -18,7 +17,9 @@ from serve.runtime.api import (
 )
 
 FEATURES, CLASSES = 4, 3
-FACTS = ServerFacts(
+FACTS = ServerRun(
+    started_unix_ns=0,
+    pid=1,
     version="0.1.0",
     device="cpu",
     lanes=2,
