@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,7 @@ class Application:
             pid=os.getpid(),
         )
         self._drain_timeout_s = server.drain_timeout_s
+        self._host_cores = device.host_cores
         self._stopping = False
         with ExitStack() as undo:
             metrics = Metrics(run, lambda: self._engine.snapshot(sink.dropped))
@@ -134,6 +135,7 @@ class Application:
             # What lives now lives as long as the server: the collector need not look at it again.
             gc.collect()
             gc.freeze()
+            keep_threads_to(self._host_cores)
             if not self._stopping:
                 _log.info("serving: gRPC on port %d, HTTP on port %d", port, self._http.port)
                 ready(port, self._http.port)
@@ -305,6 +307,23 @@ def signals_wakeup_fd() -> int:
     os.set_blocking(write_fd, False)
     signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
     return read_fd
+
+
+def keep_threads_to(cores: tuple[int, ...]) -> None:
+    """Pin this process's threads, and those they start, to `cores`; none: leave them as they are.
+
+    They hand a request from one to the next and hold one interpreter lock. On one core that is a
+    switch; between cores each step wakes an idle core and moves the lock's cache lines
+    (docs/performance.md). The main thread, which only waits for signals, keeps all cores: it stands
+    for the process where that is asked what it may use.
+    """
+    if not cores:
+        return
+    for thread_id in map(int, os.listdir("/proc/self/task")):
+        if thread_id != os.getpid():
+            # It may have ended meanwhile.
+            with suppress(OSError):
+                os.sched_setaffinity(thread_id, cores)
 
 
 def tune_process() -> None:

@@ -98,4 +98,4 @@ def _machine() -> list[str]:
         model = next(line for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         pass
-    return [platform.machine(), model, f"{len(os.sched_getaffinity(0))} cores"]
+    return [platform.machine(), model, f"{len(os.sched_getaffinity(os.getpid()))} cores"]
