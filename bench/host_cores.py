@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.machine import machine_facts
-from serve.client import Client
+from serve.client import Client, Request
 from tests.harness import ServerProcess
 
 FEATURES, EDGES_PER_NODE = 32, 10
@@ -58,10 +58,11 @@ def main() -> None:
 def measure(pid: int, client: Client, nodes: int, in_flight: int, blocks: int) -> dict[str, Any]:
     """p50 of what is added in each block, and requests per second."""
     rng = np.random.default_rng(0)
-    graph = {
-        "x": rng.standard_normal((nodes, FEATURES), dtype=np.float32),
-        "edge_index": rng.integers(0, nodes, (2, EDGES_PER_NODE * nodes), dtype=np.int32),
-    }
+    request = Request(
+        model="gcn",
+        x=rng.standard_normal((nodes, FEATURES), dtype=np.float32),
+        edge_index=rng.integers(0, nodes, (2, EDGES_PER_NODE * nodes), dtype=np.int32),
+    )
     cores = sorted(os.sched_getaffinity(0))
     places = {"all": cores, "first": cores[:1]}
     added_us: dict[str, list[float]] = {place: [] for place in places}
@@ -69,7 +70,7 @@ def measure(pid: int, client: Client, nodes: int, in_flight: int, blocks: int) -
 
     def ask(_: int) -> float:
         started_ns = time.perf_counter_ns()
-        answer = client.infer("gcn", **graph)
+        answer = client.ask(request)
         return (time.perf_counter_ns() - started_ns) / 1e3 - answer.qos.run_us
 
     with ThreadPoolExecutor(in_flight) as threads:
