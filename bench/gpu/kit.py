@@ -110,7 +110,10 @@ class Rig:
         """A seeded model on the device, in eval mode."""
         torch.manual_seed(0)
         made = MODELS[name](features, classes, hidden_channels=hidden, num_layers=layers)
-        return made.eval().requires_grad_(False).to(self.device)
+        made.eval().requires_grad_(False).to(self.device)
+        # Copied on the default stream, which no lane's stream waits for.
+        self.synchronize()
+        return made
 
     def synchronize(self) -> None:
         """Wait for the whole device; between measurements only."""

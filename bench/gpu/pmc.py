@@ -22,7 +22,7 @@ from serve.estimate.estimator import ModelEstimator, Overhead
 from serve.graphs.pool import GraphPool
 from serve.models.calibrate import Allocator, measure_memory
 from serve.models.loader import load_model
-from serve.models.placed import ArenaSite, PlacedModel
+from serve.models.placed import ArenaSite, PlacedModel, move
 from serve.models.repository import find
 from serve.models.signature import probe_signature
 from serve.models.site import Processor
@@ -70,7 +70,7 @@ def measure(
     torch.manual_seed(0)
     write_model(folder, key, MODELS[name](**args), factory=f"serve.models.zoo:{name}", args=args)
     loaded = load_model(find(folder, key))
-    loaded.module.to(rig.device)
+    move(loaded.module, rig.device)
     queue, lane = rig.queue(), rig.lane()
     model = PlacedModel(loaded.spec, loaded.module, queue)
     signature = probe_signature(model)

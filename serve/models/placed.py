@@ -13,6 +13,14 @@ from serve.models.loader import LoadedModel
 from serve.models.site import Run
 
 
+def move(module: torch.nn.Module, device: torch.device) -> None:
+    """Move weights to `device`; they are there, for all of its streams, when this returns."""
+    module.to(device)
+    if device.type == "cuda":
+        # Copied on the default stream, which no lane's stream waits for.
+        torch.cuda.synchronize(device)
+
+
 @dataclass(frozen=True, slots=True)
 class PlacedModel(LoadedModel):
     """A model on a queue's device that takes and gives tensors of the host.

@@ -24,7 +24,7 @@ from serve.cuda.arena import ALIGNMENT_BYTES, DeviceArena
 from serve.cuda.library import CudaError, CudaLibrary
 from serve.cuda.queues import Copies, CudaQueue, HostQueue, Queue
 from serve.models.loader import LoadedModel, load_model
-from serve.models.placed import ArenaSite, PlacedModel
+from serve.models.placed import ArenaSite, PlacedModel, move
 from serve.models.repository import ModelSpec
 from serve.models.site import Processor, Site
 from serve.models.union import run_union
@@ -160,7 +160,7 @@ class Shelf:
             model, users = self._models.get(key, (None, 0))
             if model is None:
                 model = load_model(spec)
-                model.module.to(device)
+                move(model.module, device)
             self._models[key] = model, users + 1
             return model
 
@@ -277,7 +277,7 @@ class ThreadLane(Lane):
 
     def _load_to_measure(self, spec: ModelSpec) -> tuple[LoadedModel, Site]:
         model = load_model(spec)
-        model.module.to(self._device.torch_device)
+        move(model.module, self._device.torch_device)
         placed = PlacedModel(model.spec, model.module, self._queue)
         if self._memory is None:
             return placed, Processor()
