@@ -1,6 +1,7 @@
 """Estimated against measured peak memory, for PyG models on subgraphs of the paper's datasets.
 
     python -m bench.pmc_accuracy [--quick] [--data FOLDER] [--minutes M] [--models gcn,sage,…]
+        [--datasets pubmed,…] [--executors eager,…]
 
 Each model is measured once per dataset as at load (`serve.models.calibrate.measure_memory`), for
 each executor, then estimated and run on 100 graphs of each dataset: breadth-first balls of 10 nodes
@@ -42,6 +43,7 @@ from serve.estimate.estimator import SAFETY_FACTOR
 from serve.graphs.datasets import TABLE_4, Dataset, load_dataset
 from serve.graphs.subgraphs import subgraphs
 from serve.models.calibrate import Allocator, measure_memory
+from serve.models.executors import EXECUTORS, CannotRun, with_executor
 from serve.models.facts import Signature
 from serve.models.loader import LoadedModel
 from serve.models.probes import Shape, probe_graph
@@ -51,7 +53,6 @@ RESULT = Path(__file__).parent / "results" / "pmc_accuracy.json"
 WORK = Path(__file__).parent.parent / "build" / "pmc_accuracy.jsonl"
 #: Width and depth.
 SIZES = {"small": (64, 3), "paper": (256, 8)}
-EXECUTORS = ("eager",)
 #: Graphs that are estimated to need more are cut down to what fits.
 LIMIT_BYTES = 640 << 20
 #: Below this, constants and rounding rule; errors are given above it only.
@@ -116,6 +117,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=os.environ.get("GNNSERVE_DATA"))
     parser.add_argument("--scale", type=float, default=0.1, help="of generated graphs")
     parser.add_argument("--models", default=",".join(ARCHITECTURES))
+    parser.add_argument("--datasets", default=",".join(TABLE_4))
+    parser.add_argument("--executors", default=",".join(EXECUTORS))
     parser.add_argument("--minutes", type=float, default=600.0, help="stop after so long")
     parser.add_argument("--fresh", action="store_true", help="forget what was measured before")
     arguments = parser.parse_args()
@@ -125,23 +128,29 @@ def main() -> None:
         WORK.unlink(missing_ok=True)
     rows = _kept()
     done = {(row.executor, row.model, row.size, row.dataset) for row in rows}
-    names = ("pubmed", "artist") if arguments.quick else tuple(TABLE_4)
+    names = ("pubmed", "artist") if arguments.quick else tuple(arguments.datasets.split(","))
     count = 6 if arguments.quick else 25
     sources: dict[str, str] = {}
+    refused: dict[str, str] = {}
     left = 0
     for name in names:
         folder = Path(arguments.data) if arguments.data else None
         dataset = load_dataset(name, folder=folder, scale=arguments.scale)
         sources[name] = dataset.source
         sizes = ("small",) if arguments.quick else tuple(SIZES)
-        wanted = product(EXECUTORS, sizes, arguments.models.split(","))
+        wanted = product(arguments.executors.split(","), sizes, arguments.models.split(","))
         jobs = [job for job in wanted if (job[0], job[2], job[1], name) not in done]
-        pools = _pools(dataset, count) if jobs else {}
+        in_time = jobs and time.monotonic() < stop_at
+        pools = _pools(dataset, count) if in_time else {}
         for executor, size, model in track(jobs, name, console=Console(stderr=True)):
             if time.monotonic() > stop_at:
                 left += 1
                 continue
-            found = list(_measure(executor, model, size, dataset, pools, meter))
+            try:
+                found = list(_measure(executor, model, size, dataset, pools, meter))
+            except CannotRun as error:
+                refused[f"{executor} {model}"] = str(error)
+                continue
             _keep(found)
             rows += found
     document = {
@@ -150,8 +159,17 @@ def main() -> None:
         "safety_factor": SAFETY_FACTOR,
         "limit_bytes": LIMIT_BYTES,
         "datasets": sources,
+        "cannot_run": refused,
         "jobs_left": left,
         "all": _summary(rows),
+        "pools": [
+            {"pool": pool} | _summary([row for row in rows if row.pool == pool])
+            for pool in dict.fromkeys(row.pool for row in rows)
+        ],
+        "by_dataset": [
+            {"dataset": name} | _summary([row for row in rows if row.dataset == name])
+            for name in dict.fromkeys(row.dataset for row in rows)
+        ],
         "models": [
             {"executor": key[0], "model": key[1], "size": key[2]}
             | _summary([row for row in rows if (row.executor, row.model, row.size) == key])
@@ -223,6 +241,7 @@ def _measure(
     loaded, signature = load(
         model, features=spec.num_features, hidden=hidden, classes=spec.num_classes, layers=layers
     )
+    loaded = with_executor(loaded, executor)
     estimator = _estimator(executor, loaded, signature, meter)
     widths = [spec.num_features, *[hidden] * (layers - 1), spec.num_classes]
     for pool, graphs in pools.items():
@@ -393,7 +412,7 @@ def show(document: dict[str, Any]) -> None:
             "" if low is None else f"{low:+.0%} … {row['paper_error_high']:+.0%}",
             "" if low is None else f"{row['paper_underestimates']} of {row['paper_runs']}",
         )
-    console = Console()
+    console = Console(width=150)
     console.print(table)
     console.print("* an upper bound by its own account: its memory is not linear in N and E")
     total = document["all"]

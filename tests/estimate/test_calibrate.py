@@ -83,6 +83,29 @@ def test_no_shape_of_graph_needs_more_than_is_reserved(name, shape):
         assert estimator.estimate(*size).reserve_bytes >= took
 
 
+@pytest.mark.parametrize("name", [*FOUR, "pooled", "gcn_weighted", "gat_attributed"])
+def test_a_union_of_graphs_needs_what_one_of_the_summed_size_is_estimated_to(name):
+    """As several requests merged into one run: each a graph of its own in `batch`."""
+    loaded, signature, memory = measured(name)
+    sizes = ((3_000, 9_000), (40, 0), (1_500, 20_000), (2, 1))
+    parts = [probe_graph(*size, Shape.PLAIN, loaded.spec.inputs, signature) for size in sizes]
+    starts = np.cumsum([0, *(n for n, _ in sizes[:-1])]).tolist()
+    union = {
+        key: torch.cat([part[key] for part in parts]) for key in parts[0] if key != "edge_index"
+    }
+    edges = [part["edge_index"] + start for part, start in zip(parts, starts, strict=True)]
+    union["edge_index"] = torch.cat(edges, dim=1)
+    if "batch" in union:
+        counts = torch.tensor([n for n, _ in sizes])
+        union["batch"] = torch.repeat_interleave(torch.arange(len(parts)), counts)
+    size = sum(n for n, _ in sizes), sum(e for _, e in sizes)
+    found = trace(lambda: loaded.run(union), loaded.module, *size)
+    took = sum(t.nbytes for t in union.values()) + found.peak_bytes
+    estimate = estimator_of(memory).estimate(*size)
+    assert estimate.peak_bytes == pytest.approx(took, rel=0.02 if name in FOUR else 0.05)
+    assert estimate.reserve_bytes >= took
+
+
 def test_a_deep_and_wide_model_is_exact_too():
     loaded, signature = load("gcn", features=100, hidden=256, layers=8, classes=12)
     estimator = estimator_of(measure_memory(loaded, signature, max_bytes=32 << 20))
