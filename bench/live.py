@@ -1,6 +1,7 @@
 """The same traces through live servers, one system after the other, and through the simulator.
 
-    python -m bench.live [--quick] [--seeds 2] [--requests 200] [--rhos 0.1,0.3,0.5] [--out FILE]
+    python -m bench.live [--quick] [--seeds 2] [--requests 200] [--rhos 0.1,0.3,0.5]
+        [--systems NAME,…] [--against CHECKOUT] [--out FILE]
 
 Systems are policy+discipline or a baseline (``serve.sim.workload.BASELINES``), each a server of its
 own with the same lanes and executors (``bench.live_server``). They take turns: for each seed every
@@ -16,6 +17,9 @@ work on the cores of the lanes, so the result also says which share of all cores
 `late_server` is what the server promises: answered within the target from arrival on. `missed` is
 what the client sees from the intended send time, transport included, with refusals and errors. For
 the late ones of the client the time beyond what the estimate assumed is summed by stage.
+
+With `--against CHECKOUT` the server of another checkout of gnnserve (with its own .venv) takes its
+turn too, with its default policy: what this version gained over that one, on the same targets.
 
 `simulated` serves the same trace on a virtual clock, on a device as the journal of one more run at
 ρ 0.3 shows it: how much slower beside others, hand-over, spread of run times, the host's share.
@@ -37,6 +41,7 @@ from rich.table import Table
 
 from bench.live_setup import (
     OTHERS_LIMIT,
+    OURS,
     Traces,
     live_server,
     machine_busy_s,
@@ -51,7 +56,7 @@ from serve.sim.workload import BASELINES
 from serve.workload import Trace
 from tests.harness import ServerProcess
 
-OURS = "slack+preemptive"
+OTHER = "another checkout"
 SYSTEMS = (OURS, "slack+rolling", "bqt+barrier", *BASELINES)
 QUICK_SYSTEMS = (OURS, "bqt+barrier", "default")
 WARM_UP_RHO, LEARN_RHO = 0.4, 0.3
@@ -163,8 +168,10 @@ def over_seeds(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         groups[row["system"], row["rho"]].append(row)
     for (system, rho), group in groups.items():
         found: dict[str, Any] = {"system": system, "rho": rho}
-        for name in ("missed", "late_server", "simulated", *(f"cores_{who}" for who in WHO)):
+        for name in ("missed", "late_server", *(f"cores_{who}" for who in WHO)):
             found[name] = statistics.fmean(row[name] for row in group)
+        simulated = [row["simulated"] for row in group if row["simulated"] is not None]
+        found["simulated"] = statistics.fmean(simulated) if simulated else None
         late = [row["late_server"] for row in group]
         found["late_server_range"] = [min(late), max(late)]
         found["p99_over_qt"] = statistics.fmean(row["over_qt"]["p99"] for row in group)
@@ -182,7 +189,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
         low, high = row["late_server_range"]
         name = row["system"], f"{row['rho']:g}"
         table.add_row(
-            *name, f"{row['late_server']:.1%}", f"{low:.1%}–{high:.1%}", f"{row['simulated']:.1%}",
+            *name, f"{row['late_server']:.1%}", f"{low:.1%}–{high:.1%}", "" if row["simulated"] is None else f"{row['simulated']:.1%}",
             f"{row['missed']:.1%}", f"{row['p99_over_qt']:.2f}",
             *(f"{row[f'cores_{who}']:.0%}" for who in WHO),
         )  # fmt: skip
@@ -201,11 +208,15 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--rhos", default="0.1,0.3,0.5")
     parser.add_argument("--systems", default=",".join(SYSTEMS))
+    parser.add_argument("--against", type=Path)
     parser.add_argument("--out", type=Path, default=Path("bench/results/live.json"))
     options = parser.parse_args()
     if options.quick:
         options.seeds, options.systems = 1, ",".join(QUICK_SYSTEMS)
     rhos = [float(rho) for rho in options.rhos.split(",")]
+    systems = options.systems.split(",")
+    if options.against is not None:
+        systems.insert(1, f"@{options.against.resolve()}")
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name, load_process() as client:
         folder = Path(name)
@@ -218,10 +229,11 @@ def main() -> None:
             learned = client.run(traces.make(LEARN_RHO, 0)[1], server.target)
         twin = Twin(traces, journal, learned, records(server.database), cores)
         for seed in range(options.seeds):
-            for system in options.systems.split(","):
-                there = folder / f"{system}-{seed}"
+            for number, system in enumerate(systems):
+                there = folder / f"{number}-{seed}"
                 for row in serve_traces(client, traces, there, system, seed, rhos):
                     row["simulated"] = twin.late(system, row["rho"], seed)
+                    row["system"] = OTHER if system.startswith("@") else system
                     rows.append(row)
     means = list(over_seeds(rows))
     show(means)

@@ -22,6 +22,7 @@ from serve.workload import (
 from tests.harness import ServerProcess
 from tests.outside import descendants
 
+OURS = "slack+preemptive"
 QOS_FACTOR = 2.0
 #: Share of the cores' time that other programs may take beside a run that counts.
 OTHERS_LIMIT = 0.05
@@ -30,20 +31,31 @@ _TICKS_HZ = os.sysconf("SC_CLK_TCK")
 
 @contextmanager
 def live_server(folder: Path, system: str, **report: object) -> Iterator[ServerProcess]:
-    """A server of `system`, policy+discipline or a baseline's name, ready."""
+    """A server of `system`, ready: policy+discipline, a baseline, or @ and another checkout."""
     policy, _, discipline = system.partition("+")
     module = ["bench.live_server"]
+    checkout = None
+    if system.startswith("@"):
+        policy, discipline = "slack", "preemptive"
+        module, checkout = ["serve", "serve"], Path(system[1:])
     if system in BASELINES:
         policy, discipline = "fifo", "rolling"
         module += ["--at-once", str(BASELINES[system] or 1 << 20)]
     folder.mkdir(parents=True)
+    cache = "" if checkout is None else "-of-the-other"
     with ServerProcess(
         folder,
         policy=policy,
         discipline=discipline,
-        # Calibrated by this code on this machine now, once for all systems.
-        sections={"models": {"cache": str(folder.parent / "cache")}, "report": report},
+        sections={
+            # Calibrated by this code on this machine now, once for all systems.
+            "models": {"cache": str(folder.parent / f"cache{cache}")},
+            "report": report,
+            # Merging is ours: neither the paper's way nor a baseline knows it.
+            "scheduling": {} if system == OURS or checkout else {"merge": False},
+        },
         module=tuple(module),
+        checkout=checkout,
     ) as server:
         yield server
 

@@ -69,8 +69,10 @@ class Twin:
         ordered = sorted(solo.solo_ns for solo in self._traces.solo.values())
         return {f"p{q}": ordered[len(ordered) * q // 100] / 1e6 for q in (5, 25, 50, 75, 95, 99)}
 
-    def late(self, system: str, rho: float, seed: int) -> float:
-        """Share late or refused, as the server would see it."""
+    def late(self, system: str, rho: float, seed: int) -> float | None:
+        """Share late or refused, as the server would see it; None for another checkout's."""
+        if system.startswith("@"):
+            return None
         trace, _ = self._traces.make(rho, seed)
         before_ns = self._decode_ns[len(self._decode_ns) // 2] + self._prepare_ns
         requests = [

@@ -83,8 +83,10 @@ class Site:
     def estimate(self, model: str, num_nodes: int, num_edges: int) -> Estimate:
         return self.estimators[model](num_nodes, num_edges)
 
-    def requests(self, workload: str, rho: float, seed: int, count: int) -> list[Offered]:
-        tasks = workload_tasks(workload, self.pool.refs, seed)
+    def requests(
+        self, workload: str, rho: float, seed: int, count: int, models: Sequence[str] = MODELS
+    ) -> list[Offered]:
+        tasks = workload_tasks(workload, self.pool.refs, seed, models)
         shapes = [(task.model, task.graph.num_nodes, task.graph.num_edges) for task in tasks]
         solo_s = mean_solo_ns(shapes, self.estimate) / 1e9
         rate_hz = rate_for_rho(rho, solo_s, self.cores)

@@ -31,7 +31,8 @@ def free_ports(count: int) -> list[int]:
 class ServerProcess:
     """`gnnserve serve` with a configuration of its own in `folder`; ready when entered.
 
-    `module` is what Python runs, with its arguments. With `own_group` it leads a process group, so
+    `module` is what Python runs, with its arguments, in `checkout` with the `.venv` there, or else
+    here. With `own_group` it leads a process group, so
     that a signal reaches all of its processes.
     `calibration_s` is short, for tests; whoever measures gives what a server takes.
     """
@@ -48,6 +49,7 @@ class ServerProcess:
         environment: dict[str, str] | None = None,
         own_group: bool = False,
         module: tuple[str, ...] = ("serve", "serve"),
+        checkout: Path | None = None,
         calibration_s: float = 1.0,
     ) -> None:
         self.folder = folder
@@ -70,7 +72,9 @@ class ServerProcess:
         self.config.write_text(text)
         self._environment = {**os.environ, **(environment or {})}
         self._own_group = own_group
-        self._module = module
+        python = sys.executable if checkout is None else str(checkout / ".venv" / "bin" / "python")
+        self._command = [python, "-m", *module, "--config", str(self.config)]
+        self._checkout = checkout or ROOT
         self._lines: list[str] = []
         self._ready = threading.Event()
         self.process: subprocess.Popen[str] | None = None
@@ -96,8 +100,8 @@ class ServerProcess:
         """Start the process, for the caller to stop."""
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", *self._module, "--config", str(self.config)],
-                cwd=ROOT,
+                self._command,
+                cwd=self._checkout,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,

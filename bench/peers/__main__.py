@@ -30,6 +30,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from bench.live_setup import OURS as SLACK
 from bench.live_setup import OTHERS_LIMIT, Traces, live_server, machine_busy_s, process_tree_s
 from bench.machine import machine_facts
 from bench.open_loop import GrpcSender, HttpSender, LoadProcess, load_process
@@ -61,7 +62,7 @@ START_S = 60.0
 def running(system: str, folder: Path) -> Iterator[tuple[int, str]]:
     """The process id of a server and its address."""
     if system == OURS:
-        with live_server(folder, "slack+preemptive") as server:
+        with live_server(folder, SLACK) as server:
             yield server.pid, server.target
         return
     command, address = PEERS[system]
