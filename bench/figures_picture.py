@@ -13,7 +13,7 @@ COLOURS = ("#8a8f98", "#b08800", "#d4a72c", "#c4450c", "#e8825a", "#1f6feb")
 PANELS = (
     ("Figure 5: violations", ("violation_rate",), (0, 0.25, 0.5, 0.75, 1)),
     (
-        "Figure 6: latency ÷ QT; bar median, marks 90 % and 99 %",
+        "Figure 6: latency ÷ QT, p50, p90, p99",
         ("latency_over_qt_p50", "latency_over_qt_p90", "latency_over_qt_p99"),
         (0.1, 1, 10, 100, 1000),
     ),

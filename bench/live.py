@@ -188,8 +188,9 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
     for row in rows:
         low, high = row["late_server_range"]
         name = row["system"], f"{row['rho']:g}"
+        simulated = "" if row["simulated"] is None else f"{row['simulated']:.1%}"
         table.add_row(
-            *name, f"{row['late_server']:.1%}", f"{low:.1%}–{high:.1%}", "" if row["simulated"] is None else f"{row['simulated']:.1%}",
+            *name, f"{row['late_server']:.1%}", f"{low:.1%}–{high:.1%}", simulated,
             f"{row['missed']:.1%}", f"{row['p99_over_qt']:.2f}",
             *(f"{row[f'cores_{who}']:.0%}" for who in WHO),
         )  # fmt: skip

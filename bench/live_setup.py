@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench.solo import Solo, measure_solo
+from serve.config import ModelsConfig
 from serve.graphs.pool import GraphPool
 from serve.sim.workload import BASELINES
 from serve.workload import (
@@ -56,6 +57,7 @@ def live_server(folder: Path, system: str, **report: object) -> Iterator[ServerP
         },
         module=tuple(module),
         checkout=checkout,
+        calibration_s=ModelsConfig().calibration_s,
     ) as server:
         yield server
 

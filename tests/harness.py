@@ -59,11 +59,13 @@ class ServerProcess:
         self.log = folder / "server.log"
         table: dict[str, dict[str, object]] = {
             "server": {"grpc_port": self.grpc_port, "http_port": self.http_port},
-            "models": {"repository": str(repository), "calibration_s": calibration_s},
+            "models": {"repository": str(repository)},
             "device": {"memory_budget": "2 GiB"},
             "scheduling": {"policy": policy, "discipline": discipline},
             "report": {"database": str(self.database)},
         }
+        if checkout is None:  # another may be older than this key
+            table["models"]["calibration_s"] = calibration_s
         for name, values in (sections or {}).items():
             table.setdefault(name, {}).update(values)
         self.config = folder / "server.toml"

@@ -30,8 +30,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from bench.live_setup import OURS as SLACK
 from bench.live_setup import OTHERS_LIMIT, Traces, live_server, machine_busy_s, process_tree_s
+from bench.live_setup import OURS as SLACK
 from bench.machine import machine_facts
 from bench.open_loop import GrpcSender, HttpSender, LoadProcess, load_process
 from bench.peers.stock import StockModels
