@@ -77,7 +77,7 @@ def stages(quick: bool, dry: bool) -> list[Stage]:
         bench("gather", 240),
         bench("staging", 150),
         bench("serving", 400, engine, "soak"),
-        bench("serving", 400, engine, "figures"),
+        bench("serving", 540, engine, "figures"),
         Stage("ctest", tests, 240),
     ]
 
