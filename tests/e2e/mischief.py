@@ -1,7 +1,7 @@
 """A model that does what its input says, copied into repositories of tests as `model.py`.
 
-The first feature of the first node is the word; any that means nothing gives a linear layer's
-answer at once.
+The first feature of the first node is the word, or the largest of them where graphs were merged;
+any that means nothing gives a linear layer's answer at once.
 """
 
 import os
@@ -29,7 +29,8 @@ class Mischief(torch.nn.Module):
         self.linear = torch.nn.Linear(in_channels, out_channels)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        word = float(x[0, 0]) if len(x) else 0.0
+        # Of the graphs that were merged, whichever has a word.
+        word = float(x[x[:, 0].abs().argmax(), 0]) if len(x) else 0.0
         if word > SLEEP:
             # Tells the test which process runs it, and that it does.
             running = _HERE / f"running.{os.getpid()}"
