@@ -58,11 +58,11 @@ class Preemptive:
                 best, move = rank, Resume(run)
         if isinstance(move, Wait) or best is None or board.open_slots > 0:
             return move
-        victims = [run for run in executing if not run.stopping]
-        if not victims:
-            return WAIT
-        victim = max(victims, key=lambda run: board.rank_run(run, now_ns))
-        if best < board.rank_run(victim, now_ns) and not (
+        victim, worst = None, best
+        for run in executing:
+            if not run.stopping and (rank := board.rank_run(run, now_ns)) > worst:
+                victim, worst = run, rank
+        if victim is not None and not (
             isinstance(move, Launch)
             and len(board.idle) == 1
             and (is_demoted(move.record) or can_wait(move.record, executing, now_ns))
