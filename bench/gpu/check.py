@@ -29,6 +29,7 @@ BUILD = ROOT / "build" / "gpu"
 SITE = BUILD / "site"
 SUMMARY = ROOT / "bench" / "results" / "gpu" / "summary.json"
 TAIL_LINES = 25
+_STACKS_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -145,13 +146,16 @@ def attempt(stage: Stage, environment: dict[str, str], limit_s: float) -> dict[s
     started = time.monotonic()
     with log.open("w") as file:
         process = subprocess.Popen(
-            ["bash", "-c", stage.command], cwd=ROOT, env=environment, stdout=file,
+            ["bash", "-c", f"ulimit -c 0; {stage.command}"], cwd=ROOT, env=environment, stdout=file,
             stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
         try:
             code: int | None = process.wait(limit_s)
         except subprocess.TimeoutExpired:
             code = None
+            # Where it stands: Python's fault handler writes every thread's stack to the log.
+            os.killpg(process.pid, signal.SIGABRT)
+            time.sleep(_STACKS_S)
         # Also what the stage started and left behind.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -5,6 +5,7 @@ that a script works at all before a GPU is at hand: then its numbers mean nothin
 """
 
 import argparse
+import faulthandler
 import json
 import os
 import subprocess
@@ -174,6 +175,7 @@ def run(name: str, about: str | None, body: Callable[[Result, argparse.Namespace
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")
+    faulthandler.enable()
     if arguments.dry and arguments.out is None:
         arguments.out = Path("build") / "gpu-dry" / f"{name}.json"
     result = Result(name, arguments.dry, arguments.out)

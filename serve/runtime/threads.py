@@ -8,6 +8,7 @@ assert) leaves nothing to go on with: the process ends and a new one is started.
 """
 
 import ctypes
+import faulthandler
 import gc
 import logging
 import mmap
@@ -53,6 +54,8 @@ def main(setup: LaneSetup, channels: list[socket.socket], pool_file: PassedFile)
     place = setup.place
     assert place is not None
     pool = enter(setup, pool_file)
+    # A driver that crashes says nothing of who called it.
+    faulthandler.enable()
     try:
         device = Device.open(place, pool, setup.name)
         threads = [
