@@ -111,8 +111,8 @@ def show(result: dict[str, dict[str, Any]]) -> None:
     table = Table("load", "added, all", "first", "ratio", "requests/s, all", "first", "ratio")
     for load, row in result.items():
         cells = [load]
-        for name, unit in (("added_us", " µs"), ("per_s", "")):
-            ratio = row[f"{name}_first_over_all"]
+        for name, ratio_of, unit in (("added_us", "added", " µs"), ("per_s", "per_s", "")):
+            ratio = row[f"{ratio_of}_first_over_all"]
             cells += [f"{row[name][place]:,.0f}{unit}" for place in ("all", "first")]
             cells.append(f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})")
         table.add_row(*cells)

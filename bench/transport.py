@@ -1,10 +1,11 @@
-"""From the client to the lane: plain gRPC and shared memory, beside a bare gRPC echo.
+"""From the client to the lane: plain gRPC, shared memory, node ids, beside a bare gRPC echo.
 
     python -m bench.transport [--quick]
 
 Requests of 10 KB to 50 MB (32 features and 10 edges a node; edges as INT32) go to a real server
 whose model only copies one column, one at a time from our client: in the message, then with their
-tensors in shared memory, then the very bytes of the first to a bare echo of the same kind of
+tensors in shared memory, then as ids of nodes of a graph the server holds, of which about as many
+bytes are sampled and gathered, then the very bytes of the first to a bare echo of the same kind of
 server, in turn. `added` is what the client waited beyond the run on the lane; of an echo, all it
 waited. So `added` of ours has checking and staging in it, scheduling, hand-over and answer. Ratios
 are of neighbours in time, with the quarter of them below and above. Writes
@@ -38,6 +39,8 @@ NODE_BYTES = 4 * FEATURES + 2 * 4 * EDGES_PER_NODE
 SIZES = {10_000: 200, 100_000: 200, 1_000_000: 100, 10_000_000: 40, 50_000_000: 20}
 QUICK = 5
 MESSAGE_BYTES = 128 << 20
+#: The graph the server holds, and the in-neighbours read of each node asked for.
+HELD_NODES, FANOUT = 400_000, 10
 SECTIONS: dict[str, dict[str, object]] = {
     "server": {"max_message": "128 MiB", "reject_nonfinite": True},
     "device": {"memory_budget": "4 GiB"},
@@ -70,7 +73,11 @@ def main() -> None:
             sizes = {"in_features": FEATURES, "out_features": 1}
             model = write_model(repository, "score", score, factory="./model.py:Score", args=sizes)
             (model / "model.py").write_text(MODEL)
-            with ServerProcess(Path(folder), repository=repository, sections=SECTIONS) as server:
+            hold_graph(Path(folder))
+            held: dict[str, object] = {"name": "held", "file": "held.npz"}
+            with ServerProcess(
+                Path(folder), repository=repository, sections=SECTIONS, graphs=(held,)
+            ) as server:
                 result = measure(server, echo_call(echo), QUICK if arguments.quick else 1)
     finally:
         echo.kill()
@@ -94,12 +101,14 @@ def measure(
             x = rng.standard_normal((nodes, FEATURES), dtype=np.float32)
             edges = rng.integers(0, nodes, (2, EDGES_PER_NODE * nodes), dtype=np.int32)
             message = encode_request("score", {"x": x, "edge_index": edges})
-            times: Times = {"plain": [], "shared": [], "echo": []}
+            ids = rng.integers(0, HELD_NODES, nodes // (FANOUT + 1))
+            times: Times = {"plain": [], "shared": [], "ids": [], "echo": []}
             warm_up = max(2, repeats // divisor // 10)
             for number in range(-warm_up, repeats // divisor):
                 found = {
-                    "plain": added_us(plain, x, edges),
-                    "shared": added_us(shared, x, edges),
+                    "plain": added_us(plain, x=x, edge_index=edges),
+                    "shared": added_us(shared, x=x, edge_index=edges),
+                    "ids": added_us(plain, graph="held", node_ids=ids, fanouts=[FANOUT]),
                     "echo": timed_us(echo, message),
                 }
                 if number >= 0:
@@ -109,10 +118,21 @@ def measure(
     return result
 
 
-def added_us(client: Client, x: Any, edge_index: Any) -> float:
+def hold_graph(folder: Path) -> None:
+    """A random graph as a file."""
+    rng = np.random.default_rng(1)
+    np.savez(
+        folder / "held.npz",
+        num_nodes=HELD_NODES,
+        x=rng.standard_normal((HELD_NODES, FEATURES), dtype=np.float32),
+        edge_index=rng.integers(0, HELD_NODES, (2, EDGES_PER_NODE * HELD_NODES)),
+    )
+
+
+def added_us(client: Client, **request: Any) -> float:
     """What the client waits beyond the run."""
     started_ns = time.perf_counter_ns()
-    answer = client.infer("score", x=x, edge_index=edge_index)
+    answer = client.infer("score", **request)
     taken_ns = time.perf_counter_ns() - started_ns
     return taken_ns / 1e3 - answer.qos.run_us
 
@@ -141,11 +161,12 @@ def quantiles(values: Any) -> dict[str, float]:
 
 
 def show(result: dict[str, dict[str, Any]]) -> None:
-    columns = ("request", "echo", "plain", "÷ echo", "shared memory", "÷ echo")
+    ours = (name for way in ("plain", "shared memory", "node ids") for name in (way, "÷ echo"))
+    columns = ("request", "echo", *ours)
     table = Table(*columns, title="Added to a run, p50")
     for size, row in result.items():
         cells = [f"{int(size):,} B"]
-        for way in ("echo", "plain", "shared"):
+        for way in ("echo", "plain", "shared", "ids"):
             cell = row[way]
             cells.append(f"{cell['added_us']['p50']:,.0f} µs, {cell['megabytes_per_s']:,.0f} MB/s")
             if way != "echo":
