@@ -190,6 +190,14 @@ def check_config(config: Config) -> list[str]:
         if isinstance(found, BrokenModel):
             raise ConfigError(found.reason)
         lines.append(f"model {found.name} version {found.version}: {found.weights_bytes} bytes")
+    for graph in config.graph:
+        source = graph.dataset
+        if graph.file is not None:
+            path = config.path(graph.file)
+            if not path.exists():
+                raise ConfigError(f"graph '{graph.name}': {path}: no such file")
+            source = str(path)
+        lines.append(f"graph {graph.name}: {source}")
     return lines
 
 
