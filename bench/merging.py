@@ -2,11 +2,11 @@
 
     python -m bench.merging [--quick] [--repeats 30] [--out bench/results/merging.json]
 
-One thread pinned to one core, the four models of configs/dev.toml as a lane runs them, requests of
-one size: k requests as one disjoint union (joined, run, taken apart) beside the same k one after
-the other, alternating, in processor time. Given are the medians, their ratio with its quartiles,
-requests per second, and the latency of each: with a union all k are answered at its end, without
-one after the other, so on average after (k + 1) / 2 runs.
+One thread pinned to one core, with a lane's allocator, the four models of configs/dev.toml as PyG
+runs them, requests of one size: k requests as one disjoint union (joined, run, taken apart) beside
+the same k one after the other, alternating, in processor time. Given are the medians, their ratio
+with its quartiles, requests per second, and the latency of each: with a union all k are answered at
+its end, one after the other on average after (k + 1) / 2 runs.
 
 The decision sees estimates only. Its regret: the time of what the scheduler would do with k waiting
 requests (its own ``gather``, targets out of the way) ÷ the time of the best way measured, which is
@@ -26,6 +26,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from bench.as_lane import become_lane
 from bench.machine import machine_facts
 from serve.app import calibration_cache, device_of
 from serve.config import load_config
@@ -174,6 +175,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--out", type=Path, default=Path("bench/results/merging.json"))
     options = parser.parse_args()
+    become_lane("bench.merging")
     repeats = min(8, options.repeats) if options.quick else options.repeats
     found = estimators()
     torch.set_num_threads(1)
