@@ -1,11 +1,12 @@
 """Estimated against measured run time, on graphs that were not used for calibration.
 
-    python -m bench.time_accuracy [--quick] [--data FOLDER] [--budget S]
+    python -m bench.time_accuracy [--quick] [--data FOLDER] [--budget S] [--executors eager,…]
 
-Each model is calibrated as at load, then timed on subgraphs and random graphs of 20 to 20,000
-nodes, twice: the second time much later, so that the difference between the two says how well
-this machine repeats itself, which no estimate can beat. Errors are |estimate ÷ measured − 1|,
-first with the calibration alone, then with the correction learned from these runs one by one.
+This process has a lane's allocator. Each model is calibrated as at load, for each executor, then
+timed on subgraphs and random graphs of 20 to 20,000 nodes, twice: the second time much later, so
+that the difference between the two says how well this machine repeats itself, which no estimate can
+beat. Errors are |estimate ÷ measured − 1|, first with the calibration alone, then with the
+correction learned from these runs one by one.
 A slow-down is forced by running every forward pass twice; `recovery` is the number of runs after
 which the correction stays within 15 % of where it settles. Also: cost of one estimate, of a first
 calibration and of one from the cache. Writes bench/results/time_accuracy.json.
@@ -26,15 +27,18 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.architectures import load
+from bench.as_lane import become_lane
 from bench.machine import machine_facts
 from serve.estimate import ModelEstimator, Overhead
 from serve.graphs.datasets import load_dataset
 from serve.graphs.subgraphs import subgraphs
 from serve.models.cache import CalibrationCache
-from serve.models.calibrate import calibrate
+from serve.models.calibrate import Allocator, calibrate
+from serve.models.executors import EXECUTORS, with_executor
 from serve.models.facts import Signature
 from serve.models.loader import LoadedModel
 from serve.models.probes import Shape, probe_graph
+from serve.native import Meter
 
 RESULT = Path(__file__).parent / "results" / "time_accuracy.json"
 SIZES = {"small": (64, 3), "paper": (256, 8)}
@@ -61,12 +65,14 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=os.environ.get("GNNSERVE_DATA"))
     parser.add_argument("--budget", type=float, default=6.0, help="seconds to calibrate")
     parser.add_argument("--models", default="gcn,sage,gin,gat")
+    parser.add_argument("--executors", default=",".join(EXECUTORS))
     parser.add_argument("--clock", choices=CLOCKS, default="wall", help="cpu: on a busy machine")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    edges = _edges(arguments.data, 40 if arguments.quick else 150)
+    meter = become_lane("bench.time_accuracy")
+    edges = _edges(arguments.data, 40 if arguments.quick else 100)
     results = [
-        _measure(model, size, edges, arguments.budget, CLOCKS[arguments.clock])
+        _measure(executor, model, size, edges, arguments.budget, CLOCKS[arguments.clock], meter)
+        for executor in arguments.executors.split(",")
         for size in (("small",) if arguments.quick else tuple(SIZES))
         for model in arguments.models.split(",")
     ]
@@ -98,18 +104,24 @@ def _edges(data: Path | None, count: int) -> list[Graph]:
 
 
 def _measure(
+    executor: str,
     model: str,
     size: str,
     edges: list[Graph],
     budget_s: float,
     clock: Clock,
+    meter: Meter,
 ) -> dict[str, Any]:
     hidden, layers = SIZES[size]
     loaded, signature = load(
         model, features=FEATURES, hidden=hidden, classes=CLASSES, layers=layers
     )
+    loaded = with_executor(loaded, executor)
     started = time.perf_counter()
-    found = calibrate(loaded, signature, budget_s=budget_s, max_bytes=LIMIT_BYTES)
+    found = calibrate(
+        loaded, signature, budget_s=budget_s, max_bytes=LIMIT_BYTES,
+        allocator=Allocator(meter.held_by),
+    )  # fmt: skip
     took_s = time.perf_counter() - started
     estimator = ModelEstimator(found, Overhead())
     sizes: list[Size] = [(nodes, pairs.shape[1]) for nodes, pairs in edges]
@@ -131,6 +143,7 @@ def _measure(
     above = [again[i] > estimator.describe(*sizes[i]).run_high_ns for i in order]
     repeated = np.array([again[i] / first[i] for i in order])
     return {
+        "executor": executor,
         "model": model,
         "size": size,
         "graphs": len(order),
@@ -214,8 +227,9 @@ def show(document: dict[str, Any]) -> None:
     load = document["load_average"][0]
     title = f"run time ({document['clock']}): |estimate ÷ measured − 1| as median, p95"
     table = Table(title=title, caption=f"load average {load:.1f}")
-    for column in ("model", "graphs", "calibrated", "corrected", "machine itself", "above\nband",
-                   "recovery\nruns", "calibr.\ns", "cached\nms", "estimate\nµs"):  # fmt: skip
+    for column in ("executor", "model", "graphs", "calibrated", "corrected", "machine itself",
+                   "above\nband", "recovery\nruns", "calibr.\ns", "cached\nms",
+                   "estimate\nµs"):  # fmt: skip
         table.add_column(column, justify="right", no_wrap=True)
     for row in document["models"]:
         pairs = [
@@ -224,13 +238,14 @@ def show(document: dict[str, Any]) -> None:
         ]
         facts = ("recovery_runs", "calibration_s", "from_cache_ms", "estimate_us")
         table.add_row(
+            row["executor"],
             f"{row['model']} {row['size']}",
             str(row["graphs"]),
             *pairs,
             f"{row['above_band']:.0%}",
             *(str(row[fact]) for fact in facts),
         )
-    Console().print(table)
+    Console(width=150).print(table)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from serve import native
 from serve.core.types import LaneId, TaskId
 from serve.errors import NotReady
 from serve.models.facts import Signature
@@ -28,7 +29,7 @@ from serve.runtime.messages import (
     TaskError,
     TensorRef,
 )
-from serve.runtime.pool import LaneDown, LanePool, LaneUp, allocator_facts
+from serve.runtime.pool import LaneDown, LanePool, LaneUp, allocator_facts, lane_environment
 from serve.runtime.shm import SharedPool
 from tests.e2e.mischief import DEAF, HOLD, RAISE
 from tests.harness import ROOT
@@ -353,3 +354,14 @@ def test_what_changes_the_allocator_changes_its_facts(monkeypatch):
     assert facts != allocator_facts(16 << 20)
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
     assert facts != allocator_facts(64 << 20)
+
+
+def test_without_the_meter_lanes_start_all_the_same_and_the_log_says_so(monkeypatch, caplog):
+    caplog.set_level(logging.WARNING, "serve.runtime.pool")
+    monkeypatch.setenv("LD_PRELOAD", "")
+    monkeypatch.setattr(native, "meter_library_path", lambda: None)
+    with lane_environment():
+        assert os.environ["LD_PRELOAD"] == ""
+        assert os.environ["MALLOC_MMAP_MAX_"] == "0"
+    assert "MALLOC_MMAP_MAX_" not in os.environ
+    assert "without the memory meter: peaks are not measured" in caplog.text
