@@ -266,8 +266,10 @@ inline float dot(const float* a, const float* b, const float* c, Index count, Co
     return total;
 }
 
+// Loops over heads are short: kHeads, unless it is 0, lets compilers make them single vectors.
+template <int kHeads>
 void score_additive(const Attention& call, Index row, std::int32_t begin, std::int32_t end) {
-    const Index heads = call.heads;
+    const Index heads = kHeads == 0 ? call.heads : kHeads;
     const float* right = call.right + row * heads;
     float mean[kMostHeads] = {};
     for (std::int32_t s = begin; s < end; ++s) {
@@ -327,7 +329,9 @@ void score_wide(const Attention& call, Index row, std::int32_t begin, std::int32
 }
 
 // Turns a row's scores, [slots, heads], into shares that add up to 1 per head.
-void softmax(float* alpha, Index slots, Index heads) {
+template <int kHeads>
+void softmax(float* alpha, Index slots, Index any_heads) {
+    const Index heads = kHeads == 0 ? any_heads : kHeads;
     float most[kMostHeads];
     float sum[kMostHeads];
     for (Index h = 0; h < heads; ++h) {
@@ -363,7 +367,8 @@ void softmax(float* alpha, Index slots, Index heads) {
     }
 }
 
-void run_attend(const Attention& call) {
+template <int kHeads>
+void attend_with(const Attention& call) {
     const Csr& graph = call.graph;
     const Index heads = call.heads;
     const Index channels = call.channels;
@@ -379,11 +384,11 @@ void run_attend(const Attention& call) {
             const std::int32_t end = graph.begin[i + 1];
             if (first && begin < end) {
                 if (call.score == Score::kAdditive) {
-                    score_additive(call, i, begin, end);
+                    score_additive<kHeads>(call, i, begin, end);
                 } else {
                     score_wide(call, i, begin, end);
                 }
-                softmax(call.alpha + begin * heads, end - begin, heads);
+                softmax<kHeads>(call.alpha + begin * heads, end - begin, heads);
             }
             float* out = call.out + i * out_width;
             for (Index h = 0; h < (call.average ? 1 : heads); ++h) {
@@ -399,6 +404,19 @@ void run_attend(const Attention& call) {
                 finish_row(call.finish, i, out_width, scale, out);
             }
         }
+    }
+}
+
+void run_attend(const Attention& call) {
+    switch (call.heads) {
+        case 1:
+            return attend_with<1>(call);
+        case 4:
+            return attend_with<4>(call);
+        case 8:
+            return attend_with<8>(call);
+        default:
+            return attend_with<0>(call);
     }
 }
 

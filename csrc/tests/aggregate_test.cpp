@@ -217,7 +217,9 @@ void test_all(const AggregateKernels& kernels) {
     }
     for (const std::size_t channels : {1, 3, 4, 7, 12, 16, 64, 100}) {
         test_attend(kernels, 1, channels);
+        test_attend(kernels, 3, channels);
         test_attend(kernels, 4, channels);
+        test_attend(kernels, 8, channels);
     }
     test_head_dots(kernels);
 }
