@@ -121,3 +121,11 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     def warning(self) -> str:
         """Empty, or why the memory estimate is an upper bound only, or not even that."""
         return self.memory.warning
+
+    @property
+    def remarks(self) -> str:
+        """Empty, or what to know of the model: its warning, and why PyG's own code runs it."""
+        slow = self.executor == "eager" and self.executor_reason
+        return "; ".join(
+            filter(None, (self.warning, f"runs as PyG wrote it: {slow}" if slow else ""))
+        )

@@ -275,7 +275,7 @@ class Registry:
             name=spec.name,
             version=str(spec.version),
             state="READY",
-            reason=entry.estimator.calibration.warning,
+            reason=entry.estimator.calibration.remarks,
             inputs=tuple(inputs),
             outputs=(output,),
             executor=entry.executor,

@@ -223,3 +223,11 @@ def test_a_calibration_survives_json_and_msgpack(calibration):
     assert (
         msgspec.msgpack.decode(msgspec.msgpack.encode(calibration), type=Calibration) == calibration
     )
+
+
+def test_who_serves_a_model_is_told_why_its_own_code_runs(calibration):
+    told = {"executor_reason": "csr cannot run it", "executor": "eager"}
+    fallen_back = msgspec.structs.replace(calibration, **told)
+    assert fallen_back.remarks == "runs as PyG wrote it: csr cannot run it"
+    fused = msgspec.structs.replace(calibration, executor="csr", executor_reason="faster")
+    assert fused.remarks == fused.warning == ""

@@ -28,7 +28,10 @@ _LONG_RUN_NS = 250_000_000
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The model on the executor that serves it, and why it is this one, for people."""
+    """The model on the executor that serves it, and why it is this one, for people.
+
+    No reason is given where the configuration asked for it.
+    """
 
     loaded: LoadedModel
     reason: str
@@ -42,7 +45,7 @@ def choose(eager: LoadedModel, signature: Signature, wanted: str, *, max_bytes: 
     `max_bytes`, as far as smaller ones tell.
     """
     if wanted == "eager":
-        return Choice(eager, "asked for in the configuration")
+        return Choice(eager, "")
     try:
         fast = with_executor(load_model(eager.spec), "csr")
     except CannotRun as error:
@@ -51,7 +54,7 @@ def choose(eager: LoadedModel, signature: Signature, wanted: str, *, max_bytes: 
     if problem:
         return _fallback(eager, f"csr gives another answer: {problem}")
     if wanted == "csr":
-        return Choice(fast, "asked for in the configuration")
+        return Choice(fast, "")
     ratios = _race(eager, fast, signature, max_bytes)
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
     told = f"csr takes {min(ratios):.2f} to {max(ratios):.2f} of PyG's time"
