@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from serve.graphs.generate import generate_edges
@@ -11,6 +11,7 @@ def undirected(edges):
 
 
 @settings(max_examples=60, deadline=None)
+@example(nodes=42, share=0.001953125, seed=42)  # no node gets an edge end at first
 @given(nodes=st.integers(1, 60), share=st.floats(0, 1), seed=st.integers(0, 2**32))
 def test_exact_count_symmetric_no_loops_sorted(nodes, share, seed):
     wanted = int(share * nodes * (nodes - 1))
