@@ -42,7 +42,7 @@ _LINEAR = ("sum", "mean")
 
 
 class Fused:
-    """A layer's forward over the kernels; `relu` is set when a ReLU follows and belongs to it."""
+    """A layer's forward over the kernels."""
 
     #: What may follow x and edge_index, by position or name.
     takes: tuple[str, ...] = ()
@@ -55,7 +55,6 @@ class Fused:
         self.conv = conv
         self.graphs = graphs
         self.reduce = _REDUCTIONS[conv.aggr]
-        self.relu = False
         self.original: Callable[..., Any] = conv.forward
 
     def __call__(self, x: Any, edge_index: Any, *more: Any, **named: Any) -> Any:
@@ -73,8 +72,7 @@ class Fused:
             out = self.fused(x, edge_index, *more, **named)
             if out is not None:
                 return out
-        out = self.original(x, edge_index, *more, **named)
-        return out.relu() if self.relu else out
+        return self.original(x, edge_index, *more, **named)
 
     def fused(self, x: Tensor, edge_index: Tensor) -> Tensor | None:
         """The forward pass; None when this call is not covered."""
@@ -114,10 +112,9 @@ class FusedGCN(Fused):
             missing=2.0 if conv.improved else 1.0,
         )
         if weight.shape[1] < weight.shape[0]:
-            out = functional.linear(kernels.aggregate(graph, x, by_slot), weight, conv.bias)
-            return out.relu_() if self.relu else out
+            return functional.linear(kernels.aggregate(graph, x, by_slot), weight, conv.bias)
         h = functional.linear(x, weight)
-        return kernels.aggregate(graph, h, by_slot, bias=conv.bias, relu=self.relu)
+        return kernels.aggregate(graph, h, by_slot, bias=conv.bias)
 
 
 class _TwoMaps(Fused):
@@ -130,8 +127,9 @@ class _TwoMaps(Fused):
         narrows = self.mapped.weight.shape[0] <= self.mapped.weight.shape[1]
         self.map_first = self.reduce in _LINEAR and narrows
 
-    def combine(self, x: Tensor, neighbours: Tensor, graph: kernels.Csr, by_slot: Tensor | None,
-                relu: bool) -> Tensor:  # fmt: skip
+    def combine(
+        self, x: Tensor, neighbours: Tensor, graph: kernels.Csr, by_slot: Tensor | None
+    ) -> Tensor:
         """The layer's output for the features to aggregate and the node's own."""
         mapped, root = self.mapped, self.root
         if self.map_first:
@@ -141,7 +139,7 @@ class _TwoMaps(Fused):
             bias = mapped.bias if own is None else None
             if root is not None and root.bias is not None:
                 bias = root.bias
-            return kernels.aggregate(graph, h, by_slot, self.reduce, skip=own, bias=bias, relu=relu)
+            return kernels.aggregate(graph, h, by_slot, self.reduce, skip=own, bias=bias)
         out = functional.linear(
             kernels.aggregate(graph, neighbours, by_slot, self.reduce), mapped.weight, mapped.bias
         )
@@ -149,7 +147,7 @@ class _TwoMaps(Fused):
             out.addmm_(x, root.weight.t())
             if root.bias is not None:
                 out += root.bias
-        return out.relu_() if relu else out
+        return out
 
 
 class FusedSAGE(_TwoMaps):
@@ -166,9 +164,8 @@ class FusedSAGE(_TwoMaps):
         if self.project is not None:
             neighbours = functional.linear(x, self.project.weight, self.project.bias).relu_()
         if not self.conv.normalize:
-            return self.combine(x, neighbours, graph, None, self.relu)
-        out = functional.normalize(self.combine(x, neighbours, graph, None, False), p=2.0, dim=-1)
-        return out.relu_() if self.relu else out
+            return self.combine(x, neighbours, graph, None)
+        return functional.normalize(self.combine(x, neighbours, graph, None), p=2.0, dim=-1)
 
 
 class FusedGraphConv(_TwoMaps):
@@ -187,7 +184,7 @@ class FusedGraphConv(_TwoMaps):
             return None
         graph = self.graphs.csr(edge_index, x.shape[0], edges=edge_weight is not None)
         by_slot = self.graphs.weights(graph, edge_weight, normalise=False)
-        return self.combine(x, x, graph, by_slot, self.relu)
+        return self.combine(x, x, graph, by_slot)
 
 
 class FusedGIN(Fused):
@@ -219,7 +216,7 @@ class FusedGIN(Fused):
             out = kernels.aggregate(graph, x, None, self.reduce, skip=x, skip_scale=own)
         for layer in self.rest:
             out = layer(out)
-        return out.relu() if self.relu else out
+        return out
 
 
 class _Attention(Fused):
@@ -232,12 +229,12 @@ class _Attention(Fused):
 
     def attend(self, graph: kernels.Csr, score: Any, left: Tensor, right: Tensor, value: Tensor,
                **options: Any) -> Tensor:  # fmt: skip
-        """``kernels.attend`` with the layer's heads, bias and ReLU."""
+        """``kernels.attend`` with the layer's heads and bias."""
         conv = self.conv
         options.setdefault("bias", getattr(conv, "bias", None))
         return kernels.attend(
             graph, score, left, right, value, conv.heads,
-            average=not conv.concat, relu=self.relu, **options,
+            average=not conv.concat, **options,
         )  # fmt: skip
 
     def loops(self, edge_index: Tensor, rows: int, *, edges: bool = False) -> kernels.Csr:
