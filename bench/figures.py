@@ -17,7 +17,7 @@ import argparse
 import json
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +27,10 @@ from rich.table import Table
 
 from bench.figures_picture import picture
 from bench.machine import machine_facts
-from bench.policies import Site, missed_share
-from serve.app import calibration_cache, device_of
+from bench.policies import Site, missed_share, site_of
 from serve.config import Config, ModelsConfig
-from serve.core.types import Estimate
-from serve.graphs.pool import GraphPool
 from serve.models import zoo
 from serve.models.writer import write_model
-from serve.runtime.engine import Engine
-from serve.workload import PoolSpec
 
 MODELS = ("gcn", "sage", "gin")
 WORKLOADS = (*MODELS, "mix")
@@ -77,18 +72,7 @@ def paper_site(folder: Path) -> Site:
         module = getattr(zoo, name)(**ARGS)
         write_model(folder, name, module, factory=f"serve.models.zoo:{name}", args=ARGS)
     config = Config(models=ModelsConfig(repository=str(folder), cache=str(folder / "cache")))
-    device = device_of(config)
-    engine = Engine(config, device, lambda _: None, calibration_cache(config, device))
-    try:
-        for name in MODELS:
-            engine.load_offline(name, lambda _stage, _share: None)
-        estimators: dict[str, Callable[[int, int], Estimate]] = {
-            name: engine.estimator(name).estimate for name in MODELS
-        }
-    finally:
-        engine.stop()
-    pool = GraphPool(PoolSpec())
-    return Site(device.parallelism, device.budget_bytes, estimators, pool)
+    return site_of(config, MODELS)
 
 
 def measure(site: Site, runs: int) -> Iterator[dict[str, Any]]:

@@ -28,7 +28,7 @@ from rich.table import Table
 
 from bench.as_lane import become_lane
 from bench.machine import machine_facts
-from serve.app import calibration_cache, device_of
+from serve.app import device_of, offline_estimators
 from serve.config import load_config
 from serve.core.board import Board
 from serve.core.lifecycle import State
@@ -44,7 +44,6 @@ from serve.models.repository import find
 from serve.models.signature import probe_inputs, probe_signature
 from serve.models.union import run_union
 from serve.resources import configs_path
-from serve.runtime.engine import Engine
 from serve.runtime.launch import LAUNCH_NS
 from serve.workload import MODELS
 
@@ -56,14 +55,7 @@ FEATURES = 32
 
 def estimators() -> dict[str, ModelEstimator]:
     config = load_config(configs_path() / "dev.toml")
-    device = device_of(config)
-    engine = Engine(config, device, lambda _: None, calibration_cache(config, device))
-    try:
-        for name in MODELS:
-            engine.load_offline(name, lambda _stage, _share: None)
-        return {name: engine.estimator(name) for name in MODELS}
-    finally:
-        engine.stop()
+    return offline_estimators(config, device_of(config), MODELS, lambda _stage, _share: None)
 
 
 def timed(run: Callable[[], object]) -> int:

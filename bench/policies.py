@@ -29,15 +29,14 @@ from rich.table import Table
 
 from bench.machine import machine_facts
 from bench.policies_picture import picture
-from serve.app import calibration_cache, device_of
-from serve.config import load_config
+from serve.app import device_of, offline_estimators
+from serve.config import Config, load_config
 from serve.core.disciplines import DISCIPLINES
 from serve.core.params import LANES_PER_CORE
 from serve.core.policies import POLICIES
 from serve.core.types import Estimate
 from serve.graphs.pool import GraphPool
 from serve.resources import configs_path
-from serve.runtime.engine import Engine
 from serve.sim.bound import unavoidable_violations
 from serve.sim.device import Offered
 from serve.sim.engine import simulate
@@ -118,17 +117,16 @@ def missed_share(report: SimReport) -> float:
 
 
 def this_machine() -> Site:
-    config = load_config(configs_path() / "dev.toml")
+    return site_of(load_config(configs_path() / "dev.toml"), MODELS)
+
+
+def site_of(config: Config, models: Sequence[str]) -> Site:
+    """This machine with those models of the configuration."""
     device = device_of(config)
-    engine = Engine(config, device, lambda _: None, calibration_cache(config, device))
-    try:
-        for name in MODELS:
-            engine.load_offline(name, lambda _stage, _share: None)
-        estimators: dict[str, Callable[[int, int], Estimate]] = {
-            name: engine.estimator(name).estimate for name in MODELS
-        }
-    finally:
-        engine.stop()
+    found = offline_estimators(config, device, models, lambda _stage, _share: None)
+    estimators: dict[str, Callable[[int, int], Estimate]] = {
+        name: estimator.estimate for name, estimator in found.items()
+    }
     return Site(device.parallelism, device.budget_bytes, estimators, GraphPool(PoolSpec()))
 
 

@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from serve.core.disciplines import get_discipline
 from serve.core.policies import get_policy
 from serve.core.types import Estimate
 from serve.errors import ConfigError
+from serve.estimate.estimator import ModelEstimator
 from serve.graphs.pool import GraphPool
 from serve.journal import decode
 from serve.models.cache import CalibrationCache
@@ -214,6 +215,21 @@ def estimate_offline(
         engine.stop()
 
 
+def offline_estimators(
+    config: Config, device: Device, names: Iterable[str], progress: Progress
+) -> dict[str, ModelEstimator]:
+    """Estimators of these models without a server; calibrates those that are not cached."""
+    engine = Engine(config, device, lambda _: None, calibration_cache(config, device))
+    try:
+        found = {}
+        for name in names:
+            engine.load_offline(name, progress)
+            found[name] = engine.estimator(name)
+        return found
+    finally:
+        engine.stop()
+
+
 def simulate_workload(
     config: Config,
     workload: str,
@@ -233,16 +249,9 @@ def simulate_workload(
     system = make_system(
         policy, discipline, cores=device.parallelism, budget_bytes=device.budget_bytes
     )
-    engine = Engine(config, device, lambda _: None, calibration_cache(config, device))
-    try:
-        pool = GraphPool(PoolSpec())
-        tasks = workload_tasks(workload, pool.refs, seed)
-        estimators = {}
-        for name in sorted({task.model for task in tasks}):
-            engine.load_offline(name, progress)
-            estimators[name] = engine.estimator(name)
-    finally:
-        engine.stop()
+    tasks = workload_tasks(workload, GraphPool(PoolSpec()).refs, seed)
+    names = sorted({task.model for task in tasks})
+    estimators = offline_estimators(config, device, names, progress)
 
     def estimator(model: str, num_nodes: int, num_edges: int) -> Estimate:
         return estimators[model].estimate(num_nodes, num_edges)
