@@ -112,7 +112,7 @@ def measure(
         watched.launched.wait()
         time.sleep(rng.random() * 0.8 * run_ns / 1e9)
         if suspended:
-            engine._pool.suspend(engine._pool.lane_ids[0])
+            engine.pool.suspend(engine.pool.lane_ids[0])
             time.sleep(0.002)
         ticket.cancel()
         waiter.join()
@@ -122,7 +122,7 @@ def measure(
                 taken_us.append((watched.end_ns - watched.stop_ns) / 1000)
         elif suspended:
             # It had ended just before, and waits to be woken.
-            engine._pool.ended(engine._pool.lane_ids[0])
+            engine.pool.ended(engine.pool.lane_ids[0])
     taken_us.sort()
     return {
         "suspended": suspended,
@@ -147,8 +147,8 @@ def main() -> None:
     repeats = min(options.repeats, 10) if options.quick else options.repeats
     rows: list[dict[str, Any]] = []
     with one_lane() as engine:
-        watched = Watched(engine._scheduler)
-        engine._scheduler.handle = watched.handle  # type: ignore[method-assign]
+        watched = Watched(engine.driver.scheduler)
+        engine.driver.scheduler.handle = watched.handle  # type: ignore[method-assign]
         for model in MODELS:
             for nodes, edges in QUICK_SIZES if options.quick else SIZES:
                 call = request(model, nodes, edges)

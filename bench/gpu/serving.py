@@ -246,7 +246,7 @@ def figures(result: Result, bench: Bench) -> None:
 def watch(engine: Engine) -> list[float]:
     """Processor seconds of every call of the scheduler from now on."""
     spent: list[float] = []
-    scheduler: Any = engine._scheduler
+    scheduler: Any = engine.driver.scheduler
     inner = scheduler.handle
 
     def handle(event: Any, now_ns: Any) -> Any:
@@ -260,7 +260,7 @@ def watch(engine: Engine) -> list[float]:
         def __getattr__(self, name: str) -> Any:
             return handle if name == "handle" else getattr(scheduler, name)
 
-    engine._scheduler = Watched()  # type: ignore[assignment]
+    engine.driver.scheduler = Watched()  # type: ignore[assignment]
     return spent
 
 

@@ -1,6 +1,6 @@
 """Estimates for one loaded model, a few microseconds each, corrected by every run.
 
-Called under the engine's lock: nothing here locks, and nothing here may be slow.
+Called under the driver's lock: nothing here locks, and nothing here may be slow.
 """
 
 from collections.abc import Sequence

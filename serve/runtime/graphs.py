@@ -57,7 +57,7 @@ class NodeRequest:
     graph: ResidentGraph
     fanouts: tuple[int, ...]
     num_ids: int
-    #: Belongs to the engine's lock.
+    #: Belongs to the driver's lock.
     sizes: SampleSizes
 
     def expected(self, estimator: ModelEstimator) -> Sized:

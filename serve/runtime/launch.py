@@ -1,6 +1,6 @@
 """What one lane is told to run: one request, or several of one model merged into one.
 
-Belongs to the engine's lock, like the tickets.
+Belongs to the driver's lock, like the tickets.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """The lane processes: started from a fork server, pinned, watched, restarted with back-off.
 
 A process holds one lane, which can then be suspended, or all lanes of one device as threads.
-Does not decide what runs: the engine polls for what lanes said and is told when one is lost.
-Only the engine's own thread calls `poll`; `send` may be called from any thread.
+Does not decide what runs: the driver polls for what lanes said and is told when one is lost.
+Only the driver's own thread calls `poll`; `send` may be called from any thread.
 """
 
 import atexit

@@ -18,7 +18,7 @@ _FIRST_NS, _LONGEST_NS = 30 * _SECOND_NS, 600 * _SECOND_NS
 
 @dataclass(slots=True)
 class Quarantine:
-    """Lanes lost by one model. Belongs to the engine's lock."""
+    """Lanes lost by one model. Belongs to the driver's lock."""
 
     #: Since the model was loaded.
     lanes_lost: int = 0

@@ -51,7 +51,7 @@ _OPTIONAL_INPUTS = frozenset({"edge_weight", "batch"})
 
 @dataclass(slots=True)
 class ModelEntry:
-    """One model as served. Mutable parts belong to the engine's lock."""
+    """One model as served. Mutable parts belong to the driver's lock."""
 
     spec: ModelSpec
     #: Unique per content, so that a changed model can be loaded beside the old one.

@@ -24,17 +24,17 @@ from serve.runtime.shm import Block
 from serve.runtime.staging import Layout, Staged, stage, take_block
 
 if TYPE_CHECKING:
-    from serve.runtime.engine import Engine
+    from serve.runtime.driver import Driver
     from serve.runtime.launch import Launch
     from serve.runtime.registry import ModelEntry
 
 
 class RequestTicket:
-    """Implements ``api.Ticket``; the engine calls the methods marked so under its lock."""
+    """Implements ``api.Ticket``; the driver calls the methods marked so under its lock."""
 
     def __init__(
         self,
-        engine: "Engine",
+        driver: "Driver",
         call: InferCall,
         entry: "ModelEntry",
         task: Task,
@@ -51,7 +51,7 @@ class RequestTicket:
         self.output_shape = (0, 0)
         #: The run it was launched in last.
         self.run: Launch | None = None
-        self._engine = engine
+        self._driver = driver
         self._asked = source if isinstance(source, NodeRequest) else None
         #: Known once it is sampled for a request by node id.
         self._layout = source if isinstance(source, Layout) else None
@@ -76,18 +76,18 @@ class RequestTicket:
             while (outcome := self._mailbox.get()) is None:
                 self._prepare()
             output = self._read_output(outcome)
-            record = build_record(self, outcome, clock.now_ns(), self._engine.scheduling)
-            self._engine.keep(self.task, record)
+            record = build_record(self, outcome, clock.now_ns(), self._driver.scheduling)
+            self._driver.keep(self.task, record)
         finally:
             # Last: whoever put the outcome may still hold the lock that this takes.
-            self._engine.unhold(self)
+            self._driver.unhold(self)
         if output is None:
             raise error_of(outcome)
         return InferResult(output, record)
 
     def cancel(self) -> None:
         """See ``api.Ticket``."""
-        self._engine.cancel(self.task.task_id)
+        self._driver.cancel(self.task.task_id)
 
     @property
     def input_bytes(self) -> int:
@@ -100,15 +100,15 @@ class RequestTicket:
         return self._launched
 
     def command_prepare(self) -> None:
-        """Tell the waiting thread to prepare. Engine."""
+        """Tell the waiting thread to prepare. Driver."""
         self._mailbox.put(None)
 
     def command_answer(self, outcome: Outcome) -> None:
-        """Tell the waiting thread how the request ended. Engine."""
+        """Tell the waiting thread how the request ended. Driver."""
         self._mailbox.put(outcome)
 
     def launch(self) -> Part:
-        """What the lane needs of it, which runs from now on. Engine, after it was prepared."""
+        """What the lane needs of it, which runs from now on. Driver, after it was prepared."""
         staged = self._staged
         if staged is None:
             raise InvariantViolation(f"task {self.task.task_id} is launched but was not prepared")
@@ -116,7 +116,7 @@ class RequestTicket:
         return Part(staged.inputs, staged.output_offset_bytes, staged.output_capacity_bytes)
 
     def unhold(self) -> Block | None:
-        """Give up one hold; the block to free when it was the last. Engine."""
+        """Give up one hold; the block to free when it was the last. Driver."""
         self._holds -= 1
         if self._holds:
             return None
@@ -128,28 +128,28 @@ class RequestTicket:
         try:
             found = self._stage()
         except InvalidInput as error:
-            self._engine.handle(PrepareFailed(task_id, FailReason.INVALID_INPUT, str(error)))
+            self._driver.handle(PrepareFailed(task_id, FailReason.INVALID_INPUT, str(error)))
         except QueueFull as error:
-            self._engine.handle(PrepareFailed(task_id, FailReason.OUT_OF_MEMORY, str(error)))
+            self._driver.handle(PrepareFailed(task_id, FailReason.OUT_OF_MEMORY, str(error)))
         except BaseException as error:
             # The scheduler must hear of every end, or the task would wait for ever.
-            self._engine.handle(PrepareFailed(task_id, FailReason.MODEL_ERROR, repr(error)))
+            self._driver.handle(PrepareFailed(task_id, FailReason.MODEL_ERROR, repr(error)))
             raise
         else:
-            self._engine.handle(TaskPrepared(task_id, found))
+            self._driver.handle(TaskPrepared(task_id, found))
 
     def _stage(self) -> Sized | None:
         """Lay the inputs out in the pool; what the task is then, if it was not known before.
 
         A sample is drawn once: a task that runs again finds it where it was.
         """
-        pool = self._engine.shared
+        pool = self._driver.shared
         if self._asked is not None and self._staged is None:
             assert self.seed is not None
             nodes = prepare_nodes(self._asked, self.call, self.entry, self.seed, pool)
             self._block, self._layout, self._staged = nodes.staged.block, nodes.layout, nodes.staged
             self._positions, self.graph_version = nodes.positions, nodes.graph_version
-            found = self._engine.sampled(self, self._asked, nodes.found)
+            found = self._driver.sampled(self, self._asked, nodes.found)
             self.task = replace(
                 self.task,
                 num_nodes=found.num_nodes,
@@ -162,7 +162,7 @@ class RequestTicket:
             if self._block is None:
                 self._block = take_block(pool, self._layout)
             self._staged = stage(
-                self.call, self._layout, pool, self._block, check_finite=self._engine.check_finite
+                self.call, self._layout, pool, self._block, check_finite=self._driver.check_finite
             )
         return None
 
@@ -170,7 +170,7 @@ class RequestTicket:
         """A copy of the output, as its place in the pool is given back."""
         if not isinstance(outcome, Completed) or self._staged is None:
             return None
-        place = self._engine.shared.array(
+        place = self._driver.shared.array(
             self._staged.output_offset_bytes, "float32", self.output_shape
         )
         return place.copy() if self._positions is None else place[self._positions]

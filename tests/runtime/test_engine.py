@@ -91,7 +91,7 @@ def engine(started, records):
     """Afterwards nothing is staged, reserved or waiting, and each request has its record."""
     records.clear()
     yield started
-    wait_for(lambda: started.shared.used_bytes == 0, "an empty shared pool")
+    wait_for(lambda: started.driver.shared.used_bytes == 0, "an empty shared pool")
     snapshot = started.snapshot()
     assert (snapshot.reserved_bytes, snapshot.pending, snapshot.lanes_up) == (0, {}, 1)
     uids = [record.request_uid for record in records]
@@ -202,7 +202,7 @@ def behind_a_held_one(engine, trouble, *graphs):
             answers = [threads.submit(ticket.result) for ticket in tickets]
             ids = [ticket.task.task_id for ticket in tickets]
             wait_for(
-                lambda: all(engine._scheduler.state(i) is State.READY for i in ids),
+                lambda: all(engine.driver.scheduler.state(i) is State.READY for i in ids),
                 "all to be prepared",
             )
         first.result()

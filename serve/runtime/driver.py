@@ -1,0 +1,328 @@
+"""The live driver of the scheduler: one lock, one thread, and every handler thread lends a hand.
+
+Whoever has an event (the thread a request came in on, the driver's own thread that listens to
+the lanes and keeps the timers) takes the lock, asks the scheduler what to do and does it. All
+that is done under the lock is a few microseconds of dictionary work, a packet to a lane, or a
+word to a waiting thread; nothing there blocks. See ``serve.core.scheduler`` for the decisions
+and ``docs/architecture.md`` for a request's way through all this.
+"""
+
+import itertools
+import logging
+import threading
+import uuid
+from collections.abc import Callable
+
+from serve.core.commands import (
+    AnswerTask,
+    Command,
+    LaunchTask,
+    PrepareTask,
+    ReleaseTask,
+    ResumeTask,
+    StopTask,
+    SuspendTask,
+)
+from serve.core.events import (
+    Event,
+    LaneLost,
+    LaneReady,
+    TaskArrived,
+    TaskCancelled,
+    TaskFailed,
+    TaskFinished,
+    TaskOverran,
+    Tick,
+)
+from serve.core.params import SchedulerParams
+from serve.core.scheduler import Scheduler
+from serve.core.types import Completed, FailReason, LaneId, Nanos, QoS, Sized, Task, TaskId
+from serve.estimate.sampling import SampleProbe
+from serve.obs.journal import JournalWriter
+from serve.obs.record import RequestRecord
+from serve.runtime import clock
+from serve.runtime.api import InferCall
+from serve.runtime.graphs import NodeRequest
+from serve.runtime.launch import Launch
+from serve.runtime.messages import ModelFailed, ModelLoaded, TaskDone, TaskError
+from serve.runtime.pool import LaneDown, LanePool, LaneUp
+from serve.runtime.records import Scheduling
+from serve.runtime.registry import ModelEntry, Registry
+from serve.runtime.shm import SharedPool
+from serve.runtime.staging import Layout
+from serve.runtime.ticket import RequestTicket
+
+_log = logging.getLogger(__name__)
+
+
+class Driver:
+    """Takes accepted requests through the scheduler and over the lanes to their answers."""
+
+    def __init__(
+        self,
+        params: SchedulerParams,
+        pool: LanePool,
+        shared: SharedPool,
+        registry: Registry,
+        *,
+        lock: threading.Lock,
+        sink: Callable[[RequestRecord], None],
+        scheduling: Scheduling,
+        check_finite: bool,
+        journal: JournalWriter | None = None,
+    ) -> None:
+        """`lock` is held for every step; the registry guards its entries with it as well.
+
+        `sink` gets the record of every request answered once the server serves.
+        """
+        self.shared = shared
+        self.scheduling = scheduling
+        self.check_finite = check_finite
+        self.scheduler = Scheduler(params if journal is None else journal.begin(params))
+        #: Requests are the clients', not the server's own: their records are kept.
+        self.serving = False
+        self.boot_id = uuid.uuid4().hex[:8]
+        self._pool = pool
+        self._registry = registry
+        self._lock = lock
+        self._sink = sink
+        self._journal = journal
+        self._tickets: dict[TaskId, RequestTicket] = {}
+        self._task_ids = itertools.count(1)
+        self._armed_ns: int | None = None
+        self._lanes_ready: set[LaneId] = set()
+        self._lanes_changed = threading.Condition(lock)
+        #: Whose task each lane holds.
+        self._on_lane: dict[LaneId, ModelEntry] = {}
+        #: Tasks that were to be launched and are refused, to be told when all commands are done.
+        self._refused: list[TaskFailed] = []
+        self._drained = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._listen, name="driver", daemon=True)
+
+    # --- life ---------------------------------------------------------------------------
+
+    def start(self, timeout_s: float) -> int:
+        """Start to listen to the lanes, wait until all are up or time ran out; how many are."""
+        self._thread.start()
+        with self._lanes_changed:
+            lanes = len(self._pool.lane_ids)
+            self._lanes_changed.wait_for(lambda: len(self._lanes_ready) == lanes, timeout_s)
+            return len(self._lanes_ready)
+
+    def stop(self) -> None:
+        """Cancel what is not answered and stop listening."""
+        self.serving = False
+        for ticket in self.tickets():
+            ticket.cancel()
+        self._stopping = True
+        if self._thread.is_alive():
+            self._pool.wake()
+            self._thread.join()
+
+    def wait_drained(self, timeout_s: float) -> bool:
+        """Wait until everything accepted is answered; False when time ran out."""
+        return self._drained.wait(timeout_s)
+
+    @property
+    def lanes_up(self) -> int:
+        """Lanes that have all models and may be given tasks."""
+        return len(self._lanes_ready)
+
+    @property
+    def alive(self) -> bool:
+        """False when the listening thread has died."""
+        return not self._thread.ident or self._thread.is_alive()
+
+    def tickets(self) -> tuple[RequestTicket, ...]:
+        """Accepted and not yet released."""
+        return tuple(self._tickets.values())
+
+    # --- requests -----------------------------------------------------------------------
+
+    def accept(
+        self, call: InferCall, entry: ModelEntry, size: Sized, source: Layout | NodeRequest
+    ) -> RequestTicket:
+        """Make the task and hand it to the scheduler. Under the lock."""
+        estimate = size.estimate
+        target_ns = call.qos_target_ns or int(self._registry.factor_of(entry) * estimate.solo_ns)
+        timeout_ns = None if call.timeout_ns is None else Nanos(max(1, call.timeout_ns))
+        task = Task(
+            task_id=TaskId(next(self._task_ids)),
+            model=entry.key,
+            num_nodes=size.num_nodes,
+            num_edges=size.num_edges,
+            arrived_ns=Nanos(call.arrived_ns),
+            estimate=estimate,
+            qos=QoS(Nanos(target_ns), timeout_ns, call.priority),
+            tenant=call.tenant,
+        )
+        uid = f"{self.boot_id}-{task.task_id}"
+        ticket = RequestTicket(self, call, entry, task, source, uid)
+        self._tickets[task.task_id] = ticket
+        entry.inflight += 1
+        self._carry_out(TaskArrived(task))
+        return ticket
+
+    def handle(self, event: Event) -> None:
+        """Give the scheduler an event and carry out what it answers. Any thread."""
+        with self._lock:
+            self._carry_out(event)
+
+    def cancel(self, task_id: TaskId) -> None:
+        """Give up on a task that may long be answered. Any thread."""
+        with self._lock:
+            if task_id in self._tickets:
+                self._carry_out(TaskCancelled(task_id))
+
+    def unhold(self, ticket: RequestTicket) -> None:
+        """The serving thread is done with the ticket's buffers."""
+        with self._lock:
+            self._unhold(ticket)
+            entry = ticket.entry
+            entry.inflight -= 1
+            if entry.retired and entry.inflight == 0:
+                entry.idle.set()
+
+    def sampled(self, ticket: RequestTicket, request: NodeRequest, found: SampleProbe) -> Sized:
+        """What a request by node id turned out to be."""
+        with self._lock:
+            return request.exact(ticket.entry.estimator, found)
+
+    def keep(self, task: Task, record: RequestRecord) -> None:
+        """A request was answered: keep its record, unless it was the server's own."""
+        if self._journal is not None:
+            self._journal.left(task.arrived_ns + record.latency_ns, task.task_id)
+        if self.serving:
+            self._sink(record)
+
+    # --- the scheduler's commands ---------------------------------------------------------
+
+    def _carry_out(self, event: Event) -> None:
+        """Under the lock."""
+        now_ns = clock.now_ns()
+        commands = self.scheduler.handle(event, now_ns)
+        if self._journal is not None:
+            self._journal.step(now_ns, event, commands)
+        for command in commands:
+            self._execute(command)
+        while self._refused:
+            self._carry_out(self._refused.pop())
+        if self.scheduler.drained:
+            self._drained.set()
+        wakeup_ns = self.scheduler.next_wakeup()
+        if wakeup_ns is not None and (self._armed_ns is None or wakeup_ns < self._armed_ns):
+            self._armed_ns = wakeup_ns
+            if threading.get_ident() != self._thread.ident:
+                self._pool.wake()
+
+    def _execute(self, command: Command) -> None:
+        """Under the lock."""
+        ticket = self._tickets[command.task_id]
+        match command:
+            case PrepareTask():
+                ticket.command_prepare()
+            case LaunchTask(task_id, lane_id) if reason := ticket.entry.quarantine.reason(
+                clock.now_ns()
+            ):
+                failed = FailReason.QUARANTINED
+                message = f"model {ticket.entry.spec.key}: {reason}"
+                self._refused.append(TaskFailed(task_id, lane_id, failed, message))
+            case LaunchTask(_, lane_id, reserve_bytes=reserve_bytes, companions=companions):
+                self._on_lane[lane_id] = ticket.entry
+                run = Launch([ticket, *(self._tickets[task_id] for task_id in companions)])
+                self._pool.launch(lane_id, run.message(reserve_bytes), run.limit_ns)
+            case SuspendTask(_, lane_id):
+                self._pool.suspend(lane_id)
+            case ResumeTask(_, lane_id):
+                self._pool.resume(lane_id)
+            case StopTask(task_id, lane_id):
+                self._pool.stop_run(lane_id, task_id)
+            case AnswerTask(_, outcome):
+                ticket.command_answer(outcome)
+                # While the other thread wakes up.
+                if isinstance(outcome, Completed) and ticket.run is not None:
+                    ticket.run.learn(outcome)
+            case ReleaseTask():
+                del self._tickets[command.task_id]
+                self._unhold(ticket)
+
+    def _unhold(self, ticket: RequestTicket) -> None:
+        block = ticket.unhold()
+        if block is not None:
+            self.shared.free(block)
+
+    # --- the driver's thread ------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        while not self._stopping:
+            for lane_id, said in self._pool.poll(self._armed_ns):
+                try:
+                    self._hear(lane_id, said)
+                except Exception:
+                    # A bug; the server goes on with the requests it does not concern.
+                    _log.exception("lane %d: message %s cannot be handled", lane_id, said)
+            with self._lock:
+                self._armed_ns = None
+                wakeup_ns = self.scheduler.next_wakeup()
+                if wakeup_ns is not None and wakeup_ns <= clock.now_ns():
+                    self._carry_out(Tick())
+                self._armed_ns = self.scheduler.next_wakeup()
+
+    def _hear(self, lane_id: LaneId, said: object) -> None:
+        match said:
+            case TaskDone(task_id):
+                with self._lock:
+                    self._ended(lane_id)
+                    run = self._tickets[TaskId(task_id)].run
+                    assert run is not None
+                    usage = run.ended(said)
+                    self._carry_out(TaskFinished(TaskId(task_id), lane_id, usage))
+            case TaskError(task_id, reason, message):
+                with self._lock:
+                    self._ended(lane_id)
+                    self._carry_out(_how_failed(TaskId(task_id), lane_id, reason, message))
+            case ModelLoaded(key):
+                if self._registry.lane_answered(lane_id, key):
+                    self._lane_ready(lane_id)
+            case ModelFailed(key, message):
+                _log.error("lane %d: %s: %s", lane_id, key, message)
+                if self._registry.lane_answered(lane_id, key, message):
+                    self._lane_ready(lane_id)
+            case LaneUp():
+                if self._registry.lane_up(lane_id):
+                    self._lane_ready(lane_id)
+            case LaneDown():
+                self._registry.lane_lost(lane_id)
+                with self._lock:
+                    if lane_id in self._lanes_ready:
+                        self._lanes_ready.discard(lane_id)
+                        self._blame(lane_id)
+                        self._carry_out(LaneLost(lane_id))
+
+    def _ended(self, lane_id: LaneId) -> None:
+        """The lane's task ended as it should. Under the lock."""
+        self._pool.ended(lane_id)
+        self._on_lane.pop(lane_id).quarantine.ran()
+
+    def _blame(self, lane_id: LaneId) -> None:
+        """A lane died: its model is perhaps put aside before it gets the next. Under the lock."""
+        entry = self._on_lane.pop(lane_id, None)
+        now_ns = clock.now_ns()
+        if entry is not None and entry.quarantine.lane_lost(now_ns):
+            _log.error("model %s: %s", entry.spec.key, entry.quarantine.reason(now_ns))
+
+    def _lane_ready(self, lane_id: LaneId) -> None:
+        with self._lanes_changed:
+            if lane_id not in self._lanes_ready:
+                self._lanes_ready.add(lane_id)
+                self._carry_out(LaneReady(lane_id))
+                self._lanes_changed.notify_all()
+
+
+def _how_failed(
+    task_id: TaskId, lane_id: LaneId, reason: str, message: str
+) -> TaskFailed | TaskOverran:
+    if reason == FailReason.OUT_OF_MEMORY.value:
+        return TaskOverran(task_id, lane_id, message)
+    return TaskFailed(task_id, lane_id, FailReason(reason), message)
