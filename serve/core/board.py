@@ -53,7 +53,12 @@ class Board:
     @property
     def slots(self) -> int:
         """Tasks that may execute at once on the lanes that are up; at least 1, to plan for."""
-        return max(1, min(self._max_slots, len(self.idle) + len(self.busy)))
+        return max(1, min(self._max_slots, self.lanes_up))
+
+    @property
+    def lanes_up(self) -> int:
+        """Lanes that can work."""
+        return len(self.idle) + len(self.busy)
 
     @property
     def open_slots(self) -> int:

@@ -1,6 +1,7 @@
 """What must hold of a scheduler between any two events, checked the slow and obvious way."""
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from serve.core.lifecycle import State
@@ -11,10 +12,15 @@ if TYPE_CHECKING:
     from serve.core.scheduler import Scheduler
 
 
-def check_invariants(scheduler: "Scheduler") -> None:
-    """Raise InvariantViolation naming the first rule that does not hold."""
-    for check in (_memory, _lanes, _counters, _plan, _membership):
-        check(scheduler)
+def check_invariants(*schedulers: "Scheduler") -> None:
+    """Raise InvariantViolation naming the first rule that does not hold.
+
+    Of one scheduler, or of all that share their ``Totals``.
+    """
+    for scheduler in schedulers:
+        for check in (_memory, _lanes, _counters, _plan, _membership):
+            check(scheduler)
+    _totals(schedulers)
 
 
 def _require(holds: bool, rule: str) -> None:
@@ -55,18 +61,25 @@ def _counters(scheduler: "Scheduler") -> None:
     records = scheduler._tasks.records.values()
     _require(all(r.state is not State.DONE for r in records), "tasks that are done are forgotten")
     _require(scheduler._tasks.pending == sum(r.state.pending for r in records), "pending count")
-    unanswered = [r for r in records if not r.state.answered]
-    _require(scheduler._tasks.unanswered == len(unanswered), "unanswered count")
     work_ns = sum(r.work_ns for r in records if r.state.pending or r.state.on_lane)
     _require(scheduler._tasks.work_ns == work_ns, "work is that of tasks pending or on lanes")
+    timed = sum(r.task.expires_ns is not None and not r.state.answered for r in records)
+    _require(scheduler._tasks.timed_count == timed, "one timer for each time limit")
+
+
+def _totals(schedulers: Sequence["Scheduler"]) -> None:
+    totals = schedulers[0]._totals
+    records = [r for scheduler in schedulers for r in scheduler._tasks.records.values()]
+    ids = {r.task.task_id for r in records}
+    _require(len(ids) == len(records), "a task is on one device")
+    unanswered = sum(not r.state.answered for r in records)
+    _require(totals.unanswered == unanswered, "unanswered count")
     there = [r for r in records if r.state.pending or r.state.on_lane]
     held = Counter(r.task.tenant for r in there)
-    _require(scheduler._tasks.shares.counts() == held, "requests by tenant")
+    _require(totals.shares.counts() == held, "requests by tenant")
     for at in {r.target_class for r in records}:
         there_ns = sum(r.work_ns for r in there if r.target_class <= at)
-        _require(scheduler._tasks.demand.there_ns(at) == there_ns, "work by target")
-    timed = sum(r.task.expires_ns is not None for r in unanswered)
-    _require(scheduler._tasks.timed_count == timed, "one timer for each time limit")
+        _require(totals.demand.there_ns(at) == there_ns, "work by target")
 
 
 def _plan(scheduler: "Scheduler") -> None:

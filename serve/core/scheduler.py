@@ -54,6 +54,7 @@ from serve.core.plan import Plan, PlannedGroup
 from serve.core.policies import get_policy
 from serve.core.record import Record, Run
 from serve.core.tasks import Tasks
+from serve.core.totals import Totals
 from serve.core.types import (
     Bytes,
     Cancelled,
@@ -61,7 +62,6 @@ from serve.core.types import (
     Expired,
     Failed,
     FailReason,
-    GroupId,
     LaneId,
     Nanos,
     Outcome,
@@ -78,8 +78,10 @@ _MOVES_PER_LANE = 8
 class Scheduler:
     """Decides; changes only in ``handle``."""
 
-    def __init__(self, params: SchedulerParams) -> None:
+    def __init__(self, params: SchedulerParams, totals: Totals | None = None) -> None:
+        """With `totals`, those of a fleet that this device is part of."""
         self.params = params
+        self._totals = totals or Totals()
         self._policy = get_policy(params.policy)
         self._discipline = get_discipline(params.discipline)
         self._window = make_window(params.window, params.window_ns)
@@ -89,7 +91,8 @@ class Scheduler:
         self._plan = Plan(self._discipline.holds_groups)
         self._board = Board(params.device, self._plan, self._policy.rank)
         self._backlog = Backlog(self._policy, sealing=not self._window.replans)
-        self._tasks = Tasks(self._backlog, self._plan)
+        self._totals.add_board(self._board)
+        self._tasks = Tasks(self._backlog, self._plan, self._totals)
         self._draining = False
         #: Lanes or budget changed: the plan was made for another device.
         self._stale = False
@@ -98,7 +101,6 @@ class Scheduler:
         #: Until when an idle lane is held for a task being prepared.
         self._held_until_ns: Nanos | None = None
         self._patience = Patience(params.patience)
-        self._next_group_id = 0
         self._now = Nanos(0)
         self._handlers: dict[type[Event], Callable[[Any], None]] = {
             TaskArrived: self._on_arrived,
@@ -173,7 +175,7 @@ class Scheduler:
     @property
     def lanes_up(self) -> int:
         """Lanes that can work."""
-        return len(self._board.idle) + len(self._board.busy)
+        return self._board.lanes_up
 
     @property
     def reserved_bytes(self) -> Bytes:
@@ -212,21 +214,22 @@ class Scheduler:
     def _on_arrived(self, event: TaskArrived) -> None:
         task = event.task
         task_id = task.task_id
-        tasks, slots = self._tasks, self._board.slots
+        tasks, totals = self._tasks, self._totals
+        demand, shares, slots = totals.demand, totals.shares, totals.slots
         tasks.seen(task_id)
-        backlog_ns = Nanos(tasks.work_ns // slots)
+        backlog_ns = Nanos(tasks.work_ns // self._board.slots)
         work_ns = task.estimate.solo_ns
-        overloaded = tasks.demand.asked(work_ns, self._now, slots)
-        tasks.shares.asks(task.tenant)
+        overloaded = demand.asked(work_ns, self._now, slots)
+        shares.asks(task.tenant)
         at = target_class(task.qos.target_ns)
         sheds = overloaded and self.params.shed_late
-        urgent_ns = Nanos(tasks.demand.there_ns(at) // slots) if sheds else None
+        urgent_ns = Nanos(demand.there_ns(at) // slots) if sheds else None
         refusal = admit(
             task,
             budget_bytes=self._board.ledger.budget_bytes,
-            unanswered=tasks.unanswered,
+            unanswered=totals.unanswered,
             max_queue=self.params.max_queue,
-            has_share=tasks.shares.may_queue(task.tenant, self.params.max_queue),
+            has_share=shares.may_queue(task.tenant, self.params.max_queue),
             urgent_ns=urgent_ns,
             backlog_ns=backlog_ns,
             draining=self._draining,
@@ -234,9 +237,9 @@ class Scheduler:
         if refusal is not None:
             tasks.out += AnswerTask(task_id, refusal), ReleaseTask(task_id)
             return
-        if overloaded and tasks.shares.is_over(task.tenant):
+        if overloaded and shares.is_over(task.tenant):
             task = less_urgent(task)
-        left_before_ns = tasks.demand.came(at, work_ns)
+        left_before_ns = demand.came(at, work_ns)
         record = Record(task, self._policy.key(task), backlog_ns, at, left_before_ns)
         tasks.admit(record, self._now)
         self._window.arrived(task, self._now)
@@ -257,7 +260,7 @@ class Scheduler:
 
     def _on_finished(self, event: TaskFinished) -> None:
         run = self._run_of(event.task_id, event.lane_id, TaskFinished)
-        demand, slots = self._tasks.demand, self._board.slots
+        demand, slots = self._totals.demand, self._totals.slots
         outcomes = [completed(r, event.usage, demand, slots, self._now) for r in run.members]
         self._board.vacate(run)
         for record, outcome in zip(run.members, outcomes, strict=True):
@@ -553,8 +556,7 @@ class Scheduler:
         self._step(record, LaunchTask)
         group = self._plan.launch(record)
         if group.group_id is None:
-            group.group_id = GroupId(self._next_group_id)
-            self._next_group_id += 1
+            group.group_id = self._totals.next_group_id()
         if self._discipline.holds_groups and not group.pinned:
             self._plan.pin(group)
             for member in group.members:

@@ -7,13 +7,11 @@ demand, the answers and releases owed. Does not cover lanes and memory, nor why 
 
 from serve.core.backlog import Backlog
 from serve.core.commands import AnswerTask, Command, ReleaseTask
-from serve.core.demand import Demand
-from serve.core.history import History
 from serve.core.lifecycle import TRANSITIONS, Cause, State
 from serve.core.ordered import SortedKeys
 from serve.core.plan import Plan
 from serve.core.record import Record
-from serve.core.shares import Shares
+from serve.core.totals import Totals
 from serve.core.types import Nanos, Outcome, TaskId
 from serve.errors import InvariantViolation
 
@@ -22,29 +20,22 @@ class Tasks:
     """The records, by id, and the one way to change their state."""
 
     __slots__ = (
-        "_history",
-        "_newest_id",
         "_plan",
         "_timers",
+        "_totals",
         "backlog",
-        "demand",
         "moved",
         "out",
         "pending",
         "records",
-        "shares",
-        "unanswered",
         "work_ns",
     )
 
-    def __init__(self, backlog: Backlog, plan: Plan) -> None:
+    def __init__(self, backlog: Backlog, plan: Plan, totals: Totals) -> None:
         self.records: dict[TaskId, Record] = {}
         self.backlog = backlog
-        self.demand = Demand()
-        self.shares = Shares()
-        #: Accepted tasks not on a lane yet, and those without an answer.
+        #: Accepted tasks not on a lane yet.
         self.pending = 0
-        self.unanswered = 0
         #: Σ estimated solo time of tasks pending or on a lane.
         self.work_ns = 0
         #: What moves ask the driver to do, in order.
@@ -54,24 +45,23 @@ class Tasks:
         self._plan = plan
         #: (expiry, task id) of every unanswered task with a time limit.
         self._timers = SortedKeys()
-        self._newest_id = -1
-        self._history = History()
+        self._totals = totals
 
     def seen(self, task_id: TaskId) -> None:
         """The task arrived; raises InvariantViolation when it is there already."""
         if task_id in self.records:
             raise self.violation(task_id, "arrived twice")
-        self._newest_id = max(self._newest_id, task_id)
+        self._totals.newest_id = max(self._totals.newest_id, task_id)
 
     def admit(self, record: Record, now_ns: Nanos) -> None:
         """The task is accepted and waits to be planned."""
         task = record.task
         self.records[task.task_id] = record
-        self._history.add(now_ns, task.task_id, None, "TaskArrived", State.QUEUED)
+        self._totals.history.add(now_ns, task.task_id, None, "TaskArrived", State.QUEUED)
         self.backlog.add(record)
-        self.shares.enter(task.tenant, record.work_ns)
+        self._totals.shares.enter(task.tenant, record.work_ns)
         self.pending += 1
-        self.unanswered += 1
+        self._totals.unanswered += 1
         self.work_ns += record.work_ns
         if (expires_ns := task.expires_ns) is not None:
             self._timers.add((expires_ns, task.task_id))
@@ -90,7 +80,7 @@ class Tasks:
             return
         record.state = after
         self.moved = True
-        self._history.add(now_ns, task_id, before, cause.__name__, after)
+        self._totals.history.add(now_ns, task_id, before, cause.__name__, after)
         if before.on_lane:
             if not after.on_lane:
                 self._leave_lane(record, now_ns)
@@ -101,11 +91,11 @@ class Tasks:
                 self._plan.remove(record, now_ns)
         if (before.pending or before.on_lane) and not (after.pending or after.on_lane):
             self.work_ns -= record.work_ns
-            self.shares.leave(task.tenant, record.work_ns)
-            self.demand.left(record.target_class, record.work_ns)
+            self._totals.shares.leave(task.tenant, record.work_ns)
+            self._totals.demand.left(record.target_class, record.work_ns)
         if after.answered and not before.answered:
             assert outcome is not None
-            self.unanswered -= 1
+            self._totals.unanswered -= 1
             if (expires_ns := task.expires_ns) is not None:
                 self._timers.remove((expires_ns, task_id))
             self.out.append(AnswerTask(task_id, outcome))
@@ -124,7 +114,7 @@ class Tasks:
 
     def known(self, task_id: TaskId) -> bool:
         """Whether the task arrived, however long ago."""
-        return task_id <= self._newest_id
+        return task_id <= self._totals.newest_id
 
     def get(self, task_id: TaskId, cause: Cause) -> Record:
         """The task's record; raises InvariantViolation when `cause` cannot concern it."""
@@ -158,7 +148,7 @@ class Tasks:
 
     def story(self, task_id: TaskId) -> tuple[str, ...]:
         """The task's moves as far as they are remembered, one line each."""
-        return self._history.story(task_id)
+        return self._totals.history.story(task_id)
 
     def violation(self, task_id: TaskId, what: str) -> InvariantViolation:
         """The error to raise when `what` cannot have happened to the task, with its story."""
