@@ -11,6 +11,7 @@ import itertools
 import logging
 import threading
 import uuid
+from collections import deque
 from collections.abc import Callable
 
 from serve.core.commands import (
@@ -89,7 +90,10 @@ class Driver:
         self._journal = journal
         self._tickets: dict[TaskId, RequestTicket] = {}
         self._task_ids = itertools.count(1)
+        #: When the driver's thread looks at the clock at the latest; None: when something happens.
         self._armed_ns: int | None = None
+        #: Runs that ended, until they are learned from.
+        self._ended_runs: deque[tuple[Launch, Completed]] = deque()
         self._lanes_ready: set[LaneId] = set()
         self._lanes_changed = threading.Condition(lock)
         #: Whose task each lane holds.
@@ -240,9 +244,8 @@ class Driver:
                 self._pool.stop_run(lane_id, task_id)
             case AnswerTask(_, outcome):
                 ticket.command_answer(outcome)
-                # While the other thread wakes up.
                 if isinstance(outcome, Completed) and ticket.run is not None:
-                    ticket.run.learn(outcome)
+                    self._ended_runs.append((ticket.run, outcome))
             case ReleaseTask():
                 del self._tickets[command.task_id]
                 self._unhold(ticket)
@@ -256,18 +259,33 @@ class Driver:
 
     def _listen(self) -> None:
         while not self._stopping:
-            for lane_id, said in self._pool.poll(self._armed_ns):
+            # Answers come before lessons: looking at the lanes lets go of the interpreter lock,
+            # for which the threads of the requests that were just answered wait.
+            lessons = len(self._ended_runs)
+            for lane_id, said in self._pool.poll(0 if lessons else self._armed_ns):
                 try:
                     self._hear(lane_id, said)
                 except Exception:
                     # A bug; the server goes on with the requests it does not concern.
                     _log.exception("lane %d: message %s cannot be handled", lane_id, said)
             with self._lock:
-                self._armed_ns = None
-                wakeup_ns = self.scheduler.next_wakeup()
-                if wakeup_ns is not None and wakeup_ns <= clock.now_ns():
-                    self._carry_out(Tick())
-                self._armed_ns = self.scheduler.next_wakeup()
+                for _ in range(lessons):
+                    run, outcome = self._ended_runs.popleft()
+                    run.learn(outcome)
+                self._keep_time()
+
+    def _keep_time(self) -> None:
+        """Tick when it is time, and arm for the next. Under the lock."""
+        now_ns = clock.now_ns()
+        wakeup_ns = self.scheduler.next_wakeup()
+        if wakeup_ns is not None and wakeup_ns <= now_ns:
+            self._carry_out(Tick())
+            wakeup_ns = self.scheduler.next_wakeup()
+        # A time for which nobody waits any more is kept: to arm for the deadline of each request
+        # that is alone would take a wake-up of this thread for each.
+        armed_ns = self._armed_ns
+        if armed_ns is None or armed_ns <= now_ns or (wakeup_ns or armed_ns) < armed_ns:
+            self._armed_ns = wakeup_ns
 
     def _hear(self, lane_id: LaneId, said: object) -> None:
         match said:

@@ -262,6 +262,14 @@ def test_a_lane_is_held_for_a_task_that_will_be_prepared_soon(start):
     assert launches(world.prepare(1)) == [1]
 
 
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_lane_held_with_nobody_behind_needs_no_timer(start, lanes):
+    world = start(policy="sqtf", lanes=lanes)
+    world.arrive(task(0, run_ns=MS, prepare_ns=200 * US))
+    assert world.scheduler.next_wakeup() is None
+    assert launches(world.prepare(0)) == [0]
+
+
 def test_a_held_lane_is_given_up_when_the_prepare_takes_too_long(start):
     world = start(lanes_ready=False, policy="sqtf", lanes=1, prepare_ahead=2)
     prepared_tasks(world, task(0, run_ns=50 * MS))

@@ -112,6 +112,18 @@ def test_an_answer_and_its_record(engine, trouble, records):
     assert 0 < record.pmc_estimate_bytes < record.reserve_bytes
 
 
+def test_requests_that_are_alone_wake_the_driver_for_their_answers_only(
+    engine, trouble, monkeypatch
+):
+    wakes = []
+    wake = engine.pool.wake
+    monkeypatch.setattr(engine.pool, "wake", lambda: (wakes.append(1), wake()))
+    for _ in range(5):
+        engine.submit(call(trouble.graph(), timeout_ns=int(PATIENCE_S * 1e9))).result()
+    # Neither the lane that is held while they are prepared nor their deadlines are timed anew.
+    assert len(wakes) <= 1
+
+
 def test_refusals_before_a_ticket(engine, trouble, records):
     with pytest.raises(NotFound, match="unknown model 'nobody'"):
         engine.submit(call(trouble.graph(), model="nobody"))

@@ -15,7 +15,8 @@ def next_launch(
     Order gives way in two cases, both bounded. A prepared task that does not fit is passed by
     followers that do, `bypass_limit` times; then the memory drains until it fits. With `hold`,
     a task being prepared holds a lane for as long as its prepare is expected to take, so that
-    no long follower starts in front of it; later than that followers go first.
+    no long follower starts in front of it; later than that followers go first. Where there is no
+    follower that time is nobody's: drivers need no timer for a request that is alone.
     """
     if lanes <= 0:
         return WAIT
@@ -41,5 +42,11 @@ def next_launch(
                     if until_ns is None or held_until_ns < until_ns:
                         until_ns = held_until_ns
                     if lanes == 0:
-                        return Wait(until_ns)
-    return Wait(until_ns)
+                        return Wait(until_ns) if _has_ready(board) else WAIT
+    return Wait(until_ns) if bypassed else WAIT
+
+
+def _has_ready(board: Board) -> bool:
+    return any(
+        record.state is State.READY for group in board.plan.groups for record in group.members
+    )
