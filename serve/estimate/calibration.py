@@ -9,7 +9,7 @@ from bisect import bisect_right
 import msgspec
 
 #: Raise when what is stored, or how it is measured, changes; others on disk are then ignored.
-FORMAT = 5
+FORMAT = 6
 
 
 class Linear(msgspec.Struct, frozen=True):
@@ -61,8 +61,22 @@ class Ramp(msgspec.Struct, frozen=True):
         return self.values[piece] + self.slopes[piece] * (size - self.starts[piece])
 
 
+class Loopless(msgspec.Struct, frozen=True, kw_only=True):
+    """What graphs without self-loops take, and what each loop adds at most.
+
+    For models that drop loops, so that a loop costs them less than another edge.
+    """
+
+    #: As in `MemoryFit`.
+    activations: tuple[Linear, ...]
+    held: tuple[Linear, ...]
+    #: Bytes a loop adds to either.
+    loop_activations: float
+    loop_held: float
+
+
 class MemoryFit(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes a request needs at once, in three parts."""
+    """Bytes a request needs at once, in three parts, whatever self-loops it has."""
 
     #: Tensors staged for the request: x, edge_index as int64, and what else the model takes.
     inputs: Linear
@@ -73,6 +87,8 @@ class MemoryFit(msgspec.Struct, frozen=True, kw_only=True):
     #: Activations and what kernels take from the C library behind the tensor allocator's back:
     #: the largest counts. Empty when that was not measured.
     held: tuple[Linear, ...] = ()
+    #: Less, for a graph whose loops were counted; None: loops take what other edges take.
+    loopless: Loopless | None = None
     #: Set when the moments alone do not hold: the larger of the two counts, workspace included.
     curve: Curve | None = None
     #: Relative errors on graphs not fitted to: estimate ÷ measured − 1, lowest and highest.

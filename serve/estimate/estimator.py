@@ -100,6 +100,14 @@ class ModelEstimator:
         # Inputs are live at every moment, so they can be added to every plane.
         self._planes = _raised(memory.activations, memory.inputs)
         self._held = _raised(memory.held, memory.inputs)
+        loopless = memory.loopless
+        #: Whether it is worth while to count a graph's self-loops.
+        self.counts_loops = loopless is not None
+        if loopless is not None:
+            self._plain_planes = _raised(loopless.activations, memory.inputs)
+            self._plain_held = _raised(loopless.held, memory.inputs)
+            self._loop = loopless.loop_activations + memory.inputs.edges
+            self._loop_held = loopless.loop_held + memory.inputs.edges
         self._run = Drift()
         self._bias = SizeBias()
         self._answer = Drift()
@@ -111,13 +119,17 @@ class ModelEstimator:
         """How much slower the machine is now than at calibration, over all sizes."""
         return self._run.factor
 
-    def estimate(self, num_nodes: int, num_edges: int) -> Estimate:
-        """Peak memory, what to reserve, median run and solo time of one request."""
-        peak = self._peak(num_nodes, num_edges)
+    def estimate(self, num_nodes: int, num_edges: int, num_loops: int | None = None) -> Estimate:
+        """Peak memory, what to reserve, median run and solo time of one request.
+
+        `num_loops` of the edges are self-loops; None: any number may be.
+        """
+        peak = self._peak(num_nodes, num_edges, num_loops)
         run = self._run_ns(num_nodes, num_edges)
+        need = self._need(num_nodes, num_edges, num_loops, peak)
         return Estimate(
             Bytes(peak),
-            self._reserve(num_nodes, num_edges, self._need(num_nodes, num_edges, peak)),
+            self._reserve(num_nodes, num_edges, need),
             Nanos(run),
             Nanos(run + self._overhead_ns(num_nodes, num_edges)),
         )
@@ -145,14 +157,17 @@ class ModelEstimator:
         peak_bytes: int | None = None,
         held_bytes: int | None = None,
         co_runners: int = 0,
+        num_loops: int | None = None,
     ) -> None:
         """Learn from a finished run over one request or several.
 
-        `peak_bytes` and `held_bytes` count the inputs once: staged, or joined.
+        `peak_bytes` and `held_bytes` count the inputs once: staged, or joined. `num_loops` as the
+        run was estimated.
         """
         if len(sizes) > 1:
             run_ns -= self._joining_ns(sizes)
-        self.observe_run(*_summed(sizes), run_ns, peak_bytes, held_bytes, co_runners)
+        size = _summed(sizes)
+        self.observe_run(*size, run_ns, peak_bytes, held_bytes, co_runners, num_loops)
 
     def _joining_ns(self, sizes: Sequence[tuple[int, int]]) -> int:
         copied = self.input_bytes(*_summed(sizes))
@@ -183,7 +198,7 @@ class ModelEstimator:
             input_bytes=inputs,
             output_bytes=self.output_bytes(num_nodes, num_edges),
             activation_bytes=max(0, peak - inputs),
-            workspace_bytes=self._need(num_nodes, num_edges, peak) - peak,
+            workspace_bytes=self._need(num_nodes, num_edges, None, peak) - peak,
             peak_bytes=peak,
             reserve_bytes=estimate.reserve_bytes,
             peak_where=top.where if top is not None else "",
@@ -202,6 +217,7 @@ class ModelEstimator:
         peak_bytes: int | None = None,
         held_bytes: int | None = None,
         co_runners: int = 0,
+        num_loops: int | None = None,
     ) -> None:
         """Learn from a finished run.
 
@@ -210,7 +226,8 @@ class ModelEstimator:
         besides. None when it was not measured.
         """
         if peak_bytes is not None:
-            self._observe_peak(num_nodes, num_edges, peak_bytes, held_bytes or peak_bytes)
+            held_bytes = held_bytes or peak_bytes
+            self._observe_peak(num_nodes, num_edges, num_loops, peak_bytes, held_bytes)
         run_ns = max(1, run_ns)
         fitted = self.calibration.time.at(num_nodes, num_edges)
         expected = fitted * self._bias.factor(fitted)
@@ -229,18 +246,24 @@ class ModelEstimator:
         if expected > 0 and overhead_ns > 0:
             self._answer.observe(overhead_ns, expected)
 
-    def _peak(self, num_nodes: int, num_edges: int) -> int:
+    def _peak(self, num_nodes: int, num_edges: int, num_loops: int | None) -> int:
         """Staged inputs and tensors."""
         peak = _highest(self._planes, num_nodes, num_edges)
+        if num_loops is not None and self.counts_loops:
+            others = _highest(self._plain_planes, num_nodes, num_edges - num_loops)
+            peak = min(peak, others + self._loop * num_loops)
         curve = self.calibration.memory.curve
         if curve is not None:
             staged = self.calibration.memory.inputs.at(num_nodes, num_edges)
             peak = max(peak, staged + curve.at(num_nodes, num_edges))
         return ceil(peak * self.memory_scale) + self.memory_added_bytes
 
-    def _need(self, num_nodes: int, num_edges: int, peak: int) -> int:
+    def _need(self, num_nodes: int, num_edges: int, num_loops: int | None, peak: int) -> int:
         """The same with what kernels take besides."""
         held = _highest(self._held, num_nodes, num_edges)
+        if num_loops is not None and self.counts_loops:
+            others = _highest(self._plain_held, num_nodes, num_edges - num_loops)
+            held = min(held, others + self._loop_held * num_loops)
         return max(peak, ceil(held * self.memory_scale) + self.memory_added_bytes)
 
     def _reserve(self, num_nodes: int, num_edges: int, need: int) -> Bytes:
@@ -250,10 +273,15 @@ class ModelEstimator:
         return max(ceil(need * self.safety), need + _SAFETY_BYTES)
 
     def _observe_peak(
-        self, num_nodes: int, num_edges: int, peak_bytes: int, held_bytes: int
+        self,
+        num_nodes: int,
+        num_edges: int,
+        num_loops: int | None,
+        peak_bytes: int,
+        held_bytes: int,
     ) -> None:
-        peak = self._peak(num_nodes, num_edges)
-        need = self._need(num_nodes, num_edges, peak)
+        peak = self._peak(num_nodes, num_edges, num_loops)
+        need = self._need(num_nodes, num_edges, num_loops, peak)
         # The answer's place, reserved besides, is not the run's to use.
         if peak_bytes <= self._with_margin(peak) and held_bytes <= self._with_margin(need):
             return

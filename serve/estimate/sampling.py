@@ -25,6 +25,8 @@ class SampleProbe:
     num_edges: int
     #: To sample and to gather features.
     prepare_ns: int
+    #: Self-loops among the edges; None: not counted.
+    num_loops: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,15 +7,24 @@ hardly the second.
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
 
 from serve.errors import ModelError
-from serve.estimate.calibration import Calibration, Curve, Linear, MemoryFit, TimeFit
+from serve.estimate.calibration import (
+    Calibration,
+    Curve,
+    Linear,
+    Loopless,
+    MemoryFit,
+    TimeFit,
+)
+from serve.estimate.estimator import SAFETY_FACTOR
 from serve.estimate.memory import (
     SLACK_SHARE,
     Trace,
@@ -37,6 +46,8 @@ _log = logging.getLogger(__name__)
 Progress = Callable[[str, float], None]
 Run = Callable[[], torch.Tensor]
 Found = TypeVar("Found")
+#: (Nodes, edges, bytes held at the peak) of graphs of each shape.
+_Held = dict[Shape, list[tuple[int, int, int]]]
 #: Bytes at the peak for a number of nodes and edges.
 Need = Callable[[int, int], float]
 
@@ -182,12 +193,13 @@ def measure_memory(
     probe = _Probe(loaded, signature, site or Processor())
     inputs = probe.input_bytes()
     _run_once(probe)
-    planes, problem = _fit_families(probe, _TRACED)
+    families = _fit_families(probe, _TRACED)
+    planes, problem = families.planes(), families.problem
     checked = _traces(probe, _checked_sizes(_need(inputs, planes), max_bytes))
     if problem or not _all_covered(planes, checked):
         # Perhaps small graphs are only handled differently; the largest tell.
-        larger, problem = _fit_families(probe, _TRACED_LARGE)
-        planes = upper_hull((*planes, *larger))
+        families = families.with_larger(_fit_families(probe, _TRACED_LARGE))
+        planes, problem = families.planes(), families.problem
     curve, peaks = None, []
     warning = ""
     if problem or not _all_covered(planes, checked):
@@ -214,13 +226,17 @@ def measure_memory(
                 f"a {shape.value} graph took {1 / ratio(found):.1f} times its estimate"
             )
     held = _measure_held(probe, need, max_bytes, allocator)
+    loopless = None
     if curve is not None:
-        curve, held = fit_curve([*peaks, *held]), []
+        curve, held = fit_curve([*peaks, *_of_all(held)]), {}
+    else:
+        loopless = _without_loops(probe, families, held, size, allocator)
     return MemoryFit(
         inputs=inputs,
         output=probe.output_bytes(),
         activations=planes,
-        held=fit_held(held),
+        held=fit_held(_of_all(held)),
+        loopless=loopless,
         curve=curve,
         error_low=min(errors),
         error_high=max(errors),
@@ -250,17 +266,71 @@ def _run_once(probe: _Probe) -> None:
         ) from error
 
 
-def _fit_families(
-    probe: _Probe, sizes: Iterable[tuple[int, int]]
-) -> tuple[tuple[Linear, ...], str]:
-    """Planes over all shapes that are extreme in what N and E do not say."""
-    planes: tuple[Linear, ...] = ()
-    problem = ""
-    for shape in filter(probe.takes, _FAMILIES):
-        fitted, wrong = fit_planes(_traces(probe, sizes, shape))
-        planes = upper_hull((*planes, *fitted))
-        problem = problem or wrong
-    return planes, problem
+@dataclass(frozen=True, slots=True)
+class _Families:
+    """Planes for each shape that is extreme in what N and E do not say."""
+
+    by_shape: dict[Shape, tuple[Linear, ...]] = field(default_factory=dict)
+    #: Of any of them, as from `fit_planes`.
+    problem: str = ""
+
+    def planes(self, shapes: Iterable[Shape] = _FAMILIES) -> tuple[Linear, ...]:
+        """Those over all graphs between `shapes`."""
+        return upper_hull(plane for shape in shapes for plane in self.by_shape.get(shape, ()))
+
+    def with_larger(self, other: "_Families") -> "_Families":
+        """Joined with planes of larger graphs, whose problems are the ones that count."""
+        joined = {s: (*planes, *other.by_shape[s]) for s, planes in self.by_shape.items()}
+        return _Families(joined, other.problem)
+
+
+def _fit_families(probe: _Probe, sizes: Iterable[tuple[int, int]]) -> _Families:
+    found = {s: fit_planes(_traces(probe, sizes, s)) for s in filter(probe.takes, _FAMILIES)}
+    problems = [problem for _, problem in found.values() if problem]
+    return _Families({s: planes for s, (planes, _) in found.items()}, (problems or [""])[0])
+
+
+def _without_loops(
+    probe: _Probe,
+    families: _Families,
+    held: _Held,
+    size: tuple[int, int],
+    allocator: Allocator,
+) -> Loopless | None:
+    """What graphs of known loops take; None when that is no less than with loops unknown.
+
+    As the largest of linear functions of (N, E, S), S loops among the edges, a peak is convex and
+    in proportion to its arguments. So it is no more than the sum of the peaks at (N, E − S, 0) and
+    at (0, S, S): that of the graph without its loops, and S times what a loop costs in a graph of
+    nothing else. Checked on a graph of which a third are loops.
+    """
+    plain = [shape for shape in families.by_shape if shape is not Shape.LOOPS]
+    loops = families.by_shape.get(Shape.LOOPS, ())
+    planes = families.planes(plain)
+    a_loop = max((plane.edges for plane in loops), default=math.inf)
+    if a_loop >= max((plane.edges for plane in planes), default=0.0):
+        return None
+    # At the largest ratio nodes hardly count.
+    densest = max(held.get(Shape.LOOPS, []), key=lambda found: found[1] / found[0], default=None)
+    loopless = Loopless(
+        activations=planes,
+        held=fit_held(_of_all({shape: held.get(shape, []) for shape in plain})),
+        loop_activations=a_loop,
+        loop_held=0.0 if densest is None else densest[2] / densest[1],
+    )
+    graph = probe.graph(*size, Shape.MIXED)
+    source, target = graph["edge_index"]
+    num_loops = int((source == target).sum())
+    found = _trace_or_none(probe, size, Shape.MIXED)
+    run = probe.runner(probe.site.place(graph))
+    taken = None if found is None or allocator.held_by is None else allocator.held_by(run)
+    rest = size[0], size[1] - num_loops
+    peak = peak_at(planes, *rest) + a_loop * num_loops
+    need = max(peak, peak_at(loopless.held, *rest) + loopless.loop_held * num_loops)
+    if found is not None and not covers(peak, found.peak_bytes):
+        return None
+    # Half of the margin stays for what larger graphs show.
+    return loopless if (taken or 0) <= (1 + SAFETY_FACTOR) / 2 * need else None
 
 
 def _unless_refused(
@@ -303,23 +373,25 @@ def _all_covered(planes: tuple[Linear, ...], traces: Iterable[Trace]) -> bool:
     return all(covers(peak_at(planes, t.num_nodes, t.num_edges), t.peak_bytes) for t in traces)
 
 
-def _measure_held(
-    probe: _Probe, need: Need, max_bytes: int, allocator: Allocator
-) -> list[tuple[int, int, int]]:
-    """(Nodes, edges, bytes held at the peak) from the sparsest to the densest graphs."""
+def _measure_held(probe: _Probe, need: Need, max_bytes: int, allocator: Allocator) -> _Held:
+    """From the sparsest to the densest graphs; nothing without a meter."""
     if allocator.held_by is None:
-        return []
+        return {}
     limit = min(max_bytes, _HELD_BYTES)
     held_by = allocator.held_by
-    found: list[tuple[int, int, int]] = []
+    found: _Held = {}
     for ratio in _HELD_RATIOS:
         size = _shrunk((_MANY_NODES, int(_MANY_NODES * ratio)), need, limit)
         for shape in filter(probe.takes, _FAMILIES):
             run = probe.runner(probe.site.place(probe.graph(*size, shape)))
             held = _unless_refused(lambda run=run: held_by(run), size, shape)  # type: ignore[misc]
             if held is not None:
-                found.append((*size, held))
+                found.setdefault(shape, []).append((*size, held))
     return found
+
+
+def _of_all(held: _Held) -> list[tuple[int, int, int]]:
+    return [found for of_shape in held.values() for found in of_shape]
 
 
 def _measure_time(

@@ -38,7 +38,6 @@ from serve.core.events import (
 from serve.core.params import SchedulerParams
 from serve.core.scheduler import Scheduler
 from serve.core.types import Completed, FailReason, LaneId, Nanos, QoS, Sized, Task, TaskId
-from serve.estimate.sampling import SampleProbe
 from serve.obs.journal import JournalWriter
 from serve.obs.record import RequestRecord
 from serve.runtime import clock
@@ -188,10 +187,10 @@ class Driver:
             if entry.retired and entry.inflight == 0:
                 entry.idle.set()
 
-    def sampled(self, ticket: RequestTicket, request: NodeRequest, found: SampleProbe) -> Sized:
-        """What a request by node id turned out to be."""
+    def sized(self, exact: Callable[[], Sized]) -> Sized:
+        """What a request turned out to be, by estimates that belong to the lock."""
         with self._lock:
-            return request.exact(ticket.entry.estimator, found)
+            return exact()
 
     def keep(self, task: Task, record: RequestRecord) -> None:
         """A request was answered: keep its record, unless it was the server's own."""

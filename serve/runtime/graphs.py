@@ -27,7 +27,14 @@ from serve.runtime import clock
 from serve.runtime.api import GraphInfo, InferCall, Tensor
 from serve.runtime.messages import TensorRef
 from serve.runtime.shm import SharedPool
-from serve.runtime.staging import Layout, Staged, plan_layout, stage_indices, take_block
+from serve.runtime.staging import (
+    Layout,
+    Staged,
+    count_loops,
+    plan_layout,
+    stage_indices,
+    take_block,
+)
 
 if TYPE_CHECKING:
     from serve.runtime.registry import ModelEntry
@@ -76,7 +83,7 @@ class NodeRequest:
     def exact(self, estimator: ModelEstimator, found: SampleProbe) -> Sized:
         """Once it is sampled; learns from it."""
         self.sizes.observe(found)
-        estimate = estimator.estimate(found.num_nodes, found.num_edges)
+        estimate = estimator.estimate(found.num_nodes, found.num_edges, found.num_loops)
         solo_ns = Nanos(estimate.solo_ns + found.prepare_ns)
         estimate = Estimate(estimate.peak_bytes, estimate.reserve_bytes, estimate.run_ns, solo_ns)
         return Sized(found.num_nodes, found.num_edges, estimate)
@@ -338,13 +345,15 @@ def prepare_nodes(
         else:
             snapshot.gather(nodes, target)
         refs.append(TensorRef(name, dtype, shape, block.offset_bytes + relative))
-    found = SampleProbe(request.num_ids, num_nodes, num_edges, clock.now_ns() - started_ns)
     staged = Staged(
         block,
         tuple(refs),
         block.offset_bytes + layout.output_offset_bytes,
         layout.output_capacity_bytes,
     )
+    num_loops = count_loops(staged, pool) if entry.estimator.counts_loops else None
+    took_ns = clock.now_ns() - started_ns
+    found = SampleProbe(request.num_ids, num_nodes, num_edges, took_ns, num_loops)
     return PreparedNodes(layout, staged, found, snapshot.version, positions)
 
 

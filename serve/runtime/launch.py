@@ -74,7 +74,11 @@ class Launch:
         estimator, usage = self.tickets[0].entry.estimator, outcome.usage
         run_ns = usage.run_ns - outcome.timeline.suspended_ns
         co_runners = outcome.placement.co_runners
-        estimator.observe_union(self._sizes, run_ns, usage.peak_bytes, usage.held_bytes, co_runners)
+        # A union is estimated as if its loops were unknown.
+        num_loops = self.tickets[0].num_loops if len(self.tickets) == 1 else None
+        estimator.observe_union(
+            self._sizes, run_ns, usage.peak_bytes, usage.held_bytes, co_runners, num_loops
+        )
 
     def share_bytes(self, ticket: "RequestTicket", peak_bytes: int | None) -> int | None:
         """The ticket's share of the run's peak, by what each would need alone."""

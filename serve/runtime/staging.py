@@ -101,6 +101,15 @@ def stage(
     )
 
 
+def count_loops(staged: Staged, pool: SharedPool) -> int:
+    """Self-loops among the staged edges."""
+    for ref in staged.inputs:
+        if ref.name == "edge_index":
+            source, target = pool.array(ref.offset_bytes, ref.dtype, ref.shape)
+            return int(np.count_nonzero(source == target))
+    return 0
+
+
 def take_block(pool: SharedPool, layout: Layout) -> Block:
     """A block of the pool for `layout`; raises QueueFull when the pool has no room."""
     block = pool.allocate(layout.size_bytes)

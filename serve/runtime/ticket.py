@@ -5,6 +5,7 @@ same thread prepares the request's tensors, so that preparing the next group nee
 its own and no hand-over; then it waits for the answer.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ from serve.runtime.messages import Part
 from serve.runtime.outcomes import error_of
 from serve.runtime.records import build_record
 from serve.runtime.shm import Block
-from serve.runtime.staging import Layout, Staged, stage, take_block
+from serve.runtime.staging import Layout, Staged, count_loops, stage, take_block
 
 if TYPE_CHECKING:
     from serve.runtime.driver import Driver
@@ -49,6 +50,8 @@ class RequestTicket:
         self.arrived_unix_ns = clock.wall_of(call.arrived_ns)
         #: Shape of the output, told by the lane with the end of the task.
         self.output_shape = (0, 0)
+        #: Self-loops among its edges, where they were counted.
+        self.num_loops: int | None = None
         #: The run it was launched in last.
         self.run: Launch | None = None
         self._driver = driver
@@ -149,14 +152,9 @@ class RequestTicket:
             nodes = prepare_nodes(self._asked, self.call, self.entry, self.seed, pool)
             self._block, self._layout, self._staged = nodes.staged.block, nodes.layout, nodes.staged
             self._positions, self.graph_version = nodes.positions, nodes.graph_version
-            found = self._driver.sampled(self, self._asked, nodes.found)
-            self.task = replace(
-                self.task,
-                num_nodes=found.num_nodes,
-                num_edges=found.num_edges,
-                estimate=found.estimate,
-            )
-            return found
+            self.num_loops = nodes.found.num_loops
+            asked, found = self._asked, nodes.found
+            return self._resize(lambda: asked.exact(self.entry.estimator, found))
         if self._asked is None:
             assert self._layout is not None
             if self._block is None:
@@ -164,7 +162,31 @@ class RequestTicket:
             self._staged = stage(
                 self.call, self._layout, pool, self._block, check_finite=self._driver.check_finite
             )
+            if self.num_loops is None and self.entry.estimator.counts_loops:
+                self.num_loops = count_loops(self._staged, pool)
+                return self._resize(self._without_loops)
         return None
+
+    def _resize(self, exact: Callable[[], Sized]) -> Sized:
+        """Go on with what the task turned out to be."""
+        found = self._driver.sized(exact)
+        self.task = replace(
+            self.task,
+            num_nodes=found.num_nodes,
+            num_edges=found.num_edges,
+            estimate=found.estimate,
+        )
+        return found
+
+    def _without_loops(self) -> Sized:
+        """It was admitted as if any number of its edges were self-loops; now they are counted."""
+        task = self.task
+        size = task.num_nodes, task.num_edges
+        counted = self.entry.estimator.estimate(*size, self.num_loops)
+        estimate = replace(
+            task.estimate, peak_bytes=counted.peak_bytes, reserve_bytes=counted.reserve_bytes
+        )
+        return Sized(*size, estimate)
 
     def _read_output(self, outcome: Outcome) -> np.ndarray | None:
         """A copy of the output, as its place in the pool is given back."""

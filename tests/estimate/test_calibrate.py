@@ -1,6 +1,7 @@
 """Estimates against the profiler, end to end, on graphs far larger than any that were fitted."""
 
 import functools
+import itertools
 
 import numpy as np
 import pytest
@@ -81,6 +82,30 @@ def test_no_shape_of_graph_needs_more_than_is_reserved(name, shape):
     for size in LARGE:
         took, _ = measured_bytes(loaded, signature, *size, shape)
         assert estimator.estimate(*size).reserve_bytes >= took
+
+
+@pytest.mark.parametrize("name", ["gcn", "gat", "gatv2", "cheb", "gat_attributed", "gcn_weighted"])
+def test_memory_is_exact_too_where_loops_are_dropped_and_were_counted(name):
+    loaded, signature, memory = measured(name)
+    estimator = estimator_of(memory)
+    assert estimator.counts_loops
+    for (nodes, edges), share in itertools.product(LARGE, (0.0, 0.1, 0.5, 1.0)):
+        inputs = probe_graph(nodes, edges, Shape.PLAIN, loaded.spec.inputs, signature)
+        source, target = inputs["edge_index"]
+        loops = int(share * min(nodes, edges))
+        target[:loops] = source[:loops]
+        found = trace(lambda inputs=inputs: loaded.run(inputs), loaded.module, nodes, edges)
+        took = sum(tensor.nbytes for tensor in inputs.values()) + found.peak_bytes
+        counted, unknown = estimator.estimate(nodes, edges, loops), estimator.estimate(nodes, edges)
+        assert counted.peak_bytes == pytest.approx(took, rel=0.02 if name in FOUR else 0.05)
+        assert took <= counted.reserve_bytes <= unknown.reserve_bytes
+    all_loops = estimator.estimate(4_000, 4_000, 4_000)
+    assert all_loops.peak_bytes < 0.8 * estimator.estimate(4_000, 4_000).peak_bytes
+
+
+@pytest.mark.parametrize("name", ["sage", "gin", "all_pairs"])
+def test_loops_are_not_counted_where_they_take_what_other_edges_take(name):
+    assert not estimator_of(measured(name)[2]).counts_loops
 
 
 @pytest.mark.parametrize("name", [*FOUR, "pooled", "gcn_weighted", "gat_attributed"])

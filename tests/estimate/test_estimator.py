@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from serve.core.types import ALIGNMENT_BYTES
 from serve.estimate import Calibration, ModelEstimator, Overhead
-from serve.estimate.calibration import Curve
+from serve.estimate.calibration import Curve, Loopless
 
 NODES, EDGES = 1_000, 10_000
 #: Input 288,000 bytes and the first plane 3,100,064; kernels take 32 bytes an edge besides.
@@ -114,6 +114,46 @@ def test_an_overrun_raises_every_later_estimate_of_the_model(estimator):
     assert estimator.estimate(NODES // 2, EDGES // 2).peak_bytes > 1.49 * smaller.peak_bytes
     estimator.observe_run(NODES, EDGES, RUN_NS, PEAK_BYTES // 2)
     assert estimator.estimate(NODES, EDGES) == after
+
+
+@pytest.fixture
+def dropping(calibration):
+    """An estimator of a model that drops its loops; one takes 40 bytes, 8 of kernels among them."""
+    memory = calibration.memory
+    loopless = Loopless(
+        activations=memory.activations, held=memory.held, loop_activations=32, loop_held=40
+    )
+    memory = msgspec.structs.replace(memory, loopless=loopless)
+    return ModelEstimator(msgspec.structs.replace(calibration, memory=memory), Overhead())
+
+
+def test_loops_that_were_counted_take_what_they_take_and_unknown_ones_what_edges_take(dropping):
+    others = dropping.estimate(NODES, EDGES - 2_000)
+    found = dropping.estimate(NODES, EDGES, 2_000)
+    # 16 bytes of inputs, as every edge.
+    assert found.peak_bytes == others.peak_bytes + 2_000 * (32 + 16)
+    margin = 1.03 * 2_000 * (40 + 16)
+    assert found.reserve_bytes == pytest.approx(others.reserve_bytes + margin, abs=2 * 512)
+    assert dropping.estimate(NODES, EDGES, 0) == dropping.estimate(NODES, EDGES)
+    unknown = dropping.estimate(NODES, EDGES)
+    assert dropping.estimate(NODES, EDGES, EDGES).peak_bytes < unknown.peak_bytes
+    assert found.run_ns == unknown.run_ns
+
+
+def test_loops_change_nothing_where_they_take_what_other_edges_take(estimator):
+    assert not estimator.counts_loops
+    assert estimator.estimate(NODES, EDGES, 2_000) == estimator.estimate(NODES, EDGES)
+
+
+def test_an_overrun_is_one_of_what_was_reserved_for_the_loops_counted(dropping):
+    counted = dropping.estimate(NODES, EDGES, 2_000)
+    measured = int(1.1 * counted.peak_bytes)
+    assert measured < dropping.estimate(NODES, EDGES).peak_bytes
+    dropping.observe_run(NODES, EDGES, RUN_NS, measured)
+    assert dropping.underestimates == 0
+    dropping.observe_run(NODES, EDGES, RUN_NS, measured, num_loops=2_000)
+    assert dropping.underestimates == 1
+    assert dropping.estimate(NODES, EDGES, 2_000).peak_bytes >= measured
 
 
 def test_a_small_graph_that_needed_far_more_does_not_rule_out_large_ones(estimator):

@@ -11,7 +11,7 @@ from serve.runtime import regions as regions_module
 from serve.runtime.api import InferCall, Tensor
 from serve.runtime.regions import Regions
 from serve.runtime.shm import TENSOR_ALIGNMENT_BYTES, SharedPool
-from serve.runtime.staging import plan_layout, stage, take_block
+from serve.runtime.staging import count_loops, plan_layout, stage, take_block
 
 NODES, EDGES, WIDTH = 5, 7, 3
 
@@ -56,6 +56,12 @@ def test_what_is_staged_is_what_was_sent(pool, index_dtype):
     sent = np.frombuffer(request.tensors["x"].data, "<f4").reshape(NODES, WIDTH)
     np.testing.assert_array_equal(arrays["x"], sent)
     assert [ref.name for ref in result.inputs] == ["x", "edge_index", "edge_weight", "batch"]
+
+
+def test_loops_among_the_staged_edges_are_counted(pool):
+    edges = np.array([[0, 1, 2, 3, 4, 4, 0], [0, 2, 2, 1, 4, 4, 1]])
+    assert count_loops(staged(pool, call(edge_index=edges)), pool) == 4
+    assert count_loops(staged(pool, call(edge_index=edges[:, :0])), pool) == 0
 
 
 @pytest.fixture
