@@ -69,6 +69,33 @@ class SizeBias:
         return index, min(place - index, 1.0)
 
 
+class Correction:
+    """``Drift`` and ``SizeBias`` of one kind of time, each learning what the other leaves."""
+
+    def __init__(self) -> None:
+        self._drift = Drift()
+        self._bias = SizeBias()
+
+    @property
+    def factor(self) -> float:
+        """How much slower the machine is now, over all sizes."""
+        return self._drift.factor
+
+    def at(self, expected: float) -> float:
+        """The corrected value; rises with `expected`."""
+        return expected * self._bias.factor(expected) * self._drift.factor
+
+    def observe(self, measured: float, expected: float, beside: float = 1.0) -> None:
+        """Take one pair, both positive; `expected` is uncorrected.
+
+        `beside`: what other runs did to it, which says nothing of its size.
+        """
+        biased = expected * self._bias.factor(expected)
+        if beside == 1.0:
+            self._bias.observe(measured, expected * self._drift.factor)
+        self._drift.observe(measured, biased * beside)
+
+
 class Quantile:
     """A running quantile of ratios, at least 1, by small steps up and down."""
 

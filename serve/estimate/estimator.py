@@ -10,7 +10,7 @@ from statistics import median
 
 from serve.core.types import Bytes, Estimate, Nanos, align_bytes
 from serve.estimate.calibration import Calibration, Linear
-from serve.estimate.correction import Drift, Interference, Quantile, SizeBias
+from serve.estimate.correction import Correction, Interference, Quantile
 from serve.estimate.timing import fit_overhead
 
 #: What is reserved above the estimated peak, as a factor.
@@ -28,7 +28,10 @@ _PLACES_BYTES = 512
 
 
 class Overhead:
-    """What the server adds to a run, for all models alike: staging inputs and answering."""
+    """What a request takes beyond its calibrated run, for all models alike.
+
+    Taking it in, staging, answering, and that cores which had nothing to do are slower at first.
+    """
 
     def __init__(self, base_ns: float = 0.0, ns_per_kib: float = 0.0) -> None:
         if base_ns < 0 or ns_per_kib < 0:
@@ -38,7 +41,7 @@ class Overhead:
         self.ns_per_kib = ns_per_kib
 
     def calibrate(self, samples: Sequence[tuple[int, int]]) -> None:
-        """Fit to (input bytes, nanoseconds added) of requests that waited for nothing.
+        """Fit to (input bytes, nanoseconds added) of lone requests.
 
         The median of each size counts; does nothing without samples.
         """
@@ -108,9 +111,9 @@ class ModelEstimator:
             self._plain_held = _raised(loopless.held, memory.inputs)
             self._loop = loopless.loop_activations + memory.inputs.edges
             self._loop_held = loopless.loop_held + memory.inputs.edges
-        self._run = Drift()
-        self._bias = SizeBias()
-        self._answer = Drift()
+        self._run = Correction()
+        #: By itself: runs are learned at any load, on cores that load keeps warm.
+        self._solo = Correction()
         self._high = Quantile(min(calibration.time.high_ratio, _WIDEST_BAND))
         self._interference = Interference()
 
@@ -131,7 +134,7 @@ class ModelEstimator:
             Bytes(peak),
             self._reserve(num_nodes, num_edges, need),
             Nanos(run),
-            Nanos(run + self._overhead_ns(num_nodes, num_edges)),
+            Nanos(max(run, ceil(self._solo.at(self._calibrated_solo_ns(num_nodes, num_edges))))),
         )
 
     def union(self, sizes: Sequence[tuple[int, int]]) -> Estimate:
@@ -172,6 +175,10 @@ class ModelEstimator:
     def _joining_ns(self, sizes: Sequence[tuple[int, int]]) -> int:
         copied = self.input_bytes(*_summed(sizes))
         return ceil(_JOIN_NS + _JOIN_NS_PER_REQUEST * len(sizes) + copied * _JOIN_NS_PER_BYTE)
+
+    def fitted_ns(self, num_nodes: int, num_edges: int) -> float:
+        """Run time as calibrated, before anything was learned since."""
+        return self.calibration.time.at(num_nodes, num_edges)
 
     def run_ns(self, num_nodes: int, num_edges: int, co_runners: int = 0) -> int:
         """Median run time beside that many others."""
@@ -229,22 +236,19 @@ class ModelEstimator:
             held_bytes = held_bytes or peak_bytes
             self._observe_peak(num_nodes, num_edges, num_loops, peak_bytes, held_bytes)
         run_ns = max(1, run_ns)
-        fitted = self.calibration.time.at(num_nodes, num_edges)
-        expected = fitted * self._bias.factor(fitted)
+        fitted = self.fitted_ns(num_nodes, num_edges)
+        ratio = run_ns / self._run.at(fitted)
         if co_runners == 0:
-            self._high.observe(run_ns / (expected * self._run.factor))
-            self._bias.observe(run_ns, fitted * self._run.factor)
-            self._run.observe(run_ns, expected)
+            self._high.observe(ratio)
+            self._run.observe(run_ns, fitted)
         else:
             beside = self._interference.factor(co_runners)
-            self._interference.observe(co_runners, run_ns / (expected * self._run.factor))
-            self._run.observe(run_ns, expected * beside)
+            self._interference.observe(co_runners, ratio)
+            self._run.observe(run_ns, fitted, beside)
 
-    def observe_solo(self, num_nodes: int, num_edges: int, overhead_ns: int) -> None:
-        """Learn what the server added to a run that waited for nothing."""
-        expected = self._fixed_overhead_ns(num_nodes, num_edges)
-        if expected > 0 and overhead_ns > 0:
-            self._answer.observe(overhead_ns, expected)
+    def observe_solo(self, num_nodes: int, num_edges: int, solo_ns: int) -> None:
+        """Learn from a request that came to an idle server and stayed alone, start to end."""
+        self._solo.observe(max(1, solo_ns), self._calibrated_solo_ns(num_nodes, num_edges))
 
     def _peak(self, num_nodes: int, num_edges: int, num_loops: int | None) -> int:
         """Staged inputs and tensors."""
@@ -294,14 +298,11 @@ class ModelEstimator:
             self.memory_added_bytes += max(peak_bytes - peak, held_bytes - need)
 
     def _run_ns(self, num_nodes: int, num_edges: int) -> int:
-        fitted = self.calibration.time.at(num_nodes, num_edges)
-        return max(1, ceil(fitted * self._bias.factor(fitted) * self._run.factor))
+        return max(1, ceil(self._run.at(self.fitted_ns(num_nodes, num_edges))))
 
-    def _overhead_ns(self, num_nodes: int, num_edges: int) -> int:
-        return ceil(self._fixed_overhead_ns(num_nodes, num_edges) * self._answer.factor)
-
-    def _fixed_overhead_ns(self, num_nodes: int, num_edges: int) -> float:
-        return self.overhead.at(self.calibration.memory.inputs.at(num_nodes, num_edges))
+    def _calibrated_solo_ns(self, num_nodes: int, num_edges: int) -> float:
+        input_bytes = self.calibration.memory.inputs.at(num_nodes, num_edges)
+        return self.fitted_ns(num_nodes, num_edges) + self.overhead.at(input_bytes)
 
 
 def _summed(sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:

@@ -57,6 +57,9 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     #: Answer − arrival (JCT).
     latency_ns: int = 0
     backlog_ns: int = 0
+    #: Came to a server that was idle for a while, and no other came until it was answered: its
+    #: latency is a solo time.
+    alone: bool = False
     solo_estimate_ns: int = 0
     #: Of the run it was part of.
     run_estimate_ns: int = 0

@@ -45,6 +45,7 @@ from serve.runtime.api import InferCall
 from serve.runtime.graphs import NodeRequest
 from serve.runtime.launch import Launch
 from serve.runtime.messages import ModelFailed, ModelLoaded, TaskDone, TaskError
+from serve.runtime.overhead import IDLE_NS
 from serve.runtime.pool import LaneDown, LanePool, LaneUp
 from serve.runtime.records import Scheduling
 from serve.runtime.registry import ModelEntry, Registry
@@ -97,6 +98,8 @@ class Driver:
         self._lanes_changed = threading.Condition(lock)
         #: Whose task each lane holds.
         self._on_lane: dict[LaneId, ModelEntry] = {}
+        self._newest: RequestTicket | None = None
+        self._idle_since_ns = 0
         #: Tasks that were to be launched and are refused, to be told when all commands are done.
         self._refused: list[TaskFailed] = []
         self._drained = threading.Event()
@@ -162,6 +165,10 @@ class Driver:
         )
         uid = f"{self.boot_id}-{task.task_id}"
         ticket = RequestTicket(self, call, entry, task, source, uid)
+        if self._newest is not None:
+            self._newest.alone = False
+        ticket.alone = not self._tickets and call.arrived_ns - self._idle_since_ns >= IDLE_NS
+        self._newest = ticket
         self._tickets[task.task_id] = ticket
         entry.inflight += 1
         self._carry_out(TaskArrived(task))
@@ -247,6 +254,10 @@ class Driver:
                     self._ended_runs.append((ticket.run, outcome))
             case ReleaseTask():
                 del self._tickets[command.task_id]
+                if ticket is self._newest:
+                    self._newest = None  # or its tensors would stay
+                if not self._tickets:
+                    self._idle_since_ns = clock.now_ns()
                 self._unhold(ticket)
 
     def _unhold(self, ticket: RequestTicket) -> None:

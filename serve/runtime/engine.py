@@ -26,7 +26,7 @@ from serve.runtime.device import Device
 from serve.runtime.driver import Driver
 from serve.runtime.graphs import GraphStore, NodeRequest
 from serve.runtime.launch import LAUNCH_NS
-from serve.runtime.overhead import time_overhead
+from serve.runtime.overhead import learn_overhead
 from serve.runtime.pool import LanePool
 from serve.runtime.records import Scheduling, refusal_record
 from serve.runtime.registry import ModelEntry, Registry
@@ -145,8 +145,8 @@ class Engine:
             raise NotReady(f"none of {len(names)} models can be served; see the log")
         for entry in self._registry.entries:
             self._graphs.warm(entry)
-        tell("timing the server's own share", 1.0)
-        self._registry.overhead.calibrate(time_overhead(self._registry.entries, self._submit))
+        tell("timing lone requests", 1.0)
+        learn_overhead(self._registry.overhead, self._registry.entries, self._submit)
         self.driver.serving = True
 
     def load_offline(self, name: str, progress: Callable[[str, float], None]) -> None:
@@ -262,13 +262,8 @@ class Engine:
     # --- what was learned, and how it stands --------------------------------------------
 
     def learn(self, record: RequestRecord) -> None:
-        """Correct what the server adds to a run; for the sink's thread, not the answer's."""
-        if (
-            record.status != "OK"
-            or record.co_runners
-            or record.group_size != 1
-            or record.merged != 1
-        ):
+        """Correct what a request takes alone; for the sink's thread, not the answer's."""
+        if not record.alone or record.status != "OK" or record.attempt != 1:
             return
         if record.graph:
             return  # sampling is learned by itself
@@ -276,9 +271,8 @@ class Engine:
             entry = self._registry.get(record.model, record.version)
         except ServeError:
             return  # unloaded meanwhile
-        overhead_ns = record.latency_ns - record.queue_ns - record.run_ns - record.suspended_ns
         with self._lock:
-            entry.estimator.observe_solo(record.num_nodes, record.num_edges, overhead_ns)
+            entry.estimator.observe_solo(record.num_nodes, record.num_edges, record.latency_ns)
 
     def snapshot(self, rows_dropped: int = 0) -> EngineSnapshot:
         """The engine at this moment, for metrics; the report's lost rows are the caller's."""

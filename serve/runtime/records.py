@@ -50,6 +50,7 @@ def build_record(
         "discipline": scheduling.discipline,
         "executor": ticket.entry.executor,
         "device": scheduling.device,
+        "alone": ticket.alone,
         "latency_ns": answered_ns - task.arrived_ns,
         "solo_estimate_ns": task.estimate.solo_ns,
         "run_estimate_ns": task.estimate.run_ns,

@@ -72,6 +72,8 @@ class RequestTicket:
         #: The block goes back when the answer was read and no lane touches it any more.
         self._holds = 2
         self._launched = False
+        #: Came to a server that was idle for a while, and none has come since.
+        self.alone = False
 
     def result(self) -> InferResult:
         """See ``api.Ticket``."""

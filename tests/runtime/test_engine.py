@@ -26,6 +26,7 @@ from serve.journal import AnswerLeft, commands_of, decode
 from serve.obs.journal import JournalWriter
 from serve.runtime.api import InferCall, Tensor
 from serve.runtime.engine import Engine
+from serve.runtime.overhead import IDLE_NS
 from serve.sim.replay import first_difference, recorded
 from tests.e2e.mischief import HOLD, RAISE
 from tests.e2e.support import Graph, random_graph
@@ -96,6 +97,30 @@ def engine(started, records):
     assert (snapshot.reserved_bytes, snapshot.pending, snapshot.lanes_up) == (0, {}, 1)
     uids = [record.request_uid for record in records]
     assert len(set(uids)) == len(uids)
+
+
+def test_only_a_request_alone_on_an_idle_server_teaches_a_solo_time(
+    engine, trouble, records, monkeypatch
+):
+    """Not one right after another, nor one that another joins."""
+
+    def submitted():
+        threading.Event().wait(2 * IDLE_NS / 1e9)
+        return engine.submit(call(trouble.graph(num_nodes=12)))
+
+    wait_for(lambda: not engine.driver.tickets(), "an idle server")
+    submitted().result()
+    joined = submitted()
+    with ThreadPoolExecutor() as threads:
+        for ticket in (joined, engine.submit(call(trouble.graph(num_nodes=12)))):
+            threads.submit(ticket.result)
+    engine.submit(call(trouble.graph(num_nodes=12))).result()
+    assert [record.alone for record in records] == [True, False, False, False]
+    taught = []
+    monkeypatch.setattr(ModelEstimator, "observe_solo", lambda _, *seen: taught.append(seen))
+    for record in records:
+        engine.learn(record)
+    assert taught == [(12, 0, records[0].latency_ns)]
 
 
 def test_an_answer_and_its_record(engine, trouble, records):
