@@ -43,9 +43,7 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 #: Whether the compiled extension is in use, and not its twin.
 COMPILED = _impl.__name__ == "serve._core"
-#: Kernels along a graph's edges, which have no twin: without them models run as PyG wrote them.
-graph_kernels = _impl if COMPILED else None
-#: The most attention heads they take.
+#: The most attention heads that the kernels along edges take.
 MOST_HEADS: int = getattr(_impl, "MOST_HEADS", 0)
 
 #: As a fan-out: every in-neighbour.
@@ -118,6 +116,17 @@ def gather_rows(
     float16 or uint8 [N, F]. Raises ValueError for an id without a row and sizes that do not fit.
     """
     _impl.gather_rows(rows, rows.dtype.name, rows.shape[1], patched, patched_rows, ids, target)
+
+
+def define_operators() -> None:
+    """Define the kernels along edges as ``torch.ops.gnnserve``; once a process, torch loaded.
+
+    Raises RuntimeError when the extension was not built (they have no twin) and when this version
+    of torch does not take them.
+    """
+    if not COMPILED:
+        raise RuntimeError("the compiled extension is missing")
+    _impl.define_operators()
 
 
 def meter_library_path() -> Path | None:

@@ -6,10 +6,11 @@
 #include <string>
 
 #include "buffer.hpp"
+#include "gnnserve/aggregate.hpp"
 #include "gnnserve/offset_allocator.hpp"
 #include "gnnserve/staging.hpp"
-#include "graph_kernels.hpp"
 #include "graphs.hpp"
+#include "torch/operators.hpp"
 
 namespace nb = nanobind;
 
@@ -69,7 +70,8 @@ NB_MODULE(_core, module) {
     module.def("stage_features", &stage_features, "src"_a, "dst"_a, "check_finite"_a,
                nb::sig("def stage_features(src: serve._twin.BytesLike, "
                        "dst: serve._twin.BytesLike, check_finite: bool) -> int"));
-    bind_graph_kernels(module);
+    module.def("define_operators", &gnnserve::define_operators);
+    module.attr("MOST_HEADS") = gnnserve::kMostHeads;
     nb::class_<OffsetAllocator>(
         module, "OffsetAllocator",
         "Hands out ranges of a region it never touches, such as a shared memory file.\n\n"

@@ -192,6 +192,7 @@ class FusedGIN(Fused):
 
     def __init__(self, conv: Any, graphs: Graphs) -> None:
         super().__init__(conv, graphs)
+        self.own = 1.0 + float(conv.eps)
         self.first: Any = None
         self.first_relu = False
         self.rest: list[nn.Module] = [conv.nn]
@@ -206,7 +207,7 @@ class FusedGIN(Fused):
     def fused(self, x: Tensor, edge_index: Tensor) -> Tensor | None:
         """See GINConv.forward."""
         graph = self.graphs.csr(edge_index, x.shape[0])
-        own = 1.0 + float(self.conv.eps)
+        own = self.own
         if self.first is not None:
             h = functional.linear(x, self.first.weight)
             out = kernels.aggregate(

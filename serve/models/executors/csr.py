@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from torch_geometric.nn import MessagePassing
 
-from serve import native
+from serve.models.executors import kernels
 from serve.models.executors.convs import FUSED, Fused
 from serve.models.executors.graphs import Graphs
 from serve.models.loader import LoadedModel
@@ -24,8 +24,8 @@ class CannotRun(Exception):
 
 def with_csr(loaded: LoadedModel) -> LoadedModel:
     """Replace the forward of every layer that is known; raises CannotRun when none is."""
-    if native.graph_kernels is None:
-        raise CannotRun("the compiled extension is missing")
+    if kernels.UNAVAILABLE:
+        raise CannotRun(kernels.UNAVAILABLE)
     graphs = Graphs()
     fused: list[tuple[MessagePassing, Fused]] = []
     left: list[str] = []

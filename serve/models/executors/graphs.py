@@ -25,9 +25,10 @@ class Graphs:
         """The sorted graph; see ``Csr``."""
         if edge_index.is_inference():
             return Csr(edge_index, rows, replace_loops=replace_loops, edges=edges)
-        key = id(edge_index), edge_index._version, rows, replace_loops, edges
+        key = id(edge_index), edge_index._version, replace_loops, edges
         found = self._made.get(key)
-        if found is None:
+        # Not in the key: where export traces, a size is a symbol, which has no hash.
+        if found is None or found[1].rows != rows:  # type: ignore[attr-defined]
             made = Csr(edge_index, rows, replace_loops=replace_loops, edges=edges)
             # The tensor is kept, so that its id stays its own.
             found = self._made[key] = (edge_index,), made

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 from torch_geometric.nn import EdgeConv, GCNConv, SAGEConv
 
-from serve.models.executors import CannotRun
+from serve.models.executors import CannotRun, kernels
 
 
 class Doubled(GCNConv):
@@ -62,7 +62,7 @@ def test_a_layer_somebody_hooked_into_is_left_alone(twins):
 
 
 def test_without_the_extension_there_is_no_csr(twins, monkeypatch):
-    monkeypatch.setattr("serve.native.graph_kernels", None)
+    monkeypatch.setattr(kernels, "UNAVAILABLE", "the compiled extension is missing")
     with pytest.raises(CannotRun, match="extension is missing"):
         twins(lambda: SAGEConv(12, 3))
 

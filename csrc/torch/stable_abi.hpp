@@ -1,0 +1,84 @@
+// The part of PyTorch's stable C interface for operators that we use (torch/csrc/stable/c/shim.h),
+// found at run time in the libtorch of this process: nothing here needs PyTorch to be built.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <vector>
+
+namespace gnnserve::torch_abi {
+
+// An argument or result: a number in its low bytes, a tensor's handle, or for what may be None
+// null or a pointer to another.
+using Value = std::uint64_t;
+using Boxed = void (*)(Value* stack, std::uint64_t inputs, std::uint64_t outputs);
+
+enum class Dtype : std::uint8_t { kFloat32, kInt32, kInt64, kOther };
+
+// A tensor on the CPU; owns its handle.
+class Tensor {
+public:
+    explicit Tensor(void* handle) : handle_(handle) {}
+    Tensor(Tensor&& other) noexcept : handle_(other.release()) {}
+    Tensor(const Tensor&) = delete;
+    Tensor& operator=(Tensor&&) = delete;
+    Tensor& operator=(const Tensor&) = delete;
+    ~Tensor();
+
+    // A new one of that shape, contiguous. Throws bad_alloc.
+    static Tensor empty(std::vector<std::int64_t> shape, Dtype dtype);
+
+    std::int64_t dim() const;
+    std::int64_t size(std::int64_t axis) const;
+    std::int64_t stride(std::int64_t axis) const;
+    std::int64_t numel() const;
+    Dtype dtype() const;
+    bool is_contiguous() const;
+    template <typename T>
+    T* data() const {
+        return static_cast<T*>(address());
+    }
+
+    void* release() {
+        void* handle = handle_;
+        handle_ = nullptr;
+        return handle;
+    }
+
+private:
+    void* address() const;
+
+    void* handle_;
+};
+
+// Takes an operator's arguments from its stack, in order; all must be taken before anything throws.
+class Arguments {
+public:
+    explicit Arguments(Value* stack) : next_(stack) {}
+    Tensor tensor() { return Tensor(reinterpret_cast<void*>(*next_++)); }
+    std::optional<Tensor> optional_tensor();
+    std::int64_t integer() { return static_cast<std::int64_t>(*next_++); }
+    bool flag() { return (*next_++ & 0xFF) != 0; }
+    float real() {
+        double value;
+        std::memcpy(&value, next_++, sizeof value);
+        return static_cast<float>(value);
+    }
+
+private:
+    Value* next_;
+};
+
+struct Operator {
+    const char* name;
+    const char* schema;  // with the name, as torch.library takes it
+    Boxed run;
+};
+
+// Defines the operators in a namespace, with kernels for the CPU. Once a process. Throws
+// runtime_error saying what is missing when PyTorch is not loaded or refuses.
+void define(const char* library, const Operator* operators, std::size_t count);
+
+}  // namespace gnnserve::torch_abi
