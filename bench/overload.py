@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
 from rich.console import Console
 from rich.table import Table
 
@@ -43,7 +44,7 @@ def flood_and_calm(
     later = [
         replace(
             offered,
-            task=replace(
+            task=structs.replace(
                 offered.task,
                 task_id=TaskId(offered.task.task_id + count),
                 arrived_ns=Nanos(offered.task.arrived_ns + ends_ns),

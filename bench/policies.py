@@ -20,7 +20,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -239,8 +239,7 @@ def main() -> None:
         "qos_factor": QOS_FACTOR,
         "graphs": site.pool.sources,
         "solo_ms": {
-            model: [asdict(site.estimate(model, n, e))["solo_ns"] / 1e6 for n, e in SHAPES]
-            for model in MODELS
+            model: [site.estimate(model, n, e).solo_ns / 1e6 for n, e in SHAPES] for model in MODELS
         },
         "solo_ms_of": [list(shape) for shape in SHAPES],
         "goodput": reach,

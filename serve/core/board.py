@@ -88,10 +88,9 @@ class Board:
     def rank_run(self, run: Run, now_ns: Nanos) -> tuple[int, Key]:
         """How urgent the run is: as its most urgent member."""
         left_ns = run.left_ns(now_ns)
-        members = run.members
-        if len(members) == 1:
-            return self.rank(members[0], left_ns, now_ns)
-        return min([self.rank(member, left_ns, now_ns) for member in members])
+        if len(run.members) == 1:
+            return self.rank(run.members[0], left_ns, now_ns)
+        return min([self.rank(member, left_ns, now_ns) for member in run.members])
 
     def occupy(self, members: tuple[Record, ...], estimate: Estimate, now_ns: Nanos) -> Run:
         """Give the members an idle lane together, their memory, and a slot to execute in."""

@@ -3,20 +3,18 @@
 For every ``TaskArrived`` there is exactly one ``AnswerTask`` and exactly one ``ReleaseTask``.
 """
 
-from dataclasses import dataclass
+import msgspec
 
 from serve.core.types import Bytes, GroupId, LaneId, Outcome, TaskId
 
 
-@dataclass(frozen=True, slots=True)
-class PrepareTask:
+class PrepareTask(msgspec.Struct, frozen=True):
     """Validate and stage the task's inputs on the host; answer with ``TaskPrepared``."""
 
     task_id: TaskId
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchTask:
+class LaunchTask(msgspec.Struct, frozen=True):
     """Start the prepared task on an idle lane. Its memory is reserved already."""
 
     task_id: TaskId
@@ -30,8 +28,7 @@ class LaunchTask:
     companions: tuple[TaskId, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SuspendTask:
+class SuspendTask(msgspec.Struct, frozen=True):
     """Stop the task where it is; lane and memory stay its own.
 
     It may have ended already: its ``TaskFinished`` is welcome while it counts as suspended, and
@@ -42,16 +39,14 @@ class SuspendTask:
     lane_id: LaneId
 
 
-@dataclass(frozen=True, slots=True)
-class ResumeTask:
+class ResumeTask(msgspec.Struct, frozen=True):
     """Let the suspended task go on."""
 
     task_id: TaskId
     lane_id: LaneId
 
 
-@dataclass(frozen=True, slots=True)
-class StopTask:
+class StopTask(msgspec.Struct, frozen=True):
     """End the run, suspended or not, as soon as can be: nobody waits for it any more.
 
     It ends as any run does, by whatever comes first: it may also finish.
@@ -61,16 +56,14 @@ class StopTask:
     lane_id: LaneId
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerTask:
+class AnswerTask(msgspec.Struct, frozen=True):
     """Tell the client how its request ended."""
 
     task_id: TaskId
     outcome: Outcome
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseTask:
+class ReleaseTask(msgspec.Struct, frozen=True):
     """No lane touches the task's buffers any more: they may be reused.
 
     Comes with the answer, or later when a task was answered while still on a lane.

@@ -3,20 +3,18 @@
 Each is handed to ``Scheduler.handle(event, now_ns)``. See ``commands`` for what comes back.
 """
 
-from dataclasses import dataclass
+import msgspec
 
 from serve.core.types import Bytes, FailReason, LaneId, Sized, Task, TaskId, Usage
 
 
-@dataclass(frozen=True, slots=True)
-class TaskArrived:
+class TaskArrived(msgspec.Struct, frozen=True):
     """A request was decoded and estimated and asks to be admitted."""
 
     task: Task
 
 
-@dataclass(frozen=True, slots=True)
-class TaskPrepared:
+class TaskPrepared(msgspec.Struct, frozen=True):
     """The host finished preparing the task's inputs; it may be launched."""
 
     task_id: TaskId
@@ -25,8 +23,7 @@ class TaskPrepared:
     found: Sized | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PrepareFailed:
+class PrepareFailed(msgspec.Struct, frozen=True):
     """Preparing found the request's content invalid, or could not stage it."""
 
     task_id: TaskId
@@ -34,8 +31,7 @@ class PrepareFailed:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class TaskFinished:
+class TaskFinished(msgspec.Struct, frozen=True):
     """A lane delivered the task's result."""
 
     task_id: TaskId
@@ -43,8 +39,7 @@ class TaskFinished:
     usage: Usage
 
 
-@dataclass(frozen=True, slots=True)
-class TaskFailed:
+class TaskFailed(msgspec.Struct, frozen=True):
     """A lane ran the task and it ended in an error; the lane itself is fine."""
 
     task_id: TaskId
@@ -53,8 +48,7 @@ class TaskFailed:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class TaskOverran:
+class TaskOverran(msgspec.Struct, frozen=True):
     """A lane stopped the task as it asked for more memory than was reserved; the lane is fine."""
 
     task_id: TaskId
@@ -63,41 +57,35 @@ class TaskOverran:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class TaskCancelled:
+class TaskCancelled(msgspec.Struct, frozen=True):
     """The client went away. A no-op for a task already answered."""
 
     task_id: TaskId
 
 
-@dataclass(frozen=True, slots=True)
-class LaneReady:
+class LaneReady(msgspec.Struct, frozen=True):
     """A lane started (again) and can take a task."""
 
     lane_id: LaneId
 
 
-@dataclass(frozen=True, slots=True)
-class LaneLost:
+class LaneLost(msgspec.Struct, frozen=True):
     """A lane's process died; what it ran is handed over once, then answered."""
 
     lane_id: LaneId
 
 
-@dataclass(frozen=True, slots=True)
-class BudgetChanged:
+class BudgetChanged(msgspec.Struct, frozen=True):
     """Models were loaded or unloaded: what is left of the device for tasks."""
 
     budget_bytes: Bytes
 
 
-@dataclass(frozen=True, slots=True)
-class DrainStarted:
+class DrainStarted(msgspec.Struct, frozen=True):
     """Accept nothing new; finish everything accepted."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(msgspec.Struct, frozen=True):
     """The time asked for by ``next_wakeup()`` has come."""
 
 

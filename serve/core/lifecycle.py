@@ -70,6 +70,8 @@ class State(Enum):
         self.executing = executing
         #: Its client has its answer.
         self.answered = answered
+        #: What it counts as for others: a move between two states alike in this entails nothing.
+        self.counts_as = pending, on_lane, answered, label == "done"
 
 
 Cause = type[object]

@@ -1,9 +1,10 @@
 """Capacity arithmetic shared by policies: from an order of tasks to groups that fit."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from itertools import groupby
 from typing import Any
+
+from msgspec.structs import replace
 
 from serve.core.types import Bytes, Capacity, Group, Task
 

@@ -6,14 +6,13 @@ holds groups, a task handed over by a lost lane, one that has waited too long, a
 a fixed window.
 """
 
-from dataclasses import dataclass
+import msgspec
 
 from serve.core.record import Record
 from serve.core.types import ZERO_NS, GroupId, Nanos
 
 
-@dataclass(slots=True, eq=False)
-class PlannedGroup:
+class PlannedGroup(msgspec.Struct, eq=False):
     """Tasks planned together, as far as they have not been launched or answered."""
 
     #: In launch order.

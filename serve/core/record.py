@@ -4,8 +4,10 @@ A ``Record`` is one accepted task, from its admission until it is released. A ``
 holds, from launch until the lane gives it back: one task, or several of one model merged.
 """
 
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
 
 from serve.core.lifecycle import State
 from serve.core.ordered import Key
@@ -15,8 +17,7 @@ if TYPE_CHECKING:
     from serve.core.plan import PlannedGroup
 
 
-@dataclass(slots=True, eq=False)
-class Record:
+class Record(msgspec.Struct, eq=False):
     """One accepted task: its state and what happened to it so far."""
 
     task: Task
@@ -49,19 +50,14 @@ class Record:
     promoted: bool = False
     #: Its estimated solo time on arrival, which is what it counts for wherever work is summed,
     #: whatever is learned of it later.
-    work_ns: Nanos = field(init=False)
+    work_ns: Nanos = ZERO_NS
 
     def __post_init__(self) -> None:
         self.work_ns = self.task.estimate.solo_ns
 
     def resize(self, found: Sized) -> None:
         """Go on with what preparing found the task to be; its target stays as promised."""
-        self.task = replace(
-            self.task,
-            num_nodes=found.num_nodes,
-            num_edges=found.num_edges,
-            estimate=found.estimate,
-        )
+        self.task = self.task.found(found)
 
     def reserve_all(self, budget_bytes: Bytes) -> None:
         """Have it, pending, run with all the memory there is, so by itself."""
@@ -70,8 +66,7 @@ class Record:
         self.task = replace(self.task, estimate=replace(estimate, reserve_bytes=reserve_bytes))
 
 
-@dataclass(slots=True, eq=False)
-class Run:
+class Run(msgspec.Struct, eq=False):
     """What a lane holds, executing or suspended."""
 
     #: Never empty; the first gives the run its name.

@@ -27,7 +27,7 @@ from serve.core.commands import (
 )
 from serve.core.demand import target_class
 from serve.core.disciplines import get_discipline
-from serve.core.disciplines.base import Launch, Resume, Suspend, Wait
+from serve.core.disciplines.base import Launch, Suspend, Wait
 from serve.core.ending import completed
 from serve.core.events import (
     BudgetChanged,
@@ -73,6 +73,9 @@ from serve.errors import InvariantViolation
 #: Moves of one call, by lanes: each lane is launched on once, and each move swaps two at most.
 #: A discipline that goes on beyond this goes round in circles.
 _MOVES_PER_LANE = 8
+
+#: Looked up for every task in the plan.
+_QUEUED = State.QUEUED
 
 
 class Scheduler:
@@ -125,24 +128,25 @@ class Scheduler:
         `now_ns` counts as no earlier than in the calls before. Raises InvariantViolation, with
         nothing changed, for an event that cannot happen.
         """
-        if now_ns > self._now:
-            self._now = now_ns
         tasks = self._tasks
+        if now_ns > self._now:
+            self._now = tasks.now_ns = now_ns
         out: list[Command] = []
         tasks.out = out
         self._handlers[type(event)](event)
-        while (expired := tasks.expired(self._now)) is not None:
+        while (expired := tasks.expired()) is not None:
             self._give_up(expired, Expired, Expired(expired.state.label))
-        self._plan_if_due()
-        # An arrival alone is no reason to ask the discipline.
-        if tasks.moved:
-            tasks.moved = False
+        planned = self._plan_if_due()
+        if planned or tasks.moved:
             self._prepare_next()
+        # To plan what is not prepared, or to prepare it, is no reason to ask the discipline.
+        if tasks.moved or (planned and tasks.ready):
             while self._launch_ready():
                 planned = self._plan_if_due()
                 self._prepare_next()
                 if not planned:
                     break
+            tasks.moved = False
             self._board.note(self._now)
         return out
 
@@ -241,12 +245,12 @@ class Scheduler:
             task = less_urgent(task)
         left_before_ns = demand.came(at, work_ns)
         record = Record(task, self._policy.key(task), backlog_ns, at, left_before_ns)
-        tasks.admit(record, self._now)
+        tasks.admit(record)
         self._window.arrived(task, self._now)
 
     def _on_prepared(self, event: TaskPrepared) -> None:
         record = self._tasks.get(event.task_id, TaskPrepared)
-        self._step(record, TaskPrepared)
+        self._tasks.step(record, TaskPrepared)
         record.prepared_ns = self._now
         if event.found is not None and record.state.pending:
             record.resize(event.found)
@@ -256,7 +260,7 @@ class Scheduler:
 
     def _on_prepare_failed(self, event: PrepareFailed) -> None:
         record = self._tasks.get(event.task_id, PrepareFailed)
-        self._step(record, PrepareFailed, Failed(event.reason, event.message))
+        self._tasks.step(record, PrepareFailed, Failed(event.reason, event.message))
 
     def _on_finished(self, event: TaskFinished) -> None:
         run = self._run_of(event.task_id, event.lane_id, TaskFinished)
@@ -264,13 +268,13 @@ class Scheduler:
         outcomes = [completed(r, event.usage, demand, slots, self._now) for r in run.members]
         self._board.vacate(run)
         for record, outcome in zip(run.members, outcomes, strict=True):
-            self._step(record, TaskFinished, outcome)
+            self._tasks.step(record, TaskFinished, outcome)
 
     def _on_failed(self, event: TaskFailed) -> None:
         run = self._run_of(event.task_id, event.lane_id, TaskFailed)
         self._board.vacate(run)
         if not self._split(run, TaskFailed):
-            self._step(run.members[0], TaskFailed, Failed(event.reason, event.message))
+            self._tasks.step(run.members[0], TaskFailed, Failed(event.reason, event.message))
 
     def _on_overran(self, event: TaskOverran) -> None:
         run = self._run_of(event.task_id, event.lane_id, TaskOverran)
@@ -280,12 +284,12 @@ class Scheduler:
         record = run.members[0]
         budget_bytes = self._board.ledger.budget_bytes
         if record.state.answered:
-            self._step(record, TaskOverran)
+            self._tasks.step(record, TaskOverran)
         elif record.alone or record.task.reserve_bytes >= budget_bytes:
             message = f"{event.message}; the device has {budget_bytes} bytes for tasks"
-            self._step(record, Failed, Failed(FailReason.OUT_OF_MEMORY, message))
+            self._tasks.step(record, Failed, Failed(FailReason.OUT_OF_MEMORY, message))
         else:
-            self._step(record, TaskOverran)
+            self._tasks.step(record, TaskOverran)
             record.alone = record.retried = True
             record.reserve_all(budget_bytes)
 
@@ -294,7 +298,7 @@ class Scheduler:
         if len(run.members) == 1:
             return False
         for record in reversed(run.members):
-            self._step(record, cause if record.state.answered else UnionSplit)
+            self._tasks.step(record, cause if record.state.answered else UnionSplit)
             record.apart = True
         # The budget may have been lowered while they ran.
         self._fail_outgrown([r for r in run.members if r.state.pending])
@@ -334,9 +338,9 @@ class Scheduler:
         if record.retried and not record.state.answered:
             before = "alone, after it overran" if record.alone else "as another did before"
             message = f"lane {lane_id} died while running it, {before}"
-            self._step(record, Failed, Failed(FailReason.LANE_LOST, message))
+            self._tasks.step(record, Failed, Failed(FailReason.LANE_LOST, message))
             return
-        self._step(record, LaneLost)
+        self._tasks.step(record, LaneLost)
         record.retried = True
         if record.state.pending:
             # The budget may have been lowered while it ran.
@@ -364,13 +368,9 @@ class Scheduler:
 
     # The life of a task.
 
-    def _step(self, record: Record, cause: Cause, outcome: Outcome | None = None) -> None:
-        """See ``Tasks.step``."""
-        self._tasks.step(record, cause, self._now, outcome)
-
     def _give_up(self, record: Record, cause: Cause, outcome: Outcome) -> None:
         """The client waits no longer; a run nobody waits for is stopped."""
-        self._step(record, cause, outcome)
+        self._tasks.step(record, cause, outcome)
         run = record.run
         if run is None or run.stopping or not all(r.state.answered for r in run.members):
             return
@@ -401,7 +401,7 @@ class Scheduler:
                 f"needs {record.task.reserve_bytes} bytes, the device has {budget_bytes} "
                 "for tasks now"
             )
-            self._step(record, Failed, Failed(FailReason.OUT_OF_MEMORY, message))
+            self._tasks.step(record, Failed, Failed(FailReason.OUT_OF_MEMORY, message))
         return bool(outgrown)
 
     # Planning, preparing, launching.
@@ -425,15 +425,15 @@ class Scheduler:
                 self._plan.drop_loose()
                 planned = self._plan_next(pinned=False)
                 self._window.closed(self._now, planned)
-                self._tasks.moved = True
         else:
             if closed:
                 self._backlog.seal()
                 self._window.closed(self._now, 0)
             while self._plan.count < self._horizon and (added := self._plan_next(pinned=True)):
                 planned += added
-            self._tasks.moved |= self._stale or planned > 0
-        self._stale = False
+        if self._stale:
+            self._stale = False
+            self._tasks.moved = True
         return planned > 0
 
     def _is_short(self) -> bool:
@@ -473,14 +473,16 @@ class Scheduler:
 
     def _prepare_next(self) -> None:
         """Have the host prepare the tasks that launch next."""
+        if not self._plan.count:
+            return
         quota = self._prepare_depth + self._board.free_slots
         for group in self._plan.groups:
             for record in group.members:
                 if quota <= 0:
                     return
                 quota -= 1
-                if record.state is State.QUEUED:
-                    self._step(record, PrepareTask)
+                if record.state is _QUEUED:
+                    self._tasks.step(record, PrepareTask)
                     record.prepare_started_ns = self._now
                     self._tasks.out.append(PrepareTask(record.task.task_id))
 
@@ -493,26 +495,32 @@ class Scheduler:
                 self._held_until_ns = None
                 return moved
             move = self._discipline.decide(self._board, self.params.bypass_limit, self._now)
-            match move:
-                case Wait(until_ns):
-                    self._held_until_ns = until_ns
-                    return moved
-                case Launch(record, bypassed):
-                    for passed in bypassed:
-                        passed.bypassed += 1
-                    self._launch(record)
-                case Suspend(run):
-                    for record in run.members:
-                        self._step(record, SuspendTask)
-                    board.suspend(run, self._now)
-                    self._tasks.out.append(SuspendTask(run.task_id, run.lane_id))
-                case Resume(run):
-                    for record in run.members:
-                        self._step(record, ResumeTask)
-                    board.resume(run, self._now)
-                    self._tasks.out.append(ResumeTask(run.task_id, run.lane_id))
+            if isinstance(move, Wait):
+                self._held_until_ns = move.until_ns
+                return moved
+            if isinstance(move, Suspend):
+                self._suspend(move.run)
+                move = move.favoured
+            if isinstance(move, Launch):
+                for passed in move.bypassed:
+                    passed.bypassed += 1
+                self._launch(move.record)
+            else:
+                self._resume(move.run)
             moved = True
         raise InvariantViolation(f"discipline {self._discipline.name} never waits")
+
+    def _suspend(self, run: Run) -> None:
+        for record in run.members:
+            self._tasks.step(record, SuspendTask)
+        self._board.suspend(run, self._now)
+        self._tasks.out.append(SuspendTask(run.task_id, run.lane_id))
+
+    def _resume(self, run: Run) -> None:
+        for record in run.members:
+            self._tasks.step(record, ResumeTask)
+        self._board.resume(run, self._now)
+        self._tasks.out.append(ResumeTask(run.task_id, run.lane_id))
 
     def _launch(self, record: Record) -> None:
         """Launch the record, with those that join it."""
@@ -553,7 +561,7 @@ class Scheduler:
             record.prepare_exposed_ns = Nanos(max(0, waited_ns))
         else:
             record.prepare_exposed_ns = Nanos(0)
-        self._step(record, LaunchTask)
+        self._tasks.step(record, LaunchTask)
         group = self._plan.launch(record)
         if group.group_id is None:
             group.group_id = self._totals.next_group_id()

@@ -7,6 +7,7 @@ demand, the answers and releases owed. Does not cover lanes and memory, nor why 
 
 from serve.core.backlog import Backlog
 from serve.core.commands import AnswerTask, Command, ReleaseTask
+from serve.core.events import TaskArrived
 from serve.core.lifecycle import TRANSITIONS, Cause, State
 from serve.core.ordered import SortedKeys
 from serve.core.plan import Plan
@@ -14,6 +15,9 @@ from serve.core.record import Record
 from serve.core.totals import Totals
 from serve.core.types import Nanos, Outcome, TaskId
 from serve.errors import InvariantViolation
+
+#: Looked up in every step, where an Enum's members cost as much as the rest of it.
+_PREPARING, _READY, _DONE = State.PREPARING, State.READY, State.DONE
 
 
 class Tasks:
@@ -25,8 +29,10 @@ class Tasks:
         "_totals",
         "backlog",
         "moved",
+        "now_ns",
         "out",
         "pending",
+        "ready",
         "records",
         "work_ns",
     )
@@ -40,8 +46,12 @@ class Tasks:
         self.work_ns = 0
         #: What moves ask the driver to do, in order.
         self.out: list[Command] = []
-        #: A task moved since this was last set to False.
+        #: A task moved, or may be launched for another reason, since this was set to False.
         self.moved = False
+        #: Tasks that wait for a lane, prepared.
+        self.ready = 0
+        #: The time of the event that is being handled.
+        self.now_ns = Nanos(0)
         self._plan = plan
         #: (expiry, task id) of every unanswered task with a time limit.
         self._timers = SortedKeys()
@@ -53,11 +63,11 @@ class Tasks:
             raise self.violation(task_id, "arrived twice")
         self._totals.newest_id = max(self._totals.newest_id, task_id)
 
-    def admit(self, record: Record, now_ns: Nanos) -> None:
+    def admit(self, record: Record) -> None:
         """The task is accepted and waits to be planned."""
         task = record.task
         self.records[task.task_id] = record
-        self._totals.history.add(now_ns, task.task_id, None, "TaskArrived", State.QUEUED)
+        self._totals.history.add((self.now_ns, task.task_id, None, TaskArrived, record.state))
         self.backlog.add(record)
         self._totals.shares.enter(task.tenant, record.work_ns)
         self.pending += 1
@@ -66,12 +76,9 @@ class Tasks:
         if (expires_ns := task.expires_ns) is not None:
             self._timers.add((expires_ns, task.task_id))
 
-    def step(
-        self, record: Record, cause: Cause, now_ns: Nanos, outcome: Outcome | None = None
-    ) -> None:
+    def step(self, record: Record, cause: Cause, outcome: Outcome | None = None) -> None:
         """Move the record along the table, with everything the move entails."""
-        task = record.task
-        task_id = task.task_id
+        task_id = record.task.task_id
         before = record.state
         after = TRANSITIONS.get((before, cause))
         if after is None:
@@ -79,38 +86,45 @@ class Tasks:
         if after is before:
             return
         record.state = after
-        self.moved = True
-        self._totals.history.add(now_ns, task_id, before, cause.__name__, after)
+        self._totals.history.add((self.now_ns, task_id, before, cause, after))
+        if after is _READY:
+            self.ready += 1
+        elif before is _READY:
+            self.ready -= 1
+        if after is not _PREPARING:
+            self.moved = True
+        if before.counts_as == after.counts_as:
+            return
         if before.on_lane:
             if not after.on_lane:
-                self._leave_lane(record, now_ns)
+                self._leave_lane(record)
         elif before.pending and not after.pending:
             self.pending -= 1
             self.backlog.discard(record)
             if after.answered and record.group is not None:
-                self._plan.remove(record, now_ns)
+                self._plan.remove(record, self.now_ns)
         if (before.pending or before.on_lane) and not (after.pending or after.on_lane):
             self.work_ns -= record.work_ns
-            self._totals.shares.leave(task.tenant, record.work_ns)
+            self._totals.shares.leave(record.task.tenant, record.work_ns)
             self._totals.demand.left(record.target_class, record.work_ns)
         if after.answered and not before.answered:
             assert outcome is not None
             self._totals.unanswered -= 1
-            if (expires_ns := task.expires_ns) is not None:
+            if (expires_ns := record.task.expires_ns) is not None:
                 self._timers.remove((expires_ns, task_id))
             self.out.append(AnswerTask(task_id, outcome))
-        if after is State.DONE:
+        if after is _DONE:
             del self.records[task_id]
             self.out.append(ReleaseTask(task_id))
 
-    def _leave_lane(self, record: Record, now_ns: Nanos) -> None:
+    def _leave_lane(self, record: Record) -> None:
         """A task handed over goes back to the front."""
         record.run = None
         if record.state.pending:
             self.pending += 1
             self._plan.hand_over(record)
         else:
-            self._plan.end(record, now_ns)
+            self._plan.end(record, self.now_ns)
 
     def known(self, task_id: TaskId) -> bool:
         """Whether the task arrived, however long ago."""
@@ -141,10 +155,10 @@ class Tasks:
         timer = self._timers.first()
         return None if timer is None else Nanos(timer[0])
 
-    def expired(self, now_ns: Nanos) -> Record | None:
+    def expired(self) -> Record | None:
         """An unanswered task whose time limit has passed, if there is one."""
         timer = self._timers.first()
-        return self.records[TaskId(timer[1])] if timer and timer[0] <= now_ns else None
+        return self.records[TaskId(timer[1])] if timer and timer[0] <= self.now_ns else None
 
     def story(self, task_id: TaskId) -> tuple[str, ...]:
         """The task's moves as far as they are remembered, one line each."""

@@ -5,9 +5,10 @@ Does not cover how these change: see ``events``, ``commands`` and ``scheduler``.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import NewType, Protocol
+
+import msgspec
 
 Nanos = NewType("Nanos", int)
 Bytes = NewType("Bytes", int)
@@ -26,8 +27,7 @@ def align_bytes(size_bytes: int) -> Bytes:
     return Bytes(-(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES)
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(msgspec.Struct, frozen=True):
     """What is known of a task before anything runs."""
 
     #: Peak memory of one forward pass (PMC): inputs, activations and output.
@@ -58,8 +58,7 @@ class UnionEstimate(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class QoS:
+class QoS(msgspec.Struct, frozen=True):
     """What was promised, and what the client asked for."""
 
     #: QT: answer within this after arrival, or it counts as a violation.
@@ -78,8 +77,7 @@ class QoS:
             raise ValueError(f"priority must be at least 0, got {self.priority}")
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(msgspec.Struct, frozen=True):
     """One admitted or to-be-admitted request, as the scheduler sees it."""
 
     #: Unique and increasing in order of arrival; breaks every tie.
@@ -114,9 +112,14 @@ class Task:
         """What the ledger holds while the task is on a lane."""
         return self.estimate.reserve_bytes
 
+    def found(self, sized: "Sized") -> "Task":
+        """The task as preparing found it to be; its target stays as promised."""
+        return msgspec.structs.replace(
+            self, num_nodes=sized.num_nodes, num_edges=sized.num_edges, estimate=sized.estimate
+        )
 
-@dataclass(frozen=True, slots=True)
-class Sized:
+
+class Sized(msgspec.Struct, frozen=True):
     """What preparing found a task to be, where its arrival could only expect it."""
 
     num_nodes: int
@@ -124,8 +127,7 @@ class Sized:
     estimate: Estimate
 
 
-@dataclass(frozen=True, slots=True)
-class Capacity:
+class Capacity(msgspec.Struct, frozen=True):
     """What one group may use."""
 
     memory_bytes: Bytes
@@ -137,8 +139,7 @@ class Capacity:
             raise ValueError(f"memory {self.memory_bytes} >= 0 bytes, slots {self.slots} >= 1")
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(msgspec.Struct, frozen=True):
     """Tasks planned to run together, in launch order."""
 
     tasks: tuple[Task, ...]
@@ -153,8 +154,7 @@ class Group:
         return Bytes(sum(task.reserve_bytes for task in self.tasks))
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True):
     """What a run was measured to take, on its lane."""
 
     #: From when the lane heard of it, time spent suspended included.
@@ -165,8 +165,7 @@ class Usage:
     held_bytes: Bytes | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(msgspec.Struct, frozen=True):
     """Where and beside what a task ran."""
 
     lane_id: LaneId
@@ -181,8 +180,7 @@ class Placement:
     merged: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Timeline:
+class Timeline(msgspec.Struct, frozen=True):
     """When a task passed each stage; all on the scheduler's clock."""
 
     arrived_ns: Nanos
@@ -222,8 +220,7 @@ class FailReason(Enum):
     STOPPED = "stopped"
 
 
-@dataclass(frozen=True, slots=True)
-class Completed:
+class Completed(msgspec.Struct, frozen=True):
     """The task ran and has a result."""
 
     timeline: Timeline
@@ -231,8 +228,7 @@ class Completed:
     usage: Usage
 
 
-@dataclass(frozen=True, slots=True)
-class Rejected:
+class Rejected(msgspec.Struct, frozen=True):
     """The task never entered; `message` names the numbers compared."""
 
     reason: RejectReason
@@ -241,23 +237,20 @@ class Rejected:
     retry_after_ns: Nanos | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Expired:
+class Expired(msgspec.Struct, frozen=True):
     """The client's own time limit passed first."""
 
     #: The life-cycle state it was in: `queued`, `running`, …
     stage: str
 
 
-@dataclass(frozen=True, slots=True)
-class Cancelled:
+class Cancelled(msgspec.Struct, frozen=True):
     """The client went away first."""
 
     stage: str
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(msgspec.Struct, frozen=True):
     """Accepted, and ended without a result."""
 
     reason: FailReason

@@ -6,11 +6,11 @@ its own and no hand-over; then it waits for the answer.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec.structs import replace
 
 from serve.core.events import PrepareFailed, TaskPrepared
 from serve.core.types import Completed, FailReason, Outcome, Sized, Task
@@ -172,12 +172,7 @@ class RequestTicket:
     def _resize(self, exact: Callable[[], Sized]) -> Sized:
         """Go on with what the task turned out to be."""
         found = self._driver.sized(exact)
-        self.task = replace(
-            self.task,
-            num_nodes=found.num_nodes,
-            num_edges=found.num_edges,
-            estimate=found.estimate,
-        )
+        self.task = self.task.found(found)
         return found
 
     def _without_loops(self) -> Sized:

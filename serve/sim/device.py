@@ -103,6 +103,9 @@ class SimulatedDevice:
         self._progress = 0.0
         self._at_ns = 0
         self._slowdown = 1.0
+        #: What executes changed since the pace was found, with the first end at it.
+        self._changed = False
+        self._end: tuple[int, LaneId] | None = None
         self._in_host = 0
         self._launch_ns = model.switch_ns if model.launch_ns is None else model.launch_ns
 
@@ -118,7 +121,6 @@ class SimulatedDevice:
         run = self._executing.pop(lane_id)
         run.executing = False
         run.mark = max(0.0, run.mark - self._progress)
-        self._set_pace()
 
     def resume(self, lane_id: LaneId, now_ns: int) -> None:
         """Let the run on the lane go on, if it does not."""
@@ -129,13 +131,11 @@ class SimulatedDevice:
         run.executing = True
         # It works only once the switch has taken effect.
         run.mark += self._progress + self._model.switch_ns
-        self._set_pace()
 
     def host(self, change: int, now_ns: int) -> None:
         """So many requests more, or fewer, are being prepared or answered."""
         self._advance(now_ns)
         self._in_host += change
-        self._set_pace()
 
     def stop(self, lane_id: LaneId, now_ns: int) -> None:
         """Have the run on the lane end within `stop_ns`, also if it was suspended."""
@@ -154,16 +154,27 @@ class SimulatedDevice:
 
     def next_end(self) -> tuple[int, LaneId] | None:
         """(when, lane) of the run that ends first if the pace stays; None when none executes."""
-        if not self._executing:
-            return None
-        mark, lane_id = min((run.mark, lane_id) for lane_id, run in self._executing.items())
-        left_ns = max(0, round((mark - self._progress) * self._slowdown))
-        return self._at_ns + left_ns, lane_id
+        if self._changed:
+            self._changed = False
+            self._look_ahead()
+        return self._end
 
     def _advance(self, now_ns: int) -> None:
-        self._progress += (now_ns - self._at_ns) / self._slowdown
-        self._at_ns = now_ns
+        """Up to now at the pace so far; what executes is about to change."""
+        if now_ns != self._at_ns:
+            if self._changed:
+                self._look_ahead()
+            self._progress += (now_ns - self._at_ns) / self._slowdown
+            self._at_ns = now_ns
+        self._changed = True
 
-    def _set_pace(self) -> None:
-        if self._executing:
-            self._slowdown = self._model.pace(len(self._executing), self._in_host)
+    def _look_ahead(self) -> None:
+        """Find the pace, and who ends first at it."""
+        runs = self._executing
+        if not runs:
+            self._end = None
+            return
+        self._slowdown = slowdown = self._model.pace(len(runs), self._in_host)
+        first, lane_id = min([(run.mark, lane_id) for lane_id, run in runs.items()])
+        left_ns = round((first - self._progress) * slowdown)
+        self._end = self._at_ns + (left_ns if left_ns > 0 else 0), lane_id

@@ -6,7 +6,8 @@ says how long runs take. Nothing is random here: the same offered requests give 
 
 import gc
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from serve.core.blame import violation_cause
 from serve.core.commands import (
@@ -51,8 +52,15 @@ class Simulation:
         #: (time, sequence, event).
         #: None instead of an event: an answer has left the host.
         self._due: list[tuple[int, int, Event | None]] = []
-        #: When the first run ends, on which lane, unless the pace changes before.
-        self._end: tuple[int, LaneId] | None = None
+        self._acts: dict[type[Command], Callable[[Any], None]] = {
+            PrepareTask: self._prepare,
+            LaunchTask: self._launch,
+            SuspendTask: self._suspend,
+            ResumeTask: self._resume,
+            StopTask: self._stop,
+            AnswerTask: self._answer,
+            ReleaseTask: self._release,
+        }
         for lane_id in scheduler.params.device.lane_ids:
             self._tell(LaneReady(lane_id))
 
@@ -77,8 +85,9 @@ class Simulation:
         next_ns: int | None = self.scheduler.next_wakeup()
         if self._due and (next_ns is None or self._due[0][0] < next_ns):
             next_ns = self._due[0][0]
-        if self._end is not None and (next_ns is None or self._end[0] < next_ns):
-            next_ns = self._end[0]
+        end = self._device.next_end()
+        if end is not None and (next_ns is None or end[0] < next_ns):
+            next_ns = end[0]
         return next_ns
 
     def step(self) -> None:
@@ -90,12 +99,13 @@ class Simulation:
     def _happen(self, next_ns: int) -> None:
         """What is due at `next_ns`: the end of a run first, a tick last."""
         self.now_ns = Nanos(next_ns)
-        if self._end is not None and self._end[0] == next_ns:
-            self._end_run(self._end[1])
+        end = self._device.next_end()
+        if end is not None and end[0] == next_ns:
+            self._end_run(end[1])
         elif self._due and self._due[0][0] == next_ns:
             event = heapq.heappop(self._due)[2]
             if self._shares_cores and (event is None or isinstance(event, TaskPrepared)):
-                self._host(-1)
+                self._device.host(-1, self.now_ns)
             if event is not None:
                 self._tell(event)
         else:
@@ -103,7 +113,6 @@ class Simulation:
 
     def _end_run(self, lane_id: LaneId) -> None:
         run = self._device.end(lane_id, self.now_ns)
-        self._end = self._device.next_end()
         task_id = run.task_id
         if run.stopping:
             self._tell(TaskFailed(task_id, lane_id, FailReason.STOPPED, "stopped"))
@@ -114,45 +123,44 @@ class Simulation:
         self._tell(TaskFinished(task_id, lane_id, usage))
 
     def _tell(self, event: Event) -> None:
-        changed = False
         for command in self.scheduler.handle(event, self.now_ns):
-            changed |= self._obey(command)
-        if changed:
-            self._end = self._device.next_end()
+            self._obey(command)
 
-    def _obey(self, command: Command) -> bool:
-        """Carry out one command; whether it changed what executes."""
-        if isinstance(command, PrepareTask):
-            prepare_ns = self._offered[command.task_id].prepare_ns
-            self._later(self.now_ns + prepare_ns, TaskPrepared(command.task_id))
+    def _obey(self, command: Command) -> None:
+        self._acts[type(command)](command)
+
+    def _prepare(self, command: PrepareTask) -> None:
+        prepare_ns = self._offered[command.task_id].prepare_ns
+        self._later(self.now_ns + prepare_ns, TaskPrepared(command.task_id))
+        if self._shares_cores:
+            self._device.host(1, self.now_ns)
+
+    def _launch(self, command: LaunchTask) -> None:
+        run_ns = self._run_ns(command)
+        self._device.launch(command.lane_id, command.task_id, run_ns, self.now_ns)
+
+    def _suspend(self, command: SuspendTask) -> None:
+        self._device.suspend(command.lane_id, self.now_ns)
+
+    def _resume(self, command: ResumeTask) -> None:
+        self._device.resume(command.lane_id, self.now_ns)
+
+    def _stop(self, command: StopTask) -> None:
+        self._device.stop(command.lane_id, self.now_ns)
+
+    def _answer(self, command: AnswerTask) -> None:
+        offered = self._offered[command.task_id]
+        outcome, cause = command.outcome, None
+        answered_ns = self.now_ns + offered.answer_ns
+        if isinstance(outcome, Completed):
+            cause = violation_cause(offered.task, outcome, answered_ns)
             if self._shares_cores:
-                self._host(1)
-        elif isinstance(command, AnswerTask):
-            offered = self._offered[command.task_id]
-            outcome, cause = command.outcome, None
-            answered_ns = self.now_ns + offered.answer_ns
-            if isinstance(outcome, Completed):
-                cause = violation_cause(offered.task, outcome, answered_ns)
-                if self._shares_cores:
-                    self._host(1)
-                    self._later(answered_ns, None)
-            self.answered.append(Answered(offered.task, outcome, Nanos(answered_ns), cause))
-        elif isinstance(command, LaunchTask):
-            run_ns = self._run_ns(command)
-            self._device.launch(command.lane_id, command.task_id, run_ns, self.now_ns)
-            return True
-        elif isinstance(command, SuspendTask):
-            self._device.suspend(command.lane_id, self.now_ns)
-            return True
-        elif isinstance(command, ResumeTask):
-            self._device.resume(command.lane_id, self.now_ns)
-            return True
-        elif isinstance(command, StopTask):
-            self._device.stop(command.lane_id, self.now_ns)
-            return True
-        elif isinstance(command, ReleaseTask):
-            del self._offered[command.task_id]
-        return False
+                self._device.host(1, self.now_ns)
+                self._later(answered_ns, None)
+        self.answered.append(Answered(offered.task, outcome, Nanos(answered_ns), cause))
+
+    def _release(self, command: ReleaseTask) -> None:
+        del self._offered[command.task_id]
 
     def _run_ns(self, command: LaunchTask) -> int:
         """What the launched run truly takes.
@@ -170,10 +178,6 @@ class Simulation:
         true_ns = sum(offered.run_ns for offered in members)
         estimated_ns = sum(offered.task.estimate.run_ns for offered in members)
         return together.run_ns * true_ns // estimated_ns
-
-    def _host(self, change: int) -> None:
-        self._device.host(change, self.now_ns)
-        self._end = self._device.next_end()
 
     def _later(self, at_ns: int, event: Event | None) -> None:
         self._sequence += 1

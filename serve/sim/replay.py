@@ -153,12 +153,7 @@ def _ran(journal: Journal) -> Iterator[_Seen]:
             one = seen[event.task_id]
             one.prepare_ns = now_ns - one.prepare_at_ns
             if event.found is not None:
-                one.task = replace(
-                    one.task,
-                    num_nodes=event.found.num_nodes,
-                    num_edges=event.found.num_edges,
-                    estimate=event.found.estimate,
-                )
+                one.task = one.task.found(event.found)
         elif isinstance(event, TaskFinished) and event.task_id in seen:
             advance(now_ns)
             executing.pop(event.task_id, None)

@@ -5,12 +5,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from serve.core.blame import CAUSES
 from serve.core.types import Completed, Nanos, Outcome, Rejected, Task
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(msgspec.Struct, frozen=True):
     """One request at its end."""
 
     task: Task

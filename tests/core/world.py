@@ -1,7 +1,5 @@
 """The world outside a scheduler, for tests: it obeys commands and knows what may be asked."""
 
-from dataclasses import replace
-
 from serve.core.commands import (
     AnswerTask,
     LaunchTask,
@@ -86,12 +84,7 @@ class World:
         if task_id not in self.answers:
             self.prepared.add(task_id)
             if found is not None:
-                self.tasks[task_id] = replace(
-                    self.tasks[task_id],
-                    num_nodes=found.num_nodes,
-                    num_edges=found.num_edges,
-                    estimate=found.estimate,
-                )
+                self.tasks[task_id] = self.tasks[task_id].found(found)
         return self.tell(TaskPrepared(task_id, found))
 
     def end(self, lane_id, event=None):

@@ -3,10 +3,10 @@
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from serve.app import calibration_cache, device_of
 from serve.config import load_config

@@ -1,7 +1,8 @@
 """What a discipline is, the moves it may propose, and the registry of all of them."""
 
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from serve.core.board import Board
 from serve.core.record import Record, Run
@@ -9,8 +10,7 @@ from serve.core.registry import Registry
 from serve.core.types import Nanos
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(msgspec.Struct, frozen=True):
     """Start a READY task on an idle lane."""
 
     record: Record
@@ -18,22 +18,20 @@ class Launch:
     bypassed: tuple[Record, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Suspend:
-    """Stop an executing run in favour of a more urgent task."""
-
-    run: Run
-
-
-@dataclass(frozen=True, slots=True)
-class Resume:
+class Resume(msgspec.Struct, frozen=True):
     """Let a suspended run go on."""
 
     run: Run
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Suspend(msgspec.Struct, frozen=True):
+    """Stop an executing run in favour of a more urgent task, which takes its slot."""
+
+    run: Run
+    favoured: Launch | Resume
+
+
+class Wait(msgspec.Struct, frozen=True):
     """Nothing to do before something happens, or before `until_ns`."""
 
     until_ns: Nanos | None = None

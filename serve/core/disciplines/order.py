@@ -6,6 +6,9 @@ from serve.core.lifecycle import State
 from serve.core.record import Record
 from serve.core.types import Nanos
 
+#: Looked up for every task in the plan.
+_PREPARING, _READY = State.PREPARING, State.READY
+
 
 def next_launch(
     board: Board, bypass_limit: int, now_ns: Nanos, *, lanes: int, hold: bool
@@ -26,13 +29,13 @@ def next_launch(
     for group in board.plan.groups:
         for record in group.members:
             need_bytes = record.task.estimate.reserve_bytes
-            if record.state is State.READY:
+            if record.state is _READY:
                 if need_bytes <= available_bytes:
                     return Launch(record, tuple(bypassed))
                 if record.bypassed >= bypass_limit:
                     return Wait(until_ns)
                 bypassed.append(record)
-            elif hold and record.state is State.PREPARING and need_bytes <= available_bytes:
+            elif hold and record.state is _PREPARING and need_bytes <= available_bytes:
                 estimate = record.task.estimate
                 prepare_ns = estimate.solo_ns - estimate.run_ns
                 held_until_ns = Nanos(record.prepare_started_ns + prepare_ns)

@@ -41,7 +41,7 @@ class Preemptive:
             board, bypass_limit, now_ns, lanes=len(board.idle), hold=False
         )
         if board.executing_count == len(board.busy):
-            if isinstance(move, Wait):
+            if isinstance(move, Wait) or board.open_slots > 0:
                 return move
         elif isinstance(move, Launch) and len(board.idle) == 1 and is_demoted(move.record):
             move = WAIT
@@ -67,7 +67,7 @@ class Preemptive:
             and len(board.idle) == 1
             and (is_demoted(move.record) or can_wait(move.record, executing, now_ns))
         ):
-            return Suspend(victim)
+            return Suspend(victim, move)
         return WAIT
 
 
