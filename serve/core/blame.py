@@ -15,17 +15,19 @@ def violation_cause(task: Task, outcome: Completed, answered_ns: int) -> str | N
     none), `prepare` (the host's part: prepare as far as a lane waited for it, and answering), or
     the run: `interference` when it shared the device, was merged or suspended, else `estimate`.
     A target below the estimated solo time, missed with no stage over its share, is the
-    estimate's doing too.
+    estimate's doing too, and so is all that a run which overran its memory came to wait for.
     """
     if answered_ns - task.arrived_ns <= task.qos.target_ns:
         return None
     when, estimate = outcome.timeline, task.estimate
     if when.overloaded:
         return "overload"
+    where = outcome.placement
+    if where.overran:
+        return "estimate"
     queue_ns = when.launched_ns - when.arrived_ns - when.prepare_exposed_ns
     host_ns = when.prepare_exposed_ns + answered_ns - when.finished_ns
     run_excess_ns = when.finished_ns - when.launched_ns - estimate.run_ns
-    where = outcome.placement
     shared = where.co_runners > 0 or where.merged > 1 or when.suspended_ns > 0
     excess_ns = {
         "interference" if shared else "estimate": run_excess_ns,

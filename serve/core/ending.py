@@ -26,6 +26,12 @@ def completed(record: Record, usage: Usage, demand: Demand, slots: int, now_ns: 
         ),
     )
     placement = Placement(
-        run.lane_id, group.group_id, group.size, run.co_runners, record.attempt, len(run.members)
+        run.lane_id,
+        group.group_id,
+        group.size,
+        run.co_runners,
+        record.attempt,
+        len(run.members),
+        record.alone,
     )
     return Completed(timeline, placement, usage)

@@ -178,6 +178,8 @@ class Placement(msgspec.Struct, frozen=True):
     attempt: int
     #: Tasks that ran as one disjoint union, itself included.
     merged: int = 1
+    #: An earlier run of it needed more memory than was reserved, so this one had all there is.
+    overran: bool = False
 
 
 class Timeline(msgspec.Struct, frozen=True):

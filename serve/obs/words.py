@@ -15,7 +15,8 @@ CAUSES = {
         "fewer lanes, one core each; nothing else on the machine",
     ),
     "estimate": (
-        "ran longer than estimated without company, or was promised less than it takes alone",
+        "ran longer than estimated without company, needed more memory than was reserved for it "
+        "and ran again, or was promised less than it takes alone",
         "a fresh calibration if the machine is slower than it was; less tight targets",
     ),
     "overload": (

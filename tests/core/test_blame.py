@@ -8,7 +8,9 @@ from tests.builders import MS, US, task, usage
 TASK = task(0, run_ns=10 * MS, prepare_ns=MS, arrived_ns=5 * MS)
 
 
-def ending(queue=0, exposed=0, run=10 * MS, overloaded=False, co_runners=0, suspended=0):
+def ending(
+    queue=0, exposed=0, run=10 * MS, overloaded=False, co_runners=0, suspended=0, overran=False
+):
     launched = TASK.arrived_ns + queue + exposed
     timeline = Timeline(
         arrived_ns=TASK.arrived_ns,
@@ -21,7 +23,7 @@ def ending(queue=0, exposed=0, run=10 * MS, overloaded=False, co_runners=0, susp
         suspended_ns=Nanos(suspended),
         overloaded=overloaded,
     )
-    placement = Placement(LaneId(0), GroupId(0), 1, co_runners, 1)
+    placement = Placement(LaneId(0), GroupId(0), 1, co_runners, 1 + overran, overran=overran)
     return Completed(timeline, placement, usage(run))
 
 
@@ -33,6 +35,9 @@ def ending(queue=0, exposed=0, run=10 * MS, overloaded=False, co_runners=0, susp
         ({"queue": 13 * MS}, 0, "queue"),
         ({"queue": 13 * MS, "overloaded": True}, 0, "overload"),
         ({"overloaded": True}, 0, None),
+        ({"queue": 13 * MS, "overran": True}, 0, "estimate"),
+        ({"queue": 13 * MS, "overran": True, "overloaded": True}, 0, "overload"),
+        ({"overran": True}, 0, None),
         ({"exposed": 13 * MS}, 0, "prepare"),
         ({}, 13 * MS, "prepare"),
         ({"run": 23 * MS}, 0, "estimate"),

@@ -44,7 +44,8 @@ def test_it_runs_again_when_it_can_have_all_the_memory(world):
     assert world.held[0] == BUDGET
     world.end(L0)
     placement = world.answers[0].placement
-    assert (placement.attempt, placement.co_runners) == (2, 0)
+    assert (placement.attempt, placement.co_runners, placement.overran) == (2, 0, True)
+    assert not world.answers[1].placement.overran
 
 
 def test_it_fails_when_all_the_memory_is_not_enough(world):

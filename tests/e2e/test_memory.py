@@ -108,6 +108,10 @@ def test_an_overrun_is_answered_from_a_second_run_and_remembered(server, call, m
     assert_equal(infer(call, "liar", graph, tenant="first").outputs["output"], expected)
     first = row(server, "tenant = ?", "first")
     assert (first["status"], first["attempt"]) == ("OK", 2)
+    # It waited for the device to be empty, and why is what counts.
+    assert (first["violated"], first["cause"]) == (1, "estimate")
+    assert metric(server, r'gnnserve_memory_underestimates_total\{model="liar"\}') == 1
+    assert metric(server, r'gnnserve_memory_estimate_ratio_count\{model="liar"\}') == 1
     assert first["reserve_bytes"] < 1 << 20 < 100 << 20 <= first["pmc_measured_bytes"]
     assert_equal(infer(call, "liar", graph, tenant="second").outputs["output"], expected)
     second = row(server, "tenant = ?", "second")

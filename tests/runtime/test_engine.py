@@ -28,7 +28,7 @@ from serve.runtime.api import InferCall, Tensor
 from serve.runtime.engine import Engine
 from serve.runtime.overhead import IDLE_NS
 from serve.sim.replay import first_difference, recorded
-from tests.e2e.mischief import HOLD, RAISE
+from tests.e2e.mischief import HOLD, RAISE, SLEEP
 from tests.e2e.support import Graph, random_graph
 from tests.outside import PATIENCE_S, wait_for
 from tests.runtime.conftest import held_by_this_process
@@ -135,6 +135,12 @@ def test_an_answer_and_its_record(engine, trouble, records):
     assert 0 < stages <= record.latency_ns
     assert record.queue_ns + record.prepare_exposed_ns == record.quet_ns
     assert 0 < record.pmc_estimate_bytes < record.reserve_bytes
+
+
+def test_an_answer_late_by_its_run_alone_is_blamed_on_the_estimate(engine, trouble):
+    record = engine.submit(call(trouble.graph(SLEEP + 0.1))).result().record
+    assert record.run_ns > 20 * record.run_estimate_ns
+    assert (record.violated, record.cause, record.co_runners) == (True, "estimate", 0)
 
 
 def test_requests_that_are_alone_wake_the_driver_for_their_answers_only(
