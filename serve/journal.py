@@ -143,7 +143,8 @@ def _params(data: msgspec.Raw, where: str) -> SchedulerParams:
     facts.pop("unions", None)
     try:
         device = msgspec.convert(facts.pop("device", None), DeviceFacts)
-        return SchedulerParams(device=device, **facts)
+        more = msgspec.convert(facts.pop("more_devices", ()), tuple[DeviceFacts, ...])
+        return SchedulerParams(device=device, more_devices=more, **facts)
     except (msgspec.ValidationError, TypeError, ValueError) as error:
         raise ConfigError(f"{where}, line 1: {error}") from error
 

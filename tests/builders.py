@@ -1,6 +1,7 @@
 """Domain objects with every field defaulted, for tests that care about one or two of them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from serve.core.params import DeviceFacts, SchedulerParams
 from serve.core.types import (
@@ -91,11 +92,16 @@ def params(
     lanes: int = 2,
     parallelism: int | None = None,
     can_suspend: bool = False,
+    devices: int = 1,
     **others,
 ) -> SchedulerParams:
-    """Scheduler parameters for `device(...)`."""
+    """Scheduler parameters for as many `device(...)`, each with lanes of its own."""
     facts = device(budget=budget, lanes=lanes, parallelism=parallelism, can_suspend=can_suspend)
-    return SchedulerParams(device=facts, **others)
+    more = tuple(
+        replace(facts, lane_ids=tuple(LaneId(number * lanes + lane) for lane in range(lanes)))
+        for number in range(1, devices)
+    )
+    return SchedulerParams(device=facts, more_devices=more, **others)
 
 
 def usage(run_ns: int = MS, peak: int | None = 512) -> Usage:

@@ -5,7 +5,17 @@ Each is handed to ``Scheduler.handle(event, now_ns)``. See ``commands`` for what
 
 import msgspec
 
-from serve.core.types import Bytes, FailReason, LaneId, Sized, Task, TaskId, Usage
+from serve.core.types import (
+    FIRST_DEVICE,
+    Bytes,
+    DeviceId,
+    FailReason,
+    LaneId,
+    Sized,
+    Task,
+    TaskId,
+    Usage,
+)
 
 
 class TaskArrived(msgspec.Struct, frozen=True):
@@ -73,12 +83,15 @@ class LaneLost(msgspec.Struct, frozen=True):
     """A lane's process died; what it ran is handed over once, then answered."""
 
     lane_id: LaneId
+    #: Other lanes of that process, which died with it.
+    others: tuple[LaneId, ...] = ()
 
 
 class BudgetChanged(msgspec.Struct, frozen=True):
     """Models were loaded or unloaded: what is left of the device for tasks."""
 
     budget_bytes: Bytes
+    device_id: DeviceId = FIRST_DEVICE
 
 
 class DrainStarted(msgspec.Struct, frozen=True):

@@ -47,6 +47,9 @@ class SchedulerParams:
     """Everything the scheduler does not learn from events."""
 
     device: DeviceFacts
+    #: Those beside it, see ``fleet``. What else is set here holds for each of them, `max_queue` for
+    #: all together.
+    more_devices: tuple[DeviceFacts, ...] = ()
     policy: str = "sqtf"
     discipline: str = "rolling"
     window: Literal["adaptive", "fixed"] = "adaptive"
@@ -72,6 +75,9 @@ class SchedulerParams:
     most_merged: int = 16
 
     def __post_init__(self) -> None:
+        lane_ids = [lane_id for device in self.devices for lane_id in device.lane_ids]
+        if len(set(lane_ids)) != len(lane_ids):
+            raise ValueError(f"no lane is of two devices, got {lane_ids}")
         for name in ("window_ns", "max_queue", "horizon", "patience", "most_merged"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -80,6 +86,11 @@ class SchedulerParams:
             raise ValueError(f"bypass_limit must be at least 0, got {self.bypass_limit}")
         if self.prepare_ahead is not None and self.prepare_ahead < 0:
             raise ValueError(f"prepare_ahead must be at least 0, got {self.prepare_ahead}")
+
+    @property
+    def devices(self) -> tuple[DeviceFacts, ...]:
+        """All of them, by DeviceId."""
+        return (self.device, *self.more_devices)
 
     @property
     def planned_at_once(self) -> int:

@@ -192,6 +192,11 @@ class Scheduler:
         return self._board.ledger.budget_bytes
 
     @property
+    def budgets_bytes(self) -> tuple[Bytes, ...]:
+        """The same by device, of which there is one."""
+        return (self.budget_bytes,)
+
+    @property
     def draining(self) -> bool:
         """Nothing new is accepted."""
         return self._draining
@@ -321,16 +326,16 @@ class Scheduler:
         self._stale = True
 
     def _on_lane_lost(self, event: LaneLost) -> None:
-        lane_id = event.lane_id
-        self._require_lane(lane_id)
-        run = self._board.busy.get(lane_id)
-        if run is not None:
-            self._board.vacate(run)
-            for record in reversed(run.members):
-                record.apart = len(run.members) > 1
-                self._lose(record, lane_id)
-        # A lane may also be lost while it starts, before it was ever ready.
-        self._board.idle.discard(lane_id)
+        for lane_id in (event.lane_id, *event.others):
+            self._require_lane(lane_id)
+            run = self._board.busy.get(lane_id)
+            if run is not None:
+                self._board.vacate(run)
+                for record in reversed(run.members):
+                    record.apart = len(run.members) > 1
+                    self._lose(record, lane_id)
+            # A lane may also be lost while it starts, before it was ever ready.
+            self._board.idle.discard(lane_id)
         self._stale = True
 
     def _lose(self, record: Record, lane_id: LaneId) -> None:

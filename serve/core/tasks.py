@@ -76,6 +76,27 @@ class Tasks:
         if (expires_ns := task.expires_ns) is not None:
             self._timers.add((expires_ns, task.task_id))
 
+    def take_out(self, record: Record, now_ns: Nanos) -> None:
+        """The record, pending, goes to another device; to the totals it is where it was."""
+        del self.records[record.task.task_id]
+        self.pending -= 1
+        self.ready -= record.state is _READY
+        self.work_ns -= record.work_ns
+        self.backlog.discard(record)
+        if record.group is not None:
+            self._plan.remove(record, now_ns)
+        if (expires_ns := record.task.expires_ns) is not None:
+            self._timers.remove((expires_ns, record.task.task_id))
+
+    def put_in(self, record: Record) -> None:
+        """The record, pending, comes from another device; its place in the plan is still open."""
+        self.records[record.task.task_id] = record
+        self.pending += 1
+        self.ready += record.state is _READY
+        self.work_ns += record.work_ns
+        if (expires_ns := record.task.expires_ns) is not None:
+            self._timers.add((expires_ns, record.task.task_id))
+
     def step(self, record: Record, cause: Cause, outcome: Outcome | None = None) -> None:
         """Move the record along the table, with everything the move entails."""
         task_id = record.task.task_id

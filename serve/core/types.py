@@ -15,8 +15,11 @@ Bytes = NewType("Bytes", int)
 TaskId = NewType("TaskId", int)
 GroupId = NewType("GroupId", int)
 LaneId = NewType("LaneId", int)
+#: Of several devices, counted from 0.
+DeviceId = NewType("DeviceId", int)
 
 ZERO_NS = Nanos(0)
+FIRST_DEVICE = DeviceId(0)
 
 #: Allocators hand out device memory in multiples of this, so reservations do too.
 ALIGNMENT_BYTES = 512

@@ -1,4 +1,7 @@
-"""Random histories of everything that can happen, over every policy, discipline and window."""
+"""Random histories of everything that can happen, over every policy, discipline and window.
+
+On one device and on several; each of those with one or all of its lanes in a process.
+"""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -12,7 +15,7 @@ from serve.core.events import (
     TaskFailed,
 )
 from serve.core.policies import POLICIES
-from serve.core.types import Failed, FailReason, LaneId, Rejected, RejectReason
+from serve.core.types import Failed, FailReason, Rejected, RejectReason
 from tests.builders import MS, US, params, sized, task, unions_saving
 from tests.core.world import World
 
@@ -32,9 +35,19 @@ class History(RuleBasedStateMachine):
         horizon=st.sampled_from([2, 5, 32]),
         can_suspend=st.booleans(),
         saved_ns=st.sampled_from([None, 0, 90 * US, 5 * MS]),
+        devices=st.sampled_from([1, 1, 2, 3]),
     )
     def start(
-        self, policy, discipline, window, parallelism, prepare_ahead, horizon, can_suspend, saved_ns
+        self,
+        policy,
+        discipline,
+        window,
+        parallelism,
+        prepare_ahead,
+        horizon,
+        can_suspend,
+        saved_ns,
+        devices,
     ):
         self.world = World(
             params(
@@ -46,6 +59,7 @@ class History(RuleBasedStateMachine):
                 lanes=LANES,
                 parallelism=parallelism,
                 can_suspend=can_suspend,
+                devices=devices,
                 max_queue=12,
                 prepare_ahead=prepare_ahead,
                 horizon=horizon,
@@ -55,8 +69,9 @@ class History(RuleBasedStateMachine):
                 most_merged=3,
             )
         )
-        for lane in range(LANES):
-            self.world.lane_ready(LaneId(lane))
+        self.lanes = set(self.world.device_of)
+        for lane in sorted(self.lanes):
+            self.world.lane_ready(lane)
         self.draining = False
 
     @rule(
@@ -85,7 +100,7 @@ class History(RuleBasedStateMachine):
             if self.draining:
                 assert refused
                 assert outcome.reason is RejectReason.DRAINING
-            elif reserve > world.budget:
+            elif reserve > max(world.budgets):
                 assert refused
                 assert outcome.reason is RejectReason.TOO_BIG
 
@@ -105,7 +120,7 @@ class History(RuleBasedStateMachine):
         task_id = data.draw(st.sampled_from(sorted(world.preparing)))
         answered_before = task_id in world.answers
         world.prepare(task_id, sized(reserve=reserve, run_ns=run_ns))
-        if reserve > world.budget and not answered_before:
+        if reserve > max(world.budgets) and not answered_before:
             outcome = world.answers[task_id]
             assert isinstance(outcome, Failed)
             assert outcome.reason is FailReason.OUT_OF_MEMORY
@@ -134,7 +149,7 @@ class History(RuleBasedStateMachine):
     def overran(self, data):
         lane = data.draw(st.sampled_from(sorted(self.world.on_lane)))
         task_id = self.world.on_lane[lane]
-        had_all = self.world.held[task_id] >= self.world.budget
+        had_all = self.world.held[task_id] >= self.world.budgets[self.world.device_of[lane]]
         again = task_id in self.world.overruns
         answered_before = task_id in self.world.answers
         merged = len(self.world.members[task_id]) > 1
@@ -167,18 +182,27 @@ class History(RuleBasedStateMachine):
             assert isinstance(outcome, Failed)
             assert outcome.reason is FailReason.LANE_LOST
 
-    @precondition(lambda self: len(self.world.lanes_up) < LANES)
+    @precondition(lambda self: self.world.lanes_up)
+    @rule(data=st.data())
+    def process_of_a_whole_device_lost(self, data):
+        world = self.world
+        of_lane = world.device_of
+        device_id = of_lane[data.draw(st.sampled_from(sorted(world.lanes_up)))]
+        world.lane_lost(*(lane for lane in sorted(of_lane) if of_lane[lane] == device_id))
+
+    @precondition(lambda self: self.world.lanes_up < self.lanes)
     @rule()
     def lane_ready(self):
-        self.world.lane_ready(min(set(map(LaneId, range(LANES))) - self.world.lanes_up))
+        self.world.lane_ready(min(self.lanes - self.world.lanes_up))
 
     @rule(duration_ns=st.sampled_from([0, 10 * US, 500 * US, 5 * MS]))
     def time_passes(self, duration_ns):
         self.world.advance(duration_ns)
 
-    @rule(size_bytes=st.integers(0, BUDGET + 5))
-    def budget_changed(self, size_bytes):
-        self.world.change_budget(size_bytes)
+    @rule(data=st.data(), size_bytes=st.integers(0, BUDGET + 5))
+    def budget_changed(self, data, size_bytes):
+        device_id = data.draw(st.integers(0, len(self.world.budgets) - 1))
+        self.world.change_budget(size_bytes, device_id)
 
     @precondition(lambda self: not self.draining and len(self.world.tasks) > 6)
     @rule()

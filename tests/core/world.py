@@ -19,7 +19,7 @@ from serve.core.events import (
     TaskPrepared,
     Tick,
 )
-from serve.core.scheduler import Scheduler
+from serve.core.fleet import make_scheduler
 from serve.core.types import Bytes, Nanos, Task, TaskId
 from tests.builders import usage
 
@@ -29,7 +29,12 @@ class World:
 
     def __init__(self, params):
         self.params = params
-        self.scheduler = Scheduler(params)
+        self.scheduler = make_scheduler(params)
+        self.device_of = {
+            lane_id: device_id
+            for device_id, device in enumerate(params.devices)
+            for lane_id in device.lane_ids
+        }
         self.now = Nanos(0)
         self.tasks: dict[TaskId, Task] = {}
         self.answers = {}
@@ -52,9 +57,10 @@ class World:
         self.splits = {}
         #: What each launch was given.
         self.held = {}
+        #: By device.
+        self.budgets = [device.budget_bytes for device in params.devices]
         #: What Σ reserved may not pass: the budget, or what was in use when it was lowered.
-        self.ceiling = params.device.budget_bytes
-        self.budget = params.device.budget_bytes
+        self.ceilings = list(self.budgets)
 
     def tell(self, event):
         """Deliver `event` now and obey; the commands, checked."""
@@ -115,22 +121,27 @@ class World:
         self.lanes_up.add(lane_id)
         return self.tell(LaneReady(lane_id))
 
-    def lane_lost(self, lane_id):
-        self.lanes_up.discard(lane_id)
-        self.stopped.discard(lane_id)
-        task_id = self.on_lane.pop(lane_id, None)
-        if task_id is not None:
-            self.stopping.discard(task_id)
-            self._again(self.members.pop(task_id), self.losses)
-        return self.tell(LaneLost(lane_id))
+    def lane_lost(self, lane_id, *others):
+        for lost in (lane_id, *others):
+            self.lanes_up.discard(lost)
+            self.stopped.discard(lost)
+            task_id = self.on_lane.pop(lost, None)
+            if task_id is not None:
+                self.stopping.discard(task_id)
+                self._again(self.members.pop(task_id), self.losses)
+        return self.tell(LaneLost(lane_id, others))
 
-    def change_budget(self, size_bytes):
-        self.budget = size_bytes
-        self.ceiling = max(size_bytes, self.reserved())
-        return self.tell(BudgetChanged(Bytes(size_bytes)))
+    def change_budget(self, size_bytes, device_id=0):
+        self.budgets[device_id] = size_bytes
+        self.ceilings[device_id] = max(size_bytes, self.reserved(device_id))
+        return self.tell(BudgetChanged(Bytes(size_bytes), device_id))
 
-    def reserved(self):
-        return sum(self.held[task_id] for task_id in self.on_lane.values())
+    def reserved(self, device_id=0):
+        return sum(
+            self.held[task_id]
+            for lane_id, task_id in self.on_lane.items()
+            if self.device_of[lane_id] == device_id
+        )
 
     # What each command may be.
 
@@ -145,6 +156,8 @@ class World:
         elif isinstance(command, LaunchTask):
             assert command.lane_id in self.lanes_up
             assert command.lane_id not in self.on_lane, "two runs on one lane"
+            device_id = self.device_of[command.lane_id]
+            budget = self.budgets[device_id]
             assert command.group_size >= 1
             self.on_lane[command.lane_id] = task_id
             self.members[task_id] = (task_id, *command.companions)
@@ -154,11 +167,11 @@ class World:
             if command.companions:
                 self._check_union(self.members[task_id], command.reserve_bytes)
             elif self.overruns.get(task_id):
-                assert self.reserved() == self.budget, "it overran: not alone"
-                assert command.reserve_bytes == self.budget
+                assert self.reserved(device_id) == budget, "it overran: not alone"
+                assert command.reserve_bytes == budget
             else:
                 assert command.reserve_bytes == self.tasks[task_id].reserve_bytes
-            assert self.reserved() <= self.budget, "launched into memory that is not there"
+            assert self.reserved(device_id) <= budget, "launched into memory that is not there"
         elif isinstance(command, StopTask):
             assert self.on_lane[command.lane_id] == task_id
             assert self.answers.keys() >= set(self.members[task_id]), "somebody waits for it"
@@ -210,12 +223,16 @@ class World:
     def _check(self):
         scheduler = self.scheduler
         scheduler.check_invariants()
-        assert scheduler.reserved_bytes == self.reserved()
-        self.ceiling = max(self.budget, min(self.ceiling, self.reserved()))
-        assert self.reserved() <= self.ceiling
-        executing = len(self.on_lane) - len(self.stopped)
-        assert executing <= self.params.device.slots
-        assert not self.stopped or executing, "a task stands suspended and no other executes"
+        for device_id, device in enumerate(self.params.devices):
+            reserved = self.reserved(device_id)
+            ceiling = max(self.budgets[device_id], min(self.ceilings[device_id], reserved))
+            assert reserved <= ceiling
+            self.ceilings[device_id] = ceiling
+            executing = len((self.on_lane.keys() - self.stopped) & set(device.lane_ids))
+            assert executing <= device.slots
+            stopped = self.stopped & set(device.lane_ids)
+            assert not stopped or executing, "a task stands suspended and no other executes"
+        assert scheduler.reserved_bytes == sum(map(self.reserved, range(len(self.budgets))))
         assert scheduler.running_count == len(self.on_lane)
         assert scheduler.suspended_count == len(self.stopped)
         assert scheduler.lanes_up == len(self.lanes_up)
@@ -224,7 +241,7 @@ class World:
 
     def finish_everything(self):
         """Every lane works, every prepare and run ends: nothing may be left over."""
-        for lane_id in self.params.device.lane_ids:
+        for lane_id in self.device_of:
             if lane_id not in self.lanes_up:
                 self.lane_ready(lane_id)
         for _ in range(20 * len(self.tasks) + 20):

@@ -1,0 +1,347 @@
+"""Several devices: one scheduler each, and who of them gets which task.
+
+A task goes to the device where it is expected to start first, of those whose memory can ever hold
+it. From there it is that device's, with its policy, window and ledger; but as long as it is on no
+lane it may move, since the host prepares it for all devices alike:
+
+- to a device that could start it at once, while its own could not: no device idles while another
+  has a queue for it;
+- away from a device whose lanes are all down, or whose memory can no longer hold it.
+
+Arrivals, tenants' shares and answers owed are counted over all devices (``totals``), so limits and
+fairness are the server's. With one device there is nothing to choose: see ``make_scheduler``.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from serve.core.commands import Command
+from serve.core.events import (
+    BudgetChanged,
+    DrainStarted,
+    Event,
+    LaneLost,
+    LaneReady,
+    TaskArrived,
+    TaskPrepared,
+    Tick,
+)
+from serve.core.invariants import check_invariants
+from serve.core.lifecycle import State
+from serve.core.params import SchedulerParams
+from serve.core.record import Record
+from serve.core.scheduler import Scheduler
+from serve.core.totals import Totals
+from serve.core.types import Bytes, LaneId, Nanos, TaskId
+from serve.errors import InvariantViolation
+
+
+class Fleet:
+    """Decides for several devices; to its driver it is a ``Scheduler``."""
+
+    def __init__(self, params: SchedulerParams) -> None:
+        self.params = params
+        self._totals = Totals()
+        self._devices = [
+            Scheduler(replace(params, device=device, more_devices=()), self._totals)
+            for device in params.devices
+        ]
+        self._of_lane: dict[LaneId, Scheduler] = {
+            lane_id: scheduler
+            for scheduler in self._devices
+            for lane_id in scheduler.params.device.lane_ids
+        }
+        self._now = Nanos(0)
+        #: Those that gave or got tasks and have not been asked since what to do about it.
+        self._changed: list[Scheduler] = []
+
+    def handle(self, event: Event, now_ns: Nanos) -> list[Command]:
+        """See ``Scheduler.handle``."""
+        self._now = max(self._now, now_ns)
+        out: list[Command] = []
+        for scheduler in self._concerned(event):
+            out += scheduler.handle(event, self._now)
+        for scheduler in self._devices:
+            wake_ns = scheduler.next_wakeup()
+            if wake_ns is not None and wake_ns <= self._now:
+                self._changed.append(scheduler)
+        self._leave_lost_devices()
+        self._ask_changed(out)
+        self._fill_idle_devices(out)
+        return out
+
+    def next_wakeup(self) -> Nanos | None:
+        """See ``Scheduler.next_wakeup``."""
+        wakes = [scheduler.next_wakeup() for scheduler in self._devices]
+        return min((wake_ns for wake_ns in wakes if wake_ns is not None), default=None)
+
+    @property
+    def queued_count(self) -> int:
+        """Accepted tasks not on a lane yet."""
+        return sum(scheduler.queued_count for scheduler in self._devices)
+
+    @property
+    def running_count(self) -> int:
+        """Runs on lanes, suspended ones included."""
+        return sum(scheduler.running_count for scheduler in self._devices)
+
+    @property
+    def suspended_count(self) -> int:
+        """Runs on lanes that stand suspended."""
+        return sum(scheduler.suspended_count for scheduler in self._devices)
+
+    @property
+    def lanes_up(self) -> int:
+        """Lanes that can work."""
+        return sum(scheduler.lanes_up for scheduler in self._devices)
+
+    @property
+    def reserved_bytes(self) -> Bytes:
+        """Memory that tasks on lanes hold, on all devices."""
+        return Bytes(sum(scheduler.reserved_bytes for scheduler in self._devices))
+
+    @property
+    def budget_bytes(self) -> Bytes:
+        """Memory for tasks, of all devices."""
+        return Bytes(sum(self.budgets_bytes))
+
+    @property
+    def budgets_bytes(self) -> tuple[Bytes, ...]:
+        """Memory for tasks, by device."""
+        return tuple(scheduler.budget_bytes for scheduler in self._devices)
+
+    @property
+    def draining(self) -> bool:
+        """Nothing new is accepted."""
+        return self._devices[0].draining
+
+    @property
+    def drained(self) -> bool:
+        """Draining, and everything accepted is answered and released."""
+        return all(scheduler.drained for scheduler in self._devices)
+
+    def state(self, task_id: TaskId) -> State | None:
+        """See ``Scheduler.state``."""
+        return self._holder(task_id).state(task_id)
+
+    def story(self, task_id: TaskId) -> tuple[str, ...]:
+        """See ``Scheduler.story``; its moves between devices are not part of it."""
+        return self._totals.history.story(task_id)
+
+    def check_invariants(self) -> None:
+        """Raise InvariantViolation if the state contradicts itself. Looks at everything."""
+        check_invariants(*self._devices)
+        if next(self._steals(), None) is not None:
+            raise InvariantViolation("a device idles while another has a queue for it")
+
+    # Who is concerned.
+
+    def _concerned(self, event: Any) -> Iterable[Scheduler]:
+        """Those that must hear of the event."""
+        match event:
+            case TaskArrived(task):
+                return [self._soonest(task.reserve_bytes)]
+            case LaneReady(lane_id) | LaneLost(lane_id):
+                return [self._device_of(lane_id)]
+            case BudgetChanged(budget_bytes, device_id):
+                scheduler = self._devices[device_id]
+                self._make_fit(scheduler, budget_bytes)
+                return [scheduler]
+            case DrainStarted() | Tick():
+                return self._devices
+            case TaskPrepared(task_id, found) if found is not None:
+                holder = self._holder(task_id)
+                record = holder._tasks.records.get(task_id)
+                if record is None or not record.state.pending:
+                    return [holder]
+                return [self._holding(record, found.estimate.reserve_bytes, holder)]
+            case _:
+                return [self._holder(event.task_id)]
+
+    def _holder(self, task_id: TaskId) -> Scheduler:
+        """The device that the task is on; any, when it is on none."""
+        for scheduler in self._devices:
+            if task_id in scheduler._tasks.records:
+                return scheduler
+        return self._devices[0]
+
+    def _device_of(self, lane_id: LaneId) -> Scheduler:
+        scheduler = self._of_lane.get(lane_id)
+        if scheduler is None:
+            raise InvariantViolation(f"lane {lane_id} is not one of {sorted(self._of_lane)}")
+        return scheduler
+
+    # Where a task goes.
+
+    def _soonest(self, need_bytes: int) -> Scheduler:
+        """The device where a task of that size is expected to start first.
+
+        One that can never hold it is chosen when none can: the largest, which says so.
+        """
+        fitting = [s for s in self._devices if s.budget_bytes >= need_bytes]
+        if not fitting:
+            return max(self._devices, key=lambda s: s.budget_bytes)
+        working = [s for s in fitting if s.lanes_up]
+        return min(working or fitting, key=lambda s: self._wait(s, need_bytes))
+
+    def _wait(self, scheduler: Scheduler, need_bytes: int) -> tuple[int, int]:
+        """Expected wait for a slot, and the work per slot that is there; both in ns."""
+        board = scheduler._board
+        runs = board.busy.values()
+        done_ns = sum(run.run_ns - run.left_ns(self._now) for run in runs)
+        ahead_ns = (scheduler._tasks.work_ns - done_ns) // board.slots
+        slots, free_bytes = _room(scheduler)
+        return (0 if slots > 0 and need_bytes <= free_bytes else ahead_ns), ahead_ns
+
+    def _make_fit(self, scheduler: Scheduler, budget_bytes: int) -> None:
+        """The device's budget is about to be this: what it could no longer hold moves."""
+        if budget_bytes < scheduler.budget_bytes and scheduler.queued_count:
+            for record in _pending(scheduler):
+                if record.task.reserve_bytes > budget_bytes:
+                    self._holding(record, record.task.reserve_bytes, scheduler, budget_bytes)
+
+    def _holding(
+        self, record: Record, need_bytes: int, holder: Scheduler, budget_bytes: int | None = None
+    ) -> Scheduler:
+        """The record's device, or if its budget is too small, one with room, to which it moves."""
+        if need_bytes <= (holder.budget_bytes if budget_bytes is None else budget_bytes):
+            return holder
+        others = [s for s in self._devices if s is not holder and s.budget_bytes >= need_bytes]
+        if not others:
+            return holder
+        other = min(others, key=lambda s: (not s.lanes_up, self._wait(s, need_bytes)))
+        self._move([record], holder, other)
+        return other
+
+    def _leave_lost_devices(self) -> None:
+        """What waits for a device without lanes runs elsewhere, if it can."""
+        working = [s for s in self._devices if s.lanes_up]
+        for lost in self._devices:
+            if lost.lanes_up or not lost.queued_count or not working:
+                continue
+            for record in _pending(lost):
+                need_bytes = record.task.reserve_bytes
+                fitting = [s for s in working if s.budget_bytes >= need_bytes]
+                if fitting:
+                    other = min(fitting, key=lambda s: self._wait(s, need_bytes))
+                    self._move([record], lost, other)
+
+    def _fill_idle_devices(self, out: list[Command]) -> None:
+        """Move tasks until no device idles while another has a queue for it."""
+        for _ in range(self._totals.unanswered + 1):
+            stolen = next(self._steals(), None)
+            if stolen is None:
+                return
+            records, source, target = stolen
+            self._move(records, source, target)
+            self._ask_changed(out)
+        raise InvariantViolation("tasks move between devices without end")
+
+    def _steals(self) -> Iterator[tuple[list[Record], Scheduler, Scheduler]]:
+        """Tasks that wait for their device while another could start them; from where to where."""
+        waiting = [s for s in self._devices if s.queued_count]
+        if not waiting:
+            return
+        for target in self._devices:
+            slots, free_bytes = _room(target)
+            if slots <= 0:
+                continue
+            waiting.sort(key=lambda s: -s.queued_count)
+            for source in waiting:
+                if source is not target:
+                    records = _surplus(source, slots, free_bytes, target.budget_bytes)
+                    if records:
+                        yield records, source, target
+
+    def _move(self, records: list[Record], source: Scheduler, target: Scheduler) -> None:
+        """The records, pending, are the other device's from now on."""
+        self._changed += target, source
+        planned = records[0].group is not None
+        for record in records:
+            source._tasks.take_out(record, self._now)
+            target._tasks.put_in(record)
+            if record.alone:
+                record.reserve_all(target.budget_bytes)
+        handed_over = [r for r in records if r.attempt or r.promoted]
+        for record in reversed(handed_over):
+            target._plan.put_first(record)
+        others = [r for r in records if r not in handed_over]
+        if others and planned and not target._window.replans:
+            target._plan.append(others, pinned=True)
+            return
+        for record in others:
+            target._backlog.add(record)
+            target._window.arrived(record.task, self._now)
+
+    def _ask_changed(self, out: list[Command]) -> None:
+        while self._changed:
+            out += self._changed.pop(0).handle(Tick(), self._now)
+
+
+def make_scheduler(params: SchedulerParams) -> Scheduler | Fleet:
+    """Whoever decides for the devices of `params`."""
+    return Fleet(params) if params.more_devices else Scheduler(params)
+
+
+def _pending(scheduler: Scheduler) -> list[Record]:
+    return [r for r in scheduler._tasks.records.values() if r.state.pending]
+
+
+def _room(scheduler: Scheduler) -> tuple[int, int]:
+    """Slots and memory that the device has for others than what waits there already.
+
+    A device that holds groups has none for others until nothing waits and its group has ended.
+    """
+    board = scheduler._board
+    slots = board.free_slots - scheduler.queued_count
+    held = scheduler._discipline.holds_groups and (scheduler.queued_count or board.plan.groups)
+    if slots <= 0 or held:
+        return 0, 0
+    free_bytes = board.available_bytes
+    if scheduler.queued_count:
+        free_bytes -= sum(record.task.reserve_bytes for record in _pending(scheduler))
+    return slots, free_bytes
+
+
+def _surplus(source: Scheduler, slots: int, free_bytes: int, budget_bytes: int) -> list[Record]:
+    """What waits at the source, could not start there now, and fits into such room elsewhere.
+
+    `budget_bytes`: all the memory there is elsewhere, which is what a task running alone takes.
+    """
+    board = source._board
+    own_slots, own_bytes = board.free_slots, board.available_bytes
+    holds, groups = source._discipline.holds_groups, source._plan.groups
+    first = groups[0] if groups else None
+    found: list[Record] = []
+    for record in _movable(source):
+        need_bytes = record.task.reserve_bytes
+        startable = not holds or record.group is first
+        if startable and own_slots > 0 and need_bytes <= own_bytes:
+            own_slots -= 1
+            own_bytes -= need_bytes
+            continue
+        if record.alone:
+            need_bytes = max(need_bytes, budget_bytes)
+        if need_bytes <= free_bytes:
+            found.append(record)
+            slots -= 1
+            free_bytes -= need_bytes
+            if slots == 0:
+                break
+    return found
+
+
+def _movable(scheduler: Scheduler) -> Iterator[Record]:
+    """Pending tasks that may run elsewhere, those that run next first.
+
+    Members of a group that has started under a discipline that holds groups stay with it; what
+    has its place in a fixed window's slot stays until it is planned.
+    """
+    holds = scheduler._discipline.holds_groups
+    for group in scheduler._plan.groups:
+        if not (holds and group.active):
+            yield from group.members
+    if scheduler._window.replans:
+        horizon = scheduler._backlog.horizon(scheduler._horizon, scheduler._now)
+        yield from (record for record in horizon if record.group is None)
