@@ -310,7 +310,7 @@ def _surplus(source: Scheduler, slots: int, free_bytes: int, budget_bytes: int) 
     `budget_bytes`: all the memory there is elsewhere, which is what a task running alone takes.
     """
     board = source._board
-    own_slots, own_bytes = board.free_slots, board.available_bytes
+    own_slots, own_bytes = board.free_slots, int(board.available_bytes)
     holds, groups = source._discipline.holds_groups, source._plan.groups
     first = groups[0] if groups else None
     found: list[Record] = []
