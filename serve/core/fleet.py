@@ -310,12 +310,12 @@ def _surplus(source: Scheduler, slots: int, free_bytes: int, budget_bytes: int) 
     `budget_bytes`: all the memory there is elsewhere, which is what a task running alone takes.
     """
     board = source._board
-    own_slots, own_bytes = board.free_slots, int(board.available_bytes)
+    own_slots, own_bytes = board.free_slots, board.available_bytes
     holds, groups = source._discipline.holds_groups, source._plan.groups
     first = groups[0] if groups else None
     found: list[Record] = []
     for record in _movable(source):
-        need_bytes = record.task.reserve_bytes
+        need_bytes: int = record.task.reserve_bytes
         startable = not holds or record.group is first
         if startable and own_slots > 0 and need_bytes <= own_bytes:
             own_slots -= 1
