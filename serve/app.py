@@ -6,8 +6,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from serve.obs.offline import make_report
 from serve.obs.record import ServerRun
 from serve.obs.sink import RecordSink
 from serve.obs.store import RecordStore
+from serve.rpc.options import parse_fanouts
 from serve.rpc.server import Server
 from serve.runtime import clock
 from serve.runtime.api import ModelEstimate
@@ -202,32 +203,49 @@ def check_config(config: Config) -> list[str]:
     return lines
 
 
+@contextmanager
+def _offline(config: Config, device: Device) -> Iterator[Engine]:
+    """An engine without lanes, which can estimate and not run; calibrates what is not cached."""
+    engine = Engine(config, device, lambda _: None, calibration_cache(config, device))
+    try:
+        yield engine
+    finally:
+        engine.stop()
+
+
 def estimate_offline(
     config: Config, model: str, num_nodes: int, num_edges: int, progress: Progress
 ) -> ModelEstimate:
-    """The estimate a server of this configuration would make; calibrates if none is cached."""
-    device = device_of(config)
-    engine = Engine(config, device, lambda _: None, calibration_cache(config, device))
-    try:
+    """The estimate a server of this configuration would make."""
+    with _offline(config, device_of(config)) as engine:
         engine.load_offline(model, progress)
         return engine.estimate(model, "", num_nodes, num_edges)
-    finally:
-        engine.stop()
+
+
+def estimate_sample_offline(
+    config: Config, model: str, graph: str, num_ids: int, fanouts: str | None, progress: Progress
+) -> ModelEstimate:
+    """The same for a request by so many node ids; `fanouts` as in such a request."""
+    held = [one for one in config.graph if one.name == graph]
+    if not held:
+        names = ", ".join(one.name for one in config.graph) or "none"
+        raise ConfigError(f"--graph: '{graph}' is not in the configuration, which has: {names}")
+    alone = msgspec.structs.replace(config, graph=tuple(held))
+    with _offline(alone, device_of(config)) as engine:
+        engine.load_offline(model, progress, with_graphs=True)
+        return engine.estimate_sample(model, "", graph, num_ids, parse_fanouts(fanouts))
 
 
 def offline_estimators(
     config: Config, device: Device, names: Iterable[str], progress: Progress
 ) -> dict[str, ModelEstimator]:
-    """Estimators of these models without a server; calibrates those that are not cached."""
-    engine = Engine(config, device, lambda _: None, calibration_cache(config, device))
-    try:
+    """Estimators of these models without a server."""
+    with _offline(config, device) as engine:
         found = {}
         for name in names:
             engine.load_offline(name, progress)
             found[name] = engine.estimator(name)
         return found
-    finally:
-        engine.stop()
 
 
 def simulate_workload(

@@ -113,17 +113,37 @@ def check(config: ConfigOption) -> None:
 def estimate(
     model: Annotated[str, typer.Argument(help="Name of a model in the repository.")],
     config: ConfigOption,
-    nodes: Annotated[int, typer.Option(min=0, help="Nodes of the request's graph.")],
-    edges: Annotated[int, typer.Option(min=0, help="Edges of the request's graph.")],
+    nodes: Annotated[int | None, typer.Option(min=0, help="Nodes of the request's graph.")] = None,
+    edges: Annotated[int | None, typer.Option(min=0, help="Edges of the request's graph.")] = None,
+    graph: Annotated[
+        str | None, typer.Option(help="Instead: a resident graph, asked by node ids.")
+    ] = None,
+    node_ids: Annotated[int | None, typer.Option(min=0, help="How many of its nodes.")] = None,
+    fanouts: Annotated[
+        str | None, typer.Option(help="In-neighbours drawn at each hop, as 10,5; or all.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """What a request of that size would need: memory, solo time, QoS target."""
-    from serve.app import estimate_offline
+    """What a request would need: memory, solo time, QoS target.
+
+    Its size is given by --nodes and --edges, or expected from --graph and --node-ids.
+    """
+    from serve.app import estimate_offline, estimate_sample_offline
     from serve.obs.log import setup_logging
 
     setup_logging(level=_log_level("WARNING"))
+    loaded = load_config(config)
     with Steps(_errors) as steps:
-        found = estimate_offline(load_config(config), model, nodes, edges, steps.tell)
+        if graph is None and nodes is not None and edges is not None:
+            if node_ids is not None or fanouts is not None:
+                raise ConfigError("--node-ids and --fanouts need a --graph")
+            found = estimate_offline(loaded, model, nodes, edges, steps.tell)
+        elif graph is not None and node_ids is not None:
+            if nodes is not None or edges is not None:
+                raise ConfigError("--graph and --node-ids say the size: no --nodes, no --edges")
+            found = estimate_sample_offline(loaded, model, graph, node_ids, fanouts, steps.tell)
+        else:
+            raise ConfigError("give --nodes and --edges, or --graph and --node-ids")
     if as_json:
         typer.echo(msgspec.json.encode(found))
     else:
@@ -246,18 +266,32 @@ def _log_level(default: str = "INFO") -> str:
 
 
 def _estimate_table(found: ModelEstimate) -> Table:
+    size = f"{found.num_nodes:,} nodes, {found.num_edges:,} edges"
+    asked, sampled, drawn, of = size, "", "", "inputs included"
+    if (sample := found.sample) is not None:
+        asked = f"{sample.num_ids:,} nodes of graph {sample.graph}"
+        hops = ", ".join("all" if fanout == -1 else str(fanout) for fanout in sample.fanouts)
+        high = sample.size
+        sampled = f"{size}; 95 % within {high.num_nodes_high:,} and {high.num_edges_high:,}"
+        drawn = f"in {_milliseconds(high.prepare_ns)}, {hops} neighbours a hop"
+        of += ", of the larger"
+    margin_bytes = found.reserve_bytes - found.peak_bytes - found.workspace_bytes
+    margin_bytes -= found.output_bytes
     table = Table(
-        title=f"{found.model} version {found.version}: "
-        f"{found.num_nodes:,} nodes, {found.num_edges:,} edges",
+        title=f"{found.model} version {found.version}: {asked}",
         show_header=False,
         title_justify="left",
     )
     rows = (
         ("executor", found.executor),
+        ("expected sample", sampled),
+        ("sampled", drawn),
         ("weights, held once", _size(found.weights_bytes)),
         ("inputs", _size(found.input_bytes)),
-        ("peak memory (PMC)", _size(found.peak_bytes)),
+        ("peak memory (PMC)", f"{_size(found.peak_bytes)}, {of}"),
         ("held at the peak by", found.peak_where),
+        ("kernels besides", _size(found.workspace_bytes) if found.workspace_bytes else ""),
+        ("margin, answer", f"{_size(margin_bytes)}, {_size(found.output_bytes)}"),
         ("reserved", _size(found.reserve_bytes)),
         ("fit at once", f"{found.fit_count:,} in {_size(found.budget_bytes)}"),
         ("run time", _milliseconds(found.run_ns)),

@@ -43,12 +43,12 @@ def decode_options(parameters: Mapping[str, pb.InferParameter]) -> Options:
         tenant=_text(parameters, "tenant") or "",
         seed=_integer(parameters, "seed", -(2**63), 2**63 - 1),
         graph=_text(parameters, "graph"),
-        fanouts=_fanouts(_text(parameters, "fanouts")),
+        fanouts=parse_fanouts(_text(parameters, "fanouts")),
     )
 
 
-def _fanouts(text: str | None) -> tuple[int, ...] | Literal["all"] | None:
-    """Numbers in `text`, separated by commas, or the word `all`."""
+def parse_fanouts(text: str | None) -> tuple[int, ...] | Literal["all"] | None:
+    """Numbers in `text`, separated by commas, or the word `all`; raises InvalidInput."""
     if text is None or text == "all":
         return text  # type: ignore[return-value]
     words = text.split(",")

@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from serve.errors import ServeError
+from serve.estimate.sampling import ExpectedSample
 from serve.graphs.change import Change
 from serve.obs.record import RequestRecord
 from serve.runtime.regions import RegionPart
@@ -127,6 +128,17 @@ class GraphInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class SampleEstimate:
+    """How large the sample for a request by node id is expected to be."""
+
+    graph: str
+    num_ids: int
+    #: Per hop; -1 for all in-neighbours.
+    fanouts: tuple[int, ...]
+    size: ExpectedSample
+
+
+@dataclass(frozen=True, slots=True)
 class ModelEstimate:
     """What `gnnserve estimate` and the estimate RPC show."""
 
@@ -147,10 +159,15 @@ class ModelEstimate:
     #: Device memory for tasks, and how many such requests fit at once.
     budget_bytes: int
     fit_count: int
+    #: Held with the reservation: the answer's place, and what kernels take beside tensors.
+    output_bytes: int = 0
+    workspace_bytes: int = 0
     #: Layer and operation running at the peak; empty when unknown.
     peak_where: str = ""
     #: Empty, or why the estimate is an upper bound only.
     warning: str = ""
+    #: For a request by node id, whose nodes and edges are those of a usual sample.
+    sample: SampleEstimate | None = None
 
 
 class Inference(Protocol):

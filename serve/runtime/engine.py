@@ -8,23 +8,30 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from serve.config import Config
 from serve.core.events import BudgetChanged, DrainStarted
 from serve.core.params import DeviceFacts, SchedulerParams
 from serve.core.types import Bytes, Estimate, Nanos, Sized
 from serve.errors import ConfigError, InvalidInput, NotFound, NotReady, ServeError
-from serve.estimate.estimator import ModelEstimator
+from serve.estimate.estimator import Breakdown, ModelEstimator
 from serve.graphs.change import Change
 from serve.models.cache import CalibrationCache
 from serve.obs.journal import JournalWriter
 from serve.obs.metrics import EngineSnapshot
 from serve.obs.record import RequestRecord
 from serve.runtime import clock
-from serve.runtime.api import GraphInfo, InferCall, ModelEstimate, ModelInfo
+from serve.runtime.api import (
+    GraphInfo,
+    InferCall,
+    ModelEstimate,
+    ModelInfo,
+    SampleEstimate,
+)
 from serve.runtime.device import Device
 from serve.runtime.driver import Driver
-from serve.runtime.graphs import GraphStore, NodeRequest
+from serve.runtime.graphs import Fanouts, GraphStore, NodeRequest
 from serve.runtime.launch import LAUNCH_NS
 from serve.runtime.overhead import learn_overhead
 from serve.runtime.pool import LanePool
@@ -149,8 +156,12 @@ class Engine:
         learn_overhead(self._registry.overhead, self._registry.entries, self._submit)
         self.driver.serving = True
 
-    def load_offline(self, name: str, progress: Callable[[str, float], None]) -> None:
+    def load_offline(
+        self, name: str, progress: Callable[[str, float], None], *, with_graphs: bool = False
+    ) -> None:
         """Read and calibrate one model without lanes: it can be estimated, not run."""
+        if with_graphs:
+            self._graphs.open(progress)
         self._registry.load(name, progress)
 
     def estimator(self, name: str) -> ModelEstimator:
@@ -230,7 +241,42 @@ class Engine:
         entry = self._registry.get(name, version)
         with self._lock:
             found = entry.estimator.describe(num_nodes, num_edges)
-            budget_bytes = self.driver.scheduler.budget_bytes
+        return self._model_estimate(entry, found, num_nodes, num_edges)
+
+    def estimate_sample(
+        self,
+        name: str,
+        version: str,
+        graph: str,
+        num_ids: int,
+        fanouts: Fanouts | None = None,
+    ) -> ModelEstimate:
+        """What one request by so many ids of a resident graph would need; raises ServeErrors.
+
+        Time is for a usual sample, memory for a large one.
+        """
+        entry = self._registry.get(name, version)
+        request = self._graphs.request(graph, num_ids, fanouts, entry)
+        with self._lock:
+            size = request.sizes.expected(num_ids)
+            usual = entry.estimator.describe(size.num_nodes, size.num_edges)
+            large = entry.estimator.describe(size.num_nodes_high, size.num_edges_high)
+        found = replace(
+            large,
+            run_ns=usual.run_ns,
+            run_high_ns=usual.run_high_ns,
+            solo_ns=usual.solo_ns + size.prepare_ns,
+            solo_high_ns=usual.solo_high_ns + size.prepare_ns,
+        )
+        sample = SampleEstimate(graph, num_ids, request.fanouts, size)
+        return replace(
+            self._model_estimate(entry, found, size.num_nodes, size.num_edges), sample=sample
+        )
+
+    def _model_estimate(
+        self, entry: ModelEntry, found: Breakdown, num_nodes: int, num_edges: int
+    ) -> ModelEstimate:
+        budget_bytes = self.driver.scheduler.budget_bytes
         return ModelEstimate(
             model=entry.spec.name,
             version=str(entry.spec.version),
@@ -247,6 +293,8 @@ class Engine:
             qos_target_ns=int(self._registry.factor_of(entry) * found.solo_ns),
             budget_bytes=budget_bytes,
             fit_count=budget_bytes // max(1, found.reserve_bytes),
+            output_bytes=found.output_bytes,
+            workspace_bytes=found.workspace_bytes,
             peak_where=found.peak_where,
             warning=found.warning,
         )
@@ -301,7 +349,8 @@ class Engine:
             entry = self._registry.get(call.model, call.version)
             source: Layout | NodeRequest
             if call.graph is not None:
-                source = self._graphs.request(call, entry)
+                num_ids = call.tensors["node_ids"].shape[0]
+                source = self._graphs.request(call.graph, num_ids, call.fanouts, entry)
             else:
                 num_nodes, num_edges = self._size(call, entry)
                 output_bytes = entry.estimator.output_bytes(num_nodes, num_edges)

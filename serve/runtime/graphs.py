@@ -155,17 +155,21 @@ class GraphStore:
             )
         return graph
 
-    def request(self, call: InferCall, entry: "ModelEntry") -> NodeRequest:
-        """What `call`, which names a graph, asks of the model; raises ServeErrors."""
-        graph = self.get(call.graph or "")
+    def request(
+        self, name: str, num_ids: int, fanouts: Fanouts | None, entry: "ModelEntry"
+    ) -> NodeRequest:
+        """What is asked of the model for so many nodes of a graph; raises ServeErrors.
+
+        `fanouts` as in ``InferCall``.
+        """
+        graph = self.get(name)
         check_fit(graph, entry)
-        num_ids = call.tensors["node_ids"].shape[0]
         if num_ids == 0 and not entry.signature.accepts_empty:
             raise InvalidInput(
                 f"input 'node_ids' has 0 ids, which model '{entry.spec.name}' cannot take"
             )
-        fanouts = resolve_fanouts(call.fanouts, entry)
-        return NodeRequest(graph, fanouts, num_ids, self.sizes(graph, fanouts))
+        resolved = resolve_fanouts(fanouts, entry)
+        return NodeRequest(graph, resolved, num_ids, self.sizes(graph, resolved))
 
     def sizes(self, graph: ResidentGraph, fanouts: tuple[int, ...]) -> SampleSizes:
         """What is known of samples of the graph; found out by drawing some at first use."""

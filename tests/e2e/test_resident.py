@@ -1,6 +1,9 @@
 """Requests by node id through a real server: equal to PyG, seeded, and refused with their codes."""
 
 import asyncio
+import json
+import subprocess
+import sys
 import threading
 
 import grpc
@@ -84,6 +87,32 @@ def test_a_sample_gives_what_pyg_gives_on_it(client, models, name):
     sample.write_positions(positions)
     sample.write_edges(edges, False)
     assert_equal(answer.output, run(models[name], X[nodes], edges)[positions])
+
+
+def test_the_command_line_expects_what_is_then_sampled(server, client):
+    def estimate(*options, code=0):
+        command = [sys.executable, "-m", "serve", "estimate", "sage", "--config", server.config]
+        done = subprocess.run([*command, *options], capture_output=True, timeout=60, check=False)
+        assert done.returncode == code, done.stderr
+        return done.stdout or done.stderr
+
+    said = json.loads(estimate("--graph", "own", "--node-ids", "8", "--json"))
+    assert (said["sample"]["num_ids"], said["sample"]["fanouts"]) == (8, [10, 10, 5])
+    rng = np.random.default_rng(0)
+    seen = [
+        client.infer("sage", graph="own", node_ids=rng.integers(0, NUM_NODES - 1, 8)).qos
+        for _ in range(15)
+    ]
+    for name in ("nodes", "edges"):
+        found = np.array([getattr(qos, f"sampled_{name}") for qos in seen])
+        assert said[f"num_{name}"] == pytest.approx(np.median(found), rel=0.25)
+        assert (found <= 1.2 * said["sample"]["size"][f"num_{name}_high"]).all()
+    assert said["reserve_bytes"] >= max(qos.pmc_measured_bytes for qos in seen)
+    assert b"1 to 16 numbers" in estimate(
+        "--graph", "own", "--node-ids", "8", "--fanouts", "0", code=1
+    )
+    assert b"which has: own, wide, community" in estimate("--graph", "x", "--node-ids", "8", code=2)
+    assert b"give --nodes and --edges, or" in estimate("--graph", "own", code=2)
 
 
 def test_the_same_seed_gives_the_same_answer_and_another_another(client):
