@@ -10,6 +10,32 @@ import numpy as np
 
 BytesLike = bytes | bytearray | memoryview | np.ndarray[Any, np.dtype[Any]]
 
+Parameters = dict[str, Any]
+#: Name, datatype, shape, parameters and `InferTensorContents` (not written) of a tensor.
+TensorHead = tuple[str, str, tuple[int, ...], Parameters, Any]
+#: Model, version, id, parameters, tensors, requested outputs (of requests), raw contents.
+Infer = tuple[
+    str, str, str, Parameters, list[TensorHead], list[tuple[str, Parameters]], list[memoryview]
+]
+
+
+def decode_infer(is_request: bool, message: bytes | memoryview) -> Infer | None:
+    """Leaves every message to the protobuf library; see ``serve.wire_library``."""
+    return None
+
+
+def encode_infer(
+    is_request: bool,
+    model: str,
+    version: str,
+    id: str,
+    parameters: Parameters,
+    tensors: Sequence[TensorHead],
+    raws: Sequence[memoryview],
+) -> bytes | None:
+    """Leaves every message to the protobuf library; see ``serve.wire_library``."""
+    return None
+
 
 def stage_indices(src: BytesLike, is_int32: bool, bound: int, dst: BytesLike) -> int:
     """See ``serve.native.stage_indices``."""

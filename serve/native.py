@@ -1,9 +1,9 @@
 """The door to the compiled extension ``serve._core`` and to the memory meter.
 
-Covers staging (copying a request's tensors to where they are used, checked in the same pass),
-sampling and gathering from resident graphs, the allocator of ranges in a region of memory, and the
-meter of a process's memory. Where the
-extension was not built, the numpy twins in ``serve._twin`` do the same, slower; this is logged.
+Covers inference messages, staging (copying a request's tensors to where they are used, checked in
+the same pass), sampling and gathering from resident graphs, the allocator of ranges in a region of
+memory, and the meter of a process's memory. Where the extension was not built, the numpy twins in
+``serve._twin`` do the same, slower; this is logged.
 
 Buffers are any C-contiguous bytes-like objects, aligned or not. `dst` is writable, has exactly the
 size that `src` asks for (else ValueError) and does not overlap it. The interpreter lock is let go
@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from serve._twin import BytesLike
+from serve._twin import Infer as Infer
+from serve._twin import TensorHead as TensorHead
 
 if TYPE_CHECKING:
     from serve import _core as _impl
@@ -53,6 +55,31 @@ _METER_LIBRARY = "libgnnserve_meter.so"
 #: Version of the meter's functions that `Meter` speaks.
 _METER_VERSION = 3
 _NO_LIMIT = (1 << 63) - 1
+
+
+def decode_infer(is_request: bool, message: bytes | memoryview) -> Infer | None:
+    """A ModelInferRequest, or else a ModelInferResponse, taken apart; raw contents as views of it.
+
+    None unless it is plain: every field known, of its type, and not in several parts. Then, as
+    for bytes that are no message, the protobuf library has the word.
+    """
+    return _impl.decode_infer(is_request, message)
+
+
+def encode_infer(
+    is_request: bool,
+    model: str,
+    version: str,
+    id: str,
+    parameters: dict[str, Any],
+    tensors: Sequence[TensorHead],
+    raws: Sequence[memoryview],
+) -> bytes | None:
+    """The message of those parts, in which each of `raws` is copied once.
+
+    None where a text is not Unicode, or a parameter is none of bool, int, str and float.
+    """
+    return _impl.encode_infer(is_request, model, version, id, parameters, tensors, raws)
 
 
 def stage_indices(src: BytesLike, is_int32: bool, bound: int, dst: BytesLike) -> int:

@@ -1,27 +1,25 @@
 """Tensors and inference messages on the wire, for both ends: numpy arrays in, numpy arrays out.
 
-`ModelInferRequest` and `ModelInferResponse` carry their tensors in one last repeated `bytes`
-field. Here that field is written and read beside the protobuf library: a message is joined from
-its small part and the arrays' own memory, and taken apart into its small part and views of the
-received bytes, where the library would copy every tensor twice more each way. What goes over the
-wire is the same, so either end may be somebody else's.
+Messages are written and read by ``serve.native`` in one pass in which no tensor is copied but into
+the message that is sent; what is not plain enough for that is left to the protobuf library
+(``serve.wire_library``). What goes over the wire is the same, so either end may be somebody else's.
 
 Messages here are bytes: give `None` as serializer and deserializer to gRPC. Does not cover which
 tensors a model takes: see ``serve.rpc.convert``.
 """
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-from google.protobuf.message import DecodeError
 
-from serve.pb import grpc_service_pb2 as pb
+from serve import native, wire_library
+from serve.wire_library import ParameterValue as ParameterValue
+from serve.wire_library import Unsigned as Unsigned
+from serve.wire_library import WireError as WireError
 
 Array = np.ndarray[Any, np.dtype[Any]]
-ParameterValue = bool | int | str | float
-
 #: gRPC method paths whose messages this module writes and reads.
 INFER_METHOD = "/inference.GRPCInferenceService/ModelInfer"
 STREAM_METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -33,15 +31,6 @@ REGION_SIZE = "shared_memory_byte_size"
 
 #: Largest gRPC message, each way, that clients take and the server takes by default.
 MAX_MESSAGE_BYTES = 64 * 2**20
-
-_REQUEST_RAW = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
-_RESPONSE_RAW = pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
-_STREAM_ANSWER = pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER
-_LENGTH_DELIMITED = 2
-
-
-class WireError(ValueError):
-    """Bytes that are no message of the kind asked for; `str(error)` names what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +76,49 @@ def datatype_of(array: Array) -> str:
         raise WireError(f"no wire datatype for numpy {array.dtype}") from None
 
 
-# -- requests ---------------------------------------------------------------------------------
+class WireTensor(NamedTuple):
+    """An input or an output as a message names it; its raw contents are elsewhere."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    #: None as a value: the parameter is there and holds nothing.
+    parameters: dict[str, ParameterValue | None]
+    #: An `InferTensorContents` message; None: not given.
+    contents: Any = None
+
+
+class WireOutput(NamedTuple):
+    """An output as a request names it."""
+
+    name: str
+    parameters: dict[str, ParameterValue | None]
 
 
 class Places(NamedTuple):
-    """Where a request's tensors lie in a shared memory region, instead of in the message."""
+    """Where a message's tensors lie in a shared memory region, instead of in the message."""
 
     region: str
     #: From the start of the region, by tensor name.
     offsets_bytes: Mapping[str, int]
     #: The part of the region that holds them all.
     block_bytes: int
+
+
+# -- requests ---------------------------------------------------------------------------------
+
+
+class WireRequest(NamedTuple):
+    """A decoded `ModelInferRequest`."""
+
+    model: str
+    version: str
+    request_id: str
+    parameters: Mapping[str, ParameterValue | None]
+    inputs: list[WireTensor]
+    outputs: list[WireOutput]
+    #: Views of the message, starting at any byte: copy them as bytes before anything reads numbers.
+    raws: list[memoryview]
 
 
 def encode_request(
@@ -114,30 +135,27 @@ def encode_request(
     Arrays are taken in any layout and byte order; contiguous little-endian ones are copied once.
     Python bool, int, str and float become the parameter of that type.
     """
-    head = pb.ModelInferRequest(model_name=model, model_version=version, id=request_id)
-    for name, value in (parameters or {}).items():
-        set_parameter(head.parameters[name], value)
-    parts: list[bytes | memoryview] = [b""]
-    for name, array in tensors.items():
-        datatype = datatype_of(array)
-        sent = head.inputs.add(name=name, datatype=datatype, shape=array.shape)
-        if places is not None:
-            offset_bytes = places.offsets_bytes[name]
-            put_place(sent.parameters, places.region, offset_bytes, array.nbytes)
-            continue
-        raw = array_bytes(array)
-        parts += (_prefix(_REQUEST_RAW, raw.nbytes), raw)
-    parts[0] = head.SerializeToString()
-    return b"".join(parts)
+    heads, raws = _tensors(tensors, places)
+    if places is not None:
+        raws = []
+    return _encode(True, model, version, request_id, parameters, heads, raws)
 
 
-def decode_request(message: bytes) -> tuple[pb.ModelInferRequest, list[memoryview]]:
-    """A request without its raw contents, and these as views of `message`; raises WireError.
-
-    The views start at any byte: copy them as bytes before anything reads them as numbers.
-    """
-    head, raws = _split(message, _REQUEST_RAW)
-    return _parse(pb.ModelInferRequest, head), raws
+def decode_request(message: bytes) -> WireRequest:
+    """The request in `message`; raises WireError."""
+    found = native.decode_infer(True, message)
+    if found is None:
+        found = wire_library.decode_infer(True, message)
+    model, version, request_id, parameters, inputs, outputs, raws = found
+    return WireRequest(
+        model,
+        version,
+        request_id,
+        parameters,
+        [WireTensor._make(tensor) for tensor in inputs],
+        [WireOutput._make(output) for output in outputs],
+        raws,
+    )
 
 
 # -- responses --------------------------------------------------------------------------------
@@ -155,32 +173,41 @@ class Response:
     parameters: dict[str, ParameterValue] = field(default_factory=dict)
 
 
-def encode_response(head: pb.ModelInferResponse, arrays: Sequence[Array]) -> bytes:
-    """Serialized `head` with its outputs' `arrays` in raw form; `head.outputs` names them."""
-    parts: list[bytes | memoryview] = [head.SerializeToString()]
-    for array in arrays:
-        raw = array_bytes(array)
-        parts += (_prefix(_RESPONSE_RAW, raw.nbytes), raw)
-    return b"".join(parts)
+def encode_response(
+    model: str,
+    outputs: Mapping[str, Array],
+    *,
+    version: str = "",
+    request_id: str = "",
+    parameters: Mapping[str, ParameterValue] | None = None,
+    places: Places | None = None,
+) -> bytes:
+    """A serialized `ModelInferResponse`; with `places` the raw forms of its outputs are empty."""
+    heads, raws = _tensors(outputs, places)
+    if places is not None:
+        raws = [memoryview(b"")] * len(heads)
+    return _encode(False, model, version, request_id, parameters, heads, raws)
 
 
 def decode_response(message: bytes | memoryview) -> Response:
     """The answer in `message`; raises WireError when it is none, or has no raw outputs."""
-    head, raws = _split(message, _RESPONSE_RAW)
-    answer = _parse(pb.ModelInferResponse, head)
-    if len(raws) != len(answer.outputs):
-        raise WireError(f"{len(answer.outputs)} outputs but {len(raws)} raw_output_contents")
+    found = native.decode_infer(False, message)
+    if found is None:
+        found = wire_library.decode_infer(False, message)
+    model, version, request_id, parameters, heads, _, raws = found
+    if len(raws) != len(heads):
+        raise WireError(f"{len(heads)} outputs but {len(raws)} raw_output_contents")
     outputs = {}
-    for output, raw in zip(answer.outputs, raws, strict=True):
-        kind = DATATYPES.get(output.datatype)
+    for (name, datatype, shape, *_), raw in zip(heads, raws, strict=True):
+        kind = DATATYPES.get(datatype)
         if kind is None or kind.dtype is None:
-            raise WireError(f"output '{output.name}': cannot read datatype {output.datatype!r}")
+            raise WireError(f"output '{name}': cannot read datatype {datatype!r}")
         try:
-            outputs[output.name] = np.frombuffer(raw, kind.dtype).reshape(tuple(output.shape))
+            outputs[name] = np.frombuffer(raw, kind.dtype).reshape(shape)
         except ValueError as error:
-            raise WireError(f"output '{output.name}': {error}") from error
-    parameters = {name: get_parameter(value) for name, value in answer.parameters.items()}
-    return Response(answer.model_name, answer.model_version, answer.id, outputs, parameters)
+            raise WireError(f"output '{name}': {error}") from error
+    held = {name: "" if value is None else value for name, value in parameters.items()}
+    return Response(model, version, request_id, outputs, held)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,60 +224,18 @@ class Failure:
 def encode_stream_answer(answer: bytes | Failure) -> bytes:
     """A serialized `ModelStreamInferResponse` with a serialized response, or with an error."""
     if isinstance(answer, bytes):
-        return b"".join((_prefix(_STREAM_ANSWER, len(answer)), answer))
-    message = pb.ModelStreamInferResponse(error_message=answer.message)
-    message.infer_response.id = answer.request_id
-    for name, value in answer.parameters.items():
-        set_parameter(message.infer_response.parameters[name], value)
-    return message.SerializeToString()
+        return wire_library.wrap_answer(answer)
+    return wire_library.encode_failure(answer.message, answer.request_id, answer.parameters)
 
 
 def decode_stream_answer(message: bytes) -> Response | Failure:
     """What a message of a stream holds; raises WireError."""
-    head, answers = _split(message, _STREAM_ANSWER)
-    error = _parse(pb.ModelStreamInferResponse, head).error_message
-    if not error and answers:
-        return decode_response(answers[-1])
-    answer = _parse(pb.ModelInferResponse, b"".join(answers))
-    parameters = {name: get_parameter(value) for name, value in answer.parameters.items()}
-    return Failure(error or "an empty message of the stream", answer.id, parameters)
-
-
-# -- parameters -------------------------------------------------------------------------------
-
-
-def set_parameter(parameter: pb.InferParameter, value: ParameterValue) -> None:
-    """Store `value` in the member of its Python type; raises WireError for other types."""
-    if isinstance(value, bool):
-        parameter.bool_param = value
-    elif isinstance(value, int):
-        parameter.int64_param = value
-    elif isinstance(value, str):
-        parameter.string_param = value
-    elif isinstance(value, float):
-        parameter.double_param = value
-    else:
-        raise WireError(f"a parameter is bool, int, str or float, not {type(value).__name__}")
-
-
-def put_place(
-    parameters: MutableMapping[str, pb.InferParameter],
-    region: str,
-    offset_bytes: int,
-    size_bytes: int,
-) -> None:
-    """Say that the tensor of these `parameters` lies in shared memory."""
-    parameters[REGION].string_param = region
-    parameters[REGION_SIZE].int64_param = size_bytes
-    if offset_bytes:
-        parameters[REGION_OFFSET].int64_param = offset_bytes
-
-
-def get_parameter(parameter: pb.InferParameter) -> ParameterValue:
-    """The value held, or an empty string when none is."""
-    choice = parameter.WhichOneof("parameter_choice")
-    value: ParameterValue = getattr(parameter, choice) if choice else ""
-    return value
+    error, answer = wire_library.unwrap_answer(message)
+    if answer is not None and not error:
+        return decode_response(answer)
+    return Failure(
+        error or "an empty message of the stream", *wire_library.decode_failure(answer or b"")
+    )
 
 
 # -- bytes ------------------------------------------------------------------------------------
@@ -262,69 +247,30 @@ def array_bytes(array: Array) -> memoryview:
     return little.reshape(-1).view(np.uint8).data
 
 
-def _prefix(number: int, size_bytes: int) -> bytes:
-    """Tag and length before a length-delimited field."""
-    prefix = bytearray((number << 3 | _LENGTH_DELIMITED,))
-    while size_bytes > 0x7F:
-        prefix.append(size_bytes & 0x7F | 0x80)
-        size_bytes >>= 7
-    prefix.append(size_bytes)
-    return bytes(prefix)
+def _tensors(
+    tensors: Mapping[str, Array], places: Places | None
+) -> tuple[list[WireTensor], list[memoryview]]:
+    """What the message says of `tensors`, and their raw contents."""
+    heads, raws = [], []
+    for name, array in tensors.items():
+        parameters: dict[str, ParameterValue | None] = {}
+        if places is not None:
+            parameters = {REGION: places.region, REGION_SIZE: array.nbytes}
+            if offset_bytes := places.offsets_bytes[name]:
+                parameters[REGION_OFFSET] = offset_bytes
+        heads.append(WireTensor(name, datatype_of(array), array.shape, parameters))
+        raws.append(array_bytes(array))
+    return heads, raws
 
 
-def _varint(view: memoryview, position: int) -> tuple[int, int]:
-    """The number at `position` and where it ends."""
-    byte = view[position]
-    if byte < 0x80:
-        return byte, position + 1
-    value = byte & 0x7F
-    for shift in range(7, 70, 7):
-        position += 1
-        byte = view[position]
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position + 1
-    raise WireError("malformed message: a number longer than 10 bytes")
-
-
-def _split(message: bytes | memoryview, number: int) -> tuple[bytes, list[memoryview]]:
-    """The fields `number` of `message` as views, and the message without them."""
-    view = memoryview(message)
-    end = len(view)
-    rest: list[memoryview] = []
-    taken: list[memoryview] = []
-    position = kept = 0
-    try:
-        while position < end:
-            start = position
-            tag, position = _varint(view, position)
-            kind = tag & 7
-            if kind == _LENGTH_DELIMITED:
-                size, position = _varint(view, position)
-                if tag >> 3 == number:
-                    taken.append(view[position : position + size])
-                    rest.append(view[kept:start])
-                    kept = position + size
-                position += size
-            elif kind == 0:
-                _, position = _varint(view, position)
-            elif kind == 1:
-                position += 8
-            elif kind == 5:
-                position += 4
-            else:
-                raise WireError(f"malformed message: wire type {kind} at byte {start}")
-    except IndexError:
-        position = end + 1
-    if position != end:
-        raise WireError(f"malformed message: it ends after {end} bytes within a field")
-    rest.append(view[kept:end])
-    return b"".join(rest), taken
-
-
-def _parse(kind: Any, message: bytes) -> Any:
-    """`message` parsed as a `kind` of protobuf message."""
-    try:
-        return kind.FromString(message)
-    except DecodeError as error:
-        raise WireError(f"malformed {kind.DESCRIPTOR.name}: {error}") from error
+def _encode(
+    is_request: bool,
+    model: str,
+    version: str,
+    request_id: str,
+    parameters: Mapping[str, ParameterValue] | None,
+    heads: Sequence[WireTensor],
+    raws: Sequence[memoryview],
+) -> bytes:
+    message = is_request, model, version, request_id, dict(parameters or {}), heads, raws
+    return native.encode_infer(*message) or wire_library.encode_infer(*message)

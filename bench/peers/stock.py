@@ -12,7 +12,6 @@ import torch
 
 from serve.models.loader import LoadedModel, load_model
 from serve.models.repository import find
-from serve.pb import grpc_service_pb2 as pb
 from serve.wire import decode_request, encode_response
 
 REPOSITORY = Path(__file__).parents[2] / "configs" / "models"
@@ -33,16 +32,13 @@ class StockModels:
 
     def answer(self, message: bytes) -> bytes:
         """Decode, run and encode one request."""
-        request, contents = decode_request(message)
+        request = decode_request(message)
         inputs = {
             tensor.name: torch.from_numpy(
-                np.frombuffer(data, _DTYPES[tensor.datatype]).reshape(tuple(tensor.shape)).copy()
+                np.frombuffer(data, _DTYPES[tensor.datatype]).reshape(tensor.shape).copy()
             )
-            for tensor, data in zip(request.inputs, contents, strict=True)
+            for tensor, data in zip(request.inputs, request.raws, strict=True)
         }
         inputs["edge_index"] = inputs["edge_index"].long()
-        output = self._models[request.model_name].run(inputs).numpy()
-        head = pb.ModelInferResponse(model_name=request.model_name)
-        told = head.outputs.add(name="output", datatype="FP32")
-        told.shape.extend(output.shape)
-        return encode_response(head, [output])
+        output = self._models[request.model].run(inputs).numpy()
+        return encode_response(request.model, {"output": output})

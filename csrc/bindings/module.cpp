@@ -10,6 +10,7 @@
 #include "gnnserve/offset_allocator.hpp"
 #include "gnnserve/staging.hpp"
 #include "graphs.hpp"
+#include "infer.hpp"
 #include "torch/operators.hpp"
 
 namespace nb = nanobind;
@@ -92,4 +93,5 @@ NB_MODULE(_core, module) {
         .def_prop_ro("largest_free_bytes", &OffsetAllocator::largest_free,
                      "The largest request that would succeed now.");
     gnnserve::bindings::bind_graphs(module);
+    gnnserve::bindings::bind_infer(module);
 }

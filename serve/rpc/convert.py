@@ -20,10 +20,12 @@ from serve.wire import (
     REGION,
     Datatype,
     ParameterValue,
+    Places,
+    WireOutput,
+    WireRequest,
+    WireTensor,
     array_bytes,
     encode_response,
-    put_place,
-    set_parameter,
 )
 
 OUTPUT = "output"
@@ -35,8 +37,7 @@ _PER = {"edge_weight": ("edge_index", 1), "edge_attr": ("edge_index", 1), "batch
 
 
 def decode_call(
-    request: pb.ModelInferRequest,
-    raws: Sequence[memoryview],
+    request: WireRequest,
     model: ModelInfo,
     regions: Regions,
     arrived_ns: int,
@@ -45,8 +46,7 @@ def decode_call(
     """The call that `request` makes of `model`.
 
     Args:
-        request: The message without its raw contents.
-        raws: These, as ``wire.decode_request`` gives them; kept as they are in the tensors.
+        request: As ``wire.decode_request`` gives it; its raw contents are kept in the tensors.
         model: Whose inputs are required.
         regions: Where tensors may lie instead of in the message.
         arrived_ns: When the transport got it.
@@ -58,18 +58,20 @@ def decode_call(
         NotFound: It names a shared memory region that is not registered.
         Unsupported: It needs an extension that is not offered.
     """
-    if len(request.id) > MAX_TEXT:
-        raise InvalidInput(f"id: {len(request.id)} characters, at most {MAX_TEXT} are taken")
+    if len(request.request_id) > MAX_TEXT:
+        raise InvalidInput(
+            f"id: {len(request.request_id)} characters, at most {MAX_TEXT} are taken"
+        )
     options = decode_options(request.parameters)
-    tensors = _tensors(request, raws, model, regions)
-    output_place = _output_place(request, model, regions)
+    tensors = _tensors(request.inputs, request.raws, model, regions)
+    output_place = _output_place(request.outputs, model, regions)
     _check_together(tensors, options.graph, model)
     return InferCall(
-        model=request.model_name,
-        version=request.model_version,
+        model=request.model,
+        version=request.version,
         tensors=tensors,
         arrived_ns=arrived_ns,
-        client_id=request.id,
+        client_id=request.request_id,
         qos_target_ns=None if options.qos_target_us is None else options.qos_target_us * 1000,
         timeout_ns=effective_timeout_ns(options.timeout_us, remaining_s),
         priority=options.priority,
@@ -88,16 +90,10 @@ def encode_answer(request_id: str, result: InferResult, place: RegionPart | None
     does not fit.
     """
     record, output = result.record, result.output
-    head = pb.ModelInferResponse(
-        model_name=record.model,
-        model_version=record.version,
-        id=request_id or record.request_uid,
-    )
-    sent = head.outputs.add(name=OUTPUT, datatype="FP32", shape=output.shape)
+    places = None
     if place is not None:
         place.write(array_bytes(output))
-        put_place(sent.parameters, place.region.name, place.start_bytes, output.nbytes)
-        output = output[:0]
+        places = Places(place.region.name, {OUTPUT: place.start_bytes}, place.start_bytes)
     facts: dict[str, ParameterValue | None] = {
         "request_uid": record.request_uid,
         "queue_us": record.queue_ns // 1000,
@@ -124,20 +120,23 @@ def encode_answer(request_id: str, result: InferResult, place: RegionPart | None
             "sampled_nodes": record.num_nodes,
             "sampled_edges": record.num_edges,
         }
-    for name, value in facts.items():
-        if value is not None:
-            set_parameter(head.parameters[name], value)
-    return encode_response(head, (output,))
+    return encode_response(
+        record.model,
+        {OUTPUT: output},
+        version=record.version,
+        request_id=request_id or record.request_uid,
+        parameters={name: value for name, value in facts.items() if value is not None},
+        places=places,
+    )
 
 
 # -- tensors ----------------------------------------------------------------------------------
 
 
 def _tensors(
-    request: pb.ModelInferRequest, raws: Sequence[memoryview], model: ModelInfo, regions: Regions
+    inputs: Sequence[WireTensor], raws: Sequence[memoryview], model: ModelInfo, regions: Regions
 ) -> dict[str, Tensor]:
     """The inputs by name, each as `model` wants it and with as many bytes as its shape says."""
-    inputs = request.inputs
     sent = [not (wired.parameters and REGION in wired.parameters) for wired in inputs]
     if raws and len(raws) != sum(sent):
         raise InvalidInput(
@@ -160,12 +159,13 @@ def _tensors(
         if name in tensors:
             raise InvalidInput(f"inputs[{position}]: tensor '{name}' is given twice")
         kind = _datatype(wired.datatype, spec)
-        shape = _shape(wired.shape, spec)
+        shape = wired.shape
+        _check_shape(shape, spec)
         data: bytes | memoryview | RegionPart
         if not sent[position]:
             data = region_part(wired.parameters, f"tensor '{name}'", regions)
         elif raws:
-            if wired.HasField("contents") and wired.contents.ListFields():
+            if wired.contents is not None and wired.contents.ListFields():
                 raise InvalidInput(
                     f"tensor '{name}': has contents beside raw_input_contents; use one of them"
                 )
@@ -199,9 +199,8 @@ def _datatype(name: str, spec: TensorSpec) -> Datatype:
     return kind
 
 
-def _shape(dims: Sequence[int], spec: TensorSpec) -> tuple[int, ...]:
-    """`dims`, which must match those of `spec` and be no lie that costs no bytes."""
-    shape = tuple(dims)
+def _check_shape(shape: tuple[int, ...], spec: TensorSpec) -> None:
+    """It must match that of `spec` and be no lie that costs no bytes."""
     if len(shape) != len(spec.shape):
         raise InvalidInput(
             f"tensor '{spec.name}': rank {len(shape)} (shape {list(shape)}), but rank "
@@ -223,13 +222,14 @@ def _shape(dims: Sequence[int], spec: TensorSpec) -> tuple[int, ...]:
                 f"tensor '{spec.name}': 0 on axis {axis} of shape {list(shape)}, but at least "
                 "1 is required"
             )
-    return shape
 
 
 def _typed_bytes(
-    contents: pb.InferTensorContents, kind: Datatype, shape: tuple[int, ...], name: str
+    contents: pb.InferTensorContents | None, kind: Datatype, shape: tuple[int, ...], name: str
 ) -> bytes:
     """Elements given as numbers instead of raw bytes."""
+    if contents is None:
+        contents = pb.InferTensorContents()
     for held, _ in contents.ListFields():
         if held.name != kind.contents:
             raise InvalidInput(
@@ -249,11 +249,11 @@ def _typed_bytes(
 
 
 def _output_place(
-    request: pb.ModelInferRequest, model: ModelInfo, regions: Regions
+    outputs: Sequence[WireOutput], model: ModelInfo, regions: Regions
 ) -> RegionPart | None:
     """Where the request wants its output; None: in the answer."""
     place = None
-    for position, output in enumerate(request.outputs):
+    for position, output in enumerate(outputs):
         if output.name != OUTPUT:
             raise InvalidInput(
                 f"outputs[{position}]: model '{model.name}' has no output '{output.name}'; "

@@ -4,9 +4,20 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from serve.errors import DeadlineExceeded, InvalidInput, NotFound, Unsupported
-from serve.pb import grpc_service_pb2 as pb
 from serve.runtime.regions import RegionPart, Regions
-from serve.wire import REGION, REGION_OFFSET, REGION_SIZE
+from serve.wire import REGION, REGION_OFFSET, REGION_SIZE, ParameterValue, Unsigned
+
+#: Parameters as they came: by name, None where nothing is held.
+Parameters = Mapping[str, ParameterValue | None]
+#: How the protocol calls the members that values of these types came in.
+_MEMBERS = {
+    bool: "bool_param",
+    int: "int64_param",
+    str: "string_param",
+    float: "double_param",
+    Unsigned: "uint64_param",
+    type(None): "no value",
+}
 
 #: Longest text taken as a parameter or an id.
 MAX_TEXT = 256
@@ -31,7 +42,7 @@ class Options(NamedTuple):
     fanouts: tuple[int, ...] | Literal["all"] | None
 
 
-def decode_options(parameters: Mapping[str, pb.InferParameter]) -> Options:
+def decode_options(parameters: Parameters) -> Options:
     """Known parameters, checked; others are tolerated, since clients add their own."""
     if not parameters:
         return Options(None, None, 0, "", None, None, None)
@@ -39,7 +50,7 @@ def decode_options(parameters: Mapping[str, pb.InferParameter]) -> Options:
     return Options(
         qos_target_us=_integer(parameters, "qos_target_us", 1, _MAX_US),
         timeout_us=timeout_us or None,  # 0 is how clients say "none"
-        priority=_integer(parameters, "priority", 0, _MAX_PRIORITY, ("uint64_param",)) or 0,
+        priority=_integer(parameters, "priority", 0, _MAX_PRIORITY, (Unsigned,)) or 0,
         tenant=_text(parameters, "tenant") or "",
         seed=_integer(parameters, "seed", -(2**63), 2**63 - 1),
         graph=_text(parameters, "graph"),
@@ -67,26 +78,26 @@ def parse_fanouts(text: str | None) -> tuple[int, ...] | Literal["all"] | None:
 
 
 def _integer(
-    parameters: Mapping[str, pb.InferParameter],
+    parameters: Parameters,
     name: str,
     low: int,
     high: int,
-    also: tuple[str, ...] = (),
+    also: tuple[type, ...] = (),
 ) -> int | None:
     """The integer parameter `name` in [low, high], or None if it is not given."""
     if name not in parameters:
         return None
-    value: int = _member(parameters[name], name, ("int64_param", *also))
+    value: int = _checked(parameters[name], name, (int, *also))
     if not low <= value <= high:
         raise InvalidInput(f"parameter '{name}': {value} is not in [{low}, {high}]")
     return value
 
 
-def _text(parameters: Mapping[str, pb.InferParameter], name: str) -> str | None:
+def _text(parameters: Parameters, name: str) -> str | None:
     """The string parameter `name`, or None if it is not given."""
     if name not in parameters:
         return None
-    value: str = _member(parameters[name], name, ("string_param",))
+    value: str = _checked(parameters[name], name, (str,))
     if len(value) > MAX_TEXT:
         raise InvalidInput(
             f"parameter '{name}': {len(value)} characters, at most {MAX_TEXT} are taken"
@@ -94,19 +105,17 @@ def _text(parameters: Mapping[str, pb.InferParameter], name: str) -> str | None:
     return value
 
 
-def _member(parameter: pb.InferParameter, name: str, members: tuple[str, ...]) -> Any:
-    """The value of `parameter`, which must be held in one of `members`."""
-    held = parameter.WhichOneof("parameter_choice")
-    if held not in members:
+def _checked(value: ParameterValue | None, name: str, kinds: tuple[type, ...]) -> Any:
+    """The value of the parameter, which must have come as one of `kinds`."""
+    if type(value) not in kinds:
+        wanted = " or ".join(_MEMBERS[kind] for kind in kinds)
         raise InvalidInput(
-            f"parameter '{name}': {held or 'no value'} is given, expected {' or '.join(members)}"
+            f"parameter '{name}': {_MEMBERS[type(value)]} is given, expected {wanted}"
         )
-    return getattr(parameter, held)
+    return value
 
 
-def region_part(
-    parameters: Mapping[str, pb.InferParameter], of: str, regions: Regions
-) -> RegionPart:
+def region_part(parameters: Parameters, of: str, regions: Regions) -> RegionPart:
     """The part of a shared memory region that the parameters of a tensor name.
 
     Raises InvalidInput, NotFound or Unsupported, naming the tensor as `of`.

@@ -24,7 +24,7 @@ from serve.rpc.stream import Stream
 from serve.runtime.api import InferCall, Inference, ModelInfo, Ticket
 from serve.runtime.clock import now_ns
 from serve.runtime.regions import Regions
-from serve.wire import decode_request
+from serve.wire import WireRequest, decode_request
 
 NAME = "inference.GRPCInferenceService"
 #: Methods whose messages are handled as bytes.
@@ -70,8 +70,8 @@ class InferenceService:
         if not context.add_callback(ended):
             ended()
             raise RequestCancelled("the call ended before it was looked at")
-        request, raws = decode_request(message)
-        return self._infer(request, raws, arrived_ns, flight, context.time_remaining())
+        request = decode_request(message)
+        return self._infer(request, arrived_ns, flight, context.time_remaining())
 
     def ModelStreamInfer(
         self, messages: Iterator[bytes], context: grpc.ServicerContext
@@ -90,10 +90,8 @@ class InferenceService:
             self._streams.release()
             return
 
-        def infer(
-            request: pb.ModelInferRequest, raws: list[memoryview], arrived_ns: int, flight: Flight
-        ) -> bytes:
-            return self._infer(request, raws, arrived_ns, flight, context.time_remaining())
+        def infer(request: WireRequest, arrived_ns: int, flight: Flight) -> bytes:
+            return self._infer(request, arrived_ns, flight, context.time_remaining())
 
         stream = Stream(infer, self._gate, self._workers)
         context.add_callback(stream.close)
@@ -103,18 +101,17 @@ class InferenceService:
 
     def _infer(
         self,
-        request: pb.ModelInferRequest,
-        raws: list[memoryview],
+        request: WireRequest,
         arrived_ns: int,
         flight: Flight,
         remaining_s: float,
     ) -> bytes:
         """Have one request answered; returns the serialized response."""
-        model, call, ticket = self._submit(request, raws, arrived_ns, remaining_s)
+        model, call, ticket = self._submit(request, arrived_ns, remaining_s)
         flight.take_off(ticket)
         try:
             result = ticket.result()
-            answer = encode_answer(request.id, result, call.output_place)
+            answer = encode_answer(request.request_id, result, call.output_place)
         except Exception:
             self._statistics.failed(model.name, model.version, now_ns() - arrived_ns)
             raise
@@ -125,20 +122,19 @@ class InferenceService:
 
     def _submit(
         self,
-        request: pb.ModelInferRequest,
-        raws: list[memoryview],
+        request: WireRequest,
         arrived_ns: int,
         remaining_s: float,
     ) -> tuple[ModelInfo, InferCall, Ticket]:
         """Check the request and hand it to the engine; a refusal is kept for the report."""
         model = None
         try:
-            model = self._engine.model(request.model_name, request.model_version)
-            call = decode_call(request, raws, model, self._regions, arrived_ns, remaining_s)
+            model = self._engine.model(request.model, request.version)
+            call = decode_call(request, model, self._regions, arrived_ns, remaining_s)
             return model, call, self._engine.submit(call)
         except ServeError as error:
             self._engine.refused(
-                request.model_name, request.model_version, request.id, arrived_ns, error
+                request.model, request.version, request.request_id, arrived_ns, error
             )
             if model is not None:
                 self._statistics.failed(model.name, model.version, now_ns() - arrived_ns)

@@ -13,15 +13,14 @@ from typing import NamedTuple
 
 import grpc
 
-from serve.pb import grpc_service_pb2 as pb
 from serve.rpc.flight import Flight
 from serve.rpc.gate import Gate
 from serve.rpc.status import status_of
 from serve.runtime.clock import now_ns
-from serve.wire import Failure, ParameterValue, decode_request, encode_stream_answer
+from serve.wire import Failure, ParameterValue, WireRequest, decode_request, encode_stream_answer
 
-#: (request, raw contents, arrived_ns, flight) to the serialized response.
-Infer = Callable[[pb.ModelInferRequest, list[memoryview], int, Flight], bytes]
+#: (request, arrived_ns, flight) to the serialized response.
+Infer = Callable[[WireRequest, int, Flight], bytes]
 #: Requests of one stream that are in flight or answered and not yet written.
 WINDOW = 256
 
@@ -101,11 +100,11 @@ class Stream:
         """Answer one request; runs in a worker."""
         request_id, inside = "", False
         try:
-            request, raws = decode_request(message)
-            request_id = request.id
+            request = decode_request(message)
+            request_id = request.request_id
             self._gate.enter()
             inside = True
-            content: bytes | Exception = self._infer(request, raws, arrived_ns, flight)
+            content: bytes | Exception = self._infer(request, arrived_ns, flight)
         except Exception as error:
             content = error
         with self._lock:

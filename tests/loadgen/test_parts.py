@@ -35,14 +35,15 @@ def test_requests_carry_the_graph_of_their_item():
     plan = make_plan(OPTIONS, FakeServer())
     assert len(plan.messages) == len(plan.trace.items) == 12
     for item, message in zip(plan.trace.items, plan.messages, strict=True):
-        head, (x, edges) = decode_request(message)
-        assert head.model_name == "gcn"
-        assert [tensor.name for tensor in head.inputs] == ["x", "edge_index"]
-        assert list(head.inputs[0].shape) == [item.num_nodes, 3]
-        assert list(head.inputs[1].shape) == [2, item.num_edges]
+        request = decode_request(message)
+        assert request.model == "gcn"
+        assert [tensor.name for tensor in request.inputs] == ["x", "edge_index"]
+        assert request.inputs[0].shape == (item.num_nodes, 3)
+        assert request.inputs[1].shape == (2, item.num_edges)
+        x, edges = request.raws
         assert len(x) == item.num_nodes * 3 * 4
         assert np.frombuffer(edges, np.int64).max() < item.num_nodes
-        assert not head.parameters
+        assert not request.parameters
 
 
 def test_equal_requests_are_encoded_once_and_a_plan_is_reproducible():
@@ -57,8 +58,7 @@ def test_a_target_in_the_trace_goes_into_the_request(tmp_path):
     make_plan(OPTIONS, FakeServer()).trace.with_targets(lambda item: 77).save(path)
     plan = make_plan(LoadOptions("host:1", trace=path, requests=2), FakeServer())
     assert len(plan.messages) == 2
-    head, _ = decode_request(plan.messages[0])
-    assert head.parameters["qos_target_us"].int64_param == 77
+    assert decode_request(plan.messages[0]).parameters == {"qos_target_us": 77}
 
 
 def test_rho_gives_the_rate():
@@ -74,7 +74,7 @@ def test_a_trace_may_name_random_graphs(tmp_path):
     )
     Trace(header, (item,)).save(tmp_path / "r.trace")
     plan = make_plan(LoadOptions("host:1", trace=tmp_path / "r.trace"), FakeServer())
-    _, (x, edges) = decode_request(plan.messages[0])
+    x, edges = decode_request(plan.messages[0]).raws
     assert (len(x), len(edges)) == (28, 0)
 
 

@@ -18,8 +18,9 @@ EDGES = np.array([[0, 1], [1, 2]], np.int64)
 
 
 def decode(message, model=MODEL, remaining_s=NEVER_S):
-    request, raws = decode_request(message)
-    return decode_call(request, raws, model, REGIONS, arrived_ns=5, remaining_s=remaining_s)
+    return decode_call(
+        decode_request(message), model, REGIONS, arrived_ns=5, remaining_s=remaining_s
+    )
 
 
 def call(tensors=None, remaining_s=NEVER_S, **parameters):
