@@ -230,5 +230,8 @@ class Shapes:
     def solo_s(self, model: str, num_nodes: int, num_edges: int) -> float:
         raise AssertionError("a trace has its rate")
 
+    def lone_s(self, message: bytes) -> float:
+        raise AssertionError("a trace has its rate")
+
     def num_features(self, model: str) -> int:
         return FEATURES

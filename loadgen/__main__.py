@@ -40,6 +40,14 @@ def load(
         float | None,
         typer.Option(help="Offered load: rate × mean solo time ÷ lanes, by the server's word."),
     ] = None,
+    end_to_end: Annotated[
+        bool,
+        typer.Option(
+            "--end-to-end",
+            help="With --rho: measure solo times from here, transport and this generator included; "
+            "for a server on the same machine.",
+        ),
+    ] = False,
     duration: Annotated[float | None, typer.Option(help="Seconds of arrivals.")] = None,
     requests: Annotated[int | None, typer.Option(help="End after so many requests.")] = None,
     arrivals: Annotated[
@@ -66,6 +74,7 @@ def load(
         workload=workload,
         rate_hz=rate,
         rho=rho,
+        end_to_end=end_to_end,
         duration_s=duration,
         requests=requests,
         arrivals=arrivals,

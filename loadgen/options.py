@@ -20,6 +20,8 @@ class LoadOptions:
     rate_hz: float | None = None
     #: offered load: the rate is asked of the server's own estimates.
     rho: float | None = None
+    #: Solo times for `rho` are measured from here, so that they count transport and the generator.
+    end_to_end: bool = False
     duration_s: float | None = None
     requests: int | None = None
     arrivals: str = "poisson"
@@ -44,7 +46,9 @@ class LoadOptions:
                 raise ConfigError("give a duration, a number of requests, or a trace to replay")
             _one_of("workload", self.workload, WORKLOADS)
             _one_of("arrivals", self.arrivals, ARRIVALS)
-        elif self.rate_hz is not None or self.rho is not None:
+            if self.end_to_end and self.rho is None:
+                raise ConfigError("end-to-end: only rho needs solo times")
+        elif self.end_to_end or self.rate_hz is not None or self.rho is not None:
             raise ConfigError("a trace has its own send times: give no rate and no rho with it")
         for name in ("rate_hz", "rho", "duration_s", "requests", "timeout_s"):
             value = getattr(self, name)

@@ -34,6 +34,10 @@ class Server(Protocol):
         """Estimated time of one request when alone, in seconds."""
         ...
 
+    def lone_s(self, message: bytes) -> float:
+        """Time of one encoded request sent by itself, as seen from here, in seconds."""
+        ...
+
     def num_features(self, model: str) -> int:
         """F, the features per node that `model` takes."""
         ...
@@ -78,7 +82,7 @@ def _draw(options: LoadOptions, pool: GraphPool, server: Server) -> Trace:
         sources=pool.sources,
     )
     if options.rho is not None:
-        lanes, mean_s = server.lanes(), statistics.fmean(_solo_times_s(tasks, server))
+        lanes, mean_s = server.lanes(), _mean_solo_s(tasks, header, options, pool, server)
         header = msgspec.structs.replace(
             header,
             rate_hz=rate_for_rho(options.rho, mean_s, lanes),
@@ -89,8 +93,20 @@ def _draw(options: LoadOptions, pool: GraphPool, server: Server) -> Trace:
     return build_trace(header, tasks, duration_s=options.duration_s, count=options.requests)
 
 
-def _solo_times_s(tasks: tuple[WorkloadTask, ...], server: Server) -> list[float]:
-    return [server.solo_s(t.model, t.graph.num_nodes, t.graph.num_edges) for t in tasks]
+def _mean_solo_s(
+    tasks: tuple[WorkloadTask, ...],
+    header: TraceHeader,
+    options: LoadOptions,
+    pool: GraphPool,
+    server: Server,
+) -> float:
+    """By the server's estimates, or measured: each task is sent once, by itself."""
+    if options.end_to_end:
+        trace = build_trace(header, tasks, count=len(tasks))
+        return statistics.fmean(map(server.lone_s, _encode(trace, pool, server)))
+    return statistics.fmean(
+        server.solo_s(task.model, task.graph.num_nodes, task.graph.num_edges) for task in tasks
+    )
 
 
 def _shortened(trace: Trace, options: LoadOptions) -> Trace:

@@ -34,8 +34,9 @@ _START_S = 180.0
 _STOP_S = 45.0
 _HOST = "127.0.0.1"
 _MODELS = ("gcn", "sage", "gin", "gat")
-#: Moderate, with the generator on the same cores; graphs small enough to come by the hundred.
-_LOAD = ("--workload", "mix", "--rho", "0.2", "--scale", "0.02", "--max-nodes", "2000")
+#: Moderate, counting the generator beside the server; graphs small enough to come by the hundred.
+_LOAD = ("--workload", "mix", "--rho", "0.2", "--end-to-end", "--scale", "0.02",
+         "--max-nodes", "2000")  # fmt: skip
 _CONFIG = """\
 # Written by `gnnserve demo`; serve it again with: gnnserve serve --config {path}
 [server]
@@ -85,7 +86,7 @@ def run_demo(folder: Path, duration_s: float) -> int:
     for what, where in (
         ("report with plots", str(page)),
         ("serve again", f"gnnserve serve --config {config}"),
-        ("load it", f"gnnserve load --target {address} --workload mix --rho 0.5 --duration 30"),
+        ("load it", f"gnnserve load --target {address} --rho 0.4 --end-to-end --duration 30"),
         ("report again", f"gnnserve report --db {database} --since 10m"),
     ):
         _console.print(f"  {what:22} [bold]{where}[/bold]", soft_wrap=True)

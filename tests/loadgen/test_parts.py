@@ -27,6 +27,9 @@ class FakeServer:
     def solo_s(self, model, num_nodes, num_edges):
         return 0.25
 
+    def lone_s(self, message):
+        return 0.5
+
     def num_features(self, model):
         return {"gcn": 3, "gat": 7}[model]
 
@@ -65,6 +68,8 @@ def test_rho_gives_the_rate():
     options = replace(OPTIONS, rate_hz=None, rho=0.5)
     header = make_plan(options, FakeServer()).trace.header
     assert (header.rate_hz, header.mean_solo_s, header.lanes) == (8.0, 0.25, 4)
+    header = make_plan(replace(options, end_to_end=True), FakeServer()).trace.header
+    assert (header.rate_hz, header.mean_solo_s, header.lanes) == (4.0, 0.5, 4)
 
 
 def test_a_trace_may_name_random_graphs(tmp_path):
@@ -91,6 +96,7 @@ def test_a_trace_from_other_graphs_is_refused(tmp_path):
     [
         ({"rho": 1.0}, "either a rate or rho"),
         ({"rate_hz": None}, "either a rate or rho"),
+        ({"end_to_end": True}, "only rho needs solo times"),
         ({"requests": None}, "give a duration"),
         ({"workload": "gnn"}, "workload 'gnn' is not one of gcn, sage"),
         ({"arrivals": "steady"}, "arrivals 'steady' is not one of poisson"),
