@@ -75,7 +75,7 @@ def encode_infer(
     tensors: Sequence[TensorHead],
     raws: Sequence[memoryview],
 ) -> bytes | None:
-    """The message of those parts, in which each of `raws` is copied once.
+    """The message of those parts, in which each of `raws` is copied once; None sends no parameter.
 
     None where a text is not Unicode, or a parameter is none of bool, int, str and float.
     """

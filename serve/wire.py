@@ -70,10 +70,10 @@ _NAMES = {kind.dtype: name for name, kind in DATATYPES.items() if kind.dtype is 
 
 def datatype_of(array: Array) -> str:
     """The protocol's name for the element type of `array`; raises WireError if it has none."""
-    try:
-        return _NAMES[array.dtype.newbyteorder("<")]
-    except KeyError:
-        raise WireError(f"no wire datatype for numpy {array.dtype}") from None
+    name = _NAMES.get(array.dtype) or _NAMES.get(array.dtype.newbyteorder("<"))
+    if name is None:
+        raise WireError(f"no wire datatype for numpy {array.dtype}")
+    return name
 
 
 class WireTensor(NamedTuple):
@@ -127,17 +127,15 @@ def encode_request(
     *,
     version: str = "",
     request_id: str = "",
-    parameters: Mapping[str, ParameterValue] | None = None,
+    parameters: Mapping[str, ParameterValue | None] | None = None,
     places: Places | None = None,
 ) -> bytes:
     """A serialized `ModelInferRequest` with all `tensors` in raw form, or at `places`, in order.
 
     Arrays are taken in any layout and byte order; contiguous little-endian ones are copied once.
-    Python bool, int, str and float become the parameter of that type.
+    Python bool, int, str and float become the parameter of that type; None is not sent.
     """
     heads, raws = _tensors(tensors, places)
-    if places is not None:
-        raws = []
     return _encode(True, model, version, request_id, parameters, heads, raws)
 
 
@@ -179,7 +177,7 @@ def encode_response(
     *,
     version: str = "",
     request_id: str = "",
-    parameters: Mapping[str, ParameterValue] | None = None,
+    parameters: Mapping[str, ParameterValue | None] | None = None,
     places: Places | None = None,
 ) -> bytes:
     """A serialized `ModelInferResponse`; with `places` the raw forms of its outputs are empty."""
@@ -259,8 +257,16 @@ def _tensors(
             if offset_bytes := places.offsets_bytes[name]:
                 parameters[REGION_OFFSET] = offset_bytes
         heads.append(WireTensor(name, datatype_of(array), array.shape, parameters))
-        raws.append(array_bytes(array))
+        if places is None:
+            raws.append(_raw(array))
     return heads, raws
+
+
+def _raw(array: Array) -> memoryview:
+    """`array_bytes` of an array that most often is as it must be."""
+    if array.flags.c_contiguous and array.dtype in _NAMES:
+        return array.data
+    return array_bytes(array)
 
 
 def _encode(
@@ -268,7 +274,7 @@ def _encode(
     model: str,
     version: str,
     request_id: str,
-    parameters: Mapping[str, ParameterValue] | None,
+    parameters: Mapping[str, ParameterValue | None] | None,
     heads: Sequence[WireTensor],
     raws: Sequence[memoryview],
 ) -> bytes:

@@ -56,7 +56,7 @@ def encode_infer(
     model: str,
     version: str,
     request_id: str,
-    parameters: Mapping[str, ParameterValue],
+    parameters: Mapping[str, ParameterValue | None],
     tensors: Sequence[TensorHead],
     raws: Sequence[memoryview],
 ) -> bytes:
@@ -131,8 +131,10 @@ def _value(parameter: pb.InferParameter) -> ParameterValue | None:
 def _set(
     parameters: MutableMapping[str, pb.InferParameter], values: Mapping[str, ParameterValue | None]
 ) -> None:
-    """Each value in the member of its Python type; raises WireError for other types."""
+    """Each value but None in the member of its Python type; raises WireError for other types."""
     for name, value in values.items():
+        if value is None:
+            continue
         parameter = parameters[name]
         if isinstance(value, bool):
             parameter.bool_param = value

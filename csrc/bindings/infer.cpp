@@ -139,7 +139,9 @@ std::vector<InferParameter> to_parameters(const nb::dict& parameters) {
     std::vector<InferParameter> found;
     found.reserve(parameters.size());
     for (const auto& [name, value] : parameters) {
-        found.push_back(to_parameter(name, value));
+        if (!value.is_none()) {
+            found.push_back(to_parameter(name, value));
+        }
     }
     return found;
 }

@@ -122,8 +122,8 @@ class Request:
                 tensors[name] = as_array(name, value, dtype)
         return tensors
 
-    def _parameters(self) -> dict[str, ParameterValue]:
-        parameters: dict[str, ParameterValue | None] = {
+    def _parameters(self) -> dict[str, ParameterValue | None]:
+        return {
             "graph": self.graph,
             "qos_target_us": _micros(self.qos_target_s),
             "timeout": _micros(self.timeout_s),
@@ -132,7 +132,6 @@ class Request:
             "seed": self.seed,
             "fanouts": _fanouts(self.fanouts),
         }
-        return {name: value for name, value in parameters.items() if value is not None}
 
 
 def _fanouts(given: str | Sequence[int] | None) -> str | None:

@@ -125,7 +125,7 @@ def encode_answer(request_id: str, result: InferResult, place: RegionPart | None
         {OUTPUT: output},
         version=record.version,
         request_id=request_id or record.request_uid,
-        parameters={name: value for name, value in facts.items() if value is not None},
+        parameters=facts,
         places=places,
     )
 

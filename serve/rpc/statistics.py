@@ -1,10 +1,14 @@
 """Counts and durations per model, as ModelStatistics reports them."""
 
 import threading
+from collections import deque
 from dataclasses import dataclass, field
 
 from serve.obs.record import RequestRecord
 from serve.pb import grpc_service_pb2 as pb
+
+#: Records held until they are counted, at most.
+_MOST_UNCOUNTED = 1024
 
 
 @dataclass(slots=True)
@@ -41,10 +45,20 @@ class Statistics:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._models: dict[tuple[str, str], _Model] = {}
+        #: Counted when somebody asks: nobody who was answered waits for sums.
+        self._uncounted: deque[RequestRecord] = deque()
 
     def succeeded(self, record: RequestRecord) -> None:
         """A request was answered with a result."""
-        with self._lock:
+        self._uncounted.append(record)
+        if len(self._uncounted) >= _MOST_UNCOUNTED:
+            with self._lock:
+                self._count()
+
+    def _count(self) -> None:
+        """Under the lock."""
+        while self._uncounted:
+            record = self._uncounted.popleft()
             model = self._models.setdefault((record.model, record.version), _Model())
             done_ms = (record.arrived_unix_ns + record.latency_ns) // 1_000_000
             model.last_unix_ms = max(model.last_unix_ms, done_ms)
@@ -62,6 +76,7 @@ class Statistics:
     def message(self, name: str, version: str) -> pb.ModelStatistics:
         """The totals of one version, all zero if it was never asked for."""
         with self._lock:
+            self._count()
             model = self._models.get((name, version)) or _Model()
             return pb.ModelStatistics(
                 name=name,

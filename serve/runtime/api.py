@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+import msgspec
 import numpy as np
 
 from serve.errors import ServeError
@@ -13,8 +14,7 @@ from serve.obs.record import RequestRecord
 from serve.runtime.regions import RegionPart
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
+class Tensor(msgspec.Struct, frozen=True):
     """One input tensor as it came off the wire; `data` is row-major, little-endian."""
 
     #: Open Inference Protocol name: FP32, INT64, INT32, …
@@ -27,8 +27,7 @@ class Tensor:
         return self.data.pieces() if isinstance(self.data, RegionPart) else (self.data,)
 
 
-@dataclass(frozen=True, slots=True)
-class InferCall:
+class InferCall(msgspec.Struct, frozen=True):
     """A decoded, structurally valid request; its content is checked when prepared."""
 
     model: str
@@ -53,8 +52,7 @@ class InferCall:
     fanouts: tuple[int, ...] | Literal["all"] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class InferResult:
+class InferResult(msgspec.Struct, frozen=True):
     """The answer: FP32 [rows, classes] and what happened on the way."""
 
     output: np.ndarray[Any, np.dtype[np.float32]]

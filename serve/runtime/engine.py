@@ -354,7 +354,8 @@ class Engine:
             else:
                 num_nodes, num_edges = self._size(call, entry)
                 output_bytes = entry.estimator.output_bytes(num_nodes, num_edges)
-                source = plan_layout(call.tensors, entry.spec.inputs, output_bytes)
+                shapes = {name: tensor.shape for name, tensor in call.tensors.items()}
+                source = plan_layout(shapes, entry.spec.inputs, output_bytes)
             with self._lock:
                 reason = entry.quarantine.reason(clock.now_ns())
                 if reason:

@@ -24,8 +24,7 @@ from serve.graphs.resident import ResidentGraph
 from serve.graphs.snapshot import Snapshot
 from serve.models.community import community_graph
 from serve.runtime import clock
-from serve.runtime.api import GraphInfo, InferCall, Tensor
-from serve.runtime.messages import TensorRef
+from serve.runtime.api import GraphInfo, InferCall
 from serve.runtime.shm import SharedPool
 from serve.runtime.staging import (
     Layout,
@@ -313,7 +312,7 @@ def prepare_nodes(
     # One version for all of it.
     snapshot = request.graph.snapshot
     ids = np.empty(request.num_ids, np.int64)
-    bad = stage_indices(call.tensors["node_ids"], ids, snapshot.num_nodes)
+    bad = stage_indices(call.tensors["node_ids"], ids.view(np.uint8).data, snapshot.num_nodes)
     if bad is not None:
         raise InvalidInput(
             f"input 'node_ids' [{bad[0]}] is {bad[1]}; it must be in [0, {snapshot.num_nodes}), "
@@ -327,34 +326,22 @@ def prepare_nodes(
             f"input 'node_ids': its nodes have no in-edges in graph '{request.graph.name}', and "
             f"model '{entry.spec.name}' cannot take a graph of 0 edges"
         )
-    shapes = {
-        "x": ("FP32", (num_nodes, snapshot.num_features)),
-        "edge_index": ("INT64", (2, num_edges)),
-    }
     layout = plan_layout(
-        {name: Tensor(datatype, shape, b"") for name, (datatype, shape) in shapes.items()},
+        {"x": (num_nodes, snapshot.num_features), "edge_index": (2, num_edges)},
         entry.spec.inputs,
         entry.estimator.output_bytes(num_nodes, num_edges),
     )
     nodes, positions = np.empty(num_nodes, np.int64), np.empty(request.num_ids, np.int64)
     sample.write_nodes(nodes)
     sample.write_positions(positions)
-    block = take_block(pool, layout)
-    refs = []
+    staged = layout.at(take_block(pool, layout))
     # Nothing below raises: the block is the ticket's to give back.
-    for name, dtype, shape, relative in layout.inputs:
-        target = pool.array(block.offset_bytes + relative, dtype, shape)
-        if name == "edge_index":
-            sample.write_edges(target, dtype == "int32")
+    for ref in staged.inputs:
+        target = pool.array(ref.offset_bytes, ref.dtype, ref.shape)
+        if ref.name == "edge_index":
+            sample.write_edges(target, ref.dtype == "int32")
         else:
             snapshot.gather(nodes, target)
-        refs.append(TensorRef(name, dtype, shape, block.offset_bytes + relative))
-    staged = Staged(
-        block,
-        tuple(refs),
-        block.offset_bytes + layout.output_offset_bytes,
-        layout.output_capacity_bytes,
-    )
     num_loops = count_loops(staged, pool) if entry.estimator.counts_loops else None
     took_ns = clock.now_ns() - started_ns
     found = SampleProbe(request.num_ids, num_nodes, num_edges, took_ns, num_loops)

@@ -4,6 +4,7 @@ The transport is a SEQPACKET socket pair, so a message arrives whole or not at a
 never travel here: they lie in the shared pool and messages name their place.
 """
 
+import math
 from typing import Any
 
 import msgspec
@@ -13,6 +14,9 @@ from serve.models.repository import ModelSpec
 
 #: Largest packet either side sends; a calibration of a deep model is the longest.
 MAX_PACKET_BYTES = 1 << 17
+
+
+_ITEM_BYTES = {"float32": 4, "int64": 8}
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -27,6 +31,11 @@ class TensorRef(msgspec.Struct, frozen=True, array_like=True):
     dtype: str
     shape: tuple[int, ...]
     offset_bytes: int
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes."""
+        return math.prod(self.shape) * _ITEM_BYTES[self.dtype]
 
 
 class LoadModel(Message, frozen=True, tag=True, array_like=True):

@@ -7,9 +7,9 @@ would promise times that no lone request ever sees.
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from serve.core.types import Nanos
@@ -51,7 +51,7 @@ def learn_overhead(
     taken: list[tuple[ModelEntry, tuple[int, int], int]] = []
     for entry, size, call in probes * PROBE_REPEATS:
         threading.Event().wait(IDLE_NS / 1e9)
-        ticket = submit(replace(call, arrived_ns=clock.now_ns()))
+        ticket = submit(msgspec.structs.replace(call, arrived_ns=clock.now_ns()))
         latency_ns = ticket.result().record.latency_ns
         taken.append((entry, size, latency_ns))
         if entry is fastest:

@@ -9,9 +9,9 @@ import math
 import mmap
 import os
 import threading
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from serve.native import OffsetAllocator
@@ -36,8 +36,7 @@ def map_pool(fd: int, capacity_bytes: int) -> mmap.mmap:
     return view
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(msgspec.Struct, frozen=True):
     """A part of the pool held by one request."""
 
     offset_bytes: int
@@ -52,6 +51,7 @@ class SharedPool:
         self.fd = os.memfd_create("gnnserve-pool", os.MFD_CLOEXEC)
         os.ftruncate(self.fd, capacity_bytes + _WORDS_BYTES)
         self._map = map_pool(self.fd, capacity_bytes)
+        self._view = memoryview(self._map)
         self._allocator = OffsetAllocator(capacity_bytes, TENSOR_ALIGNMENT_BYTES)
         self._lock = threading.Lock()
 
@@ -81,6 +81,10 @@ class SharedPool:
         """Set the word, for all who map the file at once; 0 at first."""
         self.array(self.word_offset_bytes(number), "uint64", (1,))[0] = value
 
+    def view(self, offset_bytes: int, size_bytes: int) -> memoryview:
+        """The bytes at `offset_bytes`."""
+        return self._view[offset_bytes : offset_bytes + size_bytes]
+
     def array(
         self, offset_bytes: int, dtype: str, shape: tuple[int, ...]
     ) -> np.ndarray[Any, np.dtype[Any]]:
@@ -94,5 +98,6 @@ class SharedPool:
         """Drop the mapping and the file. Arrays still held keep the memory alive."""
         # An array of a request still being answered keeps the mapping until it goes.
         with contextlib.suppress(BufferError):
+            self._view.release()
             self._map.close()
         os.close(self.fd)

@@ -7,9 +7,10 @@ for all that is large.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
 from itertools import chain
 
+import msgspec
 import numpy as np
 
 from serve import native
@@ -21,9 +22,6 @@ from serve.runtime.shm import TENSOR_ALIGNMENT_BYTES, Block, SharedPool
 #: How soon a client may try again when the pool is full: a few typical requests later.
 _POOL_RETRY_NS = 50_000_000
 
-#: Bytes of one element of what is staged.
-ITEM_BYTES = {"float32": 4, "int64": 8}
-
 #: Input tensor to the dtype lanes get it in.
 STAGED_DTYPES = {
     "x": "float32",
@@ -34,23 +32,7 @@ STAGED_DTYPES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Where each tensor of one request lies, relative to its block."""
-
-    inputs: tuple[tuple[str, str, tuple[int, ...], int], ...]
-    input_bytes: int
-    output_offset_bytes: int
-    output_capacity_bytes: int
-
-    @property
-    def size_bytes(self) -> int:
-        """The whole block."""
-        return self.output_offset_bytes + self.output_capacity_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Staged:
+class Staged(msgspec.Struct, frozen=True):
     """A request's tensors in the pool."""
 
     block: Block
@@ -59,18 +41,39 @@ class Staged:
     output_capacity_bytes: int
 
 
-def plan_layout(tensors: dict[str, Tensor], order: tuple[str, ...], output_bytes: int) -> Layout:
-    """Places for the tensors named in `order` that the request has, then for the output."""
+class Layout(msgspec.Struct, frozen=True):
+    """Where each tensor of one request lies, relative to its block; last its output."""
+
+    inputs: tuple[TensorRef, ...]
+    input_bytes: int
+    output_capacity_bytes: int
+
+    @property
+    def size_bytes(self) -> int:
+        """The whole block."""
+        return self.input_bytes + self.output_capacity_bytes
+
+    def at(self, block: Block) -> Staged:
+        """The same places in the pool."""
+        start = block.offset_bytes
+        refs = [TensorRef(r.name, r.dtype, r.shape, start + r.offset_bytes) for r in self.inputs]
+        return Staged(block, tuple(refs), start + self.input_bytes, self.output_capacity_bytes)
+
+
+def plan_layout(
+    shapes: Mapping[str, tuple[int, ...]], order: tuple[str, ...], output_bytes: int
+) -> Layout:
+    """Places for the tensors named in `order` that have a shape, then for the output."""
     offset = 0
     inputs = []
     for name in order:
-        tensor = tensors.get(name)
-        if tensor is None:
-            continue
-        dtype = STAGED_DTYPES[name]
-        inputs.append((name, dtype, tensor.shape, offset))
-        offset += _aligned(math.prod(tensor.shape) * ITEM_BYTES[dtype])
-    return Layout(tuple(inputs), offset, offset, _aligned(output_bytes))
+        shape = shapes.get(name)
+        if shape is not None:
+            dtype = STAGED_DTYPES[name]
+            ref = TensorRef(name, dtype, shape, offset)
+            inputs.append(ref)
+            offset += _aligned(ref.size_bytes)
+    return Layout(tuple(inputs), offset, _aligned(output_bytes))
 
 
 def stage(
@@ -80,25 +83,17 @@ def stage(
 
     Raises InvalidInput naming the tensor, the position and the rule.
     """
+    staged = layout.at(block)
     num_nodes = call.tensors["x"].shape[0]
-    refs = []
-    for name, dtype, shape, relative in layout.inputs:
-        offset = block.offset_bytes + relative
-        source = call.tensors[name]
-        target = pool.array(offset, dtype, shape)
-        if name == "edge_index":
+    for ref in staged.inputs:
+        source, target = call.tensors[ref.name], pool.view(ref.offset_bytes, ref.size_bytes)
+        if ref.name == "edge_index":
             _stage_edges(source, target, num_nodes)
-        elif name == "batch":
+        elif ref.name == "batch":
             _stage_batch(source, target, num_nodes)
         else:
-            _stage_floats(name, source, target, check_finite=check_finite)
-        refs.append(TensorRef(name, dtype, shape, offset))
-    return Staged(
-        block,
-        tuple(refs),
-        block.offset_bytes + layout.output_offset_bytes,
-        layout.output_capacity_bytes,
-    )
+            _stage_floats(ref.name, source, target, check_finite=check_finite)
+    return staged
 
 
 def count_loops(staged: Staged, pool: SharedPool) -> int:
@@ -122,7 +117,7 @@ def take_block(pool: SharedPool, layout: Layout) -> Block:
     return block
 
 
-def _stage_edges(source: Tensor, target: np.ndarray, num_nodes: int) -> None:
+def _stage_edges(source: Tensor, target: memoryview, num_nodes: int) -> None:
     found = stage_indices(source, target, num_nodes)
     if found is not None:
         row, column = divmod(found[0], source.shape[1])
@@ -132,7 +127,7 @@ def _stage_edges(source: Tensor, target: np.ndarray, num_nodes: int) -> None:
         )
 
 
-def _stage_batch(source: Tensor, target: np.ndarray, num_nodes: int) -> None:
+def _stage_batch(source: Tensor, target: memoryview, num_nodes: int) -> None:
     found = stage_indices(source, target, num_nodes)
     if found is not None:
         raise InvalidInput(
@@ -140,32 +135,34 @@ def _stage_batch(source: Tensor, target: np.ndarray, num_nodes: int) -> None:
         )
 
 
-def stage_indices(source: Tensor, target: np.ndarray, bound: int) -> tuple[int, int] | None:
+def stage_indices(source: Tensor, target: memoryview, bound: int) -> tuple[int, int] | None:
     """Copy indices as int64; flat position and value of the first not in [0, `bound`)."""
     is_int32 = source.datatype == "INT32"
-    flat, start = target.reshape(-1), 0
+    item_bytes = 4 if is_int32 else 8
+    start = 0
     for piece in source.pieces():
-        end = start + len(piece) // (4 if is_int32 else 8)
-        bad = native.stage_indices(piece, is_int32, bound, flat[start:end])
+        end = start + len(piece) // item_bytes
+        bad = native.stage_indices(piece, is_int32, bound, target[8 * start : 8 * end])
         if bad >= 0:
-            return start + bad, int(np.frombuffer(piece, "<i4" if is_int32 else "<i8")[bad])
+            return start + bad, int(np.frombuffer(piece, f"<i{item_bytes}")[bad])
         start = end
     return None
 
 
-def _stage_floats(name: str, source: Tensor, target: np.ndarray, *, check_finite: bool) -> None:
-    flat, start = target.reshape(-1), 0
+def _stage_floats(name: str, source: Tensor, target: memoryview, *, check_finite: bool) -> None:
+    start = 0
     pieces = iter(source.pieces())
     for piece in pieces:
-        end = start + len(piece) // 4
-        bad = native.stage_features(piece, flat[start:end], check_finite)
+        end = start + len(piece)
+        bad = native.stage_features(piece, target[start:end], check_finite)
         if bad >= 0:
             value = np.frombuffer(piece, "<f4")[bad]
-            where = ", ".join(str(int(i)) for i in np.unravel_index(start + bad, source.shape))
+            place = np.unravel_index(start // 4 + bad, source.shape)
+            where = ", ".join(str(int(i)) for i in place)
             count = sum(_count_nonfinite(part) for part in chain((piece,), pieces))
             raise InvalidInput(
                 f"input '{name}' [{where}] is {value}; features must be finite "
-                f"({count} of {target.size} are not)"
+                f"({count} of {math.prod(source.shape)} are not)"
             )
         start = end
 

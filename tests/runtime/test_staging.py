@@ -39,9 +39,13 @@ def call(**changed: np.ndarray) -> InferCall:
     return InferCall("m", "", tensors, arrived_ns=0)
 
 
+def shapes(request: InferCall) -> dict[str, tuple[int, ...]]:
+    return {name: tensor.shape for name, tensor in request.tensors.items()}
+
+
 def staged(pool: SharedPool, request: InferCall, *, check_finite: bool = True):
     order = ("x", "edge_index", "edge_weight", "batch")
-    layout = plan_layout(request.tensors, order, output_bytes=40)
+    layout = plan_layout(shapes(request), order, output_bytes=40)
     return stage(request, layout, pool, take_block(pool, layout), check_finite=check_finite)
 
 
@@ -164,7 +168,7 @@ def test_empty_tensors_take_no_room(pool):
 
 def test_a_full_pool_refuses_with_the_numbers_and_recovers(pool):
     request = call()
-    layout = plan_layout(request.tensors, ("x",), output_bytes=600_000)
+    layout = plan_layout(shapes(request), ("x",), output_bytes=600_000)
     block = take_block(pool, layout)
     with pytest.raises(QueueFull, match=str(layout.size_bytes)) as caught:
         take_block(pool, layout)
