@@ -1,17 +1,19 @@
 """Every policy under every discipline, the baselines and the bound over a sweep of the load.
 
-    python -m bench.policies [--quick] [--seeds 3] [--requests 1000] [--out FILE] [--picture FILE]
+    python -m bench.policies [--quick] [--seeds 3] [--requests 1000] [--workloads gcn,mix]
+        [--out FILE] [--picture FILE]
 
 Simulated (``serve.sim``): the scheduler that serves, on a virtual clock, with the run times
 calibrated on this machine for the four models of configs/dev.toml; true times differ from the
 estimates by 10 %. Workloads and load as everywhere: 100 tasks a list, Poisson arrivals, ρ = rate ×
 mean solo time ÷ cores, targets of 2 × solo; all systems see the same requests at the same times.
 
-Lanes are two for each core, as in a server, and ×3, ×4 or ×8 where a system's name says so: a
-suspended task keeps its lane, so more of them can stand aside.
+Lanes are four for each core, as in a server. Behind a comma stands what is different in a variant
+of ours: fewer or more lanes, merging as in a server, or windows of fixed length.
 
 A request counts as missed when it is late or refused. Goodput is the highest ρ up to 1.5 with at
-most 1 % missed, found by bisection to 0.006.
+most 1 % missed, found by bisection to 0.006. The bound (``bench.bound``) is for systems that do not
+merge, so the others do not either.
 """
 
 import argparse
@@ -19,14 +21,15 @@ import json
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from bench.bound import unavoidable_violations
 from bench.machine import machine_facts
 from bench.policies_picture import picture
 from serve.app import device_of, offline_estimators
@@ -34,10 +37,10 @@ from serve.config import Config, load_config
 from serve.core.disciplines import DISCIPLINES
 from serve.core.params import LANES_PER_CORE
 from serve.core.policies import POLICIES
-from serve.core.types import Estimate
+from serve.core.types import Estimate, Nanos
+from serve.estimate.estimator import ModelEstimator
 from serve.graphs.pool import GraphPool
 from serve.resources import configs_path
-from serve.sim.bound import unavoidable_violations
 from serve.sim.device import Offered
 from serve.sim.engine import simulate
 from serve.sim.report import SimReport
@@ -55,6 +58,10 @@ from serve.workload import (
 RHOS = (0.1, 0.3, 0.5, 0.7, 0.9, 1.1, 1.3, 1.5)
 QUICK_RHOS = (0.1, 0.5, 0.9)
 BOUND = "bound"
+OURS = "slack+preemptive"
+LANES = {f"{count} lanes a core": count for count in (2, 3, 8)}
+WINDOWS = {f"windows of {ms} ms": Nanos(int(ms * 1e6)) for ms in (0.5, 1, 2, 5, 10, 20)}
+MERGING = "merging"
 GOODPUT_MISSES = 0.01
 GOODPUT_STEPS = 8
 QOS_FACTOR = 2.0
@@ -76,11 +83,14 @@ class Site:
 
     cores: int
     budget_bytes: int
-    estimators: dict[str, Callable[[int, int], Estimate]]
+    estimators: dict[str, ModelEstimator]
     pool: GraphPool
 
     def estimate(self, model: str, num_nodes: int, num_edges: int) -> Estimate:
-        return self.estimators[model](num_nodes, num_edges)
+        return self.estimators[model].estimate(num_nodes, num_edges)
+
+    def union(self, model: str, sizes: Sequence[tuple[int, int]]) -> Estimate | None:
+        return self.estimators[model].union(sizes)
 
     def requests(
         self, workload: str, rho: float, seed: int, count: int, models: Sequence[str] = MODELS
@@ -93,17 +103,22 @@ class Site:
         return offered(build_trace(header, tasks, count=count), self.estimate, QOS_FACTOR)
 
     def serve(self, system: str, requests: Sequence[Offered]) -> SimReport:
-        """`system`: a baseline, or policy+discipline, or policy+discipline×lanes per core."""
-        system, _, lanes = system.partition("×")
+        """`system`: a baseline, or policy+discipline, with a variant behind a comma."""
+        system, _, variant = system.partition(", ")
         policy, _, discipline = system.partition("+")
         made = make_system(
             policy,
             discipline or "rolling",
             cores=self.cores,
             budget_bytes=self.budget_bytes,
-            lanes_per_core=int(lanes or LANES_PER_CORE),
+            lanes_per_core=LANES.get(variant, LANES_PER_CORE),
         )
-        return simulate(requests, made.params, made.device)
+        params = made.params
+        if variant in WINDOWS:
+            params = replace(params, window="fixed", window_ns=WINDOWS[variant])
+        if variant == MERGING:
+            params = replace(params, unions=self.union)
+        return simulate(requests, params, made.device)
 
     def missed(self, system: str, requests: Sequence[Offered]) -> float:
         """Share late or refused; for the bound, at least."""
@@ -123,10 +138,7 @@ def this_machine() -> Site:
 def site_of(config: Config, models: Sequence[str]) -> Site:
     """This machine with those models of the configuration."""
     device = device_of(config)
-    found = offline_estimators(config, device, models, lambda _stage, _share: None)
-    estimators: dict[str, Callable[[int, int], Estimate]] = {
-        name: estimator.estimate for name, estimator in found.items()
-    }
+    estimators = offline_estimators(config, device, models, lambda _stage, _share: None)
     return Site(device.parallelism, device.budget_bytes, estimators, GraphPool(PoolSpec()))
 
 
@@ -134,8 +146,8 @@ def all_systems() -> list[str]:
     # base is fifo under CoGNN's name
     policies = sorted(POLICIES.keys() - {"base"})
     ours = [f"{policy}+{how}" for policy in policies for how in sorted(DISCIPLINES)]
-    more_lanes = [f"slack+preemptive×{lanes}" for lanes in (3, 4, 8)]
-    return [*ours, *more_lanes, *BASELINES]
+    variants = [f"{OURS}, {variant}" for variant in (*LANES, MERGING, *WINDOWS)]
+    return [*ours, *variants, *BASELINES]
 
 
 def sweep(site: Site, options: argparse.Namespace, workload: str) -> Iterator[dict[str, Any]]:
@@ -215,13 +227,18 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="mix only, three loads, one seed")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument(
+        "--workloads",
+        default=",".join(WORKLOADS),
+        help="the others are kept as they are in the file",
+    )
     parser.add_argument("--out", type=Path, default=Path("bench/results/policies.json"))
     parser.add_argument("--picture", type=Path, default=Path("docs/policies.svg"))
     options = parser.parse_args()
     if options.quick:
         options.seeds, options.requests = 1, min(options.requests, 300)
     site = this_machine()
-    workloads = ("mix",) if options.quick else WORKLOADS
+    workloads = ["mix"] if options.quick else options.workloads.split(",")
     started = time.monotonic()
     rows = [row for workload in workloads for row in sweep(site, options, workload)]
     reach = {
@@ -252,6 +269,10 @@ def main() -> None:
             console.print(table)
     if options.quick:
         return
+    if len(workloads) < len(WORKLOADS):
+        kept = json.loads(options.out.read_text(encoding="utf-8"))
+        others = [row for row in kept["rows"] if row["workload"] not in workloads]
+        result |= {"goodput": kept["goodput"] | reach, "rows": others + rows}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     options.picture.write_text(picture(result), encoding="utf-8")

@@ -11,8 +11,8 @@ CURVES = (
     ("mps_base", "#b08800", 1.5, "", "mps_base: four at a time"),
     ("bqt+barrier", "#c4450c", 1.5, "", "bqt + barrier (GNNSched)"),
     ("slack+rolling", "#2c8a3d", 1.5, "", "slack + rolling"),
+    ("slack+preemptive, 2 lanes a core", "#8ab8f5", 2, "", "the same, 2 lanes a core"),
     ("slack+preemptive", "#1f6feb", 2.5, "", "slack + preemptive"),
-    ("slack+preemptive×4", "#0a3069", 2.5, "", "the same, 4 lanes a core"),
     ("bound", "#24292f", 1.5, "4 3", "nobody can do better"),
 )
 TICKS = (0, 0.25, 0.5, 0.75, 1)

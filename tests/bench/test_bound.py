@@ -6,15 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench import bound
+from bench.bound import unavoidable_violations
 from serve.core.disciplines import DISCIPLINES
 from serve.core.policies import POLICIES
 from serve.core.types import Nanos
-from serve.sim import bound
-from serve.sim.bound import unavoidable_violations
 from serve.sim.device import DeviceModel, Offered
 from serve.sim.engine import simulate
 from tests.builders import MS, params, task
 from tests.sim.test_engine import mixed
+
+#: Launching and switching cost nothing.
+FREE = DeviceModel(switch_ns=Nanos(0))
 
 
 def request(task_id, at_ms, run_ms, target_ms):
@@ -30,19 +33,32 @@ def requests(rows):
 
 
 def on_time_together(chosen, slots):
-    """Whether one machine `slots` times as fast serves all, suspending as it likes.
+    """Whether `slots` lanes serve all, suspending and moving runs as they like.
 
-    Within every span, those that arrive and are due within it must fit: this is exact.
+    Times are whole milliseconds, so each run takes some of them, one lane in each: a matching.
     """
-    starts = {r.task.arrived_ns for r in chosen}
-    ends = {r.task.due_ns for r in chosen}
-    return all(r.run_ns <= r.task.qos.target_ns for r in chosen) and all(
-        sum(r.run_ns for r in chosen if start <= r.task.arrived_ns and r.task.due_ns <= end)
-        <= slots * (end - start)
-        for start in starts
-        for end in ends
-        if start < end
-    )
+    held = {}  # millisecond: who has a lane then
+
+    def takes_one(who, seen):
+        """Find a millisecond for the run, moving others if need be."""
+        for at in range(who.task.arrived_ns // MS, who.task.due_ns // MS):
+            there = held.setdefault(at, [])
+            if at in seen or who in there:
+                continue
+            seen.add(at)
+            if len(there) < slots:
+                there.append(who)
+                return True
+            for other in list(there):
+                there.remove(other)
+                there.append(who)
+                if takes_one(other, seen):
+                    return True
+                there.remove(who)
+                there.append(other)
+        return False
+
+    return all(takes_one(who, set()) for who in chosen for _ in range(who.run_ns // MS))
 
 
 def fewest_late(given, slots):
@@ -59,22 +75,20 @@ ROWS = st.lists(
 
 
 @given(rows=ROWS, slots=st.integers(1, 3))
-@settings(max_examples=300, deadline=None)
-def test_never_more_than_the_best_choice_and_nothing_exactly_when_all_fit(rows, slots):
+@settings(max_examples=120, deadline=None)
+def test_it_is_what_the_best_choice_loses(rows, slots):
     given = requests(rows)
-    best = fewest_late(given, slots)
-    found = unavoidable_violations(given, slots)
-    assert found <= best
-    assert (found == 0) == (best == 0)
+    assert unavoidable_violations(given, slots, FREE) == fewest_late(given, slots)
 
 
 @given(rows=ROWS, slots=st.integers(1, 3), chunk=st.integers(1, 4))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_cut_anywhere_it_is_still_a_bound(rows, slots, chunk):
     given = requests(rows)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bound, "CHUNK", chunk)
-        assert unavoidable_violations(given, slots) <= fewest_late(given, slots)
+        patch.setattr(bound, "LEAST", 1)
+        assert unavoidable_violations(given, slots, FREE) <= fewest_late(given, slots)
 
 
 @given(
@@ -83,14 +97,14 @@ def test_cut_anywhere_it_is_still_a_bound(rows, slots, chunk):
     discipline=st.sampled_from(sorted(DISCIPLINES)),
     slots=st.integers(1, 2),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_no_schedule_does_better(rows, policy, discipline, slots):
     given = requests(rows)
     chosen = params(
         policy=policy, discipline=discipline, lanes=2 * slots, parallelism=slots, can_suspend=True
     )
-    report = simulate(given, chosen, DeviceModel(switch_ns=Nanos(0)))
-    assert unavoidable_violations(given, slots) <= report.violations
+    report = simulate(given, chosen, FREE)
+    assert unavoidable_violations(given, slots, FREE) <= report.violations
 
 
 @pytest.mark.parametrize("rho", [0.8, 1.2, 2.0])
@@ -118,12 +132,15 @@ def test_no_schedule_of_many_does_better(rho):
     ],
 )
 def test_by_hand(rows, late):
-    assert unavoidable_violations(requests(rows), slots=1) == late
+    assert unavoidable_violations(requests(rows), 1, FREE) == late
 
 
 def test_two_lanes_do_twice_as_much_and_preparing_takes_from_the_time():
     pair = requests([(0, 4, 5), (0, 4, 5)])
     assert unavoidable_violations(pair, slots=2) == 0
+    # One run gets no more than one lane: a machine twice as fast would serve these three.
+    three = requests([(0, 4, 5), (0, 4, 6), (1, 4, 5)])
+    assert unavoidable_violations(three, slots=2) == 1
     slow = [Offered(r.task, r.run_ns, Nanos(MS), Nanos(MS)) for r in pair]
     assert unavoidable_violations(slow, slots=2) == 2
 
@@ -131,3 +148,7 @@ def test_two_lanes_do_twice_as_much_and_preparing_takes_from_the_time():
 def test_lanes_that_speed_each_other_up_count_as_that_fast():
     pair = requests([(0, 4, 5), (0, 4, 5)])
     assert unavoidable_violations(pair, 1, DeviceModel(slowdown=(0.5, 1.0))) == 0
+    assert (
+        unavoidable_violations(pair, 1, DeviceModel(slowdown=(0.5, 1.0), launch_ns=Nanos(2 * MS)))
+        == 1
+    )
