@@ -18,6 +18,10 @@ _WINDOW = 11
 _PRIOR = 4
 
 
+#: Centres of sizes in ns: the lowest, their distance as a logarithm, and how many.
+_LOWEST, _STEP, _CENTRES = 50_000.0, math.log(4.0), 10
+
+
 class Drift:
     """A factor on expected values that follows the median of recent measured ÷ expected."""
 
@@ -38,7 +42,6 @@ class SizeBias:
     bounded so that a larger expected value always stays the larger one.
     """
 
-    _LOWEST, _STEP, _COUNT = 50_000.0, math.log(4.0), 10
     #: Neighbours differ by less than `_STEP`, which is what keeps the order.
     _BOUND = 0.45 * _STEP
     _SHARE = 0.1
@@ -46,27 +49,31 @@ class SizeBias:
     _CLIP = 0.3
 
     def __init__(self) -> None:
-        self._log = [0.0] * self._COUNT
+        self._log = [0.0] * _CENTRES
 
     def factor(self, expected: float) -> float:
         """For an expected value in ns."""
-        index, share = self._place(expected)
-        return math.exp(self._log[index] * (1 - share) + self._log[index + 1] * share)
+        index, share = _place(expected)
+        low = self._log[index]
+        return math.exp(low + (self._log[index + 1] - low) * share)
 
     def observe(self, measured: float, expected: float) -> None:
         """Take one pair, both positive; `expected` is without the factor."""
-        index, share = self._place(expected)
+        index, share = _place(expected)
         error = math.log(measured / (expected * self.factor(expected)))
         error = min(max(error, -self._CLIP), self._CLIP) * self._SHARE
         for i, weight in ((index, 1 - share), (index + 1, share)):
             moved = self._log[i] + weight * error
             self._log[i] = min(max(moved, -self._BOUND), self._BOUND)
 
-    def _place(self, expected: float) -> tuple[int, float]:
-        """The centre at or below, and how far to the next, 0 to 1."""
-        place = math.log(max(expected, self._LOWEST) / self._LOWEST) / self._STEP
-        index = min(int(place), self._COUNT - 2)
-        return index, min(place - index, 1.0)
+
+def _place(expected: float) -> tuple[int, float]:
+    """The centre at or below, and how far to the next, 0 to 1."""
+    if expected <= _LOWEST:
+        return 0, 0.0
+    place = math.log(expected / _LOWEST) / _STEP
+    index = int(place)
+    return (index, place - index) if index < _CENTRES - 1 else (_CENTRES - 2, 1.0)
 
 
 class Correction:

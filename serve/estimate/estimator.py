@@ -127,15 +127,25 @@ class ModelEstimator:
 
         `num_loops` of the edges are self-loops; None: any number may be.
         """
-        peak = self._peak(num_nodes, num_edges, num_loops)
-        run = self._run_ns(num_nodes, num_edges)
-        need = self._need(num_nodes, num_edges, num_loops, peak)
         return Estimate(
-            Bytes(peak),
-            self._reserve(num_nodes, num_edges, need),
-            Nanos(run),
-            Nanos(max(run, ceil(self._solo.at(self._calibrated_solo_ns(num_nodes, num_edges))))),
+            *self.memory(num_nodes, num_edges, num_loops), *self.times(num_nodes, num_edges)
         )
+
+    def memory(
+        self, num_nodes: int, num_edges: int, num_loops: int | None = None
+    ) -> tuple[Bytes, Bytes]:
+        """Its peak, and what to reserve."""
+        peak = self._peak(num_nodes, num_edges, num_loops)
+        need = self._need(num_nodes, num_edges, num_loops, peak)
+        reserve = self._with_margin(need) + self.output_bytes(num_nodes, num_edges)
+        return Bytes(peak), align_bytes(reserve)
+
+    def times(self, num_nodes: int, num_edges: int) -> tuple[Nanos, Nanos]:
+        """Its median run and solo time."""
+        fitted = self.fitted_ns(num_nodes, num_edges)
+        run = max(1, ceil(self._run.at(fitted)))
+        solo = ceil(self._solo.at(fitted + self._overhead_ns(num_nodes, num_edges)))
+        return Nanos(run), Nanos(max(run, solo))
 
     def union(self, sizes: Sequence[tuple[int, int]]) -> Estimate:
         """The same for one run over the disjoint union of requests of these (nodes, edges).
@@ -182,7 +192,8 @@ class ModelEstimator:
 
     def run_ns(self, num_nodes: int, num_edges: int, co_runners: int = 0) -> int:
         """Median run time beside that many others."""
-        return ceil(self._run_ns(num_nodes, num_edges) * self._interference.factor(co_runners))
+        run, _ = self.times(num_nodes, num_edges)
+        return ceil(run * self._interference.factor(co_runners))
 
     def output_bytes(self, num_nodes: int, num_edges: int) -> int:
         """The most the answer can take, float32 [rows, C]."""
@@ -248,7 +259,8 @@ class ModelEstimator:
 
     def observe_solo(self, num_nodes: int, num_edges: int, solo_ns: int) -> None:
         """Learn from a request that came to an idle server and stayed alone, start to end."""
-        self._solo.observe(max(1, solo_ns), self._calibrated_solo_ns(num_nodes, num_edges))
+        calibrated = self.fitted_ns(num_nodes, num_edges) + self._overhead_ns(num_nodes, num_edges)
+        self._solo.observe(max(1, solo_ns), calibrated)
 
     def _peak(self, num_nodes: int, num_edges: int, num_loops: int | None) -> int:
         """Staged inputs and tensors."""
@@ -269,9 +281,6 @@ class ModelEstimator:
             others = _highest(self._plain_held, num_nodes, num_edges - num_loops)
             held = min(held, others + self._loop_held * num_loops)
         return max(peak, ceil(held * self.memory_scale) + self.memory_added_bytes)
-
-    def _reserve(self, num_nodes: int, num_edges: int, need: int) -> Bytes:
-        return align_bytes(self._with_margin(need) + self.output_bytes(num_nodes, num_edges))
 
     def _with_margin(self, need: int) -> int:
         return max(ceil(need * self.safety), need + _SAFETY_BYTES)
@@ -297,12 +306,8 @@ class ModelEstimator:
         else:
             self.memory_added_bytes += max(peak_bytes - peak, held_bytes - need)
 
-    def _run_ns(self, num_nodes: int, num_edges: int) -> int:
-        return max(1, ceil(self._run.at(self.fitted_ns(num_nodes, num_edges))))
-
-    def _calibrated_solo_ns(self, num_nodes: int, num_edges: int) -> float:
-        input_bytes = self.calibration.memory.inputs.at(num_nodes, num_edges)
-        return self.fitted_ns(num_nodes, num_edges) + self.overhead.at(input_bytes)
+    def _overhead_ns(self, num_nodes: int, num_edges: int) -> float:
+        return self.overhead.at(self.calibration.memory.inputs.at(num_nodes, num_edges))
 
 
 def _summed(sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:

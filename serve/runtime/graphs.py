@@ -69,22 +69,17 @@ class NodeRequest:
     def expected(self, estimator: ModelEstimator) -> Sized:
         """Before it is sampled: memory for a large sample, time for a usual one."""
         size = self.sizes.expected(self.num_ids)
-        usual = estimator.estimate(size.num_nodes, size.num_edges)
-        large = estimator.estimate(size.num_nodes_high, size.num_edges_high)
-        estimate = Estimate(
-            large.peak_bytes,
-            large.reserve_bytes,
-            usual.run_ns,
-            Nanos(usual.solo_ns + size.prepare_ns),
-        )
+        run_ns, solo_ns = estimator.times(size.num_nodes, size.num_edges)
+        large = estimator.memory(size.num_nodes_high, size.num_edges_high)
+        estimate = Estimate(*large, run_ns, Nanos(solo_ns + size.prepare_ns))
         return Sized(size.num_nodes, size.num_edges, estimate)
 
     def exact(self, estimator: ModelEstimator, found: SampleProbe) -> Sized:
         """Once it is sampled; learns from it."""
         self.sizes.observe(found)
-        estimate = estimator.estimate(found.num_nodes, found.num_edges, found.num_loops)
-        solo_ns = Nanos(estimate.solo_ns + found.prepare_ns)
-        estimate = Estimate(estimate.peak_bytes, estimate.reserve_bytes, estimate.run_ns, solo_ns)
+        run_ns, solo_ns = estimator.times(found.num_nodes, found.num_edges)
+        need = estimator.memory(found.num_nodes, found.num_edges, found.num_loops)
+        estimate = Estimate(*need, run_ns, Nanos(solo_ns + found.prepare_ns))
         return Sized(found.num_nodes, found.num_edges, estimate)
 
 

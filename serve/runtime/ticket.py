@@ -179,10 +179,8 @@ class RequestTicket:
         """It was admitted as if any number of its edges were self-loops; now they are counted."""
         task = self.task
         size = task.num_nodes, task.num_edges
-        counted = self.entry.estimator.estimate(*size, self.num_loops)
-        estimate = replace(
-            task.estimate, peak_bytes=counted.peak_bytes, reserve_bytes=counted.reserve_bytes
-        )
+        peak_bytes, reserve_bytes = self.entry.estimator.memory(*size, self.num_loops)
+        estimate = replace(task.estimate, peak_bytes=peak_bytes, reserve_bytes=reserve_bytes)
         return Sized(*size, estimate)
 
     def _read_output(self, outcome: Outcome) -> np.ndarray | None:
