@@ -76,9 +76,9 @@ def main() -> None:
 
 def _start(kind: str) -> Connection:
     """A process of its own, with the environment it is to have from its first instruction."""
-    from serve.runtime.pool import _LANE_ENVIRONMENT
+    from serve.runtime.processes import LANE_ENVIRONMENT
 
-    own = _LANE_ENVIRONMENT if kind == "csr" else {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    own = LANE_ENVIRONMENT if kind == "csr" else {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     before = dict(os.environ)
     os.environ.update(own)
     try:

@@ -28,6 +28,7 @@ from serve.app import calibration_cache, device_of
 from serve.config import load_config
 from serve.core.commands import Command, LaunchTask, StopTask
 from serve.core.events import Event, TaskFailed, TaskFinished
+from serve.core.fleet import Fleet
 from serve.core.scheduler import Scheduler
 from serve.core.types import Nanos
 from serve.errors import ServeError
@@ -46,7 +47,7 @@ FEATURES = 32
 class Watched:
     """Notes when a scheduler launches, tells to stop, and hears of the end."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler | Fleet) -> None:
         self._handle = scheduler.handle
         self.launched = threading.Event()
         self.ended = threading.Event()

@@ -38,7 +38,7 @@ from serve.runtime import clock
 from serve.runtime.api import ModelEstimate
 from serve.runtime.device import Device, find_device
 from serve.runtime.engine import Engine
-from serve.runtime.pool import allocator_facts
+from serve.runtime.processes import allocator_facts
 from serve.sim.engine import simulate
 from serve.sim.replay import budget_of, first_difference, recorded
 from serve.sim.report import SimReport
@@ -72,9 +72,9 @@ class Application:
         run = ServerRun(
             started_unix_ns=clock.wall_ns(),
             version=serve.__version__,
-            device=device.name,
-            lanes=device.parallelism,
-            budget_bytes=device.budget_bytes,
+            device=device.title,
+            lanes=device.parallelism * device.count,
+            budget_bytes=device.budget_bytes * device.count,
             policy=scheduling.policy,
             discipline=scheduling.discipline,
             window=scheduling.window,
@@ -168,7 +168,7 @@ def device_of(config: Config) -> Device:
 def calibration_cache(config: Config, device: Device) -> CalibrationCache:
     """Where calibrations of this configuration are kept."""
     folder, budget_s = config.cache_path(), config.models.calibration_s
-    if device.place is not None:
+    if device.places:
         return CalibrationCache(folder, budget_s=budget_s, device=device.name)
     return CalibrationCache(
         folder,

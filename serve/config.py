@@ -88,8 +88,10 @@ class DeviceConfig(Section, frozen=True):
     kind: Literal["auto", "cpu", "cuda"] = "auto"
     #: Budget for weights and running tasks; None: what the device has, less a reserve.
     memory_budget: str | None = None
-    #: Resident execution slots; None: by device (CPU: one per core).
+    #: Resident execution slots of each device; None: by device (CPU: one per core).
     lanes: Count | None = None
+    #: GPUs to serve on, in CUDA's order; None: all of the first one's model.
+    gpus: Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(min_length=1)] | None = None
 
     @property
     def memory_budget_bytes(self) -> int | None:

@@ -102,7 +102,7 @@ class Bench:
             count = lanes or 2
             device = replace(
                 device, lane_cores=((),) * count, parallelism=count, can_suspend=False,
-                place=DevicePlace("cpu"),
+                places=(DevicePlace("cpu"),),
             )  # fmt: skip
         cache = CalibrationCache(self.folder / ".cache", device=device.name)
         records: list[RequestRecord] = []

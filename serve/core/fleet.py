@@ -43,10 +43,10 @@ class Fleet:
     def __init__(self, params: SchedulerParams) -> None:
         self.params = params
         self._totals = Totals()
-        self._devices = [
+        self._devices = tuple(
             Scheduler(replace(params, device=device, more_devices=()), self._totals)
             for device in params.devices
-        ]
+        )
         self._of_lane: dict[LaneId, Scheduler] = {
             lane_id: scheduler
             for scheduler in self._devices
@@ -104,12 +104,12 @@ class Fleet:
     @property
     def budget_bytes(self) -> Bytes:
         """Memory for tasks, of all devices."""
-        return Bytes(sum(self.budgets_bytes))
+        return Bytes(sum(scheduler.budget_bytes for scheduler in self._devices))
 
     @property
-    def budgets_bytes(self) -> tuple[Bytes, ...]:
-        """Memory for tasks, by device."""
-        return tuple(scheduler.budget_bytes for scheduler in self._devices)
+    def devices(self) -> tuple[Scheduler, ...]:
+        """Who decides for each device, by DeviceId; to be looked at only."""
+        return self._devices
 
     @property
     def draining(self) -> bool:

@@ -192,9 +192,9 @@ class Scheduler:
         return self._board.ledger.budget_bytes
 
     @property
-    def budgets_bytes(self) -> tuple[Bytes, ...]:
-        """The same by device, of which there is one."""
-        return (self.budget_bytes,)
+    def devices(self) -> tuple["Scheduler", ...]:
+        """Who decides for each device: of one, it does."""
+        return (self,)
 
     @property
     def draining(self) -> bool:

@@ -59,10 +59,20 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     lanes_up: int
     #: Since the start.
     lane_restarts: int
-    budget_bytes: int
-    reserved_bytes: int
+    #: (what tasks may reserve, what they do), by device.
+    memory_bytes: tuple[tuple[int, int], ...]
     #: Records without a row in the database, since the start.
     rows_dropped: int
+
+    @property
+    def budget_bytes(self) -> int:
+        """What tasks may reserve, on all devices."""
+        return sum(budget_bytes for budget_bytes, _ in self.memory_bytes)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What they do."""
+        return sum(reserved_bytes for _, reserved_bytes in self.memory_bytes)
 
 
 class Metrics:
@@ -241,6 +251,14 @@ class _Now(Collector):
             ("memory_reserved_bytes", "Memory reserved by running tasks", now.reserved_bytes),
         ):
             yield GaugeMetricFamily(f"gnnserve_{name}", help_text, value=value)
+        by_device = GaugeMetricFamily(
+            "gnnserve_device_memory_reserved_ratio",
+            "Memory reserved by running tasks / memory that tasks may reserve, by device",
+            labels=("device",),
+        )
+        for number, (budget_bytes, reserved_bytes) in enumerate(now.memory_bytes):
+            by_device.add_metric([str(number)], reserved_bytes / max(1, budget_bytes))
+        yield by_device
         for name, help_text, value in (
             ("lane_restarts", "Lanes started again after they died", now.lane_restarts),
             ("report_rows_dropped", "Records the database could not take", now.rows_dropped),

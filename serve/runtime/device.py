@@ -36,7 +36,7 @@ _CGROUP_LIMITS = (
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The device lanes run on."""
+    """The device lanes run on, or several equal ones: facts are those of each."""
 
     #: `cpu`, and the model of the processor where the system tells it.
     name: str
@@ -51,8 +51,25 @@ class Device:
     #: Freed memory a lane may keep from run to run, so that its pages need not be asked for
     #: again; not part of `budget_bytes`.
     keep_bytes: int = 0
-    #: Lanes are threads of one process there; None: a process each.
-    place: DevicePlace | None = None
+    #: Where lanes are threads of one process, for each device; empty: a process each, on one.
+    places: tuple[DevicePlace, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self.places) or 1
+
+    @property
+    def title(self) -> str:
+        """All of them, as shown to people."""
+        return self.name if self.count == 1 else f"{self.name} × {self.count}"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Each one's name, told apart where there are several."""
+        if self.count == 1:
+            return (self.name,)
+        return tuple(f"{self.name} #{number}" for number in range(self.count))
 
     @property
     def host_cores(self) -> tuple[int, ...]:
@@ -92,30 +109,58 @@ def find_device(config: DeviceConfig, *, spare_lanes: bool) -> Device:
     )
 
 
-def _gpu_device(config: DeviceConfig, gpus: tuple[Gpu, ...]) -> Device:
-    gpu = gpus[0]
-    if len(gpus) > 1:
-        _log.warning("%d GPUs: this version serves on the first, %s", len(gpus), gpu.name)
+def _gpu_device(config: DeviceConfig, found: tuple[Gpu, ...]) -> Device:
+    gpus = _chosen(config, found)
+    name = gpus[0].name
     lanes = config.lanes or _GPU_LANES
-    free_bytes = int(gpu.free_bytes * (1 - _GPU_RESERVE_SHARE)) - _GPU_RESERVE_BYTES
+    # Equal devices are given equal work, so each has what the fullest has left.
+    least_bytes = min(gpu.free_bytes for gpu in gpus)
+    free_bytes = int(least_bytes * (1 - _GPU_RESERVE_SHARE)) - _GPU_RESERVE_BYTES
     total_bytes = min(config.memory_budget_bytes or free_bytes, free_bytes)
     calibration_bytes = min(_CALIBRATION_BYTES, int(total_bytes * _CALIBRATION_SHARE))
     slab_bytes = total_bytes - calibration_bytes
     budget_bytes = int(slab_bytes * (1 - _PIECES_SHARE)) - lanes * _LANE_STATIC_BYTES
     if budget_bytes <= 0:
         raise ConfigError(
-            f"device: {gpu.name} has {gpu.free_bytes} bytes free, of which {total_bytes} may be "
+            f"device: {name} has {least_bytes} bytes free, of which {total_bytes} may be "
             f"used; {lanes} lanes need more for themselves (device.memory_budget, device.lanes)"
         )
-    _log.info("serving on %s with %d lanes, %d MiB", gpu.name, lanes, budget_bytes >> 20)
+    places = tuple(DevicePlace(f"cuda:{gpu.index}", slab_bytes, calibration_bytes) for gpu in gpus)
+    where = ", ".join(place.name for place in places)
+    _log.info(
+        "serving on %s (%s) with %d lanes, %d MiB each", name, where, lanes, budget_bytes >> 20
+    )
     return Device(
-        name=f"cuda: {gpu.name}",
+        name=f"cuda: {name}",
         budget_bytes=budget_bytes,
         lane_cores=((),) * lanes,
         parallelism=lanes,
         can_suspend=False,
-        place=DevicePlace(f"cuda:{gpu.index}", slab_bytes, calibration_bytes),
+        places=places,
     )
+
+
+def _chosen(config: DeviceConfig, found: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+    """The GPUs to serve on, all of one model: a calibration made on one is good for all."""
+    if config.gpus is None:
+        others = [f"{gpu.index} ({gpu.name})" for gpu in found if gpu.name != found[0].name]
+        if others:
+            _log.warning(
+                "serving on GPUs of the first one's model, %s, and not on %s (device.gpus)",
+                found[0].name,
+                ", ".join(others),
+            )
+        return tuple(gpu for gpu in found if gpu.name == found[0].name)
+    by_index = {gpu.index: gpu for gpu in found}
+    if missing := [index for index in config.gpus if index not in by_index]:
+        raise ConfigError(f"device.gpus: there is no GPU {missing}, only {sorted(by_index)}")
+    if len(set(config.gpus)) < len(config.gpus):
+        raise ConfigError(f"device.gpus: none may be there twice, got {list(config.gpus)}")
+    chosen = tuple(by_index[index] for index in config.gpus)
+    if len({gpu.name for gpu in chosen}) > 1:
+        told = ", ".join(f"{gpu.index} is {gpu.name}" for gpu in chosen)
+        raise ConfigError(f"device.gpus: all must be of one model, but {told}")
+    return chosen
 
 
 def _free_bytes() -> int:

@@ -35,8 +35,8 @@ from serve.core.events import (
     TaskOverran,
     Tick,
 )
+from serve.core.fleet import make_scheduler
 from serve.core.params import SchedulerParams
-from serve.core.scheduler import Scheduler
 from serve.core.types import Completed, FailReason, LaneId, Nanos, QoS, Sized, Task, TaskId
 from serve.obs.journal import JournalWriter
 from serve.obs.record import RequestRecord
@@ -79,7 +79,7 @@ class Driver:
         self.shared = shared
         self.scheduling = scheduling
         self.check_finite = check_finite
-        self.scheduler = Scheduler(params if journal is None else journal.begin(params))
+        self.scheduler = make_scheduler(params if journal is None else journal.begin(params))
         #: Requests are the clients', not the server's own: their records are kept.
         self.serving = False
         self.boot_id = uuid.uuid4().hex[:8]
@@ -320,13 +320,16 @@ class Driver:
             case LaneUp():
                 if self._registry.lane_up(lane_id):
                     self._lane_ready(lane_id)
-            case LaneDown():
-                self._registry.lane_lost(lane_id)
+            case LaneDown(lane_ids=lane_ids):
+                for lost_id in lane_ids:
+                    self._registry.lane_lost(lost_id)
                 with self._lock:
-                    if lane_id in self._lanes_ready:
-                        self._lanes_ready.discard(lane_id)
-                        self._blame(lane_id)
-                        self._carry_out(LaneLost(lane_id))
+                    lost = [lost_id for lost_id in lane_ids if lost_id in self._lanes_ready]
+                    self._lanes_ready.difference_update(lost)
+                    for lost_id in lost:
+                        self._blame(lost_id)
+                    if lost:
+                        self._carry_out(LaneLost(lost[0], tuple(lost[1:])))
 
     def _ended(self, lane_id: LaneId) -> None:
         """The lane's task ended as it should. Under the lock."""

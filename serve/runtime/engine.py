@@ -13,7 +13,7 @@ from dataclasses import replace
 from serve.config import Config
 from serve.core.events import BudgetChanged, DrainStarted
 from serve.core.params import DeviceFacts, SchedulerParams
-from serve.core.types import Bytes, Estimate, Nanos, Sized
+from serve.core.types import Bytes, DeviceId, Estimate, Nanos, Sized
 from serve.errors import ConfigError, InvalidInput, NotFound, NotReady, ServeError
 from serve.estimate.estimator import Breakdown, ModelEstimator
 from serve.graphs.change import Change
@@ -63,14 +63,14 @@ class Engine:
         self._device = device
         self._sink = sink
         chosen = config.scheduling
-        lanes = len(device.lane_cores)
+        lanes = len(device.lane_cores) * device.count
         shared = SharedPool(
             _STAGED_PER_LANE * lanes * max(2 * config.server.max_message_bytes, 64 << 20)
         )
         self._shared = shared
-        self.pool = LanePool(device.lane_cores, shared, device.keep_bytes, place=device.place)
+        self.pool = LanePool(device.lane_cores, shared, device.keep_bytes, places=device.places)
         # Graphs are held by the host, so they count where its memory is the device's.
-        self._graphs_count = device.place is None
+        self._graphs_count = not device.places
         graphs_bytes = device.budget_bytes if self._graphs_count else None
         self._graphs = GraphStore(config, graphs_bytes, self._graphs_changed)
         self._lock = threading.Lock()
@@ -86,18 +86,23 @@ class Engine:
             lock=self._lock,
             graphs_of=self._graphs.fitting,
         )
+        facts, *more = (
+            DeviceFacts(
+                budget_bytes=Bytes(device.budget_bytes),
+                lane_ids=lane_ids,
+                parallelism=device.parallelism,
+                can_suspend=device.can_suspend,
+                launch_ns=LAUNCH_NS,
+            )
+            for lane_ids in self.pool.lane_ids_by_device
+        )
         params = SchedulerParams(
             policy=chosen.policy,
             discipline=chosen.discipline,
             window=chosen.window,
             window_ns=Nanos(int(chosen.window_ms * 1e6)),
-            device=DeviceFacts(
-                budget_bytes=Bytes(device.budget_bytes),
-                lane_ids=self.pool.lane_ids,
-                parallelism=device.parallelism,
-                can_suspend=device.can_suspend,
-                launch_ns=LAUNCH_NS,
-            ),
+            device=facts,
+            more_devices=tuple(more),
             max_queue=config.server.max_queue,
             shed_late=chosen.shed_late,
             unions=self._union if chosen.merge else None,
@@ -109,7 +114,9 @@ class Engine:
             self._registry,
             lock=self._lock,
             sink=sink,
-            scheduling=Scheduling(chosen.policy, chosen.discipline, device.name),
+            scheduling=Scheduling(
+                chosen.policy, chosen.discipline, device.names, len(device.lane_cores)
+            ),
             check_finite=config.server.reject_nonfinite,
             journal=journal,
         )
@@ -276,7 +283,7 @@ class Engine:
     def _model_estimate(
         self, entry: ModelEntry, found: Breakdown, num_nodes: int, num_edges: int
     ) -> ModelEstimate:
-        budget_bytes = self.driver.scheduler.budget_bytes
+        budgets_bytes = [one.budget_bytes for one in self.driver.scheduler.devices]
         return ModelEstimate(
             model=entry.spec.name,
             version=str(entry.spec.version),
@@ -291,8 +298,8 @@ class Engine:
             solo_ns=found.solo_ns,
             solo_high_ns=found.solo_high_ns,
             qos_target_ns=int(self._registry.factor_of(entry) * found.solo_ns),
-            budget_bytes=budget_bytes,
-            fit_count=budget_bytes // max(1, found.reserve_bytes),
+            budget_bytes=sum(budgets_bytes),
+            fit_count=sum(size // max(1, found.reserve_bytes) for size in budgets_bytes),
             output_bytes=found.output_bytes,
             workspace_bytes=found.workspace_bytes,
             peak_where=found.peak_where,
@@ -339,8 +346,9 @@ class Engine:
                 ),
                 lanes_up=self.driver.lanes_up,
                 lane_restarts=self.pool.restarts,
-                budget_bytes=self.driver.scheduler.budget_bytes,
-                reserved_bytes=self.driver.scheduler.reserved_bytes,
+                memory_bytes=tuple(
+                    (one.budget_bytes, one.reserved_bytes) for one in self.driver.scheduler.devices
+                ),
                 rows_dropped=rows_dropped,
             )
 
@@ -392,7 +400,9 @@ class Engine:
 
     def _weights_changed(self, weights_bytes: Bytes) -> None:
         taken_bytes = weights_bytes + (self._graphs.held_bytes if self._graphs_count else 0)
-        self.driver.handle(BudgetChanged(Bytes(max(0, self._device.budget_bytes - taken_bytes))))
+        left_bytes = Bytes(max(0, self._device.budget_bytes - taken_bytes))
+        for number in range(self._device.count):
+            self.driver.handle(BudgetChanged(left_bytes, DeviceId(number)))
 
     def _graphs_changed(self) -> None:
         self._registry.forget_infos()

@@ -8,59 +8,33 @@ Only the driver's own thread calls `poll`; `send` may be called from any thread.
 import atexit
 import contextlib
 import logging
-import multiprocessing
 import os
 import selectors
 import signal
 import socket
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
-from multiprocessing.reduction import DupFd
 from queue import Empty, SimpleQueue
-from types import ModuleType
 
-from serve import native
 from serve.core.types import LaneId, TaskId
-from serve.errors import NotReady
-from serve.runtime import clock, messages
-from serve.runtime.entry import DevicePlace, LaneSetup, PassedFile, run_lanes
+from serve.runtime import clock, messages, processes
+from serve.runtime.entry import DevicePlace, LaneSetup
 from serve.runtime.messages import MAX_PACKET_BYTES, FromLane, Message, RunTask, Stop
 from serve.runtime.shm import SharedPool
 from serve.runtime.stopping import SIGNAL as STOP_SIGNAL
 
 _log = logging.getLogger(__name__)
 
-_PRELOAD_MODULE = "serve.runtime.preload"
 _BACK_OFF_FIRST_NS = 50_000_000
 _BACK_OFF_MOST_NS = 10_000_000_000
 #: A lane that lived this long starts its back-off anew.
 _HEALTHY_AFTER_NS = 30_000_000_000
 _STOP_WAIT_S = 2.0
-_START_WAIT_S = 120.0
 #: A run told to stop that goes on for so long is ended with its process.
 _STOP_GRACE_NS = 2_000_000_000
-
-#: glibc keeps freed tensor memory instead of handing pages back after every layer and
-#: faulting them in again (bench/arena.py). Between runs lanes give back what is too much.
-_LANE_ENVIRONMENT = {
-    "MALLOC_MMAP_MAX_": "0",
-    # Only for large runs, for which lanes allow it.
-    "MALLOC_MMAP_THRESHOLD_": str(1 << 20),
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
-    "OMP_NUM_THREADS": "1",
-    # numpy's BLAS must start no threads in the fork server: only one thread survives a fork.
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-}
-
-#: Lanes start in threads of their own. Neither the environment nor multiprocessing, which looks
-#: after every child whenever one is started, is made for that.
-_one_at_a_time = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +44,11 @@ class LaneUp:
 
 @dataclass(frozen=True, slots=True)
 class LaneDown:
-    """A lane's process ended; a new one follows by itself."""
+    """A process ended, and with it all its lanes; a new one follows by itself."""
 
     reason: str
+    #: Of the process; said once, under the first one's id.
+    lane_ids: tuple[LaneId, ...]
 
 
 @dataclass(slots=True)
@@ -80,6 +56,8 @@ class _Host:
     """A process and the lanes in it."""
 
     name: str
+    #: On a device they share; None: the process is the one lane's own.
+    place: DevicePlace | None
     lanes: list["_Lane"]
     process: BaseProcess | None = None
     started_ns: int = 0
@@ -109,7 +87,7 @@ class _Lane:
 
 
 class LanePool:
-    """All lanes of one device."""
+    """All lanes of one device, or of several equal ones."""
 
     def __init__(
         self,
@@ -117,34 +95,44 @@ class LanePool:
         shared: SharedPool,
         keep_bytes: int,
         threads: int = 1,
-        place: DevicePlace | None = None,
+        places: Sequence[DevicePlace] = (),
     ) -> None:
-        """With `place`, lanes are threads of one process there; else each is a process."""
+        """One lane for each of `lane_cores`, in a process of its own.
+
+        With `places`, so many on each, as threads of one process there; those of the first place
+        come first.
+        """
         self._shared = shared
         self._keep_bytes = keep_bytes
         self._threads = threads
-        self._place = place
         self._lanes: dict[LaneId, _Lane] = {}
-        self._hosts: list[_Host] = []
-        for index, cores in enumerate(lane_cores):
-            if place is None or not self._hosts:
-                name = f"lane {index}" if place is None else f"device {place.name}"
-                self._hosts.append(_Host(name, []))
-            lane = _Lane(LaneId(index), cores, self._hosts[-1])
-            lane.host.lanes.append(lane)
-            self._lanes[lane.lane_id] = lane
+        self._hosts = [_Host(f"device {place.name}", place, []) for place in places]
+        if not places:
+            self._hosts = [_Host(f"lane {index}", None, []) for index in range(len(lane_cores))]
+        for number, host in enumerate(self._hosts):
+            for cores in lane_cores if places else lane_cores[number : number + 1]:
+                lane = _Lane(LaneId(len(self._lanes)), cores, host)
+                host.lanes.append(lane)
+                self._lanes[lane.lane_id] = lane
         self._cores = sorted({core for cores in lane_cores for core in cores})
         self._selector = selectors.DefaultSelector()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector.register(self._wake_fd, selectors.EVENT_READ, None)
         self._started: SimpleQueue[tuple[_Host, BaseProcess, list[socket.socket]]] = SimpleQueue()
-        self._restarting: dict[str, threading.Thread] = {}
+        self._restarting: dict[LaneId, threading.Thread] = {}
         self._stopping = False
 
     @property
     def lane_ids(self) -> tuple[LaneId, ...]:
         """All lanes, up or not."""
         return tuple(self._lanes)
+
+    @property
+    def lane_ids_by_device(self) -> tuple[tuple[LaneId, ...], ...]:
+        """The same for each device."""
+        if self._hosts[0].place is None:
+            return (self.lane_ids,)
+        return tuple(tuple(lane.lane_id for lane in host.lanes) for host in self._hosts)
 
     @property
     def restarts(self) -> int:
@@ -163,7 +151,7 @@ class LanePool:
         """Start every lane's process; `poll` tells when each is up."""
         atexit.register(self._kill)
         for host in self._hosts:
-            self._adopt(host, *self._spawn(host.name, host.lanes, host.lanes[0].lane_id))
+            self._adopt(host, *self._start(host))
 
     def send(self, lane_id: LaneId, message: Message) -> None:
         """Send to a lane; one that cannot take it is lost, as `poll` will tell.
@@ -211,7 +199,7 @@ class LanePool:
         """
         lane = self._lanes[lane_id]
         self._shared.write_word(lane_id, task_id)
-        if self._place is not None:
+        if lane.host.place is not None:
             # It ends at its next allocation; others run in its process.
             return
         lane.kill_at_ns = clock.now_ns() + _STOP_GRACE_NS
@@ -287,14 +275,15 @@ class LanePool:
         return LaneUp()
 
     def _lose(self, host: _Host) -> list[tuple[LaneId, FromLane | LaneUp | LaneDown]]:
-        """A process ended: the last that its lanes said, and that they are down."""
+        """A process ended: the last that its lanes said, and then that they are down."""
         reason = self._bury(host)
         said: list[tuple[LaneId, FromLane | LaneUp | LaneDown]] = []
         for lane in host.lanes:
             while packet := _receive(lane):
                 said.append((lane.lane_id, self._understand(lane, packet)))
             self._close(lane)
-            said.append((lane.lane_id, LaneDown(reason)))
+        lane_ids = tuple(lane.lane_id for lane in host.lanes)
+        said.append((lane_ids[0], LaneDown(reason, lane_ids)))
         return said
 
     def _close(self, lane: _Lane) -> None:
@@ -311,7 +300,7 @@ class LanePool:
             lane.executes = lane.stopped = False
         # First from the lanes, then from the system: others must not signal a reused number.
         process, host.process = host.process, None
-        reason = _reap(process)
+        reason = processes.reap(process)
         now = clock.now_ns()
         if now - host.started_ns > _HEALTHY_AFTER_NS:
             host.failures = 0
@@ -338,12 +327,12 @@ class LanePool:
                 thread = threading.Thread(
                     target=self._respawn, args=(host,), name=f"restart {host.name}", daemon=True
                 )
-                self._restarting[host.name] = thread
+                self._restarting[host.lanes[0].lane_id] = thread
                 thread.start()
 
     def _respawn(self, host: _Host) -> None:
         try:
-            process, channels = self._spawn(host.name, host.lanes, host.lanes[0].lane_id)
+            process, channels = self._start(host)
         except (OSError, EOFError) as error:  # EOFError: the fork server died just then
             _log.error("%s: cannot be started: %r", host.name, error)
             host.restart_at_ns = clock.now_ns() + _BACK_OFF_MOST_NS
@@ -371,62 +360,40 @@ class LanePool:
             lane.core = lane.cores[0] if lane.cores else -1
             self._selector.register(channel, selectors.EVENT_READ, lane.lane_id)
 
-    def _spawn(
-        self, name: str, lanes: list[_Lane], word: int, place: DevicePlace | None = None
-    ) -> tuple[BaseProcess, list[socket.socket]]:
-        """A process with those lanes, and our ends of their channels in the same order.
+    def _start(self, host: _Host) -> tuple[BaseProcess, list[socket.socket]]:
+        """A new process for the host, and our ends of its lanes' channels in their order."""
+        setup = self._setup(host.name, host, host.place, host.lanes[0].lane_id)
+        return processes.start(setup, len(host.lanes), self._shared.fd)
 
-        `word` is the first lane's; the others' follow.
-        """
-        pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in lanes]
-        for side in (side for pair in pairs for side in pair):
-            side.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MAX_PACKET_BYTES)
-        ours, theirs = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-        setup = LaneSetup(
+    def _setup(self, name: str, host: _Host, place: DevicePlace | None, word: int) -> LaneSetup:
+        """`word` is the one that the first lane of the process stops at; the others' follow."""
+        return LaneSetup(
             name=name,
-            cores=lanes[0].cores,
+            cores=host.lanes[0].cores,
             threads=self._threads,
             pool_capacity_bytes=self._shared.capacity_bytes,
             stop_word_offset_bytes=self._shared.word_offset_bytes(word),
             log_level=logging.getLogger().getEffectiveLevel(),
             keep_bytes=self._keep_bytes,
-            place=place or self._place,
+            place=place,
         )
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([_PRELOAD_MODULE])
-        process = context.Process(
-            target=run_lanes,
-            args=(setup, theirs, _PoolFile(self._shared.fd)),
-            name=name,
-            daemon=True,
-        )
-        try:
-            with _one_at_a_time:
-                with lane_environment():
-                    forkserver.ensure_running()
-                with _no_main_module():
-                    process.start()
-        except BaseException:
-            for side in ours:
-                side.close()
-            raise
-        finally:
-            for side in theirs:
-                side.close()
-        return process, ours
 
     @contextmanager
-    def calibrator(self) -> Iterator["Calibrator"]:
-        """A lane of its own for one model, so that no serving lane is kept from its tasks."""
-        place = None if self._place is None else self._place.for_calibration()
-        lane = self._lanes[LaneId(0)]
-        process, (channel,) = self._spawn("calibrator", [lane], len(self._lanes), place)
+    def calibrator(self) -> Iterator[processes.Calibrator]:
+        """A lane of its own for one model, so that no serving lane is kept from its tasks.
+
+        On the first device, and good for all.
+        """
+        host = self._hosts[0]
+        place = None if host.place is None else host.place.for_calibration()
+        setup = self._setup("calibrator", host, place, len(self._lanes))
+        process, (channel,) = processes.start(setup, 1, self._shared.fd)
         try:
-            yield Calibrator(channel)
+            yield processes.Calibrator(channel)
         finally:
             channel.close()
             process.kill()
-            _reap(process)
+            processes.reap(process)
 
     def stop(self) -> None:
         """End every process. After this nothing of the pool runs."""
@@ -449,7 +416,7 @@ class LanePool:
             for channel in channels:
                 channel.close()
             process.kill()
-            _reap(process)
+            processes.reap(process)
         self._selector.close()
         os.close(self._wake_fd)
 
@@ -458,97 +425,6 @@ class LanePool:
         for host in self._hosts:
             if host.process is not None:
                 host.process.kill()
-
-
-class Calibrator:
-    """Blocking talk with a process that loads and calibrates one model."""
-
-    def __init__(self, channel: socket.socket) -> None:
-        self._channel = channel
-        self._channel.settimeout(_START_WAIT_S)
-
-    def send(self, message: Message) -> None:
-        """Send one packet."""
-        self._channel.send(messages.encode(message))
-
-    def receive(self, timeout_s: float) -> FromLane:
-        """The next packet; raises NotReady when the process died or takes too long."""
-        self._channel.settimeout(timeout_s)
-        try:
-            packet = self._channel.recv(MAX_PACKET_BYTES)
-        except TimeoutError as error:
-            raise NotReady(
-                f"the model did not load and calibrate within {timeout_s:g} s"
-            ) from error
-        if not packet:
-            raise NotReady("the process that loaded the model died; see the log")
-        return messages.decode_from_lane(packet)
-
-
-class _PoolFile:
-    """The pool's file, pickled as a descriptor duplicated into the process being started."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-
-    def __reduce__(self) -> tuple[Callable[[PassedFile], PassedFile], tuple[PassedFile]]:
-        return _as_passed, (DupFd(self._fd),)
-
-
-def _as_passed(file: PassedFile) -> PassedFile:
-    return file
-
-
-@contextmanager
-def lane_environment() -> Iterator[None]:
-    """Environment of the fork server, so of all lanes; ours is as before afterwards."""
-    wanted = dict(_LANE_ENVIRONMENT)
-    meter = native.meter_library_path()
-    if meter is None:
-        _log.warning("lanes run without the memory meter: peaks are not measured")
-    else:
-        before = os.environ.get("LD_PRELOAD", "")
-        wanted["LD_PRELOAD"] = f"{meter}:{before}" if before else str(meter)
-    saved = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
-    try:
-        yield
-    finally:
-        for name, value in saved.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-@contextmanager
-def _no_main_module() -> Iterator[None]:
-    """Keep multiprocessing from importing our main module in the process it starts.
-
-    A lane needs nothing of it, and the command line's takes longer to import than a lane to fork.
-    """
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
-
-
-def allocator_facts(keep_bytes: int) -> tuple[str, ...]:
-    """What times and peaks of lanes depend on besides model and machine, for a cache's key.
-
-    What lanes keep counts by its order only: where the budget is what the machine has free, it is
-    a little different at every start.
-    """
-    environment = {**os.environ, **_LANE_ENVIRONMENT}
-    told = [
-        f"{name}={value}"
-        for name, value in sorted(environment.items())
-        if name.startswith("MALLOC_") or name in ("GLIBC_TUNABLES", "LD_PRELOAD")
-    ]
-    metered = "metered" if native.meter_library_path() is not None else "without meter"
-    return (*told, metered, f"lanes keep 2^{keep_bytes.bit_length()} bytes")
 
 
 def _receive(lane: _Lane) -> bytes | None:
@@ -570,18 +446,3 @@ def _signal(lane: _Lane, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, ValueError):
         if process is not None and process.pid is not None:
             os.kill(process.pid, number)
-
-
-def _reap(process: BaseProcess) -> str:
-    """Wait for a process that is ending, free it and say how it ended."""
-    with _one_at_a_time:
-        process.join(_STOP_WAIT_S)
-        if process.exitcode is None:
-            process.kill()
-            process.join(_STOP_WAIT_S)
-        code = process.exitcode
-        if code is not None:
-            process.close()
-    if code is None:
-        return "does not end"
-    return f"signal {-code}" if code < 0 else f"exit code {code}"

@@ -20,7 +20,9 @@ class Scheduling:
 
     policy: str
     discipline: str
-    device: str
+    #: By device, as shown to people.
+    devices: tuple[str, ...]
+    lanes_per_device: int
 
 
 def build_record(
@@ -49,7 +51,7 @@ def build_record(
         "policy": scheduling.policy,
         "discipline": scheduling.discipline,
         "executor": ticket.entry.executor,
-        "device": scheduling.device,
+        "device": scheduling.devices[0],
         "alone": ticket.alone,
         "latency_ns": answered_ns - task.arrived_ns,
         "solo_estimate_ns": task.estimate.solo_ns,
@@ -60,6 +62,8 @@ def build_record(
     }
     if isinstance(outcome, Completed):
         facts |= _run_facts(ticket, outcome, answered_ns)
+        number = outcome.placement.lane_id // scheduling.lanes_per_device
+        facts["device"] = scheduling.devices[number]
     return RequestRecord(**facts)  # type: ignore[arg-type]  # names are checked by its decoder
 
 

@@ -9,7 +9,7 @@ from serve.core.disciplines import DISCIPLINES
 from serve.core.events import DrainStarted, TaskPrepared
 from serve.core.fleet import Fleet, make_scheduler
 from serve.core.scheduler import Scheduler
-from serve.core.types import Bytes, Completed, LaneId, Rejected, RejectReason, TaskId
+from serve.core.types import Completed, LaneId, Rejected, RejectReason, TaskId
 from serve.errors import InvariantViolation
 from tests.builders import MS, device, params, sized, task
 from tests.core.world import World
@@ -230,7 +230,7 @@ def test_stories_and_states_are_the_servers():
     assert world.scheduler.state(TaskId(5)) is None
     with pytest.raises(InvariantViolation, match="before it arrived"):
         world.tell(TaskPrepared(TaskId(5)))
-    assert world.scheduler.budgets_bytes == (Bytes(1 << 20),) * 2
+    assert [device.budget_bytes for device in world.scheduler.devices] == [1 << 20] * 2
     assert world.scheduler.budget_bytes == 2 << 20
 
 

@@ -1,6 +1,7 @@
 """Whether there is CUDA: every answer a machine may give, and NVML that fails."""
 
 import logging
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -115,18 +116,54 @@ def test_a_gpu_is_facts(monkeypatch, kind):
     found = find_device(DeviceConfig(kind=kind, lanes=3), spare_lanes=True)
     assert found.name == "cuda: H"
     assert (len(found.lane_cores), found.parallelism, found.can_suspend) == (3, 3, False)
-    place = found.place
-    assert place is not None
+    (place,) = found.places
     assert place.name == "cuda:0"
     assert place.calibration_bytes == 8 << 30
     assert found.budget_bytes < place.slab_bytes < GPU.free_bytes - place.calibration_bytes
 
 
+def gpus(*names):
+    return tuple(
+        replace(GPU, index=index, name=name, free_bytes=GPU.free_bytes - (index << 30))
+        for index, name in enumerate(names)
+    )
+
+
+def test_all_gpus_of_one_model_are_used_and_others_named(monkeypatch, caplog):
+    monkeypatch.setattr(device, "find_gpus", lambda: gpus("H", "T", "H"))
+    found = find_device(DeviceConfig(lanes=3), spare_lanes=False)
+    assert [place.name for place in found.places] == ["cuda:0", "cuda:2"]
+    assert (found.count, found.title, len(found.lane_cores)) == (2, "cuda: H × 2", 3)
+    assert found.names == ("cuda: H #0", "cuda: H #1")
+    # Each as much as the one with the least has.
+    assert len({place.slab_bytes for place in found.places}) == 1
+    assert found.places[0].slab_bytes < GPU.free_bytes - (2 << 30)
+    (warning,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert "1 (T)" in warning
+
+
+@pytest.mark.parametrize(
+    ("chosen", "names"), [((2,), ["cuda:2"]), ((2, 0), ["cuda:2", "cuda:0"]), ((1,), ["cuda:1"])]
+)
+def test_the_configuration_chooses_gpus(monkeypatch, chosen, names):
+    monkeypatch.setattr(device, "find_gpus", lambda: gpus("H", "T", "H"))
+    found = find_device(DeviceConfig(gpus=chosen), spare_lanes=False)
+    assert [place.name for place in found.places] == names
+
+
+@pytest.mark.parametrize(
+    ("chosen", "rule"), [((0, 7), r"no GPU \[7\]"), ((0, 1), "0 is H, 1 is T"), ((0, 0), "twice")]
+)
+def test_a_choice_of_gpus_that_cannot_be_is_an_error(monkeypatch, chosen, rule):
+    monkeypatch.setattr(device, "find_gpus", lambda: gpus("H", "T", "H"))
+    with pytest.raises(ConfigError, match=rule):
+        find_device(DeviceConfig(gpus=chosen), spare_lanes=False)
+
+
 def test_a_budget_is_kept_to(monkeypatch):
     monkeypatch.setattr(device, "find_gpus", lambda: (GPU,))
     found = find_device(DeviceConfig(memory_budget="16 GiB"), spare_lanes=True)
-    place = found.place
-    assert place is not None
+    (place,) = found.places
     assert place.slab_bytes + place.calibration_bytes == 16 << 30
     with pytest.raises(ConfigError, match=r"device\.memory_budget"):
         find_device(DeviceConfig(memory_budget="1 MiB"), spare_lanes=True)
@@ -134,4 +171,4 @@ def test_a_budget_is_kept_to(monkeypatch):
 
 def test_the_processor_is_not_asked_for_cuda(monkeypatch):
     monkeypatch.setattr(device, "find_gpus", lambda: pytest.fail("asked"))
-    assert find_device(DeviceConfig(kind="cpu"), spare_lanes=False).place is None
+    assert find_device(DeviceConfig(kind="cpu"), spare_lanes=False).places == ()

@@ -11,8 +11,7 @@ SNAPSHOT = EngineSnapshot(
     pending={("gcn", "1"): 3, ("gat", "2"): 4},
     lanes_up=2,
     lane_restarts=5,
-    budget_bytes=1000,
-    reserved_bytes=600,
+    memory_bytes=((400, 100), (600, 500)),
     rows_dropped=8,
     quarantined=("gin",),
 )
@@ -106,6 +105,7 @@ def test_the_engine_is_asked_at_the_scrape_only():
     assert seen[("gnnserve_lanes_up",)] == 2
     assert seen[("gnnserve_memory_budget_bytes",)] == 1000
     assert seen[("gnnserve_memory_reserved_bytes",)] == 600
+    assert seen["gnnserve_device_memory_reserved_ratio", "1"] == 500 / 600
     assert seen[("gnnserve_lane_restarts_total",)] == 5
     assert seen["gnnserve_model_quarantined", "gin"] == 1
     assert seen[("gnnserve_report_rows_dropped_total",)] == 8

@@ -27,7 +27,7 @@ def blocks(kind):
 
 def example_metrics():
     snapshot = EngineSnapshot(
-        pending={("gcn", "1"): 1}, lanes_up=4, lane_restarts=0, budget_bytes=1, reserved_bytes=0,
+        pending={("gcn", "1"): 1}, lanes_up=4, lane_restarts=0, memory_bytes=((1, 0),),
         rows_dropped=0, quarantined=("gcn",),
     )  # fmt: skip
     metrics = Metrics(RUN, lambda: snapshot)

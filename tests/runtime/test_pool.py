@@ -29,7 +29,8 @@ from serve.runtime.messages import (
     TaskError,
     TensorRef,
 )
-from serve.runtime.pool import LaneDown, LanePool, LaneUp, allocator_facts, lane_environment
+from serve.runtime.pool import LaneDown, LanePool, LaneUp
+from serve.runtime.processes import allocator_facts, lane_environment
 from serve.runtime.shm import SharedPool
 from tests.e2e.mischief import DEAF, HOLD, RAISE
 from tests.harness import ROOT
@@ -67,10 +68,10 @@ if __name__ == "__main__":
 class Talk:
     """A pool, and everything its lanes said."""
 
-    def __init__(self, cores: tuple[int, int] | None, place: DevicePlace | None = None) -> None:
+    def __init__(self, cores: tuple[int, int] | None, places: tuple[DevicePlace, ...] = ()) -> None:
         self.shared = SharedPool(1 << 20)
         lane_cores = ((), ()) if cores is None else tuple((core,) for core in cores)
-        self.pool = LanePool(lane_cores, self.shared, keep_bytes=64 << 20, place=place)
+        self.pool = LanePool(lane_cores, self.shared, keep_bytes=64 << 20, places=places)
         self.said: list[tuple[LaneId, object]] = []
 
     def start(self) -> "Talk":

@@ -35,7 +35,7 @@ from tests.runtime.test_pool import COLUMNS, LANES, NODES, OUTPUT_OFFSET, Talk
 
 @pytest.fixture(scope="module")
 def talk():
-    found = Talk(None, DevicePlace("cpu")).start()
+    found = Talk(None, (DevicePlace("cpu"),)).start()
     yield found
     found.end()
 
@@ -101,8 +101,7 @@ def test_calibration_runs_where_lanes_run(talk, trouble):
 def test_a_process_that_dies_is_all_its_lanes_and_comes_back(talk):
     pid = talk.pool.pids()[LANES[0]]
     os.kill(pid, signal.SIGKILL)
-    for lane_id in LANES:
-        assert talk.hear(lane_id, LaneDown) == LaneDown("signal 9")
+    assert talk.hear(LANES[0], LaneDown) == LaneDown("signal 9", LANES)
     for lane_id in LANES:
         talk.hear(lane_id, LaneUp)
     assert talk.pool.restarts == 1
@@ -110,7 +109,7 @@ def test_a_process_that_dies_is_all_its_lanes_and_comes_back(talk):
 
 
 def test_stopping_ends_the_process(trouble):
-    talk = Talk(None, DevicePlace("cpu")).start()
+    talk = Talk(None, (DevicePlace("cpu"),)).start()
     pid = talk.pool.pids()[LaneId(0)]
     talk.end()
     wait_for(lambda: not is_running(pid), "the process to end")
@@ -127,7 +126,7 @@ def test_the_whole_engine_serves_on_thread_lanes(trouble, tmp_path):
         lane_cores=((), ()),
         parallelism=2,
         can_suspend=False,
-        place=DevicePlace("cpu"),
+        places=(DevicePlace("cpu"),),
     )
     records: list[object] = []
     engine = Engine(config, device, records.append, calibration_cache(config, device))
