@@ -114,7 +114,7 @@ class Troubled:
 
     def graph(self, word: float = 0.0, num_nodes: int = 3) -> Graph:
         """A graph that says `word`; seconds to run for are `mischief.SLEEP` + seconds."""
-        if word >= mischief.HOLD:
+        if word > mischief.SLEEP:
             self._release.unlink(missing_ok=True)
         x = np.random.default_rng(num_nodes).standard_normal((num_nodes, 4), dtype=np.float32)
         x[0, 0] = word
