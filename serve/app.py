@@ -24,6 +24,7 @@ from serve.estimate.estimator import ModelEstimator
 from serve.graphs.pool import GraphPool
 from serve.journal import decode
 from serve.models.cache import CalibrationCache
+from serve.models.facts import PACKAGED
 from serve.models.repository import BrokenModel, scan
 from serve.obs.http import HttpPort
 from serve.obs.journal import JournalWriter
@@ -170,9 +171,11 @@ def calibration_cache(config: Config, device: Device) -> CalibrationCache:
     folder, budget_s = config.cache_path(), config.models.calibration_s
     if device.places:
         return CalibrationCache(folder, budget_s=budget_s, device=device.name)
+    executor = config.models.executor
     return CalibrationCache(
         folder,
-        executor=config.models.executor,
+        executor=executor,
+        compiles=executor in PACKAGED or (executor == "auto" and config.models.compile),
         budget_s=budget_s,
         allocator=allocator_facts(device.keep_bytes),
     )

@@ -77,9 +77,12 @@ class ModelsConfig(Section, frozen=True):
     cache: str | None = None
     #: What timing a new model may take; its memory is measured in less than a second besides.
     calibration_s: Positive = 6.0
-    #: How models are run: `eager` as PyG wrote them, `csr` over sorted edges, or for each model the
-    #: fastest that agrees with PyG. On CUDA it is always `eager`.
-    executor: Literal["auto", "eager", "csr"] = "auto"
+    #: How models are run: `eager` as PyG wrote them, `csr` over sorted edges, `compiled` and
+    #: `csr_compiled` the same as machine code, or for each model the fastest that agrees with PyG.
+    #: On CUDA it is always `eager`.
+    executor: Literal["auto", "eager", "csr", "compiled", "csr_compiled"] = "auto"
+    #: Whether `auto` compiles models: some 10 s each when first seen, with g++.
+    compile: bool = False
 
 
 class DeviceConfig(Section, frozen=True):

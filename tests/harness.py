@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 ROOT = Path(__file__).resolve().parent.parent
-_START_TIMEOUT_S = 120.0
+_START_TIMEOUT_S = 240.0
 _STOP_TIMEOUT_S = 40.0
 
 

@@ -16,10 +16,12 @@ from pathlib import Path
 import msgspec
 
 from serve.estimate.calibration import FORMAT, Calibration
-from serve.models.facts import Signature
+from serve.models.facts import PACKAGED, Signature
 
 _log = logging.getLogger(__name__)
 
+#: Files of a package that lanes map.
+_MAPPED = (".so", ".safetensors")
 _PACKAGES = ("torch", "torch-geometric", "gnnserve")
 
 
@@ -40,13 +42,17 @@ class CalibrationCache:
         threads: int = 1,
         budget_s: float = 6.0,
         allocator: tuple[str, ...] = (),
+        compiles: bool = False,
     ) -> None:
         """`allocator` names what makes the lanes' allocator as fast as it is, and as exact.
 
-        A calibration that was given less time is another one: it is less exact.
+        A calibration that was given less time is another one: it is less exact. `compiles`:
+        models may be compiled, and what that makes is kept here too.
         """
-        self._folder = folder
+        self._folder, self._compiles = folder, compiles
         runs_on = executor, device, f"{threads} threads", f"timed for {budget_s} s", *allocator
+        if compiles:
+            runs_on = *runs_on, "compiled"
         self._circumstances = "\n".join([f"format {FORMAT}", *_versions(), *_machine(), *runs_on])
 
     def get(self, content: str) -> tuple[Signature, Calibration] | None:
@@ -59,7 +65,22 @@ class CalibrationCache:
         except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             _log.warning("calibration %s is ignored: %s", path, error)
             return None
+        if entry.calibration.executor in PACKAGED and not self._package(content).is_dir():
+            _log.warning("calibration %s is ignored: %s is gone", path, self._package(content))
+            return None
         return entry.signature, entry.calibration
+
+    def package(self, content: str) -> str:
+        """The folder of what is compiled for that content; empty where nothing is."""
+        return str(self._package(content)) if self._compiles else ""
+
+    def package_bytes(self, content: str) -> int:
+        """What lanes map of it, their shared pages."""
+        files = (path for path in self._package(content).rglob("*") if path.is_file())
+        return sum(path.stat().st_size for path in files if path.suffix in _MAPPED)
+
+    def _package(self, content: str) -> Path:
+        return self._path(content).with_suffix(".compiled")
 
     def put(self, content: str, signature: Signature, calibration: Calibration) -> None:
         """Store; a folder that cannot be written to costs the next start time, and a warning."""

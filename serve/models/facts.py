@@ -4,6 +4,9 @@ from typing import Literal
 
 import msgspec
 
+#: Executors that run a package compiled for the model; see ``serve.models.executors.compiled``.
+PACKAGED = frozenset({"compiled", "csr_compiled"})
+
 
 class Signature(msgspec.Struct, frozen=True, kw_only=True):
     """Shapes and behaviour of a model, as probed."""

@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 from multiprocessing import forkserver
+from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
@@ -25,7 +26,7 @@ from serve.cuda.arena import LaneMemory
 from serve.errors import ServeError
 from serve.models.calibrate import Allocator, calibrate
 from serve.models.executors import with_executor
-from serve.models.executors.choose import choose
+from serve.models.executors.choose import Options, choose
 from serve.models.facts import Signature
 from serve.models.loader import LoadedModel, load_model
 from serve.models.repository import ModelSpec
@@ -268,7 +269,9 @@ class Lane:
         return ModelLoaded(message.key)
 
     def _load_model(self, message: LoadModel) -> LoadedModel:
-        model = with_executor(load_model(message.spec), message.executor)
+        model = with_executor(
+            load_model(message.spec), message.executor, message.signature, message.package
+        )
         warm_up(model, message.signature)
         return model
 
@@ -281,7 +284,13 @@ class Lane:
             model, site = self._load_to_measure(message.spec)
             signature = probe_signature(model)
             wanted = message.executor if isinstance(site, Processor) else "eager"
-            chosen = choose(model, signature, wanted, max_bytes=message.max_bytes)
+            options = Options(
+                wanted,
+                message.max_bytes,
+                Path(message.package) if message.package else None,
+                lambda: self._send(Progress("compile", 0.0)),
+            )
+            chosen = choose(model, signature, options)
             warm_up(chosen.loaded, signature)
             found = calibrate(
                 chosen.loaded,

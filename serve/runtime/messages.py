@@ -45,6 +45,9 @@ class LoadModel(Message, frozen=True, tag=True, array_like=True):
     spec: ModelSpec
     signature: Signature
     executor: str = "eager"
+    #: Folder of what was compiled for it, for executors that need it, and what lanes map of it.
+    package: str = ""
+    package_bytes: int = 0
 
 
 class UnloadModel(Message, frozen=True, tag=True, array_like=True):
@@ -62,6 +65,8 @@ class ProbeModel(Message, frozen=True, tag=True, array_like=True):
     max_bytes: int
     #: The executor wanted, or `auto`.
     executor: str = "auto"
+    #: Folder to compile into; empty: `auto` compiles nothing.
+    package: str = ""
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):

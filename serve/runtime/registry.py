@@ -18,7 +18,7 @@ from serve.errors import ConfigError, ModelError, NotFound, NotReady, ServeError
 from serve.estimate.calibration import Calibration
 from serve.estimate.estimator import ModelEstimator, Overhead
 from serve.models.cache import CalibrationCache
-from serve.models.facts import Signature
+from serve.models.facts import PACKAGED, Signature
 from serve.models.repository import BrokenModel, ModelSpec, content_hash, find, scan
 from serve.runtime import clock
 from serve.runtime.api import NODE_IDS, ModelInfo, TensorSpec
@@ -118,8 +118,11 @@ class Registry:
 
     @property
     def weights_bytes(self) -> int:
-        """Weights of all models the lanes hold; their pages are shared between lanes."""
-        return sum(message.spec.weights_bytes for message in self._on_lanes.values())
+        """Weights and code of all models the lanes hold; their pages are shared between lanes."""
+        return sum(
+            message.spec.weights_bytes + message.package_bytes
+            for message in self._on_lanes.values()
+        )
 
     @property
     def entries(self) -> tuple[ModelEntry, ...]:
@@ -193,6 +196,12 @@ class Registry:
             )
         signature, calibration = self._calibrated(spec, digest, progress)
         message = LoadModel(key, spec, signature, calibration.executor)
+        if calibration.executor in PACKAGED:
+            message = msgspec.structs.replace(
+                message,
+                package=self._cache.package(digest),
+                package_bytes=self._cache.package_bytes(digest),
+            )
         self._on_lanes[key] = message
         self._budget_changed(Bytes(self.weights_bytes))
         try:
@@ -349,7 +358,15 @@ class Registry:
         _log.info("model %s: calibrating, once for these weights on this machine", spec.key)
         with self._pool.calibrator() as calibrator:
             most_bytes = self._budget_bytes // 2
-            calibrator.send(ProbeModel(spec, self._calibration_s, most_bytes, self._executor))
+            calibrator.send(
+                ProbeModel(
+                    spec,
+                    self._calibration_s,
+                    most_bytes,
+                    self._executor,
+                    self._cache.package(digest),
+                )
+            )
             while True:
                 said = calibrator.receive(_PROBE_TIMEOUT_S)
                 if isinstance(said, ProbeProgress):

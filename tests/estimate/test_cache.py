@@ -1,5 +1,7 @@
 import logging
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from serve.models import cache as cache_module
@@ -39,6 +41,7 @@ def test_another_executor_device_thread_count_allocator_or_version_is_another_ke
     assert CalibrationCache(folder, device="cuda").get("abc") is None
     assert CalibrationCache(folder, budget_s=1.0).get("abc") is None
     assert CalibrationCache(folder, allocator=("MALLOC_MMAP_MAX_=0",)).get("abc") is None
+    assert CalibrationCache(folder, compiles=True).get("abc") is None
     monkeypatch.setattr(cache_module, "_versions", lambda: ["torch 99"])
     assert CalibrationCache(folder).get("abc") is None
 
@@ -68,3 +71,16 @@ def test_a_folder_that_cannot_be_used_costs_a_warning_only(tmp_path, calibration
         cache.put("abc", SIGNATURE, calibration)
         assert cache.get("abc") is None
     assert "cannot be kept" in caplog.text
+
+
+def test_a_compiled_model_is_kept_with_its_code(tmp_path, calibration):
+    assert CalibrationCache(tmp_path).package("abc") == ""
+    cache = CalibrationCache(tmp_path, compiles=True)
+    package = Path(cache.package("abc"))
+    cache.put("abc", SIGNATURE, msgspec.structs.replace(calibration, executor="csr_compiled"))
+    assert cache.get("abc") is None
+    (package / "deep").mkdir(parents=True)
+    (package / "deep" / "model.so").write_bytes(b"12345")
+    (package / "deep" / "model.cpp").write_bytes(b"not mapped")
+    assert cache.get("abc")[1].executor == "csr_compiled"
+    assert cache.package_bytes("abc") == 5

@@ -1,17 +1,20 @@
 """Which executor serves a model: the fastest that agrees with PyG, by a short race.
 
 Runs once per model, in the process that calibrates. The race is over sizes from 16 to 8,192 nodes,
-alternating; the executor with the smaller geometric mean of times wins.
+alternating; the executor with the smallest geometric mean of times wins.
 """
 
 import logging
 import math
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from serve.models.executors import CannotRun, with_executor
 from serve.models.executors.check import disagreement
-from serve.models.facts import Signature
+from serve.models.executors.compiling import compile_apart
+from serve.models.facts import PACKAGED, Signature
 from serve.models.loader import LoadedModel, load_model
 from serve.models.probes import Shape, probe_graph
 from serve.models.tracing import trace
@@ -25,61 +28,117 @@ _ROUNDS = 3
 #: No size is raced at which PyG would take longer than this.
 _LONG_RUN_NS = 250_000_000
 
+#: What is tried, in order, where an executor is asked for and cannot run the model.
+_INSTEAD = {
+    "csr": ("csr",),
+    "compiled": ("compiled",),
+    "csr_compiled": ("csr_compiled", "csr"),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
     """The model on the executor that serves it, and why it is this one, for people.
 
-    No reason is given where the configuration asked for it.
+    No reason is given where it is what the configuration asked for.
     """
 
     loaded: LoadedModel
     reason: str
 
 
-def choose(eager: LoadedModel, signature: Signature, wanted: str, *, max_bytes: int) -> Choice:
-    """The model on the executor `wanted`, or with `auto` on the fastest.
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What may be tried."""
+
+    #: An executor's name, or `auto`: the fastest.
+    wanted: str = "auto"
+    #: No raced graph takes more, as far as smaller ones tell.
+    max_bytes: int = 1 << 30
+    #: Folder for what is compiled; None: `auto` compiles nothing.
+    package: Path | None = None
+    #: Told when the compiler starts, which takes a while.
+    compiling: Callable[[], None] = lambda: None
+
+
+def choose(eager: LoadedModel, signature: Signature, options: Options) -> Choice:
+    """The model on the executor that is wanted, or with `auto` on the fastest.
 
     An executor that cannot run the model or disagrees with PyG is never taken, whatever is
-    wanted: then it is `eager`, and the reason says why. No raced graph takes more than
-    `max_bytes`, as far as smaller ones tell.
+    wanted: then it is the next that can, at last `eager`, and the reason says why.
     """
-    if wanted == "eager":
+    if options.wanted == "eager":
         return Choice(eager, "")
-    try:
-        fast = with_executor(load_model(eager.spec), "csr")
-    except CannotRun as error:
-        return _fallback(eager, f"csr cannot run it: {error}")
-    problem = disagreement(eager, fast, signature)
-    if problem:
-        return _fallback(eager, f"csr gives another answer: {problem}")
-    if wanted == "csr":
-        return Choice(fast, "")
-    ratios = _race(eager, fast, signature, max_bytes)
-    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-    told = f"csr takes {min(ratios):.2f} to {max(ratios):.2f} of PyG's time"
-    return Choice(fast, told) if mean < 1 else _fallback(eager, told)
+    problems: list[str] = []
+
+    def attempt(name: str) -> LoadedModel | None:
+        try:
+            found = _made(eager, signature, name, options)
+        except CannotRun as error:
+            problems.append(f"{name} cannot run it: {error}")
+            return None
+        problem = disagreement(eager, found, signature)
+        if problem:
+            problems.append(f"{name} gives another answer: {problem}")
+        return None if problem else found
+
+    if options.wanted != "auto":
+        for name in _INSTEAD[options.wanted]:
+            found = attempt(name)
+            if found is not None:
+                return _told(Choice(found, "; ".join(problems)), eager)
+        return _told(Choice(eager, "; ".join(problems)), eager)
+    candidates = [found for found in [attempt("csr")] if found is not None]
+    if options.package is not None:
+        compiled = attempt("csr_compiled" if candidates else "compiled")
+        candidates += [compiled] if compiled is not None else []
+    if not candidates:
+        return _told(Choice(eager, "; ".join(problems)), eager)
+    ratios = _race([eager, *candidates], signature, options.max_bytes)
+    told = [
+        f"{one.executor} takes {min(ratio):.2f} to {max(ratio):.2f} of PyG's time"
+        for one, ratio in zip(candidates, ratios, strict=True)
+    ]
+    means = [math.exp(sum(map(math.log, ratio)) / len(ratio)) for ratio in ratios]
+    best, winner = min(zip(means, candidates, strict=True), key=lambda found: found[0])
+    return _told(Choice(winner if best < 1 else eager, "; ".join([*told, *problems])), eager)
 
 
-def _fallback(eager: LoadedModel, reason: str) -> Choice:
-    _log.warning("model %s: runs as PyG wrote it: %s", eager.spec.key, reason)
-    return Choice(eager, reason)
+def _made(eager: LoadedModel, signature: Signature, name: str, options: Options) -> LoadedModel:
+    """The model anew, on that executor, compiled first where it has to be."""
+    if name not in PACKAGED:
+        return with_executor(load_model(eager.spec), name)
+    if options.package is None:
+        raise CannotRun("there is no folder to compile into")
+    options.compiling()
+    compile_apart(eager.spec, signature, name, options.package)
+    return with_executor(load_model(eager.spec), name, signature, str(options.package))
+
+
+def _told(choice: Choice, eager: LoadedModel) -> Choice:
+    if choice.loaded is eager:
+        _log.warning("model %s: runs as PyG wrote it: %s", eager.spec.key, choice.reason)
+    elif choice.reason:
+        _log.info("model %s: %s: %s", eager.spec.key, choice.loaded.executor, choice.reason)
+    return choice
 
 
 def _race(
-    eager: LoadedModel, fast: LoadedModel, signature: Signature, max_bytes: int
-) -> list[float]:
-    """Time of `fast` ÷ time of `eager` for every size, by the best of some rounds."""
-    ratios = []
+    contenders: Sequence[LoadedModel], signature: Signature, max_bytes: int
+) -> list[list[float]]:
+    """Of all but the first: its time ÷ the first's for every size, by the best of some rounds."""
+    eager = contenders[0]
+    ratios: list[list[float]] = [[] for _ in contenders[1:]]
     for size in _SIZES:
         inputs = probe_graph(*size, Shape.PLAIN, eager.spec.inputs, signature)
-        best = [math.inf, math.inf]
+        best = [math.inf] * len(contenders)
         for _ in range(_ROUNDS):
-            for i, loaded in enumerate((eager, fast)):
+            for i, loaded in enumerate(contenders):
                 started = time.thread_time_ns()
                 loaded.run(inputs)
                 best[i] = min(best[i], max(1, time.thread_time_ns() - started))
-        ratios.append(best[1] / best[0])
+        for ratio, own in zip(ratios, best[1:], strict=True):
+            ratio.append(own / best[0])
         peak_bytes = trace(lambda inputs=inputs: eager.run(inputs), eager.module, *size).peak_bytes  # type: ignore[misc]
         if _GROWTH * peak_bytes > max_bytes or _GROWTH * best[0] > _LONG_RUN_NS:
             break

@@ -8,7 +8,7 @@ Where the aggregation and the linear map commute, the narrower of the two sides 
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -61,7 +61,7 @@ class Fused:
         """What the layer's forward takes and gives."""
         if (
             _is_plain(x)
-            and type(edge_index) is Tensor
+            and _is_tensor(edge_index)
             and edge_index.dtype in (torch.int64, torch.int32)
             and edge_index.dim() == 2
             and edge_index.shape[0] == 2
@@ -255,22 +255,24 @@ class FusedGAT(_Attention):
         self.linear = _linear(conv.lin)
         self.residual = None if conv.res is None else _linear(conv.res)
         self.edge_linear = None if conv.lin_edge is None else _linear(conv.lin_edge)
-        #: att_edge · lin_edge, [H, D]: edges are only needed for their score.
-        self.edge_score: Tensor | None = None
+        self.scores_edges = self.edge_linear is not None
         if self.edge_linear is not None:
             _require(conv.fill_value == "mean", f"fill_value is {conv.fill_value}")
             by_head = self.edge_linear.weight.view(conv.heads, conv.out_channels, -1)
-            self.edge_score = (conv.att_edge[0, :, :, None] * by_head).sum(1).contiguous()
+            # att_edge · lin_edge, [H, D]: edges are only needed for their score. The layer's, so
+            # that export knows it by a name.
+            score = (conv.att_edge[0, :, :, None] * by_head).sum(1).contiguous()
+            conv.register_buffer("edge_score", score, persistent=False)
 
     def fused(
         self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None
     ) -> Tensor | None:
         """See GATConv.forward."""
         conv, edge = self.conv, None
-        if self.edge_score is not None and edge_attr is not None:
+        if self.scores_edges and edge_attr is not None:
             if not _is_plain(edge_attr):
                 return None
-            edge = functional.linear(edge_attr, self.edge_score)
+            edge = functional.linear(edge_attr, conv.edge_score)
         graph = self.loops(edge_index, x.shape[0], edges=edge is not None)
         h = functional.linear(x, self.linear.weight, self.linear.bias)
         return self.attend(
@@ -385,10 +387,16 @@ def _has_hooks(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
+def _is_tensor(value: object) -> TypeGuard[Tensor]:
+    """Is it a tensor, and of no class of its own, which could mean anything?"""
+    # Where a model is exported, its tensors are of classes that stand for them.
+    return type(value) is Tensor or (isinstance(value, Tensor) and torch.compiler.is_exporting())
+
+
 def _is_plain(x: object) -> bool:
     """Is it a float32 matrix whose memory the kernels can read?"""
     return (
-        type(x) is Tensor
+        _is_tensor(x)
         and x.dim() == 2
         and x.dtype == torch.float32
         and x.is_cpu
@@ -398,7 +406,7 @@ def _is_plain(x: object) -> bool:
 
 def _is_vector(value: Tensor) -> bool:
     return (
-        type(value) is Tensor
+        _is_tensor(value)
         and value.dim() == 1
         and value.dtype == torch.float32
         and value.is_contiguous()

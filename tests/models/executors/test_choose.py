@@ -1,4 +1,5 @@
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -7,7 +8,8 @@ from torch_geometric.nn import EdgeConv, SAGEConv
 
 from serve.models.executors import choose as choosing
 from serve.models.executors.check import disagreement
-from serve.models.executors.choose import choose
+from serve.models.executors.choose import Options, choose
+from serve.models.executors.csr import CannotRun
 
 LIMIT = 1 << 30
 
@@ -32,30 +34,31 @@ def fresh(twins, monkeypatch):
 def test_takes_the_faster_one(fresh, monkeypatch):
     eager, signature = fresh(lambda: SAGEConv(12, 3))
     for ratios, expected in (([0.2, 0.9], "csr"), ([1.2, 1.1], "eager")):
-        monkeypatch.setattr(choosing, "_race", lambda *_, ratios=ratios: ratios)
-        chosen = choose(eager, signature, "auto", max_bytes=LIMIT)
+        monkeypatch.setattr(choosing, "_race", lambda *_, ratios=ratios: [ratios])
+        chosen = choose(eager, signature, Options(max_bytes=LIMIT))
         assert chosen.loaded.executor == expected
         assert f"{min(ratios):.2f} to {max(ratios):.2f}" in chosen.reason
 
 
 def test_races_over_sizes_within_memory(fresh):
     eager, signature = fresh(lambda: SAGEConv(12, 3))
-    fast = choose(eager, signature, "csr", max_bytes=LIMIT).loaded
-    assert all(ratio > 0 for ratio in choosing._race(eager, fast, signature, LIMIT))
-    assert len(choosing._race(eager, fast, signature, 1 << 16)) < len(choosing._SIZES)
+    fast = choose(eager, signature, Options("csr", LIMIT)).loaded
+    (ratios,) = choosing._race([eager, fast], signature, LIMIT)
+    assert all(ratio > 0 for ratio in ratios)
+    assert len(choosing._race([eager, fast], signature, 1 << 16)[0]) < len(choosing._SIZES)
 
 
 @pytest.mark.parametrize("wanted", ["eager", "csr"])
 def test_what_is_asked_for_is_taken(fresh, wanted):
     eager, signature = fresh(lambda: SAGEConv(12, 3))
-    assert choose(eager, signature, wanted, max_bytes=LIMIT).loaded.executor == wanted
+    assert choose(eager, signature, Options(wanted, LIMIT)).loaded.executor == wanted
 
 
 @pytest.mark.parametrize("wanted", ["auto", "csr"])
 def test_falls_back_with_the_reason(fresh, wanted, caplog):
     eager, signature = fresh(lambda: EdgeConv(nn.Linear(24, 3)))
     with caplog.at_level(logging.WARNING):
-        chosen = choose(eager, signature, wanted, max_bytes=LIMIT)
+        chosen = choose(eager, signature, Options(wanted, LIMIT))
     assert chosen.loaded is eager
     assert "EdgeConv" in chosen.reason
     assert chosen.reason in caplog.text
@@ -67,7 +70,7 @@ def test_an_executor_that_answers_otherwise_never_serves(fresh, monkeypatch):
     honest = FusedSAGE.fused
     monkeypatch.setattr(FusedSAGE, "fused", lambda *given: honest(*given) * 1.001)
     eager, signature = fresh(lambda: SAGEConv(12, 3))
-    chosen = choose(eager, signature, "csr", max_bytes=LIMIT)
+    chosen = choose(eager, signature, Options("csr", LIMIT))
     assert chosen.loaded is eager
     assert "another answer" in chosen.reason
 
@@ -78,3 +81,61 @@ def test_a_model_of_chance_cannot_be_compared(twins):
     eager, other, signature = twins(lambda: SAGEConv(12, 3))
     signature = msgspec.structs.replace(signature, deterministic=False)
     assert "not give the same answer" in disagreement(eager, other, signature)
+
+
+@pytest.fixture
+def compiler(fresh, monkeypatch, tmp_path):
+    """Stands in for compiling and loading: the names compiled, and what they then run."""
+    compiled, problem = [], {}
+
+    def compile_apart(spec, signature, name, package):
+        if name in problem:
+            raise CannotRun(problem[name])
+        compiled.append(name)
+
+    def with_executor(loaded, name, *package):
+        if name not in ("compiled", "csr_compiled"):
+            return real(loaded, name, *package)
+        return replace(loaded, executor=name)
+
+    real = choosing.with_executor
+    monkeypatch.setattr(choosing, "compile_apart", compile_apart)
+    monkeypatch.setattr(choosing, "with_executor", with_executor)
+    return compiled, problem, tmp_path
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [(lambda: SAGEConv(12, 3), "csr_compiled"), (lambda: EdgeConv(nn.Linear(24, 3)), "compiled")],
+)
+def test_auto_compiles_where_it_may(fresh, compiler, monkeypatch, make, expected):
+    """Over our kernels where they run the model, else what PyG wrote."""
+    compiled, _, folder = compiler
+    eager, signature = fresh(make)
+    monkeypatch.setattr(
+        choosing, "_race", lambda found, *_: [[0.9 / place] for place in range(1, len(found))]
+    )
+    told = []
+    chosen = choose(
+        eager, signature, Options(max_bytes=LIMIT, package=folder, compiling=lambda: told.append(1))
+    )
+    assert chosen.loaded.executor == expected
+    assert (compiled, told) == ([expected], [1])
+    assert f"{expected} takes" in chosen.reason
+
+    compiled.clear()
+    assert choose(eager, signature, Options(max_bytes=LIMIT)).loaded.executor != expected
+    assert not compiled
+
+
+@pytest.mark.parametrize(
+    ("wanted", "served"), [("csr_compiled", "csr"), ("compiled", "eager"), ("auto", "csr")]
+)
+def test_without_a_compiler_the_next_best_serves(fresh, compiler, monkeypatch, wanted, served):
+    _, problem, folder = compiler
+    problem |= {"compiled": "there is no g++", "csr_compiled": "there is no g++"}
+    eager, signature = fresh(lambda: SAGEConv(12, 3))
+    monkeypatch.setattr(choosing, "_race", lambda found, *_: [[0.5] for _ in found[1:]])
+    chosen = choose(eager, signature, Options(wanted, LIMIT, folder))
+    assert chosen.loaded.executor == served
+    assert "there is no g++" in chosen.reason
