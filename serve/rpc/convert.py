@@ -66,6 +66,8 @@ def decode_call(
     tensors = _tensors(request.inputs, request.raws, model, regions)
     output_place = _output_place(request.outputs, model, regions)
     _check_together(tensors, options.graph, model)
+    if output_place is not None:
+        output_place.require_room(_least_output_bytes(tensors, model))
     return InferCall(
         model=request.model,
         version=request.version,
@@ -264,6 +266,15 @@ def _output_place(
         if output.parameters and REGION in output.parameters:
             place = region_part(output.parameters, f"output '{OUTPUT}'", regions)
     return place
+
+
+def _least_output_bytes(tensors: Mapping[str, Tensor], model: ModelInfo) -> int:
+    """What the output takes; 0 where only the run will tell, as for graphs of a batch."""
+    asked = tensors.get(NODE_IDS.name) or tensors["x"]
+    rows = asked.shape[0]
+    if model.rows == "graph":
+        rows = 0 if "batch" in tensors else min(1, rows)
+    return rows * model.outputs[0].shape[1] * 4 if model.rows is not None else 0
 
 
 def _check_together(tensors: Mapping[str, Tensor], graph: str | None, model: ModelInfo) -> None:

@@ -100,6 +100,8 @@ class ModelInfo:
     reason: str = ""
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
+    #: What the output has a row for; None: unknown.
+    rows: Literal["node", "graph"] | None = None
     executor: str = ""
     weights_bytes: int = 0
     qos_factor: float = 2.0

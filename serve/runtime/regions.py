@@ -82,13 +82,17 @@ class RegionPart:
                 taken += count
             yield piece
 
-    def write(self, data: memoryview) -> None:
-        """Put `data` at the beginning; raises InvalidInput when it does not fit."""
-        if len(data) > self.size_bytes:
+    def require_room(self, size_bytes: int) -> None:
+        """Raise InvalidInput unless an output of that size fits."""
+        if size_bytes > self.size_bytes:
             raise InvalidInput(
-                f"shared memory region '{self.region.name}': the output takes {len(data)} bytes, "
+                f"shared memory region '{self.region.name}': the output takes {size_bytes} bytes, "
                 f"shared_memory_byte_size is {self.size_bytes}"
             )
+
+    def write(self, data: memoryview) -> None:
+        """Put `data` at the beginning; raises InvalidInput when it does not fit."""
+        self.require_room(len(data))
         done = 0
         try:
             while done < len(data):

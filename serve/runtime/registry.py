@@ -287,6 +287,7 @@ class Registry:
             reason=entry.estimator.calibration.remarks,
             inputs=tuple(inputs),
             outputs=(output,),
+            rows=signature.rows,
             executor=entry.executor,
             weights_bytes=spec.weights_bytes,
             qos_factor=self.factor_of(entry),

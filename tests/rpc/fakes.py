@@ -48,6 +48,7 @@ def model_info(name="gcn", version="1", extra=(), state="READY") -> ModelInfo:
             *(optional[key] for key in extra),
         ),
         outputs=(TensorSpec("output", "FP32", (-1, CLASSES)),),
+        rows="node",
         executor="eager",
         weights_bytes=1234,
     )

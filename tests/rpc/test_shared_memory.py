@@ -1,5 +1,7 @@
 """The system shared memory extension, as its best-known client uses it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -86,6 +88,18 @@ def test_refusals_name_tensor_and_rule(client, region, request_inputs, output_by
     with pytest.raises(InferenceServerException, match=words) as caught:
         client.infer("gcn", request_inputs, outputs=outputs)
     assert caught.value.status() == f"StatusCode.{code}"
+
+
+def test_an_output_without_room_is_refused_before_the_run_when_its_size_is_known(
+    client, region, engine
+):
+    output = triton.InferRequestedOutput("output")
+    output.set_shared_memory("data", EXPECTED.nbytes - 1, OUTPUT_AT)
+    for rows, calls in (("node", 0), (None, 1)):
+        engine.infos["gcn"] = replace(engine.infos["gcn"], rows=rows)
+        with pytest.raises(InferenceServerException, match="the output takes 36 bytes"):
+            client.infer("gcn", inputs(), outputs=[output])
+        assert len(engine.calls) == calls
 
 
 def test_registering_twice_and_the_unknown(client, region):
