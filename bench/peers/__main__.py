@@ -67,13 +67,19 @@ def running(system: str, folder: Path) -> Iterator[tuple[int, str]]:
         return
     command, address = PEERS[system]
     (port,) = free_ports(1)
-    process = subprocess.Popen(
-        [sys.executable, "-m", *command.format(port=port).split()],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    folder.mkdir(parents=True)
+    log = folder / "peer.log"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *command.format(port=port).split()],
+            stdout=output,
+            stderr=output,
+        )
     try:
-        wait_for_port(port, process)
+        if not listens(port, process):
+            end = f"ended with code {process.poll()}" if process.poll() is not None else "is silent"
+            said = log.read_text()[-2000:]
+            raise AssertionError(f"{system} {end}; is gnnserve[peers] installed?\n{said}")
         yield process.pid, address.format(port=port)
     finally:
         process.terminate()
@@ -84,14 +90,15 @@ def running(system: str, folder: Path) -> Iterator[tuple[int, str]]:
             process.wait()
 
 
-def wait_for_port(port: int, process: "subprocess.Popen[bytes]") -> None:
+def listens(port: int, process: "subprocess.Popen[bytes]") -> bool:
+    """Whether the process listens within `START_S`, and has not ended before."""
     give_up = time.monotonic() + START_S
     while time.monotonic() < give_up and process.poll() is None:
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
+                return True
         time.sleep(0.1)
-    raise AssertionError(f"a peer does not listen on port {port}: is gnnserve[peers] installed?")
+    return False
 
 
 def stock_solo(tasks: Sequence[WorkloadTask]) -> dict[WorkloadTask, Solo]:
@@ -138,6 +145,7 @@ def measure(
     seed: int,
     rhos: Sequence[float],
     probe: tuple[bytes, np.ndarray[Any, Any]],
+    tries: int,
 ) -> Iterator[dict[str, Any]]:
     """A row per load."""
     with running(system, folder) as (pid, address):
@@ -153,7 +161,7 @@ def measure(
                 whole_s, server_s, bench_s = (b - a for a, b in zip(before, after, strict=True))
                 cores_s = run.elapsed_s * len(os.sched_getaffinity(0))
                 others = (whole_s - server_s - bench_s - run.cpu_s) / cores_s
-                if others <= OTHERS_LIMIT or disturbed == TRIES:
+                if others <= OTHERS_LIMIT or disturbed == tries:
                     break
                 disturbed += 1
             over = [
@@ -197,25 +205,29 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one seed")
+    parser.add_argument("--quick", action="store_true", help="one seed, one load, no second try")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--requests", type=int, default=300)
     parser.add_argument("--rhos", default="0.1,0.3,0.5")
     parser.add_argument("--out", type=Path, default=Path("bench/results/peers.json"))
     options = parser.parse_args()
+    if options.quick:
+        options.seeds, options.rhos, options.requests = 1, "0.3", 100
+    tries = 0 if options.quick else TRIES
     rhos = [float(rho) for rho in options.rhos.split(",")]
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name, load_process() as client:
         folder, cores = Path(name), len(os.sched_getaffinity(0))
         traces = Traces(folder, "mix", options.requests, cores, POOL)
-        seeds = range(1 if options.quick else options.seeds)
+        seeds = range(options.seeds)
         traces.solo = stock_solo([task for seed in seeds for task in traces.tasks(seed)])
         (message,) = messages_of(traces.tasks(0)[:1], POOL)
         probe = message, decode_response(StockModels().answer(message)).outputs["output"].copy()
         for seed in seeds:
             for system in (OURS, *PEERS):
                 there = folder / f"{system}-{seed}"
-                rows += measure(client, traces, there, system, seed, rhos, probe)
+                rows += measure(client, traces, there, system, seed, rhos, probe, tries)
+                Console(stderr=True).print(f"seed {seed}: {system} done")
     show(rows)
     ordered = sorted(solo.solo_ns / 1e6 for solo in traces.solo.values())
     content = {

@@ -71,8 +71,9 @@ _M_MMAP_MAX, _MANY_BLOCKS = -4, 65536
 #: Lanes compute for milliseconds, the main process acts for microseconds: it must not wait for
 #: them when they share a core, with work for other lanes in its hands.
 _NICENESS = 5
-#: Nodes and edges of the graphs a model is run on before it serves.
-_WARM_UP_SIZES = ((16, 48), (256, 1024), (16, 48))
+#: Nodes and edges of the graphs a model is run on before it serves. A large one among them: what
+#: libraries keep from their first run of that kind would count against the first request's limit.
+_WARM_UP_SIZES = ((16, 48), (256, 1024), (2048, 20_480), (16, 48))
 
 
 def main(setup: LaneSetup, channel: socket.socket, pool_file: PassedFile) -> None:
