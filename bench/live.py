@@ -22,7 +22,8 @@ With `--against CHECKOUT` the server of another checkout of gnnserve (with its o
 turn too, with its default policy: what this version gained over that one, on the same targets.
 
 `simulated` serves the same trace on a virtual clock, on a device as the journal of one more run at
-ρ 0.3 shows it: how much slower beside others, hand-over, spread of run times, the host's share.
+ρ 0.3 shows it: how much slower beside others, hand-over, spread of run times. Server and client
+take from the cores what they took of processor time for each request of that run.
 """
 
 import argparse
@@ -227,8 +228,10 @@ def main() -> None:
         with live_server(folder / "first", OURS, journal=str(journal)) as server:
             traces.measure(server, range(options.seeds))
             client.run(traces.make(WARM_UP_RHO, 0)[1], server.target)
+            before_s = process_s(server.pid)
             learned = client.run(traces.make(LEARN_RHO, 0)[1], server.target)
-        twin = Twin(traces, journal, learned, records(server.database), cores)
+            server_s = process_s(server.pid) - before_s
+        twin = Twin(traces, journal, learned, records(server.database), cores, server_s)
         for seed in range(options.seeds):
             for number, system in enumerate(systems):
                 there = folder / f"{number}-{seed}"

@@ -12,11 +12,23 @@ from bench.open_loop import LoadRun
 from serve.core.types import Estimate, Nanos
 from serve.journal import decode
 from serve.sim.engine import simulate
+from serve.sim.host import HostModel
 from serve.sim.replay import budget_of, recorded
 from serve.sim.workload import BASELINES, make_system, offered
 
 #: Runs next to each other in length that count as alike.
 ALIKE = 30
+
+
+def host_model(cores: int, *, server_ns: float, client_ns: float, told_ns: int) -> HostModel:
+    """Where the processor time of server and client goes, measured for each request.
+
+    `told_ns` of the server's is what the journal shows between arrival and answer. The rest is
+    transport and bookkeeping; half of it is taken to come before the arrival, as of the client's.
+    """
+    rest_ns = max(0.0, server_ns - told_ns)
+    half_rest_ns, half_client_ns = Nanos(round(rest_ns / 2)), Nanos(round(client_ns / 2))
+    return HostModel(cores, half_client_ns, half_client_ns, half_rest_ns, half_rest_ns)
 
 
 class Twin:
@@ -29,13 +41,14 @@ class Twin:
         learned: LoadRun,
         kept: Mapping[str, Mapping[str, Any]],
         cores: int,
+        server_s: float,
     ) -> None:
         self._traces, self._cores = traces, cores
         with journal.open("rb") as lines:
             live = decode(lines, str(journal))
         self._budget_bytes = budget_of(live)
         recording = recorded(live)
-        self._prepare_ns, self._answer_ns = recording.prepare_ns, recording.answer_ns
+        self._answer_ns = recording.answer_ns
         trace, _ = traces.make(0.3, 0)
         rows = [kept[seen.request_uid] for seen in learned.seen]
         #: (alone before, alone in the learned run ÷ alone before), short runs first.
@@ -44,9 +57,16 @@ class Twin:
             for item, row in zip(trace.items, rows, strict=True)
             if row["co_runners"] == 0 and row["run_ns"] > 0
         )
-        # The host computes all the time that a request is decoded, prepared or answered.
-        self._device = replace(recording.device, shared_cores=cores, host_share=1.0)
-        self._decode_ns = sorted(row["queue_ns"] for row in rows if not row["co_runners"])
+        decode_ns = sorted(row["queue_ns"] for row in rows if not row["co_runners"])
+        #: From a request's arrival until it is ready to run, when nothing else is there.
+        self._before_ns = Nanos(decode_ns[len(decode_ns) // 2] + recording.prepare_ns)
+        host = host_model(
+            cores,
+            server_ns=server_s * 1e9 / len(learned.seen),
+            client_ns=learned.cpu_s * 1e9 / len(learned.seen),
+            told_ns=self._before_ns + recording.answer_ns,
+        )
+        self._device = replace(recording.device, host=host)
         self._shapes = {
             (task.model, task.graph.num_nodes, task.graph.num_edges): solo.estimate
             for task, solo in traces.solo.items()
@@ -58,7 +78,7 @@ class Twin:
         ordered = sorted(ratio for _, ratio in self._ratios)
         return {
             **asdict(self._device),
-            "prepare_ns": self._prepare_ns,
+            "prepare_ns": self._before_ns,
             "answer_ns": self._answer_ns,
             "run_ratios": {q: ordered[len(ordered) * q // 100] for q in (5, 25, 50, 75, 95, 99)},
         }
@@ -74,12 +94,11 @@ class Twin:
         if system.startswith("@"):
             return None
         trace, _ = self._traces.make(rho, seed)
-        before_ns = self._decode_ns[len(self._decode_ns) // 2] + self._prepare_ns
         requests = [
             replace(
                 request,
                 run_ns=Nanos(round(request.run_ns * self._ratio(request.run_ns, item.seed))),
-                prepare_ns=Nanos(before_ns),
+                prepare_ns=self._before_ns,
                 answer_ns=self._answer_ns,
             )
             for item, request in zip(

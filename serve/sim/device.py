@@ -3,13 +3,12 @@
 from dataclasses import dataclass
 
 from serve.core.types import ZERO_NS, LaneId, Nanos, Task, TaskId
+from serve.sim.host import HostModel
 
 #: Stopping or waking a process: tens of microseconds.
 SWITCH_NS = Nanos(30_000)
 #: From the command to stop a run until its lane is free: up to one operation of its model.
 STOP_NS = Nanos(500_000)
-#: Of a core, for a lane beside work of the host: what their niceness gives lanes on Linux.
-_LEAST_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,34 +38,13 @@ class DeviceModel:
     #: The same of a launch, with hearing of the run's end, as messages go to a lane and back;
     #: None: as `switch_ns`.
     launch_ns: Nanos | None = None
-    #: Cores that lanes share with the host; None: the host has cores of its own.
-    shared_cores: int | None = None
-    #: How much of a core each request being prepared or answered then takes from the lanes, 0 to 1:
-    #: the server's own process, and the client where it is on the same machine.
-    host_share: float = 0.0
+    #: The host's work on the cores of the lanes; None: the host has cores enough of its own, and
+    #: requests are prepared and answered side by side.
+    host: HostModel | None = None
 
     def __post_init__(self) -> None:
         if not self.slowdown or min(self.slowdown) <= 0:
             raise ValueError(f"slowdown must be positive numbers, got {self.slowdown}")
-        if not 0 <= self.host_share <= 1:
-            raise ValueError(f"host_share must be 0 to 1, got {self.host_share}")
-        if self.shared_cores is not None and self.shared_cores < 1:
-            raise ValueError(f"shared_cores must be at least 1, got {self.shared_cores}")
-
-    @property
-    def shares_cores(self) -> bool:
-        """Whether work of the host slows runs down."""
-        return self.shared_cores is not None and self.host_share > 0
-
-    def pace(self, executing: int, in_host: int) -> float:
-        """How much longer runs take while `executing` of them do, beside the host's work."""
-        slowdown = self.slowdown_beside(executing - 1)
-        if self.shared_cores is None:
-            return slowdown
-        left = self.shared_cores - self.host_share * in_host
-        # However much the host has to do, the system leaves lanes a part of their cores.
-        left = max(left, min(executing, self.shared_cores) * _LEAST_SHARE)
-        return slowdown * max(1.0, min(executing, self.shared_cores) / left)
 
     def slowdown_beside(self, others: int) -> float:
         """The slowdown of a task with `others` executing beside it."""
@@ -106,7 +84,8 @@ class SimulatedDevice:
         #: What executes changed since the pace was found, with the first end at it.
         self._changed = False
         self._end: tuple[int, LaneId] | None = None
-        self._in_host = 0
+        #: Of a core, for each run.
+        self._share = 1.0
         self._launch_ns = model.switch_ns if model.launch_ns is None else model.launch_ns
 
     def launch(self, lane_id: LaneId, task_id: TaskId, run_ns: int, now_ns: int) -> None:
@@ -132,10 +111,16 @@ class SimulatedDevice:
         # It works only once the switch has taken effect.
         run.mark += self._progress + self._model.switch_ns
 
-    def host(self, change: int, now_ns: int) -> None:
-        """So many requests more, or fewer, are being prepared or answered."""
-        self._advance(now_ns)
-        self._in_host += change
+    @property
+    def executing_count(self) -> int:
+        """Runs that execute."""
+        return len(self._executing)
+
+    def gets(self, share: float, now_ns: int) -> None:
+        """From now on each run gets so much of a core."""
+        if share != self._share:
+            self._advance(now_ns)
+            self._share = share
 
     def stop(self, lane_id: LaneId, now_ns: int) -> None:
         """Have the run on the lane end within `stop_ns`, also if it was suspended."""
@@ -174,7 +159,7 @@ class SimulatedDevice:
         if not runs:
             self._end = None
             return
-        self._slowdown = slowdown = self._model.pace(len(runs), self._in_host)
+        self._slowdown = slowdown = self._model.slowdown_beside(len(runs) - 1) / self._share
         first, lane_id = min([(run.mark, lane_id) for lane_id, run in runs.items()])
         left_ns = round((first - self._progress) * slowdown)
         self._end = self._at_ns + (left_ns if left_ns > 0 else 0), lane_id

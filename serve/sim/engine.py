@@ -7,7 +7,11 @@ says how long runs take. Nothing is random here: the same offered requests give 
 import gc
 import heapq
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
+
+import msgspec
 
 from serve.core.blame import violation_cause
 from serve.core.commands import (
@@ -29,29 +33,37 @@ from serve.core.events import (
     TaskPrepared,
     Tick,
 )
+from serve.core.fleet import Fleet, make_scheduler
 from serve.core.params import SchedulerParams
 from serve.core.scheduler import Scheduler
-from serve.core.types import Completed, FailReason, LaneId, Nanos, TaskId, Usage
+from serve.core.types import Completed, FailReason, LaneId, Nanos, Task, TaskId, Usage
 from serve.sim.device import DeviceModel, Offered, SimulatedDevice
+from serve.sim.host import HostModel, Process
 from serve.sim.report import Answered, SimReport, summarize
 
 
 class Simulation:
-    """One scheduler, one simulated device, one stream of requests."""
+    """One scheduler, its simulated devices, one stream of requests."""
 
-    def __init__(self, scheduler: Scheduler, model: DeviceModel) -> None:
+    def __init__(self, scheduler: Scheduler | Fleet, model: DeviceModel) -> None:
         self.scheduler = scheduler
         #: Every request at its end, in order of their answers.
         self.answered: list[Answered] = []
         self.now_ns = Nanos(0)
-        self._device = SimulatedDevice(model)
-        self._shares_cores = model.shares_cores
+        self._devices: list[SimulatedDevice] = []
+        self._of_lane: dict[LaneId, SimulatedDevice] = {}
+        for facts in scheduler.params.devices:
+            device = SimulatedDevice(model)
+            self._devices.append(device)
+            self._of_lane |= dict.fromkeys(facts.lane_ids, device)
+        #: What the host does where it takes cores from the lanes, and who does it.
+        self._host = model.host
+        self._server, self._client = Process(), Process()
         #: Every request that is not released.
         self._offered: dict[TaskId, Offered] = {}
         self._sequence = 0
         #: (time, sequence, event).
-        #: None instead of an event: an answer has left the host.
-        self._due: list[tuple[int, int, Event | None]] = []
+        self._due: list[tuple[int, int, Event]] = []
         self._acts: dict[type[Command], Callable[[Any], None]] = {
             PrepareTask: self._prepare,
             LaunchTask: self._launch,
@@ -61,7 +73,7 @@ class Simulation:
             AnswerTask: self._answer,
             ReleaseTask: self._release,
         }
-        for lane_id in scheduler.params.device.lane_ids:
+        for lane_id in self._of_lane:
             self._tell(LaneReady(lane_id))
 
     def run(self, requests: Iterable[Offered]) -> None:
@@ -76,18 +88,29 @@ class Simulation:
             self._happen(next_ns)
 
     def offer(self, offered: Offered) -> None:
-        """The request arrives now."""
-        self._offered[offered.task.task_id] = offered
-        self._tell(TaskArrived(offered.task))
+        """The request is sent now: it arrives, once client and server have done their part."""
+        host = self._host
+        if host is None:
+            self._arrive(offered)
+            return
+        receive = partial(self._work, self._server, host.receive_ns, partial(self._arrive, offered))
+        self._work(self._client, host.send_ns, receive)
+        self._share_cores(host)
 
     def next_ns(self) -> int | None:
         """When something happens next by itself; None: never again."""
         next_ns: int | None = self.scheduler.next_wakeup()
         if self._due and (next_ns is None or self._due[0][0] < next_ns):
             next_ns = self._due[0][0]
-        end = self._device.next_end()
-        if end is not None and (next_ns is None or end[0] < next_ns):
-            next_ns = end[0]
+        for device in self._devices:
+            end = device.next_end()
+            if end is not None and (next_ns is None or end[0] < next_ns):
+                next_ns = end[0]
+        if self._host is not None:
+            for process in (self._server, self._client):
+                end_ns = process.next_end()
+                if end_ns is not None and (next_ns is None or end_ns < next_ns):
+                    next_ns = end_ns
         return next_ns
 
     def step(self) -> None:
@@ -99,28 +122,33 @@ class Simulation:
     def _happen(self, next_ns: int) -> None:
         """What is due at `next_ns`: the end of a run first, a tick last."""
         self.now_ns = Nanos(next_ns)
-        end = self._device.next_end()
-        if end is not None and end[0] == next_ns:
-            self._end_run(end[1])
-        elif self._due and self._due[0][0] == next_ns:
-            event = heapq.heappop(self._due)[2]
-            if self._shares_cores and (event is None or isinstance(event, TaskPrepared)):
-                self._device.host(-1, self.now_ns)
-            if event is not None:
-                self._tell(event)
-        else:
-            self._tell(Tick())
+        if not self._end_run(next_ns) and not self._end_work(next_ns):
+            if self._due and self._due[0][0] == next_ns:
+                self._tell(heapq.heappop(self._due)[2])
+            else:
+                self._tell(Tick())
+        if self._host is not None:
+            self._share_cores(self._host)
 
-    def _end_run(self, lane_id: LaneId) -> None:
-        run = self._device.end(lane_id, self.now_ns)
+    def _end_run(self, next_ns: int) -> bool:
+        """Tell the end of the run that is over now, if there is one."""
+        for device in self._devices:
+            end = device.next_end()
+            if end is not None and end[0] == next_ns:
+                break
+        else:
+            return False
+        lane_id = end[1]
+        run = device.end(lane_id, self.now_ns)
         task_id = run.task_id
         if run.stopping:
             self._tell(TaskFailed(task_id, lane_id, FailReason.STOPPED, "stopped"))
-            return
+            return True
         peak_bytes = self._offered[task_id].task.estimate.peak_bytes
         # As a lane counts it: from when it heard of the task, also while it stood suspended.
         usage = Usage(Nanos(max(0, self.now_ns - run.started_ns)), peak_bytes)
         self._tell(TaskFinished(task_id, lane_id, usage))
+        return True
 
     def _tell(self, event: Event) -> None:
         for command in self.scheduler.handle(event, self.now_ns):
@@ -131,36 +159,82 @@ class Simulation:
 
     def _prepare(self, command: PrepareTask) -> None:
         prepare_ns = self._offered[command.task_id].prepare_ns
-        self._later(self.now_ns + prepare_ns, TaskPrepared(command.task_id))
-        if self._shares_cores:
-            self._device.host(1, self.now_ns)
+        prepared = TaskPrepared(command.task_id)
+        if self._host is None:
+            self._sequence += 1
+            heapq.heappush(self._due, (self.now_ns + prepare_ns, self._sequence, prepared))
+        else:
+            self._work(self._server, prepare_ns, partial(self._tell, prepared))
 
     def _launch(self, command: LaunchTask) -> None:
         run_ns = self._run_ns(command)
-        self._device.launch(command.lane_id, command.task_id, run_ns, self.now_ns)
+        device = self._of_lane[command.lane_id]
+        device.launch(command.lane_id, command.task_id, run_ns, self.now_ns)
 
     def _suspend(self, command: SuspendTask) -> None:
-        self._device.suspend(command.lane_id, self.now_ns)
+        self._of_lane[command.lane_id].suspend(command.lane_id, self.now_ns)
 
     def _resume(self, command: ResumeTask) -> None:
-        self._device.resume(command.lane_id, self.now_ns)
+        self._of_lane[command.lane_id].resume(command.lane_id, self.now_ns)
 
     def _stop(self, command: StopTask) -> None:
-        self._device.stop(command.lane_id, self.now_ns)
+        self._of_lane[command.lane_id].stop(command.lane_id, self.now_ns)
 
     def _answer(self, command: AnswerTask) -> None:
-        offered = self._offered[command.task_id]
-        outcome, cause = command.outcome, None
-        answered_ns = self.now_ns + offered.answer_ns
-        if isinstance(outcome, Completed):
-            cause = violation_cause(offered.task, outcome, answered_ns)
-            if self._shares_cores:
-                self._device.host(1, self.now_ns)
-                self._later(answered_ns, None)
-        self.answered.append(Answered(offered.task, outcome, Nanos(answered_ns), cause))
+        offered, outcome = self._offered[command.task_id], command.outcome
+        if not isinstance(outcome, Completed):
+            self.answered.append(Answered(offered.task, outcome, self.now_ns, None))
+        elif self._host is None:
+            self._left(offered.task, outcome, Nanos(self.now_ns + offered.answer_ns))
+        else:
+            answered = partial(self._answered, self._host, offered.task, outcome)
+            self._work(self._server, offered.answer_ns, answered)
 
     def _release(self, command: ReleaseTask) -> None:
         del self._offered[command.task_id]
+
+    def _left(self, task: Task, outcome: Completed, answered_ns: Nanos) -> None:
+        """The answer is out."""
+        cause = violation_cause(task, outcome, answered_ns)
+        self.answered.append(Answered(task, outcome, answered_ns, cause))
+
+    # The host, where it shares cores with the lanes.
+
+    def _work(self, process: Process, work_ns: int, then: Callable[[], None]) -> None:
+        process.do(work_ns, then, self.now_ns)
+
+    def _end_work(self, next_ns: int) -> bool:
+        """Go on with what a process of the host has done now, if there is one."""
+        if self._host is not None:
+            for process in (self._server, self._client):
+                if process.next_end() == next_ns:
+                    process.end(self.now_ns)()
+                    return True
+        return False
+
+    def _arrive(self, offered: Offered) -> None:
+        """The request counts as arrived."""
+        if self._host is not None:
+            task = msgspec.structs.replace(offered.task, arrived_ns=self.now_ns)
+            offered = replace(offered, task=task)
+        self._offered[offered.task.task_id] = offered
+        self._tell(TaskArrived(offered.task))
+
+    def _answered(self, host: HostModel, task: Task, outcome: Completed) -> None:
+        """The answer is out, which leaves work to be done on both sides."""
+        self._left(task, outcome, self.now_ns)
+        self._work(self._server, host.finish_ns, _nothing)
+        self._work(self._client, host.read_ns, _nothing)
+
+    def _share_cores(self, host: HostModel) -> None:
+        """Give each who wants a core now its share."""
+        executing = sum(device.executing_count for device in self._devices)
+        busy = self._server.busy + self._client.busy
+        of_process, of_run = host.shares(busy, executing)
+        for process in (self._server, self._client):
+            process.gets(of_process, self.now_ns)
+        for device in self._devices:
+            device.gets(of_run, self.now_ns)
 
     def _run_ns(self, command: LaunchTask) -> int:
         """What the launched run truly takes.
@@ -179,16 +253,16 @@ class Simulation:
         estimated_ns = sum(offered.task.estimate.run_ns for offered in members)
         return together.run_ns * true_ns // estimated_ns
 
-    def _later(self, at_ns: int, event: Event | None) -> None:
-        self._sequence += 1
-        heapq.heappush(self._due, (at_ns, self._sequence, event))
+
+def _nothing() -> None:
+    """What follows the last piece of work for a request."""
 
 
 def simulate(
     requests: Sequence[Offered], params: SchedulerParams, model: DeviceModel | None = None
 ) -> SimReport:
     """Serve `requests`, in order of arrival, and report how that went."""
-    simulation = Simulation(Scheduler(params), model or DeviceModel())
+    simulation = Simulation(make_scheduler(params), model or DeviceModel())
     # Nothing here refers back to itself, so looking for garbage among a million answers finds none.
     collecting = gc.isenabled()
     gc.disable()

@@ -20,7 +20,7 @@ from serve.journal import (
     encode_step,
 )
 from serve.obs.journal import JournalWriter
-from serve.sim.device import DeviceModel, Offered
+from serve.sim.device import DeviceModel
 from serve.sim.engine import Simulation, simulate
 from serve.sim.replay import first_difference, recorded
 from tests.builders import MS, US, params
@@ -164,18 +164,3 @@ def test_a_recording_simulated_again_misses_what_the_run_missed():
 def test_a_journal_without_a_run_has_no_recording():
     with pytest.raises(ConfigError, match="no request"):
         recorded(journal_of([]))
-
-
-def test_work_of_the_host_slows_lanes_only_where_they_share_cores():
-    def last_ns(model):
-        first, second = offered(0, 10), offered(1, 1, 2)
-        second = Offered(second.task, second.run_ns, Nanos(2 * MS))
-        simulation = Simulation(Scheduler(params(policy="fifo", lanes=2)), model)
-        simulation.run([first, second])
-        return simulation.answered[-1].answered_ns
-
-    apart = DeviceModel(switch_ns=Nanos(0))
-    shared = DeviceModel(switch_ns=Nanos(0), shared_cores=1, host_share=0.5)
-    assert last_ns(apart) == 10 * MS
-    # One runs at half speed while the other is prepared for 2 ms.
-    assert last_ns(shared) == 11 * MS
