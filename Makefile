@@ -24,7 +24,7 @@ PACKAGE_KEY := $(shell { find csrc -type f | sort | xargs cat pyproject.toml; \
                         echo $(TOOLS_KEY); } | sha256sum | cut -c1-16)
 TOOLS := .stamps/tools-$(TOOLS_KEY)
 PACKAGE := .stamps/package-$(PACKAGE_KEY)
-CPP_FILES = $(shell git ls-files 'csrc/*.hpp' 'csrc/*.cpp' 'csrc/*.cu')
+CPP_FILES = $(shell git ls-files 'csrc/*.hpp' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cuh')
 SAY := @printf '\033[1m==> %s\033[0m\n'
 
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
@@ -67,7 +67,7 @@ lint: $(PACKAGE) ## ruff, clang-format, file length
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/clang-format --dry-run -Werror $(CPP_FILES)
-	@git ls-files '*.py' '*.cpp' '*.hpp' '*.cu' ':!serve/pb' | xargs wc -l | \
+	@git ls-files '*.py' '*.cpp' '*.hpp' '*.cu' '*.cuh' ':!serve/pb' | xargs wc -l | \
 	    awk '$$2 != "total" && $$1 > 600 {print $$2 ": " $$1 " lines; 600 is the limit"; bad = 1} \
 	         END {exit bad}'
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <string>
 
 #include "check.hpp"
 
@@ -21,6 +22,10 @@ int main(int count, char** arguments) {
     const auto text = reinterpret_cast<const char* (*)(int)>(dlsym(library, "gnnserve_cuda_error"));
     CHECK(slab != nullptr && text != nullptr);
     CHECK(dlsym(library, "gnnserve_cuda_gather") != nullptr);
+    for (const char* name : {"csr", "csr_scratch", "spread", "normalise", "aggregate", "attend",
+                             "head_dots", "pieces"}) {
+        CHECK(dlsym(library, (std::string("gnnserve_graph_") + name).c_str()) != nullptr);
+    }
     std::uint64_t address = 1;
     const int code = slab(0, 1 << 20, &address);
     std::printf("cudaMalloc: %d, %s\n", code, text(code));

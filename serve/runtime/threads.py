@@ -22,8 +22,10 @@ import torch
 
 from serve.core.types import FailReason
 from serve.cuda.arena import ALIGNMENT_BYTES, DeviceArena
+from serve.cuda.graph_kernels import GraphKernels
 from serve.cuda.library import CudaError, CudaLibrary
 from serve.cuda.queues import Copies, CudaQueue, HostQueue, Queue
+from serve.models.executors import kernels
 from serve.models.loader import LoadedModel, load_model
 from serve.models.placed import ArenaSite, PlacedModel, move
 from serve.models.repository import ModelSpec
@@ -108,6 +110,8 @@ class Device:
         arena = DeviceArena.open(library.slab(index, place.slab_bytes), place.slab_bytes)
         arena.install()
         torch.cuda.set_device(device)
+        if not kernels.UNAVAILABLE:
+            kernels.add_device(device.type, GraphKernels().implementations())
         start = ctypes.addressof(ctypes.c_char.from_buffer(pool))
         try:
             # The shared pool is the staging memory: copies to the device start where requests lie.

@@ -399,7 +399,7 @@ def _is_plain(x: object) -> bool:
         _is_tensor(x)
         and x.dim() == 2
         and x.dtype == torch.float32
-        and x.is_cpu
+        and x.device.type in kernels.devices
         and x.is_contiguous()
     )
 

@@ -1,15 +1,18 @@
 """The graphs of one run, sorted once and shared by all layers that use them."""
 
+import threading
+
 from torch import Tensor
 
 from serve.models.executors.kernels import Csr, normalised, spread
 
 
-class Graphs:
+class Graphs(threading.local):
     """CSRs and edge weights made in this run, by the tensors they were made from.
 
     Only tensors that carry a version are remembered (a request's own do, those a model makes in
-    inference mode do not), so that one that was changed in place is sorted again.
+    inference mode do not), so that one that was changed in place is sorted again. Every thread has
+    its own: lanes of a GPU share a model.
     """
 
     def __init__(self) -> None:

@@ -1,11 +1,11 @@
 """The kernels along edges, as torch operators: ``torch.ops.gnnserve``.
 
 Defined by the compiled extension (csrc/torch/operators.cpp), with what export and tracing need to
-know of them here. Features are float32 [N, F], contiguous; nothing here records gradients. The
-kernels run on one thread.
+know of them here. Features are float32 [N, F], contiguous; nothing here records gradients. On the
+processor they run on one thread; a process that uses a GPU adds the implementations for it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -28,7 +28,8 @@ class Csr:
         """Sort `edge_index`, int64 or int32 [2, E] with contiguous rows.
 
         With `replace_loops` a loop of every node replaces those in it; with `edges` the slots
-        remember their edges. Raises IndexError for an edge to a node that is not in [0, rows).
+        remember their edges. Raises IndexError for an edge to a node that is not in [0, rows); on
+        a GPU that is the process's end, as it is with torch's own indexing.
         """
         #: int32 [rows + 1 + room (+ room)]: where each node's slots begin, the source of each slot
         #: and, with `edges`, its edge. Room is for the most slots there could be, however many
@@ -38,7 +39,7 @@ class Csr:
 
     @property
     def slots(self) -> int:
-        """How many there are."""
+        """How many there are; waits for the device."""
         return int(self.tensor[self.rows])
 
 
@@ -166,6 +167,22 @@ def _define() -> str:
 
 #: Why there are no kernels; empty when there are.
 UNAVAILABLE = _define()
+#: The kinds of devices, as torch names them, whose tensors the operators take.
+devices = {"cpu"}
+_added: list[Any] = []
+
+
+def add_device(kind: str, implementations: Mapping[str, Callable[..., Tensor]]) -> None:
+    """Have the operators run `implementations`, by name, on tensors of that kind of device."""
+    make: Any = torch.library.Library
+    library = make("gnnserve", "IMPL")
+    key = torch._C._dispatch_key_for_device(kind)
+    for name, run in implementations.items():
+        library.impl(name, run, key)
+    # Operators of a library end with it.
+    _added.append(library)
+    devices.add(kind)
+
 
 if not UNAVAILABLE:
     # Overloads called directly: finding them costs as much as a small kernel.

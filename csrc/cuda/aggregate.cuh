@@ -1,0 +1,311 @@
+// What aggregate.hpp says, on the device. A team of lanes, a power of two up to a warp, has a row
+// (or a row's head) and a tile of its columns, which it keeps in registers. One node with a million
+// neighbours must not be one team's work: heavy rows are reduced in pieces, put together by another
+// kernel. No atomics: the order of every sum is the graph's, so the same request has the same
+// answer, bit by bit.
+#pragma once
+
+#include <cstdint>
+
+#include "csr.cuh"
+#include "gnnserve/aggregate.hpp"
+#include "simt.cuh"
+
+#ifdef __CUDACC__
+#define GNNSERVE_UNROLL(times) _Pragma(GNNSERVE_TEXT(unroll times))
+#define GNNSERVE_TEXT(words) #words
+#else
+#define GNNSERVE_UNROLL(times)
+#endif
+
+namespace gnnserve {
+
+constexpr int kBlockThreads = 256;
+
+// How columns are spread: `team` lanes read `kUnits` units of kFloats floats each, so a tile has
+// team · kUnits · kFloats columns.
+struct Tile {
+    int team;
+    std::int64_t units;  // of all columns
+};
+
+template <int kFloats>
+struct alignas(kFloats * sizeof(float)) Unit {
+    float at[kFloats];
+};
+
+// How many slots of a row are read before the first is used: what hides the way to memory.
+constexpr int kAhead = 4;
+
+// The columns of one tile in the registers of a lane; what lies behind the last column is never
+// stored.
+template <int kFloats, int kUnits>
+struct Columns {
+    Unit<kFloats> at[kUnits] = {};
+
+    // Calls work(k, unit) for each unit of this lane that exists.
+    template <typename Work>
+    __device__ static void each(const Tile& tile, Work work) {
+        const std::int64_t first = static_cast<std::int64_t>(blockIdx.y) * tile.team * kUnits +
+                                   static_cast<int>(threadIdx.x) % tile.team;
+        GNNSERVE_UNROLL(kUnits)
+        for (int k = 0; k < kUnits; ++k) {
+            const std::int64_t unit = first + static_cast<std::int64_t>(k) * tile.team;
+            if (unit < tile.units) {
+                work(k, unit);
+            }
+        }
+    }
+
+    __device__ void load(const Tile& tile, const float* row) {
+        each(tile, [&](int k, std::int64_t unit) {
+            at[k] = reinterpret_cast<const Unit<kFloats>*>(row)[unit];
+        });
+    }
+
+    __device__ void store(const Tile& tile, float* row) const {
+        each(tile, [&](int k, std::int64_t unit) {
+            reinterpret_cast<Unit<kFloats>*>(row)[unit] = at[k];
+        });
+    }
+
+    // combine(mine, theirs) for each column.
+    template <typename Combine>
+    __device__ void with(const Columns& theirs, Combine combine) {
+        GNNSERVE_UNROLL(kUnits)
+        for (int k = 0; k < kUnits; ++k) {
+            GNNSERVE_UNROLL(kFloats)
+            for (int f = 0; f < kFloats; ++f) {
+                at[k].at[f] = combine(at[k].at[f], theirs.at[k].at[f]);
+            }
+        }
+    }
+
+    // The same with a row in memory.
+    template <typename Combine>
+    __device__ void with(const Tile& tile, const float* row, Combine combine) {
+        Columns theirs;
+        theirs.load(tile, row);
+        with(theirs, combine);
+    }
+
+    // Finishes row `row` of an output of `width` columns and stores it.
+    __device__ void finish(const Tile& tile, const Finish& finish, float scale, std::int64_t row,
+                           std::int64_t width, float* out) {
+        with(*this, [=](float mine, float) { return mine * scale; });
+        if (finish.skip != nullptr) {
+            const float by = finish.skip_scale;
+            with(tile, finish.skip + row * width,
+                 [=](float mine, float skip) { return mine + by * skip; });
+        }
+        if (finish.bias != nullptr) {
+            with(tile, finish.bias, [](float mine, float bias) { return mine + bias; });
+        }
+        if (finish.relu) {
+            with(*this, [](float mine, float) { return mine < 0 ? 0 : mine; });
+        }
+        store(tile, out + row * width);
+    }
+};
+
+// The slots a team works on: a light row's, or a piece of a heavy one.
+struct Slots {
+    std::int64_t row;
+    std::int32_t begin;
+    std::int32_t end;
+};
+
+// Slots are cut into chunks of so many, wherever rows begin; a row of more than two chunks is
+// heavy. So a chunk holds pieces of at most two heavy rows, of the first and of the last row in it.
+constexpr std::int32_t kChunkSlots = 1024;
+constexpr std::int32_t kHeavySlots = 2 * kChunkSlots;
+constexpr int kPieces = 2;
+
+constexpr std::int64_t chunks_of(std::int64_t slots) {
+    return (slots + kChunkSlots - 1) / kChunkSlots;
+}
+
+__device__ inline bool is_heavy(const Slots& slots) {
+    return slots.end - slots.begin > kHeavySlots;
+}
+
+__device__ inline Slots slots_of_row(const Csr& graph, std::int64_t row) {
+    return {row, graph.begin[row], graph.begin[row + 1]};
+}
+
+// The row that slot `s` is one of.
+__device__ inline Slots row_of_slot(const Csr& graph, std::int32_t s) {
+    std::int64_t low = 0;
+    std::int64_t high = graph.rows;
+    while (high - low > 1) {
+        const std::int64_t middle = (low + high) / 2;
+        (graph.begin[middle] <= s ? low : high) = middle;
+    }
+    return slots_of_row(graph, low);
+}
+
+// Where a chunk ends; the last may be short, and some may be behind the last slot.
+__device__ inline std::int32_t end_of_chunk(const Csr& graph, std::int64_t chunk) {
+    const std::int64_t end = (chunk + 1) * kChunkSlots;
+    return static_cast<std::int32_t>(end < graph.begin[graph.rows] ? end : graph.begin[graph.rows]);
+}
+
+// Piece `piece` = 2 · chunk + (0: of the chunk's first row, 1: of its last); empty where that is
+// not heavy, or the last is the first.
+__device__ inline Slots slots_of_piece(const Csr& graph, std::int64_t piece) {
+    const std::int64_t chunk = piece / kPieces;
+    const auto begin = static_cast<std::int32_t>(chunk * kChunkSlots);
+    const std::int32_t end = end_of_chunk(graph, chunk);
+    if (begin >= end) {
+        return {0, 0, 0};
+    }
+    const bool first = piece % kPieces == 0;
+    const Slots row = row_of_slot(graph, first ? begin : end - 1);
+    if (!is_heavy(row) || (!first && row.begin <= begin)) {
+        return {0, 0, 0};
+    }
+    return {row.row, row.begin > begin ? row.begin : begin, row.end < end ? row.end : end};
+}
+
+// The heavy row that begins in a chunk; empty where none does.
+__device__ inline Slots heavy_row_of(const Csr& graph, std::int64_t chunk) {
+    const auto begin = static_cast<std::int32_t>(chunk * kChunkSlots);
+    const std::int32_t end = end_of_chunk(graph, chunk);
+    if (begin >= end) {
+        return {0, 0, 0};
+    }
+    const Slots row = row_of_slot(graph, end - 1);
+    return is_heavy(row) && row.begin >= begin ? row : Slots{0, 0, 0};
+}
+
+// Calls work(piece, first) for the pieces of a heavy row, in order.
+template <typename Work>
+__device__ inline void each_piece(const Slots& row, Work work) {
+    const std::int64_t first = row.begin / kChunkSlots;
+    work(kPieces * first + (row.begin % kChunkSlots == 0 ? 0 : 1), true);
+    for (std::int64_t chunk = first + 1; chunk * kChunkSlots < row.end; ++chunk) {
+        work(kPieces * chunk, false);
+    }
+}
+
+// `so_far` of no slots is whatever; `first` says that there are none.
+template <Reduce kReduce>
+__device__ inline float reduced(float so_far, float value, bool first) {
+    if constexpr (kReduce == Reduce::kMax) {
+        return first || value > so_far ? value : so_far;
+    } else if constexpr (kReduce == Reduce::kMin) {
+        return first || value < so_far ? value : so_far;
+    } else {
+        return so_far + value;
+    }
+}
+
+// Adds kCount slots from `s` on, all read before the first is added.
+template <int kCount, int kFloats, int kUnits, Reduce kReduce>
+__device__ inline void reduce_some(const Aggregation& call, const Tile& tile, std::int32_t s,
+                                   std::int32_t begin, Columns<kFloats, kUnits>& sum) {
+    Columns<kFloats, kUnits> read[kCount];
+    float weight[kCount];
+    GNNSERVE_UNROLL(kCount)
+    for (int i = 0; i < kCount; ++i) {
+        const std::int64_t source = call.graph.source[s + i];
+        weight[i] = call.weight == nullptr ? 1.0F : call.weight[s + i];
+        read[i].load(tile, call.x + source * call.width);
+    }
+    GNNSERVE_UNROLL(kCount)
+    for (int i = 0; i < kCount; ++i) {
+        const bool first = s + i == begin;
+        const float by = weight[i];
+        sum.with(read[i], [=](float so_far, float value) {
+            return reduced<kReduce>(so_far, by * value, first);
+        });
+    }
+}
+
+template <int kFloats, int kUnits, Reduce kReduce>
+__device__ inline Columns<kFloats, kUnits> reduce_slots(const Aggregation& call, const Tile& tile,
+                                                        const Slots& slots) {
+    Columns<kFloats, kUnits> sum;
+    std::int32_t s = slots.begin;
+    for (; s + kAhead <= slots.end; s += kAhead) {
+        reduce_some<kAhead, kFloats, kUnits, kReduce>(call, tile, s, slots.begin, sum);
+    }
+    for (; s < slots.end; ++s) {
+        reduce_some<1, kFloats, kUnits, kReduce>(call, tile, s, slots.begin, sum);
+    }
+    return sum;
+}
+
+__device__ inline float mean_scale(Reduce reduce, const Slots& slots) {
+    const std::int32_t count = slots.end - slots.begin;
+    return reduce == Reduce::kMean && count > 1 ? 1.0F / static_cast<float>(count) : 1.0F;
+}
+
+// A team a row.
+template <int kFloats, int kUnits, Reduce kReduce>
+__global__ void aggregate_rows(Aggregation call, Tile tile) {
+    const std::int64_t row = thread_of_grid() / tile.team;
+    if (row >= call.graph.rows) {
+        return;
+    }
+    const Slots slots = slots_of_row(call.graph, row);
+    if (!is_heavy(slots)) {
+        auto sum = reduce_slots<kFloats, kUnits, kReduce>(call, tile, slots);
+        sum.finish(tile, call.finish, mean_scale(call.reduce, slots), row, call.width, call.out);
+    }
+}
+
+// A team a piece; partial [pieces, width].
+template <int kFloats, int kUnits, Reduce kReduce>
+__global__ void aggregate_pieces(Aggregation call, Tile tile, std::int64_t pieces, float* partial) {
+    const std::int64_t piece = thread_of_grid() / tile.team;
+    if (piece >= pieces) {
+        return;
+    }
+    const Slots slots = slots_of_piece(call.graph, piece);
+    if (slots.begin < slots.end) {
+        reduce_slots<kFloats, kUnits, kReduce>(call, tile, slots)
+            .store(tile, partial + piece * call.width);
+    }
+}
+
+// A team a chunk: puts the pieces of the heavy row together that begins in it.
+template <int kFloats, int kUnits, Reduce kReduce>
+__global__ void aggregate_heavy(Aggregation call, Tile tile, std::int64_t chunks,
+                                const float* partial) {
+    const std::int64_t chunk = thread_of_grid() / tile.team;
+    if (chunk >= chunks) {
+        return;
+    }
+    const Slots slots = heavy_row_of(call.graph, chunk);
+    if (slots.begin == slots.end) {
+        return;
+    }
+    Columns<kFloats, kUnits> sum;
+    each_piece(slots, [&](std::int64_t piece, bool first) {
+        sum.with(tile, partial + piece * call.width,
+                 [=](float so_far, float value) { return reduced<kReduce>(so_far, value, first); });
+    });
+    sum.finish(tile, call.finish, mean_scale(call.reduce, slots), slots.row, call.width, call.out);
+}
+
+// A team a row and head: out[i, h] = Σ_c x[i, h, c] · att[h, c].
+__global__ void head_dots_rows(HeadDots call, int team) {
+    const std::int64_t pair = thread_of_grid() / team;
+    if (pair >= call.rows * call.heads) {
+        return;
+    }
+    const int lane = static_cast<int>(threadIdx.x) % team;
+    const float* x = call.x + pair * call.channels;
+    const float* att = call.att + pair % call.heads * call.channels;
+    float sum = 0;
+    for (std::int64_t c = lane; c < call.channels; c += team) {
+        sum += x[c] * att[c];
+    }
+    sum = team_sum(sum, team);
+    if (lane == 0) {
+        call.out[pair] = sum;
+    }
+}
+
+}  // namespace gnnserve

@@ -1,0 +1,230 @@
+// Attention along edges on the device: scores, softmax and weighted sum in one pass over a row's
+// slots (an online softmax: Milakov and Gimelshein, 2018), so that nothing is kept per edge. What
+// aggregate.hpp says of Attention holds, but that alpha is not written.
+#pragma once
+
+#include "aggregate.cuh"
+
+namespace gnnserve {
+
+// Added to the softmax's sum, as PyG does.
+constexpr float kSoftmaxEpsilon = 1e-16F;
+
+// One head over the slots seen so far: their softmax's maximum and sum, and the values so weighed.
+template <int kFloats, int kUnits>
+struct Softmax {
+    float most = -INFINITY;
+    float sum = 0;
+    Columns<kFloats, kUnits> values;
+
+    // Adds what another softmax has found, or one slot: its score, 1 and its values.
+    __device__ void add(float their_most, float their_sum, const Columns<kFloats, kUnits>& theirs) {
+        float mine = 1;
+        float other = 1;
+        if (their_most > most) {
+            mine = expf(most - their_most);
+            most = their_most;
+        } else {
+            other = expf(their_most - most);
+        }
+        sum = sum * mine + their_sum * other;
+        values.with(theirs,
+                    [=](float so_far, float value) { return so_far * mine + value * other; });
+    }
+
+    __device__ float scale() const { return 1.0F / (sum + kSoftmaxEpsilon); }
+};
+
+__device__ inline float leaky(float x, float slope) { return x > 0 ? x : x * slope; }
+
+// Mean over a row's edges but its added loop, which is in front of them.
+__device__ inline float mean_edge(const Attention& call, int team, std::int64_t row,
+                                  std::int64_t head) {
+    const std::int32_t begin = call.graph.begin[row] + 1;
+    const std::int32_t end = call.graph.begin[row + 1];
+    float sum = 0;
+    for (std::int32_t s = begin + static_cast<int>(threadIdx.x) % team; s < end; s += team) {
+        sum += call.edge[call.slot_edge[s] * call.heads + head];
+    }
+    sum = team_sum(sum, team);
+    return end > begin ? sum / static_cast<float>(end - begin) : 0.0F;
+}
+
+// The score of slot `s`, which leads from `source`; the same for all lanes of the team.
+template <Score kScore, int kFloats>
+__device__ inline float score_of(const Attention& call, const Tile& tile, std::int64_t row,
+                                 std::int32_t s, std::int64_t source, std::int64_t head) {
+    if constexpr (kScore == Score::kAdditive) {
+        float score = call.left[source * call.heads + head] + call.right[row * call.heads + head];
+        if (call.edge != nullptr) {
+            const bool added = call.added_loops && s == call.graph.begin[row];
+            score += added ? mean_edge(call, tile.team, row, head)
+                           : call.edge[call.slot_edge[s] * call.heads + head];
+        }
+        return leaky(score, call.scale);
+    } else {
+        const std::int64_t width = call.heads * call.channels;
+        const std::int64_t first = head * call.channels;
+        const auto* left =
+            reinterpret_cast<const Unit<kFloats>*>(call.left + source * width + first);
+        const auto* right =
+            reinterpret_cast<const Unit<kFloats>*>(call.right + row * width + first);
+        const auto* att = reinterpret_cast<const Unit<kFloats>*>(call.att + first);
+        float sum = 0;
+        for (std::int64_t unit = static_cast<int>(threadIdx.x) % tile.team; unit < tile.units;
+             unit += tile.team) {
+            const Unit<kFloats> a = left[unit];
+            const Unit<kFloats> b = right[unit];
+            if constexpr (kScore == Score::kDynamic) {
+                const Unit<kFloats> by = att[unit];
+                GNNSERVE_UNROLL(kFloats)
+                for (int f = 0; f < kFloats; ++f) {
+                    sum += by.at[f] * leaky(a.at[f] + b.at[f], call.scale);
+                }
+            } else {
+                GNNSERVE_UNROLL(kFloats)
+                for (int f = 0; f < kFloats; ++f) {
+                    sum += a.at[f] * b.at[f];
+                }
+            }
+        }
+        sum = team_sum(sum, tile.team);
+        return kScore == Score::kDot ? call.scale * sum : sum;
+    }
+}
+
+// Adds kCount slots from `s` on, all read before the first is added.
+template <int kCount, Score kScore, int kFloats, int kUnits>
+__device__ inline void attend_some(const Attention& call, const Tile& tile, std::int64_t row,
+                                   std::int32_t s, std::int64_t head,
+                                   Softmax<kFloats, kUnits>& softmax) {
+    Columns<kFloats, kUnits> read[kCount];
+    float score[kCount];
+    GNNSERVE_UNROLL(kCount)
+    for (int i = 0; i < kCount; ++i) {
+        const std::int64_t source = call.graph.source[s + i];
+        score[i] = score_of<kScore, kFloats>(call, tile, row, s + i, source, head);
+        read[i].load(tile, call.value + (source * call.heads + head) * call.channels);
+    }
+    GNNSERVE_UNROLL(kCount)
+    for (int i = 0; i < kCount; ++i) {
+        softmax.add(score[i], 1.0F, read[i]);
+    }
+}
+
+template <Score kScore, int kFloats, int kUnits>
+__device__ inline Softmax<kFloats, kUnits> attend_slots(const Attention& call, const Tile& tile,
+                                                        const Slots& slots, std::int64_t head) {
+    Softmax<kFloats, kUnits> softmax;
+    std::int32_t s = slots.begin;
+    for (; s + kAhead <= slots.end; s += kAhead) {
+        attend_some<kAhead, kScore>(call, tile, slots.row, s, head, softmax);
+    }
+    for (; s < slots.end; ++s) {
+        attend_some<1, kScore>(call, tile, slots.row, s, head, softmax);
+    }
+    return softmax;
+}
+
+// The columns of `head` of everything that has heads side by side.
+__device__ inline Finish finish_of_head(const Attention& call, std::int64_t head) {
+    Finish finish = call.finish;
+    const std::int64_t first = head * call.channels;
+    finish.skip = finish.skip == nullptr ? nullptr : finish.skip + first;
+    finish.bias = finish.bias == nullptr ? nullptr : finish.bias + first;
+    return finish;
+}
+
+// Stores a row: of one head, or averaged over all; softmax_of(head) gives each.
+template <int kFloats, int kUnits, typename SoftmaxOf>
+__device__ inline void store_row(const Attention& call, const Tile& tile, std::int64_t row,
+                                 std::int64_t head, SoftmaxOf softmax_of) {
+    if (!call.average) {
+        Softmax<kFloats, kUnits> softmax = softmax_of(head);
+        softmax.values.finish(tile, finish_of_head(call, head), softmax.scale(), row,
+                              call.heads * call.channels, call.out + head * call.channels);
+        return;
+    }
+    Columns<kFloats, kUnits> sum;
+    for (std::int64_t each = 0; each < call.heads; ++each) {
+        const Softmax<kFloats, kUnits> softmax = softmax_of(each);
+        const float scale = softmax.scale();
+        sum.with(softmax.values, [=](float so_far, float value) { return so_far + value * scale; });
+    }
+    sum.finish(tile, call.finish, 1.0F / static_cast<float>(call.heads), row, call.channels,
+               call.out);
+}
+
+// Teams that a row takes.
+__device__ inline std::int64_t row_teams(const Attention& call) {
+    return call.average ? 1 : call.heads;
+}
+
+// A team a row and head, or with averaging a row.
+template <Score kScore, int kFloats, int kUnits>
+__global__ void attend_rows(Attention call, Tile tile) {
+    const std::int64_t pair = thread_of_grid() / tile.team;
+    const std::int64_t row = pair / row_teams(call);
+    if (row >= call.graph.rows) {
+        return;
+    }
+    const Slots slots = slots_of_row(call.graph, row);
+    if (!is_heavy(slots)) {
+        store_row<kFloats, kUnits>(call, tile, row, pair % row_teams(call), [&](std::int64_t head) {
+            return attend_slots<kScore, kFloats, kUnits>(call, tile, slots, head);
+        });
+    }
+}
+
+// What is kept of every piece and head.
+struct PieceSoftmax {
+    float* values;  // [pieces, heads, channels]
+    float* sums;    // [pieces, heads, 2]: the maximum and the sum
+};
+
+// A team a piece and head.
+template <Score kScore, int kFloats, int kUnits>
+__global__ void attend_pieces(Attention call, Tile tile, std::int64_t pieces, PieceSoftmax kept) {
+    const std::int64_t pair = thread_of_grid() / tile.team;
+    if (pair >= pieces * call.heads) {
+        return;
+    }
+    const Slots slots = slots_of_piece(call.graph, pair / call.heads);
+    if (slots.begin == slots.end) {
+        return;
+    }
+    const auto softmax =
+        attend_slots<kScore, kFloats, kUnits>(call, tile, slots, pair % call.heads);
+    softmax.values.store(tile, kept.values + pair * call.channels);
+    if (static_cast<int>(threadIdx.x) % tile.team == 0) {
+        kept.sums[2 * pair] = softmax.most;
+        kept.sums[2 * pair + 1] = softmax.sum;
+    }
+}
+
+// A team a chunk and head, or with averaging a chunk: puts the pieces of the heavy row together
+// that begins in it.
+template <int kFloats, int kUnits>
+__global__ void attend_heavy(Attention call, Tile tile, std::int64_t chunks, PieceSoftmax kept) {
+    const std::int64_t pair = thread_of_grid() / tile.team;
+    if (pair >= chunks * row_teams(call)) {
+        return;
+    }
+    const Slots slots = heavy_row_of(call.graph, pair / row_teams(call));
+    if (slots.begin == slots.end) {
+        return;
+    }
+    store_row<kFloats, kUnits>(
+        call, tile, slots.row, pair % row_teams(call), [&](std::int64_t head) {
+            Softmax<kFloats, kUnits> softmax;
+            each_piece(slots, [&](std::int64_t piece, bool) {
+                const std::int64_t at = piece * call.heads + head;
+                Columns<kFloats, kUnits> values;
+                values.load(tile, kept.values + at * call.channels);
+                softmax.add(kept.sums[2 * at], kept.sums[2 * at + 1], values);
+            });
+            return softmax;
+        });
+}
+
+}  // namespace gnnserve

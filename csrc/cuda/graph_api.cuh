@@ -1,0 +1,266 @@
+// The C functions over the kernels along edges, for serve.cuda.graph_kernels. All pointers are the
+// device's and may be null where aggregate.hpp says so; every function returns a cudaError_t as a
+// number. Nothing is allocated and nothing is waited for.
+#pragma once
+
+#include "aggregate.cuh"
+#include "attend.cuh"
+#include "csr.cuh"
+#include "sort.cuh"
+
+#define GNNSERVE_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace gnnserve {
+
+inline unsigned blocks_for(std::int64_t threads) {
+    return static_cast<unsigned>((threads + kBlockThreads - 1) / kBlockThreads);
+}
+
+// How a tile is laid over columns, and how many tiles there are.
+struct Layout {
+    Tile tile;
+    bool wide;  // units of four floats
+    bool two;   // two units a lane
+    unsigned tiles;
+};
+
+inline Layout layout_for(std::int64_t columns, std::uint64_t addresses) {
+    Layout layout{};
+    layout.wide = columns % 4 == 0 && addresses % 16 == 0;
+    layout.tile.units = layout.wide ? columns / 4 : columns;
+    layout.tile.team = 1;
+    while (layout.tile.team < kWarp && layout.tile.team < layout.tile.units) {
+        layout.tile.team *= 2;
+    }
+    layout.two = layout.tile.units > layout.tile.team;
+    const std::int64_t units = layout.tile.team * (layout.two ? 2 : 1);
+    layout.tiles = static_cast<unsigned>((layout.tile.units + units - 1) / units);
+    return layout;
+}
+
+inline std::uint64_t bits(const void* pointer) { return reinterpret_cast<std::uint64_t>(pointer); }
+
+template <int kValue>
+struct Constant {
+    static constexpr int value = kValue;
+};
+
+// Calls work(floats, units) with what the layout says as constants.
+template <typename Work>
+int with_layout(const Layout& layout, Work work) {
+    if (layout.wide) {
+        return layout.two ? work(Constant<4>{}, Constant<2>{}) : work(Constant<4>{}, Constant<1>{});
+    }
+    return layout.two ? work(Constant<1>{}, Constant<2>{}) : work(Constant<1>{}, Constant<1>{});
+}
+
+template <Reduce kReduce>
+int run_aggregate(const Aggregation& call, std::int64_t slots, float* partial, void* stream) {
+    const Layout layout =
+        layout_for(call.width, bits(call.x) | bits(call.out) | bits(partial) |
+                                   bits(call.finish.skip) | bits(call.finish.bias));
+    return with_layout(layout, [&](auto floats, auto units) {
+        constexpr int kFloats = decltype(floats)::value;
+        constexpr int kUnits = decltype(units)::value;
+        const Tile tile = layout.tile;
+        const auto grid = [&](std::int64_t teams) {
+            return dim3(blocks_for(teams * tile.team), layout.tiles);
+        };
+        int error = launch(&aggregate_rows<kFloats, kUnits, kReduce>, grid(call.graph.rows),
+                           kBlockThreads, stream, call, tile);
+        if (error != kSuccess || slots <= kHeavySlots) {
+            return error;
+        }
+        const std::int64_t chunks = chunks_of(slots);
+        error = launch(&aggregate_pieces<kFloats, kUnits, kReduce>, grid(kPieces * chunks),
+                       kBlockThreads, stream, call, tile, kPieces * chunks, partial);
+        return error != kSuccess
+                   ? error
+                   : launch(&aggregate_heavy<kFloats, kUnits, kReduce>, grid(chunks), kBlockThreads,
+                            stream, call, tile, chunks, static_cast<const float*>(partial));
+    });
+}
+
+template <Score kScore>
+int run_attend(const Attention& call, std::int64_t slots, float* partial, void* stream) {
+    const std::uint64_t wide =
+        kScore == Score::kAdditive ? 0 : bits(call.left) | bits(call.right) | bits(call.att);
+    const Layout layout =
+        layout_for(call.channels, wide | bits(call.value) | bits(call.out) | bits(partial) |
+                                      bits(call.finish.skip) | bits(call.finish.bias));
+    return with_layout(layout, [&](auto floats, auto units) {
+        constexpr int kFloats = decltype(floats)::value;
+        constexpr int kUnits = decltype(units)::value;
+        const Tile tile = layout.tile;
+        const auto grid = [&](std::int64_t teams) {
+            return dim3(blocks_for(teams * tile.team), layout.tiles);
+        };
+        const std::int64_t row_teams = call.average ? 1 : call.heads;
+        int error = launch(&attend_rows<kScore, kFloats, kUnits>, grid(call.graph.rows * row_teams),
+                           kBlockThreads, stream, call, tile);
+        if (error != kSuccess || slots <= kHeavySlots) {
+            return error;
+        }
+        const std::int64_t chunks = chunks_of(slots);
+        const std::int64_t pieces = kPieces * chunks;
+        const PieceSoftmax kept{partial, partial + pieces * call.heads * call.channels};
+        error = launch(&attend_pieces<kScore, kFloats, kUnits>, grid(pieces * call.heads),
+                       kBlockThreads, stream, call, tile, pieces, kept);
+        return error != kSuccess ? error
+                                 : launch(&attend_heavy<kFloats, kUnits>, grid(chunks * row_teams),
+                                          kBlockThreads, stream, call, tile, chunks, kept);
+    });
+}
+
+}  // namespace gnnserve
+
+// Pieces that rows of a graph of so many slots may be reduced in: what `partial` has room for
+// below.
+GNNSERVE_EXPORT std::int64_t gnnserve_graph_pieces(std::int64_t slots) {
+    return gnnserve::kPieces * gnnserve::chunks_of(slots);
+}
+
+// Scratch bytes of gnnserve_graph_csr.
+GNNSERVE_EXPORT std::int64_t gnnserve_graph_csr_scratch(std::int64_t edges) {
+    return gnnserve::sort_scratch_bytes(edges);
+}
+
+// csr.hpp's build_csr; slots behind the last row's belong to nobody.
+GNNSERVE_EXPORT int gnnserve_graph_csr(const void* source, const void* target, int is_int32,
+                                       std::int64_t edges, std::int64_t rows, int replace_loops,
+                                       std::int32_t* begin, std::int32_t* slot_source,
+                                       std::int32_t* slot_edge, void* scratch, void* stream) {
+    using namespace gnnserve;
+    const CsrBuild build{source, target,      is_int32 != 0, edges, rows, replace_loops != 0,
+                         begin,  slot_source, slot_edge};
+    SortedPairs pairs(scratch, edges);
+    int error = kSuccess;
+    if (edges > 0) {
+        error = launch(&csr_keys, dim3(blocks_for(edges)), kBlockThreads, stream, build, pairs.key,
+                       pairs.value);
+        if (error == kSuccess) {
+            error = pairs.sort(rows, stream);
+        }
+    }
+    if (error == kSuccess) {
+        error = launch(&csr_rows, dim3(blocks_for(rows + 1)), kBlockThreads, stream, build,
+                       static_cast<const std::uint32_t*>(pairs.key));
+    }
+    if (error == kSuccess && edges > 0) {
+        error = launch(&csr_slots, dim3(blocks_for(edges)), kBlockThreads, stream, build,
+                       static_cast<const std::uint32_t*>(pairs.key),
+                       static_cast<const std::uint32_t*>(pairs.value));
+    }
+    return error;
+}
+
+// csr.hpp's spread.
+GNNSERVE_EXPORT int gnnserve_graph_spread(const std::int32_t* slot_edge, std::int64_t slots,
+                                          const float* value, float missing, float* out,
+                                          void* stream) {
+    using namespace gnnserve;
+    return slots == 0 ? kSuccess
+                      : launch(&csr_spread, dim3(blocks_for(slots)), kBlockThreads, stream,
+                               slot_edge, slots, value, missing, out);
+}
+
+// csr.hpp's normalise; `weight` is not `out`.
+GNNSERVE_EXPORT int gnnserve_graph_normalise(const std::int32_t* begin, const std::int32_t* source,
+                                             std::int64_t rows, const float* weight, float* out,
+                                             float* scratch, void* stream) {
+    using namespace gnnserve;
+    if (rows == 0) {
+        return kSuccess;
+    }
+    const Csr graph{begin, source, rows};
+    const dim3 grid(blocks_for(rows * kWarp));
+    const int error = launch(&csr_degrees, grid, kBlockThreads, stream, graph, weight, scratch);
+    return error != kSuccess ? error
+                             : launch(&csr_normalise, grid, kBlockThreads, stream, graph, weight,
+                                      static_cast<const float*>(scratch), out);
+}
+
+// aggregate.hpp's aggregate; `reduce` as Reduce. There are at most `slots`
+// slots; `partial` [pieces, width].
+GNNSERVE_EXPORT int gnnserve_graph_aggregate(const std::int32_t* begin, const std::int32_t* source,
+                                             std::int64_t rows, std::int64_t slots, float* partial,
+                                             const float* x, const float* weight,
+                                             std::int64_t width, int reduce, const float* skip,
+                                             float skip_scale, const float* bias, int relu,
+                                             float* out, void* stream) {
+    using namespace gnnserve;
+    if (rows == 0 || width == 0) {
+        return kSuccess;
+    }
+    const Aggregation call{{begin, source, rows},
+                           x,
+                           weight,
+                           width,
+                           static_cast<Reduce>(reduce),
+                           {skip, skip_scale, bias, relu != 0},
+                           out};
+    switch (call.reduce) {
+        case Reduce::kMax:
+            return run_aggregate<Reduce::kMax>(call, slots, partial, stream);
+        case Reduce::kMin:
+            return run_aggregate<Reduce::kMin>(call, slots, partial, stream);
+        default:
+            return run_aggregate<Reduce::kSum>(call, slots, partial, stream);
+    }
+}
+
+// aggregate.hpp's attend; `score` as Score. There are at most `slots` slots;
+// `partial` [pieces · heads · (channels + 2)].
+GNNSERVE_EXPORT int gnnserve_graph_attend(const std::int32_t* begin, const std::int32_t* source,
+                                          std::int64_t rows, std::int64_t slots, float* partial,
+                                          int score, const float* left, const float* right,
+                                          const float* edge, const std::int32_t* slot_edge,
+                                          int added_loops, const float* att, float scale,
+                                          const float* value, std::int64_t heads,
+                                          std::int64_t channels, int average, const float* skip,
+                                          const float* bias, float* out, void* stream) {
+    using namespace gnnserve;
+    if (rows == 0 || heads * channels == 0) {
+        return kSuccess;
+    }
+    const Attention call{{begin, source, rows},
+                         static_cast<Score>(score),
+                         left,
+                         right,
+                         edge,
+                         slot_edge,
+                         added_loops != 0,
+                         att,
+                         scale,
+                         value,
+                         heads,
+                         channels,
+                         average != 0,
+                         {skip, 1, bias},
+                         nullptr,
+                         out};
+    switch (call.score) {
+        case Score::kAdditive:
+            return run_attend<Score::kAdditive>(call, slots, partial, stream);
+        case Score::kDynamic:
+            return run_attend<Score::kDynamic>(call, slots, partial, stream);
+        default:
+            return run_attend<Score::kDot>(call, slots, partial, stream);
+    }
+}
+
+// aggregate.hpp's head_dots.
+GNNSERVE_EXPORT int gnnserve_graph_head_dots(const float* x, const float* att, std::int64_t rows,
+                                             std::int64_t heads, std::int64_t channels, float* out,
+                                             void* stream) {
+    using namespace gnnserve;
+    if (rows * heads == 0) {
+        return kSuccess;
+    }
+    int team = 1;
+    while (team < kWarp && team < channels) {
+        team *= 2;
+    }
+    return launch(&head_dots_rows, dim3(blocks_for(rows * heads * team)), kBlockThreads, stream,
+                  HeadDots{x, att, rows, heads, channels, out}, team);
+}

@@ -1,0 +1,283 @@
+// The device's kernels along edges, run thread after thread on the host (simt.hpp), against the
+// processor's: every reduction and score, widths that do and do not fit vectors, rows without slots
+// and with thousands.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include "check.hpp"
+#include "gnnserve/aggregate.hpp"
+#include "graph_api.cuh"
+
+namespace {
+
+using gnnserve::Csr;
+using gnnserve::Reduce;
+using gnnserve::Score;
+using Floats = std::vector<float>;
+using Ints = std::vector<std::int32_t>;
+
+std::mt19937 random_bits(7);
+
+Floats random_floats(std::int64_t count) {
+    std::normal_distribution<float> normal;
+    Floats found(static_cast<std::size_t>(count));
+    std::generate(found.begin(), found.end(), [&] { return normal(random_bits); });
+    return found;
+}
+
+struct Edges {
+    std::int64_t rows;
+    std::vector<std::int64_t> source;
+    std::vector<std::int64_t> target;
+
+    std::int64_t count() const { return static_cast<std::int64_t>(source.size()); }
+};
+
+// Uniform edges, a fifth of them loops, and `into_first` more that end in node 0.
+Edges random_edges(std::int64_t rows, std::int64_t count, std::int64_t into_first = 0) {
+    Edges edges{rows, {}, {}};
+    for (std::int64_t e = 0; e < count + into_first; ++e) {
+        const auto node = [&] {
+            return static_cast<std::int64_t>(random_bits() % static_cast<std::uint64_t>(rows));
+        };
+        const std::int64_t from = node();
+        const bool loop = e % 5 == 0 && e < count;
+        edges.source.push_back(from);
+        edges.target.push_back(e >= count ? 0 : loop ? from : node());
+    }
+    return edges;
+}
+
+// A graph as the device has it, and how many of its slots belong to somebody.
+struct Graph {
+    Ints begin, source, edge;
+    std::int64_t rows;
+    std::int64_t room;
+    std::int64_t slots = 0;
+
+    Graph(const Edges& edges, bool loops)
+        : begin(static_cast<std::size_t>(edges.rows) + 1),
+          rows(edges.rows),
+          room(edges.count() + (loops ? edges.rows : 0)) {
+        source.assign(static_cast<std::size_t>(room), -7);
+        edge.assign(static_cast<std::size_t>(room), -7);
+        std::vector<unsigned char> scratch(
+            static_cast<std::size_t>(gnnserve_graph_csr_scratch(edges.count())));
+        CHECK(gnnserve_graph_csr(edges.source.data(), edges.target.data(), 0, edges.count(), rows,
+                                 loops, begin.data(), source.data(), edge.data(), scratch.data(),
+                                 nullptr) == 0);
+        slots = begin.back();
+    }
+
+    std::int64_t pieces() const { return gnnserve_graph_pieces(room); }
+    Csr csr() const { return {begin.data(), source.data(), rows}; }
+};
+
+bool close(const Floats& found, const Floats& expected) {
+    float scale = 1e-6F;
+    for (const float value : expected) {
+        scale = std::max(scale, std::abs(value));
+    }
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+        if (!(std::abs(found[i] - expected[i]) <= 1e-4F * scale)) {
+            std::fprintf(stderr, "[%zu] is %g, not %g\n", i, static_cast<double>(found[i]),
+                         static_cast<double>(expected[i]));
+            return false;
+        }
+    }
+    return found.size() == expected.size();
+}
+
+void test_csr() {
+    for (const bool loops : {false, true}) {
+        for (const auto& edges : {random_edges(1, 0), random_edges(1, 6), random_edges(40, 0),
+                                  random_edges(70, 300), random_edges(30, 40, 5000)}) {
+            const Graph graph(edges, loops);
+            Ints begin(graph.begin.size());
+            Ints source(graph.source.size());
+            Ints edge(graph.edge.size());
+            const std::int64_t slots = gnnserve::build_csr(
+                edges.source.data(), edges.target.data(), edges.count(), edges.rows,
+                loops ? gnnserve::Loops::kReplace : gnnserve::Loops::kKeep, begin.data(),
+                source.data(), edge.data());
+            CHECK(graph.slots == slots && graph.begin == begin);
+            for (std::int64_t s = 0; s < graph.room; ++s) {
+                const auto i = static_cast<std::size_t>(s);
+                CHECK(graph.source[i] == (s < slots ? source[i] : 0));
+                CHECK(graph.edge[i] == (s < slots ? edge[i] : -1));
+            }
+            const Floats value = random_floats(edges.count());
+            Floats spread(graph.source.size());
+            Floats expected(graph.source.size(), 2.5F);
+            CHECK(gnnserve_graph_spread(graph.edge.data(), graph.room, value.data(), 2.5F,
+                                        spread.data(), nullptr) == 0);
+            gnnserve::spread(edge.data(), slots, value.data(), 2.5F, expected.data());
+            CHECK(spread == expected);
+            Floats positive(spread.size());
+            std::transform(spread.begin(), spread.end(), positive.begin(),
+                           [](float value) { return std::abs(value); });
+            for (const bool weighted : {false, true}) {
+                const float* weight = weighted ? positive.data() : nullptr;
+                Floats found(spread.size());
+                Floats wanted(spread.size());
+                Floats scratch(static_cast<std::size_t>(edges.rows));
+                CHECK(gnnserve_graph_normalise(graph.begin.data(), graph.source.data(), edges.rows,
+                                               weight, found.data(), scratch.data(), nullptr) == 0);
+                gnnserve::normalise(graph.csr(), weight, wanted.data(), scratch.data());
+                CHECK(close(found, wanted));
+            }
+        }
+    }
+}
+
+// Every slot of a heavy row is in exactly one piece of it, those of other rows are in none, and the
+// row is put together of just these.
+void test_pieces() {
+    for (const std::int64_t slots : {1023, 1024, 2048, 2049, 3000, 5120, 9000}) {
+        Edges edges = random_edges(50, 100, slots);
+        for (std::int64_t e = 0; e < 2 * slots; ++e) {
+            edges.source.push_back(3);
+            edges.target.push_back(e % 2 == 0 ? 17 : 18);
+        }
+        const Graph graph(edges, true);
+        const Csr csr = graph.csr();
+        std::vector<int> covered(static_cast<std::size_t>(graph.room), 0);
+        std::vector<std::int64_t> row_of(static_cast<std::size_t>(graph.pieces()), -1);
+        for (std::int64_t piece = 0; piece < graph.pieces(); ++piece) {
+            const auto part = gnnserve::slots_of_piece(csr, piece);
+            CHECK(part.end - part.begin <= gnnserve::kChunkSlots);
+            for (std::int32_t s = part.begin; s < part.end; ++s) {
+                ++covered[static_cast<std::size_t>(s)];
+                row_of[static_cast<std::size_t>(piece)] = part.row;
+            }
+        }
+        std::vector<int> begun(static_cast<std::size_t>(graph.rows), 0);
+        for (std::int64_t chunk = 0; chunk < graph.pieces() / gnnserve::kPieces; ++chunk) {
+            const auto row = gnnserve::heavy_row_of(csr, chunk);
+            if (row.begin == row.end) {
+                continue;
+            }
+            ++begun[static_cast<std::size_t>(row.row)];
+            gnnserve::each_piece(row, [&](std::int64_t piece, bool) {
+                CHECK(row_of[static_cast<std::size_t>(piece)] == row.row);
+                row_of[static_cast<std::size_t>(piece)] = -1;
+            });
+        }
+        for (const std::int64_t row : row_of) {
+            CHECK(row == -1);
+        }
+        for (std::int64_t i = 0; i < graph.rows; ++i) {
+            const auto row = gnnserve::slots_of_row(csr, i);
+            const int times = gnnserve::is_heavy(row) ? 1 : 0;
+            CHECK(begun[static_cast<std::size_t>(i)] == times);
+            for (std::int32_t s = row.begin; s < row.end; ++s) {
+                CHECK(covered[static_cast<std::size_t>(s)] == times);
+            }
+        }
+    }
+}
+
+void test_aggregate(const Edges& edges, std::int64_t width) {
+    Graph graph(edges, false);
+    const auto size = edges.rows * width;
+    const Floats x = random_floats(size);
+    const Floats skip = random_floats(size);
+    const Floats bias = random_floats(width);
+    const Floats weight = random_floats(graph.room);
+    Floats partial(static_cast<std::size_t>(graph.pieces() * width), NAN);
+    for (const Reduce reduce : {Reduce::kSum, Reduce::kMean, Reduce::kMax, Reduce::kMin}) {
+        for (const bool all : {false, true}) {
+            const float* weights = all ? weight.data() : nullptr;
+            const gnnserve::Finish finish =
+                all ? gnnserve::Finish{skip.data(), 0.5F, bias.data(), true} : gnnserve::Finish{};
+            Floats expected(x.size());
+            Floats found(x.size(), NAN);
+            gnnserve::aggregate(
+                {graph.csr(), x.data(), weights, width, reduce, finish, expected.data()});
+            CHECK(gnnserve_graph_aggregate(graph.begin.data(), graph.source.data(), edges.rows,
+                                           graph.room, partial.data(), x.data(), weights, width,
+                                           static_cast<int>(reduce), finish.skip, finish.skip_scale,
+                                           finish.bias, finish.relu, found.data(), nullptr) == 0);
+            CHECK(close(found, expected));
+        }
+    }
+}
+
+void test_attend(const Edges& edges, Score score, std::int64_t heads, std::int64_t channels,
+                 bool average) {
+    const bool additive = score == Score::kAdditive;
+    for (const bool loops : {false, true}) {
+        Graph graph(edges, loops);
+        const std::int64_t width = heads * channels;
+        const Floats left = random_floats(edges.rows * (additive ? heads : width));
+        const Floats right = random_floats(edges.rows * (additive ? heads : width));
+        const Floats value = random_floats(edges.rows * width);
+        const Floats att = random_floats(width);
+        const Floats edge = random_floats(edges.count() * heads + 1);
+        const std::int64_t out_width = average ? channels : width;
+        const Floats skip = random_floats(edges.rows * out_width);
+        const Floats bias = random_floats(out_width);
+        Floats alpha(static_cast<std::size_t>(graph.room * heads));
+        Floats partial(static_cast<std::size_t>(graph.pieces() * heads * (channels + 2)), NAN);
+        Floats expected(static_cast<std::size_t>(edges.rows * out_width));
+        Floats found(expected.size(), NAN);
+        for (const bool all : {false, true}) {
+            const float* edges_too = all && additive ? edge.data() : nullptr;
+            const gnnserve::Finish finish =
+                all ? gnnserve::Finish{skip.data(), 1, bias.data()} : gnnserve::Finish{};
+            gnnserve::attend({graph.csr(), score, left.data(), right.data(), edges_too,
+                              graph.edge.data(), loops, att.data(), 0.2F, value.data(), heads,
+                              channels, average, finish, alpha.data(), expected.data()});
+            CHECK(gnnserve_graph_attend(
+                      graph.begin.data(), graph.source.data(), edges.rows, graph.room,
+                      partial.data(), static_cast<int>(score), left.data(), right.data(), edges_too,
+                      graph.edge.data(), loops, att.data(), 0.2F, value.data(), heads, channels,
+                      average, finish.skip, finish.bias, found.data(), nullptr) == 0);
+            CHECK(close(found, expected));
+        }
+    }
+}
+
+void test_head_dots() {
+    for (const std::int64_t channels : {1, 3, 8, 50}) {
+        const std::int64_t rows = 37;
+        const std::int64_t heads = 3;
+        const Floats x = random_floats(rows * heads * channels);
+        const Floats att = random_floats(heads * channels);
+        Floats found(static_cast<std::size_t>(rows * heads), NAN);
+        Floats expected(found.size());
+        gnnserve::head_dots({x.data(), att.data(), rows, heads, channels, expected.data()});
+        CHECK(gnnserve_graph_head_dots(x.data(), att.data(), rows, heads, channels, found.data(),
+                                       nullptr) == 0);
+        CHECK(close(found, expected));
+    }
+}
+
+}  // namespace
+
+int main() {
+    test_csr();
+    test_pieces();
+    const Edges light = random_edges(60, 400);
+    const Edges heavy = random_edges(20, 30, 2700);
+    for (const std::int64_t width : {1, 2, 4, 7, 16, 50, 64, 100, 128, 200, 260, 300}) {
+        test_aggregate(light, width);
+    }
+    for (const std::int64_t width : {1, 7, 16, 100, 300}) {
+        test_aggregate(heavy, width);
+    }
+    for (const Score score : {Score::kAdditive, Score::kDynamic, Score::kDot}) {
+        for (const bool average : {false, true}) {
+            for (const auto& [heads, channels] : std::vector<std::pair<std::int64_t, std::int64_t>>{
+                     {1, 1}, {1, 130}, {2, 8}, {3, 5}, {4, 16}, {8, 32}, {1, 300}}) {
+                test_attend(light, score, heads, channels, average);
+            }
+            test_attend(heavy, score, 2, 12, average);
+        }
+    }
+    test_head_dots();
+}

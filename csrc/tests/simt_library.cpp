@@ -1,0 +1,3 @@
+// The C functions of graph_api.cuh with the device's kernels run on the host: what Python's tests
+// load in place of libgnnserve_cuda.so.
+#include "graph_api.cuh"

@@ -1,0 +1,146 @@
+"""The executor on the device's kernels, which run thread by thread on this processor for it.
+
+All but the hardware is as on a GPU: the kernels' source, their launches, the C functions and what
+is between them and torch. csrc/tests/simt.hpp stands in for CUDA.
+"""
+
+import pytest
+import torch
+
+from serve.cuda.graph_kernels import GraphKernels
+from serve.cuda.library import CudaError, library_path
+from serve.models.executors import kernels
+from tests.models.executors.test_convs import CASES
+
+SIMT = library_path("libgnnserve_simt.so")
+operators = torch.ops.gnnserve
+pytestmark = pytest.mark.skipif(SIMT is None, reason="only an editable install builds it")
+
+
+@pytest.fixture(scope="module")
+def device():
+    return GraphKernels(str(SIMT), stream=lambda _: 0)
+
+
+@pytest.fixture
+def on_device(device, monkeypatch):
+    """The executor's kernels are the device's."""
+    for name, run in device.implementations().items():
+        monkeypatch.setattr(kernels, f"_{name}", run)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gcn improved weighted", "gcn not normalised", "sage", "sage max", "graph weighted",
+        "graph max weighted", "gin narrowing", "gin mean", "gat residual", "gat averaged",
+        "gat attributed", "gat attributed without loops", "gatv2 averaged", "gatv2 shared",
+        "transformer",
+    ],
+)  # fmt: skip
+def test_gives_what_pyg_gives(on_device, agree, name):
+    make, options = CASES[name]
+    agree(make, **options)
+
+
+@pytest.fixture(scope="module")
+def star():
+    """Most of the edges end in one node, some of them loops, and one node has few."""
+    generator = torch.Generator().manual_seed(2)
+    edge_index = torch.randint(30, (2, 3000), generator=generator)
+    edge_index[1, 400:] = 11
+    return edge_index
+
+
+@pytest.mark.parametrize("loops", [False, True])
+def test_heavy_nodes_are_as_on_the_processor(device, star, loops):
+    generator = torch.Generator().manual_seed(0)
+    x, bias = torch.randn(30, 24, generator=generator), torch.randn(24, generator=generator)
+    weight = torch.rand(3000, generator=generator)
+    graphs = [csr(star, 30, loops, True) for csr in (device.csr, operators.csr.default)]
+    for graph, made in zip(graphs, (device, None), strict=True):
+        begin = graph[:31]
+        assert begin.diff().max() > 2048, made
+    for run, expected in (
+        (device.spread(graphs[0], 30, weight, 2.0), operators.spread(graphs[1], 30, weight, 2.0)),
+        (
+            device.normalise(graphs[0], 30, True, None),
+            operators.normalise(graphs[1], 30, True, None),
+        ),
+        *(
+            (
+                device.aggregate(graphs[0], x, None, reduce, x, 0.5, bias, True),
+                operators.aggregate(graphs[1], x, None, reduce, x, 0.5, bias, True),
+            )
+            for reduce in range(4)
+        ),
+        (
+            device.attend(graphs[0], True, loops, 2, x, x, x, 3, 0.2, False, None, None, x, bias),
+            operators.attend(
+                graphs[1], True, loops, 2, x, x, x, 3, 0.2, False, None, None, x, bias
+            ),
+        ),
+    ):
+        if run.dim() == 1:
+            slots = int(graphs[0][30])
+            run, expected = run[:slots], expected[:slots]
+        torch.testing.assert_close(run, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_same_graph_has_the_same_answer_bit_by_bit(device, star):
+    x = torch.randn(30, 24)
+    runs = [
+        device.aggregate(device.csr(star, 30, True, False), x, None, 0, None, 1.0, None, False)
+        for _ in range(2)
+    ]
+    assert torch.equal(*runs)
+
+
+def test_memory_is_linear_in_nodes_and_edges(on_device, twins):
+    """Also where nodes are heavy: they take room whether there are any or not."""
+    from serve.estimate.memory import covers, peak_at
+    from serve.models.calibrate import measure_memory
+    from serve.models.probes import Shape, probe_graph
+    from serve.models.tracing import trace
+
+    make, options = CASES["gat attributed"]
+    _, other, signature = twins(make, **options)
+    memory = measure_memory(other, signature, max_bytes=4 << 20)
+    assert memory.warning == ""
+    for shape in (Shape.PLAIN, Shape.STAR):
+        inputs = probe_graph(1_000, 20_000, shape, other.spec.inputs, signature)
+        run = lambda inputs=inputs: other.run(inputs)  # noqa: E731
+        peak = trace(run, other.module, 1_000, 20_000).peak_bytes
+        assert covers(peak_at(memory.activations, 1_000, 20_000), peak)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "told"),
+    [
+        ("csr", (torch.zeros(3, 4).long(), 5, False, False), r"\[2, E\]"),
+        ("csr", (torch.zeros(2, 4), 5, False, False), "int64 or int32"),
+        ("csr", (torch.zeros(4, 2).long().t(), 5, False, False), "contiguous rows"),
+        ("head_dots", (torch.zeros(3, 6), torch.zeros(5), 2), "att must be .* of 6"),
+        ("head_dots", (torch.zeros(6, 3).t(), torch.zeros(6), 2), "x must be .* contiguous"),
+        ("head_dots", (torch.zeros(3, 6).double(), torch.zeros(6), 2), "x must be float32"),
+    ],
+)
+def test_wrong_arguments_are_refused(device, name, arguments, told):
+    with pytest.raises(ValueError, match=told):
+        getattr(device, name)(*arguments)
+
+
+def test_what_cannot_be_launched_is_an_error(device, monkeypatch):
+    monkeypatch.setitem(device._calls, "head_dots", lambda *_: 98)
+    with pytest.raises(CudaError, match=r"gnnserve::head_dots .* \(cudaError 98\)"):
+        device.head_dots(torch.zeros(3, 6), torch.zeros(6), 2)
+
+
+def test_another_device_gets_its_operators(device, monkeypatch):
+    """Registered as for CUDA, for a device that torch knows and nobody has."""
+    monkeypatch.setattr(kernels, "devices", set(kernels.devices))
+    kernels.add_device("privateuseone", device.implementations())
+    assert "privateuseone" in kernels.devices
+    for name in device.implementations():
+        has = torch._C._dispatch_has_kernel_for_dispatch_key
+        assert has(f"gnnserve::{name}", "PrivateUse1")
