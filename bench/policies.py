@@ -9,7 +9,8 @@ estimates by 10 %. Workloads and load as everywhere: 100 tasks a list, Poisson a
 mean solo time ÷ cores, targets of 2 × solo; all systems see the same requests at the same times.
 
 Lanes are four for each core, as in a server. Behind a comma stands what is different in a variant
-of ours: fewer or more lanes, merging as in a server, or windows of fixed length.
+of ours: fewer or more lanes, merging as in a server, windows of fixed length, or each core a device
+by itself, which a run never leaves.
 
 A request counts as missed when it is late or refused. Goodput is the highest ρ up to 1.5 with at
 most 1 % missed, found by bisection to 0.006. The bound (``bench.bound``) is for systems that do not
@@ -62,6 +63,7 @@ OURS = "slack+preemptive"
 LANES = {f"{count} lanes a core": count for count in (2, 3, 8)}
 WINDOWS = {f"windows of {ms} ms": Nanos(int(ms * 1e6)) for ms in (0.5, 1, 2, 5, 10, 20)}
 MERGING = "merging"
+APART = "a device for each core"
 GOODPUT_MISSES = 0.01
 GOODPUT_STEPS = 8
 QOS_FACTOR = 2.0
@@ -109,9 +111,10 @@ class Site:
         made = make_system(
             policy,
             discipline or "rolling",
-            cores=self.cores,
+            cores=1 if variant == APART else self.cores,
             budget_bytes=self.budget_bytes,
             lanes_per_core=LANES.get(variant, LANES_PER_CORE),
+            devices=self.cores if variant == APART else 1,
         )
         params = made.params
         if variant in WINDOWS:
@@ -146,7 +149,7 @@ def all_systems() -> list[str]:
     # base is fifo under CoGNN's name
     policies = sorted(POLICIES.keys() - {"base"})
     ours = [f"{policy}+{how}" for policy in policies for how in sorted(DISCIPLINES)]
-    variants = [f"{OURS}, {variant}" for variant in (*LANES, MERGING, *WINDOWS)]
+    variants = [f"{OURS}, {variant}" for variant in (*LANES, MERGING, APART, *WINDOWS)]
     return [*ours, *variants, *BASELINES]
 
 
@@ -263,7 +266,7 @@ def main() -> None:
         "rows": rows,
         "took_s": round(time.monotonic() - started, 1),
     }
-    console = Console()
+    console = Console(width=130)
     for workload in workloads:
         for table in tables(result, workload):
             console.print(table)

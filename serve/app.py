@@ -260,15 +260,21 @@ def simulate_workload(
     discipline: str,
     requests: int,
     seed: int,
+    devices: int,
     progress: Progress,
 ) -> SimReport:
     """Serve a workload on a virtual clock, with the times calibrated for `config`'s models.
 
-    `policy` may also be a baseline's name. Raises ConfigError for an unknown one.
+    By so many devices like this machine's; ρ counts them all. `policy` may also be a baseline's
+    name. Raises ConfigError for an unknown one.
     """
     device = device_of(config)
     system = make_system(
-        policy, discipline, cores=device.parallelism, budget_bytes=device.budget_bytes
+        policy,
+        discipline,
+        cores=device.parallelism,
+        budget_bytes=device.budget_bytes,
+        devices=devices,
     )
     tasks = workload_tasks(workload, GraphPool(PoolSpec()).refs, seed)
     names = sorted({task.model for task in tasks})
@@ -282,7 +288,7 @@ def simulate_workload(
     header = TraceHeader(
         workload=workload,
         seed=seed,
-        rate_hz=rate_for_rho(rho, solo_s, device.parallelism),
+        rate_hz=rate_for_rho(rho, solo_s, device.parallelism * devices),
         rho=rho,
         mean_solo_s=solo_s,
     )

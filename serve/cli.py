@@ -187,6 +187,7 @@ def simulate_command(
     discipline: Annotated[str | None, typer.Option(help="How groups run.")] = None,
     requests: Annotated[int, typer.Option(min=1)] = 1000,
     seed: Annotated[int, typer.Option()] = 0,
+    devices: Annotated[int, typer.Option(min=1, help="So many like this machine's.")] = 1,
     config: Annotated[
         Path | None, typer.Option("--config", help="Other models than the demo's.")
     ] = None,
@@ -234,6 +235,7 @@ def simulate_command(
             discipline=discipline,
             requests=requests,
             seed=seed,
+            devices=devices,
             progress=steps.tell,
         )
     _print_simulation(found, f"{workload} at ρ {rho:g}: {policy}/{discipline}", as_json)

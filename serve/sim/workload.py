@@ -6,7 +6,7 @@ the scheduler sees the estimate, the simulated device the truth.
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from serve.core.disciplines import get_discipline
 from serve.core.params import LANES_PER_CORE, DeviceFacts, SchedulerParams
@@ -47,28 +47,35 @@ def make_system(
     cores: int,
     budget_bytes: int,
     lanes_per_core: int = LANES_PER_CORE,
+    devices: int = 1,
 ) -> System:
-    """Lanes and scheduling of a policy or baseline on a CPU with that many cores.
+    """Lanes and scheduling of a policy or baseline on `devices` alike, with that many cores each.
 
     A baseline is first-in first-out with memory unchecked; tasks beyond the cores share them.
     Raises ConfigError for an unknown name.
     """
-    if cores < 1 or budget_bytes < 1:
-        raise ConfigError(f"cores {cores} and memory {budget_bytes} bytes must be at least 1")
+    if min(cores, budget_bytes, devices) < 1:
+        raise ConfigError(
+            f"cores {cores}, memory {budget_bytes} bytes and devices {devices} must be at least 1"
+        )
     get_discipline(discipline)
     if policy in BASELINES:
         lanes = BASELINES[policy] or _ALL_AT_ONCE
         facts = DeviceFacts(_UNCHECKED, _lane_ids(lanes))
-        params = SchedulerParams(device=facts, policy="fifo", discipline="rolling")
         shared = tuple(max(1.0, count / cores) for count in range(1, lanes + 1))
-        return System(params, DeviceModel(slowdown=shared))
-    get_policy(policy)
-    facts = DeviceFacts(
-        Bytes(budget_bytes), _lane_ids(lanes_per_core * cores), parallelism=cores, can_suspend=True
+        policy, discipline, model = "fifo", "rolling", DeviceModel(slowdown=shared)
+    else:
+        get_policy(policy)
+        lanes = lanes_per_core * cores
+        facts = DeviceFacts(
+            Bytes(budget_bytes), _lane_ids(lanes), parallelism=cores, can_suspend=True
+        )
+        model = DeviceModel()
+    first, *others = (
+        replace(facts, lane_ids=_lane_ids(lanes, number * lanes)) for number in range(devices)
     )
-    return System(
-        SchedulerParams(device=facts, policy=policy, discipline=discipline), DeviceModel()
-    )
+    params = SchedulerParams(first, tuple(others), policy=policy, discipline=discipline)
+    return System(params, model)
 
 
 def mean_solo_ns(tasks: Sequence[tuple[str, int, int]], estimator: Estimator) -> float:
@@ -118,5 +125,5 @@ def offered(
     return requests
 
 
-def _lane_ids(count: int) -> tuple[LaneId, ...]:
-    return tuple(LaneId(lane) for lane in range(count))
+def _lane_ids(count: int, first: int = 0) -> tuple[LaneId, ...]:
+    return tuple(LaneId(lane) for lane in range(first, first + count))

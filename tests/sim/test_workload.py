@@ -30,8 +30,9 @@ def requests(rho: float, count: int = 400):
     return offered(build_trace(header, tasks, count=count), estimator, qos_factor=2.0)
 
 
-def late(policy: str, discipline: str, rho: float) -> float:
-    system = make_system(policy, discipline, cores=CORES, budget_bytes=BUDGET)
+def late(policy: str, discipline: str, rho: float, devices: int = 1) -> float:
+    cores = CORES // devices
+    system = make_system(policy, discipline, cores=cores, budget_bytes=BUDGET, devices=devices)
     report = simulate(requests(rho), system.params, system.device)
     assert report.completed == report.requests == 400
     return report.violation_rate
@@ -59,6 +60,16 @@ def test_suspending_keeps_more_targets_than_a_barrier_and_than_one_at_a_time():
     ours = late("slack", "preemptive", rho=0.5)
     assert ours < late("bqt", "barrier", rho=0.5) / 2
     assert ours < late("default", "rolling", rho=0.5) / 2
+
+
+def test_two_devices_of_a_core_serve_about_as_well_as_one_of_two_cores():
+    system = make_system("slack", "preemptive", cores=1, budget_bytes=BUDGET, devices=2)
+    lanes = [set(facts.lane_ids) for facts in system.params.devices]
+    assert len(lanes) == 2
+    assert not lanes[0] & lanes[1]
+    apart, together = (late("slack", "preemptive", 0.5, devices) for devices in (2, 1))
+    assert together <= apart <= together + 0.1
+    assert apart < late("slack", "preemptive", rho=1.0) / 2
 
 
 @pytest.mark.parametrize("name", BASELINES)
