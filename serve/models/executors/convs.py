@@ -49,23 +49,16 @@ class Fused:
 
     def __init__(self, conv: Any, graphs: Graphs) -> None:
         """Raises ValueError saying which option of the layer is not covered."""
-        _require(conv.flow == "source_to_target", f"flow is {conv.flow}")
-        _require(conv.aggr in _REDUCTIONS, f"aggr is {conv.aggr}")
-        _require(not conv.training, "it is in training mode")
+        self.reduce = reduction_of(conv)
         self.conv = conv
         self.graphs = graphs
-        self.reduce = _REDUCTIONS[conv.aggr]
         self.original: Callable[..., Any] = conv.forward
 
     def __call__(self, x: Any, edge_index: Any, *more: Any, **named: Any) -> Any:
         """What the layer's forward takes and gives."""
         if (
-            _is_plain(x)
-            and _is_tensor(edge_index)
-            and edge_index.dtype in (torch.int64, torch.int32)
-            and edge_index.dim() == 2
-            and edge_index.shape[0] == 2
-            and (edge_index.stride(1) == 1 or edge_index.shape[1] < 2)
+            is_plain(x)
+            and is_edges(edge_index)
             and len(more) <= len(self.takes)
             and (not named or set(named) <= set(self.takes))
         ):
@@ -86,16 +79,16 @@ class FusedGCN(Fused):
 
     def __init__(self, conv: Any, graphs: Graphs) -> None:
         super().__init__(conv, graphs)
-        _require(self.reduce == "sum", f"aggr is {conv.aggr}")
+        require(self.reduce == "sum", f"aggr is {conv.aggr}")
         self.linear = _linear(conv.lin)
-        _require(conv.lin.bias is None, "its linear map has a bias")
-        _require(not conv.cached, "it is cached")
+        require(conv.lin.bias is None, "its linear map has a bias")
+        require(not conv.cached, "it is cached")
 
     def fused(
         self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None
     ) -> Tensor | None:
         """See GCNConv.forward."""
-        if edge_weight is not None and not _is_vector(edge_weight):
+        if edge_weight is not None and not is_vector(edge_weight):
             return None
         conv, weight = self.conv, self.linear.weight
         graph = self.graphs.csr(
@@ -180,7 +173,7 @@ class FusedGraphConv(_TwoMaps):
         self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None
     ) -> Tensor | None:
         """See GraphConv.forward."""
-        if edge_weight is not None and not _is_vector(edge_weight):
+        if edge_weight is not None and not is_vector(edge_weight):
             return None
         graph = self.graphs.csr(edge_index, x.shape[0], edges=edge_weight is not None)
         by_slot = self.graphs.weights(graph, edge_weight, normalise=False)
@@ -225,8 +218,8 @@ class _Attention(Fused):
 
     def __init__(self, conv: Any, graphs: Graphs) -> None:
         super().__init__(conv, graphs)
-        _require(self.reduce == "sum", f"aggr is {conv.aggr}")
-        _require(conv.heads <= native.MOST_HEADS, f"it has {conv.heads} heads")
+        require(self.reduce == "sum", f"aggr is {conv.aggr}")
+        require(conv.heads <= native.MOST_HEADS, f"it has {conv.heads} heads")
 
     def attend(self, graph: kernels.Csr, score: Any, left: Tensor, right: Tensor, value: Tensor,
                **options: Any) -> Tensor:  # fmt: skip
@@ -251,13 +244,13 @@ class FusedGAT(_Attention):
 
     def __init__(self, conv: Any, graphs: Graphs) -> None:
         super().__init__(conv, graphs)
-        _require(conv.lin is not None, "it maps sources and targets differently")
+        require(conv.lin is not None, "it maps sources and targets differently")
         self.linear = _linear(conv.lin)
         self.residual = None if conv.res is None else _linear(conv.res)
         self.edge_linear = None if conv.lin_edge is None else _linear(conv.lin_edge)
         self.scores_edges = self.edge_linear is not None
         if self.edge_linear is not None:
-            _require(conv.fill_value == "mean", f"fill_value is {conv.fill_value}")
+            require(conv.fill_value == "mean", f"fill_value is {conv.fill_value}")
             by_head = self.edge_linear.weight.view(conv.heads, conv.out_channels, -1)
             # att_edge · lin_edge, [H, D]: edges are only needed for their score. The layer's, so
             # that export knows it by a name.
@@ -270,7 +263,7 @@ class FusedGAT(_Attention):
         """See GATConv.forward."""
         conv, edge = self.conv, None
         if self.scores_edges and edge_attr is not None:
-            if not _is_plain(edge_attr):
+            if not is_plain(edge_attr):
                 return None
             edge = functional.linear(edge_attr, conv.edge_score)
         graph = self.loops(edge_index, x.shape[0], edges=edge is not None)
@@ -296,7 +289,7 @@ class FusedGATv2(_Attention):
 
     def __init__(self, conv: Any, graphs: Graphs) -> None:
         super().__init__(conv, graphs)
-        _require(conv.lin_edge is None, "it takes edge features")
+        require(conv.lin_edge is None, "it takes edge features")
         self.left, self.right = _linear(conv.lin_l), _linear(conv.lin_r)
         self.residual = None if conv.res is None else _linear(conv.res)
 
@@ -326,8 +319,8 @@ class FusedTransformer(_Attention):
 
     def __init__(self, conv: Any, graphs: Graphs) -> None:
         super().__init__(conv, graphs)
-        _require(conv.lin_edge is None, "it takes edge features")
-        _require(conv.lin_beta is None, "it weighs its skip connection (beta)")
+        require(conv.lin_edge is None, "it takes edge features")
+        require(conv.lin_beta is None, "it weighs its skip connection (beta)")
         self.query, self.key, self.value = (
             _linear(conv.lin_query),
             _linear(conv.lin_key),
@@ -364,15 +357,24 @@ FUSED: dict[type[MessagePassing], Callable[[Any, Graphs], Fused]] = {
 }
 
 
-def _require(holds: bool, otherwise: str) -> None:
+def require(holds: bool, otherwise: str) -> None:
+    """Raise ValueError with the text unless it holds."""
     if not holds:
         raise ValueError(otherwise)
 
 
+def reduction_of(conv: Any) -> Reduction:
+    """How the layer reduces messages; raises ValueError where the kernels do not."""
+    require(conv.flow == "source_to_target", f"flow is {conv.flow}")
+    require(conv.aggr in _REDUCTIONS, f"aggr is {conv.aggr}")
+    require(not conv.training, "it is in training mode")
+    return _REDUCTIONS[conv.aggr]
+
+
 def _linear(layer: Any) -> Any:
     """`layer`, if it is a plain linear map whose weights can be used directly."""
-    _require(type(layer) in (nn.Linear, PygLinear), f"it maps with a {type(layer).__name__}")
-    _require(not _has_hooks(layer), "its linear map has hooks")
+    require(type(layer) in (nn.Linear, PygLinear), f"it maps with a {type(layer).__name__}")
+    require(not _has_hooks(layer), "its linear map has hooks")
     return layer
 
 
@@ -387,16 +389,16 @@ def _has_hooks(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
-def _is_tensor(value: object) -> TypeGuard[Tensor]:
+def is_tensor(value: object) -> TypeGuard[Tensor]:
     """Is it a tensor, and of no class of its own, which could mean anything?"""
     # Where a model is exported, its tensors are of classes that stand for them.
     return type(value) is Tensor or (isinstance(value, Tensor) and torch.compiler.is_exporting())
 
 
-def _is_plain(x: object) -> bool:
+def is_plain(x: object) -> bool:
     """Is it a float32 matrix whose memory the kernels can read?"""
     return (
-        _is_tensor(x)
+        is_tensor(x)
         and x.dim() == 2
         and x.dtype == torch.float32
         and x.device.type in kernels.devices
@@ -404,9 +406,21 @@ def _is_plain(x: object) -> bool:
     )
 
 
-def _is_vector(value: Tensor) -> bool:
+def is_edges(value: object) -> bool:
+    """Are they edges [2, E] whose rows the kernels can read?"""
     return (
-        _is_tensor(value)
+        is_tensor(value)
+        and value.dtype in (torch.int64, torch.int32)
+        and value.dim() == 2
+        and value.shape[0] == 2
+        and (value.stride(1) == 1 or value.shape[1] < 2)
+    )
+
+
+def is_vector(value: object) -> bool:
+    """Is it a float32 vector whose memory the kernels can read?"""
+    return (
+        is_tensor(value)
         and value.dim() == 1
         and value.dtype == torch.float32
         and value.is_contiguous()

@@ -1,8 +1,9 @@
 """The executor `csr`: convolutions this package knows run over sorted edges.
 
-Only layers of exactly the classes in ``convs.FUSED``, with options known there, are replaced; a
-user's subclass, which may mean something else by its messages, keeps its own code, as do all other
-layers. So a model may be partly fused.
+Layers of exactly the classes in ``convs.FUSED``, with options known there, get another forward, and
+other layers of PyG's with simple messages another propagation (``propagate``). A user's subclass,
+which may mean something else by its messages, keeps its own code, as do all other layers. So a
+model may be partly fused.
 """
 
 import logging
@@ -13,6 +14,7 @@ from torch_geometric.nn import MessagePassing
 from serve.models.executors import kernels
 from serve.models.executors.convs import FUSED, Fused
 from serve.models.executors.graphs import Graphs
+from serve.models.executors.propagate import Propagated
 from serve.models.loader import LoadedModel
 
 _log = logging.getLogger(__name__)
@@ -27,16 +29,14 @@ def with_csr(loaded: LoadedModel) -> LoadedModel:
     if kernels.UNAVAILABLE:
         raise CannotRun(kernels.UNAVAILABLE)
     graphs = Graphs()
-    fused: list[tuple[MessagePassing, Fused]] = []
+    fused: list[tuple[MessagePassing, Fused | Propagated]] = []
     left: list[str] = []
     for name, layer in loaded.module.named_modules():
         if not isinstance(layer, MessagePassing):
             continue
         what = f"'{name}' ({type(layer).__name__})"
-        build = FUSED.get(type(layer))
+        build = FUSED.get(type(layer), Propagated)
         try:
-            if build is None:
-                raise ValueError("it is not among those known")
             fused.append((layer, build(layer, graphs)))
         except ValueError as error:
             left.append(f"{what}: {error}")

@@ -17,10 +17,37 @@ class Graphs(threading.local):
 
     def __init__(self) -> None:
         self._made: dict[object, tuple[tuple[object, ...], object]] = {}
+        #: Edges, their weights, and what was made of them last in the layer that runs.
+        self._recent: tuple[Tensor, Tensor | None, Csr, Tensor | None] | None = None
 
     def clear(self) -> None:
         """Forget everything; at the end of a run."""
         self._made.clear()
+        self._recent = None
+
+    def of_layer(
+        self, edge_index: Tensor, edge_weight: Tensor | None, rows: int
+    ) -> tuple[Csr, Tensor | None]:
+        """The sorted graph, and weights by slot, for a layer that never changes its own edges.
+
+        So they are also remembered where they carry no version, until `leave_layer`.
+        """
+        recent = self._recent
+        if recent is None or recent[0] is not edge_index or recent[2].rows != rows:
+            graph = self.csr(edge_index, rows, edges=edge_weight is not None)
+        elif edge_weight is not None and not recent[2].edges:
+            graph = self.csr(edge_index, rows, edges=True)
+        else:
+            graph = recent[2]
+            if recent[1] is edge_weight:
+                return graph, recent[3]
+        by_slot = self.weights(graph, edge_weight, normalise=False)
+        self._recent = edge_index, edge_weight, graph, by_slot
+        return graph, by_slot
+
+    def leave_layer(self) -> None:
+        """What `of_layer` made is used no more."""
+        self._recent = None
 
     def csr(
         self, edge_index: Tensor, rows: int, *, replace_loops: bool = False, edges: bool = False

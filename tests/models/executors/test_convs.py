@@ -4,14 +4,26 @@ import pytest
 import torch
 from torch import nn
 from torch_geometric.nn import (
+    APPNP,
+    ARMAConv,
+    ChebConv,
+    ClusterGCNConv,
     GATConv,
     GATv2Conv,
     GCNConv,
     GINConv,
+    GINEConv,
     GraphConv,
+    LGConv,
+    MFConv,
     SAGEConv,
+    SGConv,
+    SimpleConv,
+    TAGConv,
     TransformerConv,
 )
+
+from serve.models.executors import kernels
 
 EDGE_DIM = 8  # what bench.architectures.wrap says edge_attr has
 WEIGHTED = ("x", "edge_index", "edge_weight")
@@ -83,6 +95,19 @@ CASES = {
     "transformer": (heads(TransformerConv), {}),
     "transformer averaged": (heads(TransformerConv, concat=False), {}),
     "transformer without root": (heads(TransformerConv, root_weight=False), {}),
+    # The generic way.
+    "cheb": (narrowing(ChebConv, K=3), {}),
+    "cheb weighted": (narrowing(ChebConv, K=2), {"inputs": WEIGHTED}),
+    "arma": (narrowing(ARMAConv), {}),
+    "arma stacked": (narrowing(ARMAConv, num_stacks=2, num_layers=2), {"inputs": WEIGHTED}),
+    "sg": (narrowing(SGConv, K=2), {"inputs": WEIGHTED}),
+    "tag": (narrowing(TAGConv), {}),
+    "tag weighted": (narrowing(TAGConv), {"inputs": WEIGHTED}),
+    "appnp": (lambda: TwoLayers(APPNP(4, 0.1), APPNP(3, 0.2)), {"inputs": WEIGHTED}),
+    "cluster": (narrowing(ClusterGCNConv), {}),
+    "light": (lambda: TwoLayers(LGConv(), LGConv()), {}),
+    "mf": (narrowing(MFConv), {}),
+    "simple max": (lambda: TwoLayers(SimpleConv(aggr="max"), SimpleConv()), {"inputs": WEIGHTED}),
 }
 
 
@@ -184,3 +209,36 @@ def test_nothing_of_a_run_is_kept(twins):
     with pytest.raises(IndexError):
         other.run(inputs)
     assert graphs._made == {}
+
+
+def test_the_generic_way_reads_messages_in_one_kernel(twins, monkeypatch):
+    """Every propagation goes through it, the graph is sorted once a layer, nothing is kept."""
+    _, other, _ = twins(narrowing(TAGConv))
+    sorted_edges, reduced = [], []
+    aggregate, csr = kernels.aggregate, kernels._csr
+    monkeypatch.setattr(
+        kernels, "aggregate", lambda *given: reduced.append(given) or aggregate(*given)
+    )
+    monkeypatch.setattr(kernels, "_csr", lambda *given: sorted_edges.append(given) or csr(*given))
+    other.run(inputs_of())
+    layer = other.module.first
+    hops = len(layer.lins) - 1
+    assert len(reduced) == 2 * hops
+    assert 1 <= len(sorted_edges) <= 2
+    assert layer.forward.graphs._recent is None
+
+
+class Halved(LGConv):
+    """A user's own message, though of the right form."""
+
+    def message(self, x_j, edge_weight):
+        return super().message(x_j, edge_weight) / 2
+
+
+@pytest.mark.parametrize("make", [Halved, lambda: GINEConv(nn.Linear(12, 3), edge_dim=EDGE_DIM)])
+def test_other_messages_keep_their_code(make):
+    from serve.models.executors.graphs import Graphs
+    from serve.models.executors.propagate import Propagated
+
+    with pytest.raises(ValueError, match=r"not among those known|its message"):
+        Propagated(make().eval(), Graphs())
