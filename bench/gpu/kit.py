@@ -99,6 +99,16 @@ class Rig:
             rig.copies = Copies(rig.device)
         return rig
 
+    def use_kernels(self) -> None:
+        """Have ``csr`` run on the device, as lanes do. Needs the extension."""
+        from serve.cuda.graph_kernels import GraphKernels
+        from serve.models.executors import kernels
+
+        if kernels.UNAVAILABLE:
+            raise RuntimeError(kernels.UNAVAILABLE)
+        if not self.dry:
+            kernels.add_device("cuda", GraphKernels().implementations())
+
     def queue(self) -> Queue:
         """A lane's queue."""
         return HostQueue() if self.copies is None else CudaQueue(self.device, self.copies)

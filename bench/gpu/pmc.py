@@ -10,6 +10,7 @@ than was reserved for it. The aim is ±2 % and no under-estimate.
 
 import argparse
 import tempfile
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,7 @@ from serve.estimate.calibration import Calibration, Ramp, TimeFit
 from serve.estimate.estimator import ModelEstimator, Overhead
 from serve.graphs.pool import GraphPool
 from serve.models.calibrate import Allocator, measure_memory
-from serve.models.loader import load_model
-from serve.models.placed import ArenaSite, PlacedModel, move
+from serve.models.placed import ArenaSite, PlacedModel, load_on
 from serve.models.repository import find
 from serve.models.signature import probe_signature
 from serve.models.site import Processor
@@ -35,6 +35,7 @@ AIM = 0.02
 
 def body(result: Result, arguments: argparse.Namespace) -> None:
     rig = Rig.open(64 << 30, dry=arguments.dry)
+    rig.use_kernels()
     few = arguments.quick or arguments.dry
     spec = PoolSpec(datasets=("pubmed",), count=4) if few else PoolSpec()
     pool = GraphPool(spec)
@@ -43,9 +44,11 @@ def body(result: Result, arguments: argparse.Namespace) -> None:
     hidden, layers = (64, 3) if arguments.dry else (256, 8)
     with tempfile.TemporaryDirectory() as folder:
         for dataset in spec.datasets:
-            for name in ("gcn", "gat") if few else tuple(MODELS):
-                with result.part(f"{name} on {dataset}"):
-                    rows += measure(rig, pool, dataset, name, Path(folder), hidden, layers)
+            names = ("gcn", "gat") if few else tuple(MODELS)
+            for name, executor in product(names, ("eager", "csr")):
+                with result.part(f"{name} on {dataset}, {executor}"):
+                    size = hidden, layers
+                    rows += measure(rig, pool, dataset, name, executor, Path(folder), size)
                     result.put("rows", rows)
     if rig.dry:
         return
@@ -57,8 +60,10 @@ def body(result: Result, arguments: argparse.Namespace) -> None:
 
 
 def measure(
-    rig: Rig, pool: GraphPool, dataset: str, name: str, folder: Path, hidden: int, layers: int
-) -> list[dict[str, Any]]:
+    rig: Rig, pool: GraphPool, dataset: str, name: str, executor: str, folder: Path,
+    size: tuple[int, int],
+) -> list[dict[str, Any]]:  # fmt: skip
+    hidden, layers = size
     features, classes = FEATURES[dataset]
     args = {
         "in_channels": features,
@@ -69,10 +74,9 @@ def measure(
     key = f"{name}-{dataset}"
     torch.manual_seed(0)
     write_model(folder, key, MODELS[name](**args), factory=f"serve.models.zoo:{name}", args=args)
-    loaded = load_model(find(folder, key))
-    move(loaded.module, rig.device)
+    loaded = load_on(find(folder, key), rig.device, executor)
     queue, lane = rig.queue(), rig.lane()
-    model = PlacedModel(loaded.spec, loaded.module, queue)
+    model = PlacedModel.of(loaded, queue)
     signature = probe_signature(model)
     site = Processor() if lane is None else ArenaSite(queue, lane)
     allocator = Allocator() if lane is None else Allocator(held_by=lane.held_by)
@@ -84,7 +88,7 @@ def measure(
     )  # fmt: skip
     estimator = ModelEstimator(
         Calibration(
-            model=key, executor="eager", device=site.name, threads=1, memory=memory, time=no_time
+            model=key, executor=executor, device=site.name, threads=1, memory=memory, time=no_time
         ),
         Overhead(),
     )
@@ -99,6 +103,7 @@ def measure(
         estimate = estimator.estimate(ref.num_nodes, ref.num_edges)
         row: dict[str, Any] = {
             "model": name,
+            "executor": executor,
             "dataset": dataset,
             "num_nodes": ref.num_nodes,
             "num_edges": ref.num_edges,
@@ -108,9 +113,9 @@ def measure(
         }
         if lane is not None:
             # What a lane would insert; twice that, to see how far an under-estimate goes.
-            size = ref.num_nodes, ref.num_edges
-            limit = estimate.reserve_bytes - estimator.input_bytes(*size)
-            limit -= estimator.output_bytes(*size)
+            sized = ref.num_nodes, ref.num_edges
+            limit = estimate.reserve_bytes - estimator.input_bytes(*sized)
+            limit -= estimator.output_bytes(*sized)
             limit += sum(-(-t.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for t in inputs.values())
             row["limit_bytes"] = limit
             lane.insert(2 * limit)

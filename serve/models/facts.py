@@ -23,7 +23,7 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
     accepts_empty: bool
     #: A graph of nodes without edges runs.
     accepts_edgeless: bool
-    #: The same graph gives the same output again, with another graph run in between.
+    #: The same graph gives the same output again but for rounding, another graph run in between.
     deterministic: bool
     #: Rows depend on features at most so many hops away; None: any number, or not found out.
     hops: int | None = None

@@ -9,16 +9,25 @@ import torch
 from serve.cuda.arena import LaneMemory
 from serve.cuda.queues import Queue
 from serve.estimate.memory import Trace
-from serve.models.loader import LoadedModel
+from serve.models.executors import with_executor
+from serve.models.loader import LoadedModel, load_model
+from serve.models.repository import ModelSpec
 from serve.models.site import Run
 
 
-def move(module: torch.nn.Module, device: torch.device) -> None:
-    """Move weights to `device`; they are there, for all of its streams, when this returns."""
-    module.to(device)
+def load_on(spec: ModelSpec, device: torch.device, executor: str) -> LoadedModel:
+    """The model on `device`, run there by an executor that needs no package.
+
+    All of it is there, for all of the device's streams, when this returns.
+    """
+    loaded = load_model(spec)
+    loaded.module.to(device)
+    # It may compute something of the weights, and has to find them there.
+    loaded = with_executor(loaded, executor)
     if device.type == "cuda":
-        # Copied on the default stream, which no lane's stream waits for.
+        # Done on the default stream, which no lane's stream waits for.
         torch.cuda.synchronize(device)
+    return loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +40,14 @@ class PlacedModel(LoadedModel):
     queue: Queue
     #: On which of its streams.
     urgent: bool = False
+
+    @classmethod
+    def of(cls, loaded: LoadedModel, queue: Queue, *, urgent: bool = False) -> "PlacedModel":
+        """`loaded`, whose weights are on the queue's device."""
+        return cls(
+            loaded.spec, loaded.module, queue, urgent,
+            executor=loaded.executor, after_run=loaded.after_run,
+        )  # fmt: skip
 
     def run(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """See ``LoadedModel.run``; inputs that are on the device already are used there."""
@@ -74,6 +91,10 @@ class ArenaSite:
 
     def time_ns(self, run: Run) -> int:
         """Time on the lane: copies, launches and the wait for the last kernel, on our clock."""
-        started = time.perf_counter_ns()
-        run()
-        return time.perf_counter_ns() - started
+        self._memory.insert(self._memory.most_bytes())
+        try:
+            started = time.perf_counter_ns()
+            run()
+            return time.perf_counter_ns() - started
+        finally:
+            self._memory.clear()

@@ -282,14 +282,15 @@ class Lane:
 
     def _probe(self, message: ProbeModel) -> ModelProbed | ModelFailed:
         try:
-            model, site = self._load_to_measure(message.spec)
+            model, site = self._load_to_measure(message.spec, "eager")
             signature = probe_signature(model)
-            wanted = message.executor if isinstance(site, Processor) else "eager"
             options = Options(
-                wanted,
+                message.executor,
                 message.max_bytes,
                 Path(message.package) if message.package else None,
                 lambda: self._send(Progress("compile", 0.0)),
+                site,
+                lambda spec, executor: self._load_to_measure(spec, executor)[0],
             )
             chosen = choose(model, signature, options)
             warm_up(chosen.loaded, signature)
@@ -311,8 +312,9 @@ class Lane:
             return ModelFailed(message.spec.name, _public_text(error))
         return ModelProbed(signature, msgspec.msgpack.encode(found))
 
-    def _load_to_measure(self, spec: ModelSpec) -> tuple[LoadedModel, Site]:
-        return load_model(spec), Processor()
+    def _load_to_measure(self, spec: ModelSpec, executor: str) -> tuple[LoadedModel, Site]:
+        """The model on an executor that needs no package, and where it is measured."""
+        return with_executor(load_model(spec), executor), Processor()
 
 
 def warm_up(model: LoadedModel, signature: Signature) -> None:

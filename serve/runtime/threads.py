@@ -26,8 +26,8 @@ from serve.cuda.graph_kernels import GraphKernels
 from serve.cuda.library import CudaError, CudaLibrary
 from serve.cuda.queues import Copies, CudaQueue, HostQueue, Queue
 from serve.models.executors import kernels
-from serve.models.loader import LoadedModel, load_model
-from serve.models.placed import ArenaSite, PlacedModel, move
+from serve.models.loader import LoadedModel
+from serve.models.placed import ArenaSite, PlacedModel, load_on
 from serve.models.repository import ModelSpec
 from serve.models.site import Processor, Site
 from serve.models.union import run_union
@@ -161,13 +161,13 @@ class Shelf:
         self._lock = threading.Lock()
         self._models: dict[str, tuple[LoadedModel, int]] = {}
 
-    def take(self, key: str, spec: ModelSpec, device: torch.device) -> LoadedModel:
-        """The model, one user more; raises what ``load_model`` raises."""
+    def take(self, message: LoadModel, device: torch.device) -> LoadedModel:
+        """The model, one user more; raises what ``load_on`` raises."""
+        key = message.key
         with self._lock:
             model, users = self._models.get(key, (None, 0))
             if model is None:
-                model = load_model(spec)
-                move(model.module, device)
+                model = load_on(message.spec, device, message.executor)
             self._models[key] = model, users + 1
             return model
 
@@ -259,11 +259,11 @@ class ThreadLane(Lane):
     def _load_model(self, message: LoadModel) -> LoadedModel:
         if (held := self._models.get(message.key)) is not None:
             return held
-        model = self._device.shelf.take(message.key, message.spec, self._device.torch_device)
+        model = self._device.shelf.take(message, self._device.torch_device)
         try:
             # On both streams: libraries keep a workspace for each, outside of any task.
             for urgent in (False, True):
-                placed = PlacedModel(model.spec, model.module, self._queue, urgent)
+                placed = PlacedModel.of(model, self._queue, urgent=urgent)
                 warm_up(placed, message.signature)
         except BaseException:
             self._device.shelf.give_back(message.key)
@@ -276,16 +276,17 @@ class ThreadLane(Lane):
             self._device.shelf.give_back(key)
 
     def _probe(self, message: ProbeModel) -> ModelProbed | ModelFailed:
+        # Packages are compiled for the processor.
+        message = msgspec.structs.replace(message, package="")
         if self._memory is not None:
             # Half of what there is: the model's weights and workspaces come out of it too.
             most_bytes = min(message.max_bytes, self._memory.most_bytes() // 2)
             message = msgspec.structs.replace(message, max_bytes=most_bytes)
         return super()._probe(message)
 
-    def _load_to_measure(self, spec: ModelSpec) -> tuple[LoadedModel, Site]:
-        model = load_model(spec)
-        move(model.module, self._device.torch_device)
-        placed = PlacedModel(model.spec, model.module, self._queue)
+    def _load_to_measure(self, spec: ModelSpec, executor: str) -> tuple[LoadedModel, Site]:
+        model = load_on(spec, self._device.torch_device, executor)
+        placed = PlacedModel.of(model, self._queue)
         if self._memory is None:
             return placed, Processor()
         return placed, ArenaSite(self._queue, self._memory)

@@ -8,6 +8,7 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -15,11 +16,14 @@ from serve.app import calibration_cache, device_of
 from serve.config import load_config
 from serve.core.types import LaneId
 from serve.errors import ModelError
+from serve.estimate.calibration import Calibration
 from serve.models.repository import find
 from serve.runtime.engine import Engine
 from serve.runtime.entry import DevicePlace
 from serve.runtime.messages import (
+    LoadModel,
     ModelFailed,
+    ModelLoaded,
     ModelProbed,
     ProbeModel,
     TaskDone,
@@ -90,12 +94,18 @@ def test_a_model_that_does_not_load_is_told_by_every_lane(talk, trouble):
         assert "shapes" in talk.load_wrong(trouble, lane_id).message
 
 
-def test_calibration_runs_where_lanes_run(talk, trouble):
+def test_calibration_runs_where_lanes_run_and_they_take_the_executor_it_chose(talk, trouble):
+    spec = find(trouble.root, "gcn")
     with talk.pool.calibrator() as calibrator:
-        calibrator.send(ProbeModel(find(trouble.root, "mischief"), 0.2, 64 << 20))
+        calibrator.send(ProbeModel(spec, 0.2, 64 << 20, "csr"))
         while not isinstance(said := calibrator.receive(PATIENCE_S), ModelProbed):
             assert not isinstance(said, ModelFailed), said
-    assert said.signature.num_outputs == COLUMNS
+    calibration = msgspec.msgpack.decode(said.calibration, type=Calibration)
+    assert calibration.executor == "csr"
+    for lane_id in LANES:
+        talk.pool.send(lane_id, LoadModel("g", spec, said.signature, calibration.executor))
+        assert talk.hear(lane_id, ModelLoaded) == ModelLoaded("g")
+        talk.pool.send(lane_id, UnloadModel("g"))
 
 
 def test_a_process_that_dies_is_all_its_lanes_and_comes_back(talk):

@@ -6,9 +6,9 @@ alternating; the executor with the smallest geometric mean of times wins.
 
 import logging
 import math
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from serve.models.executors import CannotRun, with_executor
@@ -17,7 +17,8 @@ from serve.models.executors.compiling import compile_apart
 from serve.models.facts import PACKAGED, Signature
 from serve.models.loader import LoadedModel, load_model
 from serve.models.probes import Shape, probe_graph
-from serve.models.tracing import trace
+from serve.models.repository import ModelSpec
+from serve.models.site import Processor, Site
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +48,10 @@ class Choice:
     reason: str
 
 
+def _on_processor(spec: ModelSpec, name: str) -> LoadedModel:
+    return with_executor(load_model(spec), name)
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """What may be tried."""
@@ -59,6 +64,10 @@ class Options:
     package: Path | None = None
     #: Told when the compiler starts, which takes a while.
     compiling: Callable[[], None] = lambda: None
+    #: Where the race is.
+    site: Site = field(default_factory=Processor)
+    #: Loads a model there for an executor that needs no package.
+    load: Callable[[ModelSpec, str], LoadedModel] = _on_processor
 
 
 def choose(eager: LoadedModel, signature: Signature, options: Options) -> Choice:
@@ -94,7 +103,7 @@ def choose(eager: LoadedModel, signature: Signature, options: Options) -> Choice
         candidates += [compiled] if compiled is not None else []
     if not candidates:
         return _told(Choice(eager, "; ".join(problems)), eager)
-    ratios = _race([eager, *candidates], signature, options.max_bytes)
+    ratios = _race([eager, *candidates], signature, options.max_bytes, options.site)
     told = [
         f"{one.executor} takes {min(ratio):.2f} to {max(ratio):.2f} of PyG's time"
         for one, ratio in zip(candidates, ratios, strict=True)
@@ -107,7 +116,7 @@ def choose(eager: LoadedModel, signature: Signature, options: Options) -> Choice
 def _made(eager: LoadedModel, signature: Signature, name: str, options: Options) -> LoadedModel:
     """The model anew, on that executor, compiled first where it has to be."""
     if name not in PACKAGED:
-        return with_executor(load_model(eager.spec), name)
+        return options.load(eager.spec, name)
     if options.package is None:
         raise CannotRun("there is no folder to compile into")
     options.compiling()
@@ -124,7 +133,7 @@ def _told(choice: Choice, eager: LoadedModel) -> Choice:
 
 
 def _race(
-    contenders: Sequence[LoadedModel], signature: Signature, max_bytes: int
+    contenders: Sequence[LoadedModel], signature: Signature, max_bytes: int, site: Site
 ) -> list[list[float]]:
     """Of all but the first: its time ÷ the first's for every size, by the best of some rounds."""
     eager = contenders[0]
@@ -134,12 +143,12 @@ def _race(
         best = [math.inf] * len(contenders)
         for _ in range(_ROUNDS):
             for i, loaded in enumerate(contenders):
-                started = time.thread_time_ns()
-                loaded.run(inputs)
-                best[i] = min(best[i], max(1, time.thread_time_ns() - started))
+                run = partial(loaded.run, inputs)
+                best[i] = min(best[i], max(1, site.time_ns(run)))
         for ratio, own in zip(ratios, best[1:], strict=True):
             ratio.append(own / best[0])
-        peak_bytes = trace(lambda inputs=inputs: eager.run(inputs), eager.module, *size).peak_bytes  # type: ignore[misc]
+        run = partial(eager.run, site.place(inputs))
+        peak_bytes = site.trace(run, eager.module, *size).peak_bytes
         if _GROWTH * peak_bytes > max_bytes or _GROWTH * best[0] > _LONG_RUN_NS:
             break
     return ratios

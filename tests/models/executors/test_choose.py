@@ -10,6 +10,7 @@ from serve.models.executors import choose as choosing
 from serve.models.executors.check import disagreement
 from serve.models.executors.choose import Options, choose
 from serve.models.executors.csr import CannotRun
+from serve.models.site import Processor
 
 LIMIT = 1 << 30
 
@@ -43,9 +44,10 @@ def test_takes_the_faster_one(fresh, monkeypatch):
 def test_races_over_sizes_within_memory(fresh):
     eager, signature = fresh(lambda: SAGEConv(12, 3))
     fast = choose(eager, signature, Options("csr", LIMIT)).loaded
-    (ratios,) = choosing._race([eager, fast], signature, LIMIT)
+    (ratios,) = choosing._race([eager, fast], signature, LIMIT, Processor())
     assert all(ratio > 0 for ratio in ratios)
-    assert len(choosing._race([eager, fast], signature, 1 << 16)[0]) < len(choosing._SIZES)
+    short = choosing._race([eager, fast], signature, 1 << 16, Processor())
+    assert len(short[0]) < len(choosing._SIZES)
 
 
 @pytest.mark.parametrize("wanted", ["eager", "csr"])
