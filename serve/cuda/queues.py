@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 import torch
 
+from serve.cuda.library import CudaLibrary
+
 #: torch's own annotations stop here.
 _cuda: Any = torch.cuda
 #: Of all that CUDA offers, two levels are used: torch's names for them, lower is more urgent.
@@ -29,6 +31,14 @@ class Queue(Protocol):
         """Copies on the device, for what is launched from here on; inside ``running``.
 
         What they are copied from must stay as it is until ``finish`` or ``download``.
+        """
+        ...
+
+    def gather(self, table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """Rows `ids` int64 [K] of `table` float32 [R, F], on the device; both are in host memory.
+
+        For what is launched from here on; inside ``running``. Nobody checks ids. Like what is
+        uploaded, both must stay as they are.
         """
         ...
 
@@ -55,6 +65,10 @@ class HostQueue:
         """See ``Queue``."""
         return {name: tensor.clone() for name, tensor in tensors.items()}
 
+    def gather(self, table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """See ``Queue``."""
+        return torch.index_select(table, 0, ids)
+
     def download(self, output: torch.Tensor, place: torch.Tensor) -> None:
         """See ``Queue``."""
         place.copy_(output)
@@ -75,15 +89,44 @@ class Copies:
         self.down = _cuda.Stream(device)
 
 
+class Pinned:
+    """Host memory that the device reads where it lies."""
+
+    def __init__(self, library: CudaLibrary) -> None:
+        self.library = library
+        #: Start, end, and where the device sees the start.
+        self._ranges: list[tuple[int, int, int]] = []
+
+    def register(self, address: int, size_bytes: int) -> None:
+        """Pin that memory, until ``unregister``; raises CudaError where it cannot be."""
+        seen = self.library.register(address, size_bytes)
+        self._ranges.append((address, address + size_bytes, seen))
+
+    def unregister(self, address: int) -> None:
+        """Before the memory that starts there is unmapped, with nothing in flight that reads it."""
+        self._ranges = [found for found in self._ranges if found[0] != address]
+        self.library.unregister(address)
+
+    def seen(self, tensor: torch.Tensor) -> int | None:
+        """Where the device sees the tensor's data; None: that memory is not pinned."""
+        start = tensor.data_ptr()
+        end = start + tensor.nbytes
+        for first, last, seen in self._ranges:
+            if first <= start and end <= last:
+                return seen + start - first
+        return None
+
+
 class CudaQueue:
     """A lane's two streams, ordinary and urgent. Waits by events, never for the device.
 
     An urgent stream's kernels take the processors that others' free; what runs is not stopped.
     """
 
-    def __init__(self, device: torch.device, copies: Copies) -> None:
+    def __init__(self, device: torch.device, copies: Copies, pinned: Pinned | None = None) -> None:
         self.device = device
         self._copies = copies
+        self._pinned = pinned
         # Held for good: torch hands the same 32 streams out again and again.
         self._streams = {
             False: _cuda.Stream(device, priority=_ORDINARY),
@@ -110,6 +153,19 @@ class CudaQueue:
             copied.record(self._copies.up)
         self._current.wait_event(copied)
         return found
+
+    def gather(self, table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """See ``Queue``. Rows of memory that is not pinned are put together on the host."""
+        seen = None if self._pinned is None else self._pinned.seen(table)
+        if self._pinned is None or seen is None:
+            return self.upload({"rows": torch.index_select(table, 0, ids)})["rows"]
+        placed = self.upload({"ids": ids})["ids"]
+        out = torch.empty(len(ids), table.shape[1], dtype=table.dtype, device=self.device)
+        self._pinned.library.gather(
+            seen, placed.data_ptr(), len(ids), table.shape[1] * table.element_size(),
+            out.data_ptr(), stream=self._current.cuda_stream,
+        )  # fmt: skip
+        return out
 
     def download(self, output: torch.Tensor, place: torch.Tensor) -> None:
         """See ``Queue``."""

@@ -24,7 +24,7 @@ from serve.core.types import FailReason
 from serve.cuda.arena import ALIGNMENT_BYTES, DeviceArena
 from serve.cuda.graph_kernels import GraphKernels
 from serve.cuda.library import CudaError, CudaLibrary
-from serve.cuda.queues import Copies, CudaQueue, HostQueue, Queue
+from serve.cuda.queues import Copies, CudaQueue, HostQueue, Pinned, Queue
 from serve.models.executors import kernels
 from serve.models.loader import LoadedModel
 from serve.models.placed import ArenaSite, PlacedModel, load_on
@@ -96,6 +96,8 @@ class Device:
     #: None: memory is not managed here.
     arena: DeviceArena | None
     copies: Copies | None
+    #: Host memory that the device reads in place.
+    pinned: Pinned | None = None
     shelf: "Shelf" = field(default_factory=lambda: Shelf())
     running: "Running" = field(default_factory=lambda: Running())
 
@@ -106,6 +108,7 @@ class Device:
         if device.type == "cpu":
             return cls(device, None, None)
         library = CudaLibrary()
+        pinned = Pinned(library)
         index = device.index or 0
         arena = DeviceArena.open(library.slab(index, place.slab_bytes), place.slab_bytes)
         arena.install()
@@ -115,7 +118,7 @@ class Device:
         start = ctypes.addressof(ctypes.c_char.from_buffer(pool))
         try:
             # The shared pool is the staging memory: copies to the device start where requests lie.
-            library.register(start, len(pool))
+            pinned.register(start, len(pool))
         except CudaError as error:
             _log.warning(
                 "%s: copies go through pageable memory, several times slower: %s", name, error
@@ -123,11 +126,13 @@ class Device:
         _log.info(
             "%s: %d MiB of %s", name, place.slab_bytes >> 20, torch.cuda.get_device_name(device)
         )
-        return cls(device, arena, Copies(device))
+        return cls(device, arena, Copies(device), pinned)
 
     def queue(self) -> Queue:
         """A lane's queue."""
-        return HostQueue() if self.copies is None else CudaQueue(self.torch_device, self.copies)
+        if self.copies is None:
+            return HostQueue()
+        return CudaQueue(self.torch_device, self.copies, self.pinned)
 
 
 class Running:

@@ -1,5 +1,6 @@
 """The order a lane gives its work on a GPU, written down by streams and events that do nothing."""
 
+import ctypes
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from serve.cuda import queues
-from serve.cuda.queues import Copies, CudaQueue
+from serve.cuda.queues import Copies, CudaQueue, HostQueue, Pinned
 
 
 class Recorder:
@@ -23,6 +24,7 @@ class Recorder:
         stream = SimpleNamespace(
             name=name,
             priority=priority,
+            cuda_stream=100 + len(self.streams),
             wait_event=lambda event: self.said.append(f"{name} waits for {event.name}"),
         )
         self.streams.append(stream)
@@ -110,3 +112,54 @@ def test_two_lanes_share_copy_streams_and_nothing_else(cuda):
     CudaQueue(device, copies)
     CudaQueue(device, copies)
     assert len(cuda.streams) == 2 + 2 * 2
+
+
+class Bus:
+    """Stands in for the compiled library: rows are gathered at the address the device sees."""
+
+    AWAY = 1 << 40
+
+    def __init__(self, said):
+        self.said = said
+
+    def register(self, address, size_bytes):
+        return address + self.AWAY
+
+    def unregister(self, address):
+        self.said.append("unregistered")
+
+    def gather(self, table, ids, num_rows, row_bytes, out, *, stream):
+        self.said.append(f"gathers on {stream}")
+        for row in range(num_rows):
+            wanted = ctypes.c_int64.from_address(ids + 8 * row).value
+            ctypes.memmove(out + row * row_bytes, table - self.AWAY + wanted * row_bytes, row_bytes)
+
+
+def test_rows_of_pinned_memory_are_gathered_by_the_device(cuda):
+    device = torch.device("cpu")
+    whole = torch.arange(60.0).view(20, 3)
+    pinned = Pinned(Bus(cuda.said))
+    pinned.register(whole.data_ptr(), whole.nbytes)
+    queue = CudaQueue(device, Copies(device), pinned)
+    table, ids = whole[5:], torch.tensor([4, 0, 14, 4])
+    expected = HostQueue().gather(table, ids)
+    cuda.said.clear()
+    with queue.running(urgent=True):
+        assert torch.equal(queue.gather(table, ids), expected)
+    # On the lane's stream, which waits for the ids.
+    assert cuda.said == [
+        "on s3", "on s0", "s0 records e1", "off s0", "s3 waits for e1", "gathers on 103", "off s3",
+    ]  # fmt: skip
+    pinned.unregister(whole.data_ptr())
+    cuda.said.clear()
+    with queue.running():
+        assert torch.equal(queue.gather(table, ids), expected)
+    assert not any(said.startswith("gathers") for said in cuda.said)
+
+
+def test_memory_that_is_pinned_in_part_is_not_read_in_place(cuda):
+    whole = torch.zeros(20, 3)
+    pinned = Pinned(Bus(cuda.said))
+    pinned.register(whole.data_ptr(), whole.nbytes - 4)
+    assert pinned.seen(whole) is None
+    assert pinned.seen(whole[1:19]) == whole.data_ptr() + 12 + Bus.AWAY
