@@ -49,7 +49,8 @@ class Fused:
 
     def __init__(self, conv: Any, graphs: Graphs) -> None:
         """Raises ValueError saying which option of the layer is not covered."""
-        self.reduce = reduction_of(conv)
+        require_ordinary(conv)
+        self.reduce = self.reduction(conv)
         self.conv = conv
         self.graphs = graphs
         self.original: Callable[..., Any] = conv.forward
@@ -67,6 +68,10 @@ class Fused:
                 return out
         return self.original(x, edge_index, *more, **named)
 
+    def reduction(self, conv: Any) -> Reduction:
+        """How the layer reduces its messages; raises ValueError where the kernels do not."""
+        return reduction_of(conv)
+
     def fused(self, x: Tensor, edge_index: Tensor) -> Tensor | None:
         """The forward pass; None when this call is not covered."""
         raise NotImplementedError
@@ -80,7 +85,7 @@ class FusedGCN(Fused):
     def __init__(self, conv: Any, graphs: Graphs) -> None:
         super().__init__(conv, graphs)
         require(self.reduce == "sum", f"aggr is {conv.aggr}")
-        self.linear = _linear(conv.lin)
+        self.linear = linear_of(conv.lin)
         require(conv.lin.bias is None, "its linear map has a bias")
         require(not conv.cached, "it is cached")
 
@@ -115,8 +120,8 @@ class _TwoMaps(Fused):
 
     def __init__(self, conv: Any, graphs: Graphs, mapped: Any, root: Any) -> None:
         super().__init__(conv, graphs)
-        self.mapped = _linear(mapped)
-        self.root = None if root is None else _linear(root)
+        self.mapped = linear_of(mapped)
+        self.root = None if root is None else linear_of(root)
         narrows = self.mapped.weight.shape[0] <= self.mapped.weight.shape[1]
         self.map_first = self.reduce in _LINEAR and narrows
 
@@ -148,7 +153,7 @@ class FusedSAGE(_TwoMaps):
 
     def __init__(self, conv: Any, graphs: Graphs) -> None:
         super().__init__(conv, graphs, conv.lin_l, conv.lin_r if conv.root_weight else None)
-        self.project = _linear(conv.lin) if conv.project else None
+        self.project = linear_of(conv.lin) if conv.project else None
 
     def fused(self, x: Tensor, edge_index: Tensor) -> Tensor | None:
         """See SAGEConv.forward."""
@@ -245,9 +250,9 @@ class FusedGAT(_Attention):
     def __init__(self, conv: Any, graphs: Graphs) -> None:
         super().__init__(conv, graphs)
         require(conv.lin is not None, "it maps sources and targets differently")
-        self.linear = _linear(conv.lin)
-        self.residual = None if conv.res is None else _linear(conv.res)
-        self.edge_linear = None if conv.lin_edge is None else _linear(conv.lin_edge)
+        self.linear = linear_of(conv.lin)
+        self.residual = None if conv.res is None else linear_of(conv.res)
+        self.edge_linear = None if conv.lin_edge is None else linear_of(conv.lin_edge)
         self.scores_edges = self.edge_linear is not None
         if self.edge_linear is not None:
             require(conv.fill_value == "mean", f"fill_value is {conv.fill_value}")
@@ -290,8 +295,8 @@ class FusedGATv2(_Attention):
     def __init__(self, conv: Any, graphs: Graphs) -> None:
         super().__init__(conv, graphs)
         require(conv.lin_edge is None, "it takes edge features")
-        self.left, self.right = _linear(conv.lin_l), _linear(conv.lin_r)
-        self.residual = None if conv.res is None else _linear(conv.res)
+        self.left, self.right = linear_of(conv.lin_l), linear_of(conv.lin_r)
+        self.residual = None if conv.res is None else linear_of(conv.res)
 
     def fused(
         self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None
@@ -322,11 +327,11 @@ class FusedTransformer(_Attention):
         require(conv.lin_edge is None, "it takes edge features")
         require(conv.lin_beta is None, "it weighs its skip connection (beta)")
         self.query, self.key, self.value = (
-            _linear(conv.lin_query),
-            _linear(conv.lin_key),
-            _linear(conv.lin_value),
+            linear_of(conv.lin_query),
+            linear_of(conv.lin_key),
+            linear_of(conv.lin_value),
         )
-        self.skip = _linear(conv.lin_skip) if conv.root_weight else None
+        self.skip = linear_of(conv.lin_skip) if conv.root_weight else None
 
     def fused(
         self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None
@@ -363,15 +368,19 @@ def require(holds: bool, otherwise: str) -> None:
         raise ValueError(otherwise)
 
 
+def require_ordinary(conv: Any) -> None:
+    """What every layer over the kernels must be."""
+    require(conv.flow == "source_to_target", f"flow is {conv.flow}")
+    require(not conv.training, "it is in training mode")
+
+
 def reduction_of(conv: Any) -> Reduction:
     """How the layer reduces messages; raises ValueError where the kernels do not."""
-    require(conv.flow == "source_to_target", f"flow is {conv.flow}")
     require(conv.aggr in _REDUCTIONS, f"aggr is {conv.aggr}")
-    require(not conv.training, "it is in training mode")
     return _REDUCTIONS[conv.aggr]
 
 
-def _linear(layer: Any) -> Any:
+def linear_of(layer: Any) -> Any:
     """`layer`, if it is a plain linear map whose weights can be used directly."""
     require(type(layer) in (nn.Linear, PygLinear), f"it maps with a {type(layer).__name__}")
     require(not _has_hooks(layer), "its linear map has hooks")

@@ -1,6 +1,6 @@
 """The executor `csr`: convolutions this package knows run over sorted edges.
 
-Layers of exactly the classes in ``convs.FUSED``, with options known there, get another forward, and
+Layers of exactly the classes in ``_BUILDERS``, with options known there, get another forward, and
 other layers of PyG's with simple messages another propagation (``propagate``). A user's subclass,
 which may mean something else by its messages, keeps its own code, as do all other layers. So a
 model may be partly fused.
@@ -9,15 +9,18 @@ model may be partly fused.
 import logging
 from dataclasses import replace
 
-from torch_geometric.nn import MessagePassing
+from torch_geometric.nn import MessagePassing, PNAConv
 
 from serve.models.executors import kernels
 from serve.models.executors.convs import FUSED, Fused
 from serve.models.executors.graphs import Graphs
+from serve.models.executors.pna import FusedPNA
 from serve.models.executors.propagate import Propagated
 from serve.models.loader import LoadedModel
 
 _log = logging.getLogger(__name__)
+
+_BUILDERS = {**FUSED, PNAConv: FusedPNA}
 
 
 class CannotRun(Exception):
@@ -35,7 +38,7 @@ def with_csr(loaded: LoadedModel) -> LoadedModel:
         if not isinstance(layer, MessagePassing):
             continue
         what = f"'{name}' ({type(layer).__name__})"
-        build = FUSED.get(type(layer), Propagated)
+        build = _BUILDERS.get(type(layer), Propagated)
         try:
             fused.append((layer, build(layer, graphs)))
         except ValueError as error:

@@ -20,6 +20,7 @@ from serve.models.executors.convs import (
     is_vector,
     reduction_of,
     require,
+    require_ordinary,
 )
 from serve.models.executors.graphs import Graphs
 
@@ -31,6 +32,7 @@ class Propagated:
 
     def __init__(self, conv: Any, graphs: Graphs) -> None:
         """Raises ValueError saying what about the layer is not covered."""
+        require_ordinary(conv)
         self.reduce = reduction_of(conv)
         require(type(conv).__module__.startswith("torch_geometric."), "it is not among those known")
         require(conv.node_dim in (-2, 0), f"node_dim is {conv.node_dim}")

@@ -16,6 +16,7 @@ from torch_geometric.nn import (
     GraphConv,
     LGConv,
     MFConv,
+    PNAConv,
     SAGEConv,
     SGConv,
     SimpleConv,
@@ -52,6 +53,11 @@ def heads(conv, **options):
         return TwoLayers(conv(12, 5, heads=3, **options), conv(wide, 33, heads=1, **options))
 
     return make
+
+
+def pna(aggregators, scalers, **options):
+    degrees = torch.tensor([1, 4, 16, 8])
+    return narrowing(PNAConv, aggregators=aggregators, scalers=scalers, deg=degrees, **options)
 
 
 def perceptron(*layers):
@@ -95,6 +101,10 @@ CASES = {
     "transformer": (heads(TransformerConv), {}),
     "transformer averaged": (heads(TransformerConv, concat=False), {}),
     "transformer without root": (heads(TransformerConv, root_weight=False), {}),
+    "pna": (pna(["mean", "min", "max", "std"], ["identity", "amplification", "attenuation"]), {}),
+    "pna linear": (pna(["sum", "var"], ["linear", "inverse_linear"]), {}),
+    "pna in towers": (pna(["mean", "min"], ["identity"], towers=2, post_layers=2), {}),
+    "pna divided": (pna(["max"], ["attenuation"], towers=4, divide_input=True), {}),
     # The generic way.
     "cheb": (narrowing(ChebConv, K=3), {}),
     "cheb weighted": (narrowing(ChebConv, K=2), {"inputs": WEIGHTED}),
