@@ -127,6 +127,8 @@ class CudaQueue:
         self.device = device
         self._copies = copies
         self._pinned = pinned
+        #: Ids that gathers read, which another stream's copies must not overwrite before they have.
+        self._reading: list[torch.Tensor] = []
         # Held for good: torch hands the same 32 streams out again and again.
         self._streams = {
             False: _cuda.Stream(device, priority=_ORDINARY),
@@ -160,6 +162,7 @@ class CudaQueue:
         if self._pinned is None or seen is None:
             return self.upload({"rows": torch.index_select(table, 0, ids)})["rows"]
         placed = self.upload({"ids": ids})["ids"]
+        self._reading.append(placed)
         out = torch.empty(len(ids), table.shape[1], dtype=table.dtype, device=self.device)
         self._pinned.library.gather(
             seen, placed.data_ptr(), len(ids), table.shape[1] * table.element_size(),
@@ -176,6 +179,7 @@ class CudaQueue:
             place.copy_(output, non_blocking=True)
             copied.record(self._copies.down)
         copied.synchronize()
+        self._reading.clear()
 
     def finish(self) -> None:
         """See ``Queue``."""
@@ -183,3 +187,4 @@ class CudaQueue:
             ended = _cuda.Event(blocking=True)
             ended.record(stream)
             ended.synchronize()
+        self._reading.clear()

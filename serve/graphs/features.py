@@ -5,7 +5,12 @@ others keep float32 (or float16, where the configuration allows that). What is l
 memory allows stays in a file that is mapped and read as it is needed.
 """
 
+import itertools
+import math
+import mmap
+import os
 import tempfile
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,15 +25,47 @@ _PART_BYTES = 16 << 20
 _KINDS = ("float32", "float16", "uint8")
 
 
+_numbers = itertools.count(1)
+
+
+class MemoryFile(mmap.mmap):
+    """Memory that other processes can map, by a file without a name; gone with its last reader."""
+
+    #: No other has it, in this process.
+    number: int
+    fd: int
+
+    @classmethod
+    def of(cls, size_bytes: int) -> "MemoryFile":
+        """So many bytes, 0 at first."""
+        fd = os.memfd_create("gnnserve-features", os.MFD_CLOEXEC)
+        os.ftruncate(fd, max(1, size_bytes))
+        found = cls(fd, max(1, size_bytes))
+        found.fd, found.number = fd, next(_numbers)
+        weakref.finalize(found, os.close, fd)
+        return found
+
+    @property
+    def path(self) -> str:
+        """Where other processes of the same user find it as long as this one has it."""
+        return f"/proc/{os.getpid()}/fd/{self.fd}"
+
+
+def memory_file(x: NDArray[Any]) -> MemoryFile | None:
+    """The file that kept features lie in, all of them and nothing else, if it is in memory."""
+    return x.base if isinstance(x.base, MemoryFile) else None
+
+
 class FeatureKeeper:
     """Keeps one graph's features [N, F], and makes other ones of them."""
 
-    def __init__(self, *, dtype: str, folder: Path) -> None:
+    def __init__(self, *, dtype: str, folder: Path, shared: bool = False) -> None:
         """`dtype`, float32 or float16, is for what is no small whole number.
 
-        Files that mapped features need anew are made in `folder`.
+        Files that mapped features need anew are made in `folder`. With `shared`, those in memory
+        lie in a ``MemoryFile`` each.
         """
-        self._dtype, self._folder = dtype, folder
+        self._dtype, self._folder, self._shared = dtype, folder, shared
 
     def kept(self, x: NDArray[Any], where: str) -> NDArray[Any]:
         """`x` [N, F] of any real dtype as it is kept; mapped if it is mapped.
@@ -70,12 +107,15 @@ class FeatureKeeper:
         return found
 
     def _empty(self, shape: tuple[int, ...], dtype: str, mapped: bool) -> NDArray[Any]:
+        if not mapped and self._shared:
+            file = MemoryFile.of(math.prod(shape) * np.dtype(dtype).itemsize)
+            return np.ndarray(shape, dtype, file)
         if not mapped:
             return np.empty(shape, dtype)
         self._folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=self._folder) as file:
+        with tempfile.TemporaryFile(dir=self._folder) as on_disk:
             # It has no name, and is gone with its last reader.
-            return np.memmap(file, dtype, "w+", shape=shape)
+            return np.memmap(on_disk, dtype, "w+", shape=shape)
 
 
 def _parts(x: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:

@@ -44,6 +44,8 @@ class OpenOptions:
     map_above_bytes: int | None = None
     #: Where files are made for features that are mapped and not yet in a file of their own.
     cache: Path = Path("graphs")
+    #: Features in memory lie where other processes can map them.
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,7 @@ def held(name: str, parts: Parts, options: OpenOptions, progress: Progress) -> R
         both = both_directions(edges[0], edges[1], parts.num_nodes)
         rows = Rows(*native.build_rows(both, parts.num_nodes))
     progress("checking features", 0.6)
-    keeper = FeatureKeeper(dtype=options.feature_dtype, folder=options.cache)
+    keeper = FeatureKeeper(dtype=options.feature_dtype, folder=options.cache, shared=options.shared)
     x = keeper.kept(parts.x, where)
     return ResidentGraph(name, rows, x, keeper, parts.source)
 

@@ -96,6 +96,16 @@ class Snapshot:
         self.gather(nodes, found)
         return found
 
+    def patched(self, nodes: Ids) -> tuple[Ids, Ids, Floats]:
+        """Where the features of `nodes` [K] are taken from.
+
+        Rows of `x` [K], any where the patch has others; positions in `nodes` of those [P],
+        ascending, and their features [P, F].
+        """
+        there, places = _found(self.patch.featured, nodes)
+        at = np.flatnonzero(there)
+        return np.where(there, 0, nodes), at, self.patch.x[places[at]]
+
     def neighbours(self, nodes: Ids) -> Rows:
         """In-neighbours of `nodes` [K], ids as int64, row by row."""
         patched, places = _found(self.patch.nodes, nodes)

@@ -44,7 +44,7 @@ from serve.runtime import clock
 from serve.runtime.api import InferCall
 from serve.runtime.graphs import NodeRequest
 from serve.runtime.launch import Launch
-from serve.runtime.messages import ModelFailed, ModelLoaded, TaskDone, TaskError
+from serve.runtime.messages import ModelFailed, ModelLoaded, TableMapped, TaskDone, TaskError
 from serve.runtime.overhead import IDLE_NS
 from serve.runtime.pool import LaneDown, LanePool, LaneUp
 from serve.runtime.records import Scheduling
@@ -71,6 +71,7 @@ class Driver:
         scheduling: Scheduling,
         check_finite: bool,
         journal: JournalWriter | None = None,
+        table_mapped: Callable[[int, str], None] = lambda number, failure: None,
     ) -> None:
         """`lock` is held for every step; the registry guards its entries with it as well.
 
@@ -88,6 +89,7 @@ class Driver:
         self._lock = lock
         self._sink = sink
         self._journal = journal
+        self._table_mapped = table_mapped
         self._tickets: dict[TaskId, RequestTicket] = {}
         self._task_ids = itertools.count(1)
         #: When the driver's thread looks at the clock at the latest; None: when something happens.
@@ -317,6 +319,8 @@ class Driver:
                 _log.error("lane %d: %s: %s", lane_id, key, message)
                 if self._registry.lane_answered(lane_id, key, message):
                     self._lane_ready(lane_id)
+            case TableMapped(number, failure):
+                self._table_mapped(number, failure)
             case LaneUp():
                 if self._registry.lane_up(lane_id):
                     self._lane_ready(lane_id)

@@ -33,6 +33,7 @@ from serve.runtime.device import Device
 from serve.runtime.driver import Driver
 from serve.runtime.graphs import Fanouts, GraphStore, NodeRequest
 from serve.runtime.launch import LAUNCH_NS
+from serve.runtime.messages import MapTable
 from serve.runtime.overhead import learn_overhead
 from serve.runtime.pool import LanePool
 from serve.runtime.records import Scheduling, refusal_record
@@ -119,6 +120,7 @@ class Engine:
             ),
             check_finite=config.server.reject_nonfinite,
             journal=journal,
+            table_mapped=self._graphs.mapped,
         )
         self._refusals = itertools.count(1)
         self._draining = False
@@ -159,6 +161,7 @@ class Engine:
             raise NotReady(f"none of {len(names)} models can be served; see the log")
         for entry in self._registry.entries:
             self._graphs.warm(entry)
+        self._offer_tables()
         tell("timing lone requests", 1.0)
         learn_overhead(self._registry.overhead, self._registry.entries, self._submit)
         self.driver.serving = True
@@ -404,6 +407,14 @@ class Engine:
         for number in range(self._device.count):
             self.driver.handle(BudgetChanged(left_bytes, DeviceId(number)))
 
+    def _offer_tables(self) -> None:
+        """Have every device map the graphs' features as they are now, before requests need them."""
+        for table in self._graphs.tables():
+            for lane_ids in self.pool.lane_ids_by_device:
+                self.pool.send(lane_ids[0], MapTable(table))
+
     def _graphs_changed(self) -> None:
         self._registry.forget_infos()
+        if self.driver.serving:
+            self._offer_tables()
         self._weights_changed(Bytes(self._registry.weights_bytes))

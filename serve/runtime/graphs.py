@@ -5,6 +5,7 @@ request, without the interpreter lock, while lanes run other requests.
 """
 
 import hashlib
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,14 +20,19 @@ from serve.errors import ConfigError, InvalidInput, Mismatch, NotFound, NotReady
 from serve.estimate.estimator import ModelEstimator
 from serve.estimate.sampling import SampleProbe, SampleSizes
 from serve.graphs.change import Change
+from serve.graphs.features import memory_file
 from serve.graphs.load import OpenOptions, Parts, held, open_dataset, open_graph
 from serve.graphs.resident import ResidentGraph
 from serve.graphs.snapshot import Snapshot
 from serve.models.community import community_graph
 from serve.runtime import clock
 from serve.runtime.api import GraphInfo, InferCall
+from serve.runtime.messages import TableRef
 from serve.runtime.shm import SharedPool
 from serve.runtime.staging import (
+    GATHERED_AT,
+    GATHERED_IDS,
+    GATHERED_NEW,
     Layout,
     Staged,
     count_loops,
@@ -37,6 +43,8 @@ from serve.runtime.staging import (
 
 if TYPE_CHECKING:
     from serve.runtime.registry import ModelEntry
+
+_log = logging.getLogger(__name__)
 
 #: Drawn at each of the first hops, and beyond them, where nobody says how many: GraphSAGE's own
 #: numbers (25 and 10) are for training, with ten times the neighbours little is gained.
@@ -65,6 +73,8 @@ class NodeRequest:
     num_ids: int
     #: Belongs to the driver's lock.
     sizes: SampleSizes
+    #: Lanes gather the features themselves.
+    in_place: bool = False
 
     def expected(self, estimator: ModelEstimator) -> Sized:
         """Before it is sampled: memory for a large sample, time for a usual one."""
@@ -87,12 +97,15 @@ class NodeRequest:
 class PreparedNodes:
     """A sampled subgraph in the shared pool."""
 
+    #: As if all inputs were in the pool.
     layout: Layout
     staged: Staged
     found: SampleProbe
     graph_version: int
     #: For each asked id, its row of the output.
     positions: np.ndarray
+    #: What the features are gathered from, to be held until no lane needs it any more.
+    x: np.ndarray
 
 
 class GraphStore:
@@ -104,8 +117,10 @@ class GraphStore:
         """Nothing is opened yet; `changed` is called when `held_bytes` is another.
 
         `budget_bytes` is what the device has, None where its memory is not the host's: graphs are
-        held by the host.
+        held by the host. Lanes then reach features by ``tables``.
         """
+        #: Whether lanes gather features themselves; not before one has said that it can.
+        self._in_place: bool | None = None
         self._config = config
         self._budget_bytes = budget_bytes
         self._changed = changed
@@ -163,7 +178,8 @@ class GraphStore:
                 f"input 'node_ids' has 0 ids, which model '{entry.spec.name}' cannot take"
             )
         resolved = resolve_fanouts(fanouts, entry)
-        return NodeRequest(graph, resolved, num_ids, self.sizes(graph, resolved))
+        in_place = self._in_place is True
+        return NodeRequest(graph, resolved, num_ids, self.sizes(graph, resolved), in_place)
 
     def sizes(self, graph: ResidentGraph, fanouts: tuple[int, ...]) -> SampleSizes:
         """What is known of samples of the graph; found out by drawing some at first use."""
@@ -175,7 +191,8 @@ class GraphStore:
             found = self._sizes.get(key)
             if found is None:
                 snapshot = graph.snapshot
-                probes = _probes(snapshot, fanouts)
+                gathers = self._in_place is False or _table(graph, snapshot) is None
+                probes = _probes(snapshot, fanouts, gathers=gathers)
                 found = SampleSizes(probes, snapshot.num_nodes, snapshot.num_edges)
                 while len(self._sizes) >= _MOST_SIZES:
                     self._sizes.pop(next(iter(self._sizes)), None)
@@ -220,6 +237,21 @@ class GraphStore:
         self._changed()
         return _info(graph, snapshot)
 
+    def tables(self) -> tuple[TableRef, ...]:
+        """The features of all graphs as lanes may map them; none where these are processes."""
+        if self._budget_bytes is not None or self._in_place is False:
+            return ()
+        found = (_table(graph, graph.snapshot) for graph in self._graphs.values())
+        return tuple(table for table in found if table is not None)
+
+    def mapped(self, number: int, failure: str) -> None:
+        """A lane says whether it can gather from the table of that number."""
+        if all(table.number != number for table in self.tables()):
+            return  # superseded meanwhile, and perhaps gone before the lane came to it
+        if failure:
+            _log.warning("features of resident graphs are gathered by the host: %s", failure)
+        self._in_place = not failure
+
     def infos(self, name: str = "") -> tuple[GraphInfo, ...]:
         """See ``api.Inference.graphs``."""
         graphs = (self.get(name),) if name else tuple(self._graphs.values())
@@ -233,6 +265,7 @@ class GraphStore:
             feature_dtype=config.feature_dtype,
             map_above_bytes=above[config.memory_map],
             cache=self._config.cache_path() / "graphs",
+            shared=self._budget_bytes is None,
         )
         if config.file is not None:
             return open_graph(config.name, self._config.path(config.file), options, progress)
@@ -321,30 +354,51 @@ def prepare_nodes(
             f"input 'node_ids': its nodes have no in-edges in graph '{request.graph.name}', and "
             f"model '{entry.spec.name}' cannot take a graph of 0 edges"
         )
-    layout = plan_layout(
-        {"x": (num_nodes, snapshot.num_features), "edge_index": (2, num_edges)},
-        entry.spec.inputs,
-        entry.estimator.output_bytes(num_nodes, num_edges),
-    )
     nodes, positions = np.empty(num_nodes, np.int64), np.empty(request.num_ids, np.int64)
     sample.write_nodes(nodes)
     sample.write_positions(positions)
-    staged = layout.at(take_block(pool, layout))
+    order, output_bytes = entry.spec.inputs, entry.estimator.output_bytes(num_nodes, num_edges)
+    shapes = {"x": (num_nodes, snapshot.num_features), "edge_index": (2, num_edges)}
+    layout = in_pool = plan_layout(shapes, order, output_bytes)
+    lists: dict[str, np.ndarray] = {}
+    table = _table(request.graph, snapshot) if request.in_place else None
+    if table is not None:
+        ids, at, new = snapshot.patched(nodes)
+        lists = {GATHERED_IDS: ids, GATHERED_AT: at, GATHERED_NEW: new}
+        in_place = {"edge_index": (2, num_edges)} | {name: a.shape for name, a in lists.items()}
+        in_pool = plan_layout(in_place, (*order, *lists), output_bytes)
+    staged = in_pool.at(take_block(pool, in_pool))
     # Nothing below raises: the block is the ticket's to give back.
     for ref in staged.inputs:
         target = pool.array(ref.offset_bytes, ref.dtype, ref.shape)
         if ref.name == "edge_index":
             sample.write_edges(target, ref.dtype == "int32")
-        else:
+        elif ref.name == "x":
             snapshot.gather(nodes, target)
+        else:
+            target[:] = lists[ref.name]
+    if table is not None:
+        staged = staged.gathering(table)
     num_loops = count_loops(staged, pool) if entry.estimator.counts_loops else None
     took_ns = clock.now_ns() - started_ns
     found = SampleProbe(request.num_ids, num_nodes, num_edges, took_ns, num_loops)
-    return PreparedNodes(layout, staged, found, snapshot.version, positions)
+    return PreparedNodes(layout, staged, found, snapshot.version, positions, snapshot.x)
 
 
-def _probes(snapshot: Snapshot, fanouts: tuple[int, ...]) -> list[SampleProbe]:
-    """A few samples of doubling numbers of random ids, as long as they are quick."""
+def _table(graph: ResidentGraph, snapshot: Snapshot) -> TableRef | None:
+    """The version's features without its patch as lanes may map them."""
+    file = memory_file(snapshot.x)
+    if file is None or not snapshot.x.size:
+        return None
+    rows, columns = snapshot.x.shape
+    return TableRef(graph.name, file.number, file.path, snapshot.x.dtype.name, (rows, columns))
+
+
+def _probes(snapshot: Snapshot, fanouts: tuple[int, ...], *, gathers: bool) -> list[SampleProbe]:
+    """A few samples of doubling numbers of random ids, as long as they are quick.
+
+    With `gathers`, the host gathers their features too.
+    """
     rng = np.random.default_rng(snapshot.num_nodes)
     started_ns = clock.now_ns()
     probes: list[SampleProbe] = []
@@ -355,7 +409,8 @@ def _probes(snapshot: Snapshot, fanouts: tuple[int, ...]) -> list[SampleProbe]:
             sample = snapshot.sample(ids, fanouts, int(rng.integers(2**63)))
             nodes = np.empty(sample.num_nodes, np.int64)
             sample.write_nodes(nodes)
-            snapshot.features(nodes)
+            if gathers:
+                snapshot.features(nodes)
             took_ns = clock.now_ns() - began_ns
             probes.append(SampleProbe(num_ids, sample.num_nodes, sample.num_edges, took_ns))
         if clock.now_ns() - started_ns > _PROBE_LIMIT_NS or num_ids > snapshot.num_nodes:

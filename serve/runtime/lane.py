@@ -40,6 +40,7 @@ from serve.runtime.messages import (
     MAX_PACKET_BYTES,
     LaneStarted,
     LoadModel,
+    MapTable,
     ModelFailed,
     ModelLoaded,
     ModelProbed,
@@ -48,6 +49,8 @@ from serve.runtime.messages import (
     Progress,
     RunTask,
     Stop,
+    TableMapped,
+    TableRef,
     TaskDone,
     TaskError,
     TensorRef,
@@ -149,6 +152,8 @@ class Lane:
                 self._unload(message.key)
             elif isinstance(message, ProbeModel):
                 self._send(self._probe(message))
+            elif isinstance(message, MapTable):
+                self._send(self._map_table(message.table))
             elif isinstance(message, Stop):
                 return
 
@@ -279,6 +284,10 @@ class Lane:
     def _unload(self, key: str) -> None:
         self._models.pop(key, None)
         self._signatures.pop(key, None)
+
+    def _map_table(self, table: TableRef) -> TableMapped:
+        """A lane of its own gets its features gathered."""
+        return TableMapped(table.number, "its lanes share no device")
 
     def _probe(self, message: ProbeModel) -> ModelProbed | ModelFailed:
         try:

@@ -69,12 +69,43 @@ class ProbeModel(Message, frozen=True, tag=True, array_like=True):
     package: str = ""
 
 
+class TableRef(msgspec.Struct, frozen=True, array_like=True):
+    """A resident graph's features [rows, columns], row-major, in a file that lanes map."""
+
+    graph: str
+    #: No other table has it.
+    number: int
+    path: str
+    #: numpy dtype name: `float32`, `float16` or `uint8`.
+    dtype: str
+    shape: tuple[int, int]
+
+
+class GatherRef(msgspec.Struct, frozen=True, array_like=True):
+    """Features that the lane gathers from a table itself; the model gets them as `x`."""
+
+    table: TableRef
+    #: Rows of the table, int64 [N].
+    ids: TensorRef
+    #: Positions of nodes with other features than the table's, int64 [P], and these [P, F].
+    at: TensorRef
+    new: TensorRef
+
+
+class MapTable(Message, frozen=True, tag=True, array_like=True):
+    """Map the table before the first run that needs it; for processes whose lanes are threads."""
+
+    table: TableRef
+
+
 class Part(msgspec.Struct, frozen=True, array_like=True):
     """One request's share of a run: its graph, and the place for FP32 [rows, columns]."""
 
     inputs: tuple[TensorRef, ...]
     output_offset_bytes: int
     output_capacity_bytes: int
+    #: None: `x` is among the inputs.
+    gather: GatherRef | None = None
 
 
 class RunTask(Message, frozen=True, tag=True, array_like=True):
@@ -128,6 +159,13 @@ class Progress(Message, frozen=True, tag=True, array_like=True):
     fraction: float
 
 
+class TableMapped(Message, frozen=True, tag=True, array_like=True):
+    """The process can gather from a table where it lies, or why it cannot."""
+
+    number: int
+    failure: str = ""
+
+
 class TaskDone(Message, frozen=True, tag=True, array_like=True):
     """The outputs are in their places."""
 
@@ -151,8 +189,17 @@ class TaskError(Message, frozen=True, tag=True, array_like=True):
     message: str
 
 
-ToLane = LoadModel | UnloadModel | ProbeModel | RunTask | Stop
-FromLane = LaneStarted | ModelLoaded | ModelFailed | ModelProbed | Progress | TaskDone | TaskError
+ToLane = LoadModel | UnloadModel | ProbeModel | MapTable | RunTask | Stop
+FromLane = (
+    LaneStarted
+    | ModelLoaded
+    | ModelFailed
+    | ModelProbed
+    | Progress
+    | TableMapped
+    | TaskDone
+    | TaskError
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _to_lane: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToLane)

@@ -12,11 +12,12 @@ from itertools import chain
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from serve import native
 from serve.errors import InvalidInput, QueueFull
 from serve.runtime.api import InferCall, Tensor
-from serve.runtime.messages import TensorRef
+from serve.runtime.messages import GatherRef, TableRef, TensorRef
 from serve.runtime.shm import TENSOR_ALIGNMENT_BYTES, Block, SharedPool
 
 #: How soon a client may try again when the pool is full: a few typical requests later.
@@ -30,6 +31,9 @@ STAGED_DTYPES = {
     "edge_attr": "float32",
     "batch": "int64",
 }
+#: In the place of `x` where lanes gather it, see ``messages.GatherRef``; no input of a model.
+GATHERED_IDS, GATHERED_AT, GATHERED_NEW = "x.ids", "x.at", "x.new"
+STAGED_DTYPES |= {GATHERED_IDS: "int64", GATHERED_AT: "int64", GATHERED_NEW: "float32"}
 
 
 class Staged(msgspec.Struct, frozen=True):
@@ -39,6 +43,14 @@ class Staged(msgspec.Struct, frozen=True):
     inputs: tuple[TensorRef, ...]
     output_offset_bytes: int
     output_capacity_bytes: int
+    #: None: `x` is in the pool.
+    gather: GatherRef | None = None
+
+    def gathering(self, table: TableRef) -> "Staged":
+        """The same for lanes that gather `x` from the table by what is staged in its place."""
+        places = {ref.name: ref for ref in self.inputs}
+        ids, at, new = (places.pop(name) for name in (GATHERED_IDS, GATHERED_AT, GATHERED_NEW))
+        return replace(self, inputs=tuple(places.values()), gather=GatherRef(table, ids, at, new))
 
 
 class Layout(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ import mmap
 import socket
 import threading
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import msgspec
@@ -34,15 +35,19 @@ from serve.models.union import run_union
 from serve.runtime.entry import DevicePlace, LaneSetup, PassedFile
 from serve.runtime.lane import Lane, enter, leave, warm_up
 from serve.runtime.messages import (
+    GatherRef,
     LoadModel,
     ModelFailed,
     ModelProbed,
     ProbeModel,
     RunTask,
+    TableMapped,
+    TableRef,
     TaskDone,
     TaskError,
 )
 from serve.runtime.stopping import StopWord
+from serve.runtime.tables import Tables
 
 _log = logging.getLogger(__name__)
 
@@ -97,7 +102,9 @@ class Device:
     arena: DeviceArena | None
     copies: Copies | None
     #: Host memory that the device reads in place.
-    pinned: Pinned | None = None
+    pinned: Pinned | None
+    #: Features of resident graphs that lanes gather themselves.
+    tables: Tables
     shelf: "Shelf" = field(default_factory=lambda: Shelf())
     running: "Running" = field(default_factory=lambda: Running())
 
@@ -106,7 +113,7 @@ class Device:
         """Take the slab and make torch use it; raises what CUDA says when that cannot be."""
         device = torch.device(place.name)
         if device.type == "cpu":
-            return cls(device, None, None)
+            return cls(device, None, None, None, Tables(None))
         library = CudaLibrary()
         pinned = Pinned(library)
         index = device.index or 0
@@ -126,7 +133,7 @@ class Device:
         _log.info(
             "%s: %d MiB of %s", name, place.slab_bytes >> 20, torch.cuda.get_device_name(device)
         )
-        return cls(device, arena, Copies(device), pinned)
+        return cls(device, arena, Copies(device), pinned, Tables(pinned))
 
     def queue(self) -> Queue:
         """A lane's queue."""
@@ -214,17 +221,31 @@ class ThreadLane(Lane):
 
     def _attempt(self, task: RunTask) -> TaskDone | TaskError:
         """The run, or how it failed; returns when the device has ended all of it."""
+        with ExitStack() as until_end:
+            return self._run_on_device(task, until_end)
+
+    def _run_on_device(self, task: RunTask, until_end: ExitStack) -> TaskDone | TaskError:
+        """The same; `until_end` keeps what the device may still read when the run failed."""
         memory = self._memory
         try:
             graphs = [{ref.name: self._tensor(ref) for ref in part.inputs} for part in task.parts]
+            gathers = [part.gather for part in task.parts]
             staged = [tensor for graph in graphs for tensor in graph.values()]
+            sizes = [tensor.nbytes for tensor in staged]
+            sizes += [size for gather in gathers if gather for size in _gathered(gather)]
             if memory is not None:
-                # Inputs lie on the device too, each in whole units of placement.
-                memory.insert(task.limit_bytes + sum(map(_placed_bytes, staged)))
+                # Inputs lie on the device too, each in whole units of placement; and for a moment
+                # gathered rows as the table has them, which are no larger than the model's.
+                moment_bytes = max((_gathered(g)[0] for g in gathers if g), default=0)
+                placed_bytes = sum(map(_aligned, [*sizes, moment_bytes]))
+                memory.insert(task.limit_bytes + placed_bytes)
                 memory.stop_when(self._stop_word.address, task.task_id)
             urgent = self._device.running.begin(self, task.run_ns)
             with self._queue.running(urgent=urgent):
                 placed = [self._queue.upload(graph) for graph in graphs]
+                for graph, gather in zip(placed, gathers, strict=True):
+                    if gather is not None:
+                        graph["x"] = self._gathered(gather, until_end)
                 rows_of = self._signatures[task.key].rows
                 outputs = run_union(self._models[task.key], placed, rows_of)
                 for output, part in zip(outputs, task.parts, strict=True):
@@ -236,10 +257,29 @@ class ThreadLane(Lane):
             return self._failed(task, error)
         peak = held = None
         if memory is not None:
-            inputs_bytes = sum(tensor.nbytes for tensor in staged)
+            inputs_bytes = sum(sizes)
             peak, held = memory.peak_bytes() - inputs_bytes, memory.held_peak_bytes() - inputs_bytes
         rows = tuple(output.shape[0] for output in outputs)
         return TaskDone(task.task_id, rows, outputs[0].shape[1], 0, peak, held)
+
+    def _gathered(self, gather: GatherRef, until_end: ExitStack) -> torch.Tensor:
+        """Features of the part's nodes; what they are made from stays until the run's end."""
+        table = until_end.enter_context(self._device.tables.using(gather.table))
+        changed = self._queue.upload(
+            {"at": self._tensor(gather.at), "new": self._tensor(gather.new)}
+        )
+        until_end.callback(changed.clear)
+        x = self._queue.gather(table.rows, self._tensor(gather.ids)).float()
+        if changed["at"].numel():
+            x.index_copy_(0, changed["at"], changed["new"])
+        return x
+
+    def _map_table(self, table: TableRef) -> TableMapped:
+        try:
+            with self._device.tables.using(table):
+                return TableMapped(table.number)
+        except OSError as error:
+            return TableMapped(table.number, str(error))
 
     def _end_or_leave(self, task: RunTask, error: Exception) -> None:
         """Wait for what a failed run has launched; a device that cannot even do that is lost."""
@@ -297,5 +337,11 @@ class ThreadLane(Lane):
         return placed, ArenaSite(self._queue, self._memory)
 
 
-def _placed_bytes(tensor: torch.Tensor) -> int:
-    return -(-tensor.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+def _gathered(gather: GatherRef) -> tuple[int, ...]:
+    """Bytes of each tensor on the device that stands for a part's features, until the run's end."""
+    x_bytes = 4 * gather.ids.shape[0] * gather.table.shape[1]
+    return x_bytes, gather.ids.size_bytes, gather.at.size_bytes, gather.new.size_bytes
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

@@ -65,6 +65,8 @@ class RequestTicket:
         if self._asked is not None:
             self.seed = derived_seed(request_uid) if call.seed is None else call.seed
         self.graph_version = 0
+        #: Features that lanes gather from, held until this ticket goes.
+        self._table: np.ndarray | None = None
         self._staged: Staged | None = None
         self._block: Block | None = None
         #: None: prepare now. Anything else is the answer.
@@ -118,7 +120,12 @@ class RequestTicket:
         if staged is None:
             raise InvariantViolation(f"task {self.task.task_id} is launched but was not prepared")
         self._launched = True
-        return Part(staged.inputs, staged.output_offset_bytes, staged.output_capacity_bytes)
+        return Part(
+            staged.inputs,
+            staged.output_offset_bytes,
+            staged.output_capacity_bytes,
+            staged.gather,
+        )
 
     def unhold(self) -> Block | None:
         """Give up one hold; the block to free when it was the last. Driver."""
@@ -154,6 +161,7 @@ class RequestTicket:
             nodes = prepare_nodes(self._asked, self.call, self.entry, self.seed, pool)
             self._block, self._layout, self._staged = nodes.staged.block, nodes.layout, nodes.staged
             self._positions, self.graph_version = nodes.positions, nodes.graph_version
+            self._table = nodes.x
             self.num_loops = nodes.found.num_loops
             asked, found = self._asked, nodes.found
             return self._resize(lambda: asked.exact(self.entry.estimator, found))

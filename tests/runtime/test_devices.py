@@ -1,7 +1,11 @@
-"""Several devices behind one engine: on the processor, each a process with a thread for a lane."""
+"""Several devices behind one engine: on the processor, each a process with a thread for a lane.
+
+And features of resident graphs that such lanes gather themselves.
+"""
 
 import os
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -12,13 +16,27 @@ from serve.app import calibration_cache, device_of
 from serve.config import load_config
 from serve.core.types import LaneId
 from serve.errors import NotReady, TooBig
+from serve.graphs.change import Change
+from serve.graphs.snapshot import Snapshot
+from serve.runtime.api import InferCall, Tensor
 from serve.runtime.engine import Engine
 from serve.runtime.entry import DevicePlace
-from tests.e2e.support import FEATURES, Graph
+from tests.e2e.support import FEATURES, Graph, Reference, assert_equal
 from tests.outside import PATIENCE_S, wait_for
 from tests.runtime.test_engine import CONFIG, call
 
 DEVICES = 2
+NODES = 500
+GRAPH = """
+[[graph]]
+name = "{name}"
+file = "{folder}/{name}.npz"
+"""
+#: Resident graphs, by how their features are kept.
+FEATURES_OF = {
+    "floats": lambda rng: rng.standard_normal((NODES, FEATURES), dtype=np.float32),
+    "bytes": lambda rng: rng.integers(0, 4, (NODES, FEATURES)).astype(np.float32),
+}
 
 
 class Served:
@@ -28,7 +46,13 @@ class Served:
         path = folder / "server.toml"
         # Merged, only the first graph's word would be heard.
         text = CONFIG.format(repository=trouble.root) + "merge = false\n"
-        path.write_text(text.replace("= 4", "= 64"))
+        graphs = (GRAPH.format(name=name, folder=folder) for name in FEATURES_OF)
+        path.write_text(text.replace("= 4", "= 64") + "".join(graphs))
+        rng = np.random.default_rng(0)
+        self.edges = rng.integers(0, NODES, (2, 6 * NODES))
+        self.x = {name: make(rng) for name, make in FEATURES_OF.items()}
+        for name, x in self.x.items():
+            np.savez(folder / f"{name}.npz", num_nodes=NODES, edge_index=self.edges, x=x)
         config = load_config(path)
         self.device = replace(
             device_of(config),
@@ -52,6 +76,15 @@ class Served:
             np.testing.assert_allclose(found.output, expected, rtol=1e-4, atol=1e-5)
         return next(r for r in self.records if r.request_uid == ticket.request_uid)
 
+    def ask_nodes(self, graph, ids):
+        """The answer for nodes of a resident graph, from all of it, and its record."""
+        tensors = {"node_ids": Tensor("INT64", ids.shape, ids.tobytes())}
+        asked = InferCall(
+            "gcn", "", tensors, arrived_ns=time.monotonic_ns(), graph=graph, fanouts="all"
+        )
+        found = self.engine.submit(asked).result()
+        return found.output, found.record
+
     def ask_many(self, count):
         with ThreadPoolExecutor(8) as threads:
             graphs = [self.trouble.graph(num_nodes=50 + number) for number in range(count)]
@@ -59,6 +92,11 @@ class Served:
 
     def budgets(self):
         return [device.budget_bytes for device in self.engine.driver.scheduler.devices]
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return Reference()
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +163,95 @@ def test_a_device_that_dies_runs_its_task_again_and_the_other_goes_on(served, tr
     assert served.engine.pool.pids()[LaneId(1)] == pids[LaneId(1)]
     assert {record.lane for record in served.ask_many(40)} == {0, 1}
     assert served.engine.snapshot().reserved_bytes == 0
+
+
+@pytest.fixture
+def gathers(served, monkeypatch):
+    """How often the host gathered features."""
+    wait_for(lambda: served.engine._graphs._in_place, "a device to say that it can gather")
+    found = []
+    gather = Snapshot.gather
+
+    def counted(snapshot, nodes, target):
+        found.append(nodes.size)
+        gather(snapshot, nodes, target)
+
+    monkeypatch.setattr(Snapshot, "gather", counted)
+    return found
+
+
+@pytest.mark.parametrize("name", FEATURES_OF)
+def test_lanes_gather_features_of_resident_graphs(served, gathers, reference, name):
+    ids = np.array([3, 499, 3, 0, 77])
+    whole = reference("gcn", Graph(served.x[name], served.edges))
+    for lane_id in (0, 1) * 2:
+        output, record = served.ask_nodes(name, ids)
+        assert_equal(output, whole[ids])
+        assert record.pmc_measured_bytes is None, lane_id
+    assert gathers == []
+    assert served.engine._graphs.get(name).snapshot.x.dtype == {"floats": "f4", "bytes": "u1"}[name]
+
+
+def test_changes_are_seen_at_once_and_whole(served, gathers, reference, monkeypatch):
+    """Patches, and features written anew as these grow, while requests come."""
+    monkeypatch.setattr("serve.graphs.change._LEAST_PATCHED_ROWS", 400)
+    x, ids = served.x["floats"].copy(), np.arange(0, NODES, 7)
+    before = served.engine._graphs.get("floats").snapshot.x
+    versions = {1: x}
+    rng = np.random.default_rng(1)
+
+    def change():
+        for version in range(2, 8):
+            new = versions[version - 1].copy()
+            which = rng.choice(NODES, 300, replace=False)
+            new[which] = rng.standard_normal((300, FEATURES), dtype=np.float32)
+            versions[version] = new
+            served.engine.update_graph("floats", Change(set_ids=which, set_x=new[which]), None)
+
+    with ThreadPoolExecutor(2) as threads:
+        changing = threads.submit(change)
+        answers = []
+        while not changing.done() or len(answers) < 10:
+            answers.append(served.ask_nodes("floats", ids))
+        changing.result()
+    assert served.engine._graphs.get("floats").snapshot.x is not before
+    answers.append(served.ask_nodes("floats", ids))
+    assert answers[-1][1].graph_version == 7
+    whole = {v: reference("gcn", Graph(x, served.edges))[ids] for v, x in versions.items()}
+    for output, record in answers:
+        assert_equal(output, whole[record.graph_version])
+    assert gathers == []
+
+
+def test_nodes_added_since_are_gathered_too(served, gathers, reference):
+    x = np.concatenate([served.x["bytes"], np.full((2, FEATURES), 0.5, np.float32)])
+    links = np.array([[NODES, NODES + 1], [0, 1]])
+    served.engine.update_graph("bytes", Change(add_x=x[NODES:], add_edges=links), None)
+    ids = np.array([NODES + 1, 0, 1, NODES])
+    edges = np.concatenate([served.edges, links], axis=1)
+    output, _ = served.ask_nodes("bytes", ids)
+    assert_equal(output, reference("gcn", Graph(x, edges))[ids])
+    assert gathers == []
+
+
+def test_the_host_gathers_where_lanes_cannot(served, gathers, reference):
+    store = served.engine._graphs
+    ids = np.array([5, 6])
+    expected, _ = served.ask_nodes("floats", ids)
+    (table, *_) = store.tables()
+    store.mapped(table.number + 1000, "superseded and gone")
+    assert store._in_place
+    store.mapped(table.number, "no such file")
+    try:
+        output, _ = served.ask_nodes("floats", ids)
+        assert_equal(output, expected)
+        assert len(gathers) == 1
+        assert store.tables() == ()
+        store.mapped(table.number, "")
+        served.ask_nodes("floats", ids)
+        assert len(gathers) == 2
+    finally:
+        store._in_place = True
 
 
 def test_unloading_gives_memory_back_on_every_device(served):
