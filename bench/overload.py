@@ -2,11 +2,16 @@
 
     python -m bench.overload [--quick] [--seeds 3] [--requests 2500] [--out FILE]
 
+From half a load, where nothing should be shed, to three times what the lanes can carry.
+
 Simulated as in ``bench.policies`` (calibrated run times, the mix, targets of 2 × solo, `slack` with
-`preemptive`): a flood at ρ 1.5 or 3, then a calm at ρ 0.3. Of the flood: how many were admitted,
+`preemptive`): a flood, then a calm at ρ 0.3. Of the flood: how many were admitted,
 how many of those were answered in time, and the goodput in time, as work (solo time) per second
 and core. Of the calm: how many were late, and how long after the flood's last arrival the last of
 those came.
+
+Then clients that wait for each answer before they ask again, so many at once, and again after 1 ms
+when they are refused: what `shed_late` does to those who never ask for more than is answered.
 """
 
 import argparse
@@ -30,7 +35,9 @@ from serve.sim.engine import Simulation
 from serve.sim.report import Answered
 from serve.sim.workload import make_system
 
-RHOS = (1.5, 3.0)
+CLIENTS = (2, 4, 8, 16, 32)
+THINK_NS = 1_000_000
+RHOS = (0.5, 0.7, 0.9, 1.1, 1.5, 2.0, 3.0)
 CALM_RHO = 0.3
 CALM_SHARE = 0.2
 
@@ -89,6 +96,46 @@ def measure(site: Site, rho: float, seed: int, count: int, shed: bool) -> dict[s
     }
 
 
+def measure_closed(site: Site, clients: int, count: int, shed: bool) -> dict[str, float]:
+    source = iter(site.requests("mix", 1.0, 0, count))
+    made = make_system("slack", "preemptive", cores=site.cores, budget_bytes=site.budget_bytes)
+    simulation = Simulation(Scheduler(replace(made.params, shed_late=shed)), made.device)
+
+    def ask() -> bool:
+        offered = next(source, None)
+        if offered is not None:
+            task = structs.replace(offered.task, arrived_ns=simulation.now_ns)
+            simulation.offer(replace(offered, task=task))
+        return offered is not None
+
+    more = all(ask() for _ in range(clients))
+    told = 0
+    while more:
+        if told == len(simulation.answered):
+            simulation.step()
+            continue
+        if not isinstance(simulation.answered[told].outcome, Completed):
+            simulation.now_ns = Nanos(simulation.now_ns + THINK_NS)
+        told += 1
+        more = ask()
+    answered = [row for row in simulation.answered if isinstance(row.outcome, Completed)]
+    return {
+        "refused": 1 - len(answered) / told,
+        "in_time": sum(map(in_time, answered)) / told,
+        "answered_per_s": len(answered) / simulation.now_ns * 1e9,
+    }
+
+
+def closed_table(rows: Sequence[dict[str, Any]]) -> Table:
+    table = Table("clients", "shed_late", "refused", "in time", "answers/s", title="Closed loop")
+    for row in rows:
+        shares = (f"{row[key]:.1%}" for key in ("refused", "in_time"))
+        table.add_row(
+            str(row["clients"]), str(row["shed_late"]), *shares, f"{row['answered_per_s']:.0f}"
+        )
+    return table
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--quick", action="store_true", help="one seed, 500 requests; no file")
@@ -115,9 +162,19 @@ def main() -> None:
         shares = [f"{row[key]:.1%}" for key in heads[:3]]
         others = (f"{row['goodput']:.2f}", f"{row['calm_late']:.1%}", f"{row['recovery_ms']:.0f}")
         table.add_row(str(row["rho"]), str(row["shed_late"]), *shares, *others)
-    Console(width=110).print(table)
+    closed = [
+        {"clients": n, "shed_late": shed, **measure_closed(site, n, options.requests, shed)}
+        for n in CLIENTS
+        for shed in (False, True)
+    ]
+    Console(width=110).print(table, closed_table(closed))
     if not options.quick:
-        result = {"machine": machine_facts(), "requests": options.requests, "rows": rows}
+        result = {
+            "machine": machine_facts(),
+            "requests": options.requests,
+            "rows": rows,
+            "closed": closed,
+        }
         options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 

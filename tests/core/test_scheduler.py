@@ -327,6 +327,18 @@ def test_a_late_task_never_pushes_out_one_that_can_make_it(start):
     assert world.end(L0)[2:] == [LaunchTask(TaskId(1), L0, GroupId(1), 1, Bytes(1024))]
 
 
+def test_a_late_task_takes_no_lane_while_another_stands_suspended(start):
+    world = preemptive(start)
+    world.arrive(task(0, run_ns=50 * MS))
+    world.prepare(0)
+    world.arrive(task(1, run_ns=2 * MS))
+    world.prepare(1)
+    world.arrive(task(2, run_ns=MS, target_ns=MS // 2))  # late whatever happens
+    world.prepare(2)
+    assert world.end(L1)[2:] == [ResumeTask(TaskId(0), L0)], "a lane is idle all the same"
+    assert world.end(L0)[2:] == [LaunchTask(TaskId(2), L0, GroupId(2), 1, Bytes(1024))]
+
+
 def test_the_last_lane_is_for_a_task_that_cannot_wait(start):
     world = preemptive(start, lanes=2)
     world.arrive(task(0, run_ns=10 * MS, target_ns=90 * MS))

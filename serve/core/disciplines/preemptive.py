@@ -43,7 +43,9 @@ class Preemptive:
         if board.executing_count == len(board.busy):
             if isinstance(move, Wait) or board.open_slots > 0:
                 return move
-        elif isinstance(move, Launch) and len(board.idle) == 1 and is_demoted(move.record):
+        elif isinstance(move, Launch) and (
+            is_late(move.record, now_ns) or (len(board.idle) == 1 and is_demoted(move.record))
+        ):
             move = WAIT
         executing: list[Run] = []
         best = None
@@ -69,6 +71,17 @@ class Preemptive:
         ):
             return Suspend(victim, move)
         return WAIT
+
+
+def is_late(record: Record, now_ns: Nanos) -> bool:
+    """Whether the record misses its target even if it starts now.
+
+    It takes no lane while others stand suspended: it gains nothing from it, and would soon stand
+    on that lane itself, which those that are on time would lack. Under overload, lanes are what
+    suspending runs out of.
+    """
+    task = record.task
+    return not record.promoted and now_ns + task.estimate.run_ns > task.due_ns
 
 
 def is_demoted(record: Record) -> bool:
