@@ -4,9 +4,9 @@
         [--datasets pubmed,…] [--executors eager,…]
 
 Each model is measured once per dataset as at load (`serve.models.calibrate.measure_memory`), for
-each executor, then estimated and run on 100 graphs of each dataset: breadth-first balls of 10 nodes
-to the largest that fits in LIMIT_BYTES, more of 10 to 2,000 nodes, the same with self-loops, and
-disjoint unions of 2 to 16 of them, as merged requests are.
+each executor, then estimated and run on graphs of each dataset: 25 breadth-first balls of 10 nodes
+to the largest that fits in LIMIT_BYTES, and 10 each of 10 to 2,000 nodes, of the same with
+self-loops, and of disjoint unions of 2 to 16 of them, as merged requests are.
 
 This process has a lane's allocator and meter. `measured` is the peak of tensors in that run plus
 the inputs; weights are in neither. Errors are signed: estimate ÷ measured − 1. An under-estimate is
@@ -55,6 +55,8 @@ WORK = Path(__file__).parent.parent / "build" / "pmc_accuracy.jsonl"
 SIZES = {"small": (64, 3), "paper": (256, 8)}
 #: Graphs that are estimated to need more are cut down to what fits.
 LIMIT_BYTES = 640 << 20
+#: Graphs of each kind beside those up to the largest.
+OTHERS = 10
 #: Below this, constants and rounding rule; errors are given above it only.
 LARGE_BYTES = 10_000_000
 #: Runs whose resident memory is looked at: every sixth graph of those that need no more.
@@ -117,7 +119,7 @@ class Graph:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small models, 24 graphs of two sets")
+    parser.add_argument("--quick", action="store_true", help="small models on two sets")
     parser.add_argument("--data", type=Path, default=os.environ.get("GNNSERVE_DATA"))
     parser.add_argument("--scale", type=float, default=0.1, help="of generated graphs")
     parser.add_argument("--models", default=",".join(ARCHITECTURES))
@@ -197,10 +199,10 @@ def _keep(rows: list[Row]) -> None:
 
 
 def _pools(dataset: Dataset, count: int) -> dict[str, list[Graph]]:
-    """`count` graphs of each kind, by its name."""
+    """`count` graphs up to the largest, and `OTHERS` of each other kind, by its name."""
     rng = np.random.default_rng(1)
 
-    def cut(seed: int, most: int) -> list[Graph]:
+    def cut(seed: int, most: int, count: int = OTHERS) -> list[Graph]:
         found = subgraphs(
             dataset, count, seed=seed, min_nodes=10, max_nodes=most, max_edges=1_000_000
         )
@@ -208,12 +210,12 @@ def _pools(dataset: Dataset, count: int) -> dict[str, list[Graph]]:
 
     small = cut(1, 2_000)
     return {
-        "to_largest": cut(0, dataset.num_nodes),
+        "to_largest": cut(0, dataset.num_nodes, count),
         "to_2000": small,
         "with_loops": [_with_loops(graph, rng) for graph in cut(2, 2_000)],
         "union": [
             _union([small[i] for i in rng.integers(0, len(small), rng.integers(2, 17))])
-            for _ in range(count)
+            for _ in range(OTHERS)
         ],
     }
 

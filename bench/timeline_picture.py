@@ -52,7 +52,7 @@ def picture(traces: list[Trace], planes: tuple[Linear, ...]) -> str:
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
         _text(LEFT, 24, f"One forward pass, {NODES:,} nodes: live bytes", bold=True),
         _text(right, 24, "The same moments as planes over N and E, here N fixed", bold=True),
-        *_axes(LEFT, top_bytes, "allocations and frees, in order", ()),
+        *_axes(LEFT, top_bytes, f"allocations and frees, in order; grey with {FEW} edges", ()),
         *_axes(right, top_bytes, "edges", (0, 2_000, 4_000, 6_000)),
         *_timelines(traces, planes, top_bytes),
         *_lines(right, planes, top_bytes),

@@ -103,7 +103,8 @@ def _fit_branch(members: Sequence[Trace], sizes: Floats) -> tuple[list[Linear], 
 
 def upper_hull(planes: Iterable[Linear]) -> tuple[Linear, ...]:
     """The planes that are highest for some N, E >= 0; the others never decide a maximum."""
-    kept = sorted(set(planes), key=lambda p: (-p.edges, -p.nodes, -p.constant))
+    # The label decides which of equals stays: the same every time.
+    kept = sorted(set(planes), key=lambda p: (-p.edges, -p.nodes, -p.constant, p.where))
     for plane in tuple(kept):
         others = [other for other in kept if other is not plane]
         if others and not _rises_above(plane, others):

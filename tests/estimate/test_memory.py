@@ -72,6 +72,9 @@ def test_planes_that_never_decide_are_dropped():
     ends = Linear(10, 0, 1), Linear(0, 10, 1)
     assert upper_hull([low, high]) == (high,)
     assert set(upper_hull([*ends, between])) == set(ends)
+    twins = [Linear(2, 2, 2, f"layer {i}") for i in range(9)]
+    assert len(upper_hull(twins)) == 1
+    assert upper_hull(twins) == upper_hull(reversed(twins))
 
 
 @given(programs(), st.tuples(st.integers(1, 10**5), st.integers(0, 10**6)))
