@@ -127,7 +127,11 @@ def main() -> None:
     parser.add_argument("--executors", default=",".join(EXECUTORS))
     parser.add_argument("--minutes", type=float, default=600.0, help="stop after so long")
     parser.add_argument("--fresh", action="store_true", help="forget what was measured before")
+    parser.add_argument("--tables", action="store_true", help="only print the tables of the docs")
     arguments = parser.parse_args()
+    if arguments.tables:
+        print(markdown(msgspec.json.decode(RESULT.read_bytes())))
+        return
     meter = become_lane("bench.pmc_accuracy")
     stop_at = time.monotonic() + 60 * arguments.minutes
     if arguments.fresh:
@@ -320,7 +324,7 @@ def _inputs(graph: Graph, loaded: LoadedModel, signature: Signature) -> Inputs:
     """As staged: seeded values, the graph's own edges; each part of a union a graph in `batch`."""
     size = max(2, graph.num_nodes), graph.num_edges
     inputs = probe_graph(*size, Shape.PLAIN, loaded.spec.inputs, signature)
-    inputs["edge_index"] = torch.from_numpy(graph.edge_index)
+    inputs["edge_index"] = torch.from_numpy(np.ascontiguousarray(graph.edge_index))
     if "batch" in inputs:
         part = np.searchsorted(graph.starts, np.arange(graph.num_nodes), side="right") - 1
         inputs["batch"] = torch.from_numpy(part)
@@ -433,6 +437,49 @@ def show(document: dict[str, Any]) -> None:
         f"of all linear {total['error_worst_of_linear'] or 0:.2%}; "
         f"{document['jobs_left']} jobs left"
     )
+
+
+def markdown(document: dict[str, Any]) -> str:
+    """The tables of docs/estimates.md."""
+    lines = [
+        "| graphs | runs | GCN, SAGE, GIN, GAT | the other linear ones | above reserve |",
+        "|---|---|---|---|---|",
+    ]
+    for row in [*document["pools"], *document["by_dataset"]]:
+        name = row.get("pool") or row["dataset"]
+        worst = [f"{row[key] or 0:.2%}" for key in ("error_worst_of_four", "error_worst_of_linear")]
+        lines.append(
+            f"| {name} | {row['runs']:,} | {' | '.join(worst)} | {row['underestimates']} |"
+        )
+    lines += [
+        "",
+        "| executor | models | runs | estimate ÷ measured − 1 | above reserve "
+        "| need ÷ reserve | resident ÷ reserve | Table 2 × 1.1 (below need) |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    alike: dict[tuple[str, bool, str, str], list[dict[str, Any]]] = {}
+    for row in document["models"]:
+        low, high = row["error_low"] or 0.0, row["error_high"] or 0.0
+        error = f"{high:.2%}" if abs(low - high) < 5e-5 else f"{low:.2%} to {high:.2%}"
+        paper = "" if row["paper_error_low"] is None else row["model"]
+        alike.setdefault((row["executor"], bool(row["warnings"]), error, paper), []).append(row)
+    for (executor, bound, error, paper), rows in alike.items():
+        names = ", ".join(f"{row['model']} {row['size']}" for row in rows)
+        need = max(row["need_share_of_reserve_max"] for row in rows)
+        resident = max((row["resident_share_of_reserve_max"] or 0.0 for row in rows), default=0.0)
+        table_2 = "no formula"
+        if paper:
+            low = min(row["paper_error_low"] for row in rows)
+            high = max(row["paper_error_high"] for row in rows)
+            below = sum(row["paper_underestimates"] for row in rows)
+            table_2 = f"{low:+.0%} to {high:+.0%} ({below} of {sum(r['paper_runs'] for r in rows)})"
+        lines.append(
+            f"| `{executor}` | {names}{' (upper bound)' if bound else ''} "
+            f"| {sum(row['runs'] for row in rows):,} | {error} "
+            f"| {sum(row['underestimates'] for row in rows)} | {need:.3f} "
+            f"| {resident:.2f} | {table_2} |"
+        )
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
