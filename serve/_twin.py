@@ -37,11 +37,16 @@ def encode_infer(
     return None
 
 
-def stage_indices(src: BytesLike, is_int32: bool, bound: int, dst: BytesLike) -> int:
+def stage_indices(
+    src: BytesLike, is_int32: bool, bound: int, dst: BytesLike, narrow: bool = False
+) -> int:
     """See ``serve.native.stage_indices``."""
     if bound < 0:
         raise ValueError("bound must be at least 0")
-    source, target = _flat(src, "i4" if is_int32 else "i8"), _flat(dst, "i8")
+    if narrow and not is_int32:
+        raise ValueError("int64 indices cannot be narrowed")
+    source = _flat(src, "i4" if is_int32 else "i8")
+    target = _flat(dst, "i4" if narrow else "i8")
     _require_sizes(source.size == target.size, "stage_indices", source, target)
     target[:] = source
     return _first((target < 0) | (target >= bound))

@@ -82,13 +82,17 @@ def encode_infer(
     return _impl.encode_infer(is_request, model, version, id, parameters, tensors, raws)
 
 
-def stage_indices(src: BytesLike, is_int32: bool, bound: int, dst: BytesLike) -> int:
+def stage_indices(
+    src: BytesLike, is_int32: bool, bound: int, dst: BytesLike, narrow: bool = False
+) -> int:
     """Copy int32 or int64 indices into `dst` as int64 and check 0 <= index < `bound`.
+
+    With `narrow` int32 indices stay int32; int64 ones may not be given then.
 
     Returns -1 when all hold, else the flat position of the first that does not; `dst` is then
     unspecified. Raises ValueError when `dst` has another number of elements than `src`.
     """
-    return _impl.stage_indices(src, is_int32, bound, dst)
+    return _impl.stage_indices(src, is_int32, bound, dst, narrow)
 
 
 def stage_features(src: BytesLike, dst: BytesLike, check_finite: bool) -> int:

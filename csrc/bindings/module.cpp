@@ -29,19 +29,25 @@ void require_sizes(bool right, const char* what, const Buffer& source, const Buf
     }
 }
 
-std::ptrdiff_t stage_indices(nb::handle src, bool is_int32, std::int64_t bound, nb::handle dst) {
+std::ptrdiff_t stage_indices(nb::handle src, bool is_int32, std::int64_t bound, nb::handle dst,
+                             bool narrow) {
     if (bound < 0) {
         throw nb::value_error("bound must be at least 0");
     }
+    if (narrow && !is_int32) {
+        throw nb::value_error("int64 indices cannot be narrowed");
+    }
     const auto width = is_int32 ? gnnserve::IndexWidth::k32 : gnnserve::IndexWidth::k64;
+    const auto to = narrow ? gnnserve::IndexWidth::k32 : gnnserve::IndexWidth::k64;
     const auto step = static_cast<std::size_t>(width);
+    const auto to_step = static_cast<std::size_t>(to);
     const Buffer source(src, PyBUF_SIMPLE);
     const Buffer target(dst, PyBUF_WRITABLE);
-    require_sizes(source.size() % step == 0 && target.size() % sizeof(std::int64_t) == 0 &&
-                      source.size() / step == target.size() / sizeof(std::int64_t),
+    require_sizes(source.size() % step == 0 && target.size() % to_step == 0 &&
+                      source.size() / step == target.size() / to_step,
                   "stage_indices", source, target);
     return unlocked(target.size(), [&] {
-        return gnnserve::stage_indices(source.bytes(), width, bound, target.bytes());
+        return gnnserve::stage_indices(source.bytes(), width, bound, target.bytes(), to);
     });
 }
 
@@ -66,8 +72,9 @@ NB_MODULE(_core, module) {
 
     module.doc() = "Compiled part of gnnserve; use it through serve.native.";
     module.def("stage_indices", &stage_indices, "src"_a, "is_int32"_a, "bound"_a, "dst"_a,
+               "narrow"_a = false,
                nb::sig("def stage_indices(src: serve._twin.BytesLike, is_int32: bool, "
-                       "bound: int, dst: serve._twin.BytesLike) -> int"));
+                       "bound: int, dst: serve._twin.BytesLike, narrow: bool = False) -> int"));
     module.def("stage_features", &stage_features, "src"_a, "dst"_a, "check_finite"_a,
                nb::sig("def stage_features(src: serve._twin.BytesLike, "
                        "dst: serve._twin.BytesLike, check_finite: bool) -> int"));

@@ -56,7 +56,13 @@ std::ptrdiff_t stage(std::span<const std::byte> source, std::span<std::byte> tar
 }  // namespace
 
 std::ptrdiff_t stage_indices(std::span<const std::byte> source, IndexWidth width,
-                             std::int64_t bound, std::span<std::byte> target) {
+                             std::int64_t bound, std::span<std::byte> target, IndexWidth to) {
+    if (to == IndexWidth::k32) {
+        // No int32 is beyond 2^31 - 1, whatever the bound.
+        const auto last = static_cast<std::uint32_t>(std::min(bound, std::int64_t{1} << 31) - 1);
+        return stage<std::int32_t, std::uint32_t>(
+            source, target, [last](std::uint32_t index) { return index | (last - index); });
+    }
     // A bound of 0 makes this all ones, which flags every index.
     const std::uint64_t last = static_cast<std::uint64_t>(bound) - 1;
     // The index itself is negative, or subtracting it from the last allowed one is.

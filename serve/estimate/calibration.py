@@ -9,7 +9,7 @@ from bisect import bisect_right
 import msgspec
 
 #: Raise when what is stored, or how it is measured, changes; others on disk are then ignored.
-FORMAT = 6
+FORMAT = 7
 
 
 class Linear(msgspec.Struct, frozen=True):

@@ -23,6 +23,8 @@ _LARGEST_SCALE = 2.0
 _WIDEST_BAND = 2.0
 #: What joining requests into a union takes (bench/merging.py).
 _JOIN_NS, _JOIN_NS_PER_REQUEST, _JOIN_NS_PER_BYTE = 12_000, 3_500, 0.05
+#: An edge staged as int32 and not as int64, in both of its rows.
+NARROW_EDGE_SPARES_BYTES = 8
 #: Each tensor of a request lies at a multiple of 64 bytes.
 _PLACES_BYTES = 512
 
@@ -122,23 +124,38 @@ class ModelEstimator:
         """How much slower the machine is now than at calibration, over all sizes."""
         return self._run.factor
 
-    def estimate(self, num_nodes: int, num_edges: int, num_loops: int | None = None) -> Estimate:
+    def estimate(
+        self,
+        num_nodes: int,
+        num_edges: int,
+        num_loops: int | None = None,
+        *,
+        narrow_edges: bool = False,
+    ) -> Estimate:
         """Peak memory, what to reserve, median run and solo time of one request.
 
-        `num_loops` of the edges are self-loops; None: any number may be.
+        `num_loops` of the edges are self-loops; None: any number may be. `narrow_edges`: they are
+        staged as int32.
         """
         return Estimate(
-            *self.memory(num_nodes, num_edges, num_loops), *self.times(num_nodes, num_edges)
+            *self.memory(num_nodes, num_edges, num_loops, narrow_edges=narrow_edges),
+            *self.times(num_nodes, num_edges),
         )
 
     def memory(
-        self, num_nodes: int, num_edges: int, num_loops: int | None = None
+        self,
+        num_nodes: int,
+        num_edges: int,
+        num_loops: int | None = None,
+        *,
+        narrow_edges: bool = False,
     ) -> tuple[Bytes, Bytes]:
         """Its peak, and what to reserve."""
         peak = self._peak(num_nodes, num_edges, num_loops)
         need = self._need(num_nodes, num_edges, num_loops, peak)
-        reserve = self._with_margin(need) + self.output_bytes(num_nodes, num_edges)
-        return Bytes(peak), align_bytes(reserve)
+        spared = NARROW_EDGE_SPARES_BYTES * num_edges if narrow_edges else 0
+        reserve = self._with_margin(need - spared) + self.output_bytes(num_nodes, num_edges)
+        return Bytes(peak - spared), align_bytes(reserve)
 
     def times(self, num_nodes: int, num_edges: int) -> tuple[Nanos, Nanos]:
         """Its median run and solo time."""

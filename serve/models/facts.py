@@ -32,3 +32,5 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
     exact_hops: int | None = None
     #: A disjoint union of graphs gives each the output it has alone, so requests may be merged.
     mergeable: bool = False
+    #: As it is served, edges may be int32 and are not widened on the way.
+    narrow_edges: bool = False

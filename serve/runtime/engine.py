@@ -366,7 +366,14 @@ class Engine:
                 num_nodes, num_edges = self._size(call, entry)
                 output_bytes = entry.estimator.output_bytes(num_nodes, num_edges)
                 shapes = {name: tensor.shape for name, tensor in call.tensors.items()}
-                source = plan_layout(shapes, entry.spec.inputs, output_bytes)
+                edges = call.tensors.get("edge_index")
+                is_int32 = edges is not None and edges.datatype == "INT32"
+                source = plan_layout(
+                    shapes,
+                    entry.spec.inputs,
+                    output_bytes,
+                    narrow_edges=is_int32 and entry.signature.narrow_edges,
+                )
             with self._lock:
                 reason = entry.quarantine.reason(clock.now_ns())
                 if reason:
@@ -377,7 +384,9 @@ class Engine:
                 if isinstance(source, NodeRequest):
                     size = source.expected(entry.estimator)
                 else:
-                    estimate = entry.estimator.estimate(num_nodes, num_edges)
+                    estimate = entry.estimator.estimate(
+                        num_nodes, num_edges, narrow_edges=source.narrow_edges
+                    )
                     size = Sized(num_nodes, num_edges, estimate)
                 return self.driver.accept(call, entry, size, source)
 

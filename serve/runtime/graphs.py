@@ -71,6 +71,8 @@ class NodeRequest:
     graph: ResidentGraph
     fanouts: tuple[int, ...]
     num_ids: int
+    #: Edges are staged as int32.
+    narrow_edges: bool
     #: Belongs to the driver's lock.
     sizes: SampleSizes
     #: Lanes gather the features themselves.
@@ -80,7 +82,9 @@ class NodeRequest:
         """Before it is sampled: memory for a large sample, time for a usual one."""
         size = self.sizes.expected(self.num_ids)
         run_ns, solo_ns = estimator.times(size.num_nodes, size.num_edges)
-        large = estimator.memory(size.num_nodes_high, size.num_edges_high)
+        large = estimator.memory(
+            size.num_nodes_high, size.num_edges_high, narrow_edges=self.narrow_edges
+        )
         estimate = Estimate(*large, run_ns, Nanos(solo_ns + size.prepare_ns))
         return Sized(size.num_nodes, size.num_edges, estimate)
 
@@ -88,7 +92,9 @@ class NodeRequest:
         """Once it is sampled; learns from it."""
         self.sizes.observe(found)
         run_ns, solo_ns = estimator.times(found.num_nodes, found.num_edges)
-        need = estimator.memory(found.num_nodes, found.num_edges, found.num_loops)
+        need = estimator.memory(
+            found.num_nodes, found.num_edges, found.num_loops, narrow_edges=self.narrow_edges
+        )
         estimate = Estimate(*need, run_ns, Nanos(solo_ns + found.prepare_ns))
         return Sized(found.num_nodes, found.num_edges, estimate)
 
@@ -178,8 +184,9 @@ class GraphStore:
                 f"input 'node_ids' has 0 ids, which model '{entry.spec.name}' cannot take"
             )
         resolved = resolve_fanouts(fanouts, entry)
-        in_place = self._in_place is True
-        return NodeRequest(graph, resolved, num_ids, self.sizes(graph, resolved), in_place)
+        narrow = entry.signature.narrow_edges and graph.snapshot.num_nodes < 2**31
+        sizes, in_place = self.sizes(graph, resolved), self._in_place is True
+        return NodeRequest(graph, resolved, num_ids, narrow, sizes, in_place)
 
     def sizes(self, graph: ResidentGraph, fanouts: tuple[int, ...]) -> SampleSizes:
         """What is known of samples of the graph; found out by drawing some at first use."""
@@ -359,14 +366,15 @@ def prepare_nodes(
     sample.write_positions(positions)
     order, output_bytes = entry.spec.inputs, entry.estimator.output_bytes(num_nodes, num_edges)
     shapes = {"x": (num_nodes, snapshot.num_features), "edge_index": (2, num_edges)}
-    layout = in_pool = plan_layout(shapes, order, output_bytes)
+    narrow = request.narrow_edges
+    layout = in_pool = plan_layout(shapes, order, output_bytes, narrow_edges=narrow)
     lists: dict[str, np.ndarray] = {}
     table = _table(request.graph, snapshot) if request.in_place else None
     if table is not None:
         ids, at, new = snapshot.patched(nodes)
         lists = {GATHERED_IDS: ids, GATHERED_AT: at, GATHERED_NEW: new}
         in_place = {"edge_index": (2, num_edges)} | {name: a.shape for name, a in lists.items()}
-        in_pool = plan_layout(in_place, (*order, *lists), output_bytes)
+        in_pool = plan_layout(in_place, (*order, *lists), output_bytes, narrow_edges=narrow)
     staged = in_pool.at(take_block(pool, in_pool))
     # Nothing below raises: the block is the ticket's to give back.
     for ref in staged.inputs:

@@ -26,6 +26,7 @@ from serve.cuda.arena import LaneMemory
 from serve.errors import ServeError
 from serve.models.calibrate import Allocator, calibrate
 from serve.models.executors import with_executor
+from serve.models.executors.check import takes_narrow_edges
 from serve.models.executors.choose import Options, choose
 from serve.models.facts import Signature
 from serve.models.loader import LoadedModel, load_model
@@ -62,7 +63,7 @@ from serve.runtime.stopping import Stopped, StopWord
 
 _log = logging.getLogger(__name__)
 
-_TORCH_DTYPES = {"float32": torch.float32, "int64": torch.int64}
+_TORCH_DTYPES = {"float32": torch.float32, "int64": torch.int64, "int32": torch.int32}
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 #: glibc's, which other C libraries have no need of.
@@ -303,6 +304,9 @@ class Lane:
             )
             chosen = choose(model, signature, options)
             warm_up(chosen.loaded, signature)
+            if chosen.loaded.executor == "csr" and isinstance(site, Processor):
+                narrow = takes_narrow_edges(chosen.loaded, signature)
+                signature = msgspec.structs.replace(signature, narrow_edges=narrow)
             found = calibrate(
                 chosen.loaded,
                 signature,

@@ -76,9 +76,14 @@ class Launch:
         co_runners = outcome.placement.co_runners
         # A union is estimated as if its loops were unknown.
         num_loops = self.tickets[0].num_loops if len(self.tickets) == 1 else None
-        estimator.observe_union(
-            self._sizes, run_ns, usage.peak_bytes, usage.held_bytes, co_runners, num_loops
-        )
+        peak_bytes: int | None = usage.peak_bytes
+        held_bytes: int | None = usage.held_bytes
+        if peak_bytes is not None and len(self.tickets) == 1:
+            # Estimates are of edges as int64.
+            spared_bytes = self.tickets[0].spared_bytes
+            peak_bytes += spared_bytes
+            held_bytes = None if held_bytes is None else held_bytes + spared_bytes
+        estimator.observe_union(self._sizes, run_ns, peak_bytes, held_bytes, co_runners, num_loops)
 
     def share_bytes(self, ticket: "RequestTicket", peak_bytes: int | None) -> int | None:
         """The ticket's share of the run's peak, by what each would need alone."""

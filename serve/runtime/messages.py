@@ -16,7 +16,7 @@ from serve.models.repository import ModelSpec
 MAX_PACKET_BYTES = 1 << 17
 
 
-_ITEM_BYTES = {"float32": 4, "int64": 8}
+_ITEM_BYTES = {"float32": 4, "int32": 4, "int64": 8}
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -27,7 +27,7 @@ class TensorRef(msgspec.Struct, frozen=True, array_like=True):
     """A tensor in the shared pool, row-major, 64-byte aligned."""
 
     name: str
-    #: numpy dtype name: `float32` or `int64`.
+    #: numpy dtype name: `float32`, `int64`, or `int32` for edges.
     dtype: str
     shape: tuple[int, ...]
     offset_bytes: int

@@ -59,6 +59,8 @@ class Layout(msgspec.Struct, frozen=True):
     inputs: tuple[TensorRef, ...]
     input_bytes: int
     output_capacity_bytes: int
+    #: Edges lie there as int32.
+    narrow_edges: bool = False
 
     @property
     def size_bytes(self) -> int:
@@ -73,19 +75,28 @@ class Layout(msgspec.Struct, frozen=True):
 
 
 def plan_layout(
-    shapes: Mapping[str, tuple[int, ...]], order: tuple[str, ...], output_bytes: int
+    shapes: Mapping[str, tuple[int, ...]],
+    order: tuple[str, ...],
+    output_bytes: int,
+    *,
+    narrow_edges: bool = False,
 ) -> Layout:
-    """Places for the tensors named in `order` that have a shape, then for the output."""
+    """Places for the tensors named in `order` that have a shape, then for the output.
+
+    With `narrow_edges` they are int32 there, which must hold the graph's nodes.
+    """
     offset = 0
     inputs = []
     for name in order:
         shape = shapes.get(name)
         if shape is not None:
             dtype = STAGED_DTYPES[name]
+            if narrow_edges and name == "edge_index":
+                dtype = "int32"
             ref = TensorRef(name, dtype, shape, offset)
             inputs.append(ref)
             offset += _aligned(ref.size_bytes)
-    return Layout(tuple(inputs), offset, _aligned(output_bytes))
+    return Layout(tuple(inputs), offset, _aligned(output_bytes), narrow_edges)
 
 
 def stage(
@@ -100,7 +111,7 @@ def stage(
     for ref in staged.inputs:
         source, target = call.tensors[ref.name], pool.view(ref.offset_bytes, ref.size_bytes)
         if ref.name == "edge_index":
-            _stage_edges(source, target, num_nodes)
+            _stage_edges(source, target, num_nodes, narrow=layout.narrow_edges)
         elif ref.name == "batch":
             _stage_batch(source, target, num_nodes)
         else:
@@ -129,8 +140,8 @@ def take_block(pool: SharedPool, layout: Layout) -> Block:
     return block
 
 
-def _stage_edges(source: Tensor, target: memoryview, num_nodes: int) -> None:
-    found = stage_indices(source, target, num_nodes)
+def _stage_edges(source: Tensor, target: memoryview, num_nodes: int, *, narrow: bool) -> None:
+    found = stage_indices(source, target, num_nodes, narrow=narrow)
     if found is not None:
         row, column = divmod(found[0], source.shape[1])
         raise InvalidInput(
@@ -147,14 +158,21 @@ def _stage_batch(source: Tensor, target: memoryview, num_nodes: int) -> None:
         )
 
 
-def stage_indices(source: Tensor, target: memoryview, bound: int) -> tuple[int, int] | None:
-    """Copy indices as int64; flat position and value of the first not in [0, `bound`)."""
+def stage_indices(
+    source: Tensor, target: memoryview, bound: int, *, narrow: bool = False
+) -> tuple[int, int] | None:
+    """Copy indices as int64; flat position and value of the first not in [0, `bound`).
+
+    `narrow` leaves those that came as int32 so.
+    """
+    width = 4 if narrow else 8
     is_int32 = source.datatype == "INT32"
     item_bytes = 4 if is_int32 else 8
     start = 0
     for piece in source.pieces():
         end = start + len(piece) // item_bytes
-        bad = native.stage_indices(piece, is_int32, bound, target[8 * start : 8 * end])
+        part = target[width * start : width * end]
+        bad = native.stage_indices(piece, is_int32, bound, part, narrow)
         if bad >= 0:
             return start + bad, int(np.frombuffer(piece, f"<i{item_bytes}")[bad])
         start = end

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from serve.core.events import PrepareFailed, TaskPrepared
 from serve.core.types import Completed, FailReason, Outcome, Sized, Task
 from serve.errors import InvalidInput, InvariantViolation, QueueFull
+from serve.estimate.estimator import NARROW_EDGE_SPARES_BYTES
 from serve.runtime import clock
 from serve.runtime.api import InferCall, InferResult
 from serve.runtime.graphs import NodeRequest, derived_seed, prepare_nodes
@@ -100,6 +101,13 @@ class RequestTicket:
     def input_bytes(self) -> int:
         """Size of the staged inputs."""
         return 0 if self._layout is None else self._layout.input_bytes
+
+    @property
+    def spared_bytes(self) -> int:
+        """What the staged inputs would take more if their edges were int64."""
+        if self._layout is None or not self._layout.narrow_edges:
+            return 0
+        return NARROW_EDGE_SPARES_BYTES * self.task.num_edges
 
     @property
     def launched(self) -> bool:

@@ -51,6 +51,24 @@ def test_indices_as_the_twin_has_them(dtype, data, bound, shift):
         np.testing.assert_array_equal(oracle, indices)
 
 
+@given(data=st.data(), bound=st.integers(0, 2**40), shift=st.integers(0, 9))
+def test_narrow_indices_stay_as_they_are(data, bound, shift):
+    elements = st.integers(0, min(max(bound, 1), 2**31) - 1) | st.integers(-(2**31), 2**31 - 1)
+    indices = data.draw(arrays(np.int32, st.integers(0, 40), elements=elements))
+    source = unaligned(indices, shift)
+    target, oracle = np.empty(indices.size, np.int32), np.empty(indices.size, np.int32)
+    bad = native.stage_indices(source, True, bound, target, True)
+    assert bad == _twin.stage_indices(source, True, bound, oracle, True)
+    if bad < 0:
+        np.testing.assert_array_equal(target, indices)
+
+
+@BOTH
+def test_wide_indices_are_not_narrowed(core):
+    with pytest.raises(ValueError, match="cannot be narrowed"):
+        core.stage_indices(bytes(8), False, 1, bytearray(4), True)
+
+
 @given(
     values=arrays(np.float32, st.integers(0, 40), elements=st.floats(width=32)),
     check_finite=st.booleans(),

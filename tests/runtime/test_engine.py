@@ -39,6 +39,7 @@ max_queue = 4
 [models]
 repository = "{repository}"
 calibration_s = 1.0
+executor = "csr"
 [device]
 lanes = 1
 memory_budget = "256 MiB"
@@ -60,7 +61,7 @@ def start(trouble, folder, records, journal=None):
 
 
 def call(graph: Graph, model: str = "mischief", **options: object) -> InferCall:
-    names = {"float32": "FP32", "int64": "INT64"}
+    names = {"float32": "FP32", "int32": "INT32", "int64": "INT64"}
     tensors = {
         name: Tensor(names[array.dtype.name], array.shape, array.tobytes())
         for name, array in graph.tensors.items()
@@ -141,6 +142,23 @@ def test_an_answer_late_by_its_run_alone_is_blamed_on_the_estimate(engine, troub
     record = engine.submit(call(trouble.graph(SLEEP + 0.1))).result().record
     assert record.run_ns > 20 * record.run_estimate_ns
     assert (record.violated, record.cause, record.co_runners) == (True, "estimate", 0)
+
+
+def test_int32_edges_reach_the_lane_as_they_are(engine, records, monkeypatch):
+    packets = []
+    launch = engine.pool.launch
+    monkeypatch.setattr(engine.pool, "launch", lambda *a: (packets.append(a[1]), launch(*a)))
+    wide = random_graph(40, 90, seed=3)
+    narrow = random_graph(40, 90, seed=3, dtype=np.int32)
+    narrow.edge_index[:] = wide.edge_index
+    outputs = [engine.submit(call(graph, "gcn")).result().output for graph in (wide, narrow)]
+    np.testing.assert_array_equal(*outputs)
+    staged = [{ref.name: ref.dtype for ref in packet.parts[0].inputs} for packet in packets]
+    assert [dtypes["edge_index"] for dtypes in staged] == ["int64", "int32"]
+    estimates = [record.pmc_estimate_bytes for record in records]
+    assert estimates[0] - estimates[1] == 8 * 90
+    measured = [record.pmc_measured_bytes for record in records]
+    assert measured[0] - measured[1] >= 8 * 90 - 64, "places are multiples of 64 bytes"
 
 
 def test_requests_that_are_alone_wake_the_driver_for_their_answers_only(

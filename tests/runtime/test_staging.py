@@ -43,20 +43,24 @@ def shapes(request: InferCall) -> dict[str, tuple[int, ...]]:
     return {name: tensor.shape for name, tensor in request.tensors.items()}
 
 
-def staged(pool: SharedPool, request: InferCall, *, check_finite: bool = True):
+def staged(
+    pool: SharedPool, request: InferCall, *, check_finite: bool = True, narrow_edges: bool = False
+):
     order = ("x", "edge_index", "edge_weight", "batch")
-    layout = plan_layout(shapes(request), order, output_bytes=40)
+    layout = plan_layout(shapes(request), order, output_bytes=40, narrow_edges=narrow_edges)
     return stage(request, layout, pool, take_block(pool, layout), check_finite=check_finite)
 
 
-@pytest.mark.parametrize("index_dtype", [np.int64, np.int32])
-def test_what_is_staged_is_what_was_sent(pool, index_dtype):
+@pytest.mark.parametrize(
+    ("index_dtype", "narrow"), [(np.int64, False), (np.int32, False), (np.int32, True)]
+)
+def test_what_is_staged_is_what_was_sent(pool, index_dtype, narrow):
     edges = np.random.default_rng(1).integers(0, NODES, (2, EDGES)).astype(index_dtype)
     request = call(edge_index=edges)
-    result = staged(pool, request)
+    result = staged(pool, request, narrow_edges=narrow)
     arrays = {ref.name: pool.array(ref.offset_bytes, ref.dtype, ref.shape) for ref in result.inputs}
     np.testing.assert_array_equal(arrays["edge_index"], edges)
-    assert arrays["edge_index"].dtype == np.int64
+    assert arrays["edge_index"].dtype == (np.int32 if narrow else np.int64)
     sent = np.frombuffer(request.tensors["x"].data, "<f4").reshape(NODES, WIDTH)
     np.testing.assert_array_equal(arrays["x"], sent)
     assert [ref.name for ref in result.inputs] == ["x", "edge_index", "edge_weight", "batch"]

@@ -14,11 +14,13 @@ inline constexpr std::ptrdiff_t kAllGood = -1;
 
 enum class IndexWidth : std::uint8_t { k32 = 4, k64 = 8 };
 
-// Copies signed indices to `target` as 64-bit ones and checks 0 <= index < bound.
-// Requires target.size() / 8 == source.size() / width, and no overlap. Returns kAllGood, or the
+// Copies signed indices to `target`, as 64-bit ones or as wide as they come, and checks
+// 0 <= index < bound. Requires width <= to, target.size() / to == source.size() / width, and no
+// overlap. Returns kAllGood, or the
 // flat position of the first index out of range; `target` is then only partly written.
 std::ptrdiff_t stage_indices(std::span<const std::byte> source, IndexWidth width,
-                             std::int64_t bound, std::span<std::byte> target);
+                             std::int64_t bound, std::span<std::byte> target,
+                             IndexWidth to = IndexWidth::k64);
 
 // Copies 32-bit floats to `target`, and with `check_finite` looks for NaN and infinities.
 // Requires equal sizes, a multiple of 4, and no overlap. Returns kAllGood, or the flat position

@@ -8,6 +8,7 @@ from serve.models.facts import Signature
 from serve.models.loader import LoadedModel
 from serve.models.probes import Shape, probe_graph
 from serve.models.signature import probe_inputs
+from serve.models.tracing import trace
 
 #: Largest difference, relative to the largest value of the answer.
 TOLERANCE = 1e-4
@@ -39,6 +40,27 @@ def disagreement(eager: LoadedModel, other: LoadedModel, signature: Signature) -
             difference = float((given - expected).abs().max())
             return f"on a graph that is {name} it is off by {difference:.2g}"
     return ""
+
+
+def takes_narrow_edges(loaded: LoadedModel, signature: Signature) -> bool:
+    """Whether int32 edges give the same answers and no tensor that int64 ones do not."""
+    try:
+        for _, inputs in _graphs(loaded.spec.inputs, signature):
+            if not torch.equal(loaded.run(_narrow(inputs)), loaded.run(inputs)):
+                return False
+        size = 60, 3000
+        wide = probe_graph(*size, Shape.PLAIN, loaded.spec.inputs, signature)
+        peaks = [
+            trace(lambda inputs=inputs: loaded.run(inputs), loaded.module, *size).peak_bytes  # type: ignore[misc]
+            for inputs in (_narrow(wide), wide)
+        ]
+    except Exception:
+        return False
+    return peaks[0] <= peaks[1]
+
+
+def _narrow(inputs: Inputs) -> Inputs:
+    return inputs | {"edge_index": inputs["edge_index"].int()}
 
 
 def _graphs(names: tuple[str, ...], signature: Signature) -> Iterator[tuple[str, Inputs]]:

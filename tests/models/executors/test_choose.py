@@ -4,10 +4,10 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
-from torch_geometric.nn import EdgeConv, SAGEConv
+from torch_geometric.nn import EdgeConv, GATConv, SAGEConv
 
 from serve.models.executors import choose as choosing
-from serve.models.executors.check import disagreement
+from serve.models.executors.check import disagreement, takes_narrow_edges
 from serve.models.executors.choose import Options, choose
 from serve.models.executors.csr import CannotRun
 from serve.models.site import Processor
@@ -141,3 +141,39 @@ def test_without_a_compiler_the_next_best_serves(fresh, compiler, monkeypatch, w
     chosen = choose(eager, signature, Options(wanted, LIMIT, folder))
     assert chosen.loaded.executor == served
     assert "there is no g++" in chosen.reason
+
+
+class Lopsided(torch.nn.Module):
+    """A fused layer, and edges used by the model itself."""
+
+    def __init__(self, use):
+        super().__init__()
+        self.conv, self.use = SAGEConv(12, 3), use
+
+    def forward(self, x, edge_index):
+        return self.conv(x, edge_index) + self.use(x, edge_index)
+
+
+def by_scatter(x, edge_index):
+    return torch.zeros(len(x), 3).scatter_add_(
+        0, edge_index.t(), torch.ones(edge_index.shape[1], 2)
+    )
+
+
+def by_widening(x, edge_index):
+    return torch.zeros(1) + (edge_index.long() < 0).any()
+
+
+@pytest.mark.parametrize(
+    ("make", "narrow"),
+    [
+        (lambda: SAGEConv(12, 3), True),
+        (lambda: GATConv(12, 3), True),
+        (lambda: Lopsided(by_scatter), False),
+        (lambda: Lopsided(by_widening), False),
+    ],
+    ids=["sage", "gat", "raises", "takes more memory"],
+)
+def test_edges_stay_narrow_only_where_nothing_widens_them(agree, make, narrow):
+    _, fast, signature = agree(make)
+    assert takes_narrow_edges(fast, signature) == narrow
