@@ -259,7 +259,9 @@ def behind_a_held_one(engine, trouble, *graphs):
         with trouble.holding() as held:
             first = threads.submit(engine.submit(call(held)).result)
             wait_for(trouble.running, "a running request")
-            tickets = [engine.submit(call(graph)) for graph in graphs]
+            # Nobody is late, so that on a busy machine too all may join a union.
+            patient = int(PATIENCE_S * 1e9)
+            tickets = [engine.submit(call(graph, qos_target_ns=patient)) for graph in graphs]
             answers = [threads.submit(ticket.result) for ticket in tickets]
             ids = [ticket.task.task_id for ticket in tickets]
             wait_for(

@@ -66,7 +66,7 @@ class Fused:
             out = self.fused(x, edge_index, *more, **named)
             if out is not None:
                 return out
-        if _is_tensor(edge_index) and edge_index.dtype == torch.int32:
+        if is_tensor(edge_index) and edge_index.dtype == torch.int32:
             edge_index = edge_index.long()  # PyG's own scatters take no other indices
         return self.original(x, edge_index, *more, **named)
 
