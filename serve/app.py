@@ -333,7 +333,8 @@ def replay_journal(
         )
         get_policy(chosen.policy)
         get_discipline(chosen.discipline)
-        chosen = replace(chosen, device=replace(chosen.device, budget_bytes=budget_of(journal)))
+        first, *more = (replace(d, budget_bytes=budget_of(journal)) for d in chosen.devices)
+        chosen = replace(chosen, device=first, more_devices=tuple(more))
         device_model = recording.device
     late = recording.late / len(recording.requests)
     title = f"{path.name}, {late:.2%} late when recorded: {policy or chosen.policy}"

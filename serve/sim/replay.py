@@ -5,7 +5,7 @@ same. ``recorded`` takes from a journal what was asked for and what it truly too
 simulation under another policy or discipline, and the device they ran on as it was seen to be.
 """
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -13,13 +13,14 @@ from statistics import median
 from serve.core.events import (
     BudgetChanged,
     Event,
+    LaneLost,
     TaskArrived,
     TaskCancelled,
     TaskFinished,
     TaskPrepared,
 )
-from serve.core.scheduler import Scheduler
-from serve.core.types import Bytes, Estimate, Nanos, Task, TaskId
+from serve.core.fleet import make_scheduler
+from serve.core.types import Bytes, Estimate, LaneId, Nanos, Task, TaskId
 from serve.errors import ConfigError
 from serve.journal import AnswerLeft, Journal, commands_of, encode_commands
 from serve.sim.device import DeviceModel, Offered
@@ -69,6 +70,8 @@ class _Seen:
     launched_ns: int = 0
     #: When it last started to execute, and how long it has, by number of others.
     since_ns: int | None = None
+    #: Where it was launched, if it was.
+    lane_id: LaneId | None = None
     beside_ns: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     finished_ns: int = 0
     #: On the lane's clock, without standing suspended.
@@ -90,7 +93,7 @@ def first_difference(journal: Journal) -> Difference | None:
         # One question more than recorded: the commands will differ, and that is told.
         return told.popleft() if told else None
 
-    scheduler = Scheduler(replace(journal.params, unions=unions if journal.merges else None))
+    scheduler = make_scheduler(replace(journal.params, unions=unions if journal.merges else None))
     for index, step in enumerate(journal.steps):
         told.clear()
         told.extend(step.unions)
@@ -101,7 +104,7 @@ def first_difference(journal: Journal) -> Difference | None:
 
 
 def budget_of(journal: Journal) -> Bytes:
-    """Memory for tasks at the journal's end, when all models were loaded."""
+    """Memory for tasks of each device at the journal's end, when all models were loaded."""
     budgets = [s.event.budget_bytes for s in journal.steps if isinstance(s.event, BudgetChanged)]
     return budgets[-1] if budgets else journal.params.device.budget_bytes
 
@@ -132,11 +135,17 @@ def _ran(journal: Journal) -> Iterator[_Seen]:
     seen: dict[TaskId, _Seen] = {}
     executing: dict[TaskId, _Seen] = {}
     answered: dict[TaskId, _Seen] = {}
+    device_of: dict[LaneId | None, int] = {
+        lane_id: device_id
+        for device_id, device in enumerate(journal.params.devices)
+        for lane_id in device.lane_ids
+    }
 
     def advance(now_ns: int) -> None:
+        beside = Counter(device_of.get(one.lane_id) for one in executing.values())
         for one in executing.values():
             assert one.since_ns is not None
-            one.beside_ns[len(executing) - 1] += now_ns - one.since_ns
+            one.beside_ns[beside[device_of.get(one.lane_id)] - 1] += now_ns - one.since_ns
             one.since_ns = now_ns
 
     for row in journal.rows:
@@ -168,6 +177,11 @@ def _ran(journal: Journal) -> Iterator[_Seen]:
                 one.run_ns = run_ns * one.task.estimate.run_ns // estimated_ns
                 if one.run_ns > 0:
                     answered[one.task.task_id] = one
+        elif isinstance(event, LaneLost):
+            advance(now_ns)
+            lost = {event.lane_id, *event.others}
+            for task_id in [i for i, one in executing.items() if one.lane_id in lost]:
+                del executing[task_id]
         elif isinstance(event, TaskCancelled):
             seen.pop(event.task_id, None)
         for name, fields in commands_of(row):
@@ -182,6 +196,7 @@ def _ran(journal: Journal) -> Iterator[_Seen]:
                     continue
                 one_or_none.launched_ns = one_or_none.launched_ns or now_ns
                 one_or_none.since_ns = now_ns
+                one_or_none.lane_id = LaneId(fields["lane_id"])
                 executing[task_id] = one_or_none
                 for companion in fields.get("companions", ()):
                     if companion in seen:

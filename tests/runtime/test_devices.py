@@ -18,9 +18,12 @@ from serve.core.types import LaneId
 from serve.errors import NotReady, TooBig
 from serve.graphs.change import Change
 from serve.graphs.snapshot import Snapshot
+from serve.journal import decode
+from serve.obs.journal import JournalWriter
 from serve.runtime.api import InferCall, Tensor
 from serve.runtime.engine import Engine
 from serve.runtime.entry import DevicePlace
+from serve.sim.replay import first_difference, recorded
 from tests.e2e.support import FEATURES, Graph, Reference, assert_equal
 from tests.outside import PATIENCE_S, wait_for
 from tests.runtime.test_engine import CONFIG, call
@@ -64,7 +67,8 @@ class Served:
         )
         self.records = []
         cache = calibration_cache(config, self.device)
-        self.engine = Engine(config, self.device, self.records.append, cache)
+        self.journal = JournalWriter(folder / "journal.jsonl")
+        self.engine = Engine(config, self.device, self.records.append, cache, self.journal)
         self.trouble = trouble
 
     def ask(self, graph, model="mischief"):
@@ -105,6 +109,7 @@ def served(trouble, tmp_path_factory):
     found.engine.start()
     yield found
     found.engine.stop()
+    found.journal.close()
 
 
 def test_each_device_has_its_process_lanes_and_memory(served):
@@ -274,3 +279,15 @@ def test_a_drain_waits_for_all_devices(served, trouble):
         assert not served.engine.wait_drained(0)
     waiting.result(PATIENCE_S)
     assert served.engine.wait_drained(PATIENCE_S)
+
+
+def test_a_fresh_fleet_decides_the_same(served):
+    """Everything this module's engine went through, the death of a device included."""
+    served.engine.stop()
+    served.journal.close()
+    with served.journal.path.open("rb") as lines:
+        found = decode(lines)
+    assert len(found.params.devices) == DEVICES
+    assert first_difference(found) is None
+    # Each device ran one at a time, whatever the other did.
+    assert recorded(found).device.slowdown == (1.0,)
