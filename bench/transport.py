@@ -69,10 +69,7 @@ def main() -> None:
     try:
         with tempfile.TemporaryDirectory() as folder:
             repository = Path(folder) / "models"
-            score = torch.nn.Linear(FEATURES, 1)
-            sizes = {"in_features": FEATURES, "out_features": 1}
-            model = write_model(repository, "score", score, factory="./model.py:Score", args=sizes)
-            (model / "model.py").write_text(MODEL)
+            write_score_model(repository)
             hold_graph(Path(folder))
             held: dict[str, object] = {"name": "held", "file": "held.npz"}
             with ServerProcess(
@@ -116,6 +113,14 @@ def measure(
                         times[way].append(taken_us)
             result[str(size_bytes)] = summary(times, len(message))
     return result
+
+
+def write_score_model(repository: Path) -> None:
+    """A model named `score` that copies next to nothing."""
+    score = torch.nn.Linear(FEATURES, 1)
+    sizes = {"in_features": FEATURES, "out_features": 1}
+    model = write_model(repository, "score", score, factory="./model.py:Score", args=sizes)
+    (model / "model.py").write_text(MODEL)
 
 
 def hold_graph(folder: Path) -> None:
