@@ -195,7 +195,10 @@ class RequestTicket:
         """It was admitted as if any number of its edges were self-loops; now they are counted."""
         task = self.task
         size = task.num_nodes, task.num_edges
-        peak_bytes, reserve_bytes = self.entry.estimator.memory(*size, self.num_loops)
+        assert self._layout is not None
+        peak_bytes, reserve_bytes = self.entry.estimator.memory(
+            *size, self.num_loops, narrow_edges=self._layout.narrow_edges
+        )
         estimate = replace(task.estimate, peak_bytes=peak_bytes, reserve_bytes=reserve_bytes)
         return Sized(*size, estimate)
 
