@@ -7,8 +7,8 @@ a network and without an installed gnnserve. Every stage is a process of its own
 one that fails or hangs leaves the others alone. The summary is in bench/results/gpu/summary.json
 after each stage, the whole output of each in build/gpu/<stage>.log.
 
-The stages `pmc` and `serving_*` need msgspec, which such a machine may lack: wheels in the folder
-.whl are installed into build/gpu/site first. Without it they are told as not run.
+The stages `kernels`, `pmc` and `serving_*` need msgspec, which such a machine may lack: wheels in
+the folder .whl are installed into build/gpu/site first. Without it they are told as not run.
 """
 
 import argparse
@@ -72,12 +72,14 @@ def stages(quick: bool, dry: bool) -> list[Stage]:
         Stage("extension", extension, 240),
         bench("arena", 120),
         bench("equality", 120),
+        bench("kernels", 240, engine),
         bench("serving", 240, engine, "equality"),
         bench("pmc", 180, engine),
         bench("concurrency", 240),
         bench("gather", 240),
         bench("staging", 150),
         bench("serving", 400, engine, "soak"),
+        bench("serving", 150, engine, "pressure"),
         bench("serving", 540, engine, "figures"),
         Stage("ctest", tests, 240),
     ]

@@ -3,18 +3,22 @@
     python -m bench.gpu.concurrency [--quick] [--dry]
 
 - throughput of the same tasks on one stream, on 2 to 8 lanes as threads with a stream each, as one
-  merged graph, and in 1 to 4 processes (and what MPS says of itself: without it they take turns);
+  merged graph, and in 1 to 4 processes, with MPS where it may be started and without;
+- the number of lanes that gives the most, over all of these: what `device.lanes` should be;
 - interference: run time beside k others ÷ alone, the table the scheduler starts from;
 - priority: latency of a small task beside a device full of large ones, on an ordinary and on an
   urgent stream, against alone.
 """
 
 import argparse
+import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
+from statistics import geometric_mean
 from typing import Any
 
 import torch
@@ -62,6 +66,8 @@ def body(result: Result, arguments: argparse.Namespace) -> None:
     rig = Rig.open(110 << 30, dry=arguments.dry)
     sizes = {"small": SIZES["small"]} if arguments.quick or arguments.dry else SIZES
     names = ("gcn",) if arguments.quick else ("gcn", "gat")
+    #: Throughput ÷ that of one lane.
+    speed_of: dict[str, list[float]] = {}
     for name in names:
         for size, (num_nodes, num_edges) in sizes.items():
             inputs = graph(num_nodes, num_edges, 128)
@@ -78,7 +84,10 @@ def body(result: Result, arguments: argparse.Namespace) -> None:
                             model(placed["x"], placed["edge_index"])
                             lane.queue.finish()
                             del placed
-                measure(result, rig, f"{name} {size}", lanes, model, inputs)
+                measure(result, rig, f"{name} {size}", lanes, model, inputs, speed_of)
+                mean = {k: round(geometric_mean(v), 3) for k, v in speed_of.items()}
+                best = max(mean, key=lambda name: mean[name])
+                result.put("lanes", {"gain_over_one": mean, "best": best})
     with result.part("priority"):
         priority(result, rig, arguments)
     if not rig.dry:
@@ -88,7 +97,7 @@ def body(result: Result, arguments: argparse.Namespace) -> None:
 
 def measure(
     result: Result, rig: Rig, key: str, lanes: list[Lane], model: Any,
-    inputs: dict[str, torch.Tensor],
+    inputs: dict[str, torch.Tensor], speed_of: dict[str, list[float]],
 ) -> None:  # fmt: skip
     def batch(count: int) -> Callable[[], None]:
         def piece(lane: Lane) -> Callable[[], None]:
@@ -119,6 +128,10 @@ def measure(
         for name, work in variants.items():
             times[name] += [1e3 * t / 16 for t in rig.time_s(work, 1)]
     result.put(f"ms_per_task {key}", {name: spread(found) for name, found in times.items()})
+    for name, found in times.items():
+        if name.endswith("lanes"):
+            speed_of.setdefault(name, []).append(spread(times["1 lanes"])["median"])
+            speed_of[name][-1] /= spread(found)["median"]
     alone = [lanes[0].task() for _ in range(10)]
     table = {}
     for others in (1, 3, 7):
@@ -172,6 +185,9 @@ def priority(result: Result, rig: Rig, arguments: argparse.Namespace) -> None:
 
         at_once([watched, *(load(lane) for lane in crowd)])
     result.put("small_beside_large_ms", {name: spread(times) for name, times in found.items()})
+    alone, ordinary, urgent_ms = (spread(times)["median"] for times in found.values())
+    told = {"ordinary": round(ordinary / alone, 2), "urgent": round(urgent_ms / alone, 2)}
+    result.aim("a small task waits less on the urgent stream", urgent_ms < ordinary, told)
     result.put("large_alone_ms", spread([crowd[0].task() for _ in range(5)]))
 
 
@@ -197,12 +213,45 @@ print((time.perf_counter() - started) * 1e3 / 200, flush=True)
 
 
 def processes(result: Result) -> None:
+    many_at_once(result, "without MPS", dict(os.environ))
+    with tempfile.TemporaryDirectory(prefix="mps") as folder:
+        paths = {
+            "CUDA_MPS_PIPE_DIRECTORY": f"{folder}/pipe", "CUDA_MPS_LOG_DIRECTORY": f"{folder}/log",
+        }  # fmt: skip
+        for path in paths.values():
+            os.mkdir(path)
+        environment = {**os.environ, **paths}
+        said = control(environment, "", "-d")
+        result.put("mps_start", said or "no word")
+        try:
+            many_at_once(result, "with MPS", environment)
+            # Without a server, clients have run without MPS and said nothing.
+            result.put(
+                "mps_servers", control(environment, "get_server_list\n") or "none: MPS is off"
+            )
+        finally:
+            control(environment, "quit\n")
+
+
+def control(environment: dict[str, str], told: str, *options: str) -> str:
+    """What MPS's control program answers."""
+    try:
+        said = subprocess.run(
+            ["nvidia-cuda-mps-control", *options], input=told, capture_output=True, text=True,
+            timeout=20, check=False, env=environment,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"off: {error}"
+    return (said.stdout + said.stderr).strip()
+
+
+def many_at_once(result: Result, name: str, environment: dict[str, str]) -> None:
     found = {}
     for count in (1, 2, 4):
         children = [
             subprocess.Popen(
                 [sys.executable, "-c", _CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                text=True,
+                text=True, env=environment,
             )
             for _ in range(count)
         ]  # fmt: skip
@@ -223,16 +272,7 @@ def processes(result: Result) -> None:
             "ms_per_task_of_one": times,
             "all": round(max(times) / count, 3),
         }
-    result.put("processes gcn medium", found)
-    try:
-        said = subprocess.run(
-            ["nvidia-cuda-mps-control"], input="get_server_list\n", capture_output=True, text=True,
-            timeout=10, check=False,
-        )  # fmt: skip
-        mps = (said.stdout + said.stderr).strip() or "no server"
-    except (OSError, subprocess.SubprocessError) as error:
-        mps = f"off: {error}"
-    result.put("mps", mps)
+    result.put(f"processes gcn medium, {name}", found)
 
 
 if __name__ == "__main__":

@@ -56,6 +56,13 @@ class Result:
         print(f"{'ok  ' if passed else 'FAIL'} {what}: {found}", flush=True)
         self._write()
 
+    def aim(self, what: str, reached: bool, found: Any) -> None:
+        """Something that was hoped for; that it is missed is a finding, not a failure."""
+        row = {"what": what, "reached": bool(reached), "found": found}
+        self._content.setdefault("aims", []).append(row)
+        print(f"AIM {'reached' if reached else 'MISSED '} {what}: {found}", flush=True)
+        self._write()
+
     @contextmanager
     def part(self, what: str) -> Iterator[None]:
         """A part whose failure is a failed check and does not end the others."""

@@ -1,10 +1,11 @@
 """The server's engine on the GPU: right answers, a soak, and the paper's figures. Needs msgspec.
 
-    python -m bench.gpu.serving equality|soak|figures [--quick] [--dry]
+    python -m bench.gpu.serving equality|soak|pressure|figures [--quick] [--dry]
 
 The engine is the server's own, below gRPC: staging, scheduler, lanes, reports. `equality` asks
 every policy under `rolling` and every discipline under `slack` and compares answers with this
 process's processor. `soak` sends 20,000 requests of four models and looks at what is left.
+`pressure` has room for a few tasks only and tells how full the budget runs.
 `figures` plays one Poisson trace to the paper's baselines (first in, first out: one at a time,
 four, sixteen at once) and policies, at a low and a high load, with the same absolute targets for
 all: violations, latency ÷ target, JCT, QUET, memory error and the scheduler's share of the time
@@ -88,13 +89,15 @@ class Bench:
 
     @contextmanager
     def engine(
-        self, policy: str, discipline: str, lanes: int | None = None
+        self, policy: str, discipline: str, lanes: int | None = None, budget: str | None = None
     ) -> Iterator[tuple[Engine, list[RequestRecord]]]:
         """A started engine, and the records it makes."""
         config = Config(
             server=ServerConfig(max_queue=4096, max_message="16 MiB"),
             models=ModelsConfig(repository=str(self.folder)),
-            device=DeviceConfig(kind="cpu" if self.dry else "cuda", lanes=lanes),
+            device=DeviceConfig(
+                kind="cpu" if self.dry else "cuda", lanes=lanes, memory_budget=budget
+            ),
             scheduling=SchedulingConfig(policy=policy, discipline=discipline),
         )
         device: Device = find_device(config.device, spare_lanes=False)
@@ -203,6 +206,40 @@ def soak(result: Result, bench: Bench) -> None:
     )
 
 
+def pressure(result: Result, bench: Bench) -> None:
+    count = 100 if bench.quick or bench.dry else 1_000
+    graphs = bench.graphs(24)
+    budget = "1 GiB" if bench.dry else "6 GiB"
+    with bench.engine("slack", "rolling", 4 if bench.dry else 16, budget) as (engine, records):
+        jobs = [(list(MODELS)[i % 4], (7 * i) % len(graphs)) for i in range(count)]
+        failures: Counter[str] = Counter()
+        shares: list[float] = []
+        ended = threading.Event()
+
+        def sample() -> None:
+            while not ended.wait(0.002):
+                now = engine.snapshot()
+                shares.append(now.reserved_bytes / now.budget_bytes)
+
+        def ask(job: tuple[str, int]) -> None:
+            try:
+                engine.submit(call(job[0], graphs[job[1]])).result()
+            except ServeError as error:
+                failures[f"{type(error).__name__}: {error}"[:200]] += 1
+
+        sampler = threading.Thread(target=sample)
+        sampler.start()
+        with ThreadPoolExecutor(64) as threads:
+            list(threads.map(ask, jobs))
+        ended.set()
+        sampler.join()
+        result.check("every request was answered", not failures, dict(failures.most_common(5)))
+        result.check("each has one record", len(records) == count, len(records))
+        result.check("the budget is never overrun", max(shares) <= 1, max(shares))
+        parts = {f"p{p}": round(float(np.percentile(shares, p)), 3) for p in (10, 50, 90)}
+        result.put("reserved_of_budget", parts | {"samples": len(shares)})
+
+
 def figures(result: Result, bench: Bench) -> None:
     count = 120 if bench.quick or bench.dry else 600
     graphs = bench.graphs(25)
@@ -241,6 +278,24 @@ def figures(result: Result, bench: Bench) -> None:
                     statuses = play(engine, jobs, graphs, gaps * mean_s / rho, solo_ns)
                 found[f"{name} at {rho}"] = summary(records, statuses, sum(spent))
                 result.put("systems", found)
+        aims(result, found, rho)
+
+
+def aims(result: Result, found: dict[str, Any], rho: float) -> None:
+    """What is hoped for at the paper's high load, beside what was found."""
+    names = ("slack, preemptive", "mps_base (4 streams)", "default")
+    if not all(f"{name} at {rho}" in found for name in names):
+        return
+    ours, fixed, default = (found[f"{name} at {rho}"] for name in names)
+    rate = ours["violation_rate"]
+    result.aim(f"no violations at {rho}", rate == 0, rate)
+    tails = [system["latency_over_target"]["p99"] for system in (ours, fixed)]
+    less = 1 - tails[0] / tails[1]
+    result.aim(f"p99 at least 60 % below fixed concurrency at {rho}", less >= 0.6, less)
+    less = 1 - ours["jct_ms"] / default["jct_ms"]
+    result.aim(f"JCT at least 75 % below one at a time at {rho}", less >= 0.75, less)
+    share = ours["scheduler_per_mille_of_run_time"]
+    result.aim(f"scheduler at most 2 per mille at {rho}", share <= 2, share)
 
 
 def watch(engine: Engine) -> list[float]:
@@ -309,7 +364,7 @@ def summary(records: list[RequestRecord], statuses: Counter[str], scheduler_s: f
     }
 
 
-PARTS = {"equality": equality, "soak": soak, "figures": figures}
+PARTS = {"equality": equality, "soak": soak, "pressure": pressure, "figures": figures}
 
 
 if __name__ == "__main__":

@@ -91,6 +91,38 @@ GNNSERVE_EXPORT int gnnserve_cuda_register(void* memory, std::int64_t bytes,
 
 GNNSERVE_EXPORT int gnnserve_cuda_unregister(void* memory) { return cudaHostUnregister(memory); }
 
+// Until gnnserve_cuda_capture_end, what this thread launches on the stream is written down, not
+// run.
+GNNSERVE_EXPORT int gnnserve_cuda_capture(void* stream) {
+    // Thread-local: other lanes go on with what a capture forbids.
+    return cudaStreamBeginCapture(static_cast<cudaStream_t>(stream),
+                                  cudaStreamCaptureModeThreadLocal);
+}
+
+// What was written down, ready to be replayed; it reads and writes where it did when captured.
+GNNSERVE_EXPORT int gnnserve_cuda_capture_end(void* stream, std::uint64_t* replay) {
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t ready = nullptr;
+    cudaError_t error = cudaStreamEndCapture(static_cast<cudaStream_t>(stream), &graph);
+    if (error == cudaSuccess) {
+        error = cudaGraphInstantiate(&ready, graph, 0);
+        (void)cudaGraphDestroy(graph);
+    }
+    if (error != cudaSuccess) {
+        (void)cudaGetLastError();
+    }
+    *replay = reinterpret_cast<std::uint64_t>(ready);
+    return error;
+}
+
+GNNSERVE_EXPORT int gnnserve_cuda_replay(void* replay, void* stream) {
+    return cudaGraphLaunch(static_cast<cudaGraphExec_t>(replay), static_cast<cudaStream_t>(stream));
+}
+
+GNNSERVE_EXPORT int gnnserve_cuda_forget(void* replay) {
+    return cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(replay));
+}
+
 // out[i] = row ids[i] of the table; rows of `row_bytes`, one after the other. `hot` and `slot_of`
 // (by row of the table, -1: not hot) may be null. All but the table's memory is the device's; ids
 // must be in range: nobody looks. `most_threads` caps the grid.

@@ -50,6 +50,14 @@ class CudaLibrary:
         self._register.argtypes = [pointer, size, address]
         self._unregister = library.gnnserve_cuda_unregister
         self._unregister.argtypes = [pointer]
+        self._capture = library.gnnserve_cuda_capture
+        self._capture.argtypes = [pointer]
+        self._end_capture = library.gnnserve_cuda_capture_end
+        self._end_capture.argtypes = [pointer, address]
+        self._replay = library.gnnserve_cuda_replay
+        self._replay.argtypes = [pointer, pointer]
+        self._forget = library.gnnserve_cuda_forget
+        self._forget.argtypes = [pointer]
         self._gather = library.gnnserve_cuda_gather
         self._gather.argtypes = [
             pointer, pointer, size, size, pointer, pointer, pointer, code, size, pointer,
@@ -76,6 +84,24 @@ class CudaLibrary:
     def unregister(self, host_address: int) -> None:
         """Undo ``register``; before the memory is unmapped."""
         self._check(self._unregister(host_address), "cudaHostUnregister")
+
+    def capture(self, stream: int) -> None:
+        """Until ``end_capture``, write down what this thread launches on the stream."""
+        self._check(self._capture(stream), "cudaStreamBeginCapture")
+
+    def end_capture(self, stream: int) -> int:
+        """What was written down, for ``replay``; it uses the memory it used when captured."""
+        replay = ctypes.c_uint64()
+        self._check(self._end_capture(stream, ctypes.byref(replay)), "cudaStreamEndCapture")
+        return replay.value
+
+    def replay(self, replay: int, stream: int) -> None:
+        """Launch all of it at once."""
+        self._check(self._replay(replay, stream), "cudaGraphLaunch")
+
+    def forget(self, replay: int) -> None:
+        """Give up what ``end_capture`` gave."""
+        self._check(self._forget(replay), "cudaGraphExecDestroy")
 
     def gather(
         self,

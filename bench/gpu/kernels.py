@@ -1,0 +1,310 @@
+"""Our kernels along edges on the GPU: against PyG's, against torch.sparse, and what else may gain.
+
+    python -m bench.gpu.kernels [--quick] [--dry]
+
+- forward passes on `csr` against PyG as written: milliseconds, peak memory, answers against the
+  processor's (of large graphs against PyG's on the GPU); models of the paper's size and one layer
+  of every kind covered;
+- the graph sorted on the device, against on the host and copied;
+- aggregation in GB/s of what has to be read and written, against torch.sparse and a copy on the
+  device, on even and on heavy-tailed degrees;
+- several tasks on one graph: one after the other, as one union, and side by side as columns of one
+  product (TurboMGNN's way);
+- a run captured as a CUDA graph and replayed, against launching it, at sizes that recur.
+
+Needs the extension, msgspec and safetensors.
+"""
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch_geometric.nn import (
+    GATConv,
+    GATv2Conv,
+    GCNConv,
+    GINConv,
+    GraphConv,
+    SAGEConv,
+    TransformerConv,
+)
+
+from bench.architectures import wrap
+from bench.gpu.kit import MODELS, Result, Rig, graph, run, spread
+from serve.models.executors import kernels, with_executor
+from serve.models.executors.kernels import Csr
+from serve.models.loader import LoadedModel
+
+LIMIT = 1e-4
+FEATURES, CLASSES = 128, 16
+SIZES = ((100, 400), (1_000, 10_000), (8_000, 80_000), (50_000, 1_000_000))
+MOST_EDGES_ON_HOST = 100_000
+WIDTHS = (16, 64, 128, 256)
+_cuda: Any = torch.cuda
+
+LAYERS: dict[str, Callable[[], torch.nn.Module]] = {
+    "GCNConv": lambda: GCNConv(FEATURES, 64),
+    "SAGEConv": lambda: SAGEConv(FEATURES, 64),
+    "SAGEConv max": lambda: SAGEConv(FEATURES, 64, aggr="max"),
+    "GINConv": lambda: GINConv(torch.nn.Linear(FEATURES, 64)),
+    "GraphConv": lambda: GraphConv(FEATURES, 64),
+    "GATConv": lambda: GATConv(FEATURES, 16, heads=4),
+    "GATv2Conv": lambda: GATv2Conv(FEATURES, 16, heads=4),
+    "TransformerConv": lambda: TransformerConv(FEATURES, 16, heads=4),
+}
+
+
+def body(result: Result, arguments: argparse.Namespace) -> None:
+    rig = Rig.open(64 << 30, dry=arguments.dry)
+    rig.use_kernels()
+    sizes = ((50, 200), (100, 400)) if arguments.dry else SIZES[:2] if arguments.quick else SIZES
+    parts = {
+        "layers": layers, "models": models, "sort": sort, "roofline": roofline,
+        "tasks on one graph": tasks_on_one_graph, "captured": captured,
+    }  # fmt: skip
+    for name, part in parts.items():
+        with result.part(name):
+            part(result, rig, sizes)
+
+
+def twins(rig: Rig, make: Callable[[], torch.nn.Module]) -> dict[str, LoadedModel]:
+    """The same model on both executors on the device, and as PyG runs it on the processor."""
+    found = {}
+    for name, device in (("eager", rig.device), ("csr", rig.device), ("processor", "cpu")):
+        torch.manual_seed(0)
+        loaded, _ = wrap(make(), name, ("x", "edge_index"), FEATURES)
+        loaded.module.to(device)
+        found[name] = with_executor(loaded, "csr") if name == "csr" else loaded
+    rig.synchronize()
+    return found
+
+
+def placed(rig: Rig, size: tuple[int, int]) -> dict[str, torch.Tensor]:
+    inputs = {key: value.to(rig.device) for key, value in graph(*size, FEATURES).items()}
+    rig.synchronize()
+    return inputs
+
+
+def compared(rig: Rig, models: dict[str, LoadedModel], size: tuple[int, int]) -> dict[str, Any]:
+    """Times, peaks and errors of both executors on one graph; medians of alternating runs."""
+    inputs, lane = placed(rig, size), rig.lane()
+    if size[1] <= MOST_EDGES_ON_HOST:
+        expected = models["processor"].run({k: v.cpu() for k, v in inputs.items()})
+    else:
+        expected = models["eager"].run(inputs).cpu()
+    scale = max(float(expected.abs().max()), 1e-6)
+    row: dict[str, Any] = {"nodes": size[0], "edges": size[1]}
+    times: dict[str, list[float]] = {"eager": [], "csr": []}
+    for name in times:
+        if lane is not None:
+            lane.insert(24 << 30)
+        output = models[name].run(inputs)
+        rig.synchronize()
+        row[f"{name}_error"] = float((output.cpu() - expected).abs().max()) / scale
+        del output
+        if lane is not None:
+            lane.clear()
+            row[f"{name}_peak_bytes"] = lane.peak_bytes()
+    for _ in range(7):
+        for name, found in times.items():
+            found += [1e3 * t for t in rig.time_s(partial(models[name].run, inputs), 1)]
+    row |= {f"{name}_ms": spread(found) for name, found in times.items()}
+    row["csr_to_eager"] = round(row["csr_ms"]["median"] / row["eager_ms"]["median"], 3)
+    return row
+
+
+def layers(result: Result, rig: Rig, sizes: tuple[tuple[int, int], ...]) -> None:
+    rows: dict[str, Any] = {}
+    for name, make in LAYERS.items():
+        with result.part(name):
+            rows[name] = compared(rig, twins(rig, make), sizes[-1])
+            result.put("layers", rows)
+            error = rows[name]["csr_error"]
+            result.check(f"{name} on csr within {LIMIT}", error <= LIMIT, error)
+
+
+def models(result: Result, rig: Rig, sizes: tuple[tuple[int, int], ...]) -> None:
+    rows: dict[str, Any] = {}
+    hidden, depth = (16, 2) if rig.dry else (256, 8)
+    for name, make in MODELS.items():
+        with result.part(f"{name} {depth} x {hidden}"):
+            sized = partial(make, FEATURES, CLASSES, hidden_channels=hidden, num_layers=depth)
+            both = twins(rig, sized)
+            rows[name] = [compared(rig, both, size) for size in sizes]
+            result.put("models", rows)
+            error = max(row["csr_error"] for row in rows[name])
+            result.check(f"{name} on csr within {LIMIT}", error <= LIMIT, error)
+            again = [both["csr"].run(placed(rig, sizes[1])) for _ in range(2)]
+            result.check(f"{name} gives the same twice, bit by bit", torch.equal(*again))
+    ratios = [row["csr_to_eager"] for found in rows.values() for row in found]
+    result.put("csr_to_eager", spread(ratios))
+
+
+def sort(result: Result, rig: Rig, sizes: tuple[tuple[int, int], ...]) -> None:
+    """Which is quicker decides where a lane sorts; today it is the device."""
+    rows = []
+    for size in sizes:
+        here = graph(*size, 1)["edge_index"]
+        if not rig.dry:
+            here = here.pin_memory()
+
+        def on_device(here: torch.Tensor = here, nodes: int = size[0]) -> Csr:
+            there = here.to(rig.device, non_blocking=True)
+            return Csr(there, nodes, replace_loops=True, edges=False)
+
+        def on_host(here: torch.Tensor = here, nodes: int = size[0]) -> torch.Tensor:
+            made = Csr(here, nodes, replace_loops=True, edges=False).tensor
+            return (made if rig.dry else made.pin_memory()).to(rig.device, non_blocking=True)
+
+        a, b = on_device().tensor.cpu(), on_host().cpu()
+        slots = int(a[size[0]])
+        same = torch.equal(a[: size[0] + 1 + slots], b[: size[0] + 1 + slots])
+        result.check(f"{size}: both sort alike", same)
+        times: dict[str, list[float]] = {"device": [], "host": []}
+        for _ in range(7):
+            times["device"] += [1e3 * t for t in rig.time_s(on_device, 1)]
+            times["host"] += [1e3 * t for t in rig.time_s(on_host, 1)]
+        rows.append({"nodes": size[0], "edges": size[1]} | {k: spread(v) for k, v in times.items()})
+    result.put("sort_ms", rows)
+
+
+def roofline(result: Result, rig: Rig, sizes: tuple[tuple[int, int], ...]) -> None:
+    big = torch.empty((1 << 20) if rig.dry else (1 << 29), dtype=torch.uint8, device=rig.device)
+    other = torch.empty_like(big)
+    copied = 2 * big.numel() / 1e9 / min(rig.time_s(partial(other.copy_, big)))
+    result.put("copy_on_device_gb_per_s", round(copied, 1))
+    del big, other
+    rows = []
+    num_nodes, num_edges = sizes[-1]
+    even = torch.randint(num_nodes, (2, num_edges), generator=torch.Generator().manual_seed(0))
+    tailed = graph(num_nodes, num_edges, 1)["edge_index"]
+    for degrees, edges in (("even", even), ("heavy-tailed", tailed)):
+        made = Csr(edges.to(rig.device), num_nodes, replace_loops=False, edges=False)
+        begin = made.tensor[: num_nodes + 1]
+        source = made.tensor[num_nodes + 1 :]
+        matrix = torch.sparse_csr_tensor(
+            begin, source, torch.ones(num_edges, device=rig.device), (num_nodes, num_nodes)
+        )
+        for width in WIDTHS:
+            x = torch.randn(num_nodes, width, device=rig.device)
+            ours = rig.time_s(partial(kernels.aggregate, made, x), 7)
+            theirs = rig.time_s(partial(torch.matmul, matrix, x), 7)
+            gigabytes = (num_edges * (4 + 4 * width) + num_nodes * 4 * width) / 1e9
+            rows.append(
+                {
+                    "degrees": degrees,
+                    "most": int(begin.diff().max()),
+                    "width": width,
+                    "gb_per_s": spread([gigabytes / t for t in ours], 1),
+                    "torch_sparse_gb_per_s": spread([gigabytes / t for t in theirs], 1),
+                }
+            )
+    result.put("aggregate", rows)
+
+
+def tasks_on_one_graph(result: Result, rig: Rig, sizes: tuple[tuple[int, int], ...]) -> None:
+    """GCN layers of 64 columns over one adjacency, for so many tasks with features of their own."""
+    rows = []
+    width, depth = 64, 3
+    weights = [torch.randn(width, width, device=rig.device) / 8 for _ in range(depth)]
+    for size in sizes:
+        edge_index = placed(rig, size)["edge_index"]
+        for count in (2, 4, 8):
+            num_nodes = size[0]
+            xs = torch.randn(count, num_nodes, width, device=rig.device)
+            joined = torch.cat([edge_index + i * num_nodes for i in range(count)], dim=1)
+
+            def forward(x: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
+                made = Csr(edges, x.shape[0], replace_loops=True, edges=False)
+                scale = kernels.normalised(made, None)
+                for weight in weights:
+                    x = kernels.aggregate(made, functional.linear(x, weight), scale, relu=True)
+                return x
+
+            def one_by_one(xs: torch.Tensor = xs, edges: torch.Tensor = edge_index) -> Any:
+                return torch.stack([forward(x, edges) for x in xs])
+
+            def union(xs: torch.Tensor = xs, edges: torch.Tensor = joined) -> Any:
+                return forward(xs.flatten(0, 1), edges).view_as(xs)
+
+            def columns(
+                xs: torch.Tensor = xs, edges: torch.Tensor = edge_index, count: int = count
+            ) -> Any:
+                nodes = xs.shape[1]
+                made = Csr(edges, nodes, replace_loops=True, edges=False)
+                scale = kernels.normalised(made, None)
+                x = xs.transpose(0, 1).contiguous()
+                for weight in weights:
+                    h = functional.linear(x, weight).view(nodes, count * width)
+                    x = kernels.aggregate(made, h, scale, relu=True).view(nodes, count, width)
+                return x.transpose(0, 1)
+
+            expected = one_by_one()
+            for name, other in (("union", union), ("columns", columns)):
+                close = torch.allclose(other(), expected, rtol=1e-3, atol=1e-4)
+                result.check(f"{count} tasks on {size}, {name}: the same answers", close)
+            times: dict[str, list[float]] = {"one_by_one": [], "union": [], "columns": []}
+            for _ in range(5):
+                for name, work in zip(times, (one_by_one, union, columns), strict=True):
+                    times[name] += [1e3 * t / count for t in rig.time_s(work, 1)]
+            rows.append(
+                {"nodes": size[0], "edges": size[1], "tasks": count}
+                | {f"{name}_ms_per_task": spread(found) for name, found in times.items()}
+            )
+    result.put("tasks_on_one_graph", rows)
+
+
+def captured(result: Result, rig: Rig, sizes: tuple[tuple[int, int], ...]) -> None:
+    """The server launches every run; what a graph would save says whether it should not."""
+    if rig.library is None:
+        result.check("dry run ends here", True)
+        return
+    library, rows = rig.library, []
+    for name in MODELS:
+        make = MODELS[name]
+        sized = partial(make, FEATURES, CLASSES, hidden_channels=64, num_layers=3)
+        both = twins(rig, sized)
+        for size in sizes[:3]:
+            inputs, stream = placed(rig, size), _cuda.Stream(rig.device)
+
+            def launched(inputs: Any = inputs, stream: Any = stream, both: Any = both) -> Any:
+                with torch.cuda.stream(stream):
+                    return both["csr"].run(inputs)
+
+            # Workspaces and kernels are there before anything is captured.
+            for _ in range(3):
+                launched()
+            rig.synchronize()
+            expected = launched()
+            rig.synchronize()
+            handle = stream.cuda_stream
+            library.capture(handle)
+            try:
+                output = launched()
+            finally:
+                replay = library.end_capture(handle)
+
+            def replayed(replay: int = replay, handle: int = handle) -> None:
+                library.replay(replay, handle)
+
+            replayed()
+            rig.synchronize()
+            same = torch.equal(output, expected)
+            result.check(f"{name} on {size}: a replay gives the same", same)
+            times: dict[str, list[float]] = {"launched": [], "replayed": []}
+            for _ in range(9):
+                times["launched"] += [1e3 * t for t in rig.time_s(launched, 1)]
+                times["replayed"] += [1e3 * t for t in rig.time_s(replayed, 1)]
+            library.forget(replay)
+            rows.append(
+                {"model": name, "nodes": size[0], "edges": size[1]}
+                | {f"{key}_ms": spread(found) for key, found in times.items()}
+            )
+            result.put("captured", rows)
+
+
+if __name__ == "__main__":
+    run("kernels", __doc__, body)
