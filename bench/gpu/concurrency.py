@@ -128,10 +128,10 @@ def measure(
         for name, work in variants.items():
             times[name] += [1e3 * t / 16 for t in rig.time_s(work, 1)]
     result.put(f"ms_per_task {key}", {name: spread(found) for name, found in times.items()})
-    for name, found in times.items():
+    for name in variants:
         if name.endswith("lanes"):
-            speed_of.setdefault(name, []).append(spread(times["1 lanes"])["median"])
-            speed_of[name][-1] /= spread(found)["median"]
+            gain = spread(times["1 lanes"])["median"] / spread(times[name])["median"]
+            speed_of.setdefault(name, []).append(gain)
     alone = [lanes[0].task() for _ in range(10)]
     table = {}
     for others in (1, 3, 7):

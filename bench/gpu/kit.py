@@ -193,6 +193,9 @@ def run(name: str, about: str | None, body: Callable[[Result, argparse.Namespace
     arguments = parser.parse_args()
     os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")
     faulthandler.enable()
+    if arguments.dry:
+        # Whoever tries a script does so beside other work.
+        torch.set_num_threads(1)
     if arguments.dry and arguments.out is None:
         arguments.out = Path("build") / "gpu-dry" / f"{name}.json"
     result = Result(name, arguments.dry, arguments.out)
