@@ -1,7 +1,7 @@
 """The same traces through live servers, one system after the other, and through the simulator.
 
     python -m bench.live [--quick] [--seeds 2] [--requests 200] [--rhos 0.1,0.3,0.5]
-        [--systems NAME,…] [--against CHECKOUT] [--out FILE]
+        [--systems NAME,…] [--out FILE]
 
 Systems are policy+discipline or a baseline (``serve.sim.workload.BASELINES``), each a server of its
 own with the same lanes and executors (``bench.live_server``). They take turns: for each seed every
@@ -17,9 +17,6 @@ work on the cores of the lanes, so the result also says which share of all cores
 `late_server` is what the server promises: answered within the target from arrival on. `missed` is
 what the client sees from the intended send time, transport included, with refusals and errors. For
 the late ones of the client the time beyond what the estimate assumed is summed by stage.
-
-With `--against CHECKOUT` the server of another checkout of gnnserve (with its own .venv) takes its
-turn too, with its default policy: what this version gained over that one, on the same targets.
 
 `simulated` serves the same trace on a virtual clock, on a device as the journal of one more run at
 ρ 0.3 shows it: how much slower beside others, hand-over, spread of run times. Server and client
@@ -57,7 +54,6 @@ from serve.sim.workload import BASELINES
 from serve.workload import Trace
 from tests.harness import ServerProcess
 
-OTHER = "another checkout"
 SYSTEMS = (OURS, "slack+rolling", "bqt+barrier", *BASELINES)
 QUICK_SYSTEMS = (OURS, "bqt+barrier", "default")
 WARM_UP_RHO, LEARN_RHO = 0.4, 0.3
@@ -75,17 +71,24 @@ def serve_traces(
         client.run(traces.make(WARM_UP_RHO, seed)[1], server.target)
         for rho in rhos:
             trace, path = traces.make(rho, seed)
-            for disturbed in range(TRIES):  # noqa: B007  told below
-                before = cpu_s(server)
-                run = client.run(path, server.target)
-                after = cpu_s(server)
-                used = cores_used(run, {name: after[name] - before[name] for name in after})
-                if used["cores_others"] <= OTHERS_LIMIT:
-                    break
-            runs.append((trace, run, {**used, "disturbed": disturbed}))
+            runs.append((trace, *undisturbed(client, server, path)))
     kept = records(server.database)
     for trace, run, used in runs:
         yield {"system": system, "seed": seed, **summary(trace, run, kept), **used}
+
+
+def undisturbed(
+    client: LoadProcess, server: ServerProcess, trace: Path
+) -> tuple[LoadRun, dict[str, float]]:
+    """Send the trace, again when other programs were busy; the run and who took the cores."""
+    for disturbed in range(TRIES):  # noqa: B007  told below
+        before = cpu_s(server)
+        run = client.run(trace, server.target)
+        after = cpu_s(server)
+        used = cores_used(run, {name: after[name] - before[name] for name in after})
+        if used["cores_others"] <= OTHERS_LIMIT:
+            break
+    return run, {**used, "disturbed": disturbed}
 
 
 def cpu_s(server: ServerProcess) -> dict[str, float]:
@@ -130,6 +133,7 @@ def summary(trace: Trace, run: LoadRun, kept: dict[str, dict[str, Any]]) -> dict
     unanswered = len(run.seen) - len(over)
     return {
         "rho": trace.header.rho,
+        "rate_hz": trace.header.rate_hz,
         "requests": len(run.seen),
         "answered": len(over),
         "missed": (unanswered + late) / len(run.seen),
@@ -171,8 +175,7 @@ def over_seeds(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         found: dict[str, Any] = {"system": system, "rho": rho}
         for name in ("missed", "late_server", *(f"cores_{who}" for who in WHO)):
             found[name] = statistics.fmean(row[name] for row in group)
-        simulated = [row["simulated"] for row in group if row["simulated"] is not None]
-        found["simulated"] = statistics.fmean(simulated) if simulated else None
+        found["simulated"] = statistics.fmean(row["simulated"] for row in group)
         late = [row["late_server"] for row in group]
         found["late_server_range"] = [min(late), max(late)]
         found["p99_over_qt"] = statistics.fmean(row["over_qt"]["p99"] for row in group)
@@ -189,9 +192,8 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
     for row in rows:
         low, high = row["late_server_range"]
         name = row["system"], f"{row['rho']:g}"
-        simulated = "" if row["simulated"] is None else f"{row['simulated']:.1%}"
         table.add_row(
-            *name, f"{row['late_server']:.1%}", f"{low:.1%}–{high:.1%}", simulated,
+            *name, f"{row['late_server']:.1%}", f"{low:.1%}–{high:.1%}", f"{row['simulated']:.1%}",
             f"{row['missed']:.1%}", f"{row['p99_over_qt']:.2f}",
             *(f"{row[f'cores_{who}']:.0%}" for who in WHO),
         )  # fmt: skip
@@ -210,15 +212,12 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--rhos", default="0.1,0.3,0.5")
     parser.add_argument("--systems", default=",".join(SYSTEMS))
-    parser.add_argument("--against", type=Path)
     parser.add_argument("--out", type=Path, default=Path("bench/results/live.json"))
     options = parser.parse_args()
     if options.quick:
         options.seeds, options.systems = 1, ",".join(QUICK_SYSTEMS)
     rhos = [float(rho) for rho in options.rhos.split(",")]
     systems = options.systems.split(",")
-    if options.against is not None:
-        systems.insert(1, f"@{options.against.resolve()}")
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name, load_process() as client:
         folder = Path(name)
@@ -237,7 +236,6 @@ def main() -> None:
                 there = folder / f"{number}-{seed}"
                 for row in serve_traces(client, traces, there, system, seed, rhos):
                     row["simulated"] = twin.late(system, row["rho"], seed)
-                    row["system"] = OTHER if system.startswith("@") else system
                     rows.append(row)
     means = list(over_seeds(rows))
     show(means)

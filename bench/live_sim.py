@@ -89,10 +89,8 @@ class Twin:
         ordered = sorted(solo.solo_ns for solo in self._traces.solo.values())
         return {f"p{q}": ordered[len(ordered) * q // 100] / 1e6 for q in (5, 25, 50, 75, 95, 99)}
 
-    def late(self, system: str, rho: float, seed: int) -> float | None:
-        """Share late or refused, as the server would see it; None for another checkout's."""
-        if system.startswith("@"):
-            return None
+    def late(self, system: str, rho: float, seed: int) -> float:
+        """Share late or refused, as the server would see it."""
         trace, _ = self._traces.make(rho, seed)
         requests = [
             replace(

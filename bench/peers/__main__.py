@@ -55,7 +55,7 @@ PEERS = {
     ),
 }
 TRIES = 3
-START_S = 60.0
+START_S = 180.0
 
 
 @contextmanager
