@@ -29,4 +29,6 @@ if __name__ == "__main__":
         workers=WORKERS,
         log_level="warning",
         access_log=False,
+        # Importing torch may take a worker longer than the usual 5 s, and it was killed for ever.
+        timeout_worker_healthcheck=60,
     )

@@ -83,9 +83,15 @@ def read_graph(path: Path, seed: int = 0) -> LabelledGraph:
 
 
 def train_all(
-    out: Path, graph: LabelledGraph, suffix: str, told: str, epochs: int, seed: int
+    out: Path,
+    graph: LabelledGraph,
+    suffix: str,
+    told: str,
+    epochs: int,
+    seed: int,
+    models: Sequence[str] = tuple(FACTORIES),
 ) -> dict[str, float]:
-    """Train and write every model of the zoo as `<name><suffix>`; test accuracy by model."""
+    """Train and write these models of the zoo as `<name><suffix>`; test accuracy by model."""
     args = {
         "in_channels": graph.x.shape[1],
         "hidden_channels": 64,
@@ -94,10 +100,10 @@ def train_all(
     }
     accuracy = {}
     with Progress(console=Console(stderr=True)) as progress:
-        for name, factory in FACTORIES.items():
+        for name in models:
             bar = progress.add_task(f"{name}{suffix}", total=epochs)
             torch.manual_seed(seed)
-            module = factory(**args)
+            module = FACTORIES[name](**args)
             score = train_model(module, graph, epochs, partial(progress.advance, bar))
             accuracy[name + suffix] = score
             write_model(
@@ -116,6 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m serve.models.train", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder of the model repository")
     parser.add_argument("--data", type=Path, help="npz file; default: the community graph")
+    parser.add_argument("--models", nargs="+", choices=FACTORIES, default=list(FACTORIES))
     parser.add_argument("--epochs", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(argv)
@@ -132,7 +139,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         Console(stderr=True).print(f"error: {error}", style="red", markup=False, soft_wrap=True)
         return 2
     told = f"trained on the {told}, seed {options.seed}, {options.epochs} epochs"
-    accuracy = train_all(options.out, graph, suffix, told, options.epochs, options.seed)
+    accuracy = train_all(
+        options.out, graph, suffix, told, options.epochs, options.seed, options.models
+    )
     table = Table("model", "test accuracy", title=str(options.out))
     for name, score in accuracy.items():
         table.add_row(name, f"{score:.3f}")

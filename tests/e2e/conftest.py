@@ -8,7 +8,8 @@ from tests.harness import ServerProcess
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory):
-    with ServerProcess(tmp_path_factory.mktemp("server")) as found:
+    graphs = ({"name": "community", "dataset": "community"},)
+    with ServerProcess(tmp_path_factory.mktemp("server"), graphs=graphs) as found:
         yield found
 
 

@@ -1,43 +1,55 @@
 """What docs/resident-graphs.md tells a reader to do, done in order against a real server."""
 
+import os
 import re
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from serve.config import load_config
+from serve.models.community import community_graph
 from tests.harness import ROOT, ServerProcess
 
 PAGE = (ROOT / "docs" / "resident-graphs.md").read_text()
-_FENCE = re.compile(r"(<!-- run: alone -->\n)?^```(\w+)\n(.*?)^```$", re.M | re.S)
+_FENCE = re.compile(r"(?:<!-- (.*?) -->\n)?^```(\w+)\n(.*?)^```$", re.M | re.S)
 _TIMEOUT_S = 120.0
 
 
-def blocks(kind):
-    return [text for _, language, text in _FENCE.findall(PAGE) if language == kind]
+def blocks(kind, about=""):
+    """What the page shows of one language, on Cora or else."""
+    return [
+        text
+        for mark, language, text in _FENCE.findall(PAGE)
+        if language == kind and (mark == "cora") == (about == "cora")
+    ]
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    graphs = ({"name": "community", "dataset": "community"},)
-    with ServerProcess(tmp_path_factory.mktemp("resident_doc"), graphs=graphs) as running:
-        yield running
+def run(arguments, folder):
+    """What Python prints."""
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, f"{arguments}\n{done.stderr}"
+    return done.stdout
+
+
+def at(server, text):
+    """A block as arguments, asking this server."""
+    return ["-c", text.replace("127.0.0.1:8001", server.target)]
 
 
 def test_its_python_runs(server, tmp_path):
-    printed = ""
-    for text in blocks("python"):
-        done = subprocess.run(
-            [sys.executable, "-c", text.replace("127.0.0.1:8001", server.target)],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
-        assert done.returncode == 0, f"{text}\n{done.stderr}"
-        printed += done.stdout
+    printed = "".join(run(at(server, text), tmp_path) for text in blocks("python"))
     assert "(3, 5)" in printed
     assert "2 2001" in printed, "the version and nodes after the change"
     assert (tmp_path / "mine.safetensors").exists()
@@ -56,3 +68,30 @@ def test_its_command_serves_the_graph_it_names():
     assert command == "gnnserve serve --config configs/dev.toml"
     (graph,) = load_config(ROOT / "configs" / "dev.toml").graph
     assert (graph.name, graph.dataset) == ("community", "community")
+
+
+@pytest.mark.slow
+def test_cora_is_trained_served_and_asked(tmp_path):
+    """Cora itself where it is at hand, else as small a graph with classes, under its name."""
+    cora = Path(os.environ.get("GNNSERVE_DATA", "")) / "cora.npz"
+    if cora.is_file():
+        shutil.copy(cora, tmp_path)
+    else:
+        made = community_graph()
+        np.savez(
+            tmp_path / "cora.npz",
+            num_nodes=len(made.y), edge_index=made.edge_index, x=made.x, y=made.y,
+        )  # fmt: skip
+    (commands,) = blocks("sh", "cora")
+    train, serve = commands.splitlines()
+    assert serve == "gnnserve serve --config cora.toml"
+    run(train.split()[1:], tmp_path)
+    (text,) = blocks("toml", "cora")
+    (tmp_path / "cora.toml").write_text(text)
+    config = load_config(tmp_path / "cora.toml")
+    assert (config.models.repository, config.graph[0].name) == ("models", "cora")
+    graphs = ({"name": "cora", "file": str(tmp_path / "cora.npz")},)
+    with ServerProcess(tmp_path, repository=tmp_path / "models", graphs=graphs) as server:
+        (text,) = blocks("python", "cora")
+        said = run(at(server, text), tmp_path)
+    assert int(said.partition("%")[0]) > 70, said
