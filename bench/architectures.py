@@ -1,7 +1,9 @@
 """PyG models to measure estimates on, beyond the four that ship: each as a user would write it."""
 
+import os
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +26,8 @@ from torch_geometric.nn import (
 )
 
 from serve.models import zoo
-from serve.models.facts import Signature
+from serve.models.executors import CannotRun, with_executor
+from serve.models.facts import PACKAGED, Signature
 from serve.models.loader import LoadedModel
 from serve.models.repository import ModelSpec
 from serve.models.signature import probe_signature
@@ -176,6 +179,28 @@ def load(
     inputs, build = ARCHITECTURES[name]
     torch.manual_seed(0)
     return wrap(build([features, *[hidden] * (layers - 1), classes]), name, inputs, features)
+
+
+def on_executor(
+    make: Callable[[], tuple[LoadedModel, Signature]], executor: str, package: Path
+) -> LoadedModel:
+    """What `make` makes, run by `executor`, compiled first into `package` where it has to be.
+
+    Raises CannotRun, also for what export and compiler find wrong.
+    """
+    loaded, signature = make()
+    if executor in PACKAGED:
+        from serve.models.executors.compiling import compile_model
+
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(package.parent / "inductor"))
+        try:
+            compile_model(make()[0], signature, executor, package)
+        except CannotRun:
+            raise
+        except Exception as error:
+            told = str(error).strip().splitlines()[:1]
+            raise CannotRun(f"{type(error).__name__}: {''.join(told)}") from error
+    return with_executor(loaded, executor, signature, str(package))
 
 
 def wrap(

@@ -1,18 +1,22 @@
-"""Forward passes by the server's executor against stock PyG, as a user would run each.
+"""Forward passes by the server's executors against stock PyG, as a user would run each.
 
-    python -m bench.executors [--quick] [--models gcn,sage,gin,gat] [--rounds N]
+    python -m bench.executors [--quick] [--models gcn,sage,gin,gat] [--rounds N] [--architectures]
 
-Two processes hold the same models (`serve.models.zoo`, 3 × 64 and 8 × 256, 100 features, 12
+Three processes hold the same models (`serve.models.zoo`, 3 × 64 and 8 × 256, 100 features, 12
 classes) and graphs (random, 10 edges a node), on one thread each: `stock` is plain PyG with the
-environment as it is; `csr` has a lane's allocator settings and the executor. They are asked in
-turns, each graph `rounds` times after a warm-up, and wall time of each forward pass counts. A ratio
-is stock ÷ csr per round; the median is given with the lowest and highest. Peak memory is that of
-torch's allocator, traced.
+environment as it is; `csr` and `csr_compiled` have a lane's allocator settings and the executor.
+They are asked in turns, each graph `rounds` times after a warm-up, and wall time of each forward
+pass counts. A ratio is stock ÷ executor per round; the median is given with the lowest and highest.
+Peak memory is that of torch's allocator, traced. How long each model took to compile stands beside.
+
+With `--architectures` also all of `bench.architectures` at 3 × 64 and three sizes; where `csr`
+knows no layer of a model it is PyG's own code with a lane's allocator, and `compiled` is in place
+of `csr_compiled`. Which executor is fastest at which size is told for each model.
 
 Beside it the roofline of `csr`: floating point operations of its linear maps ÷ the rate of a
 [N, width] × [width, width] product measured in the same process, plus bytes its kernels along
-edges must move ÷ the bandwidth of a copy of a [N, width] matrix, and how many times longer the pass
-takes. Writes bench/results/executors.json.
+edges must move ÷ the bandwidth of a copy of a [N, width] matrix, and how many times longer each
+takes. Writes bench/results/executors.json, unless it is quick.
 """
 
 import argparse
@@ -21,6 +25,7 @@ import math
 import multiprocessing
 import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -37,9 +42,14 @@ RESULT = Path(__file__).parent / "results" / "executors.json"
 SHAPES = {"small": (64, 3), "paper": (256, 8)}
 FEATURES, CLASSES, DEGREE = 100, 12, 10
 NODES = (100, 300, 1_000, 3_000, 8_000, 20_000)
+ZOO = ("gcn", "sage", "gin", "gat")
 QUICK_NODES = (100, 1_000, 8_000)
 #: Whichever is first ends the rounds of one graph.
 LONGEST_S = 6.0
+
+
+#: The processes; the first is what the others are compared with.
+KINDS = ("stock", "csr", "csr_compiled")
 
 
 def main() -> None:
@@ -47,30 +57,47 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="three sizes of graphs, 5 rounds")
     parser.add_argument("--models", default="gcn,sage,gin,gat")
     parser.add_argument("--rounds", type=int)
+    parser.add_argument("--architectures", action="store_true")
     arguments = parser.parse_args()
     rounds = arguments.rounds or (5 if arguments.quick else 15)
+    processes = {kind: _start(kind) for kind in KINDS}
+    asked = [(shape, model) for shape in SHAPES for model in arguments.models.split(",")]
+    if arguments.architectures:
+        from bench.architectures import ARCHITECTURES
+
+        asked += [("architecture", model) for model in ARCHITECTURES if model not in ZOO]
     rows = []
-    stock, csr = _start("stock"), _start("csr")
-    for shape in SHAPES:
-        for model in arguments.models.split(","):
-            sizes = QUICK_NODES if arguments.quick else NODES
-            rows += [_compare(stock, csr, (model, shape, nodes), rounds) for nodes in sizes]
-    for process in (stock, csr):
+    for shape, model in asked:
+        sizes = QUICK_NODES if arguments.quick or shape not in SHAPES else NODES
+        rows += [_compare(processes, (model, shape, nodes), rounds) for nodes in sizes]
+    for process in processes.values():
         process.send(None)
     document = {
         "machine": machine_facts(),
         "load_average": os.getloadavg(),
         "quick": arguments.quick,
         "threads": 1,
-        "geometric_mean": _geometric([row["ratio"] for row in rows]),
-        "geometric_mean_by_shape": {
-            shape: _geometric([row["ratio"] for row in rows if row["shape"] == shape])
-            for shape in SHAPES
+        "ratios": {
+            kind: {
+                shape: _summary(
+                    [row[kind]["ratio"] for row in rows if shape in ("all", row["shape"])]
+                )
+                for shape in ("all", *dict.fromkeys(row["shape"] for row in rows))
+            }
+            for kind in KINDS[1:]
         },
-        "lowest": min(row["ratio"] for row in rows),
+        "fastest": {
+            f"{model} {shape}": {
+                row["nodes"]: min(KINDS, key=lambda kind, row=row: row[kind]["ms"])  # type: ignore[misc]
+                for row in rows
+                if (row["model"], row["shape"]) == (model, shape)
+            }
+            for shape, model in asked
+        },
         "rows": rows,
     }
-    RESULT.write_text(json.dumps(document, indent=1) + "\n")
+    if not arguments.quick:
+        RESULT.write_text(json.dumps(document, indent=1) + "\n")
     show(document)
 
 
@@ -78,7 +105,7 @@ def _start(kind: str) -> Connection:
     """A process of its own, with the environment it is to have from its first instruction."""
     from serve.runtime.processes import LANE_ENVIRONMENT
 
-    own = LANE_ENVIRONMENT if kind == "csr" else {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    own = LANE_ENVIRONMENT if kind != "stock" else {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     before = dict(os.environ)
     os.environ.update(own)
     try:
@@ -92,33 +119,35 @@ def _start(kind: str) -> Connection:
 
 
 def _compare(
-    stock: Connection, csr: Connection, what: tuple[str, str, int], rounds: int
+    processes: dict[str, Connection], what: tuple[str, str, int], rounds: int
 ) -> dict[str, Any]:
-    facts = [_ask(process, ("hold", *what)) for process in (stock, csr)]
-    pairs: list[tuple[float, float]] = []
+    facts = {kind: _ask(process, ("hold", *what)) for kind, process in processes.items()}
+    times: dict[str, list[float]] = {kind: [] for kind in KINDS}
     until = time.monotonic() + LONGEST_S
-    while len(pairs) < rounds and (len(pairs) < 3 or time.monotonic() < until):
-        pairs.append((_ask(stock, "run"), _ask(csr, "run")))
-    ratios = [theirs / ours for theirs, ours in pairs]
-    ours_ms = statistics.median(ours for _, ours in pairs)
-    bound_ms = facts[1]["roofline_ms"]
+    while len(times["stock"]) < rounds and (len(times["stock"]) < 3 or time.monotonic() < until):
+        for kind, process in processes.items():
+            times[kind].append(_ask(process, "run"))
+    bound_ms = facts["csr"].pop("roofline_ms")
     model, shape, nodes = what
-    return {
+    row: dict[str, Any] = {
         "model": model,
         "shape": shape,
         "nodes": nodes,
         "edges": DEGREE * nodes,
-        "rounds": len(pairs),
-        "stock_ms": round(statistics.median(theirs for theirs, _ in pairs), 3),
-        "csr_ms": round(ours_ms, 3),
-        "ratio": round(statistics.median(ratios), 2),
-        "ratio_low": round(min(ratios), 2),
-        "ratio_high": round(max(ratios), 2),
-        "stock_peak_bytes": facts[0]["peak_bytes"],
-        "csr_peak_bytes": facts[1]["peak_bytes"],
+        "rounds": len(times["stock"]),
         "roofline_ms": round(bound_ms, 3),
-        "over_roofline": round(ours_ms / bound_ms, 2),
     }
+    for kind in KINDS:
+        ratios = [theirs / own for theirs, own in zip(times["stock"], times[kind], strict=True)]
+        own_ms = statistics.median(times[kind])
+        row[kind] = facts[kind] | {
+            "ms": round(own_ms, 4),
+            "ratio": round(statistics.median(ratios), 2),
+            "ratio_low": round(min(ratios), 2),
+            "ratio_high": round(max(ratios), 2),
+            "over_roofline": round(own_ms / bound_ms, 2) if bound_ms else None,
+        }
+    return row
 
 
 def _ask(process: Connection, question: Any) -> Any:
@@ -130,41 +159,80 @@ def _serve(kind: str, channel: Connection) -> None:
     """Answer until told to end."""
     import torch
 
-    from bench.architectures import NODE_INPUTS, wrap
-    from serve.models import zoo
-    from serve.models.executors import with_executor
     from serve.models.tracing import trace
 
     torch.set_num_threads(1)
     run: Callable[[], Any] = lambda: None  # noqa: E731
-    while (question := channel.recv()) is not None:
-        if question == "run":
-            channel.send(_mean_ms(run))
-            continue
-        _, model, shape, nodes = question
+    held: dict[tuple[str, str], tuple[Any, Any, dict[str, Any]]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        while (question := channel.recv()) is not None:
+            if question == "run":
+                channel.send(_mean_ms(run))
+                continue
+            _, model, shape, nodes = question
+            if (model, shape) not in held:
+                held.clear()
+                held[model, shape] = _loaded(kind, model, shape, Path(folder))
+            loaded, signature, about = held[model, shape]
+            inputs = _graph(nodes, loaded.spec.inputs, signature)
+
+            def run(loaded: Any = loaded, inputs: Any = inputs) -> Any:
+                return loaded.run(inputs)
+
+            for _ in range(2):
+                run()
+            facts = about | {
+                "peak_bytes": trace(run, loaded.module, nodes, DEGREE * nodes).peak_bytes
+            }
+            if kind == "csr":
+                facts["roofline_ms"] = _roofline_ms(run, nodes, SHAPES.get(shape, (64, 3))[0])
+            channel.send(facts)
+
+
+def _loaded(kind: str, model: str, shape: str, folder: Path) -> tuple[Any, Any, dict[str, Any]]:
+    """The model on the executor, its signature, and what is to be told of it."""
+    import torch
+
+    from bench.architectures import NODE_INPUTS, load, on_executor, wrap
+    from serve.models import zoo
+    from serve.models.executors import CannotRun
+
+    def make() -> tuple[Any, Any]:
+        if shape not in SHAPES:
+            return load(model, features=FEATURES)
         hidden, layers = SHAPES[shape]
-        torch.manual_seed(nodes)
+        torch.manual_seed(0)
         factory = getattr(zoo, model)
         module = factory(FEATURES, CLASSES, hidden_channels=hidden, num_layers=layers)
-        loaded, _ = wrap(module, model, NODE_INPUTS, FEATURES)
-        inputs = {
-            "x": torch.randn(nodes, FEATURES),
-            "edge_index": torch.randint(nodes, (2, DEGREE * nodes)),
-        }
-        if kind == "csr":
-            loaded = with_executor(loaded, "csr")
+        return wrap(module, model, NODE_INPUTS, FEATURES)
 
-        def run(loaded: Any = loaded, inputs: Any = inputs) -> Any:
-            return loaded.run(inputs)
+    loaded, signature = make()
+    about: dict[str, Any] = {}
+    for name in {"stock": (), "csr": ("csr",), "csr_compiled": ("csr_compiled", "compiled")}[kind]:
+        started = time.monotonic()
+        try:
+            loaded = on_executor(make, name, folder / f"{model} {shape} {name}")
+            if kind == "csr_compiled":
+                about["compile_s"] = round(time.monotonic() - started, 1)
+            break
+        except CannotRun as error:
+            about.setdefault("reason", str(error))
+    return loaded, signature, {"executor": loaded.executor, **about}
 
-        for _ in range(2):
-            run()
-        facts: dict[str, float] = {
-            "peak_bytes": trace(run, loaded.module, nodes, DEGREE * nodes).peak_bytes
-        }
-        if kind == "csr":
-            facts["roofline_ms"] = _roofline_ms(run, nodes, hidden)
-        channel.send(facts)
+
+def _graph(nodes: int, names: tuple[str, ...], signature: Any) -> dict[str, Any]:
+    import torch
+
+    torch.manual_seed(nodes)
+    edges = DEGREE * nodes
+    made = {
+        "x": torch.randn(nodes, FEATURES),
+        "edge_index": torch.randint(nodes, (2, edges)),
+        "edge_weight": torch.rand(edges),
+        "edge_attr": torch.rand(edges, signature.edge_dim or 0),
+        "batch": torch.zeros(nodes, dtype=torch.int64),
+    }
+    return {name: made[name] for name in names}
 
 
 def _mean_ms(run: Callable[[], Any]) -> float:
@@ -233,32 +301,37 @@ def _best_ns(run: Callable[[], Any]) -> int:
     return best
 
 
-def _geometric(values: list[float]) -> float:
-    return round(math.exp(sum(map(math.log, values)) / len(values)), 2) if values else 0.0
+def _summary(ratios: list[float]) -> dict[str, float]:
+    """Geometric mean and lowest."""
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    return {"geometric_mean": round(mean, 2), "lowest": min(ratios)}
 
 
 def show(document: dict[str, Any]) -> None:
-    table = Table(title="forward pass, one thread: stock PyG ÷ csr")
-    for column in ("model", "nodes", "stock ms", "csr ms", "ratio", "lowest, highest",
+    table = Table(title="forward pass, one thread: stock PyG ÷ executor")
+    for column in ("model", "nodes", "stock ms", "csr ms", "compiled ms", "csr", "compiled",
                    "peak ÷ stock's", "÷ roofline"):  # fmt: skip
         table.add_column(column, justify="left" if column == "model" else "right")
     for row in document["rows"]:
+        stock, csr, compiled = (row[kind] for kind in KINDS)
         table.add_row(
             f"{row['model']} {row['shape']}",
             f"{row['nodes']:,}",
-            f"{row['stock_ms']:.2f}",
-            f"{row['csr_ms']:.3f}",
-            f"{row['ratio']:.1f}",
-            f"{row['ratio_low']:.1f}, {row['ratio_high']:.1f}",
-            f"{row['csr_peak_bytes'] / row['stock_peak_bytes']:.2f}",
-            f"{row['over_roofline']:.1f}",
-        )
-    Console(width=110).print(table)
-    by_shape = document["geometric_mean_by_shape"]
-    Console().print(
-        f"geometric mean {document['geometric_mean']}"
-        f" (small {by_shape['small']}, paper {by_shape['paper']}), lowest {document['lowest']}"
-    )
+            f"{stock['ms']:.2f}",
+            f"{csr['ms']:.3f}",
+            f"{compiled['ms']:.3f}",
+            f"{csr['ratio']:.1f} ({csr['ratio_low']:.1f}, {csr['ratio_high']:.1f})",
+            f"{compiled['ratio']:.1f} ({compiled['ratio_low']:.1f}, {compiled['ratio_high']:.1f})",
+            f"{csr['peak_bytes'] / stock['peak_bytes']:.2f},"
+            f" {compiled['peak_bytes'] / stock['peak_bytes']:.2f}",
+            "" if csr["over_roofline"] is None
+            else f"{csr['over_roofline']:.1f}, {compiled['over_roofline']:.1f}",
+        )  # fmt: skip
+    Console(width=130).print(table)
+    for kind, by_shape in document["ratios"].items():
+        for shape, found in by_shape.items():
+            print(f"{kind}, {shape}: geometric mean {found['geometric_mean']},"
+                  f" lowest {found['lowest']}")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ ended, and writes bench/results/pmc_accuracy.json of all there is. `--fresh` sta
 
 import argparse
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from bench.architectures import ARCHITECTURES, BOUNDED, load
+from bench.architectures import ARCHITECTURES, BOUNDED, load, on_executor
 from bench.as_lane import become_lane
 from bench.machine import machine_facts
 from bench.resident import exact_pages, resident_bytes
@@ -43,7 +44,7 @@ from serve.estimate.estimator import SAFETY_FACTOR
 from serve.graphs.datasets import TABLE_4, Dataset, load_dataset
 from serve.graphs.subgraphs import subgraphs
 from serve.models.calibrate import Allocator, measure_memory
-from serve.models.executors import EXECUTORS, CannotRun, with_executor
+from serve.models.executors import EXECUTORS, CannotRun
 from serve.models.facts import Signature
 from serve.models.loader import LoadedModel
 from serve.models.probes import Shape, probe_graph
@@ -248,10 +249,19 @@ def _measure(
     """Every run of one model on one dataset."""
     spec = TABLE_4[dataset.name]
     hidden, layers = SIZES[size]
-    loaded, signature = load(
-        model, features=spec.num_features, hidden=hidden, classes=spec.num_classes, layers=layers
-    )
-    loaded = with_executor(loaded, executor)
+
+    def make() -> tuple[LoadedModel, Signature]:
+        return load(
+            model,
+            features=spec.num_features,
+            hidden=hidden,
+            classes=spec.num_classes,
+            layers=layers,
+        )
+
+    _, signature = make()
+    with tempfile.TemporaryDirectory() as folder:
+        loaded = on_executor(make, executor, Path(folder) / "package")
     estimator = _estimator(executor, loaded, signature, meter)
     widths = [spec.num_features, *[hidden] * (layers - 1), spec.num_classes]
     for pool, graphs in pools.items():
