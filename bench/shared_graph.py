@@ -46,7 +46,7 @@ def ways(nodes: int, edges: int, width: int, count: int) -> dict[str, Callable[[
     def union() -> list[Any]:
         shifted = torch.cat([edge_index + nodes * place for place in range(count)], dim=1)
         graph = csr(shifted, nodes * count)
-        return list(aggregate(graph, torch.cat(features)).split(nodes))
+        return list(torch.split(aggregate(graph, torch.cat(features)), nodes))
 
     def sorted_once() -> list[Any]:
         graph = csr()
@@ -54,7 +54,7 @@ def ways(nodes: int, edges: int, width: int, count: int) -> dict[str, Callable[[
 
     def wide() -> list[Any]:
         out = aggregate(csr(), torch.cat(features, dim=1))
-        return [part.contiguous() for part in out.split(width, dim=1)]
+        return [part.contiguous() for part in torch.split(out, width, dim=1)]
 
     return {
         "apart": lambda: [aggregate(csr(), x) for x in features],
