@@ -6,7 +6,8 @@ Simulated as in ``bench.policies`` (calibrated run times, the mix, targets of 2 
 requests for four ways to run them on as many slots:
 
 - one device: all slots and all memory in one, which no split can beat but by chance;
-- fleet: a task goes where it starts first, and leaves a loaded device for an idle one;
+- fleet: a task goes where it starts first, and leaves a loaded device for an idle one, or
+  for a lane that comes free when it is the most urgent;
 - no moves: it goes where it starts first and stays there;
 - by turns: device after device, whatever waits there.
 
@@ -32,7 +33,7 @@ from serve.core.commands import Command
 from serve.core.fleet import Fleet, make_scheduler
 from serve.core.params import DeviceFacts, SchedulerParams
 from serve.core.scheduler import Scheduler
-from serve.core.types import Bytes, LaneId
+from serve.core.types import Bytes, LaneId, TaskId
 from serve.sim.device import DeviceModel, Offered
 from serve.sim.engine import Simulation
 from serve.sim.report import Answered, summarize
@@ -46,6 +47,9 @@ class Staying(Fleet):
     """Tasks stay where they went on arrival."""
 
     def _fill_idle_devices(self, out: list[Command]) -> None:
+        """Nothing moves."""
+
+    def _bring_urgent(self, target: Scheduler, task_id: TaskId) -> None:
         """Nothing moves."""
 
 

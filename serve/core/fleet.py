@@ -6,6 +6,7 @@ lane it may move, since the host prepares it for all devices alike:
 
 - to a device that could start it at once, while its own could not: no device idles while another
   has a queue for it;
+- to a device of which a lane comes free, if it is the most urgent of all that wait for one;
 - away from a device whose lanes are all down, or whose memory can no longer hold it.
 
 Arrivals, tenants' shares and answers owed are counted over all devices (``totals``), so limits and
@@ -24,11 +25,14 @@ from serve.core.events import (
     LaneLost,
     LaneReady,
     TaskArrived,
+    TaskFailed,
+    TaskFinished,
     TaskPrepared,
     Tick,
 )
 from serve.core.invariants import check_invariants
 from serve.core.lifecycle import State
+from serve.core.moving import fitting, movable, pending, ranks, room, stuck
 from serve.core.params import SchedulerParams
 from serve.core.record import Record
 from serve.core.scheduler import Scheduler
@@ -148,6 +152,10 @@ class Fleet:
                 scheduler = self._devices[device_id]
                 self._make_fit(scheduler, budget_bytes)
                 return [scheduler]
+            case TaskFinished(task_id) | TaskFailed(task_id):
+                holder = self._holder(task_id)
+                self._bring_urgent(holder, task_id)
+                return [holder]
             case DrainStarted() | Tick():
                 return self._devices
             case TaskPrepared(task_id, found) if found is not None:
@@ -191,13 +199,13 @@ class Fleet:
         runs = board.busy.values()
         done_ns = sum(run.run_ns - run.left_ns(self._now) for run in runs)
         ahead_ns = (scheduler._tasks.work_ns - done_ns) // board.slots
-        slots, free_bytes = _room(scheduler)
+        slots, free_bytes = room(scheduler)
         return (0 if slots > 0 and need_bytes <= free_bytes else ahead_ns), ahead_ns
 
     def _make_fit(self, scheduler: Scheduler, budget_bytes: int) -> None:
         """The device's budget is about to be this: what it could no longer hold moves."""
         if budget_bytes < scheduler.budget_bytes and scheduler.queued_count:
-            for record in _pending(scheduler):
+            for record in pending(scheduler):
                 if record.task.reserve_bytes > budget_bytes:
                     self._holding(record, record.task.reserve_bytes, scheduler, budget_bytes)
 
@@ -220,7 +228,7 @@ class Fleet:
         for lost in self._devices:
             if lost.lanes_up or not lost.queued_count or not working:
                 continue
-            for record in _pending(lost):
+            for record in pending(lost):
                 need_bytes = record.task.reserve_bytes
                 fitting = [s for s in working if s.budget_bytes >= need_bytes]
                 if fitting:
@@ -238,21 +246,45 @@ class Fleet:
             self._ask_changed(out)
         raise InvariantViolation("tasks move between devices without end")
 
+    def _bring_urgent(self, target: Scheduler, task_id: TaskId) -> None:
+        """A lane is about to come free: the most urgent of all that wait gets it, if it can.
+
+        Of tasks that are prepared and wait for a slot on their device. Where groups are held, or
+        plans never change, each device keeps to its own.
+        """
+        record = target._tasks.records.get(task_id)
+        if record is None or record.run is None or not ranks(target):
+            return
+        board = target._board
+        free_bytes = board.available_bytes + record.run.reserve_bytes
+        best: tuple[Any, Record, Scheduler] | None = None
+        for source in self._devices:
+            if source._board.free_slots and source is not target:
+                continue
+            first = next((r for r in movable(source) if r.state is State.READY), None)
+            if first is not None and not first.alone and first.task.reserve_bytes <= free_bytes:
+                rank = board.rank(first, first.task.estimate.run_ns, self._now)
+                if best is None or rank < best[0]:
+                    best = rank, first, source
+        if best is not None and best[2] is not target:
+            self._move([best[1]], best[2], target)
+
     def _steals(self) -> Iterator[tuple[list[Record], Scheduler, Scheduler]]:
         """Tasks that wait for their device while another could start them; from where to where."""
         waiting = [s for s in self._devices if s.queued_count]
         if not waiting:
             return
-        for target in self._devices:
-            slots, free_bytes = _room(target)
-            if slots <= 0:
-                continue
-            waiting.sort(key=lambda s: -s.queued_count)
-            for source in waiting:
-                if source is not target:
-                    records = _surplus(source, slots, free_bytes, target.budget_bytes)
-                    if records:
-                        yield records, source, target
+        rooms = [(s, *room(s)) for s in self._devices]
+        targets = [(s, slots, size) for s, slots, size in rooms if slots > 0]
+        if not targets:
+            return
+        waiting.sort(key=lambda s: -s.queued_count)
+        queues = [(s, records) for s in waiting if (records := list(stuck(s)))]
+        for target, slots, free_bytes in targets:
+            for source, records in queues:
+                found = fitting(records, slots, free_bytes, target.budget_bytes)
+                if source is not target and found:
+                    yield found, source, target
 
     def _move(self, records: list[Record], source: Scheduler, target: Scheduler) -> None:
         """The records, pending, are the other device's from now on."""
@@ -282,66 +314,3 @@ class Fleet:
 def make_scheduler(params: SchedulerParams) -> Scheduler | Fleet:
     """Whoever decides for the devices of `params`."""
     return Fleet(params) if params.more_devices else Scheduler(params)
-
-
-def _pending(scheduler: Scheduler) -> list[Record]:
-    return [r for r in scheduler._tasks.records.values() if r.state.pending]
-
-
-def _room(scheduler: Scheduler) -> tuple[int, int]:
-    """Slots and memory that the device has for others than what waits there already.
-
-    A device that holds groups has none for others until nothing waits and its group has ended.
-    """
-    board = scheduler._board
-    slots = board.free_slots - scheduler.queued_count
-    held = scheduler._discipline.holds_groups and (scheduler.queued_count or board.plan.groups)
-    if slots <= 0 or held:
-        return 0, 0
-    free_bytes = board.available_bytes
-    if scheduler.queued_count:
-        free_bytes -= sum(record.task.reserve_bytes for record in _pending(scheduler))
-    return slots, free_bytes
-
-
-def _surplus(source: Scheduler, slots: int, free_bytes: int, budget_bytes: int) -> list[Record]:
-    """What waits at the source, could not start there now, and fits into such room elsewhere.
-
-    `budget_bytes`: all the memory there is elsewhere, which is what a task running alone takes.
-    """
-    board = source._board
-    own_slots, own_bytes = board.free_slots, board.available_bytes
-    holds, groups = source._discipline.holds_groups, source._plan.groups
-    first = groups[0] if groups else None
-    found: list[Record] = []
-    for record in _movable(source):
-        need_bytes: int = record.task.reserve_bytes
-        startable = not holds or record.group is first
-        if startable and own_slots > 0 and need_bytes <= own_bytes:
-            own_slots -= 1
-            own_bytes -= need_bytes
-            continue
-        if record.alone:
-            need_bytes = max(need_bytes, budget_bytes)
-        if need_bytes <= free_bytes:
-            found.append(record)
-            slots -= 1
-            free_bytes -= need_bytes
-            if slots == 0:
-                break
-    return found
-
-
-def _movable(scheduler: Scheduler) -> Iterator[Record]:
-    """Pending tasks that may run elsewhere, those that run next first.
-
-    Members of a group that has started under a discipline that holds groups stay with it; what
-    has its place in a fixed window's slot stays until it is planned.
-    """
-    holds = scheduler._discipline.holds_groups
-    for group in scheduler._plan.groups:
-        if not (holds and group.active):
-            yield from group.members
-    if scheduler._window.replans:
-        horizon = scheduler._backlog.horizon(scheduler._horizon, scheduler._now)
-        yield from (record for record in horizon if record.group is None)

@@ -242,3 +242,16 @@ def test_drained_when_all_devices_are():
     assert not world.scheduler.drained
     world.finish_everything()
     assert world.scheduler.drained
+
+
+def test_the_most_urgent_of_all_gets_the_lane_that_comes_free():
+    world = world_of(lanes=1, prepare_ahead=4)
+    arrive(world, 2, run_ns=20 * MS)
+    arrive(world, run_ns=15 * MS)
+    arrive(world, run_ns=10 * MS)
+    # Both wait for the other device than the urgent one, which follows a longer one there.
+    arrive(world, run_ns=MS)
+    on_first = set(world.scheduler.devices[0]._tasks.records)
+    lane_id = LaneId(0 if TaskId(4) not in on_first else 1)
+    end(world, lane_id)
+    assert world.on_lane[lane_id] == 4
