@@ -1,9 +1,9 @@
 """What merging requests of one model into one run gives, and what the decision to merge loses.
 
-    python -m bench.merging [--quick] [--repeats 30] [--out bench/results/merging.json]
+    python -m bench.merging [--quick] [--executor csr] [--repeats 30] [--out FILE]
 
-One thread pinned to one core, with a lane's allocator, the four models of configs/dev.toml as PyG
-runs them, requests of one size: k requests as one disjoint union (joined, run, taken apart) beside
+One thread pinned to one core, with a lane's allocator, the four models of configs/dev.toml on the
+executor, requests of one size: k requests as one disjoint union (joined, run, taken apart) beside
 the same k one after the other, alternating, in processor time. Given are the medians, their ratio
 with its quartiles, requests per second, and the latency of each: with a union all k are answered at
 its end, one after the other on average after (k + 1) / 2 runs.
@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -39,6 +40,7 @@ from serve.core.policies import get_policy
 from serve.core.record import Record
 from serve.core.types import Bytes, Estimate, LaneId, Nanos, QoS, Task, TaskId
 from serve.estimate.estimator import ModelEstimator
+from serve.models.executors import EXECUTORS, with_executor
 from serve.models.loader import LoadedModel, load_model
 from serve.models.repository import find
 from serve.models.signature import probe_inputs, probe_signature
@@ -53,8 +55,10 @@ COUNTS = (1, 2, 4, 8)
 FEATURES = 32
 
 
-def estimators() -> dict[str, ModelEstimator]:
+def estimators(executor: str) -> dict[str, ModelEstimator]:
     config = load_config(configs_path() / "dev.toml")
+    models = msgspec.structs.replace(config.models, executor=executor)
+    config = msgspec.structs.replace(config, models=models)
     return offline_estimators(config, device_of(config), MODELS, lambda _stage, _share: None)
 
 
@@ -164,17 +168,18 @@ def regret(rows: Sequence[dict[str, Any]], groups: Sequence[int], count: int) ->
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--quick", action="store_true", help="three sizes, 8 repeats; no file")
+    parser.add_argument("--executor", choices=tuple(EXECUTORS), default="csr")
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--out", type=Path, default=Path("bench/results/merging.json"))
     options = parser.parse_args()
     become_lane("bench.merging")
     repeats = min(8, options.repeats) if options.quick else options.repeats
-    found = estimators()
+    found = estimators(options.executor)
     torch.set_num_threads(1)
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     results: list[dict[str, Any]] = []
     for name in MODELS:
-        model = load_model(find(configs_path() / "models", name))
+        model = with_executor(load_model(find(configs_path() / "models", name)), options.executor)
         for size in QUICK_SIZES if options.quick else SIZES:
             rows = [measure(model, size, count, repeats) for count in COUNTS]
             groups = decided(found[name], size, max(COUNTS))
@@ -203,8 +208,13 @@ def main() -> None:
         worst = max(one["regret"][key] for one in results)
         print(f"regret of merging as {key}: geometric mean {mean:.3f}, worst {worst:.2f}")
     if not options.quick:
-        facts = {"machine": machine_facts(), "repeats": repeats, "launch_ns": LAUNCH_NS}
-        result = {**facts, "results": results}
+        result = {
+            "machine": machine_facts(),
+            "executor": options.executor,
+            "repeats": repeats,
+            "launch_ns": LAUNCH_NS,
+            "results": results,
+        }
         options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
