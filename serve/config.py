@@ -79,7 +79,7 @@ class ModelsConfig(Section, frozen=True):
     calibration_s: Positive = 6.0
     #: How models are run: `eager` as PyG wrote them, `csr` over sorted edges, `compiled` and
     #: `csr_compiled` the same as machine code, or for each model the fastest that agrees with PyG.
-    #: On CUDA it is always `eager`.
+    #: On CUDA nothing is compiled.
     executor: Literal["auto", "eager", "csr", "compiled", "csr_compiled"] = "auto"
     #: Whether `auto` compiles models: some 10 s each when first seen, with g++.
     compile: bool = False

@@ -94,7 +94,9 @@ class Bench:
         """A started engine, and the records it makes."""
         config = Config(
             server=ServerConfig(max_queue=4096, max_message="16 MiB"),
-            models=ModelsConfig(repository=str(self.folder)),
+            models=ModelsConfig(
+                repository=str(self.folder), calibration_s=0.3 if self.dry else 6.0
+            ),
             device=DeviceConfig(
                 kind="cpu" if self.dry else "cuda", lanes=lanes, memory_budget=budget
             ),

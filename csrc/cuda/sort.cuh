@@ -56,8 +56,9 @@ struct SortedPairs {
         cub::DoubleBuffer<std::uint32_t> keys(key, other_key_);
         cub::DoubleBuffer<std::uint32_t> values(value, other_value_);
         auto bytes = static_cast<std::size_t>(kSortBytes + kSortBytesPerKey * count);
-        const cudaError_t error = cub::DeviceRadixSort::SortPairs(
-            rest_, bytes, keys, values, count, 0, bits, static_cast<cudaStream_t>(stream));
+        const cudaError_t error =
+            cub::DeviceRadixSort::SortPairs(rest_, bytes, keys, values, static_cast<int>(count), 0,
+                                            bits, static_cast<cudaStream_t>(stream));
         key = keys.Current();
         value = values.Current();
         return error;
