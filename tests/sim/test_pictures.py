@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.schedule_picture import DOCS, PICTURES, picture
 from serve.core.commands import AnswerTask, LaunchTask, ResumeTask, SuspendTask
 from serve.core.lifecycle import mermaid
 from serve.core.scheduler import Scheduler
@@ -67,6 +68,12 @@ def draw(policy, discipline):
 )
 def test_picture(policy, discipline):
     assert draw(policy, discipline) in PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_schedules_are_as_drawn(name):
+    assert picture(PICTURES[name]) == (DOCS / name).read_text(encoding="utf-8")
+    assert f"({name})" in PAGE.read_text(encoding="utf-8")
 
 
 def test_life_cycle_diagram():
