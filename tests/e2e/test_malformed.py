@@ -206,7 +206,7 @@ def test_unknown_things_are_not_found(call):
     ids = encode_request("gcn", {"node_ids": np.arange(3)}, parameters={"graph": "citeseer"})
     error = refusal(call, ids)
     assert error.code() is grpc.StatusCode.NOT_FOUND
-    assert "unknown graph 'citeseer'; this server holds: none" in error.details()
+    assert "unknown graph 'citeseer'; this server holds: community" in error.details()
 
 
 @pytest.mark.parametrize(
