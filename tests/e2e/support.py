@@ -1,6 +1,9 @@
 """What end-to-end tests share: graphs, references, calls, and a model that misbehaves."""
 
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +27,9 @@ REPOSITORY = ROOT / "configs" / "models"
 FEATURES = 32
 # The server's lanes are on the same cores: threads that wait for each other would wait for them.
 torch.set_num_threads(1)
+
+#: Of one command of a page.
+_PAGE_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +69,21 @@ class Reference:
             "edge_index": torch.from_numpy(graph.edge_index.astype(np.int64)),
         }
         return self._models[model].run(inputs).numpy()
+
+
+def run_python(arguments: list[str], folder: Path) -> str:
+    """What Python prints that is started in `folder` and ends well."""
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=_PAGE_TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, f"{arguments}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
 
 
 def assert_equal(found: np.ndarray, expected: np.ndarray) -> None:

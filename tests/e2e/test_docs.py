@@ -1,14 +1,11 @@
 """What the README and the pages tell a reader to do, done: every command against a real server."""
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from serve.models.repository import scan
+from tests.e2e.support import run_python
 from tests.harness import ROOT, ServerProcess
 
 README = (ROOT / "README.md").read_text()
@@ -17,21 +14,6 @@ _FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 _INLINE = re.compile(r"`(gnnserve [^`]+)`")
 #: Set-up and tests: what runs this test; the demo has a test of its own.
 _MAKE = {"make demo", "make test"}
-_TIMEOUT_S = 120.0
-
-
-def run(arguments: list[str], folder: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=_TIMEOUT_S,
-        check=False,
-    )
-    assert done.returncode == 0, f"{arguments}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
 
 
 def here(command: str, server: ServerProcess) -> list[str]:
@@ -57,14 +39,14 @@ def test_the_readmes_python_runs(server, tmp_path):
     blocks = [text for language, text in _FENCE.findall(README) if language == "python"]
     assert blocks
     for text in blocks:
-        printed = run(["-c", text.replace("127.0.0.1:8001", server.target)], tmp_path)
+        printed = run_python(["-c", text.replace("127.0.0.1:8001", server.target)], tmp_path)
         assert "(3, 5)" in printed
         assert "qos_target_us" in printed
 
 
 @pytest.mark.parametrize("command", _INLINE.findall(README))
 def test_the_readmes_commands_run(command, server, tmp_path):
-    assert run(here(command, server), tmp_path)
+    assert run_python(here(command, server), tmp_path)
 
 
 def test_the_own_model_page_serves_and_answers(tmp_path):
@@ -78,12 +60,14 @@ def test_the_own_model_page_serves_and_answers(tmp_path):
         target.write_text(text)
     environment_path = tmp_path / "models" / "mine"
     code = (tmp_path / "train.py").read_text()
-    run(["-c", f"import sys; sys.path.insert(0, {str(environment_path)!r})\n{code}"], tmp_path)
+    run_python(
+        ["-c", f"import sys; sys.path.insert(0, {str(environment_path)!r})\n{code}"], tmp_path
+    )
     assert len(scan(tmp_path / "models")) == 1
     client = re.findall(r"<!-- needs: server -->\n```python\n(.*?)^```$", OWN_MODEL, re.M | re.S)
     with ServerProcess(tmp_path, repository=tmp_path / "models") as running:
         for text in client:
-            printed = run(["-c", text.replace("127.0.0.1:8001", running.target)], tmp_path)
+            printed = run_python(["-c", text.replace("127.0.0.1:8001", running.target)], tmp_path)
             accuracy = re.search(r"test accuracy (0\.\d\d)", printed)
             assert accuracy is not None
             assert float(accuracy[1]) > 0.9

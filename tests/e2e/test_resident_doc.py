@@ -3,8 +3,6 @@
 import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +10,11 @@ import pytest
 
 from serve.config import load_config
 from serve.models.community import community_graph
+from tests.e2e.support import run_python
 from tests.harness import ROOT, ServerProcess
 
 PAGE = (ROOT / "docs" / "resident-graphs.md").read_text()
 _FENCE = re.compile(r"(?:<!-- (.*?) -->\n)?^```(\w+)\n(.*?)^```$", re.M | re.S)
-_TIMEOUT_S = 120.0
 
 
 def blocks(kind, about=""):
@@ -28,28 +26,13 @@ def blocks(kind, about=""):
     ]
 
 
-def run(arguments, folder):
-    """What Python prints."""
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=_TIMEOUT_S,
-        check=False,
-    )
-    assert done.returncode == 0, f"{arguments}\n{done.stderr}"
-    return done.stdout
-
-
 def at(server, text):
     """A block as arguments, asking this server."""
     return ["-c", text.replace("127.0.0.1:8001", server.target)]
 
 
 def test_its_python_runs(server, tmp_path):
-    printed = "".join(run(at(server, text), tmp_path) for text in blocks("python"))
+    printed = "".join(run_python(at(server, text), tmp_path) for text in blocks("python"))
     assert "(3, 5)" in printed
     assert "2 2001" in printed, "the version and nodes after the change"
     assert (tmp_path / "mine.safetensors").exists()
@@ -85,7 +68,7 @@ def test_cora_is_trained_served_and_asked(tmp_path):
     (commands,) = blocks("sh", "cora")
     train, serve = commands.splitlines()
     assert serve == "gnnserve serve --config cora.toml"
-    run(train.split()[1:], tmp_path)
+    run_python(train.split()[1:], tmp_path)
     (text,) = blocks("toml", "cora")
     (tmp_path / "cora.toml").write_text(text)
     config = load_config(tmp_path / "cora.toml")
@@ -93,5 +76,5 @@ def test_cora_is_trained_served_and_asked(tmp_path):
     graphs = ({"name": "cora", "file": str(tmp_path / "cora.npz")},)
     with ServerProcess(tmp_path, repository=tmp_path / "models", graphs=graphs) as server:
         (text,) = blocks("python", "cora")
-        said = run(at(server, text), tmp_path)
+        said = run_python(at(server, text), tmp_path)
     assert int(said.partition("%")[0]) > 70, said
