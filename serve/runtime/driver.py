@@ -283,7 +283,11 @@ class Driver:
             with self._lock:
                 for _ in range(lessons):
                     run, outcome = self._ended_runs.popleft()
-                    run.learn(outcome)
+                    try:
+                        run.learn(outcome)
+                    except Exception:
+                        # As above: this thread must not end for it.
+                        _log.exception("a run that ended cannot be learned from")
                 self._keep_time()
 
     def _keep_time(self) -> None:
