@@ -11,7 +11,7 @@ from serve.core.ordered import Key
 from serve.core.params import DeviceFacts
 from serve.core.plan import Plan
 from serve.core.record import Record, Run
-from serve.core.types import Estimate, LaneId, Nanos, Task
+from serve.core.types import ZERO_NS, Estimate, LaneId, Nanos, Task
 from serve.errors import InvariantViolation
 
 #: How urgent a task is with so much run time left, now: smaller first.
@@ -130,7 +130,15 @@ class Board:
         if not history or history[-1][1] != slots or history[-1][2] != available_bytes:
             history.append((now_ns, slots, available_bytes))
 
-    def free_since(self, need_bytes: int, after_ns: Nanos, now_ns: Nanos) -> Nanos:
+    def waited_for_ns(self, record: Record, now_ns: Nanos) -> Nanos:
+        """How long lane and memory have stood free for the record, which was being prepared."""
+        if record.prepared_ns != now_ns:
+            return ZERO_NS
+        need_bytes = record.task.reserve_bytes
+        since_ns = self._free_since(need_bytes, record.prepare_started_ns, now_ns)
+        return Nanos(max(0, now_ns - max(since_ns, self.plan.cleared_ns)))
+
+    def _free_since(self, need_bytes: int, after_ns: Nanos, now_ns: Nanos) -> Nanos:
         """Since when, not before `after_ns`, a lane and `need_bytes` have been free all along."""
         since_ns = now_ns
         for start_ns, slots, available_bytes in reversed(self._history):

@@ -11,6 +11,7 @@ from serve.core.types import (
     DeviceId,
     FailReason,
     LaneId,
+    Nanos,
     Sized,
     Task,
     TaskId,
@@ -22,6 +23,9 @@ class TaskArrived(msgspec.Struct, frozen=True):
     """A request was decoded and estimated and asks to be admitted."""
 
     task: Task
+    #: Its inputs are staged already: since when the host was at it. None: the scheduler says when
+    #: to prepare it. Refused it needs its ``ReleaseTask`` like any other.
+    prepare_started_ns: Nanos | None = None
 
 
 class TaskPrepared(msgspec.Struct, frozen=True):

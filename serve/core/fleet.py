@@ -125,6 +125,11 @@ class Fleet:
         """Draining, and everything accepted is answered and released."""
         return all(scheduler.drained for scheduler in self._devices)
 
+    @property
+    def prepares_at_once(self) -> bool:
+        """See ``Scheduler.prepares_at_once``; on one of the devices."""
+        return any(scheduler.prepares_at_once for scheduler in self._devices)
+
     def state(self, task_id: TaskId) -> State | None:
         """See ``Scheduler.state``."""
         return self._holder(task_id).state(task_id)

@@ -206,6 +206,11 @@ class Scheduler:
         """Draining, and everything accepted is answered and released."""
         return self._draining and not self._tasks.records
 
+    @property
+    def prepares_at_once(self) -> bool:
+        """Whether a task arriving now would be prepared now, so it may as well come prepared."""
+        return self._window.replans and not self._draining and self._is_short()
+
     def state(self, task_id: TaskId) -> State | None:
         """Where the task stands; DONE also for a refused one, None if it never arrived."""
         return self._tasks.state(task_id)
@@ -252,6 +257,10 @@ class Scheduler:
         record = Record(task, self._policy.key(task), backlog_ns, at, left_before_ns)
         tasks.admit(record)
         self._window.arrived(task, self._now)
+        if event.prepare_started_ns is not None:
+            tasks.step(record, PrepareTask)
+            tasks.step(record, TaskPrepared)
+            record.prepare_started_ns, record.prepared_ns = event.prepare_started_ns, self._now
 
     def _on_prepared(self, event: TaskPrepared) -> None:
         record = self._tasks.get(event.task_id, TaskPrepared)
@@ -558,14 +567,7 @@ class Scheduler:
 
     def _leave_plan(self, record: Record) -> PlannedGroup:
         """The record goes onto a lane; its group, by now numbered."""
-        now_ns = self._now
-        if record.prepared_ns == now_ns:
-            need_bytes = record.task.reserve_bytes
-            since_ns = self._board.free_since(need_bytes, record.prepare_started_ns, now_ns)
-            waited_ns = now_ns - max(since_ns, self._plan.cleared_ns)
-            record.prepare_exposed_ns = Nanos(max(0, waited_ns))
-        else:
-            record.prepare_exposed_ns = Nanos(0)
+        record.prepare_exposed_ns = self._board.waited_for_ns(record, self._now)
         self._tasks.step(record, LaunchTask)
         group = self._plan.launch(record)
         if group.group_id is None:

@@ -157,7 +157,9 @@ def _ran(journal: Journal) -> Iterator[_Seen]:
             continue
         now_ns, event = row.at_ns, row.event
         if isinstance(event, TaskArrived):
-            seen[event.task.task_id] = _Seen(event.task)
+            one = seen[event.task.task_id] = _Seen(event.task)
+            if event.prepare_started_ns is not None:
+                one.prepare_ns = now_ns - event.prepare_started_ns
         elif isinstance(event, TaskPrepared) and event.task_id in seen:
             one = seen[event.task_id]
             one.prepare_ns = now_ns - one.prepare_at_ns

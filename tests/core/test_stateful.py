@@ -81,8 +81,9 @@ class History(RuleBasedStateMachine):
         priority=st.sampled_from([0, 0, 1, 3]),
         model=st.sampled_from(["gcn:1", "gcn:1", "gat:1"]),
         count=st.integers(1, 4),
+        prepared=st.booleans(),
     )
-    def arrive(self, reserve, run_ns, timeout_ns, priority, model, count):
+    def arrive(self, reserve, run_ns, timeout_ns, priority, model, count, prepared):
         world = self.world
         for _ in range(count):
             arriving = task(
@@ -94,7 +95,7 @@ class History(RuleBasedStateMachine):
                 model=model,
                 arrived_ns=world.now,
             )
-            world.arrive(arriving)
+            world.arrive(arriving, world.now if prepared else None)
             outcome = world.answers.get(arriving.task_id)
             refused = isinstance(outcome, Rejected)
             if self.draining:

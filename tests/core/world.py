@@ -80,9 +80,11 @@ class World:
 
     # Events, as they can happen.
 
-    def arrive(self, task):
+    def arrive(self, task, prepared_since_ns=None):
         self.tasks[task.task_id] = task
-        return self.tell(TaskArrived(task))
+        if prepared_since_ns is not None:
+            self.prepared.add(task.task_id)
+        return self.tell(TaskArrived(task, prepared_since_ns))
 
     def prepare(self, task_id, found=None):
         """Preparing ends, and `found` is what the task turned out to be."""
