@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from serve.core.company import NO_SLOWDOWN
 from serve.core.params import DeviceFacts, SchedulerParams
 from serve.core.types import (
     Bytes,
@@ -80,10 +81,11 @@ def device(
     lanes: int = 2,
     parallelism: int | None = None,
     can_suspend: bool = False,
+    slowdown: tuple[float, ...] = NO_SLOWDOWN,
 ) -> DeviceFacts:
     """A device with lanes 0, 1, …"""
     lane_ids = tuple(LaneId(lane) for lane in range(lanes))
-    return DeviceFacts(Bytes(budget), lane_ids, parallelism, can_suspend)
+    return DeviceFacts(Bytes(budget), lane_ids, parallelism, can_suspend, slowdown=slowdown)
 
 
 def params(
@@ -92,11 +94,18 @@ def params(
     lanes: int = 2,
     parallelism: int | None = None,
     can_suspend: bool = False,
+    slowdown: tuple[float, ...] = NO_SLOWDOWN,
     devices: int = 1,
     **others,
 ) -> SchedulerParams:
     """Scheduler parameters for as many `device(...)`, each with lanes of its own."""
-    facts = device(budget=budget, lanes=lanes, parallelism=parallelism, can_suspend=can_suspend)
+    facts = device(
+        budget=budget,
+        lanes=lanes,
+        parallelism=parallelism,
+        can_suspend=can_suspend,
+        slowdown=slowdown,
+    )
     more = tuple(
         replace(facts, lane_ids=tuple(LaneId(number * lanes + lane) for lane in range(lanes)))
         for number in range(1, devices)

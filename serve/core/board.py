@@ -6,6 +6,7 @@ Disciplines read a ``Board`` and propose one move at a time; only the scheduler 
 from collections import deque
 from collections.abc import Callable
 
+from serve.core.company import slowdown_beside
 from serve.core.ledger import Ledger
 from serve.core.ordered import Key
 from serve.core.params import DeviceFacts
@@ -22,9 +23,13 @@ class Board:
     """Plan, lanes and memory."""
 
     __slots__ = (
+        "_at_ns",
+        "_beside_ns",
         "_history",
         "_max_slots",
+        "_pace",
         "_rank_task",
+        "_work_ns",
         "busy",
         "can_suspend",
         "executing_count",
@@ -32,6 +37,7 @@ class Board:
         "launch_ns",
         "ledger",
         "plan",
+        "slowdown",
     )
 
     def __init__(self, device: DeviceFacts, plan: Plan, rank_task: RankTask) -> None:
@@ -39,11 +45,20 @@ class Board:
         self.ledger = Ledger(device.budget_bytes)
         self.can_suspend = device.can_suspend
         self.launch_ns = device.launch_ns
+        #: By number of others that execute; see ``DeviceFacts``.
+        self.slowdown = device.slowdown
         #: Lanes that are up and hold nothing.
         self.idle: set[LaneId] = set()
         #: What each busy lane holds, executing or suspended.
         self.busy: dict[LaneId, Run] = {}
         self.executing_count = 0
+        #: Up to `_at_ns`: work that a run which always executed would have done, and the time that
+        #: others would have executed beside it, summed over them. All that execute advance alike.
+        self._work_ns = 0
+        self._beside_ns = 0
+        self._at_ns = Nanos(0)
+        #: The slowdown of those that execute now.
+        self._pace = 1.0
         self._max_slots = device.slots
         self._rank_task = rank_task
         #: Since when each (free slots, free memory) held. Long enough to look back over one
@@ -87,7 +102,7 @@ class Board:
 
     def rank_run(self, run: Run, now_ns: Nanos) -> tuple[int, Key]:
         """How urgent the run is: as its most urgent member."""
-        left_ns = run.left_ns(now_ns)
+        left_ns = self.left_ns(run, now_ns)
         if len(run.members) == 1:
             return self.rank(run.members[0], left_ns, now_ns)
         return min([self.rank(member, left_ns, now_ns) for member in run.members])
@@ -95,32 +110,31 @@ class Board:
     def occupy(self, members: tuple[Record, ...], estimate: Estimate, now_ns: Nanos) -> Run:
         """Give the members an idle lane together, their memory, and a slot to execute in."""
         lane_id = min(self.idle)
-        run = Run(members, lane_id, estimate.run_ns, estimate.reserve_bytes, now_ns, now_ns)
+        run_ns = estimate.run_ns
+        run = Run(members, lane_id, run_ns, estimate.reserve_bytes, now_ns, run_ns, False)
         self.ledger.reserve(run.task_id, run.reserve_bytes)
         self.idle.remove(lane_id)
         self.busy[lane_id] = run
-        self._execute(run)
+        self._execute(run, now_ns)
         return run
 
     def suspend(self, run: Run, now_ns: Nanos) -> None:
         """The run gives up its slot, not its lane and memory."""
-        self.executing_count -= 1
-        run.executing = False
-        run.ran_ns = Nanos(run.ran_ns + now_ns - run.started_ns)
+        self._rest(run, now_ns)
         run.stopped_ns = now_ns
 
     def resume(self, run: Run, now_ns: Nanos) -> None:
         """The run has a slot again."""
         run.suspended_ns = run.stood_ns(now_ns)
-        run.started_ns = now_ns
-        self._execute(run)
+        self._execute(run, now_ns)
 
-    def vacate(self, run: Run) -> None:
+    def vacate(self, run: Run, now_ns: Nanos) -> None:
         """Take lane and memory back from the run, and its slot if it was executing."""
         if self.busy.pop(run.lane_id, None) is not run:
             raise InvariantViolation(f"task {run.task_id} is not on lane {run.lane_id}")
         self.ledger.give_back(run.task_id)
-        self.executing_count -= run.executing
+        if run.executing:
+            self._rest(run, now_ns)
         self.idle.add(run.lane_id)
 
     def note(self, now_ns: Nanos) -> None:
@@ -149,14 +163,62 @@ class Board:
                 return after_ns
         return since_ns
 
-    def _execute(self, run: Run) -> None:
+    def left_ns(self, run: Run, now_ns: Nanos) -> Nanos:
+        """Estimated time alone that the run still needs, always more than 0."""
+        if run.stopping:
+            return Nanos(1)
+        left_ns = run.mark_ns
+        if run.executing:
+            left_ns -= self._work_ns + self._work_since(now_ns)
+        # One that has passed its estimate may end at any moment; to give it a share of it more
+        # would make runs late that end in time (seen in simulation).
+        return Nanos(left_ns if left_ns > 0 else 1)
+
+    def beside_ns(self, run: Run, now_ns: Nanos) -> Nanos:
+        """How long others have executed beside the run, summed over them."""
+        if not run.executing:
+            return Nanos(run.beside_ns)
+        since_ns = max(0, self.executing_count - 1) * (now_ns - self._at_ns)
+        return Nanos(run.beside_ns + self._beside_ns + since_ns)
+
+    def set_slowdown(self, slowdown: tuple[float, ...], now_ns: Nanos) -> None:
+        """Runs disturb one another like this from now on."""
+        self._advance(now_ns)
+        self.slowdown = slowdown
+        self._pace = slowdown_beside(slowdown, max(0, self.executing_count - 1))
+
+    def _execute(self, run: Run, now_ns: Nanos) -> None:
         """Count the run among those that execute, and all of them as each other's company."""
+        self._advance(now_ns)
         run.executing = True
+        run.mark_ns += self._work_ns
+        run.beside_ns -= self._beside_ns
         beside = self.executing_count
         self.executing_count = beside + 1
+        self._pace = slowdown_beside(self.slowdown, beside)
         if beside:
             for other in self.busy.values():
                 if other.co_runners < beside and other.executing:
                     other.co_runners = beside
         if run.co_runners < beside:
             run.co_runners = beside
+
+    def _rest(self, run: Run, now_ns: Nanos) -> None:
+        """The run executes no longer."""
+        self._advance(now_ns)
+        run.executing = False
+        run.mark_ns -= self._work_ns
+        run.beside_ns += self._beside_ns
+        self.executing_count -= 1
+        self._pace = slowdown_beside(self.slowdown, max(0, self.executing_count - 1))
+
+    def _advance(self, now_ns: Nanos) -> None:
+        """Count up to now at the pace so far; who executes is about to change."""
+        self._work_ns += self._work_since(now_ns)
+        self._beside_ns += max(0, self.executing_count - 1) * (now_ns - self._at_ns)
+        self._at_ns = now_ns
+
+    def _work_since(self, now_ns: Nanos) -> int:
+        """Work of each run that executes, since the count."""
+        passed_ns = now_ns - self._at_ns
+        return passed_ns if self._pace == 1.0 else int(passed_ns / self._pace)

@@ -1,11 +1,14 @@
 """What is told of a task that ran to its end."""
 
-from serve.core.demand import Demand
+from serve.core.board import Board
 from serve.core.record import Record
+from serve.core.totals import Totals
 from serve.core.types import Completed, Nanos, Placement, Timeline, Usage
 
 
-def completed(record: Record, usage: Usage, demand: Demand, slots: int, now_ns: Nanos) -> Completed:
+def completed(
+    record: Record, usage: Usage, board: Board, totals: Totals, now_ns: Nanos
+) -> Completed:
     """The outcome of the record, still on its lane, that finished now."""
     group, run = record.group, record.run
     assert group is not None
@@ -21,8 +24,9 @@ def completed(record: Record, usage: Usage, demand: Demand, slots: int, now_ns: 
         prepare_exposed_ns=record.prepare_exposed_ns,
         backlog_ns=record.backlog_ns,
         suspended_ns=run.stood_ns(now_ns),
-        overloaded=demand.exceeded(
-            record.target_class, record.left_before_ns, arrived_ns, now_ns, slots
+        beside_ns=board.beside_ns(run, now_ns),
+        overloaded=totals.demand.exceeded(
+            record.target_class, record.left_before_ns, arrived_ns, now_ns, totals.slots
         ),
     )
     placement = Placement(

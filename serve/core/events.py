@@ -5,6 +5,7 @@ Each is handed to ``Scheduler.handle(event, now_ns)``. See ``commands`` for what
 
 import msgspec
 
+from serve.core.company import check_slowdown
 from serve.core.types import (
     FIRST_DEVICE,
     Bytes,
@@ -98,6 +99,16 @@ class BudgetChanged(msgspec.Struct, frozen=True):
     device_id: DeviceId = FIRST_DEVICE
 
 
+class SlowdownChanged(msgspec.Struct, frozen=True):
+    """Runs were seen to disturb one another more or less than thought; on every device alike."""
+
+    #: See ``DeviceFacts``.
+    slowdown: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        check_slowdown(self.slowdown)
+
+
 class DrainStarted(msgspec.Struct, frozen=True):
     """Accept nothing new; finish everything accepted."""
 
@@ -117,6 +128,7 @@ Event = (
     | LaneReady
     | LaneLost
     | BudgetChanged
+    | SlowdownChanged
     | DrainStarted
     | Tick
 )

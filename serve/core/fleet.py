@@ -24,6 +24,7 @@ from serve.core.events import (
     Event,
     LaneLost,
     LaneReady,
+    SlowdownChanged,
     TaskArrived,
     TaskFailed,
     TaskFinished,
@@ -161,7 +162,7 @@ class Fleet:
                 holder = self._holder(task_id)
                 self._bring_urgent(holder, task_id)
                 return [holder]
-            case DrainStarted() | Tick():
+            case SlowdownChanged() | DrainStarted() | Tick():
                 return self._devices
             case TaskPrepared(task_id, found) if found is not None:
                 holder = self._holder(task_id)
@@ -202,7 +203,7 @@ class Fleet:
         """Expected wait for a slot, and the work per slot that is there; both in ns."""
         board = scheduler._board
         runs = board.busy.values()
-        done_ns = sum(run.run_ns - run.left_ns(self._now) for run in runs)
+        done_ns = sum(run.run_ns - board.left_ns(run, self._now) for run in runs)
         ahead_ns = (scheduler._tasks.work_ns - done_ns) // board.slots
         slots, free_bytes = room(scheduler)
         return (0 if slots > 0 and need_bytes <= free_bytes else ahead_ns), ahead_ns
@@ -284,9 +285,13 @@ class Fleet:
         if not targets:
             return
         waiting.sort(key=lambda s: -s.queued_count)
-        queues = [(s, records) for s in waiting if (records := list(stuck(s)))]
+        queues: dict[bool, list[tuple[Scheduler, list[Record]]]] = {}
         for target, slots, free_bytes in targets:
-            for source, records in queues:
+            idle = not target._board.executing_count and len(target._board.slowdown) > 1
+            if idle not in queues:
+                stuck_there = [(s, list(stuck(s, to_idle=idle))) for s in waiting]
+                queues[idle] = [(s, records) for s, records in stuck_there if records]
+            for source, records in queues[idle]:
                 found = fitting(records, slots, free_bytes, target.budget_bytes)
                 if source is not target and found:
                     yield found, source, target

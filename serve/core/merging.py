@@ -119,7 +119,7 @@ def _spares_ns(
                 yield _latest_end_ns(record, now_ns) - record.task.estimate.run_ns
     for run in board.busy.values():
         if not run.executing:
-            left_ns = run.left_ns(now_ns)
+            left_ns = board.left_ns(run, now_ns)
             for record in run.members:
                 if not record.state.answered:
                     yield record.task.due_ns - now_ns - left_ns

@@ -5,6 +5,8 @@ Looks at one scheduler at a time and changes nothing; see ``fleet`` for who move
 
 from collections.abc import Iterator
 
+from serve.core.company import company_on
+from serve.core.lifecycle import State
 from serve.core.record import Record
 from serve.core.scheduler import Scheduler
 
@@ -35,16 +37,21 @@ def room(scheduler: Scheduler) -> tuple[int, int]:
     return slots, free_bytes
 
 
-def stuck(scheduler: Scheduler) -> Iterator[Record]:
-    """What waits at the device and could not start there now, those that run next first."""
+def stuck(scheduler: Scheduler, *, to_idle: bool) -> Iterator[Record]:
+    """What waits at the device and could not start there now, those that run next first.
+
+    With `to_idle`, where nothing executes, also what is not to join those that execute here.
+    """
     board = scheduler._board
+    company = company_on(board, scheduler._now) if to_idle else None
     slots, free_bytes = board.free_slots, board.available_bytes
     holds, groups = scheduler._discipline.holds_groups, scheduler._plan.groups
     first = groups[0] if groups else None
     for record in movable(scheduler):
         need_bytes: int = record.task.reserve_bytes
         startable = not holds or record.group is first
-        if startable and slots > 0 and need_bytes <= free_bytes:
+        apart = company and record.state is State.READY and not company.admits(record)
+        if startable and slots > 0 and need_bytes <= free_bytes and not apart:
             slots -= 1
             free_bytes -= need_bytes
         else:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from serve.core.company import NO_SLOWDOWN, check_slowdown
 from serve.core.types import ZERO_NS, Bytes, LaneId, Nanos, UnionEstimate
 
 DEFAULT_WINDOW_NS = Nanos(10_000_000)
@@ -26,8 +27,12 @@ class DeviceFacts:
     can_suspend: bool = False
     #: What a launch costs besides its run, which merging saves: the word to the lane and back.
     launch_ns: Nanos = ZERO_NS
+    #: How much longer a run takes beside 0, 1, 2, … others that execute; the last counts for more.
+    #: May change by ``SlowdownChanged``. (1.0,): none disturbs another.
+    slowdown: tuple[float, ...] = NO_SLOWDOWN
 
     def __post_init__(self) -> None:
+        check_slowdown(self.slowdown)
         if self.budget_bytes < 0:
             raise ValueError(f"budget {self.budget_bytes} bytes must be at least 0")
         if not self.lane_ids or len(set(self.lane_ids)) != len(self.lane_ids):

@@ -76,33 +76,26 @@ class Run(msgspec.Struct, eq=False):
     run_ns: Nanos
     reserve_bytes: Bytes
     launched_ns: Nanos
-    #: Since when it executes; time it has executed and stood suspended before that.
-    started_ns: Nanos
+    #: Work it still needs, as time alone: from the board's `work_ns` on while it executes, else
+    #: from now on.
+    mark_ns: int
     executing: bool = True
     #: Nobody waits for it any more, and its lane was told to stop it.
     stopping: bool = False
-    ran_ns: Nanos = ZERO_NS
+    #: How long it stood suspended.
     suspended_ns: Nanos = ZERO_NS
     #: Since when it stands suspended, when it does.
     stopped_ns: Nanos = ZERO_NS
     #: Most other runs seen executing during it.
     co_runners: int = 0
+    #: How long others executed beside it, summed over them; counted from the board's `beside_ns`
+    #: while it executes.
+    beside_ns: int = 0
 
     @property
     def task_id(self) -> TaskId:
         """The task by which lanes and commands name the run."""
         return self.members[0].task.task_id
-
-    def left_ns(self, now_ns: Nanos) -> Nanos:
-        """Estimated time it still needs, always more than 0."""
-        if self.stopping:
-            return Nanos(1)
-        left_ns = self.run_ns - self.ran_ns
-        if self.executing:
-            left_ns -= now_ns - self.started_ns
-        # One that has passed its estimate may end at any moment; to give it a share of it more
-        # would make runs late that end in time (seen in simulation).
-        return Nanos(left_ns if left_ns > 0 else 1)
 
     def stood_ns(self, now_ns: Nanos) -> Nanos:
         """How long it has stood suspended since its launch."""

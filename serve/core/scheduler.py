@@ -36,6 +36,7 @@ from serve.core.events import (
     LaneLost,
     LaneReady,
     PrepareFailed,
+    SlowdownChanged,
     TaskArrived,
     TaskCancelled,
     TaskFailed,
@@ -116,6 +117,7 @@ class Scheduler:
             LaneReady: self._on_lane_ready,
             LaneLost: self._on_lane_lost,
             BudgetChanged: self._on_budget_changed,
+            SlowdownChanged: self._on_slowdown_changed,
             DrainStarted: self._on_drain_started,
             Tick: self._on_tick,
         }
@@ -278,21 +280,21 @@ class Scheduler:
 
     def _on_finished(self, event: TaskFinished) -> None:
         run = self._run_of(event.task_id, event.lane_id, TaskFinished)
-        demand, slots = self._totals.demand, self._totals.slots
-        outcomes = [completed(r, event.usage, demand, slots, self._now) for r in run.members]
-        self._board.vacate(run)
+        totals, usage = self._totals, event.usage
+        outcomes = [completed(r, usage, self._board, totals, self._now) for r in run.members]
+        self._board.vacate(run, self._now)
         for record, outcome in zip(run.members, outcomes, strict=True):
             self._tasks.step(record, TaskFinished, outcome)
 
     def _on_failed(self, event: TaskFailed) -> None:
         run = self._run_of(event.task_id, event.lane_id, TaskFailed)
-        self._board.vacate(run)
+        self._board.vacate(run, self._now)
         if not self._split(run, TaskFailed):
             self._tasks.step(run.members[0], TaskFailed, Failed(event.reason, event.message))
 
     def _on_overran(self, event: TaskOverran) -> None:
         run = self._run_of(event.task_id, event.lane_id, TaskOverran)
-        self._board.vacate(run)
+        self._board.vacate(run, self._now)
         if self._split(run, TaskOverran):
             return
         record = run.members[0]
@@ -339,7 +341,7 @@ class Scheduler:
             self._require_lane(lane_id)
             run = self._board.busy.get(lane_id)
             if run is not None:
-                self._board.vacate(run)
+                self._board.vacate(run, self._now)
                 for record in reversed(run.members):
                     record.apart = len(run.members) > 1
                     self._lose(record, lane_id)
@@ -372,6 +374,10 @@ class Scheduler:
                     if record.alone:
                         record.reserve_all(event.budget_bytes)
                 self._fail_outgrown(list(group.members))
+
+    def _on_slowdown_changed(self, event: SlowdownChanged) -> None:
+        self._board.set_slowdown(event.slowdown, self._now)
+        self._tasks.moved = True
 
     def _on_drain_started(self, event: DrainStarted) -> None:
         self._draining = True

@@ -200,6 +200,8 @@ class Timeline(msgspec.Struct, frozen=True):
     backlog_ns: Nanos
     #: How much of the time between launch and finish it stood suspended for others.
     suspended_ns: Nanos = ZERO_NS
+    #: How long others executed beside its run, summed over them.
+    beside_ns: Nanos = ZERO_NS
     #: The lanes had more work of its urgency, or of all, than they could do; see ``demand``.
     overloaded: bool = False
 

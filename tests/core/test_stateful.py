@@ -11,6 +11,7 @@ from serve.core.disciplines import DISCIPLINES
 from serve.core.events import (
     DrainStarted,
     PrepareFailed,
+    SlowdownChanged,
     TaskCancelled,
     TaskFailed,
 )
@@ -21,6 +22,7 @@ from tests.core.world import World
 
 BUDGET = 20
 LANES = 3
+SLOWDOWNS = [(1.0,), (1.0, 1.3), (1.0, 1.6, 2.2)]
 
 
 class History(RuleBasedStateMachine):
@@ -36,6 +38,7 @@ class History(RuleBasedStateMachine):
         can_suspend=st.booleans(),
         saved_ns=st.sampled_from([None, 0, 90 * US, 5 * MS]),
         devices=st.sampled_from([1, 1, 2, 3]),
+        slowdown=st.sampled_from(SLOWDOWNS),
     )
     def start(
         self,
@@ -48,6 +51,7 @@ class History(RuleBasedStateMachine):
         can_suspend,
         saved_ns,
         devices,
+        slowdown,
     ):
         self.world = World(
             params(
@@ -59,6 +63,7 @@ class History(RuleBasedStateMachine):
                 lanes=LANES,
                 parallelism=parallelism,
                 can_suspend=can_suspend,
+                slowdown=slowdown,
                 devices=devices,
                 max_queue=12,
                 prepare_ahead=prepare_ahead,
@@ -204,6 +209,10 @@ class History(RuleBasedStateMachine):
     def budget_changed(self, data, size_bytes):
         device_id = data.draw(st.integers(0, len(self.world.budgets) - 1))
         self.world.change_budget(size_bytes, device_id)
+
+    @rule(slowdown=st.sampled_from(SLOWDOWNS))
+    def slowdown_changed(self, slowdown):
+        self.world.tell(SlowdownChanged(slowdown))
 
     @precondition(lambda self: not self.draining and len(self.world.tasks) > 6)
     @rule()

@@ -1,6 +1,7 @@
 """Who may launch next in plan order; shared by the disciplines without a barrier."""
 
 from serve.core.board import Board
+from serve.core.company import company_on
 from serve.core.disciplines.base import WAIT, Launch, Wait
 from serve.core.lifecycle import State
 from serve.core.record import Record
@@ -20,10 +21,14 @@ def next_launch(
     a task being prepared holds a lane for as long as its prepare is expected to take, so that
     no long follower starts in front of it; later than that followers go first. Where there is no
     follower that time is nobody's: drivers need no timer for a request that is alone.
+
+    Where runs disturb one another, one that is not to join those that execute waits, and its
+    followers are looked at; see ``company``.
     """
     if lanes <= 0:
         return WAIT
     available_bytes = board.available_bytes
+    company = company_on(board, now_ns)
     until_ns: Nanos | None = None
     bypassed: list[Record] = []
     for group in board.plan.groups:
@@ -31,7 +36,9 @@ def next_launch(
             need_bytes = record.task.estimate.reserve_bytes
             if record.state is _READY:
                 if need_bytes <= available_bytes:
-                    return Launch(record, tuple(bypassed))
+                    if company is None or company.admits(record):
+                        return Launch(record, tuple(bypassed))
+                    continue
                 if record.bypassed >= bypass_limit:
                     return Wait(until_ns)
                 bypassed.append(record)

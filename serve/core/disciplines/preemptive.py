@@ -67,7 +67,7 @@ class Preemptive:
         if victim is not None and not (
             isinstance(move, Launch)
             and len(board.idle) == 1
-            and (is_demoted(move.record) or can_wait(move.record, executing, now_ns))
+            and (is_demoted(move.record) or can_wait(move.record, executing, board, now_ns))
         ):
             return Suspend(victim, move)
         return WAIT
@@ -93,11 +93,11 @@ def is_demoted(record: Record) -> bool:
     return urgency(record.task) > DEFAULT_PRIORITY
 
 
-def can_wait(record: Record, executing: list[Run], now_ns: Nanos) -> bool:
+def can_wait(record: Record, executing: list[Run], board: Board, now_ns: Nanos) -> bool:
     """Whether the record would still be on time if it waited for the first slot to come free.
 
     Once every lane is held, no newcomer can be served early, however urgent; so the last idle
     lane goes only to a task that cannot wait.
     """
-    soonest_ns = min(run.left_ns(now_ns) for run in executing)
+    soonest_ns = min(board.left_ns(run, now_ns) for run in executing)
     return now_ns + soonest_ns + record.task.estimate.run_ns <= record.task.due_ns

@@ -1,0 +1,124 @@
+"""What it gives to know how much runs on one device slow one another.
+
+    python -m bench.interference [--quick] [--seeds 3] [--requests 2000] [--out FILE]
+
+Simulated as in ``bench.policies`` (calibrated run times, the mix, targets of 2 × solo) on a device
+that suspends nothing, as a GPU, and on which a run beside k others takes `slowdown[k]` times as
+long. ρ is rate × mean solo time: at 1 there is as much work as one lane alone can do. All systems
+are `slack` + `rolling`, see the same requests, and differ in
+
+- so many lanes: whatever is ready runs, and nothing is known of the slowdown;
+- the table: four lanes, and the scheduler knows the slowdown (``serve.core.company``);
+- the late join: the same without its rule that one that is late in any case leaves room;
+- a table that is wrong: what runs are slowed by taken for 25 % less, or more, than it is.
+
+Missed is the share that is late.
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.machine import machine_facts
+from bench.policies import Site, missed_share, this_machine
+from serve.core import company
+from serve.core.company import NO_SLOWDOWN
+from serve.core.params import DeviceFacts, SchedulerParams
+from serve.core.types import Bytes, LaneId
+from serve.sim.device import DeviceModel, Offered
+from serve.sim.engine import simulate
+from serve.sim.report import SimReport
+
+RHOS = (0.3, 0.5, 0.7, 0.9, 1.1)
+QUICK_RHOS = (0.7,)
+DEVICES = {
+    "strong": (1.0, 1.6, 2.2, 2.9),
+    "medium": (1.0, 1.3, 1.5, 1.7),
+    "weak": (1.0, 1.1, 1.2, 1.3),
+    "one after the other": (1.0, 2.0, 3.0, 4.0),
+}
+TABLE = "the table"
+SYSTEMS = (
+    *(f"{lanes} lanes" for lanes in (1, 2, 3, 4)),
+    TABLE,
+    "the late join",
+    "25 % too low",
+    "25 % too high",
+)
+
+
+def serve(system: str, slowdown: tuple[float, ...], requests: Sequence[Offered]) -> SimReport:
+    lanes, known = 4, slowdown
+    if system.endswith(" lanes"):
+        lanes, known = int(system.split()[0]), NO_SLOWDOWN
+    elif system.startswith("25 %"):
+        factor = 0.75 if system.endswith("low") else 1.25
+        known = tuple(1 + factor * (value - 1) for value in slowdown)
+    device = DeviceFacts(Bytes(1 << 40), tuple(map(LaneId, range(lanes))), slowdown=known)
+    params = SchedulerParams(device, policy="slack", discipline="rolling", max_queue=1 << 20)
+    late_joins = mock.patch.object(company, "leaves_room", return_value=True)
+    with late_joins if system == "the late join" else nullcontext():
+        return simulate(requests, params, DeviceModel(slowdown=slowdown))
+
+
+def measure(site: Site, name: str, rho: float, options: argparse.Namespace) -> Iterator[Any]:
+    """A row for each system."""
+    lane = replace(site, cores=1)
+    offers = [lane.requests("mix", rho, seed, options.requests) for seed in range(options.seeds)]
+    for system in SYSTEMS:
+        reports = [serve(system, DEVICES[name], requests) for requests in offers]
+        missed = [missed_share(report) for report in reports]
+        yield {
+            "device": name,
+            "slowdown": list(DEVICES[name]),
+            "rho": rho,
+            "system": system,
+            "missed": statistics.fmean(missed),
+            "missed_by_seed": missed,
+            "latency_over_qt_p99": statistics.fmean(r.latency_over_qt_p99 for r in reports),
+            "jct_mean_ms": statistics.fmean(r.jct_mean_ns for r in reports) / 1e6,
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--quick", action="store_true", help="one load, 500 requests; no file")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--out", type=Path, default=Path("bench/results/interference.json"))
+    options = parser.parse_args()
+    if options.quick:
+        options.seeds, options.requests = 1, 500
+    site = this_machine()
+    rhos = QUICK_RHOS if options.quick else RHOS
+    rows = [row for name in DEVICES for rho in rhos for row in measure(site, name, rho, options)]
+    for name, slowdown in DEVICES.items():
+        table = Table(title=f"{name}, {slowdown}: late (p99 of latency ÷ target, mean JCT in ms)")
+        for head in ("system", *(f"ρ {rho:g}" for rho in rhos)):
+            table.add_column(head, justify="left" if head == "system" else "right")
+        for system in SYSTEMS:
+            cells = [row for row in rows if (row["device"], row["system"]) == (name, system)]
+            table.add_row(
+                system,
+                *(
+                    f"{r['missed']:.1%} ({r['latency_over_qt_p99']:.1f}, {r['jct_mean_ms']:.1f})"
+                    for r in cells
+                ),
+            )
+        Console(width=140).print(table)
+    if not options.quick:
+        result = {"machine": machine_facts(), "requests": options.requests, "rows": rows}
+        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

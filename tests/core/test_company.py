@@ -1,0 +1,159 @@
+"""Runs that disturb one another: what is expected of them, and when one more is launched."""
+
+import pytest
+
+from serve.core.board import Board
+from serve.core.company import ends_ns
+from serve.core.events import SlowdownChanged
+from serve.core.plan import Plan
+from serve.core.record import Record
+from serve.core.types import LaneId, Nanos, TaskId
+from tests.builders import MS, US, device, params, task
+from tests.core.world import World
+
+STRONG = (1.0, 1.6, 2.2, 2.9)
+
+
+@pytest.fixture
+def start():
+    """Make a world with all lanes up; everything is finished and checked at the end."""
+    worlds = []
+
+    def make(slowdown=STRONG, *, lanes=4, **choices):
+        world = World(params(policy="slack", lanes=lanes, slowdown=slowdown, **choices))
+        for lane in sorted(world.device_of):
+            world.lane_ready(lane)
+        worlds.append(world)
+        return world
+
+    yield make
+    for world in worlds:
+        world.finish_everything()
+
+
+def ready(world, *tasks):
+    for one in tasks:
+        world.arrive(one)
+    while world.preparing:
+        world.prepare(min(world.preparing))
+
+
+def run_of(task_id, run_ms, factor=2.0, **others):
+    """A task that takes so long, with a target of `factor` times that."""
+    run_ns = int(run_ms * MS)
+    return task(task_id, run_ns=run_ns, prepare_ns=0, target_ns=int(factor * run_ns), **others)
+
+
+def test_ends_of_runs_that_share_a_device():
+    assert ends_ns([], STRONG) == []
+    assert ends_ns([5], STRONG) == [5]
+    # Side by side at 1.6 until the short one ends, then alone.
+    assert ends_ns([2, 5], STRONG) == pytest.approx([3.2, 6.2])
+    # More than the table knows: as its last.
+    assert ends_ns([1, 1, 1], (1.0, 1.5)) == pytest.approx([1.5, 1.5, 1.5])
+
+
+def test_expected_ends_count_the_company_that_was():
+    board = Board(device(lanes=3, slowdown=(1.0, 2.0, 4.0)), Plan(False), lambda *_: (0,))
+    board.idle |= {LaneId(0), LaneId(1)}
+
+    def occupy(task_id, run_ms, at_ms):
+        one = run_of(task_id, run_ms)
+        return board.occupy((Record(one, (0,), Nanos(0), 1, 0),), one.estimate, Nanos(at_ms * MS))
+
+    first = occupy(0, 10, 0)
+    second = occupy(1, 10, 4)
+    now = Nanos(8 * MS)
+    # 4 ms alone and 4 ms at half speed; 4 ms at half speed.
+    assert (board.left_ns(first, now), board.left_ns(second, now)) == (4 * MS, 8 * MS)
+    assert (board.beside_ns(first, now), board.beside_ns(second, now)) == (4 * MS, 4 * MS)
+    board.suspend(second, now)
+    now = Nanos(11 * MS)
+    assert (board.left_ns(first, now), board.left_ns(second, now)) == (MS, 8 * MS)
+    board.resume(second, now)
+    board.set_slowdown((1.0, 4.0), Nanos(13 * MS))
+    now = Nanos(17 * MS)
+    # 2 ms at half speed and 4 ms at a quarter.
+    assert board.left_ns(second, now) == 6 * MS
+    board.vacate(first, now)
+    assert board.left_ns(second, Nanos(20 * MS)) == 3 * MS
+    assert board.beside_ns(second, Nanos(20 * MS)) == 4 * MS + 6 * MS
+
+
+def test_one_that_makes_a_run_late_waits_for_its_end(start):
+    world = start()
+    ready(world, run_of(0, 10, 1.5), run_of(1, 10, 2.9))
+    assert list(world.on_lane.values()) == [0]
+    world.advance(10 * MS)
+    world.end(LaneId(0))
+    assert list(world.on_lane.values()) == [1]
+
+
+def test_those_that_stay_in_time_run_together(start):
+    world = start()
+    ready(world, run_of(0, 10), run_of(1, 10), run_of(2, 1))
+    # At 1.6 two are in time; a third takes 2.2 times as long, which only the last has time for.
+    assert sorted(world.on_lane.values()) == [0, 1]
+    ready(world, run_of(3, 1, 4.0))
+    assert sorted(world.on_lane.values()) == [0, 1, 3]
+
+
+def test_one_that_will_be_in_time_by_waiting_waits(start):
+    world = start((1.0, 3.0))
+    ready(world, run_of(0, 2, 9.0))
+    # Beside the other it ends after 14 ms, behind it after 12.
+    ready(world, run_of(1, 10, 1.35))
+    assert list(world.on_lane.values()) == [0]
+    world.advance(2 * MS)
+    world.end(LaneId(0))
+    assert list(world.on_lane.values()) == [1]
+
+
+def test_a_late_one_does_not_take_the_place_of_those_to_come(start):
+    world = start()
+    ready(world, run_of(0, 10, 9.0), run_of(1, 10, 0.5))
+    assert list(world.on_lane.values()) == [0]
+    # Where one more costs little there is room for both.
+    world.tell(SlowdownChanged((1.0, 1.05, 1.1)))
+    # It targets half of its run time, so nothing of its kind can ever be in time.
+    assert list(world.on_lane.values()) == [0]
+    ready(world, run_of(2, 10, 2.0, arrived_ns=-11 * MS))
+    assert sorted(world.on_lane.values()) == [0, 2]
+
+
+def test_no_slowdown_means_no_question_asked(start):
+    world = start((1.0,))
+    ready(world, run_of(0, 10, 1.0), run_of(1, 10, 1.0), run_of(2, 10, 0.1))
+    assert sorted(world.on_lane.values()) == [0, 1, 2]
+
+
+def test_what_has_waited_too_long_joins_whoever_is_there(start):
+    world = start(lanes=2, patience=2)
+    ready(world, run_of(0, 10, 0.5), run_of(1, 10, 0.5))
+    for number in range(2, 6):
+        ready(world, run_of(number, 0.1, 500.0, arrived_ns=world.now))
+    while 1 not in world.launches and world.on_lane:
+        world.advance(100 * US)
+        world.end(max(world.on_lane))
+    assert world.launches[TaskId(1)] == 1
+
+
+def test_a_device_with_company_gives_to_one_without(start):
+    world = start(lanes=2, devices=2)
+    ready(world, run_of(0, 10, 1.5), run_of(1, 10, 1.5))
+    # One each; the third must wait, and goes to whichever comes free first.
+    assert {world.device_of[lane] for lane in world.on_lane} == {0, 1}
+    ready(world, run_of(2, 10, 3.2))
+    assert len(world.on_lane) == 2
+    lane = max(world.on_lane)
+    world.advance(10 * MS)
+    world.end(lane)
+    assert 2 in world.on_lane.values()
+
+
+def test_a_table_must_make_sense():
+    for wrong in ((), (0.9,), (1.0, 0.8), (1.2, 1.5)):
+        with pytest.raises(ValueError, match="slowdown must start at 1 and never fall"):
+            device(slowdown=wrong)
+        with pytest.raises(ValueError, match="slowdown must"):
+            SlowdownChanged(wrong)
