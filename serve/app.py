@@ -333,9 +333,12 @@ def replay_journal(
         )
         get_policy(chosen.policy)
         get_discipline(chosen.discipline)
-        first, *more = (replace(d, budget_bytes=budget_of(journal)) for d in chosen.devices)
-        chosen = replace(chosen, device=first, more_devices=tuple(more))
         device_model = recording.device
+        first, *more = (
+            replace(d, budget_bytes=budget_of(journal), slowdown=device_model.slowdown)
+            for d in chosen.devices
+        )
+        chosen = replace(chosen, device=first, more_devices=tuple(more))
     late = recording.late / len(recording.requests)
     title = f"{path.name}, {late:.2%} late when recorded: {policy or chosen.policy}"
     report = simulate(recording.requests, chosen, device_model)

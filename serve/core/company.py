@@ -53,7 +53,7 @@ def company_on(board: "Board", now_ns: "Nanos") -> "Company | None":
 
     Nobody where runs are suspended: that the most urgent execute keeps more targets there.
     """
-    if len(board.slowdown) == 1 or board.can_suspend or not board.executing_count:
+    if board.slowdown[-1] == 1.0 or board.can_suspend or not board.executing_count:
         return None
     return Company(board, now_ns)
 
@@ -110,8 +110,8 @@ class Company:
 
 def leaves_room(late: "Task", slowdown: Sequence[float], executing: int) -> bool:
     """Whether one like it that comes after it joined those that execute can still be in time."""
-    ratio = late.qos.target_ns / late.estimate.solo_ns
-    return MARGIN * slowdown_beside(slowdown, executing + 1) <= ratio
+    most = late.qos.target_ns / late.estimate.solo_ns / MARGIN
+    return slowdown_beside(slowdown, executing + 1) <= max(1.0, most)
 
 
 def _time_ns(run: "Run", now_ns: "Nanos") -> float:

@@ -7,5 +7,6 @@ needs torch and a clock and is elsewhere: see ``serve.models.calibrate``.
 
 from serve.estimate.calibration import Calibration
 from serve.estimate.estimator import Breakdown, ModelEstimator, Overhead
+from serve.estimate.interference import Interference
 
-__all__ = ["Breakdown", "Calibration", "ModelEstimator", "Overhead"]
+__all__ = ["Breakdown", "Calibration", "Interference", "ModelEstimator", "Overhead"]

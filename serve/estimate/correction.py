@@ -2,7 +2,7 @@
 
 Three things make a run take longer than calibration said, and each is learned by itself: the
 machine (``Drift``, fast), a size of graph that the fit gets wrong or that costs something only in
-a lane (``SizeBias``, slow), and other runs beside it (``Interference``, slow).
+a lane (``SizeBias``, slow), and other runs beside it (``interference``, slow).
 
 A ratio of measured to expected time is noisy, sometimes absurdly so (a page fault storm, a
 neighbour), and sometimes changes for good (another clock frequency, another tenant). The median
@@ -116,24 +116,3 @@ class Quantile:
         above = math.log(ratio) > self._log
         self._log = max(0.0, self._log + (self._up if above else -self._down))
         self.value = math.exp(self._log)
-
-
-class Interference:
-    """How much slower a run is beside k others, learned from runs beside k others."""
-
-    #: Share of the newest observation.
-    _SHARE = 0.1
-
-    def __init__(self) -> None:
-        self._log: dict[int, float] = {}
-
-    def factor(self, co_runners: int) -> float:
-        """At least 1; 1 for a run alone and where nothing is known."""
-        return math.exp(self._log.get(co_runners, 0.0))
-
-    def observe(self, co_runners: int, ratio: float) -> None:
-        """Take measured ÷ expected-when-alone of a run beside `co_runners` others."""
-        # k others on the same core cost a factor k + 1; more than twice that was something else.
-        seen = min(max(0.0, math.log(ratio)), math.log(2.0 * (co_runners + 1)))
-        known = self._log.get(co_runners, 0.0)
-        self._log[co_runners] = known + self._SHARE * (seen - known)

@@ -10,7 +10,8 @@ from statistics import median
 
 from serve.core.types import Bytes, Estimate, Nanos, align_bytes
 from serve.estimate.calibration import Calibration, Linear
-from serve.estimate.correction import Correction, Interference, Quantile
+from serve.estimate.correction import Correction, Quantile
+from serve.estimate.interference import Interference
 from serve.estimate.timing import fit_overhead
 
 #: What is reserved above the estimated peak, as a factor.
@@ -87,8 +88,14 @@ class ModelEstimator:
     """Memory and time of one model, from its calibration and from what was seen since."""
 
     def __init__(
-        self, calibration: Calibration, overhead: Overhead, *, safety: float = SAFETY_FACTOR
+        self,
+        calibration: Calibration,
+        overhead: Overhead,
+        interference: Interference | None = None,
+        *,
+        safety: float = SAFETY_FACTOR,
     ) -> None:
+        """`overhead` and `interference` are those of all models on the device."""
         if safety < 1.0:
             raise ValueError(f"the safety factor must be at least 1, got {safety}")
         self.calibration = calibration
@@ -117,7 +124,7 @@ class ModelEstimator:
         #: By itself: runs are learned at any load, on cores that load keeps warm.
         self._solo = Correction()
         self._high = Quantile(min(calibration.time.high_ratio, _WIDEST_BAND))
-        self._interference = Interference()
+        self._interference = interference or Interference()
 
     @property
     def time_factor(self) -> float:
@@ -186,7 +193,7 @@ class ModelEstimator:
         run_ns: int,
         peak_bytes: int | None = None,
         held_bytes: int | None = None,
-        co_runners: int = 0,
+        beside: float = 0.0,
         num_loops: int | None = None,
     ) -> None:
         """Learn from a finished run over one request or several.
@@ -197,7 +204,7 @@ class ModelEstimator:
         if len(sizes) > 1:
             run_ns -= self._joining_ns(sizes)
         size = _summed(sizes)
-        self.observe_run(*size, run_ns, peak_bytes, held_bytes, co_runners, num_loops)
+        self.observe_run(*size, run_ns, peak_bytes, held_bytes, beside, num_loops)
 
     def _joining_ns(self, sizes: Sequence[tuple[int, int]]) -> int:
         copied = self.input_bytes(*_summed(sizes))
@@ -207,10 +214,10 @@ class ModelEstimator:
         """Run time as calibrated, before anything was learned since."""
         return self.calibration.time.at(num_nodes, num_edges)
 
-    def run_ns(self, num_nodes: int, num_edges: int, co_runners: int = 0) -> int:
-        """Median run time beside that many others."""
+    def run_ns(self, num_nodes: int, num_edges: int, beside: float = 0.0) -> int:
+        """Median run time beside that many others, on average over the run."""
         run, _ = self.times(num_nodes, num_edges)
-        return ceil(run * self._interference.factor(co_runners))
+        return ceil(run * self._interference.factor(beside))
 
     def output_bytes(self, num_nodes: int, num_edges: int) -> int:
         """The most the answer can take, float32 [rows, C]."""
@@ -251,14 +258,15 @@ class ModelEstimator:
         run_ns: int,
         peak_bytes: int | None = None,
         held_bytes: int | None = None,
-        co_runners: int = 0,
+        beside: float = 0.0,
         num_loops: int | None = None,
     ) -> None:
         """Learn from a finished run.
 
         `peak_bytes` counts what `Estimate.peak_bytes` counts: staged inputs and the tensors of
         the forward pass, its output among them. `held_bytes` is that with what kernels took
-        besides. None when it was not measured.
+        besides. None when it was not measured. `beside`: others that executed beside it, on
+        average.
         """
         if peak_bytes is not None:
             held_bytes = held_bytes or peak_bytes
@@ -266,13 +274,13 @@ class ModelEstimator:
         run_ns = max(1, run_ns)
         fitted = self.fitted_ns(num_nodes, num_edges)
         ratio = run_ns / self._run.at(fitted)
-        if co_runners == 0:
+        if beside == 0:
             self._high.observe(ratio)
             self._run.observe(run_ns, fitted)
         else:
-            beside = self._interference.factor(co_runners)
-            self._interference.observe(co_runners, ratio)
-            self._run.observe(run_ns, fitted, beside)
+            slowdown = self._interference.factor(beside)
+            self._interference.observe(beside, ratio)
+            self._run.observe(run_ns, fitted, slowdown)
 
     def observe_solo(self, num_nodes: int, num_edges: int, solo_ns: int) -> None:
         """Learn from a request that came to an idle server and stayed alone, start to end."""

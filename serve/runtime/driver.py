@@ -28,6 +28,7 @@ from serve.core.events import (
     Event,
     LaneLost,
     LaneReady,
+    SlowdownChanged,
     TaskArrived,
     TaskCancelled,
     TaskFailed,
@@ -43,6 +44,7 @@ from serve.obs.record import RequestRecord
 from serve.runtime import clock
 from serve.runtime.api import InferCall
 from serve.runtime.graphs import NodeRequest
+from serve.runtime.interference import is_news
 from serve.runtime.launch import Launch
 from serve.runtime.messages import ModelFailed, ModelLoaded, TableMapped, TaskDone, TaskError
 from serve.runtime.overhead import IDLE_NS
@@ -96,6 +98,8 @@ class Driver:
         self._armed_ns: int | None = None
         #: Runs that ended, until they are learned from.
         self._ended_runs: deque[tuple[Launch, Completed]] = deque()
+        #: By number of co-runners, as the scheduler knows it.
+        self._slowdown = params.device.slowdown
         self._lanes_ready: set[LaneId] = set()
         self._lanes_changed = threading.Condition(lock)
         #: Whose task each lane holds.
@@ -288,7 +292,16 @@ class Driver:
                     except Exception:
                         # As above: this thread must not end for it.
                         _log.exception("a run that ended cannot be learned from")
+                if lessons:
+                    self._tell_slowdown()
                 self._keep_time()
+
+    def _tell_slowdown(self) -> None:
+        """What runs do to one another, to the scheduler if it is news. Under the lock."""
+        learned = self._registry.interference.table
+        if is_news(learned, self._slowdown):
+            self._slowdown = learned
+            self._carry_out(SlowdownChanged(learned))
 
     def _keep_time(self) -> None:
         """Tick when it is time, and arm for the next. Under the lock."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from serve.config import Config
+from serve.core.company import NO_SLOWDOWN
 from serve.core.events import BudgetChanged, DrainStarted
 from serve.core.params import DeviceFacts, SchedulerParams
 from serve.core.types import Bytes, DeviceId, Estimate, Nanos, Sized
@@ -32,6 +33,7 @@ from serve.runtime.api import (
 from serve.runtime.device import Device
 from serve.runtime.driver import Driver
 from serve.runtime.graphs import Fanouts, GraphStore, NodeRequest
+from serve.runtime.interference import learn_interference
 from serve.runtime.launch import LAUNCH_NS
 from serve.runtime.messages import MapTable
 from serve.runtime.overhead import learn_overhead
@@ -164,6 +166,17 @@ class Engine:
         self._offer_tables()
         tell("timing lone requests", 1.0)
         learn_overhead(self._registry.overhead, self._registry.entries, self._submit)
+        tell("timing requests side by side", 1.0)
+        first, *others = self.driver.scheduler.devices
+        learn_interference(
+            self._registry.entries,
+            self._submit,
+            slots=first.params.device.slots,
+            budget_bytes=first.budget_bytes,
+            devices=1 + len(others),
+        )
+        if (table := self._registry.interference.table) != NO_SLOWDOWN:
+            _log.info("runs beside 0, 1, … others take %s times as long", table)
         self.driver.serving = True
 
     def load_offline(

@@ -72,8 +72,10 @@ class Launch:
             return
         self._learned = True
         estimator, usage = self.tickets[0].entry.estimator, outcome.usage
-        run_ns = usage.run_ns - outcome.timeline.suspended_ns
-        co_runners = outcome.placement.co_runners
+        when = outcome.timeline
+        executed_ns = when.finished_ns - when.launched_ns - when.suspended_ns
+        run_ns = usage.run_ns - when.suspended_ns
+        beside = when.beside_ns / max(1, executed_ns)
         # A union is estimated as if its loops were unknown.
         num_loops = self.tickets[0].num_loops if len(self.tickets) == 1 else None
         peak_bytes: int | None = usage.peak_bytes
@@ -83,7 +85,7 @@ class Launch:
             spared_bytes = self.tickets[0].spared_bytes
             peak_bytes += spared_bytes
             held_bytes = None if held_bytes is None else held_bytes + spared_bytes
-        estimator.observe_union(self._sizes, run_ns, peak_bytes, held_bytes, co_runners, num_loops)
+        estimator.observe_union(self._sizes, run_ns, peak_bytes, held_bytes, beside, num_loops)
 
     def share_bytes(self, ticket: "RequestTicket", peak_bytes: int | None) -> int | None:
         """The ticket's share of the run's peak, by what each would need alone."""

@@ -17,6 +17,7 @@ from serve.core.types import Bytes, LaneId
 from serve.errors import ConfigError, ModelError, NotFound, NotReady, ServeError
 from serve.estimate.calibration import Calibration
 from serve.estimate.estimator import ModelEstimator, Overhead
+from serve.estimate.interference import Interference
 from serve.models.cache import CalibrationCache
 from serve.models.facts import PACKAGED, Signature
 from serve.models.repository import BrokenModel, ModelSpec, content_hash, find, scan
@@ -115,6 +116,7 @@ class Registry:
         self._on_lanes: dict[str, LoadModel] = {}
         #: What the server adds to a run, shared by all models.
         self.overhead = Overhead(*ASSUMED)
+        self.interference = Interference()
 
     @property
     def weights_bytes(self) -> int:
@@ -209,9 +211,8 @@ class Registry:
         except ServeError:
             self._forget(key)
             raise
-        entry = ModelEntry(
-            spec, key, signature, ModelEstimator(calibration, self.overhead), calibration.executor
-        )
+        estimator = ModelEstimator(calibration, self.overhead, self.interference)
+        entry = ModelEntry(spec, key, signature, estimator, calibration.executor)
         self._entries[spec.name, spec.version] = self._by_key[key] = entry
         if old is not None:
             if self._newest[spec.name] is old:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve.estimate.correction import Drift, Interference, Quantile, SizeBias
+from serve.estimate.correction import Drift, Quantile, SizeBias
 
 
 def noisy(rng, factor=1.0):
@@ -78,19 +78,3 @@ def test_quantile_is_at_least_one():
     for _ in range(100):
         quantile.observe(0.5)
     assert quantile.value == 1.0
-
-
-def test_interference_is_learned_per_number_of_co_runners():
-    interference = Interference()
-    assert interference.factor(1) == 1.0
-    for _ in range(100):
-        interference.observe(1, 1.2)
-        interference.observe(3, 1.9)
-    assert interference.factor(1) == pytest.approx(1.2, rel=0.01)
-    assert interference.factor(3) == pytest.approx(1.9, rel=0.01)
-    assert interference.factor(2) == 1.0
-    for _ in range(1000):
-        interference.observe(1, 1e6)
-    assert interference.factor(1) <= 4.0
-    interference.observe(4, 0.1)
-    assert interference.factor(4) == 1.0

@@ -208,9 +208,9 @@ def test_one_absurd_run_is_ignored(estimator):
 def test_runs_beside_others_do_not_spoil_the_solo_estimate(estimator):
     for _ in range(150):
         estimator.observe_run(NODES, EDGES, RUN_NS)
-        estimator.observe_run(NODES, EDGES, int(1.4 * RUN_NS), co_runners=1)
+        estimator.observe_run(NODES, EDGES, int(1.4 * RUN_NS), beside=1.0)
     assert estimator.estimate(NODES, EDGES).run_ns == pytest.approx(RUN_NS, rel=0.05)
-    assert estimator.run_ns(NODES, EDGES, co_runners=1) == pytest.approx(1.4 * RUN_NS, rel=0.08)
+    assert estimator.run_ns(NODES, EDGES, beside=1.0) == pytest.approx(1.4 * RUN_NS, rel=0.08)
 
 
 def test_the_band_widens_with_what_is_seen(estimator):

@@ -20,6 +20,7 @@ from serve.estimate.calibration import Calibration
 from serve.models.repository import find
 from serve.runtime.engine import Engine
 from serve.runtime.entry import DevicePlace
+from serve.runtime.interference import is_news
 from serve.runtime.messages import (
     LoadModel,
     ModelFailed,
@@ -142,6 +143,10 @@ def test_the_whole_engine_serves_on_thread_lanes(trouble, tmp_path):
     engine = Engine(config, device, records.append, calibration_cache(config, device))
     try:
         engine.start()
+        # Learned from the server's own requests, and told to the scheduler.
+        known = engine.driver.scheduler._board.slowdown
+        assert len(known) == 2
+        assert not is_news(engine._registry.interference.table, known)
 
         def ask(number: int) -> None:
             if number % 5 == 0:

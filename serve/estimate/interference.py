@@ -1,0 +1,55 @@
+"""How much slower runs are beside others, learned from runs beside others.
+
+By the number of others on the device that executed beside a run, on average over it; all models
+share one table, as what they take from one another is the device's. It starts from requests that
+the server sends itself (``serve.runtime.interference``) and follows every run after that.
+"""
+
+import math
+from itertools import accumulate
+
+#: Share of the newest observation, once there are so many that their mean would count it less.
+_SHARE = 0.1
+
+
+class Interference:
+    """A factor by number of others, interpolated between whole numbers."""
+
+    def __init__(self) -> None:
+        #: Logarithm of the factor beside 0, 1, 2, … others, and what observations it rests on.
+        self._log = [0.0]
+        self._seen = [0.0]
+
+    def factor(self, beside: float) -> float:
+        """At least 1; 1 for a run alone and where nothing is known."""
+        index, share = self._place(beside)
+        return math.exp(max(0.0, self._at(index, share)))
+
+    def observe(self, beside: float, ratio: float) -> None:
+        """Take measured ÷ expected-when-alone of a run beside so many others on average."""
+        while len(self._log) < beside + 1:
+            self._log.append(self._log[-1])
+            self._seen.append(0.0)
+        # k others on the same core cost a factor k + 1; more than twice that was something else.
+        seen = min(max(0.0, math.log(ratio)), math.log(2.0 * (beside + 1)))
+        index, share = self._place(beside)
+        error = seen - self._at(index, share)
+        for i, weight in ((index, 1 - share), (index + 1, share)):
+            if i > 0 and weight > 0:
+                self._seen[i] += weight
+                self._log[i] += max(_SHARE, 1 / max(1.0, self._seen[i])) * weight * error
+
+    @property
+    def table(self) -> tuple[float, ...]:
+        """Beside 0, 1, 2, … others: starts at 1, never falls, in hundredths."""
+        return tuple(round(math.exp(log), 2) for log in accumulate(self._log, max))
+
+    def _at(self, index: int, share: float) -> float:
+        low = self._log[index]
+        return low if share == 0 else low + (self._log[index + 1] - low) * share
+
+    def _place(self, beside: float) -> tuple[int, float]:
+        """The whole number at or below, and how far to the next; the last one known for more."""
+        index = int(beside)
+        most = len(self._log) - 1
+        return (index, beside - index) if index < most else (most, 0.0)

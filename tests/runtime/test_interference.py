@@ -1,0 +1,68 @@
+"""What the server sends at start to learn what runs do to one another."""
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from serve.errors import ModelError
+from serve.runtime.interference import is_news, learn_interference
+
+#: Reserved for each node of a probe.
+NODE_BYTES = 1000
+
+
+class Server:
+    """Answers when as many requests are there as are expected at once."""
+
+    def __init__(self, at_once):
+        self.sizes = []
+        self._arrived = threading.Barrier(at_once)
+
+    def submit(self, call):
+        self.sizes.append((call.model, call.tensors["x"].shape[0]))
+        assert call.qos_target_ns >= 10**12
+        self._arrived.wait(30)
+        return SimpleNamespace(result=lambda: None)
+
+
+def entry(name):
+    estimator = SimpleNamespace(
+        estimate=lambda nodes, edges: SimpleNamespace(reserve_bytes=NODE_BYTES * nodes)
+    )
+    spec = SimpleNamespace(name=name, inputs=("x", "edge_index"))
+    return SimpleNamespace(spec=spec, signature=SIGNATURE, estimator=estimator)
+
+
+SIGNATURE = SimpleNamespace(num_features=2, edge_dim=None)
+
+
+@pytest.mark.parametrize(("devices", "budget", "nodes"), [(1, 10**8, 8192), (2, 10**7, 1024)])
+def test_as_many_at_once_as_there_are_slots_and_room(devices, budget, nodes):
+    server = Server(2 * devices)
+    entries = [entry("gcn"), entry("gat")]
+    learn_interference(entries, server.submit, slots=2, budget_bytes=budget, devices=devices)
+    assert set(server.sizes) == {("gcn", nodes), ("gat", nodes)}
+
+
+def test_nothing_is_sent_where_runs_never_meet_or_nothing_fits():
+    def submit(call):
+        raise AssertionError(call)
+
+    learn_interference([entry("gcn")], submit, slots=1, budget_bytes=10**9)
+    learn_interference([entry("gcn")], submit, slots=4, budget_bytes=NODE_BYTES)
+    learn_interference([], submit, slots=4, budget_bytes=10**9)
+
+
+def test_a_request_that_fails_does_not_keep_the_server_from_starting(caplog):
+    def submit(call):
+        raise ModelError("it does not like the probe")
+
+    learn_interference([entry("gcn")], submit, slots=2, budget_bytes=10**9)
+    assert "model gcn beside others: it does not like the probe" in caplog.text
+
+
+def test_what_is_news_to_the_scheduler():
+    assert is_news((1.0, 1.5), (1.0,))
+    assert is_news((1.0, 1.5), (1.0, 1.4))
+    assert not is_news((1.0, 1.5), (1.0, 1.48))
