@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.machine import machine_facts
+from serve.wire import INFER_METHOD, encode_response
 
 SIZES_BYTES = (10_000, 100_000, 400_000, 4_000_000)
 ANSWER = bytes(28_000)
@@ -35,9 +36,14 @@ def handlers(method: Any) -> tuple[grpc.GenericRpcHandler]:
     return (grpc.method_handlers_generic_handler("Echo", {"Call": echo}),)
 
 
-def serve_threads() -> None:
+def serve_threads(method: Any = None) -> None:
+    """With `method` under the standard's name too, where a client that reads answers can ask."""
     server = grpc.server(futures.ThreadPoolExecutor(8), options=OPTIONS)
     server.add_generic_rpc_handlers(handlers(lambda message, context: ANSWER))
+    if method is not None:
+        _, service, name = INFER_METHOD.split("/")
+        infer: Any = {name: grpc.unary_unary_rpc_method_handler(method)}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, infer),))
     print(server.add_insecure_port("127.0.0.1:0"), flush=True)
     server.start()
     server.wait_for_termination()
@@ -57,6 +63,10 @@ async def serve_asyncio() -> None:
 def serve(kind: str) -> None:
     if kind == "threads":
         serve_threads()
+        return
+    if kind == "infer":
+        answer = encode_response("echo", {"output": np.frombuffer(ANSWER, np.float32)})
+        serve_threads(lambda message, context: answer)
         return
     if kind == "uvloop":
         import uvloop  # type: ignore[import-not-found,unused-ignore]
@@ -93,9 +103,14 @@ def start_server(kind: str) -> "subprocess.Popen[str]":
 
 def echo_call(server: "subprocess.Popen[str]") -> Any:
     """What sends bytes to the server and returns its answer."""
+    address = f"127.0.0.1:{echo_port(server)}"
+    return grpc.insecure_channel(address, options=OPTIONS).unary_unary("/Echo/Call")
+
+
+def echo_port(server: "subprocess.Popen[str]") -> int:
+    """Where it listens."""
     assert server.stdout is not None
-    port = server.stdout.readline().strip()
-    return grpc.insecure_channel(f"127.0.0.1:{port}", options=OPTIONS).unary_unary("/Echo/Call")
+    return int(server.stdout.readline())
 
 
 def measure(

@@ -25,9 +25,11 @@ _PERIOD_S = 0.25
 class Health:
     """Implements `grpc.health.v1.Health`."""
 
-    def __init__(self, inference: service.InferenceService, models: Models) -> None:
+    def __init__(self, inference: service.InferenceService, models: Models, served: Models) -> None:
+        """`models` are all of the repository, `served` those in memory."""
         self._inference = inference
         self._models = models
+        self._served = served
         self._reference = health.HealthServicer()
         self._known: dict[str, int] = {}
         self._lock = threading.Lock()
@@ -53,11 +55,14 @@ class Health:
             self._thread.join()
 
     def refresh(self) -> None:
-        """Look at the engine and tell watchers what changed."""
+        """Look at the engine and the repository and tell watchers what changed."""
+        self._tell(self._models())
+
+    def _tell(self, models: tuple[ModelInfo, ...]) -> None:
         with self._lock:
             ready = self._inference.ready
             now = dict.fromkeys(("", service.NAME, own.NAME), ready)
-            for model in self._models():
+            for model in models:
                 now[model.name] = now.get(model.name, False) or (ready and model.state == "READY")
             for name in self._known.keys() | now.keys():
                 status = _SERVING if now.get(name, False) else _NOT_SERVING
@@ -67,4 +72,6 @@ class Health:
 
     def _follow(self) -> None:
         while not self._stopped.wait(_PERIOD_S):
-            self.refresh()
+            # To read the repository takes milliseconds, which requests would wait for; a model
+            # that is only there is not served either way.
+            self._tell(self._served())

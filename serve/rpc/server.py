@@ -84,7 +84,7 @@ class Server:
             _MAX_STREAMS,
             Regions(offered=shared_memory),
         )
-        self._health = Health(inference, engine.models)
+        self._health = Health(inference, engine.models, engine.served)
         self._server = grpc.server(self._threads, options=_options(max_message_bytes))
         self._server.add_generic_rpc_handlers(
             (

@@ -197,7 +197,11 @@ class Inference(Protocol):
         ...
 
     def models(self) -> tuple[ModelInfo, ...]:
-        """Every model and version of the repository, loaded or not."""
+        """Every model and version of the repository, which is read for it, loaded or not."""
+        ...
+
+    def served(self) -> tuple[ModelInfo, ...]:
+        """Every version that is loaded."""
         ...
 
     def model(self, name: str, version: str = "") -> ModelInfo:

@@ -242,6 +242,10 @@ class Engine:
         """See ``api.Inference``."""
         return self._registry.infos()
 
+    def served(self) -> tuple[ModelInfo, ...]:
+        """See ``api.Inference``."""
+        return tuple(self._registry.info(entry) for entry in self._registry.entries)
+
     def model(self, name: str, version: str = "") -> ModelInfo:
         """See ``api.Inference``."""
         return self._registry.info(self._registry.get(name, version))

@@ -119,6 +119,8 @@ class FakeEngine:
     def __init__(self) -> None:
         self.ready = True
         self.live = True
+        #: How often the repository was read.
+        self.repository_reads = 0
         self.infos = {"gcn": model_info(extra=("edge_weight", "batch")), "gin": model_info("gin")}
         #: Raised by the next submit, or by every result.
         self.refuse_with: Exception | None = None
@@ -164,7 +166,11 @@ class FakeEngine:
         self.refusals.append((model, type(error).__name__))
 
     def models(self) -> tuple[ModelInfo, ...]:
+        self.repository_reads += 1
         return tuple(self.infos.values())
+
+    def served(self) -> tuple[ModelInfo, ...]:
+        return tuple(info for info in self.infos.values() if info.state == "READY")
 
     def model(self, name: str, version: str = "") -> ModelInfo:
         info = self.infos.get(name)

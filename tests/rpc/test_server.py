@@ -109,10 +109,14 @@ def test_a_model_removed_from_the_repository_stops_serving(health, engine):
 def test_health_changes_are_watched(health, engine):
     watch = health.Watch(health_pb2.HealthCheckRequest(service="gcn"), timeout=10)
     assert next(watch).status == SERVING
+    reads = engine.repository_reads
     engine.ready = False
     assert next(watch).status == NOT_SERVING
     engine.ready = True
     assert next(watch).status == SERVING
+    engine.unload("gcn")
+    assert next(watch).status == NOT_SERVING
+    assert engine.repository_reads == reads  # requests would wait for it, four times a second
     watch.cancel()
     unknown = health.Watch(health_pb2.HealthCheckRequest(service="nope"), timeout=10)
     assert next(unknown).status == UNKNOWN

@@ -173,6 +173,20 @@ def test_requests_that_are_alone_wake_the_driver_for_their_answers_only(
     assert len(wakes) <= 1
 
 
+def test_a_run_that_cannot_be_learned_from_does_not_end_the_driver(engine, trouble, monkeypatch):
+    def fail(run, outcome):
+        raise RuntimeError("nothing to be learned here")
+
+    graph = trouble.graph(num_nodes=12)
+    with monkeypatch.context() as patched:
+        patched.setattr("serve.runtime.launch.Launch.learn", fail)
+        for _ in range(2):
+            result = engine.submit(call(graph)).result()
+            np.testing.assert_allclose(result.output, trouble.expected(graph), rtol=1e-5, atol=1e-6)
+        wait_for(lambda: not engine.driver._ended_runs, "the lessons")
+    assert engine.live
+
+
 def test_refusals_before_a_ticket(engine, trouble, records):
     with pytest.raises(NotFound, match="unknown model 'nobody'"):
         engine.submit(call(trouble.graph(), model="nobody"))
