@@ -113,7 +113,7 @@ def decided(estimator: ModelEstimator, size: tuple[int, int], count: int) -> lis
     device = DeviceFacts(Bytes(1 << 50), (LaneId(0),), launch_ns=LAUNCH_NS)
     policy = get_policy("slack")
     plan = Plan(holds_groups=False)
-    board = Board(device, plan, policy.rank)
+    board = Board(device, plan, policy)
     board.idle.add(LaneId(0))
     estimate = estimator.estimate(*size)
     patient = QoS(Nanos(10**15))

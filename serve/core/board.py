@@ -4,19 +4,16 @@ Disciplines read a ``Board`` and propose one move at a time; only the scheduler 
 """
 
 from collections import deque
-from collections.abc import Callable
 
 from serve.core.company import slowdown_beside
 from serve.core.ledger import Ledger
 from serve.core.ordered import Key
 from serve.core.params import DeviceFacts
 from serve.core.plan import Plan
+from serve.core.policies.base import Policy
 from serve.core.record import Record, Run
-from serve.core.types import ZERO_NS, Estimate, LaneId, Nanos, Task
+from serve.core.types import ZERO_NS, Estimate, LaneId, Nanos
 from serve.errors import InvariantViolation
-
-#: How urgent a task is with so much run time left, now: smaller first.
-RankTask = Callable[[Task, Nanos, Nanos], Key]
 
 
 class Board:
@@ -36,15 +33,18 @@ class Board:
         "idle",
         "launch_ns",
         "ledger",
+        "minds_company",
         "plan",
         "slowdown",
     )
 
-    def __init__(self, device: DeviceFacts, plan: Plan, rank_task: RankTask) -> None:
+    def __init__(self, device: DeviceFacts, plan: Plan, policy: Policy) -> None:
         self.plan = plan
         self.ledger = Ledger(device.budget_bytes)
         self.can_suspend = device.can_suspend
         self.launch_ns = device.launch_ns
+        #: Whether who executes decides if one more is launched; see ``company``.
+        self.minds_company = policy.minds_company and not device.can_suspend
         #: By number of others that execute; see ``DeviceFacts``.
         self.slowdown = device.slowdown
         #: Lanes that are up and hold nothing.
@@ -60,7 +60,7 @@ class Board:
         #: The slowdown of those that execute now.
         self._pace = 1.0
         self._max_slots = device.slots
-        self._rank_task = rank_task
+        self._rank_task = policy.rank
         #: Since when each (free slots, free memory) held. Long enough to look back over one
         #: prepare; older entries are lost, and a wait that began before them is cut short.
         self._history: deque[tuple[Nanos, int, int]] = deque(maxlen=64)

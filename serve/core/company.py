@@ -49,11 +49,11 @@ def ends_ns(left_ns: Sequence[float], slowdown: Sequence[float]) -> list[float]:
 
 
 def company_on(board: "Board", now_ns: "Nanos") -> "Company | None":
-    """Those on the device whom one more would disturb, if any.
+    """Those on the device whom one more would disturb, if any, and if the policy minds.
 
-    Nobody where runs are suspended: that the most urgent execute keeps more targets there.
+    Not where runs are suspended: that the most urgent execute keeps more targets there.
     """
-    if board.slowdown[-1] == 1.0 or board.can_suspend or not board.executing_count:
+    if board.slowdown[-1] == 1.0 or not board.minds_company or not board.executing_count:
         return None
     return Company(board, now_ns)
 

@@ -93,7 +93,7 @@ class Scheduler:
         self._horizon = params.planned_at_once
         self._prepare_depth = params.prepare_depth
         self._plan = Plan(self._discipline.holds_groups)
-        self._board = Board(params.device, self._plan, self._policy.rank)
+        self._board = Board(params.device, self._plan, self._policy)
         self._backlog = Backlog(self._policy, sealing=not self._window.replans)
         self._totals.add_board(self._board)
         self._tasks = Tasks(self._backlog, self._plan, self._totals)

@@ -6,6 +6,7 @@ from serve.core.board import Board
 from serve.core.company import ends_ns
 from serve.core.events import SlowdownChanged
 from serve.core.plan import Plan
+from serve.core.policies import get_policy
 from serve.core.record import Record
 from serve.core.types import LaneId, Nanos, TaskId
 from tests.builders import MS, US, device, params, task
@@ -20,7 +21,7 @@ def start():
     worlds = []
 
     def make(slowdown=STRONG, *, lanes=4, **choices):
-        world = World(params(policy="slack", lanes=lanes, slowdown=slowdown, **choices))
+        world = World(params(lanes=lanes, slowdown=slowdown, **{"policy": "slack"} | choices))
         for lane in sorted(world.device_of):
             world.lane_ready(lane)
         worlds.append(world)
@@ -54,7 +55,7 @@ def test_ends_of_runs_that_share_a_device():
 
 
 def test_expected_ends_count_the_company_that_was():
-    board = Board(device(lanes=3, slowdown=(1.0, 2.0, 4.0)), Plan(False), lambda *_: (0,))
+    board = Board(device(lanes=3, slowdown=(1.0, 2.0, 4.0)), Plan(False), get_policy("slack"))
     board.idle |= {LaneId(0), LaneId(1)}
 
     def occupy(task_id, run_ms, at_ms):
@@ -119,6 +120,13 @@ def test_a_late_one_does_not_take_the_place_of_those_to_come(start):
     assert list(world.on_lane.values()) == [0]
     ready(world, run_of(2, 10, 2.0, arrived_ns=-11 * MS))
     assert sorted(world.on_lane.values()) == [0, 2]
+
+
+@pytest.mark.parametrize("policy", ["fifo", "sqtf"])
+def test_policies_that_order_by_something_else_launch_what_is_next(start, policy):
+    world = start(policy=policy)
+    ready(world, run_of(0, 10, 1.5), run_of(1, 11, 1.5), run_of(2, 12, 0.5))
+    assert sorted(world.on_lane.values()) == [0, 1, 2]
 
 
 def test_no_slowdown_means_no_question_asked(start):

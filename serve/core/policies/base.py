@@ -16,6 +16,8 @@ class Policy(Protocol):
     """
 
     name: str
+    #: Targets come before order: what is better not launched beside others now is passed by.
+    minds_company: bool = False
 
     def key(self, task: Task) -> Key:
         """Where the task stands among all pending ones; ends in its id, never changes."""

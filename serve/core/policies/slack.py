@@ -21,6 +21,7 @@ class Slack(Policy):
     """By due time those that can make it, then the others."""
 
     name = "slack"
+    minds_company = True
 
     def key(self, task: Task) -> Key:
         """Priority class, the last moment to start the run, id."""
