@@ -4,6 +4,7 @@ import ctypes
 import gc
 import logging
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -24,7 +25,7 @@ from serve.estimate.estimator import ModelEstimator
 from serve.graphs.pool import GraphPool
 from serve.journal import decode
 from serve.models.cache import CalibrationCache
-from serve.models.facts import PACKAGED
+from serve.models.facts import PACKAGED, compiler
 from serve.models.repository import BrokenModel, scan
 from serve.obs.http import HttpPort
 from serve.obs.journal import JournalWriter
@@ -171,14 +172,25 @@ def calibration_cache(config: Config, device: Device) -> CalibrationCache:
     folder, budget_s = config.cache_path(), config.models.calibration_s
     if device.places:
         return CalibrationCache(folder, budget_s=budget_s, device=device.name)
-    executor = config.models.executor
-    return CalibrationCache(
-        folder,
-        executor=executor,
-        compiles=executor in PACKAGED or (executor == "auto" and config.models.compile),
-        budget_s=budget_s,
-        allocator=allocator_facts(device.keep_bytes),
-    )
+    executor, compiles = config.models.executor, config.models.compile
+
+    def cache(*, compiles: bool) -> CalibrationCache:
+        return CalibrationCache(
+            folder,
+            executor=executor,
+            compiles=compiles,
+            budget_s=budget_s,
+            allocator=allocator_facts(device.keep_bytes),
+        )
+
+    if executor != "auto" or compiles != "background":
+        return cache(compiles=executor in PACKAGED or (executor == "auto" and compiles is True))
+    found = cache(compiles=False)
+    if shutil.which(compiler()) is None:
+        _log.info("models are not compiled: there is no %s (models.compile)", compiler())
+    else:
+        found.later = cache(compiles=True)
+    return found
 
 
 def check_config(config: Config) -> list[str]:

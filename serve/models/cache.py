@@ -50,6 +50,9 @@ class CalibrationCache:
         models may be compiled, and what that makes is kept here too.
         """
         self._folder, self._compiles = folder, compiles
+        #: Where calibrations go of what is compiled while the model serves as it is found here;
+        #: None: nothing is.
+        self.later: CalibrationCache | None = None
         runs_on = executor, device, f"{threads} threads", f"timed for {budget_s} s", *allocator
         if compiles:
             runs_on = *runs_on, "compiled"

@@ -1,11 +1,17 @@
 """What probing found out about a model; plain data, so that no torch is needed to hold it."""
 
+import os
 from typing import Literal
 
 import msgspec
 
 #: Executors that run a package compiled for the model; see ``serve.models.executors.compiled``.
 PACKAGED = frozenset({"compiled", "csr_compiled"})
+
+
+def compiler() -> str:
+    """Name of the C++ compiler that packages are made with."""
+    return os.environ.get("CXX", "g++")
 
 
 class Signature(msgspec.Struct, frozen=True, kw_only=True):

@@ -54,6 +54,8 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     #: Accepted and not yet launched, by (model, version).
     pending: dict[tuple[str, str], int]
+    #: What runs each model, by (model, version).
+    executors: dict[tuple[str, str], str] = {}
     #: Models that are not run for a while, as they ended lanes again and again.
     quarantined: tuple[str, ...] = ()
     lanes_up: int
@@ -236,6 +238,14 @@ class _Now(Collector):
         for key, count in now.pending.items():
             pending.add_metric(key, count)
         yield pending
+        executors = GaugeMetricFamily(
+            "gnnserve_model_executor",
+            "1: what runs the model now",
+            labels=("model", "version", "executor"),
+        )
+        for (model, version), executor in now.executors.items():
+            executors.add_metric([model, version, executor], 1)
+        yield executors
         quarantined = GaugeMetricFamily(
             "gnnserve_model_quarantined",
             "1: the model is not run for a while, as it ended lanes again and again",

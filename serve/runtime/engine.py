@@ -30,6 +30,7 @@ from serve.runtime.api import (
     ModelInfo,
     SampleEstimate,
 )
+from serve.runtime.background import BackgroundCompiler
 from serve.runtime.device import Device
 from serve.runtime.driver import Driver
 from serve.runtime.graphs import Fanouts, GraphStore, NodeRequest
@@ -124,6 +125,16 @@ class Engine:
             journal=journal,
             table_mapped=self._graphs.mapped,
         )
+        self._compiler: BackgroundCompiler | None = None
+        if cache.later is not None:
+            self._compiler = BackgroundCompiler(
+                self._registry,
+                cache.later,
+                self.pool,
+                calibration_s=config.models.calibration_s,
+                budget_bytes=device.budget_bytes,
+                idle=lambda: not self.driver.tickets(),
+            )
         self._refusals = itertools.count(1)
         self._draining = False
         self._stopped = False
@@ -178,6 +189,8 @@ class Engine:
         if (table := self._registry.interference.table) != NO_SLOWDOWN:
             _log.info("runs beside 0, 1, … others take %s times as long", table)
         self.driver.serving = True
+        if self._compiler is not None:
+            self._compiler.start()
 
     def load_offline(
         self, name: str, progress: Callable[[str, float], None], *, with_graphs: bool = False
@@ -206,6 +219,8 @@ class Engine:
         if self._stopped:
             return
         self._stopped = True
+        if self._compiler is not None:
+            self._compiler.stop()
         self.driver.stop()
         self.pool.stop()
         self._shared.close()
@@ -370,6 +385,7 @@ class Engine:
                     (one.budget_bytes, one.reserved_bytes) for one in self.driver.scheduler.devices
                 ),
                 rows_dropped=rows_dropped,
+                executors={(e.spec.name, str(e.spec.version)): e.executor for e in entries},
             )
 
     def _submit(self, call: InferCall) -> RequestTicket:

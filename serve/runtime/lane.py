@@ -96,7 +96,12 @@ def enter(setup: LaneSetup, pool_file: PassedFile) -> mmap.mmap:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=setup.log_level, format="%(levelname)s %(message)s")
-    os.nice(_NICENESS)
+    if setup.calibrates:
+        os.setpgid(0, 0)
+    if setup.background:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    else:
+        os.nice(_NICENESS)
     if setup.cores:
         os.sched_setaffinity(0, setup.cores)
     torch.set_num_threads(setup.threads)
@@ -298,6 +303,7 @@ class Lane:
                 message.executor,
                 message.max_bytes,
                 Path(message.package) if message.package else None,
+                message.compile_timeout_s,
                 lambda: self._send(Progress("compile", 0.0)),
                 site,
                 lambda spec, executor: self._load_to_measure(spec, executor)[0],

@@ -48,6 +48,8 @@ class LoadModel(Message, frozen=True, tag=True, array_like=True):
     #: Folder of what was compiled for it, for executors that need it, and what lanes map of it.
     package: str = ""
     package_bytes: int = 0
+    #: The key without the executor: what has the same shares its weights.
+    content: str = ""
 
 
 class UnloadModel(Message, frozen=True, tag=True, array_like=True):
@@ -67,6 +69,7 @@ class ProbeModel(Message, frozen=True, tag=True, array_like=True):
     executor: str = "auto"
     #: Folder to compile into; empty: `auto` compiles nothing.
     package: str = ""
+    compile_timeout_s: float = 150.0
 
 
 class TableRef(msgspec.Struct, frozen=True, array_like=True):

@@ -15,7 +15,7 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from queue import Empty, SimpleQueue
 
@@ -379,21 +379,24 @@ class LanePool:
         )
 
     @contextmanager
-    def calibrator(self) -> Iterator[processes.Calibrator]:
+    def calibrator(self, *, background: bool = False) -> Iterator[processes.Calibrator]:
         """A lane of its own for one model, so that no serving lane is kept from its tasks.
 
-        On the first device, and good for all.
+        On the first device, and good for all. In the background it gets what lanes leave of all
+        cores but the first, which is the busiest.
         """
         host = self._hosts[0]
         place = None if host.place is None else host.place.for_calibration()
         setup = self._setup("calibrator", host, place, len(self._lanes))
+        setup = replace(setup, calibrates=True)
+        if background:
+            setup = replace(setup, background=True, cores=tuple(self._cores[1:] or self._cores))
         process, (channel,) = processes.start(setup, 1, self._shared.fd)
+        calibrator = processes.Calibrator(process, channel)
         try:
-            yield processes.Calibrator(channel)
+            yield calibrator
         finally:
-            channel.close()
-            process.kill()
-            processes.reap(process)
+            calibrator.close()
 
     def stop(self) -> None:
         """End every process. After this nothing of the pool runs."""

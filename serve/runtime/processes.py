@@ -7,21 +7,34 @@ said over channels, and when a process is started again, is ``pool``'s.
 import logging
 import multiprocessing
 import os
+import signal
 import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import DupFd
 from types import ModuleType
 
+import msgspec
+
 from serve import native
-from serve.errors import NotReady
+from serve.errors import ModelError, NotReady
+from serve.estimate.calibration import Calibration
+from serve.models.facts import Signature
 from serve.runtime import messages
 from serve.runtime.entry import LaneSetup, PassedFile, run_lanes
-from serve.runtime.messages import MAX_PACKET_BYTES, FromLane, Message
+from serve.runtime.messages import (
+    MAX_PACKET_BYTES,
+    FromLane,
+    Message,
+    ModelFailed,
+    ModelProbed,
+    ProbeModel,
+    Progress,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -95,9 +108,40 @@ def reap(process: BaseProcess) -> str:
 class Calibrator:
     """Blocking talk with a process that loads and calibrates one model."""
 
-    def __init__(self, channel: socket.socket) -> None:
+    def __init__(self, process: BaseProcess, channel: socket.socket) -> None:
+        self._process = process
         self._channel = channel
         self._channel.settimeout(_START_WAIT_S)
+
+    def kill(self) -> None:
+        """End the process and those it started; whoever waits for it gets NotReady. Any thread."""
+        # Gone already, or not yet the first of its group.
+        with suppress(ProcessLookupError, ValueError):
+            assert self._process.pid  # 0 would mean our own group
+            os.killpg(self._process.pid, signal.SIGKILL)
+        with suppress(ValueError):
+            self._process.kill()
+
+    def close(self) -> None:
+        """Kill, and free what it took here."""
+        self.kill()
+        self._channel.close()
+        reap(self._process)
+
+    def probe(
+        self, message: ProbeModel, timeout_s: float, progress: Callable[[str, float], None]
+    ) -> tuple[Signature, Calibration]:
+        """Signature and calibration of the model; raises ModelError, or NotReady as `receive`."""
+        self.send(message)
+        while True:
+            said = self.receive(timeout_s)
+            if isinstance(said, Progress):
+                progress(said.step, said.fraction)
+            elif isinstance(said, ModelFailed):
+                raise ModelError(f"model {message.spec.key}: {said.message}")
+            elif isinstance(said, ModelProbed):
+                found = msgspec.msgpack.decode(said.calibration, type=Calibration)
+                return said.signature, found
 
     def send(self, message: Message) -> None:
         """Send one packet."""

@@ -7,9 +7,10 @@ cached on disk.
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from queue import SimpleQueue
 
 import msgspec
 
@@ -23,8 +24,7 @@ from serve.models.facts import PACKAGED, Signature
 from serve.models.repository import BrokenModel, ModelSpec, content_hash, find, scan
 from serve.runtime import clock
 from serve.runtime.api import NODE_IDS, ModelInfo, TensorSpec
-from serve.runtime.messages import LoadModel, ModelFailed, ModelProbed, ProbeModel
-from serve.runtime.messages import Progress as ProbeProgress
+from serve.runtime.messages import LoadModel, ProbeModel
 from serve.runtime.messages import UnloadModel as UnloadFromLane
 from serve.runtime.overhead import ASSUMED
 from serve.runtime.pool import LanePool
@@ -55,11 +55,15 @@ class ModelEntry:
     """One model as served. Mutable parts belong to the driver's lock."""
 
     spec: ModelSpec
-    #: Unique per content, so that a changed model can be loaded beside the old one.
+    #: Hash of its content.
+    digest: str
+    #: Unique per content and executor, so that a changed model can be loaded beside the old one.
     key: str
     signature: Signature
     estimator: ModelEstimator
     executor: str
+    #: Why it is this executor, for people.
+    executor_reason: str
     #: Accepted and not yet answered.
     inflight: int = 0
     retired: bool = False
@@ -114,6 +118,8 @@ class Registry:
         self._lanes_up: set[LaneId] = set()
         #: Every model the lanes hold or are about to, by key.
         self._on_lanes: dict[str, LoadModel] = {}
+        #: What serves until it is compiled in the background; None ends whoever waits for it.
+        self.to_compile: SimpleQueue[ModelEntry | None] = SimpleQueue()
         #: What the server adds to a run, shared by all models.
         self.overhead = Overhead(*ASSUMED)
         self.interference = Interference()
@@ -121,10 +127,10 @@ class Registry:
     @property
     def weights_bytes(self) -> int:
         """Weights and code of all models the lanes hold; their pages are shared between lanes."""
-        return sum(
-            message.spec.weights_bytes + message.package_bytes
-            for message in self._on_lanes.values()
-        )
+        held = tuple(self._on_lanes.values())
+        # A model on two executors has its weights once.
+        weights = {message.content: message.spec.weights_bytes for message in held}
+        return sum(weights.values()) + sum(message.package_bytes for message in held)
 
     @property
     def entries(self) -> tuple[ModelEntry, ...]:
@@ -187,8 +193,7 @@ class Registry:
     def _load_version(self, spec: ModelSpec, progress: Progress) -> None:
         digest = content_hash(spec)
         old = self._entries.get((spec.name, spec.version))
-        key = f"{spec.key}@{digest[:12]}"
-        if old is not None and old.key == key:
+        if old is not None and old.digest == digest:
             return
         needed_bytes = self.weights_bytes + spec.weights_bytes
         if needed_bytes > self._budget_bytes:
@@ -196,31 +201,88 @@ class Registry:
                 f"model {spec.key}: weights of all models would take {needed_bytes} bytes, "
                 f"the device has {self._budget_bytes} (device.memory_budget)"
             )
-        signature, calibration = self._calibrated(spec, digest, progress)
-        message = LoadModel(key, spec, signature, calibration.executor)
-        if calibration.executor in PACKAGED:
-            message = msgspec.structs.replace(
-                message,
-                package=self._cache.package(digest),
-                package_bytes=self._cache.package_bytes(digest),
-            )
-        self._on_lanes[key] = message
-        self._budget_changed(Bytes(self.weights_bytes))
-        try:
-            self._send_to_lanes(message)
-        except ServeError:
-            self._forget(key)
-            raise
-        estimator = ModelEstimator(calibration, self.overhead, self.interference)
-        entry = ModelEntry(spec, key, signature, estimator, calibration.executor)
-        self._entries[spec.name, spec.version] = self._by_key[key] = entry
+        later = self._cache.later
+        found = None if later is None else later.get(digest)
+        cache = self._cache if later is None or found is None else later
+        signature, calibration = found or self._calibrated(spec, digest, progress)
+        entry = self._on_every_lane(spec, digest, signature, calibration, cache)
+        self._serve(entry, old)
         if old is not None:
-            if self._newest[spec.name] is old:
-                self._newest[spec.name] = entry
             self._let_go(old)
         _log.info("model %s: serving version %d", spec.name, spec.version)
         if calibration.warning:
             _log.warning("model %s: %s", spec.key, calibration.warning)
+        if later is not None and cache is not later:
+            self.to_compile.put(entry)
+
+    def recompiled(
+        self,
+        entry: ModelEntry,
+        signature: Signature,
+        calibration: Calibration,
+        before_each: Callable[[], None],
+    ) -> None:
+        """The model was tried compiled, and is to serve so from the next request on, if it does.
+
+        Lanes load it one after the other, each after `before_each`. Does nothing when the entry
+        serves no more. Raises ModelError or NotReady, and all stays as it was, when it does not
+        load.
+        """
+        spec, later = entry.spec, self._cache.later
+        assert later is not None
+        with self._load_lock:
+            if self._entries.get((spec.name, spec.version)) is not entry:
+                return
+            if calibration.executor == entry.executor:
+                entry.executor_reason, entry.cached_info = calibration.executor_reason, None
+            else:
+                new = self._on_every_lane(
+                    spec, entry.digest, signature, calibration, later, before_each
+                )
+                with self._lock:
+                    new.estimator.take_over(entry.estimator)
+                new.quarantine = entry.quarantine
+                self._serve(new, entry)
+            later.put(entry.digest, signature, calibration)
+        if calibration.executor != entry.executor:
+            self._let_go(entry)
+        _log.info("model %s: served by %s", spec.key, calibration.executor)
+
+    def _serve(self, entry: ModelEntry, old: ModelEntry | None) -> None:
+        """Requests get `entry` from now on, in place of `old`."""
+        spec = entry.spec
+        self._entries[spec.name, spec.version] = self._by_key[entry.key] = entry
+        if old is not None and self._newest[spec.name] is old:
+            self._newest[spec.name] = entry
+
+    def _on_every_lane(
+        self,
+        spec: ModelSpec,
+        digest: str,
+        signature: Signature,
+        calibration: Calibration,
+        cache: CalibrationCache,
+        before_each: Callable[[], None] | None = None,
+    ) -> ModelEntry:
+        """Load the model on all lanes as it was calibrated, what was compiled from `cache`."""
+        executor = calibration.executor
+        content = f"{spec.key}@{digest[:12]}"
+        message = LoadModel(f"{content} {executor}", spec, signature, executor, content=content)
+        if executor in PACKAGED:
+            message = msgspec.structs.replace(
+                message, package=cache.package(digest), package_bytes=cache.package_bytes(digest)
+            )
+        key = message.key
+        self._on_lanes[key] = message
+        self._budget_changed(Bytes(self.weights_bytes))
+        try:
+            self._send_to_lanes(message, before_each)
+        except ServeError:
+            self._forget(key)
+            raise
+        estimator = ModelEstimator(calibration, self.overhead, self.interference)
+        reason = calibration.executor_reason
+        return ModelEntry(spec, digest, key, signature, estimator, executor, reason)
 
     def unload(self, name: str) -> None:
         """Stop serving `name`; returns when its accepted requests are answered."""
@@ -279,7 +341,7 @@ class Registry:
             "output_rows": signature.rows,
             "graphs": ", ".join(graphs),
             "deterministic": str(signature.deterministic).lower(),
-            "executor_reason": entry.estimator.calibration.executor_reason,
+            "executor_reason": entry.executor_reason,
         }
         entry.cached_info = ModelInfo(
             name=spec.name,
@@ -331,12 +393,25 @@ class Registry:
                 waiting.discard(lane_id)
             self._answers.notify_all()
 
-    def _send_to_lanes(self, message: LoadModel) -> None:
-        """Load on every lane that is up; the others get it when they come up."""
+    def _send_to_lanes(
+        self, message: LoadModel, before_each: Callable[[], None] | None = None
+    ) -> None:
+        """Load on every lane that is up; the others get it when they come up.
+
+        On all at once, or with `before_each` on one after the other, from the last to the first.
+        """
         with self._answers:
-            lanes = set(self._lanes_up)
-            self._waiting[message.key] = set(lanes)
+            lanes = sorted(self._lanes_up, reverse=True)
             self._failures.pop(message.key, None)
+        for some in [lanes] if before_each is None else [[lane_id] for lane_id in lanes]:
+            if before_each is not None:
+                before_each()
+            self._load_on(message, some)
+
+    def _load_on(self, message: LoadModel, lanes: Sequence[LaneId]) -> None:
+        with self._answers:
+            waiting = self._waiting.setdefault(message.key, set())
+            waiting |= self._lanes_up.intersection(lanes)
         for lane_id in lanes:
             self._pool.send(lane_id, message)
         with self._answers:
@@ -358,28 +433,17 @@ class Registry:
         if cached is not None:
             return cached
         _log.info("model %s: calibrating, once for these weights on this machine", spec.key)
+        message = ProbeModel(
+            spec,
+            self._calibration_s,
+            self._budget_bytes // 2,
+            self._executor,
+            self._cache.package(digest),
+        )
         with self._pool.calibrator() as calibrator:
-            most_bytes = self._budget_bytes // 2
-            calibrator.send(
-                ProbeModel(
-                    spec,
-                    self._calibration_s,
-                    most_bytes,
-                    self._executor,
-                    self._cache.package(digest),
-                )
-            )
-            while True:
-                said = calibrator.receive(_PROBE_TIMEOUT_S)
-                if isinstance(said, ProbeProgress):
-                    progress(said.step, said.fraction)
-                elif isinstance(said, ModelFailed):
-                    raise ModelError(f"model {spec.key}: {said.message}")
-                elif isinstance(said, ModelProbed):
-                    break
-        calibration = msgspec.msgpack.decode(said.calibration, type=Calibration)
-        self._cache.put(digest, said.signature, calibration)
-        return said.signature, calibration
+            found = calibrator.probe(message, _PROBE_TIMEOUT_S, progress)
+        self._cache.put(digest, *found)
+        return found
 
     def _let_go(self, entry: ModelEntry) -> None:
         """Wait until nothing of the model runs or waits, then drop it from the lanes."""

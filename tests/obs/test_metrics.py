@@ -10,6 +10,7 @@ from tests.obs.builders import MS, RUN, late, record, unanswered
 SNAPSHOT = EngineSnapshot(
     pending={("gcn", "1"): 3, ("gat", "2"): 4},
     lanes_up=2,
+    executors={("gin", "1"): "csr"},
     lane_restarts=5,
     memory_bytes=((400, 100), (600, 500)),
     rows_dropped=8,
@@ -108,6 +109,7 @@ def test_the_engine_is_asked_at_the_scrape_only():
     assert seen["gnnserve_device_memory_reserved_ratio", "1"] == 500 / 600
     assert seen[("gnnserve_lane_restarts_total",)] == 5
     assert seen["gnnserve_model_quarantined", "gin"] == 1
+    assert seen["gnnserve_model_executor", "csr", "gin", "1"] == 1
     assert seen[("gnnserve_report_rows_dropped_total",)] == 8
 
 

@@ -28,7 +28,7 @@ def blocks(kind):
 def example_metrics():
     snapshot = EngineSnapshot(
         pending={("gcn", "1"): 1}, lanes_up=4, lane_restarts=0, memory_bytes=((1, 0),),
-        rows_dropped=0, quarantined=("gcn",),
+        rows_dropped=0, quarantined=("gcn",), executors={("gcn", "1"): "csr"},
     )  # fmt: skip
     metrics = Metrics(RUN, lambda: snapshot)
     for row in (record("a"), late("b"), unanswered("c", "CANCELLED", "cancelled")):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from serve.models.executors import CannotRun, with_executor
 from serve.models.executors.check import disagreement
-from serve.models.executors.compiling import compile_apart
+from serve.models.executors.compiling import TIMEOUT_S, compile_apart
 from serve.models.facts import PACKAGED, Signature
 from serve.models.loader import LoadedModel, load_model
 from serve.models.probes import Shape, probe_graph
@@ -62,6 +62,8 @@ class Options:
     max_bytes: int = 1 << 30
     #: Folder for what is compiled; None: `auto` compiles nothing.
     package: Path | None = None
+    #: What compiling may take.
+    compile_timeout_s: float = TIMEOUT_S
     #: Told when the compiler starts, which takes a while.
     compiling: Callable[[], None] = lambda: None
     #: Where the race is.
@@ -120,7 +122,7 @@ def _made(eager: LoadedModel, signature: Signature, name: str, options: Options)
     if options.package is None:
         raise CannotRun("there is no folder to compile into")
     options.compiling()
-    compile_apart(eager.spec, signature, name, options.package)
+    compile_apart(eager.spec, signature, name, options.package, options.compile_timeout_s)
     return with_executor(load_model(eager.spec), name, signature, str(options.package))
 
 

@@ -8,10 +8,12 @@ quiet as a lane.
     python -m serve.models.executors.compiling < job
 """
 
+import ctypes
 import inspect
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,7 +29,7 @@ from torch import Tensor
 
 from serve.models.executors.compiled import BENEATH, CONSTANTS, LEAST, weights_of
 from serve.models.executors.csr import CannotRun
-from serve.models.facts import Signature
+from serve.models.facts import Signature, compiler
 from serve.models.loader import LoadedModel, load_model
 from serve.models.probes import Shape, probe_graph
 from serve.models.repository import ModelSpec
@@ -35,7 +37,9 @@ from serve.models.repository import ModelSpec
 _log = logging.getLogger(__name__)
 
 _EXAMPLE = 70, 300
-_TIMEOUT_S = 150.0
+#: What compiling may take on a machine that has time for it.
+TIMEOUT_S = 150.0
+_PR_SET_PDEATHSIG = 1
 #: What is set for lanes alone.
 _OF_LANES = ("LD_PRELOAD", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 
@@ -50,11 +54,16 @@ class Job(msgspec.Struct, frozen=True):
     threads: int
 
 
-def compile_apart(spec: ModelSpec, signature: Signature, executor: str, package: Path) -> None:
+def compile_apart(
+    spec: ModelSpec,
+    signature: Signature,
+    executor: str,
+    package: Path,
+    timeout_s: float = TIMEOUT_S,
+) -> None:
     """``compile_model`` in a process of its own, for runs with as many threads as this one's."""
-    compiler = os.environ.get("CXX", "g++")
-    if shutil.which(compiler) is None:
-        raise CannotRun(f"there is no {compiler}")
+    if shutil.which(compiler()) is None:
+        raise CannotRun(f"there is no {compiler()}")
     job = Job(spec, signature, executor, str(package), torch.get_num_threads())
     environment = {key: value for key, value in os.environ.items() if key not in _OF_LANES}
     # Kept beside what is made: it knows what the processor has.
@@ -66,11 +75,11 @@ def compile_apart(spec: ModelSpec, signature: Signature, executor: str, package:
             input=msgspec.json.encode(job),
             env=environment,
             capture_output=True,
-            timeout=_TIMEOUT_S,
+            timeout=timeout_s,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise CannotRun(f"it did not compile within {_TIMEOUT_S:g} s") from None
+        raise CannotRun(f"it did not compile within {timeout_s:g} s") from None
     if done.returncode != 0:
         said = done.stderr.decode(errors="replace").strip()
         _log.info("model %s: %s", spec.key, said)
@@ -166,6 +175,8 @@ def _write(program: Any, constants: dict[str, Tensor], package: Path) -> None:
 
 def main() -> None:
     """Do the job on stdin; what is wrong with it goes to stderr, its last line the reason."""
+    # Whoever asked may be killed; nobody else would end this.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
     torch.set_num_threads(job.threads)
     # Of PyTorch's own making.
