@@ -6,7 +6,7 @@
 #   PYTHON=python3.12     interpreter for .venv (default: the first usable one found)
 #   TORCH=torch==2.11.0   another build of torch than the pinned one; any pip requirement or file
 #   COVERAGE=1            print what the tests cover, server and lane processes included
-#   ARGS="-k meter -x"    passed on to pytest
+#   ARGS="-k meter -x"    passed on to pytest; -n 0: in one process
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -25,6 +25,9 @@ PACKAGE_KEY := $(shell { find csrc -type f | sort | xargs cat pyproject.toml; \
 TOOLS := .stamps/tools-$(TOOLS_KEY)
 PACKAGE := .stamps/package-$(PACKAGE_KEY)
 CPP_FILES = $(shell git ls-files 'csrc/*.hpp' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cuh')
+# Two at a time, whole files, whose tests share servers; in the order of their folders, so that the
+# long ones are not last. More would have the servers of some in the way of others.
+PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 SAY := @printf '\033[1m==> %s\033[0m\n'
 
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
@@ -42,10 +45,10 @@ demo: $(PACKAGE) ## Start a server on the demo models, load it, show the report
 
 test: $(PACKAGE) ## All Python tests; with COVERAGE=1 also what they cover
 	$(SAY) "tests"
-	@$(BIN)/pytest $(if $(COVERAGE),--cov --cov-report=term:skip-covered) $(ARGS)
+	@$(PYTEST) $(if $(COVERAGE),--cov --cov-report=term:skip-covered) $(ARGS)
 
 test-fast: $(PACKAGE) ## Python tests without the slow ones
-	@$(BIN)/pytest -m "not slow" $(ARGS)
+	@$(PYTEST) -m "not slow" $(ARGS)
 
 cpp: $(PACKAGE) ## C++ tests: plain, under ASan and UBSan, under TSan
 	@for preset in release asan tsan; do \
