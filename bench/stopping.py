@@ -81,6 +81,7 @@ def one_lane() -> Iterator[Engine]:
     engine = Engine(config, device, lambda _: None, calibration_cache(config, device))
     try:
         engine.start()
+        engine.open()
         yield engine
     finally:
         engine.stop()

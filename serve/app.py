@@ -140,6 +140,8 @@ class Application:
             gc.collect()
             gc.freeze()
             keep_threads_to(self._host_cores)
+            with self._rpc.own_requests() as send:
+                self._engine.open(progress, send)
             if not self._stopping:
                 _log.info("serving: gRPC on port %d, HTTP on port %d", port, self._http.port)
                 ready(port, self._http.port)
@@ -170,8 +172,11 @@ def device_of(config: Config) -> Device:
 def calibration_cache(config: Config, device: Device) -> CalibrationCache:
     """Where calibrations of this configuration are kept."""
     folder, budget_s = config.cache_path(), config.models.calibration_s
+    limit_bytes = config.models.cache_limit_bytes
     if device.places:
-        return CalibrationCache(folder, budget_s=budget_s, device=device.name)
+        return CalibrationCache(
+            folder, budget_s=budget_s, device=device.name, limit_bytes=limit_bytes
+        )
     executor, compiles = config.models.executor, config.models.compile
 
     def cache(*, compiles: bool) -> CalibrationCache:
@@ -181,6 +186,7 @@ def calibration_cache(config: Config, device: Device) -> CalibrationCache:
             compiles=compiles,
             budget_s=budget_s,
             allocator=allocator_facts(device.keep_bytes),
+            limit_bytes=limit_bytes,
         )
 
     if executor != "auto" or compiles != "background":

@@ -75,6 +75,8 @@ class ModelsConfig(Section, frozen=True):
     load: tuple[str, ...] = ()
     #: Where calibrations are kept; None: the user's cache folder.
     cache: str | None = None
+    #: What calibrations and compiled models may take there; those not used for long go first.
+    cache_limit: str = "2 GiB"
     #: What timing a new model may take; its memory is measured in less than a second besides.
     calibration_s: Positive = 6.0
     #: How models are run: `eager` as PyG wrote them, `csr` over sorted edges, `compiled` and
@@ -84,6 +86,11 @@ class ModelsConfig(Section, frozen=True):
     #: Whether `auto` compiles models, some 10 s each when first seen, with g++: before they serve,
     #: or `background`: while they do, on what lanes leave of one core.
     compile: bool | Literal["background"] = False
+
+    @property
+    def cache_limit_bytes(self) -> int:
+        """`cache_limit` in bytes."""
+        return parse_bytes(self.cache_limit, "models.cache_limit")
 
 
 class DeviceConfig(Section, frozen=True):
@@ -246,6 +253,7 @@ def _check(config: Config, path: Path) -> None:
             )
     try:
         _ = config.server.max_message_bytes, config.device.memory_budget_bytes
+        _ = config.models.cache_limit_bytes
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     ports = config.server.grpc_port, config.server.http_port

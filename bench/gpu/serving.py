@@ -114,6 +114,7 @@ class Bench:
         engine = Engine(config, device, records.append, cache)
         try:
             engine.start()
+            engine.open()
             yield engine, records
         finally:
             engine.stop()

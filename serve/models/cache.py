@@ -1,8 +1,9 @@
 """Calibrations on disk, so that a model is measured once per machine and not once per start.
 
-One JSON file per key. A key names everything that a measurement depends on: the model's content,
-the versions of what runs it, the machine, the allocator, the executor and the number of threads.
-A file that cannot be read is as good as none, which is logged.
+One JSON file per key, and a folder where the model was compiled. A key names everything that a
+measurement depends on: the model's content, the versions of what runs it, the machine, the
+allocator, the executor and the number of threads. A file that cannot be read is as good as none,
+which is logged. All of them together stay within a size, see ``prune``.
 """
 
 import hashlib
@@ -17,11 +18,14 @@ import msgspec
 
 from serve.estimate.calibration import FORMAT, Calibration
 from serve.models.facts import PACKAGED, Signature
+from serve.models.prune import hold, prune, touch
 
 _log = logging.getLogger(__name__)
 
 #: Files of a package that lanes map.
 _MAPPED = (".so", ".safetensors")
+#: Calibrations, compiled models, and what torch keeps of compiling them.
+_KEPT = ("*.json", "*.compiled", "inductor")
 _PACKAGES = ("torch", "torch-geometric", "gnnserve")
 
 
@@ -43,13 +47,15 @@ class CalibrationCache:
         budget_s: float = 6.0,
         allocator: tuple[str, ...] = (),
         compiles: bool = False,
+        limit_bytes: int = 2 << 30,
     ) -> None:
         """`allocator` names what makes the lanes' allocator as fast as it is, and as exact.
 
         A calibration that was given less time is another one: it is less exact. `compiles`:
         models may be compiled, and what that makes is kept here too.
+        `limit_bytes`: what all that is kept may take.
         """
-        self._folder, self._compiles = folder, compiles
+        self._folder, self._compiles, self._limit_bytes = folder, compiles, limit_bytes
         #: Where calibrations go of what is compiled while the model serves as it is found here;
         #: None: nothing is.
         self.later: CalibrationCache | None = None
@@ -68,9 +74,13 @@ class CalibrationCache:
         except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             _log.warning("calibration %s is ignored: %s", path, error)
             return None
-        if entry.calibration.executor in PACKAGED and not self._package(content).is_dir():
-            _log.warning("calibration %s is ignored: %s is gone", path, self._package(content))
-            return None
+        touch(path)
+        if entry.calibration.executor in PACKAGED:
+            package = self._package(content)
+            if not hold(package):  # a lane that is started anew opens it again
+                _log.warning("calibration %s is ignored: %s is gone", path, package)
+                return None
+            touch(package)
         return entry.signature, entry.calibration
 
     def package(self, content: str) -> str:
@@ -86,15 +96,23 @@ class CalibrationCache:
         return self._path(content).with_suffix(".compiled")
 
     def put(self, content: str, signature: Signature, calibration: Calibration) -> None:
-        """Store; a folder that cannot be written to costs the next start time, and a warning."""
+        """Store, and make room for it.
+
+        A folder that cannot be written to costs the next start time, and a warning.
+        """
         path = self._path(content)
         data = msgspec.json.format(msgspec.json.encode(_Entry(signature, calibration)))
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             # Readers see the old file or the new one, whoever else writes.
-            with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as file:
+            with tempfile.NamedTemporaryFile(
+                dir=self._folder, suffix=path.suffix, delete=False
+            ) as file:
                 file.write(data)
             os.replace(file.name, path)
+            if calibration.executor in PACKAGED:
+                hold(self._package(content))
+            prune((p for name in _KEPT for p in self._folder.glob(name)), self._limit_bytes)
         except OSError as error:
             _log.warning("calibration %s cannot be kept: %s", path, error)
 

@@ -7,14 +7,15 @@ server takes clearly less time than its asyncio one, and a thread that waits cos
 import logging
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from serve.errors import ConfigError
+from serve.errors import ConfigError, NotReady
 from serve.obs.record import ServerRun
 from serve.pb import POOL
 from serve.pb import gnnserve_pb2 as _gnnserve_pb2  # noqa: F401  registers the service
@@ -24,8 +25,9 @@ from serve.rpc.handlers import service_handler
 from serve.rpc.health import Health
 from serve.runtime.api import Inference
 from serve.runtime.clock import now_ns
+from serve.runtime.overhead import Arrays, Send
 from serve.runtime.regions import Regions
-from serve.wire import MAX_MESSAGE_BYTES
+from serve.wire import INFER_METHOD, MAX_MESSAGE_BYTES, encode_request
 
 #: Threads beyond those that wait for accepted requests: refusals, metadata, health, loads.
 _SPARE_THREADS = 32
@@ -36,6 +38,10 @@ _MAX_STREAMS = 64
 _REFUSE_S = 0.2
 #: Then: time for the connections to close by themselves.
 _CLOSE_S = 1.0
+#: Of one of the server's own requests.
+_OWN_TIMEOUT_S = 30.0
+#: Where to reach a server that listens everywhere.
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +74,7 @@ class Server:
             shared_memory: Offer the system shared memory extension.
         """
         self._host, self._port = host, port
+        self._max_message_bytes = max_message_bytes
         self._gate = Gate()
         # Tenants within their share enter a full queue too, so up to twice as many may wait.
         self._threads = ThreadPoolExecutor(
@@ -76,7 +83,7 @@ class Server:
         self._stream_threads = ThreadPoolExecutor(
             2 * max_queue + _SPARE_THREADS, thread_name_prefix="rpc-stream"
         )
-        inference = service.InferenceService(
+        self._inference = service.InferenceService(
             engine,
             facts,
             self._gate,
@@ -84,11 +91,11 @@ class Server:
             _MAX_STREAMS,
             Regions(offered=shared_memory),
         )
-        self._health = Health(inference, engine.models, engine.served)
+        self._health = Health(self._inference, engine.models, engine.served)
         self._server = grpc.server(self._threads, options=_options(max_message_bytes))
         self._server.add_generic_rpc_handlers(
             (
-                service_handler(service.NAME, inference, service.AS_BYTES),
+                service_handler(service.NAME, self._inference, service.AS_BYTES),
                 service_handler(
                     own.NAME, own.GnnServeService(engine, facts, report, max_message_bytes)
                 ),
@@ -109,17 +116,40 @@ class Server:
 
     def start(self) -> int:
         """Listen and serve; returns the port. Raises ConfigError if it cannot be bound."""
-        address = f"[{self._host}]" if ":" in self._host else self._host
         try:
-            port = self._server.add_insecure_port(f"{address}:{self._port}")
+            port = self._server.add_insecure_port(_address(self._host, self._port))
         except RuntimeError as error:
             raise ConfigError(
                 f"server.grpc_port: cannot listen on {self._host}:{self._port}: "
                 f"{_bind_error(self._host, self._port) or error}"
             ) from error
+        self._port = port
         self._health.start()
         self._server.start()
         return port
+
+    @contextmanager
+    def own_requests(self) -> Iterator[Send]:
+        """A way for the server to ask itself, through its port, before anybody is let in.
+
+        What it yields raises NotReady, with the status, when a request is not answered. Statistics
+        begin anew after each.
+        """
+        host = _LOOPBACK.get(self._host, self._host)
+        options = [*_options(self._max_message_bytes), ("grpc.enable_http_proxy", 0)]
+        with grpc.insecure_channel(_address(host, self._port), options) as channel:
+            call = channel.unary_unary(INFER_METHOD)
+
+            def send(model: str, tensors: Arrays, request_id: str) -> None:
+                message = encode_request(model, tensors, request_id=request_id)
+                try:
+                    call(message, timeout=_OWN_TIMEOUT_S)
+                except grpc.RpcError as error:
+                    raise NotReady(f"{error.code().name}: {error.details()}") from error
+                finally:
+                    self._inference.forget()
+
+            yield send
 
     def stop(self, grace_s: float) -> int:
         """Drain, then close; returns how many requests were given up on.
@@ -143,6 +173,10 @@ class Server:
         self._threads.shutdown(wait=False)
         self._stream_threads.shutdown(wait=False)
         return left
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _options(max_message_bytes: int) -> list[tuple[str, int]]:

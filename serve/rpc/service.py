@@ -256,7 +256,11 @@ class InferenceService:
         self._regions.unregister(request.name)
         return pb.SystemSharedMemoryUnregisterResponse()
 
-    # -- shared with the health service -------------------------------------------------------
+    # -- shared with the server and the health service ----------------------------------------
+
+    def forget(self) -> None:
+        """Count from zero."""
+        self._statistics = Statistics()
 
     @property
     def ready(self) -> bool:

@@ -85,6 +85,8 @@ class Driver:
         self.scheduler = make_scheduler(params if journal is None else journal.begin(params))
         #: Requests are the clients', not the server's own: their records are kept.
         self.serving = False
+        #: What became of the server's own request that was answered last.
+        self.own_record: RequestRecord | None = None
         self.boot_id = uuid.uuid4().hex[:8]
         self._pool = pool
         self._registry = registry
@@ -211,6 +213,8 @@ class Driver:
             self._journal.left(task.arrived_ns + record.latency_ns, task.task_id)
         if self.serving:
             self._sink(record)
+        else:
+            self.own_record = record
 
     # --- the scheduler's commands ---------------------------------------------------------
 

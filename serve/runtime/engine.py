@@ -6,6 +6,7 @@ takes them over the lanes.
 
 import itertools
 import logging
+import secrets
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -37,7 +38,7 @@ from serve.runtime.graphs import Fanouts, GraphStore, NodeRequest
 from serve.runtime.interference import learn_interference
 from serve.runtime.launch import LAUNCH_NS
 from serve.runtime.messages import MapTable
-from serve.runtime.overhead import learn_overhead
+from serve.runtime.overhead import Arrays, Send, call_of, learn_overhead, shows_solo_time
 from serve.runtime.pool import LanePool
 from serve.runtime.records import Scheduling, refusal_record
 from serve.runtime.registry import ModelEntry, Registry
@@ -50,6 +51,8 @@ _log = logging.getLogger(__name__)
 _LANES_START_TIMEOUT_S = 120.0
 #: Staged at once: what runs, as much again prepared, at the largest message (widened to int64).
 _STAGED_PER_LANE = 4
+#: The server's own requests at most, in messages of the largest size.
+_OWN_SHARE = 0.9
 
 
 class Engine:
@@ -136,13 +139,15 @@ class Engine:
                 idle=lambda: not self.driver.tickets(),
             )
         self._refusals = itertools.count(1)
+        #: Nobody else knows it, so that nobody else is let in before the server serves.
+        self._own_id = secrets.token_hex()
         self._draining = False
         self._stopped = False
 
     # --- life ---------------------------------------------------------------------------
 
     def start(self, progress: Callable[[str, float], None] | None = None) -> None:
-        """Start lanes, load models, time the way through; returns when requests may come.
+        """Start lanes and load models; `open` comes next.
 
         A model that does not load is logged and stays UNAVAILABLE; raises NotReady when no
         lane starts or no model can be served.
@@ -175,8 +180,31 @@ class Engine:
         for entry in self._registry.entries:
             self._graphs.warm(entry)
         self._offer_tables()
+
+    def open(
+        self,
+        progress: Callable[[str, float], None] | None = None,
+        send: Send | None = None,
+    ) -> None:
+        """Time requests of the server's own, then take everybody's.
+
+        `send` has them come the way all requests come; None: there is no transport.
+        """
+        send = send or self._send
+        tell = progress or (lambda step, fraction: None)
+
+        def ask(model: str, tensors: Arrays) -> RequestRecord:
+            send(model, tensors, self._own_id)
+            assert self.driver.own_record is not None
+            return self.driver.own_record
+
         tell("timing lone requests", 1.0)
-        learn_overhead(self._registry.overhead, self._registry.entries, self._submit)
+        learn_overhead(
+            self._registry.overhead,
+            self._registry.entries,
+            ask,
+            int(_OWN_SHARE * self._config.server.max_message_bytes),
+        )
         tell("timing requests side by side", 1.0)
         first, *others = self.driver.scheduler.devices
         learn_interference(
@@ -239,7 +267,7 @@ class Engine:
 
     def submit(self, call: InferCall) -> RequestTicket:
         """See ``api.Inference``."""
-        if not self.driver.serving:
+        if not self.driver.serving and call.client_id != self._own_id:
             raise NotReady("the server is starting or has stopped")
         return self._submit(call)
 
@@ -247,6 +275,8 @@ class Engine:
         self, model: str, version: str, client_id: str, arrived_ns: int, error: ServeError
     ) -> None:
         """See ``api.Inference``."""
+        if client_id == self._own_id:
+            return
         if isinstance(error, NotFound):
             # Names that clients make up must not become labels of metrics.
             model, version = "unknown", ""
@@ -353,10 +383,8 @@ class Engine:
 
     def learn(self, record: RequestRecord) -> None:
         """Correct what a request takes alone; for the sink's thread, not the answer's."""
-        if not record.alone or record.status != "OK" or record.attempt != 1:
+        if not shows_solo_time(record) or record.graph:  # sampling is learned by itself
             return
-        if record.graph:
-            return  # sampling is learned by itself
         try:
             entry = self._registry.get(record.model, record.version)
         except ServeError:
@@ -387,6 +415,9 @@ class Engine:
                 rows_dropped=rows_dropped,
                 executors={(e.spec.name, str(e.spec.version)): e.executor for e in entries},
             )
+
+    def _send(self, model: str, tensors: Arrays, own_id: str) -> None:
+        self.submit(call_of(model, tensors, own_id)).result()
 
     def _submit(self, call: InferCall) -> RequestTicket:
         while True:

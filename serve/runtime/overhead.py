@@ -1,33 +1,44 @@
-"""Requests the server sends through its own engine at start, to learn what one takes alone.
+"""Requests the server sends itself at start, to learn what one takes alone.
 
-A server that gets a request now and then runs it on cores that had nothing to do for a while, and
-these are slower at first: kernels, caches and clock have to come back. Requests sent back to back
-would promise times that no lone request ever sees.
+They go the way of all requests, through the transport and its codec: whatever a first request
+meets there is in what it is promised. A server that gets a request now and then runs it on cores
+that had nothing to do for a while, and these are slower at first: kernels, caches and clock have to
+come back. Requests sent back to back would promise times that no lone request ever sees.
 """
 
+import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 
 from serve.core.types import Nanos
+from serve.errors import ServeError
+from serve.obs.record import RequestRecord
 from serve.runtime import clock
 from serve.runtime.api import InferCall, Tensor
+from serve.wire import datatype_of
 
 if TYPE_CHECKING:
     from serve.estimate import Overhead
     from serve.runtime.registry import ModelEntry
-    from serve.runtime.ticket import RequestTicket
+
+_log = logging.getLogger(__name__)
+
+Arrays = Mapping[str, np.ndarray[Any, np.dtype[Any]]]
+#: Sends a request to a model and returns when it is answered; raises the ServeError it ends in.
+#: The last argument is its id, by which the engine knows its own.
+Send = Callable[[str, Arrays, str], object]
 
 #: Until it is measured: base in ns, ns per KiB of inputs.
 ASSUMED = (200_000, 100)
 #: A request that comes after so long with nothing to do, and stays alone, shows a solo time.
 IDLE_NS = Nanos(10_000_000)
-#: Nodes of the graphs sent, with 10 edges a node.
+#: Nodes of the graphs sent, with 10 edges a node, as far as their features leave room.
 PROBE_NODES = (16, 1024, 8192)
 PROBE_EDGES_PER_NODE = 10
+PROBE_BYTES = 8 << 20
 #: Enough to fill the window that corrections look at.
 PROBE_REPEATS = 4
 
@@ -35,47 +46,89 @@ PROBE_REPEATS = 4
 def learn_overhead(
     overhead: "Overhead",
     entries: Sequence["ModelEntry"],
-    submit: Callable[[InferCall], "RequestTicket"],
+    ask: Callable[[str, Arrays], RequestRecord],
+    largest_bytes: int,
 ) -> None:
     """Send lone requests to every model; calibrates `overhead`, then corrects each solo time.
 
     What all models have in common is asked of the fastest: there is less noise from its runs. They
-    take turns, as no model finds the caches as its own last run has left them.
+    take turns, as no model finds the caches as its own last run has left them. `ask` returns what
+    became of a request, of no more than `largest_bytes`; one that ends in a ServeError says
+    nothing, and is not sent again.
     """
     if not entries:
         return
-    sizes = [(nodes, PROBE_EDGES_PER_NODE * nodes) for nodes in PROBE_NODES]
-    probes = [(entry, size, probe_call(entry, *size)) for size in sizes for entry in entries]
-    fastest = min(entries, key=lambda entry: entry.estimator.run_ns(*sizes[-1]))
+    sizes = {entry.key: _sizes(entry, min(PROBE_BYTES, largest_bytes)) for entry in entries}
+    fastest = min(entries, key=lambda entry: entry.estimator.run_ns(*sizes[entry.key][-1]))
+    probes = {
+        (entry.key, size): (entry, size, probe_tensors(entry, *size))
+        for turn in range(len(PROBE_NODES))
+        for entry in entries
+        for size in sizes[entry.key][turn : turn + 1]
+    }
     beyond_run: list[tuple[int, int]] = []
     taken: list[tuple[ModelEntry, tuple[int, int], int]] = []
-    for entry, size, call in probes * PROBE_REPEATS:
-        threading.Event().wait(IDLE_NS / 1e9)
-        ticket = submit(msgspec.structs.replace(call, arrived_ns=clock.now_ns()))
-        latency_ns = ticket.result().record.latency_ns
-        taken.append((entry, size, latency_ns))
-        if entry is fastest:
-            beyond_run.append(
-                (ticket.input_bytes, latency_ns - int(entry.estimator.fitted_ns(*size)))
-            )
+    for _ in range(PROBE_REPEATS):
+        for key, (entry, size, tensors) in list(probes.items()):
+            threading.Event().wait(IDLE_NS / 1e9)
+            try:
+                record = ask(entry.spec.name, tensors)
+            except ServeError as error:
+                del probes[key]
+                _log.warning(
+                    "model %s is not timed on %d nodes and %d edges: %s", entry.key, *size, error
+                )
+                continue
+            if not shows_solo_time(record):
+                continue
+            taken.append((entry, size, record.latency_ns))
+            if entry is fastest:
+                estimator = entry.estimator
+                input_bytes = int(estimator.calibration.memory.inputs.at(*size))
+                beyond_run.append(
+                    (input_bytes, record.latency_ns - int(estimator.fitted_ns(*size)))
+                )
     overhead.calibrate(beyond_run)
     for entry, size, latency_ns in taken:
         entry.estimator.observe_solo(*size, latency_ns)
 
 
-def probe_call(entry: "ModelEntry", num_nodes: int, num_edges: int) -> InferCall:
-    """A request for a random graph with every input the model takes."""
+def shows_solo_time(record: RequestRecord) -> bool:
+    """Whether its latency is what such a request takes alone."""
+    return record.alone and record.status == "OK" and record.attempt == 1
+
+
+def _sizes(entry: "ModelEntry", largest_bytes: int) -> list[tuple[int, int]]:
+    """(nodes, edges) of the graphs sent to a model, rising."""
+    inputs = entry.estimator.calibration.memory.inputs
+    most = max(1, int(largest_bytes / inputs.at(1, PROBE_EDGES_PER_NODE)))
+    chosen = sorted({min(num_nodes, most) for num_nodes in PROBE_NODES})
+    return [(num_nodes, PROBE_EDGES_PER_NODE * num_nodes) for num_nodes in chosen]
+
+
+def probe_tensors(entry: "ModelEntry", num_nodes: int, num_edges: int) -> Arrays:
+    """A random graph with every input the model takes."""
     rng = np.random.default_rng(num_nodes)
     width = entry.signature.num_features
-    arrays: dict[str, tuple[str, np.ndarray[Any, np.dtype[Any]]]] = {
-        "x": ("FP32", rng.standard_normal((num_nodes, width), dtype=np.float32)),
-        "edge_index": ("INT64", rng.integers(0, num_nodes, (2, num_edges), dtype=np.int64)),
-        "edge_weight": ("FP32", np.ones(num_edges, np.float32)),
-        "edge_attr": ("FP32", np.ones((num_edges, entry.signature.edge_dim or 1), np.float32)),
-        "batch": ("INT64", np.zeros(num_nodes, np.int64)),
+    arrays = {
+        "x": rng.standard_normal((num_nodes, width), dtype=np.float32),
+        "edge_index": rng.integers(0, num_nodes, (2, num_edges), dtype=np.int64),
+        "edge_weight": np.ones(num_edges, np.float32),
+        "edge_attr": np.ones((num_edges, entry.signature.edge_dim or 1), np.float32),
+        "batch": np.zeros(num_nodes, np.int64),
     }
-    tensors = {}
-    for name in entry.spec.inputs:
-        datatype, array = arrays[name]
-        tensors[name] = Tensor(datatype, array.shape, array.tobytes())
-    return InferCall(entry.spec.name, "", tensors, clock.now_ns())
+    return {name: arrays[name] for name in entry.spec.inputs}
+
+
+def probe_call(entry: "ModelEntry", num_nodes: int, num_edges: int) -> InferCall:
+    """The request for such a graph, as the transport would hand it over."""
+    return call_of(entry.spec.name, probe_tensors(entry, num_nodes, num_edges))
+
+
+def call_of(model: str, tensors: Arrays, client_id: str = "") -> InferCall:
+    """A request that came by no transport, just now."""
+    wired = {
+        name: Tensor(datatype_of(array), array.shape, array.tobytes())
+        for name, array in tensors.items()
+    }
+    return InferCall(model, "", wired, clock.now_ns(), client_id)

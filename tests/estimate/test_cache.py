@@ -1,4 +1,8 @@
 import logging
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -7,6 +11,7 @@ import pytest
 from serve.models import cache as cache_module
 from serve.models.cache import CalibrationCache
 from serve.models.facts import Signature
+from serve.models.prune import hold, prune
 
 SIGNATURE = Signature(
     num_features=32,
@@ -84,3 +89,70 @@ def test_a_compiled_model_is_kept_with_its_code(tmp_path, calibration):
     (package / "deep" / "model.cpp").write_bytes(b"not mapped")
     assert cache.get("abc")[1].executor == "csr_compiled"
     assert cache.package_bytes("abc") == 5
+
+
+def made(folder, name, kib, age_h):
+    """A file, or a folder with one, that was used so many hours ago."""
+    path = folder / name
+    file = path
+    if path.suffix == ".compiled":
+        path.mkdir()
+        file = path / "model.so"
+    file.write_bytes(os.urandom(kib * 1024))
+    used_s = time.time() - 3600 * age_h
+    os.utime(file, (used_s, used_s))
+    os.utime(path, (used_s, used_s))
+    return path
+
+
+def test_what_was_used_least_recently_goes_first_until_the_rest_fits(tmp_path):
+    old = made(tmp_path, "old.compiled", 64, age_h=9)
+    older = made(tmp_path, "older.json", 16, age_h=10)
+    used = made(tmp_path, "used.compiled", 64, age_h=2)
+    sizes = 64 + 16 + 64
+    assert prune(tmp_path.iterdir(), (sizes + 64) << 10) == 0
+    assert prune(tmp_path.iterdir(), 100 << 10) >= 80 << 10
+    assert (old.exists(), older.exists(), used.exists()) == (False, False, True)
+
+
+def test_what_another_process_may_be_writing_stays(tmp_path):
+    path = made(tmp_path, "new.json", 64, age_h=0)
+    assert prune(tmp_path.iterdir(), 1) == 0
+    assert path.exists()
+
+
+def test_what_a_running_process_holds_stays_until_it_ends(tmp_path):
+    path = made(tmp_path, "held.compiled", 64, age_h=9)
+    code = "import sys; from pathlib import Path; from serve.models.prune import hold;"
+    code += "print(hold(Path(sys.argv[1])), flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as holder:
+        assert holder.stdout.readline() == "True\n"
+        assert prune(tmp_path.iterdir(), 1) == 0
+        assert path.exists()
+        holder.kill()
+        holder.wait()
+    assert prune(tmp_path.iterdir(), 1) >= 64 << 10
+    assert not path.exists()
+    assert not hold(path)
+
+
+def test_a_new_calibration_makes_room_for_itself_and_one_that_is_used_stays(tmp_path, calibration):
+    def cache(limit_bytes):
+        return CalibrationCache(tmp_path, limit_bytes=limit_bytes)
+
+    cache(1 << 30).put("abc", SIGNATURE, calibration)
+    (kept,) = tmp_path.iterdir()
+    long_ago_s = time.time() - 9 * 3600
+    other = made(tmp_path, "other.compiled", 64, age_h=8)
+    graphs = tmp_path / "graphs"
+    graphs.mkdir()
+    os.utime(kept, (long_ago_s, long_ago_s))
+    os.utime(graphs, (long_ago_s, long_ago_s))
+    assert cache(1 << 30).get("abc") is not None
+    cache(32 << 10).put("abd", SIGNATURE, calibration)
+    assert (kept.exists(), other.exists(), graphs.exists()) == (True, False, True)

@@ -11,8 +11,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from serve.errors import ConfigError
+from serve.errors import ConfigError, ModelError, NotReady
 from serve.pb import grpc_service_pb2 as pb
+from serve.pb import grpc_service_pb2_grpc
 from serve.rpc.server import Server
 from serve.wire import INFER_METHOD, STREAM_METHOD, decode_response, encode_request
 from tests.rpc.fakes import FACTS, FEATURES, FakeEngine
@@ -71,6 +72,25 @@ def test_ipv6_addresses_work(engine):
     server = make_server(engine, host="::1", port=0)
     with grpc.insecure_channel(f"[::1]:{server.start()}") as channel:
         assert channel.unary_unary(INFER_METHOD)(message())
+    server.stop(1.0)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "localhost"])
+def test_the_servers_own_requests_come_as_all_do_and_are_not_counted(engine, host):
+    server = make_server(engine, host=host, port=0)
+    port = server.start()
+    with server.own_requests() as send:
+        send("gcn", TENSORS, "our own")
+        (call,) = engine.calls
+        assert (call.model, call.client_id) == ("gcn", "our own")
+        assert call.tensors["edge_index"].data == TENSORS["edge_index"].tobytes()
+        engine.fail_with = ModelError("it broke")
+        with pytest.raises(NotReady, match="INTERNAL: it broke"):
+            send("gcn", TENSORS, "our own")
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub = grpc_service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        (found,) = stub.ModelStatistics(pb.ModelStatisticsRequest(name="gcn")).model_stats
+    assert (found.inference_count, found.inference_stats.fail.count) == (0, 0)
     server.stop(1.0)
 
 

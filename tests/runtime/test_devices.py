@@ -107,6 +107,7 @@ def reference():
 def served(trouble, tmp_path_factory):
     found = Served(trouble, tmp_path_factory.mktemp("devices"))
     found.engine.start()
+    found.engine.open()
     yield found
     found.engine.stop()
     found.journal.close()

@@ -58,6 +58,10 @@ def start(trouble, folder, records, journal=None):
     cache = calibration_cache(config, device)
     engine = Engine(config, device, records.append, cache, journal)
     engine.start()
+    with pytest.raises(NotReady, match="starting"):
+        engine.submit(call(trouble.graph()))
+    engine.open()
+    assert not records
     return engine
 
 

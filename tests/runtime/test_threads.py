@@ -143,6 +143,7 @@ def test_the_whole_engine_serves_on_thread_lanes(trouble, tmp_path):
     engine = Engine(config, device, records.append, calibration_cache(config, device))
     try:
         engine.start()
+        engine.open()
         # Learned from the server's own requests, and told to the scheduler.
         known = engine.driver.scheduler._board.slowdown
         assert len(known) == 2

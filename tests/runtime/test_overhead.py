@@ -1,0 +1,122 @@
+"""What a server learns from the requests it sends itself at start."""
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+
+from serve.errors import NotReady
+from serve.estimate.estimator import ModelEstimator, Overhead
+from serve.models.facts import Signature
+from serve.obs.record import RequestRecord
+from serve.runtime import overhead as module
+from serve.runtime.overhead import learn_overhead
+from tests.estimate.conftest import calibration
+
+__all__ = ["calibration"]
+
+BASE_NS, NS_PER_KIB = 700_000, 500
+SIGNATURE = Signature(
+    num_features=32,
+    edge_dim=None,
+    num_outputs=7,
+    rows="node",
+    accepts_empty=True,
+    accepts_edgeless=True,
+    deterministic=True,
+)
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch):
+    monkeypatch.setattr(module, "IDLE_NS", 0)
+
+
+@pytest.fixture
+def world(calibration):
+    return World(calibration)
+
+
+class World:
+    """Two models on a server that adds `BASE_NS` and `NS_PER_KIB` to what their runs take."""
+
+    def __init__(self, calibration):
+        self.overhead = Overhead(1, 1)
+        self.entries = {name: self.entry(name, calibration) for name in ("quick", "slow")}
+        #: (model, nodes) of every request.
+        self.asked = []
+        self.refused = None
+        self.alone = True
+        self.slower = {"quick": 1.0, "slow": 1.5}
+
+    def entry(self, name, calibration):
+        return SimpleNamespace(
+            key=f"{name}:1",
+            spec=SimpleNamespace(name=name, inputs=("x", "edge_index")),
+            signature=SIGNATURE,
+            estimator=ModelEstimator(calibration, self.overhead),
+        )
+
+    def ask(self, model, tensors):
+        num_nodes, num_edges = len(tensors["x"]), tensors["edge_index"].shape[1]
+        self.asked.append((model, num_nodes))
+        if (model, num_nodes) == self.refused:
+            raise NotReady("UNAVAILABLE: not today")
+        return RequestRecord(
+            request_uid="u",
+            client_id="c",
+            model=model,
+            version="1",
+            arrived_unix_ns=0,
+            status="OK",
+            attempt=1,
+            alone=self.alone,
+            latency_ns=self.takes_ns(model, num_nodes, num_edges),
+        )
+
+    def takes_ns(self, model, num_nodes, num_edges):
+        input_kib = (128 * num_nodes + 16 * num_edges) / 1024
+        run_ns = self.entries[model].estimator.fitted_ns(num_nodes, num_edges)
+        return int((run_ns + BASE_NS + NS_PER_KIB * input_kib) * self.slower[model])
+
+    def learn(self, largest_bytes=1 << 30):
+        learn_overhead(self.overhead, list(self.entries.values()), self.ask, largest_bytes)
+
+
+def test_what_is_promised_then_is_what_a_lone_request_takes(world):
+    world.learn()
+    assert world.overhead.base_ns == pytest.approx(BASE_NS, rel=0.02)
+    assert world.overhead.ns_per_kib == pytest.approx(NS_PER_KIB, rel=0.02)
+    for model, entry in world.entries.items():
+        for size in ((16, 160), (300, 900), (5_000, 50_000)):
+            promised_ns = entry.estimator.estimate(*size).solo_ns
+            assert promised_ns == pytest.approx(world.takes_ns(model, *size), rel=0.03)
+
+
+def test_models_take_turns_from_small_to_large(world):
+    world.learn()
+    turn = [(model, nodes) for nodes in module.PROBE_NODES for model in ("quick", "slow")]
+    assert world.asked == turn * module.PROBE_REPEATS
+
+
+def test_no_request_is_larger_than_the_server_takes(world):
+    limit_bytes = 1 << 20
+    world.learn(limit_bytes)
+    most = max(nodes for _, nodes in world.asked)
+    assert 1024 < most < 8192
+    assert (limit_bytes * 0.99) < (128 + 160) * most <= limit_bytes
+
+
+def test_what_cannot_be_answered_is_told_and_left_out(world, caplog):
+    world.refused = ("slow", 8192)
+    with caplog.at_level(logging.WARNING):
+        world.learn()
+    assert world.asked.count(world.refused) == 1
+    assert "slow:1 is not timed on 8192 nodes and 81920 edges: UNAVAILABLE" in caplog.text
+    assert world.overhead.base_ns == pytest.approx(BASE_NS, rel=0.02)
+
+
+def test_requests_that_were_not_alone_teach_nothing(world):
+    world.alone = False
+    world.learn()
+    assert (world.overhead.base_ns, world.overhead.ns_per_kib) == (1, 1)
