@@ -9,6 +9,7 @@ come back. Requests sent back to back would promise times that no lone request e
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,8 +40,10 @@ IDLE_NS = Nanos(10_000_000)
 PROBE_NODES = (16, 1024, 8192)
 PROBE_EDGES_PER_NODE = 10
 PROBE_BYTES = 8 << 20
-#: Enough to fill the window that corrections look at.
 PROBE_REPEATS = 4
+#: What was seen of each size is told so often: corrections, made for a stream of noisy runs, move
+#: by small steps.
+LESSONS = 20
 
 
 def learn_overhead(
@@ -67,7 +70,7 @@ def learn_overhead(
         for size in sizes[entry.key][turn : turn + 1]
     }
     beyond_run: list[tuple[int, int]] = []
-    taken: list[tuple[ModelEntry, tuple[int, int], int]] = []
+    taken_ns: dict[tuple[str, tuple[int, int]], list[int]] = {key: [] for key in probes}
     for _ in range(PROBE_REPEATS):
         for key, (entry, size, tensors) in list(probes.items()):
             threading.Event().wait(IDLE_NS / 1e9)
@@ -81,7 +84,7 @@ def learn_overhead(
                 continue
             if not shows_solo_time(record):
                 continue
-            taken.append((entry, size, record.latency_ns))
+            taken_ns[key].append(record.latency_ns)
             if entry is fastest:
                 estimator = entry.estimator
                 input_bytes = int(estimator.calibration.memory.inputs.at(*size))
@@ -89,8 +92,10 @@ def learn_overhead(
                     (input_bytes, record.latency_ns - int(estimator.fitted_ns(*size)))
                 )
     overhead.calibrate(beyond_run)
-    for entry, size, latency_ns in taken:
-        entry.estimator.observe_solo(*size, latency_ns)
+    for _ in range(LESSONS):
+        for key, (entry, size, _) in probes.items():
+            if taken_ns[key]:
+                entry.estimator.observe_solo(*size, int(median(taken_ns[key])))
 
 
 def shows_solo_time(record: RequestRecord) -> bool:
