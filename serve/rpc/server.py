@@ -138,7 +138,7 @@ class Server:
         host = _LOOPBACK.get(self._host, self._host)
         options = [*_options(self._max_message_bytes), ("grpc.enable_http_proxy", 0)]
         with grpc.insecure_channel(_address(host, self._port), options) as channel:
-            call = channel.unary_unary(INFER_METHOD)
+            call: Callable[..., bytes] = channel.unary_unary(INFER_METHOD)
 
             def send(model: str, tensors: Arrays, request_id: str) -> None:
                 message = encode_request(model, tensors, request_id=request_id)

@@ -115,7 +115,7 @@ def probe_tensors(entry: "ModelEntry", num_nodes: int, num_edges: int) -> Arrays
     """A random graph with every input the model takes."""
     rng = np.random.default_rng(num_nodes)
     width = entry.signature.num_features
-    arrays = {
+    arrays: dict[str, np.ndarray[Any, np.dtype[Any]]] = {
         "x": rng.standard_normal((num_nodes, width), dtype=np.float32),
         "edge_index": rng.integers(0, num_nodes, (2, num_edges), dtype=np.int64),
         "edge_weight": np.ones(num_edges, np.float32),
