@@ -153,6 +153,15 @@ class GraphConfig(Section, frozen=True):
     feature_dtype: Literal["float32", "float16"] = "float32"
     #: Leave features in a file and map it; `auto`: when they take over a quarter of the device.
     memory_map: Literal["auto", "always", "never"] = "auto"
+    #: Memory of each GPU for the features that are asked for most: `auto`, `off`, or a size.
+    hot_memory: str = "auto"
+
+    @property
+    def hot_memory_bytes(self) -> int | None:
+        """`hot_memory` in bytes, 0 for `off`, None when left to the server."""
+        if self.hot_memory in ("auto", "off"):
+            return None if self.hot_memory == "auto" else 0
+        return parse_bytes(self.hot_memory, f"graph.hot_memory of '{self.name}'")
 
 
 class Config(Section, frozen=True):
@@ -254,6 +263,7 @@ def _check(config: Config, path: Path) -> None:
     try:
         _ = config.server.max_message_bytes, config.device.memory_budget_bytes
         _ = config.models.cache_limit_bytes
+        _ = [graph.hot_memory_bytes for graph in config.graph]
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     ports = config.server.grpc_port, config.server.http_port

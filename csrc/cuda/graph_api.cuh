@@ -8,8 +8,6 @@
 #include "csr.cuh"
 #include "sort.cuh"
 
-#define GNNSERVE_EXPORT extern "C" __attribute__((visibility("default")))
-
 namespace gnnserve {
 
 inline unsigned blocks_for(std::int64_t threads) {

@@ -2,6 +2,8 @@
 // on the host: csrc/tests/simt.hpp stands in for CUDA where nvcc does not compile.
 #pragma once
 
+#define GNNSERVE_EXPORT extern "C" __attribute__((visibility("default")))
+
 #ifdef __CUDACC__
 #include <cuda_runtime.h>
 

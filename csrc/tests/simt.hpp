@@ -32,6 +32,14 @@ struct dim3 {
     dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
 };
 
+// What a thread reads at once.
+struct uint2 {
+    unsigned x, y;
+};
+struct uint4 {
+    unsigned x, y, z, w;
+};
+
 // What a thread knows of itself: set before it runs.
 inline dim3 threadIdx;
 inline dim3 blockIdx;

@@ -6,6 +6,7 @@ all a lane knows of its device.
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -16,6 +17,16 @@ from serve.cuda.library import CudaLibrary
 _cuda: Any = torch.cuda
 #: Of all that CUDA offers, two levels are used: torch's names for them, lower is more urgent.
 _URGENT, _ORDINARY = -1, 0
+
+
+@dataclass(frozen=True, slots=True)
+class HotRows:
+    """Rows of a table in host memory that lie on the device too."""
+
+    #: For each row of the table its place among `rows`, int32 [R]; -1: it is not there.
+    slot_of: torch.Tensor
+    #: [H, F], as the table has them.
+    rows: torch.Tensor
 
 
 class Queue(Protocol):
@@ -34,11 +45,13 @@ class Queue(Protocol):
         """
         ...
 
-    def gather(self, table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """Rows `ids` int64 [K] of `table` float32 [R, F], on the device; both are in host memory.
+    def gather(
+        self, table: torch.Tensor, ids: torch.Tensor, hot: HotRows | None = None
+    ) -> torch.Tensor:
+        """Rows `ids` int64 [K] of `table` [R, F], on the device; both are in host memory.
 
-        For what is launched from here on; inside ``running``. Nobody checks ids. Like what is
-        uploaded, both must stay as they are.
+        Those that are `hot` are read there. For what is launched from here on; inside ``running``.
+        Nobody checks ids. Like what is uploaded, all must stay as they are.
         """
         ...
 
@@ -65,9 +78,16 @@ class HostQueue:
         """See ``Queue``."""
         return {name: tensor.clone() for name, tensor in tensors.items()}
 
-    def gather(self, table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    def gather(
+        self, table: torch.Tensor, ids: torch.Tensor, hot: HotRows | None = None
+    ) -> torch.Tensor:
         """See ``Queue``."""
-        return torch.index_select(table, 0, ids)
+        out = torch.index_select(table, 0, ids)
+        if hot is not None:
+            slots = hot.slot_of[ids]
+            there = slots >= 0
+            out[there] = hot.rows[slots[there]]
+        return out
 
     def download(self, output: torch.Tensor, place: torch.Tensor) -> None:
         """See ``Queue``."""
@@ -156,7 +176,9 @@ class CudaQueue:
         self._current.wait_event(copied)
         return found
 
-    def gather(self, table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    def gather(
+        self, table: torch.Tensor, ids: torch.Tensor, hot: HotRows | None = None
+    ) -> torch.Tensor:
         """See ``Queue``. Rows of memory that is not pinned are put together on the host."""
         seen = None if self._pinned is None else self._pinned.seen(table)
         if self._pinned is None or seen is None:
@@ -167,6 +189,8 @@ class CudaQueue:
         self._pinned.library.gather(
             seen, placed.data_ptr(), len(ids), table.shape[1] * table.element_size(),
             out.data_ptr(), stream=self._current.cuda_stream,
+            hot=0 if hot is None else hot.rows.data_ptr(),
+            slot_of=0 if hot is None else hot.slot_of.data_ptr(),
         )  # fmt: skip
         return out
 

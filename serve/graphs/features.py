@@ -5,6 +5,7 @@ others keep float32 (or float16, where the configuration allows that). What is l
 memory allows stays in a file that is mapped and read as it is needed.
 """
 
+import errno
 import itertools
 import math
 import mmap
@@ -38,10 +39,11 @@ class MemoryFile(mmap.mmap):
     @classmethod
     def of(cls, size_bytes: int) -> "MemoryFile":
         """So many bytes, 0 at first."""
-        fd = os.memfd_create("gnnserve-features", os.MFD_CLOEXEC)
+        number = next(_numbers)
+        fd = os.memfd_create(_name(number), os.MFD_CLOEXEC)
         os.ftruncate(fd, max(1, size_bytes))
         found = cls(fd, max(1, size_bytes))
-        found.fd, found.number = fd, next(_numbers)
+        found.fd, found.number = fd, number
         weakref.finalize(found, os.close, fd)
         return found
 
@@ -49,6 +51,23 @@ class MemoryFile(mmap.mmap):
     def path(self) -> str:
         """Where other processes of the same user find it as long as this one has it."""
         return f"/proc/{os.getpid()}/fd/{self.fd}"
+
+
+def open_memory_file(path: str, number: int) -> int:
+    """A descriptor of another process's file; FileNotFoundError once it is gone there.
+
+    Also when another has taken its place: a path is the number of a descriptor, and those are used
+    again.
+    """
+    fd = os.open(path, os.O_RDWR)
+    if Path(f"/proc/self/fd/{fd}").readlink().name != f"memfd:{_name(number)} (deleted)":
+        os.close(fd)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+    return fd
+
+
+def _name(number: int) -> str:
+    return f"gnnserve-{number}"
 
 
 def memory_file(x: NDArray[Any]) -> MemoryFile | None:

@@ -65,6 +65,8 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: tuple[tuple[int, int], ...]
     #: Records without a row in the database, since the start.
     rows_dropped: int
+    #: (rows gathered for every eighth request, those of them that a device had), by graph.
+    gathered_rows: dict[str, tuple[int, int]] = {}
 
     @property
     def budget_bytes(self) -> int:
@@ -269,6 +271,15 @@ class _Now(Collector):
         for number, (budget_bytes, reserved_bytes) in enumerate(now.memory_bytes):
             by_device.add_metric([str(number)], reserved_bytes / max(1, budget_bytes))
         yield by_device
+        gathered = CounterMetricFamily(
+            "gnnserve_gathered_rows",
+            "Features gathered for every eighth request, by graph and by where they lay",
+            labels=("graph", "place"),
+        )
+        for graph, (rows, hot) in now.gathered_rows.items():
+            gathered.add_metric([graph, "device"], hot)
+            gathered.add_metric([graph, "host"], rows - hot)
+        yield gathered
         for name, help_text, value in (
             ("lane_restarts", "Lanes started again after they died", now.lane_restarts),
             ("report_rows_dropped", "Records the database could not take", now.rows_dropped),

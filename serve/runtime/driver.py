@@ -46,7 +46,14 @@ from serve.runtime.api import InferCall
 from serve.runtime.graphs import NodeRequest
 from serve.runtime.interference import is_news
 from serve.runtime.launch import Launch
-from serve.runtime.messages import ModelFailed, ModelLoaded, TableMapped, TaskDone, TaskError
+from serve.runtime.messages import (
+    HotHeld,
+    ModelFailed,
+    ModelLoaded,
+    TableMapped,
+    TaskDone,
+    TaskError,
+)
 from serve.runtime.overhead import IDLE_NS
 from serve.runtime.pool import LaneDown, LanePool, LaneUp
 from serve.runtime.records import Scheduling
@@ -73,11 +80,13 @@ class Driver:
         scheduling: Scheduling,
         check_finite: bool,
         journal: JournalWriter | None = None,
-        table_mapped: Callable[[int, str], None] = lambda number, failure: None,
+        of_tables: Callable[[TableMapped | HotHeld], None] = lambda said: None,
+        lane_came_back: Callable[[LaneId], None] = lambda lane_id: None,
     ) -> None:
         """`lock` is held for every step; the registry guards its entries with it as well.
 
-        `sink` gets the record of every request answered once the server serves.
+        `sink` gets the record of every request answered once the server serves, `of_tables` what
+        lanes say of resident graphs' features; `lane_came_back` is told of one started again.
         """
         self.shared = shared
         self.scheduling = scheduling
@@ -93,7 +102,7 @@ class Driver:
         self._lock = lock
         self._sink = sink
         self._journal = journal
-        self._table_mapped = table_mapped
+        self._of_tables, self._lane_came_back = of_tables, lane_came_back
         self._tickets: dict[TaskId, RequestTicket] = {}
         self._task_ids = itertools.count(1)
         #: When the driver's thread looks at the clock at the latest; None: when something happens.
@@ -340,11 +349,13 @@ class Driver:
                 _log.error("lane %d: %s: %s", lane_id, key, message)
                 if self._registry.lane_answered(lane_id, key, message):
                     self._lane_ready(lane_id)
-            case TableMapped(number, failure):
-                self._table_mapped(number, failure)
+            case TableMapped() | HotHeld():
+                self._of_tables(said)
             case LaneUp():
                 if self._registry.lane_up(lane_id):
                     self._lane_ready(lane_id)
+                if self.serving:
+                    self._lane_came_back(lane_id)
             case LaneDown(lane_ids=lane_ids):
                 for lost_id in lane_ids:
                     self._registry.lane_lost(lost_id)

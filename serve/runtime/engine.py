@@ -15,7 +15,7 @@ from serve.config import Config
 from serve.core.company import NO_SLOWDOWN
 from serve.core.events import BudgetChanged, DrainStarted
 from serve.core.params import DeviceFacts, SchedulerParams
-from serve.core.types import Bytes, DeviceId, Estimate, Nanos, Sized
+from serve.core.types import Bytes, DeviceId, Estimate, LaneId, Nanos, Sized
 from serve.errors import ConfigError, InvalidInput, NotFound, NotReady, ServeError
 from serve.estimate.estimator import Breakdown, ModelEstimator
 from serve.graphs.change import Change
@@ -37,7 +37,6 @@ from serve.runtime.driver import Driver
 from serve.runtime.graphs import Fanouts, GraphStore, NodeRequest
 from serve.runtime.interference import learn_interference
 from serve.runtime.launch import LAUNCH_NS
-from serve.runtime.messages import MapTable
 from serve.runtime.overhead import Arrays, Send, call_of, learn_overhead, shows_solo_time
 from serve.runtime.pool import LanePool
 from serve.runtime.records import Scheduling, refusal_record
@@ -79,7 +78,12 @@ class Engine:
         # Graphs are held by the host, so they count where its memory is the device's.
         self._graphs_count = not device.places
         graphs_bytes = device.budget_bytes if self._graphs_count else None
-        self._graphs = GraphStore(config, graphs_bytes, self._graphs_changed)
+        self._graphs = GraphStore(
+            config,
+            graphs_bytes,
+            self._graphs_changed,
+            hot_budget_bytes=0 if self._graphs_count else device.budget_bytes,
+        )
         self._lock = threading.Lock()
         self._registry = Registry(
             config.path(config.models.repository),
@@ -126,7 +130,8 @@ class Engine:
             ),
             check_finite=config.server.reject_nonfinite,
             journal=journal,
-            table_mapped=self._graphs.mapped,
+            of_tables=self._graphs.said,
+            lane_came_back=self._offer_tables_to,
         )
         self._compiler: BackgroundCompiler | None = None
         if cache.later is not None:
@@ -383,7 +388,12 @@ class Engine:
 
     def learn(self, record: RequestRecord) -> None:
         """Correct what a request takes alone; for the sink's thread, not the answer's."""
-        if not shows_solo_time(record) or record.graph:  # sampling is learned by itself
+        if record.graph:
+            # Sampling is learned by itself; which nodes are asked for most, beside.
+            if self._graphs.reconsider(record.graph):
+                self._offer_tables()
+            return
+        if not shows_solo_time(record):
             return
         try:
             entry = self._registry.get(record.model, record.version)
@@ -414,6 +424,7 @@ class Engine:
                 ),
                 rows_dropped=rows_dropped,
                 executors={(e.spec.name, str(e.spec.version)): e.executor for e in entries},
+                gathered_rows=self._graphs.gathered_rows(),
             )
 
     def _send(self, model: str, tensors: Arrays, own_id: str) -> None:
@@ -475,16 +486,22 @@ class Engine:
         return entry.estimator.union(sizes)
 
     def _weights_changed(self, weights_bytes: Bytes) -> None:
-        taken_bytes = weights_bytes + (self._graphs.held_bytes if self._graphs_count else 0)
+        taken_bytes = weights_bytes + self._graphs.hot_bytes
+        taken_bytes += self._graphs.held_bytes if self._graphs_count else 0
         left_bytes = Bytes(max(0, self._device.budget_bytes - taken_bytes))
         for number in range(self._device.count):
             self.driver.handle(BudgetChanged(left_bytes, DeviceId(number)))
 
     def _offer_tables(self) -> None:
         """Have every device map the graphs' features as they are now, before requests need them."""
-        for table in self._graphs.tables():
-            for lane_ids in self.pool.lane_ids_by_device:
-                self.pool.send(lane_ids[0], MapTable(table))
+        for lane_ids in self.pool.lane_ids_by_device:
+            self._offer_tables_to(lane_ids[0])
+
+    def _offer_tables_to(self, lane_id: LaneId) -> None:
+        """The same for one device, if the lane is its first."""
+        if any(lane_id == lane_ids[0] for lane_ids in self.pool.lane_ids_by_device):
+            for message in self._graphs.offers():
+                self.pool.send(lane_id, message)
 
     def _graphs_changed(self) -> None:
         self._registry.forget_infos()

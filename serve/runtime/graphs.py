@@ -21,13 +21,14 @@ from serve.estimate.estimator import ModelEstimator
 from serve.estimate.sampling import SampleProbe, SampleSizes
 from serve.graphs.change import Change
 from serve.graphs.features import memory_file
+from serve.graphs.hot import HotSet, share_memory
 from serve.graphs.load import OpenOptions, Parts, held, open_dataset, open_graph
 from serve.graphs.resident import ResidentGraph
 from serve.graphs.snapshot import Snapshot
 from serve.models.community import community_graph
 from serve.runtime import clock
 from serve.runtime.api import GraphInfo, InferCall
-from serve.runtime.messages import TableRef
+from serve.runtime.messages import HotHeld, HotRef, MapTable, TableMapped, TableRef
 from serve.runtime.shm import SharedPool
 from serve.runtime.staging import (
     GATHERED_AT,
@@ -77,6 +78,8 @@ class NodeRequest:
     sizes: SampleSizes
     #: Lanes gather the features themselves.
     in_place: bool = False
+    #: Counts what they gather.
+    hot: HotSet | None = None
 
     def expected(self, estimator: ModelEstimator) -> Sized:
         """Before it is sampled: memory for a large sample, time for a usual one."""
@@ -118,19 +121,28 @@ class GraphStore:
     """The resident graphs of one server."""
 
     def __init__(
-        self, config: Config, budget_bytes: int | None, changed: Callable[[], None]
+        self,
+        config: Config,
+        budget_bytes: int | None,
+        changed: Callable[[], None],
+        *,
+        hot_budget_bytes: int = 0,
     ) -> None:
         """Nothing is opened yet; `changed` is called when `held_bytes` is another.
 
         `budget_bytes` is what the device has, None where its memory is not the host's: graphs are
-        held by the host. Lanes then reach features by ``tables``.
+        held by the host. Lanes then reach features by ``tables``, and each device, which has
+        `hot_budget_bytes`, keeps some of them itself.
         """
         #: Whether lanes gather features themselves; not before one has said that it can.
         self._in_place: bool | None = None
         self._config = config
         self._budget_bytes = budget_bytes
         self._changed = changed
+        self._hot_budget_bytes = hot_budget_bytes
         self._graphs: dict[str, ResidentGraph] = {}
+        #: Of graphs that devices have hot rows of.
+        self._hot: dict[str, HotSet] = {}
         self._sizes: dict[tuple[str, tuple[int, ...]], SampleSizes] = {}
         self._probing = threading.Lock()
 
@@ -138,6 +150,11 @@ class GraphStore:
     def held_bytes(self) -> int:
         """Memory that all graphs take."""
         return sum(graph.snapshot.held_bytes for graph in self._graphs.values())
+
+    @property
+    def hot_bytes(self) -> int:
+        """Memory of each device for hot rows of all graphs."""
+        return sum(hot.memory_bytes for hot in self._hot.values())
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -158,8 +175,29 @@ class GraphStore:
                     f"graph '{config.name}': resident graphs take {self.held_bytes} bytes, the "
                     f"device has {self._budget_bytes} (device.memory_budget); see graph.memory_map"
                 )
+        self._share_hot_memory()
         if self._graphs:
             self._changed()
+
+    def _share_hot_memory(self) -> None:
+        """Decide, once, what each graph's hot rows may take; raises NotReady for too much."""
+        if not self._hot_budget_bytes:
+            return
+        shapes = []
+        for name in self._graphs:
+            table = _table(self._graphs[name], self._graphs[name].snapshot)
+            shapes.append((0, 0) if table is None else (table.shape[0], table.row_bytes))
+        wanted = [config.hot_memory_bytes for config in self._config.graph]
+        for name, size in zip(
+            self._graphs, share_memory(shapes, wanted, self._hot_budget_bytes), strict=True
+        ):
+            if size:
+                self._hot[name] = HotSet(size)
+        if self.hot_bytes >= self._hot_budget_bytes:
+            raise NotReady(
+                f"hot rows of all graphs would take {self.hot_bytes} bytes, the device has "
+                f"{self._hot_budget_bytes} (graph.hot_memory, device.memory_budget)"
+            )
 
     def get(self, name: str) -> ResidentGraph:
         """The graph of that name; raises NotFound."""
@@ -186,7 +224,8 @@ class GraphStore:
         resolved = resolve_fanouts(fanouts, entry)
         narrow = entry.signature.narrow_edges and graph.snapshot.num_nodes < 2**31
         sizes, in_place = self.sizes(graph, resolved), self._in_place is True
-        return NodeRequest(graph, resolved, num_ids, narrow, sizes, in_place)
+        hot = self._hot.get(name)
+        return NodeRequest(graph, resolved, num_ids, narrow, sizes, in_place, hot)
 
     def sizes(self, graph: ResidentGraph, fanouts: tuple[int, ...]) -> SampleSizes:
         """What is known of samples of the graph; found out by drawing some at first use."""
@@ -250,6 +289,33 @@ class GraphStore:
             return ()
         found = (_table(graph, graph.snapshot) for graph in self._graphs.values())
         return tuple(table for table in found if table is not None)
+
+    def offers(self) -> tuple[MapTable, ...]:
+        """The same with the rows that a device is to keep itself, as the message to a lane."""
+        return tuple(MapTable(table, self._hot_ref(table)) for table in self.tables())
+
+    def said(self, message: TableMapped | HotHeld) -> None:
+        """What a lane says of a table."""
+        if isinstance(message, TableMapped):
+            self.mapped(message.number, message.failure)
+        elif message.graph in self._hot:
+            self._hot[message.graph].held(None if message.failure else message.number)
+
+    def reconsider(self, name: str) -> bool:
+        """Whether other rows of that graph are hot from now on; see ``HotSet.reconsider``."""
+        hot = self._hot.get(name)
+        return hot is not None and hot.reconsider(self._graphs[name].snapshot)
+
+    def gathered_rows(self) -> dict[str, tuple[int, int]]:
+        """See ``HotSet.gathered``, for each graph that has hot rows."""
+        return {name: hot.gathered for name, hot in self._hot.items()}
+
+    def _hot_ref(self, table: TableRef) -> HotRef | None:
+        hot, snapshot = self._hot.get(table.graph), self._graphs[table.graph].snapshot
+        choice = None if hot is None else hot.choice(snapshot)
+        if hot is None or choice is None or choice.table != table.number:
+            return None
+        return HotRef(choice.file.number, choice.file.path, choice.count, hot.memory_bytes)
 
     def mapped(self, number: int, failure: str) -> None:
         """A lane says whether it can gather from the table of that number."""
@@ -372,6 +438,8 @@ def prepare_nodes(
     table = _table(request.graph, snapshot) if request.in_place else None
     if table is not None:
         ids, at, new = snapshot.patched(nodes)
+        if request.hot is not None:
+            request.hot.count(table.number, np.delete(ids, at) if at.size else ids)
         lists = {GATHERED_IDS: ids, GATHERED_AT: at, GATHERED_NEW: new}
         in_place = {"edge_index": (2, num_edges)} | {name: a.shape for name, a in lists.items()}
         in_pool = plan_layout(in_place, (*order, *lists), output_bytes, narrow_edges=narrow)

@@ -51,7 +51,6 @@ from serve.runtime.messages import (
     RunTask,
     Stop,
     TableMapped,
-    TableRef,
     TaskDone,
     TaskError,
     TensorRef,
@@ -159,7 +158,7 @@ class Lane:
             elif isinstance(message, ProbeModel):
                 self._send(self._probe(message))
             elif isinstance(message, MapTable):
-                self._send(self._map_table(message.table))
+                self._send(self._map_table(message))
             elif isinstance(message, Stop):
                 return
 
@@ -291,9 +290,9 @@ class Lane:
         self._models.pop(key, None)
         self._signatures.pop(key, None)
 
-    def _map_table(self, table: TableRef) -> TableMapped:
+    def _map_table(self, message: MapTable) -> TableMapped:
         """A lane of its own gets its features gathered."""
-        return TableMapped(table.number, "its lanes share no device")
+        return TableMapped(message.table.number, "its lanes share no device")
 
     def _probe(self, message: ProbeModel) -> ModelProbed | ModelFailed:
         try:

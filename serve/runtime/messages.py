@@ -16,7 +16,7 @@ from serve.models.repository import ModelSpec
 MAX_PACKET_BYTES = 1 << 17
 
 
-_ITEM_BYTES = {"float32": 4, "int32": 4, "int64": 8}
+_ITEM_BYTES = {"float32": 4, "float16": 2, "uint8": 1, "int32": 4, "int64": 8}
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -83,6 +83,22 @@ class TableRef(msgspec.Struct, frozen=True, array_like=True):
     dtype: str
     shape: tuple[int, int]
 
+    @property
+    def row_bytes(self) -> int:
+        """What each of its rows takes."""
+        return self.shape[1] * _ITEM_BYTES[self.dtype]
+
+
+class HotRef(msgspec.Struct, frozen=True, array_like=True):
+    """Rows of a table that a device is to keep a copy of, in a file: int64 [count], ascending."""
+
+    #: No other choice of rows has it.
+    number: int
+    path: str
+    count: int
+    #: What the graph's hot rows may take of the device, always the same.
+    memory_bytes: int
+
 
 class GatherRef(msgspec.Struct, frozen=True, array_like=True):
     """Features that the lane gathers from a table itself; the model gets them as `x`."""
@@ -99,6 +115,8 @@ class MapTable(Message, frozen=True, tag=True, array_like=True):
     """Map the table before the first run that needs it; for processes whose lanes are threads."""
 
     table: TableRef
+    #: None: no rows are copied.
+    hot: HotRef | None = None
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
@@ -169,6 +187,15 @@ class TableMapped(Message, frozen=True, tag=True, array_like=True):
     failure: str = ""
 
 
+class HotHeld(Message, frozen=True, tag=True, array_like=True):
+    """The device has the rows, or why it cannot have them."""
+
+    graph: str
+    #: Of the ``HotRef``.
+    number: int
+    failure: str = ""
+
+
 class TaskDone(Message, frozen=True, tag=True, array_like=True):
     """The outputs are in their places."""
 
@@ -200,6 +227,7 @@ FromLane = (
     | ModelProbed
     | Progress
     | TableMapped
+    | HotHeld
     | TaskDone
     | TaskError
 )

@@ -16,6 +16,7 @@ import torch
 
 from serve.cuda.library import CudaError
 from serve.cuda.queues import Pinned
+from serve.graphs.features import open_memory_file
 from serve.runtime.messages import TableRef
 
 _log = logging.getLogger(__name__)
@@ -32,19 +33,21 @@ class Table:
         self.users = 0
         rows, columns = ref.shape
         dtype = _DTYPES[ref.dtype]
-        fd = os.open(ref.path, os.O_RDWR)
+        fd = open_memory_file(ref.path, ref.number)
         try:
             mapped = mmap.mmap(fd, rows * columns * dtype.itemsize, mmap.MAP_SHARED)
         finally:
             os.close(fd)
         #: [rows, columns], in host memory.
         self.rows = torch.frombuffer(mapped, dtype=dtype, count=rows * columns).view(ref.shape)
+        #: The device reads it where it lies.
+        self.direct = True
         self._pinned = pinned
         if pinned is not None:
             try:
                 pinned.register(self.rows.data_ptr(), self.rows.nbytes)
             except CudaError as error:
-                self._pinned = None
+                self._pinned, self.direct = None, False
                 _log.warning("graph '%s': features are read by the host: %s", ref.graph, error)
 
     def close(self) -> None:

@@ -33,16 +33,17 @@ from serve.models.repository import ModelSpec
 from serve.models.site import Processor, Site
 from serve.models.union import run_union
 from serve.runtime.entry import DevicePlace, LaneSetup, PassedFile
+from serve.runtime.hot import HotKeeper
 from serve.runtime.lane import Lane, enter, leave, warm_up
 from serve.runtime.messages import (
     GatherRef,
     LoadModel,
+    MapTable,
     ModelFailed,
     ModelProbed,
     ProbeModel,
     RunTask,
     TableMapped,
-    TableRef,
     TaskDone,
     TaskError,
 )
@@ -105,6 +106,8 @@ class Device:
     pinned: Pinned | None
     #: Features of resident graphs that lanes gather themselves.
     tables: Tables
+    #: Of these, what the device has itself.
+    hot: HotKeeper
     shelf: "Shelf" = field(default_factory=lambda: Shelf())
     running: "Running" = field(default_factory=lambda: Running())
 
@@ -113,7 +116,8 @@ class Device:
         """Take the slab and make torch use it; raises what CUDA says when that cannot be."""
         device = torch.device(place.name)
         if device.type == "cpu":
-            return cls(device, None, None, None, Tables(None))
+            tables = Tables(None)
+            return cls(device, None, None, None, tables, HotKeeper(tables, HostQueue))
         library = CudaLibrary()
         pinned = Pinned(library)
         index = device.index or 0
@@ -133,7 +137,9 @@ class Device:
         _log.info(
             "%s: %d MiB of %s", name, place.slab_bytes >> 20, torch.cuda.get_device_name(device)
         )
-        return cls(device, arena, Copies(device), pinned, Tables(pinned))
+        copies, tables = Copies(device), Tables(pinned)
+        hot = HotKeeper(tables, lambda: CudaQueue(device, copies, pinned))
+        return cls(device, arena, copies, pinned, tables, hot)
 
     def queue(self) -> Queue:
         """A lane's queue."""
@@ -265,18 +271,21 @@ class ThreadLane(Lane):
     def _gathered(self, gather: GatherRef, until_end: ExitStack) -> torch.Tensor:
         """Features of the part's nodes; what they are made from stays until the run's end."""
         table = until_end.enter_context(self._device.tables.using(gather.table))
+        hot = until_end.enter_context(self._device.hot.using(gather.table))
         changed = self._queue.upload(
             {"at": self._tensor(gather.at), "new": self._tensor(gather.new)}
         )
         until_end.callback(changed.clear)
-        x = self._queue.gather(table.rows, self._tensor(gather.ids)).float()
+        x = self._queue.gather(table.rows, self._tensor(gather.ids), hot).float()
         if changed["at"].numel():
             x.index_copy_(0, changed["at"], changed["new"])
         return x
 
-    def _map_table(self, table: TableRef) -> TableMapped:
+    def _map_table(self, message: MapTable) -> TableMapped:
+        table = message.table
         try:
             with self._device.tables.using(table):
+                self._device.hot.offer(table, message.hot, self._send)
                 return TableMapped(table.number)
         except OSError as error:
             return TableMapped(table.number, str(error))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from serve.cuda import queues
-from serve.cuda.queues import Copies, CudaQueue, HostQueue, Pinned
+from serve.cuda.queues import Copies, CudaQueue, HostQueue, HotRows, Pinned
 
 
 class Recorder:
@@ -128,11 +128,15 @@ class Bus:
     def unregister(self, address):
         self.said.append("unregistered")
 
-    def gather(self, table, ids, num_rows, row_bytes, out, *, stream):
+    def gather(self, table, ids, num_rows, row_bytes, out, *, stream, hot, slot_of):
         self.said.append(f"gathers on {stream}")
         for row in range(num_rows):
             wanted = ctypes.c_int64.from_address(ids + 8 * row).value
-            ctypes.memmove(out + row * row_bytes, table - self.AWAY + wanted * row_bytes, row_bytes)
+            source = table - self.AWAY + wanted * row_bytes
+            slot = ctypes.c_int32.from_address(slot_of + 4 * wanted).value if slot_of else -1
+            if slot >= 0:
+                source = hot + slot * row_bytes
+            ctypes.memmove(out + row * row_bytes, source, row_bytes)
 
 
 def test_rows_of_pinned_memory_are_gathered_by_the_device(cuda):
@@ -150,10 +154,17 @@ def test_rows_of_pinned_memory_are_gathered_by_the_device(cuda):
     assert cuda.said == [
         "on s3", "on s0", "s0 records e1", "off s0", "s3 waits for e1", "gathers on 103", "off s3",
     ]  # fmt: skip
+    slot_of = torch.full((len(table),), -1, dtype=torch.int32)
+    slot_of[4] = 0
+    hot = HotRows(slot_of, torch.full((1, 3), -1.0))
+    with queue.running():
+        found = queue.gather(table, ids, hot)
+    assert torch.equal(found, HostQueue().gather(table, ids, hot))
+    assert (found == -1).all(1).tolist() == [True, False, False, True]
     pinned.unregister(whole.data_ptr())
     cuda.said.clear()
     with queue.running():
-        assert torch.equal(queue.gather(table, ids), expected)
+        assert torch.equal(queue.gather(table, ids, hot), expected)
     assert not any(said.startswith("gathers") for said in cuda.said)
 
 

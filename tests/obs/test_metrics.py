@@ -15,6 +15,7 @@ SNAPSHOT = EngineSnapshot(
     memory_bytes=((400, 100), (600, 500)),
     rows_dropped=8,
     quarantined=("gin",),
+    gathered_rows={"cora": (50, 40)},
 )
 
 
@@ -111,6 +112,8 @@ def test_the_engine_is_asked_at_the_scrape_only():
     assert seen["gnnserve_model_quarantined", "gin"] == 1
     assert seen["gnnserve_model_executor", "csr", "gin", "1"] == 1
     assert seen[("gnnserve_report_rows_dropped_total",)] == 8
+    assert seen["gnnserve_gathered_rows_total", "cora", "device"] == 40
+    assert seen["gnnserve_gathered_rows_total", "cora", "host"] == 10
 
 
 def test_use_of_the_host_since_the_last_scrape(tmp_path):

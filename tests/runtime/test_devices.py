@@ -34,7 +34,10 @@ GRAPH = """
 [[graph]]
 name = "{name}"
 file = "{folder}/{name}.npz"
+hot_memory = "{hot}"
 """
+#: Not all of their rows are hot: their places alone take 2,048 bytes.
+HOT = {"floats": "6 KiB", "bytes": "3 KiB"}
 #: Resident graphs, by how their features are kept.
 FEATURES_OF = {
     "floats": lambda rng: rng.standard_normal((NODES, FEATURES), dtype=np.float32),
@@ -49,7 +52,7 @@ class Served:
         path = folder / "server.toml"
         # Merged, only the first graph's word would be heard.
         text = CONFIG.format(repository=trouble.root) + "merge = false\n"
-        graphs = (GRAPH.format(name=name, folder=folder) for name in FEATURES_OF)
+        graphs = (GRAPH.format(name=name, folder=folder, hot=HOT[name]) for name in HOT)
         path.write_text(text.replace("= 4", "= 64") + "".join(graphs))
         rng = np.random.default_rng(0)
         self.edges = rng.integers(0, NODES, (2, 6 * NODES))
@@ -106,7 +109,10 @@ def reference():
 @pytest.fixture(scope="module")
 def served(trouble, tmp_path_factory):
     found = Served(trouble, tmp_path_factory.mktemp("devices"))
-    found.engine.start()
+    with pytest.MonkeyPatch.context() as patch:
+        # Memory for hot rows is taken in pieces that all of these small graphs would fit into.
+        patch.setattr("serve.graphs.hot._SEGMENT_BYTES", 512)
+        found.engine.start()
     found.engine.open()
     yield found
     found.engine.stop()
@@ -118,7 +124,8 @@ def test_each_device_has_its_process_lanes_and_memory(served):
     assert len(set(pids.values())) == DEVICES
     assert served.engine.pool.lane_ids_by_device == ((LaneId(0),), (LaneId(1),))
     weights_bytes = sum(served.engine.model(name).weights_bytes for name in ("mischief", "gcn"))
-    assert served.budgets() == [served.device.budget_bytes - weights_bytes] * DEVICES
+    taken_bytes = weights_bytes + (6 << 10) + (3 << 10)
+    assert served.budgets() == [served.device.budget_bytes - taken_bytes] * DEVICES
     found = served.engine.estimate("gcn", "", 1000, 5000)
     assert found.budget_bytes == sum(served.budgets())
     assert found.fit_count == DEVICES * (served.budgets()[0] // found.reserve_bytes)
@@ -238,6 +245,31 @@ def test_nodes_added_since_are_gathered_too(served, gathers, reference):
     output, _ = served.ask_nodes("bytes", ids)
     assert_equal(output, reference("gcn", Graph(x, edges))[ids])
     assert gathers == []
+
+
+def test_devices_keep_hot_rows_and_take_them_anew_after_changes(served, gathers, reference):
+    """Last of those above: they asked while rows were copied, changed and copied again."""
+    store = served.engine._graphs
+    for name in FEATURES_OF:
+        snapshot = store.get(name).snapshot
+        choice = store._hot[name].choice(snapshot)
+        assert 0 < choice.count < NODES
+        wait_for(
+            lambda hot=store._hot[name], choice=choice: hot._held == choice.file.number,
+            "a device to say that it has the rows",
+        )
+    before = served.engine.snapshot().gathered_rows
+    x = store.get("floats").snapshot.features(np.arange(NODES))
+    whole = reference("gcn", Graph(x, served.edges))
+    ids = np.arange(0, NODES, 3)
+    for _ in range(16):
+        output, _ = served.ask_nodes("floats", ids)
+        assert_equal(output, whole[ids])
+    after = served.engine.snapshot().gathered_rows
+    assert after["bytes"] == before["bytes"]
+    rows, hot = (b - a for a, b in zip(before["floats"], after["floats"], strict=True))
+    assert 0 < hot < rows
+    assert gathers == [NODES]  # this test itself
 
 
 def test_the_host_gathers_where_lanes_cannot(served, gathers, reference):

@@ -89,9 +89,13 @@ def test_a_table_is_mapped_once_and_an_old_one_dropped_when_it_is_used_no_more(t
     assert len(pinned.sizes) == 2
 
 
-def test_a_table_whose_file_is_gone_is_an_error(tmp_path):
+@pytest.mark.parametrize("reused", [False, True])
+def test_a_table_whose_file_is_gone_is_an_error(tmp_path, reused):
+    """Also when its descriptor's number is that of another file by now."""
     x = kept(np.full((3, 2), 0.5, np.float32), tmp_path)
     ref = table_of(x)
     del x
+    other = kept(np.full((3, 2), 1.5, np.float32), tmp_path) if reused else None
+    assert (other is not None and table_of(other).path == ref.path) == reused
     with pytest.raises(OSError, match="No such file"), Tables(None).using(ref):
         pass

@@ -1,0 +1,53 @@
+"""The gather of rows over the bus: the kernel's source, thread by thread on this processor."""
+
+import ctypes
+
+import pytest
+import torch
+
+from serve.cuda.library import CudaLibrary, library_path
+from serve.cuda.queues import HostQueue, HotRows
+
+SIMT = library_path("libgnnserve_simt.so")
+pytestmark = pytest.mark.skipif(SIMT is None, reason="only an editable install builds it")
+
+
+@pytest.fixture(scope="module")
+def library():
+    """What of the library for CUDA runs without it."""
+    found = CudaLibrary.__new__(CudaLibrary)
+    call = ctypes.CDLL(str(SIMT)).gnnserve_cuda_gather
+    pointer, size, code = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+    call.argtypes = [pointer, pointer, size, size, pointer, pointer, pointer, code, size, pointer]
+    found._gather, found._error = call, lambda number: b"refused"
+    return found
+
+
+@pytest.mark.parametrize("columns", [1, 3, 33, 64, 257])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.uint8])
+@pytest.mark.parametrize("offset", [0, 1])
+def test_hot_rows_come_from_the_device_and_others_from_the_table(library, columns, dtype, offset):
+    generator = torch.Generator().manual_seed(columns)
+    size = 50 * columns + 1
+    table = torch.randint(0, 100, (size,), generator=generator).to(dtype)
+    # As mapped, and as far past a line as one element.
+    table = table[offset : offset + 50 * columns].view(50, columns)
+    ids = torch.randint(50, (90,), generator=generator)
+    hot_ids = torch.arange(5, 50, 3)
+    slot_of = torch.full((50,), -1, dtype=torch.int32)
+    slot_of[hot_ids] = torch.arange(len(hot_ids), dtype=torch.int32)
+    # Other values, so that it shows where a row was taken from.
+    hot = HotRows(slot_of, table[hot_ids] + 100)
+    expected = HostQueue().gather(table, ids, hot)
+    there = slot_of[ids] >= 0
+    assert 0 < there.sum() < 90
+    torch.testing.assert_close(expected[there], table[ids[there]] + 100, rtol=0, atol=0)
+    torch.testing.assert_close(expected[~there], table[ids[~there]], rtol=0, atol=0)
+    for shift in (True, False):
+        out = torch.zeros(90, columns, dtype=dtype)
+        library.gather(
+            table.data_ptr(), ids.data_ptr(), 90, columns * dtype.itemsize, out.data_ptr(),
+            stream=0, hot=hot.rows.data_ptr(), slot_of=slot_of.data_ptr(), shift=shift,
+            most_threads=512,
+        )  # fmt: skip
+        torch.testing.assert_close(out, expected, rtol=0, atol=0)
