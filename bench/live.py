@@ -1,7 +1,7 @@
 """The same traces through live servers, one system after the other, and through the simulator.
 
     python -m bench.live [--quick] [--seeds 2] [--requests 200] [--rhos 0.1,0.3,0.5]
-        [--systems NAME,…] [--out FILE]
+        [--systems NAME,…] [--executor auto|eager|…] [--out FILE]
 
 Systems are policy+discipline or a baseline (``serve.sim.workload.BASELINES``), each a server of its
 own with the same lanes and executors (``bench.live_server``). They take turns: for each seed every
@@ -37,6 +37,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from bench.live_late import late_ones, stages
 from bench.live_setup import (
     OTHERS_LIMIT,
     OURS,
@@ -63,18 +64,27 @@ WHO = ("lanes", "server", "client", "others")
 
 
 def serve_traces(
-    client: LoadProcess, traces: Traces, folder: Path, system: str, seed: int, rhos: Sequence[float]
+    client: LoadProcess,
+    traces: Traces,
+    folder: Path,
+    system: str,
+    executor: str,
+    seed: int,
+    rhos: Sequence[float],
 ) -> Iterator[dict[str, Any]]:
     """A row per load."""
     runs = []
-    with live_server(folder, system) as server:
+    with live_server(folder, system, executor) as server:
         client.run(traces.make(WARM_UP_RHO, seed)[1], server.target)
         for rho in rhos:
             trace, path = traces.make(rho, seed)
             runs.append((trace, *undisturbed(client, server, path)))
     kept = records(server.database)
     for trace, run, used in runs:
-        yield {"system": system, "seed": seed, **summary(trace, run, kept), **used}
+        row = {"system": system, "seed": seed, **summary(trace, run, kept), **used}
+        if system == OURS:
+            row["late"] = list(late_ones(trace, run, kept, traces))
+        yield row
 
 
 def undisturbed(
@@ -147,20 +157,6 @@ def summary(trace: Trace, run: LoadRun, kept: dict[str, dict[str, Any]]) -> dict
     }
 
 
-def stages(row: dict[str, Any], latency_ns: int) -> dict[str, int]:
-    """Where one request's time went, as the client counts it."""
-    inside = row["queue_ns"] + row["prepare_exposed_ns"] + row["suspended_ns"] + row["run_ns"]
-    return {
-        "transport": latency_ns - row["latency_ns"],
-        "queue": row["queue_ns"],
-        "prepare": row["prepare_exposed_ns"],
-        "suspended": row["suspended_ns"],
-        "run": row["run_ns"],
-        "hand-over": row["latency_ns"] - inside - row["answer_ns"],
-        "answer": row["answer_ns"],
-    }
-
-
 def quantile(values: Sequence[float], percent: int) -> float:
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)] if ordered else 0.0
@@ -212,8 +208,13 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--rhos", default="0.1,0.3,0.5")
     parser.add_argument("--systems", default=",".join(SYSTEMS))
-    parser.add_argument("--out", type=Path, default=Path("bench/results/live.json"))
+    parser.add_argument("--executor", default="auto", help="of the configuration: models.executor")
+    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    executor = options.executor
+    if options.out is None:
+        suffix = "" if executor == "auto" else f"_{executor}"
+        options.out = Path(f"bench/results/live{suffix}.json")
     if options.quick:
         options.seeds, options.systems = 1, ",".join(QUICK_SYSTEMS)
     rhos = [float(rho) for rho in options.rhos.split(",")]
@@ -224,7 +225,7 @@ def main() -> None:
         cores = len(os.sched_getaffinity(0))
         traces = Traces(folder, options.workload, options.requests, cores)
         journal = folder / "journal.jsonl"
-        with live_server(folder / "first", OURS, journal=str(journal)) as server:
+        with live_server(folder / "first", OURS, executor, journal=str(journal)) as server:
             traces.measure(server, range(options.seeds))
             client.run(traces.make(WARM_UP_RHO, 0)[1], server.target)
             before_s = process_s(server.pid)
@@ -234,7 +235,7 @@ def main() -> None:
         for seed in range(options.seeds):
             for number, system in enumerate(systems):
                 there = folder / f"{number}-{seed}"
-                for row in serve_traces(client, traces, there, system, seed, rhos):
+                for row in serve_traces(client, traces, there, system, executor, seed, rhos):
                     row["simulated"] = twin.late(system, row["rho"], seed)
                     rows.append(row)
     means = list(over_seeds(rows))
@@ -242,6 +243,7 @@ def main() -> None:
     content = {
         "machine": machine_facts(),
         "workload": options.workload,
+        "executor": executor,
         "requests": options.requests,
         "graphs": traces.pool.sources,
         "solo_ms": twin.solo_ms,

@@ -31,8 +31,13 @@ _TICKS_HZ = os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
-def live_server(folder: Path, system: str, **report: object) -> Iterator[ServerProcess]:
-    """A server of `system`, ready: policy+discipline, a baseline, or @ and another checkout."""
+def live_server(
+    folder: Path, system: str, executor: str = "auto", **report: object
+) -> Iterator[ServerProcess]:
+    """A server of `system`, ready: policy+discipline, a baseline, or @ and another checkout.
+
+    `executor` as in the configuration's `models.executor`.
+    """
     policy, _, discipline = system.partition("+")
     module = ["bench.live_server"]
     checkout = None
@@ -44,13 +49,16 @@ def live_server(folder: Path, system: str, **report: object) -> Iterator[ServerP
         module += ["--at-once", str(BASELINES[system] or 1 << 20)]
     folder.mkdir(parents=True)
     cache = "" if checkout is None else "-of-the-other"
+    # Calibrated by this code on this machine now, once for all systems.
+    models = {"cache": str(folder.parent / f"cache{cache}")}
+    if executor != "auto":  # another checkout may be older than this key
+        models["executor"] = executor
     with ServerProcess(
         folder,
         policy=policy,
         discipline=discipline,
         sections={
-            # Calibrated by this code on this machine now, once for all systems.
-            "models": {"cache": str(folder.parent / f"cache{cache}")},
+            "models": models,
             "report": report,
             # Merging is ours: neither the paper's way nor a baseline knows it.
             "scheduling": {} if system == OURS or checkout else {"merge": False},
