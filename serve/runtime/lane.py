@@ -37,6 +37,7 @@ from serve.models.union import run_union
 from serve.native import Meter
 from serve.runtime import messages
 from serve.runtime.entry import LaneSetup, PassedFile
+from serve.runtime.heap import Heap
 from serve.runtime.messages import (
     MAX_PACKET_BYTES,
     LaneStarted,
@@ -65,12 +66,6 @@ _log = logging.getLogger(__name__)
 _TORCH_DTYPES = {"float32": torch.float32, "int64": torch.int64, "int32": torch.int32}
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
-#: glibc's, which other C libraries have no need of.
-_malloc_trim, _mallopt = getattr(_libc, "malloc_trim", None), getattr(_libc, "mallopt", None)
-if _malloc_trim is not None:
-    _malloc_trim.argtypes = [ctypes.c_size_t]
-#: How many blocks may have pages of their own, and the kernel's usual bound for it.
-_M_MMAP_MAX, _MANY_BLOCKS = -4, 65536
 #: Lanes compute for milliseconds, the main process acts for microseconds: it must not wait for
 #: them when they share a core, with work for other lanes in its hands.
 _NICENESS = 5
@@ -133,7 +128,7 @@ class Lane:
         self._meter = meter
         self._keep_bytes = keep_bytes
         self._stop_word = stop_word
-        self._own_pages = False
+        self._heap = Heap(keep_bytes)
         self._models: dict[str, LoadedModel] = {}
         self._signatures: dict[str, Signature] = {}
 
@@ -204,16 +199,8 @@ class Lane:
         return TaskDone(task.task_id, rows, outputs[0].shape[1], run_ns, peak, held)
 
     def _use_pages_for(self, need_bytes: int) -> None:
-        """Large blocks of a run that needs more than a lane may keep get pages of their own.
-
-        Those are handed back as soon as they are freed. Else blocks come from the heap, which is
-        more than twice as fast, but takes up to about as much again in holes: what a lane may keep
-        covers that for runs that take no more than it.
-        """
-        on = need_bytes > self._keep_bytes
-        if on != self._own_pages and _mallopt is not None:
-            _mallopt(_M_MMAP_MAX, _MANY_BLOCKS if on else 0)
-            self._own_pages = on
+        """Get ready for a run that needs so much."""
+        self._heap.use_pages_for(need_bytes)
 
     def _tidy(self, answer: TaskDone | TaskError) -> None:
         """Give back what a run left that is more than a lane may keep."""
@@ -222,8 +209,7 @@ class Lane:
             gc.collect()
         elif answer.held_bytes is not None and answer.held_bytes <= self._keep_bytes:
             return
-        if _malloc_trim is not None:
-            _malloc_trim(self._keep_bytes)
+        self._heap.give_back()
 
     def _failed(self, task: RunTask, error: Exception) -> TaskError:
         if self._stop_word.asked(task.task_id):
@@ -277,6 +263,7 @@ class Lane:
         self._signatures[message.key] = message.signature
         gc.collect()
         gc.freeze()
+        self._heap.settle()
         return ModelLoaded(message.key)
 
     def _load_model(self, message: LoadModel) -> LoadedModel:
