@@ -1,0 +1,58 @@
+"""The tables of docs/scheduling.md on live runs, from what ``bench.live`` wrote.
+
+    python -m bench.live_table
+
+Replaces what stands between the markers; `tests/bench` checks that page and results agree.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+PAGE = Path(__file__).parents[1] / "docs" / "scheduling.md"
+RESULTS = Path(__file__).parent / "results"
+#: By the marker in the page.
+FILES = {"live": RESULTS / "live.json", "live eager": RESULTS / "live_eager.json"}
+
+
+def table(content: dict[str, Any]) -> str:
+    """Markdown: a row per system, for each ρ live with its range, simulated and client."""
+    means = content["means"]
+    rhos = sorted({row["rho"] for row in means})
+    cells = {(row["system"], row["rho"]): _cell(row) for row in means}
+    heads = [f"ρ {rho:g}" for rho in rhos]
+    heads[0] += ": live (seeds), simulated, client"
+    lines = [["system", *heads], ["---"] * (len(rhos) + 1)]
+    for system in dict.fromkeys(row["system"] for row in means):
+        name = " + ".join(f"`{part}`" for part in system.split("+"))
+        lines.append([name, *(cells[system, rho] for rho in rhos)])
+    ruled = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return ruled.replace("| --- ", "|---").replace("|--- |", "|---|")
+
+
+def _cell(row: dict[str, Any]) -> str:
+    low, high = row["late_server_range"]
+    live, simulated, client = row["late_server"], row["simulated"], row["missed"]
+    spread = f" ({low:.1%} to {high:.1%})" if low != high else ""
+    return f"{live:.1%}{spread}, {simulated:.1%}, {client:.1%}".replace("%", " %")
+
+
+def written_into(page: str) -> str:
+    """The page with the tables of today's results."""
+    for marker, path in FILES.items():
+        made = f"<!-- {marker} -->\n{table(json.loads(path.read_text()))}\n<!-- end -->"
+        page, count = re.subn(
+            rf"<!-- {marker} -->\n.*?<!-- end -->", lambda _, made=made: made, page, flags=re.DOTALL
+        )
+        if count != 1:
+            raise ValueError(f"{PAGE}: {count} places for the table '{marker}', there must be 1")
+    return page
+
+
+def main() -> None:
+    PAGE.write_text(written_into(PAGE.read_text()))
+
+
+if __name__ == "__main__":
+    main()
