@@ -39,6 +39,7 @@ from rich.table import Table
 
 from bench.live_late import late_ones, stages
 from bench.live_setup import (
+    LEARN_RHO,
     OTHERS_LIMIT,
     OURS,
     Traces,
@@ -57,7 +58,7 @@ from tests.harness import ServerProcess
 
 SYSTEMS = (OURS, "slack+rolling", "bqt+barrier", *BASELINES)
 QUICK_SYSTEMS = (OURS, "bqt+barrier", "default")
-WARM_UP_RHO, LEARN_RHO = 0.4, 0.3
+WARM_UP_RHO = 0.4
 TRIES = 4
 STAGES = ("transport", "queue", "prepare", "suspended", "run", "hand-over", "answer")
 WHO = ("lanes", "server", "client", "others")

@@ -25,6 +25,8 @@ from tests.outside import descendants
 
 OURS = "slack+preemptive"
 QOS_FACTOR = 2.0
+#: Of the run that the simulated device is learned from.
+LEARN_RHO = 0.3
 #: Share of the cores' time that other programs may take beside a run that counts.
 OTHERS_LIMIT = 0.05
 _TICKS_HZ = os.sysconf("SC_CLK_TCK")

@@ -54,14 +54,15 @@ class DeviceModel:
 class Run:
     """One task on a lane."""
 
-    __slots__ = ("executing", "mark", "started_ns", "stopping", "task_id")
+    __slots__ = ("core", "executing", "mark", "started_ns", "stopping", "task_id")
 
     def __init__(self, task_id: TaskId, run_ns: int, started_ns: int) -> None:
         self.task_id = task_id
         #: When its lane heard of it.
         self.started_ns = started_ns
-        #: While executing, the device's progress at which it ends; else the work left.
+        #: While executing, its core's progress at which it ends; else the work left.
         self.mark = float(run_ns)
+        self.core = 0
         self.executing = False
         self.stopping = False
 
@@ -69,23 +70,30 @@ class Run:
 class SimulatedDevice:
     """Lanes on which runs make progress at a pace set by how many execute.
 
-    All that execute advance alike, so one number tells how far each is: the work that a run which
-    always executed would have done. Changing the pace touches no run.
+    All that execute on a core advance alike, so one number tells how far each is: the work that a
+    run which always executed would have done. Changing the pace touches no run. Cores are told
+    apart only where the host takes from them (``DeviceModel.host``); without that all runs count
+    as on one, whose pace has the cores in it (``DeviceModel.slowdown``).
     """
 
     def __init__(self, model: DeviceModel) -> None:
         self._model = model
         self._runs: dict[LaneId, Run] = {}
         self._executing: dict[LaneId, Run] = {}
-        #: Work done by one that always executes, in time on an idle device, up to `_at_ns`.
-        self._progress = 0.0
+        cores = 1 if model.host is None else model.host.cores
+        #: By core: work done by one that always executes, in time on an idle device, up to
+        #: `_at_ns`; work done in a nanosecond; runs that execute there.
+        self._progress = [0.0] * cores
+        self._pace = [1.0] * cores
+        self.executing_on = [0] * cores
         self._at_ns = 0
-        self._slowdown = 1.0
         #: What executes changed since the pace was found, with the first end at it.
         self._changed = False
         self._end: tuple[int, LaneId] | None = None
-        #: Of a core, for each run.
-        self._share = 1.0
+        #: Of each core, for its runs.
+        self._shares = (1.0,) * cores
+        #: Where each lane was pinned last.
+        self._core_of: dict[LaneId, int] = {}
         self._launch_ns = model.switch_ns if model.launch_ns is None else model.launch_ns
 
     def launch(self, lane_id: LaneId, task_id: TaskId, run_ns: int, now_ns: int) -> None:
@@ -95,36 +103,39 @@ class SimulatedDevice:
         self.resume(lane_id, now_ns)
 
     def suspend(self, lane_id: LaneId, now_ns: int) -> None:
-        """Stop the run on the lane where it is."""
+        """Stop the run on the lane where it is, unless it has just ended."""
         self._advance(now_ns)
-        run = self._executing.pop(lane_id)
+        run = self._executing.pop(lane_id, None)
+        if run is None:
+            return
+        self.executing_on[run.core] -= 1
         run.executing = False
-        run.mark = max(0.0, run.mark - self._progress)
+        run.mark = max(0.0, run.mark - self._progress[run.core])
 
     def resume(self, lane_id: LaneId, now_ns: int) -> None:
-        """Let the run on the lane go on, if it does not."""
+        """Let the run on the lane go on, if there is one that does not."""
         self._advance(now_ns)
-        run = self._executing[lane_id] = self._runs[lane_id]
-        if run.executing:
+        run = self._runs.get(lane_id)
+        if run is None or run.executing:
             return
         run.executing = True
+        run.core = self._core_for(lane_id)
+        self._executing[lane_id] = run
+        self.executing_on[run.core] += 1
         # It works only once the switch has taken effect.
-        run.mark += self._progress + self._model.switch_ns
+        run.mark += self._progress[run.core] + self._model.switch_ns
 
-    @property
-    def executing_count(self) -> int:
-        """Runs that execute."""
-        return len(self._executing)
-
-    def gets(self, share: float, now_ns: int) -> None:
-        """From now on each run gets so much of a core."""
-        if share != self._share:
+    def gets(self, shares: tuple[float, ...], now_ns: int) -> None:
+        """From now on the runs of each core get so much of it, together."""
+        if shares != self._shares:
             self._advance(now_ns)
-            self._share = share
+            self._shares = shares
 
     def stop(self, lane_id: LaneId, now_ns: int) -> None:
         """Have the run on the lane end within `stop_ns`, also if it was suspended."""
-        run = self._runs[lane_id]
+        run = self._runs.get(lane_id)
+        if run is None:
+            return
         if run.executing:
             self.suspend(lane_id, now_ns)
         run.mark = min(run.mark, float(self._model.stop_ns))
@@ -138,28 +149,50 @@ class SimulatedDevice:
         return self._runs.pop(lane_id)
 
     def next_end(self) -> tuple[int, LaneId] | None:
-        """(when, lane) of the run that ends first if the pace stays; None when none executes."""
+        """(when, lane) of the run that ends first if the pace stays; None when none advances."""
         if self._changed:
             self._changed = False
             self._look_ahead()
         return self._end
+
+    def _core_for(self, lane_id: LaneId) -> int:
+        """Its last one, unless a lane executes there and on another none; as lanes are pinned."""
+        cores = len(self.executing_on)
+        core = self._core_of.get(lane_id, lane_id % cores)
+        if self.executing_on[core]:
+            core = next((other for other in range(cores) if not self.executing_on[other]), core)
+        self._core_of[lane_id] = core
+        return core
 
     def _advance(self, now_ns: int) -> None:
         """Up to now at the pace so far; what executes is about to change."""
         if now_ns != self._at_ns:
             if self._changed:
                 self._look_ahead()
-            self._progress += (now_ns - self._at_ns) / self._slowdown
+            for core, pace in enumerate(self._pace):
+                self._progress[core] += (now_ns - self._at_ns) * pace
             self._at_ns = now_ns
         self._changed = True
 
     def _look_ahead(self) -> None:
         """Find the pace, and who ends first at it."""
-        runs = self._executing
-        if not runs:
-            self._end = None
+        self._end = None
+        executing = len(self._executing)
+        if not executing:
             return
-        self._slowdown = slowdown = self._model.slowdown_beside(len(runs) - 1) / self._share
-        first, lane_id = min([(run.mark, lane_id) for lane_id, run in runs.items()])
-        left_ns = round((first - self._progress) * slowdown)
-        self._end = self._at_ns + (left_ns if left_ns > 0 else 0), lane_id
+        cores = len(self._pace)
+        if cores == 1 and self._model.host is None:
+            self._pace[0] = 1 / self._model.slowdown_beside(executing - 1)
+        else:
+            # Those on one core take turns: no more than one of them is beside others.
+            slowdown = self._model.slowdown_beside(min(executing, cores) - 1)
+            for core, share in enumerate(self._shares):
+                self._pace[core] = share / max(1, self.executing_on[core]) / slowdown
+        ends = [
+            ((run.mark - self._progress[run.core]) / self._pace[run.core], lane_id)
+            for lane_id, run in self._executing.items()
+            if self._pace[run.core] > 0
+        ]
+        if ends:
+            left_ns, lane_id = min(ends)
+            self._end = self._at_ns + max(0, round(left_ns)), lane_id

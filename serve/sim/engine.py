@@ -147,7 +147,11 @@ class Simulation:
         peak_bytes = self._offered[task_id].task.estimate.peak_bytes
         # As a lane counts it: from when it heard of the task, also while it stood suspended.
         usage = Usage(Nanos(max(0, self.now_ns - run.started_ns)), peak_bytes)
-        self._tell(TaskFinished(task_id, lane_id, usage))
+        finished = TaskFinished(task_id, lane_id, usage)
+        if self._host is None:
+            self._tell(finished)
+        else:
+            self._work(self._server, self._host.hear_ns, partial(self._tell, finished))
         return True
 
     def _tell(self, event: Event) -> None:
@@ -228,13 +232,12 @@ class Simulation:
 
     def _share_cores(self, host: HostModel) -> None:
         """Give each who wants a core now its share."""
-        executing = sum(device.executing_count for device in self._devices)
-        busy = self._server.busy + self._client.busy
-        of_process, of_run = host.shares(busy, executing)
-        for process in (self._server, self._client):
-            process.gets(of_process, self.now_ns)
+        runs = [sum(on) for on in zip(*(d.executing_on for d in self._devices), strict=True)]
+        shares = host.shares(self._server.busy, self._client.busy, runs)
+        self._server.gets(shares.server, self.now_ns)
+        self._client.gets(shares.client, self.now_ns)
         for device in self._devices:
-            device.gets(of_run, self.now_ns)
+            device.gets(shares.runs, self.now_ns)
 
     def _run_ns(self, command: LaunchTask) -> int:
         """What the launched run truly takes.

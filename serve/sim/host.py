@@ -1,18 +1,28 @@
 """The host's own work, where it takes processor time from the lanes: server and client processes.
 
-Each does one piece of work after the other, as the threads of one Python process do. What of a core
-it gets meanwhile depends on what else wants one.
+A lane computes on one core at a time. The server's threads keep to the first core, where they also
+hold one interpreter lock (``serve/app.py``); the client goes where least is going on. On a core of
+theirs they come before lanes, at once and for as long as they have work: lanes are nicer, and the
+pieces of work are short, so that fairness never comes to take the core from them.
 """
 
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from serve.core.types import ZERO_NS, Nanos
 
-#: How much a lane counts beside a process of the host when there are more of them than cores: what
-#: their niceness makes of lanes on Linux.
-LANE_WEIGHT = 1 / 3
+#: Of the server's threads.
+SERVER_CORE = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """What of a core each gets."""
+
+    server: float
+    client: float
+    #: All runs on each core together.
+    runs: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,41 +36,52 @@ class HostModel:
     #: The client's, until a request is sent; and when its answer is there.
     send_ns: Nanos = ZERO_NS
     read_ns: Nanos = ZERO_NS
-    #: The server's, until a request counts as arrived; and when its answer is out.
+    #: The server's, until a request counts as arrived; when a run has ended, until the scheduler
+    #: hears of it; and when the answer is out.
     receive_ns: Nanos = ZERO_NS
+    hear_ns: Nanos = ZERO_NS
     finish_ns: Nanos = ZERO_NS
 
     def __post_init__(self) -> None:
         if self.cores < 1:
             raise ValueError(f"cores {self.cores} must be at least 1")
-        if min(self.send_ns, self.read_ns, self.receive_ns, self.finish_ns) < 0:
+        times_ns = (self.send_ns, self.read_ns, self.receive_ns, self.hear_ns, self.finish_ns)
+        if min(times_ns) < 0:
             raise ValueError(f"processor time must be at least 0 ns, got {self}")
 
-    def shares(self, processes: int, executing: int) -> tuple[float, float]:
-        """What of a core each busy process gets and each of `executing` runs.
+    def shares(self, server_busy: bool, client_busy: bool, runs: Sequence[int]) -> Shares:
+        """Who gets what, with so many runs executing on each core."""
+        left = [1.0] * self.cores
+        server = client = 1.0
+        if server_busy:
+            left[SERVER_CORE] = 0.0
+        if client_busy:
+            # Where nothing has to give way for it, if there is such a core.
+            core = max(range(self.cores), key=lambda core: (left[core], -runs[core], core))
+            if left[core] == 0.0:
+                server = client = 0.5
+            left[core] = 0.0
+        return Shares(server, client, tuple(left))
 
-        More runs than cores share theirs by the slowdown of the device.
-        """
-        runs = min(executing, self.cores)
-        if processes + runs <= self.cores:
-            return 1.0, 1.0
-        of_process = min(1.0, self.cores / (processes + LANE_WEIGHT * runs))
-        return of_process, (self.cores - processes * of_process) / runs if runs else 1.0
 
-
-@dataclass(slots=True)
 class _Piece:
-    left_ns: float
-    then: Callable[[], None]
+    __slots__ = ("left_ns", "then")
+
+    def __init__(self, left_ns: float, then: Callable[[], None]) -> None:
+        self.left_ns = left_ns
+        self.then = then
 
 
 class Process:
-    """One process of the host."""
+    """One process of the host: its threads take turns by the fraction of a millisecond.
+
+    So each of its pieces of work advances alike.
+    """
 
     __slots__ = ("_at_ns", "_pieces", "_share")
 
     def __init__(self) -> None:
-        self._pieces: deque[_Piece] = deque()
+        self._pieces: list[_Piece] = []
         self._at_ns = 0
         self._share = 1.0
 
@@ -70,24 +91,29 @@ class Process:
         return bool(self._pieces)
 
     def do(self, work_ns: int, then: Callable[[], None], now_ns: int) -> None:
-        """Work for `work_ns` when everything before is done, `then` do that."""
+        """Work for `work_ns` from now on, beside what there is, and do `then`."""
         self.gets(self._share, now_ns)
         self._pieces.append(_Piece(work_ns, then))
 
     def gets(self, share: float, now_ns: int) -> None:
         """From now on it gets so much of a core."""
         if self._pieces:
-            self._pieces[0].left_ns -= (now_ns - self._at_ns) * self._share
+            done_ns = (now_ns - self._at_ns) * self._share / len(self._pieces)
+            for piece in self._pieces:
+                piece.left_ns -= done_ns
         self._at_ns = now_ns
         self._share = share
 
     def next_end(self) -> int | None:
-        """When the piece it works on is done if its share stays; None: it has none."""
+        """When the first of its pieces is done if nothing changes; None: it has none."""
         if not self._pieces:
             return None
-        return self._at_ns + max(0, round(self._pieces[0].left_ns / self._share))
+        least_ns = min(piece.left_ns for piece in self._pieces)
+        return self._at_ns + max(0, round(least_ns * len(self._pieces) / self._share))
 
     def end(self, now_ns: int) -> Callable[[], None]:
-        """The piece it works on is done; what was to be done then."""
+        """The first of its pieces is done; what was to be done then."""
         self.gets(self._share, now_ns)
-        return self._pieces.popleft().then
+        first = min(self._pieces, key=lambda piece: piece.left_ns)
+        self._pieces.remove(first)
+        return first.then

@@ -27,38 +27,78 @@ def answers(requests, model, lanes=2):
     }
 
 
-def test_preparing_slows_runs_only_where_it_takes_their_core():
+def test_the_server_takes_the_first_core_from_the_run_on_it():
     pair = [offered(0, 10), offered(1, 1, at_ms=2, prepare_ms=3)]
     assert max(answers(pair, DeviceModel(**FREE)).values())[0] == 10
-    two_cores = DeviceModel(**FREE, host=HostModel(cores=2))
-    assert max(answers(pair, two_cores).values())[0] == 10
-    # 3 ms of work at 3/4 of the core beside the run, which gets 1/4 of it for 4 ms: 3 ms lost. Then
-    # two runs on one core, of which the device knows nothing (slowdown): no more is lost.
-    one_core = DeviceModel(**FREE, host=HostModel(cores=1))
-    assert max(answers(pair, one_core).values())[0] == 13
+    # 3 ms of preparing, on the core of the first run, which so ends 3 ms later.
+    for cores in (1, 2):
+        device = DeviceModel(**FREE, host=HostModel(cores=cores))
+        ends = answers(pair, device)
+        assert ends[0][0] == (14 if cores == 1 else 13), cores
+    # A run on the other core loses nothing: 0 to 10 on core 0 less 3, and 1 to 9 on core 1.
+    other = [offered(0, 10), offered(2, 8, at_ms=1), offered(1, 1, at_ms=2, prepare_ms=3)]
+    assert answers(other, DeviceModel(**FREE, host=HostModel(cores=2)), lanes=3)[2][0] == 9
 
 
-def test_the_server_does_one_thing_after_the_other():
+def test_the_client_goes_where_it_takes_nothing_from_others():
+    # One run, which lies on the server's core: the client reads 5 ms of answers on the other.
+    host = HostModel(2, read_ns=5 * MS)
+    pair = [offered(0, 2), offered(1, 10, at_ms=1)]
+    assert answers(pair, DeviceModel(**FREE, host=host), lanes=1)[1][0] == 12
+    # Beside two runs it takes the core that is not the server's from one: 5 ms of its 20.
+    pair = [offered(0, 2), offered(1, 20, at_ms=1), offered(2, 20, at_ms=1)]
+    ends = answers(pair, DeviceModel(**FREE, host=host))
+    assert sorted(end for end, _ in ends.values()) == [2, 22, 26]
+
+
+def test_pieces_of_the_server_advance_alike():
     pair = [offered(0, 1, prepare_ms=2, answer_ms=1), offered(1, 1, prepare_ms=2, answer_ms=1)]
     assert [end for end, _ in answers(pair, DeviceModel(**FREE)).values()] == [4, 4]
-    # Prepared by 2 and 4; the first one's answer is made while the other runs.
+    # Both are prepared by 4, run until 5 and then, sharing the core again, answered by 7.
     ample = DeviceModel(**FREE, host=HostModel(cores=8))
-    assert [end for end, _ in answers(pair, ample).values()] == [5, 6]
+    assert [end for end, _ in answers(pair, ample).values()] == [7, 7]
+
+
+def test_a_run_is_heard_of_by_the_server_before_its_lane_is_free():
+    host = HostModel(8, hear_ns=2 * MS)
+    pair = [offered(0, 1), offered(1, 1)]
+    # Heard of by 3; the second then runs until 4 and is heard of by 6.
+    assert answers(pair, DeviceModel(**FREE, host=host), lanes=1) == {0: (3, 0), 1: (6, 0)}
 
 
 def test_client_and_server_work_before_a_request_counts_as_arrived_and_after_its_answer():
     host = HostModel(8, send_ns=MS, read_ns=3 * MS, receive_ns=2 * MS, finish_ns=5 * MS)
     pair = [offered(0, 1), offered(1, 1, at_ms=4)]
-    # Sent by 1 and received by 3, answered at 4; then the server is busy until 9, the client
-    # until 7, when it sends the second, which is received from 9 on.
-    assert answers(pair, DeviceModel(**FREE, host=host)) == {0: (4, 3), 1: (12, 11)}
+    # Sent by 1 and received by 3, answered at 4. The client then reads until 7 or sends: half as
+    # fast each, the second is sent by 6, and received by 10 beside what the server finishes. That
+    # goes on until 11, and the first lane is on its core.
+    assert answers(pair, DeviceModel(**FREE, host=host)) == {0: (4, 3), 1: (12, 10)}
 
 
-@pytest.mark.parametrize("executing", [1, 2, 5])
-@pytest.mark.parametrize("processes", [0, 1, 2])
-@pytest.mark.parametrize("cores", [1, 2, 4])
-def test_no_more_is_given_than_there_are_cores(cores, processes, executing):
-    of_process, of_run = HostModel(cores).shares(processes, executing)
-    given = processes * of_process + min(executing, cores) * of_run
-    assert given == pytest.approx(min(cores, processes + min(executing, cores)))
-    assert 0 < of_run <= of_process <= 1
+@pytest.mark.parametrize("runs", [(0, 0), (1, 0), (1, 1), (3, 2)])
+@pytest.mark.parametrize("client", [False, True])
+@pytest.mark.parametrize("server", [False, True])
+def test_no_more_is_given_than_there_are_cores_and_nothing_is_left_idle(server, client, runs):
+    shares = HostModel(2).shares(server, client, runs)
+    host = server * shares.server + client * shares.client
+    assert host + sum(shares.runs) == pytest.approx(2)
+    # With a core of its own for each, neither waits for the other.
+    assert host == server + client
+
+
+def test_on_one_core_server_and_client_share_it():
+    shares = HostModel(1).shares(True, True, (1,))
+    assert (shares.server, shares.client, shares.runs) == (0.5, 0.5, (0.0,))
+
+
+def test_a_run_that_has_ended_cannot_be_stopped_any_more():
+    # The second is more urgent and comes while the server hears of the end of the first.
+    host = HostModel(1, hear_ns=2 * MS)
+    requests = [offered(0, 10), offered(1, 1, at_ms=11)]
+    simulation = Simulation(
+        Scheduler(params(policy="slack", discipline="preemptive", lanes=2, parallelism=1,
+                         can_suspend=True)),
+        DeviceModel(**FREE, host=host),
+    )  # fmt: skip
+    simulation.run(requests)
+    assert len(simulation.answered) == 2
