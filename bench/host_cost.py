@@ -27,7 +27,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.grpc_echo import echo_port, start_server
-from bench.live import STAGES, quantile, stages
+from bench.live import quantile
+from bench.live_late import STAGES, stages
 from bench.live_setup import OURS, Traces, live_server
 from bench.machine import machine_facts
 from bench.open_loop import LoadProcess, LoadRun, load_process

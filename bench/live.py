@@ -37,7 +37,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench.live_late import late_ones, stages
+from bench.live_late import STAGES, late_ones, stages
 from bench.live_setup import (
     LEARN_RHO,
     OTHERS_LIMIT,
@@ -60,7 +60,6 @@ SYSTEMS = (OURS, "slack+rolling", "bqt+barrier", *BASELINES)
 QUICK_SYSTEMS = (OURS, "bqt+barrier", "default")
 WARM_UP_RHO = 0.4
 TRIES = 4
-STAGES = ("transport", "queue", "prepare", "suspended", "run", "hand-over", "answer")
 WHO = ("lanes", "server", "client", "others")
 
 

@@ -7,6 +7,8 @@ from bench.live_setup import Traces
 from bench.open_loop import LoadRun
 from serve.workload import Trace
 
+STAGES = ("transport", "queue", "prepare", "suspended", "run", "hand-over", "answer")
+
 
 def stages(row: Mapping[str, Any], latency_ns: int) -> dict[str, int]:
     """Where one request's time went, as the client counts it."""

@@ -52,7 +52,7 @@ def live_server(
     folder.mkdir(parents=True)
     cache = "" if checkout is None else "-of-the-other"
     # Calibrated by this code on this machine now, once for all systems.
-    models = {"cache": str(folder.parent / f"cache{cache}")}
+    models: dict[str, object] = {"cache": str(folder.parent / f"cache{cache}")}
     if executor != "auto":  # another checkout may be older than this key
         models["executor"] = executor
     with ServerProcess(

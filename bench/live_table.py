@@ -6,7 +6,6 @@ Replaces what stands between the markers; `tests/bench` checks that page and res
 """
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +40,11 @@ def _cell(row: dict[str, Any]) -> str:
 def written_into(page: str) -> str:
     """The page with the tables of today's results."""
     for marker, path in FILES.items():
-        made = f"<!-- {marker} -->\n{table(json.loads(path.read_text()))}\n<!-- end -->"
-        page, count = re.subn(
-            rf"<!-- {marker} -->\n.*?<!-- end -->", lambda _, made=made: made, page, flags=re.DOTALL
-        )
-        if count != 1:
-            raise ValueError(f"{PAGE}: {count} places for the table '{marker}', there must be 1")
+        before, start, rest = page.partition(f"<!-- {marker} -->\n")
+        _, end, after = rest.partition("\n<!-- end -->")
+        if not end:
+            raise ValueError(f"{PAGE}: no place for the table '{marker}'")
+        page = before + start + table(json.loads(path.read_text())) + end + after
     return page
 
 
