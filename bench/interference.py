@@ -5,14 +5,15 @@
 Simulated as in ``bench.policies`` (calibrated run times, the mix, targets of 2 × solo) on a device
 that suspends nothing, as a GPU, and on which a run beside k others takes `slowdown[k]` times as
 long. ρ is rate × mean solo time: at 1 there is as much work as one lane alone can do. All systems
-are `slack` + `rolling`, see the same requests, and differ in
+are `slack` + `preemptive`, see the same requests, and differ in
 
 - so many lanes: whatever is ready runs, and nothing is known of the slowdown;
 - the table: four lanes, and the scheduler knows the slowdown (``serve.core.company``);
 - the late join: the same without its rule that one that is late in any case leaves room;
 - a table that is wrong: what runs are slowed by taken for 25 % less, or more, than it is.
 
-Missed is the share that is late.
+The last two devices are two cores with four lanes each, which suspend; ρ counts both, and without
+the table only what is known differs. Missed is the share that is late.
 """
 
 import argparse
@@ -45,7 +46,11 @@ DEVICES = {
     "medium": (1.0, 1.3, 1.5, 1.7),
     "weak": (1.0, 1.1, 1.2, 1.3),
     "one after the other": (1.0, 2.0, 3.0, 4.0),
+    "two cores, weak": (1.0, 1.15),
+    "two cores, strong": (1.0, 1.3),
 }
+CORES = "two cores"
+NOTHING = "nothing known"
 TABLE = "the table"
 SYSTEMS = (
     *(f"{lanes} lanes" for lanes in (1, 2, 3, 4)),
@@ -56,15 +61,28 @@ SYSTEMS = (
 )
 
 
-def serve(system: str, slowdown: tuple[float, ...], requests: Sequence[Offered]) -> SimReport:
-    lanes, known = 4, slowdown
-    if system.endswith(" lanes"):
+def systems(device: str) -> tuple[str, ...]:
+    return (NOTHING, TABLE, *SYSTEMS[-2:]) if device.startswith(CORES) else SYSTEMS
+
+
+def serve(system: str, device: str, requests: Sequence[Offered]) -> SimReport:
+    known = slowdown = DEVICES[device]
+    lanes, cores = (8, 2) if device.startswith(CORES) else (4, None)
+    if system == NOTHING:
+        known = NO_SLOWDOWN
+    elif system.endswith(" lanes"):
         lanes, known = int(system.split()[0]), NO_SLOWDOWN
     elif system.startswith("25 %"):
         factor = 0.75 if system.endswith("low") else 1.25
         known = tuple(1 + factor * (value - 1) for value in slowdown)
-    device = DeviceFacts(Bytes(1 << 40), tuple(map(LaneId, range(lanes))), slowdown=known)
-    params = SchedulerParams(device, policy="slack", discipline="rolling", max_queue=1 << 20)
+    facts = DeviceFacts(
+        Bytes(1 << 40),
+        tuple(map(LaneId, range(lanes))),
+        parallelism=cores,
+        can_suspend=cores is not None,
+        slowdown=known,
+    )
+    params = SchedulerParams(facts, policy="slack", discipline="preemptive", max_queue=1 << 20)
     late_joins = mock.patch.object(company, "leaves_room", return_value=True)
     with late_joins if system == "the late join" else nullcontext():
         return simulate(requests, params, DeviceModel(slowdown=slowdown))
@@ -72,10 +90,10 @@ def serve(system: str, slowdown: tuple[float, ...], requests: Sequence[Offered])
 
 def measure(site: Site, name: str, rho: float, options: argparse.Namespace) -> Iterator[Any]:
     """A row for each system."""
-    lane = replace(site, cores=1)
-    offers = [lane.requests("mix", rho, seed, options.requests) for seed in range(options.seeds)]
-    for system in SYSTEMS:
-        reports = [serve(system, DEVICES[name], requests) for requests in offers]
+    alone = replace(site, cores=2 if name.startswith(CORES) else 1)
+    offers = [alone.requests("mix", rho, seed, options.requests) for seed in range(options.seeds)]
+    for system in systems(name):
+        reports = [serve(system, name, requests) for requests in offers]
         missed = [missed_share(report) for report in reports]
         yield {
             "device": name,
@@ -105,7 +123,7 @@ def main() -> None:
         table = Table(title=f"{name}, {slowdown}: late (p99 of latency ÷ target, mean JCT in ms)")
         for head in ("system", *(f"ρ {rho:g}" for rho in rhos)):
             table.add_column(head, justify="left" if head == "system" else "right")
-        for system in SYSTEMS:
+        for system in systems(name):
             cells = [row for row in rows if (row["device"], row["system"]) == (name, system)]
             table.add_row(
                 system,

@@ -22,6 +22,7 @@ class Board:
     __slots__ = (
         "_at_ns",
         "_beside_ns",
+        "_full_pace",
         "_history",
         "_max_slots",
         "_pace",
@@ -60,6 +61,8 @@ class Board:
         #: The slowdown of those that execute now.
         self._pace = 1.0
         self._max_slots = device.slots
+        #: The same when all slots execute.
+        self._full_pace = slowdown_beside(device.slowdown, device.slots - 1)
         self._rank_task = policy.rank
         #: Since when each (free slots, free memory) held. Long enough to look back over one
         #: prepare; older entries are lost, and a wait that began before them is cut short.
@@ -95,8 +98,11 @@ class Board:
         """How urgent the record is beside others with so much run time left, smaller first.
 
         The policy says so, except that one promoted for waiting too long goes first and one
-        that is answered already goes last.
+        that is answered already goes last. The time left, as alone, is taken as it will be beside
+        as many others as there are slots for.
         """
+        if self._full_pace != 1.0:
+            left_ns = Nanos(int(left_ns * self._full_pace))
         standing = 0 if record.promoted else 2 if record.state.answered else 1
         return standing, self._rank_task(record.task, left_ns, now_ns)
 
@@ -185,6 +191,7 @@ class Board:
         """Runs disturb one another like this from now on."""
         self._advance(now_ns)
         self.slowdown = slowdown
+        self._full_pace = slowdown_beside(slowdown, self._max_slots - 1)
         self._pace = slowdown_beside(slowdown, max(0, self.executing_count - 1))
 
     def _execute(self, run: Run, now_ns: Nanos) -> None:
