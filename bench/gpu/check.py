@@ -1,11 +1,16 @@
 """Everything that needs a GPU, in one go: build, test, measure. `make gpu-check` calls this.
 
-    python3 bench/gpu/check.py [--only a,b] [--skip a,b] [--minutes M] [--quick] [--dry]
+    python3 bench/gpu/check.py [--only a,b] [--skip a,b] [--minutes M] [--quick [a,b]] [--dry]
+        [--out FILE]
+    python3 bench/gpu/check.py --merge FILE...
 
 Runs on a bare machine with CUDA's nvcc, torch, torch-geometric, nanobind, cmake and ninja, without
 a network and without an installed gnnserve. Every stage is a process of its own with a time limit;
-one that fails or hangs leaves the others alone. The summary is in bench/results/gpu/summary.json
-after each stage, the whole output of each in build/gpu/<stage>.log.
+one that fails or hangs leaves the others alone. The whole output of each is in
+build/gpu/<stage>.log. After each stage all that was found, by this call or by others before it, is
+put together in one file, bench/results/gpu.json or FILE; the last lines say of each aim of
+``bench.gpu.aims`` what became of it. Such files of several machines become one with `--merge`, what
+is found later in place of what was found before.
 
 The stages `kernels`, `pmc` and `serving_*` need msgspec, which such a machine may lack: wheels in
 the folder .whl are installed into build/gpu/site first. Without it they are told as not run.
@@ -20,14 +25,21 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+# This file is run as a script, on a machine where nothing of gnnserve is installed.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+
+from bench.gpu.aims import told
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 BUILD = ROOT / "build" / "gpu"
 SITE = BUILD / "site"
-SUMMARY = ROOT / "bench" / "results" / "gpu" / "summary.json"
+RESULT = ROOT / "bench" / "results" / "gpu.json"
+ALL = "all"
 TAIL_LINES = 25
 _STACKS_S = 2.0
 
@@ -42,14 +54,18 @@ class Stage:
     needs: tuple[str, ...] = ()
 
 
-def stages(quick: bool, dry: bool) -> list[Stage]:
-    """All of them, in order; those that tell most in the least time come first."""
+def stages(quick: Collection[str] = (), *, dry: bool = False) -> list[Stage]:
+    """All of them, in order; those that tell most in the least time come first.
+
+    `quick`: names of those that are to tell less in less time, or ALL.
+    """
     python = sys.executable
-    flags = (" --quick" if quick else "") + (" --dry" if dry else "")
 
     def bench(name: str, limit_s: int, needs: tuple[str, ...] = (), part: str = "") -> Stage:
-        command = f"{python} -m bench.gpu.{name} {part}{flags}"
-        return Stage(f"{name}_{part}" if part else name, command, limit_s, needs)
+        stage = f"{name}_{part}" if part else name
+        flags = " --quick" if ALL in quick or stage in quick else ""
+        flags += " --dry" if dry else ""
+        return Stage(stage, f"{python} -m bench.gpu.{name} {part}{flags}", limit_s, needs)
 
     common = f"cmake -S csrc -G Ninja -DGNNSERVE_CUDA=ON -DPython_EXECUTABLE={python}"
     libraries = (
@@ -91,34 +107,85 @@ def main() -> int:
     parser.add_argument("--only", default="", help="stages, by comma")
     parser.add_argument("--skip", default="", help="stages, by comma")
     parser.add_argument("--minutes", type=float, default=60.0, help="start no stage after so long")
-    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--quick", nargs="?", const=ALL, default="", help="all, or those stages")
     parser.add_argument("--dry", action="store_true", help="without a GPU, to see that it works")
+    parser.add_argument("--out", type=Path, help="in place of bench/results/gpu.json")
+    parser.add_argument("--merge", nargs="+", type=Path, help="run nothing")
     arguments = parser.parse_args()
+    out = arguments.out or (BUILD / "dry.json" if arguments.dry else RESULT)
+    if arguments.merge:
+        found = together(json.loads(path.read_text()) for path in arguments.merge)
+        write(found, out)
+        tell(found)
+        return 0
     ends_at = time.monotonic() + 60 * arguments.minutes
     BUILD.mkdir(parents=True, exist_ok=True)
     environment = prepare()
-    only, skip = (set(filter(None, text.split(","))) for text in (arguments.only, arguments.skip))
-    known = stages(arguments.quick, arguments.dry)
-    unknown = (only | skip) - {stage.name for stage in known}
+    only, skip, quick = (
+        set(filter(None, text.split(",")))
+        for text in (arguments.only, arguments.skip, arguments.quick)
+    )
+    known = stages(quick, dry=arguments.dry)
+    unknown = (only | skip | quick) - {stage.name for stage in known} - {ALL}
     if unknown:
         parser.error(f"no stage {', '.join(sorted(unknown))}: {', '.join(s.name for s in known)}")
-    rows: dict[str, dict[str, Any]] = {}
+    results = BUILD.parent / "gpu-dry" if arguments.dry else BUILD / "results"
+    content = BUILD / ("dry.json" if arguments.dry else "result.json")
+    found = json.loads(content.read_text()) if content.exists() else {"stages": {}, "results": {}}
+    failed = False
     for stage in known:
         if (only and stage.name not in only) or stage.name in skip:
             continue
         left_s = ends_at - time.monotonic()
-        missing = [name for name in stage.needs if not found(name)]
+        missing = [name for name in stage.needs if not importable(name)]
         if missing:
-            rows[stage.name] = {"state": "not run", "why": f"needs {', '.join(missing)}"}
+            row = {"state": "not run", "why": f"needs {', '.join(missing)}"}
         elif left_s < 10:
-            rows[stage.name] = {"state": "not run", "why": "no time left"}
+            row = {"state": "not run", "why": "no time left"}
         else:
-            rows[stage.name] = attempt(stage, environment, min(stage.limit_s, left_s))
-        keep(rows, arguments.dry)
-    print("\n==> summary")
-    for name, row in rows.items():
+            (results / f"{stage.name}.json").unlink(missing_ok=True)
+            row = attempt(stage, environment, min(stage.limit_s, left_s))
+        failed = failed or row["state"] == "FAILED"
+        if row["state"] != "not run" or stage.name not in found["stages"]:
+            found = together([found, {"stages": {stage.name: row}, "results": read(results)}])
+        for path in (content, out):
+            write(found, path)
+    tell(found)
+    return int(failed)
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """What the stages have found, by name; one that was cut off while it wrote is left out."""
+    results = {}
+    for path in sorted(folder.glob("*.json")):
+        with contextlib.suppress(ValueError):
+            results[path.stem] = json.loads(path.read_text())
+    return results
+
+
+def together(found: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """The stages and results of all, the later ones in place of those before."""
+    merged: dict[str, Any] = {"stages": {}, "results": {}}
+    for one in found:
+        for part in merged:
+            merged[part] |= one[part]
+    return merged
+
+
+def write(found: dict[str, Any], path: Path) -> None:
+    """Keep it as JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def tell(found: dict[str, Any]) -> None:
+    """Print how each stage ended, what must hold and does not, and every aim."""
+    print("\n==> stages")
+    for name, row in found["stages"].items():
         print(f"{row['state']:8} {name:18} {row.get('seconds', ''):>7} {row.get('why', '')}")
-    return int(any(row["state"] == "FAILED" for row in rows.values()))
+    print("\n==> aims")
+    for line in told(found["results"]):
+        print(line)
 
 
 def prepare() -> dict[str, str]:
@@ -135,7 +202,7 @@ def prepare() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path.rstrip(os.pathsep), "PYTHONUNBUFFERED": "1"}
 
 
-def found(module: str) -> bool:
+def importable(module: str) -> bool:
     """Whether it can be imported by the stages."""
     importlib.invalidate_caches()
     return importlib.util.find_spec(module) is not None
@@ -172,14 +239,6 @@ def attempt(stage: Stage, environment: dict[str, str], limit_s: float) -> dict[s
     state = "ok" if code == 0 else "FAILED"
     return {"state": state, "seconds": seconds, "why": why, "failures": failures,
             "tail": [] if code == 0 else lines[-TAIL_LINES:]}  # fmt: skip
-
-
-def keep(rows: dict[str, dict[str, Any]], dry: bool) -> None:
-    """Write the summary, earlier stages of other calls included."""
-    path = BUILD / "summary-dry.json" if dry else SUMMARY
-    path.parent.mkdir(parents=True, exist_ok=True)
-    before = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps({**before, **rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

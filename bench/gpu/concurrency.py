@@ -2,12 +2,15 @@
 
     python -m bench.gpu.concurrency [--quick] [--dry]
 
-- throughput of the same tasks on one stream, on 2 to 8 lanes as threads with a stream each, as one
-  merged graph, and in 1 to 4 processes, with MPS where it may be started and without;
+- throughput of the same tasks on one stream, on 2 to 8 lanes as threads with a stream each, and as
+  one merged graph;
 - the number of lanes that gives the most, over all of these: what `device.lanes` should be;
-- interference: run time beside k others ÷ alone, the table the scheduler starts from;
+- interference: run time beside k others ÷ alone for each model and size, and how far each is from
+  the one table that the server learns for all (``serve.estimate.interference``);
 - priority: latency of a small task beside a device full of large ones, on an ordinary and on an
-  urgent stream, against alone.
+  urgent stream, against alone;
+- processes: the same tasks in 1, 2 and 4 of them, with MPS where it may be started and without,
+  against as many lanes as threads: what would speak for lanes as processes.
 """
 
 import argparse
@@ -26,6 +29,8 @@ import torch
 from bench.gpu.kit import Result, Rig, graph, run, spread
 from serve.cuda.queues import Queue
 
+#: In one table, beside so many others.
+OTHERS = (1, 2, 3, 5, 7)
 SIZES = {"small": (100, 400), "medium": (2000, 20_000), "large": (20_000, 200_000)}
 
 
@@ -66,8 +71,9 @@ def body(result: Result, arguments: argparse.Namespace) -> None:
     rig = Rig.open(110 << 30, dry=arguments.dry)
     sizes = {"small": SIZES["small"]} if arguments.quick or arguments.dry else SIZES
     names = ("gcn",) if arguments.quick else ("gcn", "gat")
-    #: Throughput ÷ that of one lane.
+    #: Throughput ÷ that of one lane; run time beside so many others ÷ alone, by model and size.
     speed_of: dict[str, list[float]] = {}
+    slowdown_of: dict[int, dict[str, float]] = {others: {} for others in OTHERS}
     for name in names:
         for size, (num_nodes, num_edges) in sizes.items():
             inputs = graph(num_nodes, num_edges, 128)
@@ -84,15 +90,19 @@ def body(result: Result, arguments: argparse.Namespace) -> None:
                             model(placed["x"], placed["edge_index"])
                             lane.queue.finish()
                             del placed
-                measure(result, rig, f"{name} {size}", lanes, model, inputs, speed_of)
+                key = f"{name} {size}"
+                measure(result, rig, key, lanes, model, inputs, speed_of)
+                beside(result, key, lanes, slowdown_of)
                 mean = {k: round(geometric_mean(v), 3) for k, v in speed_of.items()}
                 best = max(mean, key=lambda name: mean[name])
                 result.put("lanes", {"gain_over_one": mean, "best": best})
+    with result.part("slowdown"):
+        one_table(result, slowdown_of)
     with result.part("priority"):
         priority(result, rig, arguments)
     if not rig.dry:
         with result.part("processes"):
-            processes(result)
+            processes(result, rig)
 
 
 def measure(
@@ -132,9 +142,16 @@ def measure(
         if name.endswith("lanes"):
             gain = spread(times["1 lanes"])["median"] / spread(times[name])["median"]
             speed_of.setdefault(name, []).append(gain)
+
+
+def beside(
+    result: Result, key: str, lanes: list[Lane], slowdown_of: dict[int, dict[str, float]]
+) -> None:
+    """A task's time beside the same of other lanes."""
     alone = [lanes[0].task() for _ in range(10)]
+    base = spread(alone)["median"]
     table = {}
-    for others in (1, 3, 7):
+    for others in OTHERS:
         stop = threading.Event()
         found: list[float] = []
 
@@ -151,9 +168,22 @@ def measure(
             stop.set()
 
         at_once([watched, *(load(lane) for lane in lanes[1 : others + 1])])
-        base = spread(alone)["median"]
         table[str(others)] = spread([t / base for t in found])
+        slowdown_of[others][key] = table[str(others)]["median"]
     result.put(f"slowdown_beside {key}", {"alone_ms": spread(alone), **table})
+
+
+def one_table(result: Result, slowdown_of: dict[int, dict[str, float]]) -> None:
+    """What one number for all models and sizes would be, and how far off it is for one of them."""
+    table = {0: 1.0} | {k: geometric_mean(found.values()) for k, found in slowdown_of.items()}
+    off = {
+        f"{key} beside {others}": round(value / table[others] - 1, 3)
+        for others, found in slowdown_of.items()
+        for key, value in found.items()
+    }
+    result.put("slowdown", {"table": {str(k): round(v, 3) for k, v in table.items()}, "off": off})
+    worst = max(off, key=lambda name: abs(off[name]))
+    result.aim(14, abs(off[worst]) <= 0.25, {worst: off[worst]})
 
 
 def priority(result: Result, rig: Rig, arguments: argparse.Namespace) -> None:
@@ -187,7 +217,8 @@ def priority(result: Result, rig: Rig, arguments: argparse.Namespace) -> None:
     result.put("small_beside_large_ms", {name: spread(times) for name, times in found.items()})
     alone, ordinary, urgent_ms = (spread(times)["median"] for times in found.values())
     told = {"ordinary": round(ordinary / alone, 2), "urgent": round(urgent_ms / alone, 2)}
-    result.aim("a small task waits less on the urgent stream", urgent_ms < ordinary, told)
+    result.put("small_beside_large_to_alone", told)
+    result.aim(12, urgent_ms <= 2 * alone, told)
     result.put("large_alone_ms", spread([crowd[0].task() for _ in range(5)]))
 
 
@@ -212,7 +243,8 @@ print((time.perf_counter() - started) * 1e3 / 200, flush=True)
 """
 
 
-def processes(result: Result) -> None:
+def processes(result: Result, rig: Rig) -> None:
+    threads_ms = as_threads(result, rig)
     many_at_once(result, "without MPS", dict(os.environ))
     with tempfile.TemporaryDirectory(prefix="mps") as folder:
         paths = {
@@ -224,11 +256,13 @@ def processes(result: Result) -> None:
         said = control(environment, "", "-d")
         result.put("mps_start", said or "no word")
         try:
-            many_at_once(result, "with MPS", environment)
+            processes_ms = many_at_once(result, "with MPS", environment)
             # Without a server, clients have run without MPS and said nothing.
-            result.put(
-                "mps_servers", control(environment, "get_server_list\n") or "none: MPS is off"
-            )
+            servers = control(environment, "get_server_list\n")
+            result.put("mps_servers", servers or "none: MPS is off")
+            if servers.strip().isdigit():
+                told = {"threads_ms": threads_ms, "processes_ms": processes_ms}
+                result.aim(13, threads_ms <= 1.1 * processes_ms, told)
         finally:
             control(environment, "quit\n")
 
@@ -245,8 +279,31 @@ def control(environment: dict[str, str], told: str, *options: str) -> str:
     return (said.stdout + said.stderr).strip()
 
 
-def many_at_once(result: Result, name: str, environment: dict[str, str]) -> None:
+def as_threads(result: Result, rig: Rig) -> float:
+    """Milliseconds a task on as many lanes as there are processes; the least."""
+    inputs = {key: value.pin_memory() for key, value in graph(*SIZES["medium"], 128).items()}
+    model = rig.model("gcn", 128, 16, 256, 8)
+    lanes = [Lane(rig, model, inputs) for _ in range(4)]
     found = {}
+    for count in (1, 2, 4):
+
+        def work(lane: Lane) -> Callable[[], None]:
+            def run_all() -> None:
+                for _ in range(100):
+                    lane.task()
+
+            return run_all
+
+        pieces = [work(lane) for lane in lanes[:count]]
+        seconds = rig.time_s(lambda pieces=pieces: at_once(pieces), 2)  # type: ignore[misc]
+        found[f"{count} lanes"] = round(1e3 * min(seconds) / 100 / count, 3)
+    result.put("threads gcn medium, ms_per_task", found)
+    return min(found.values())
+
+
+def many_at_once(result: Result, name: str, environment: dict[str, str]) -> float:
+    """The same in processes, each with weights and context of its own."""
+    found, all_ms = {}, []
     for count in (1, 2, 4):
         children = [
             subprocess.Popen(
@@ -268,11 +325,10 @@ def many_at_once(result: Result, name: str, environment: dict[str, str]) -> None
             for child in children:
                 child.kill()
                 child.wait()
-        found[f"{count} processes"] = {
-            "ms_per_task_of_one": times,
-            "all": round(max(times) / count, 3),
-        }
+        all_ms.append(round(max(times) / count, 3))
+        found[f"{count} processes"] = {"ms_per_task_of_one": times, "all": all_ms[-1]}
     result.put(f"processes gcn medium, {name}", found)
+    return min(all_ms)
 
 
 if __name__ == "__main__":

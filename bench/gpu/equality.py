@@ -51,6 +51,7 @@ def body(result: Result, arguments: argparse.Namespace) -> None:
                 f"{name} {layers} x {hidden} within {LIMIT}", worst[key] <= LIMIT, worst[key]
             )
     result.put("worst_relative_error", worst)
+    result.aim(1, all(error <= LIMIT for error in worst.values()), max(worst.values()))
 
 
 if __name__ == "__main__":

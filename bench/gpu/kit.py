@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from bench.gpu.aims import aim_row
 from bench.machine import machine_facts
 from serve.cuda.arena import DeviceArena, LaneMemory
 from serve.cuda.library import CudaLibrary
@@ -28,7 +29,7 @@ from serve.cuda.queues import Copies, CudaQueue, HostQueue, Queue
 from serve.graphs.generate import generate_edges
 from serve.models import zoo
 
-RESULTS = Path(__file__).resolve().parent.parent / "results" / "gpu"
+RESULTS = Path("build") / "gpu" / "results"
 MODELS: dict[str, Callable[..., torch.nn.Module]] = {
     "gcn": zoo.gcn, "sage": zoo.sage, "gin": zoo.gin, "gat": zoo.gat,
 }  # fmt: skip
@@ -56,11 +57,11 @@ class Result:
         print(f"{'ok  ' if passed else 'FAIL'} {what}: {found}", flush=True)
         self._write()
 
-    def aim(self, what: str, reached: bool, found: Any) -> None:
-        """Something that was hoped for; that it is missed is a finding, not a failure."""
-        row = {"what": what, "reached": bool(reached), "found": found}
+    def aim(self, number: int, reached: bool, found: Any) -> None:
+        """Something that was hoped for, see ``AIMS``; to miss it is a finding, not a failure."""
+        row = aim_row(number, reached, found)
         self._content.setdefault("aims", []).append(row)
-        print(f"AIM {'reached' if reached else 'MISSED '} {what}: {found}", flush=True)
+        print(f"aim {number} {'reached' if reached else 'MISSED'}: {found}", flush=True)
         self._write()
 
     @contextmanager

@@ -45,6 +45,9 @@ from serve.runtime.entry import DevicePlace
 
 FEATURES, CLASSES = 128, 16
 LIMIT = 1e-4
+#: The paper's high load, as a share of what one lane can do.
+HIGH = 0.9
+SOAK = 20_000
 _KERNELS_MIB = 64
 Graphs = list[dict[str, torch.Tensor]]
 
@@ -89,7 +92,13 @@ class Bench:
 
     @contextmanager
     def engine(
-        self, policy: str, discipline: str, lanes: int | None = None, budget: str | None = None
+        self,
+        policy: str,
+        discipline: str,
+        lanes: int | None = None,
+        budget: str | None = None,
+        *,
+        merge: bool = True,
     ) -> Iterator[tuple[Engine, list[RequestRecord]]]:
         """A started engine, and the records it makes."""
         config = Config(
@@ -100,7 +109,7 @@ class Bench:
             device=DeviceConfig(
                 kind="cpu" if self.dry else "cuda", lanes=lanes, memory_budget=budget
             ),
-            scheduling=SchedulingConfig(policy=policy, discipline=discipline),
+            scheduling=SchedulingConfig(policy=policy, discipline=discipline, merge=merge),
         )
         device: Device = find_device(config.device, spare_lanes=False)
         if self.dry:
@@ -164,10 +173,11 @@ def equality(result: Result, bench: Bench) -> None:
             with ThreadPoolExecutor(12) as threads:
                 worst = max(threads.map(error, list(expected) * 3))
             result.check(what, worst <= LIMIT, worst)
+            result.aim(1, worst <= LIMIT, {f"{policy}, {discipline}": worst})
 
 
 def soak(result: Result, bench: Bench) -> None:
-    count = 400 if bench.quick or bench.dry else 20_000
+    count = 400 if bench.quick or bench.dry else SOAK
     graphs = bench.graphs(24)
     before_start = memory_used_mib()
     with bench.engine("slack", "rolling") as (engine, records):
@@ -204,9 +214,12 @@ def soak(result: Result, bench: Bench) -> None:
             result.put("pmc_error", {"min": errors[0], "max": errors[-1], "runs": len(errors)})
     time.sleep(2.0)
     found = memory_used_mib()
-    result.check(
-        "device memory is as before the start", before_start == found, [before_start, found]
-    )
+    result.put("device_memory_mib", {"before": before_start, "warm": warm, "after": found})
+    if count >= SOAK:
+        memory = sum(failure.startswith("TooBig") for failure in failures.elements())
+        told = f"{count} requests, {memory} out of memory, {sum(failures.values())} failed"
+        reached = not failures and before_start == found
+        result.aim(2, reached, f"{told}, {before_start} and {found} MiB in use")
 
 
 def pressure(result: Result, bench: Bench) -> None:
@@ -241,6 +254,7 @@ def pressure(result: Result, bench: Bench) -> None:
         result.check("the budget is never overrun", max(shares) <= 1, max(shares))
         parts = {f"p{p}": round(float(np.percentile(shares, p)), 3) for p in (10, 50, 90)}
         result.put("reserved_of_budget", parts | {"samples": len(shares)})
+        result.aim(6, max(shares) <= 1 and parts["p50"] >= 0.8, parts | {"most": max(shares)})
 
 
 def figures(result: Result, bench: Bench) -> None:
@@ -269,10 +283,12 @@ def figures(result: Result, bench: Bench) -> None:
     }
     found: dict[str, Any] = {}
     # Loads by what one lane can do alone, as a GPU has no cores to divide by.
-    for rho in (0.3,) if bench.quick else (0.3, 0.9):
+    for rho in (HIGH,) if bench.quick else (0.3, HIGH):
         for name, (policy, discipline, lanes) in systems.items():
             with result.part(f"{name} at {rho}"):
-                with bench.engine(policy, discipline, lanes) as (engine, records):
+                # Merging is ours: neither the paper's policies nor its baselines know it.
+                ours = bench.engine(policy, discipline, lanes, merge=policy == "slack")
+                with ours as (engine, records):
                     spent = watch(engine)
                     for job in sorted(set(jobs))[:20]:
                         engine.submit(call(job[0], graphs[job[1]])).result()
@@ -281,7 +297,7 @@ def figures(result: Result, bench: Bench) -> None:
                     statuses = play(engine, jobs, graphs, gaps * mean_s / rho, solo_ns)
                 found[f"{name} at {rho}"] = summary(records, statuses, sum(spent))
                 result.put("systems", found)
-        aims(result, found, rho)
+    aims(result, found, HIGH)
 
 
 def aims(result: Result, found: dict[str, Any], rho: float) -> None:
@@ -291,14 +307,14 @@ def aims(result: Result, found: dict[str, Any], rho: float) -> None:
         return
     ours, fixed, default = (found[f"{name} at {rho}"] for name in names)
     rate = ours["violation_rate"]
-    result.aim(f"no violations at {rho}", rate == 0, rate)
+    result.aim(7, rate == 0, {f"at {rho}": rate})
     tails = [system["latency_over_target"]["p99"] for system in (ours, fixed)]
     less = 1 - tails[0] / tails[1]
-    result.aim(f"p99 at least 60 % below fixed concurrency at {rho}", less >= 0.6, less)
+    result.aim(8, less >= 0.6, {f"at {rho}": less})
     less = 1 - ours["jct_ms"] / default["jct_ms"]
-    result.aim(f"JCT at least 75 % below one at a time at {rho}", less >= 0.75, less)
+    result.aim(9, less >= 0.75, {f"at {rho}": less})
     share = ours["scheduler_per_mille_of_run_time"]
-    result.aim(f"scheduler at most 2 per mille at {rho}", share <= 2, share)
+    result.aim(10, share <= 2, {f"at {rho}": share})
 
 
 def watch(engine: Engine) -> list[float]:

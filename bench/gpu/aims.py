@@ -1,0 +1,44 @@
+"""What is to be shown on a GPU, and what was found: one numbered line for each."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+#: What is hoped for, in the order it is told. Benches report to a number as often as they like.
+AIMS = {
+    1: "answers within 1e-4 of the processor's: all models, policies and disciplines",
+    2: "20,000 requests without one out of memory, and device memory back at its start",
+    3: "nothing is taken from the device in steady state",
+    4: "PMC within 2 % of the arena's peak, paper's models and graphs",
+    5: "no PMC above what was reserved",
+    6: "a small budget is never overrun, and half of the time at least 80 % full",
+    7: "no violations at the paper's high load",
+    8: "p99 at least 60 % below that of fixed concurrency",
+    9: "JCT at least 75 % below one at a time",
+    10: "scheduler at most 2 per mille of the run time",
+    11: "features gathered in place at 93 % of a copy's speed, rows of 128 B to 4 KiB",
+    12: "a small request beside a full group of large ones at most twice as long as alone",
+    13: "lanes as threads do as much as processes under MPS",
+    14: "one table of slowdowns is right within a quarter for all models and sizes",
+}
+
+
+def aim_row(number: int, reached: bool, found: Any) -> dict[str, Any]:
+    """What a bench found; raises KeyError where there is no such aim."""
+    return {"aim": number, "what": AIMS[number], "reached": bool(reached), "found": found}
+
+
+def told(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """A line for each aim from the benches' results by name: PASS, MISS or not measured."""
+    rows = [row for result in results.values() for row in result.get("aims", ())]
+    for number, what in AIMS.items():
+        yield f"AIM {number:2} {_verdict(row for row in rows if row['aim'] == number)}: {what}"
+
+
+def _verdict(rows: Iterable[Mapping[str, Any]]) -> str:
+    rows = list(rows)
+    if not rows:
+        return "not measured"
+    missed = [row for row in rows if not row["reached"]]
+    shown = "; ".join(str(row["found"]) for row in (missed or rows)[:4])
+    reached = f"{len(rows) - len(missed)} of {len(rows)}" if len(rows) > 1 else ""
+    return f"{'MISS' if missed else 'PASS'} {reached} [{shown[:240]}]".replace("  ", " ")
