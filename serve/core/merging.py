@@ -10,13 +10,15 @@ when all of this holds:
   that wait, which wait for all of it.
 - The memory of the union, which it is reserved as a whole, is free.
 
-Time limits count the server's own share of the solo time as still to come.
+Time limits count the server's own share of the solo time as still to come, and that those which
+execute slow the union.
 """
 
 from collections.abc import Iterator, Sequence
 from math import ceil, inf
 
 from serve.core.board import Board
+from serve.core.company import slowdown_beside
 from serve.core.lifecycle import State
 from serve.core.record import Record
 from serve.core.types import Estimate, Nanos, UnionEstimate
@@ -47,6 +49,7 @@ def gather(
     if most < 2 or not found:
         return (leader,), together
     limit_ns = min(_latest_end_ns(leader, now_ns), _others_ns(leader, found, board, now_ns))
+    pace = slowdown_beside(board.slowdown, board.executing_count)
     sizes = [(task.num_nodes, task.num_edges)]
     for record in found:
         if len(chosen) == most:
@@ -60,7 +63,7 @@ def gather(
         end_ns = _latest_end_ns(record, now_ns)
         if (
             union.run_ns <= together.run_ns + (1 - LEAST_SAVED) * own_ns + board.launch_ns
-            and union.run_ns <= min(limit_ns, end_ns)
+            and union.run_ns * pace <= min(limit_ns, end_ns)
             and union.reserve_bytes <= board.available_bytes
         ):
             chosen.append(record)
@@ -68,7 +71,7 @@ def gather(
         else:
             sizes.pop()
             # It goes on waiting, and those that still may join must not make it late.
-            if end_ns - own_ns >= together.run_ns:
+            if end_ns - own_ns >= together.run_ns * pace:
                 limit_ns = min(limit_ns, end_ns - own_ns)
     return tuple(chosen), together
 

@@ -276,3 +276,13 @@ def test_a_union_is_suspended_and_resumed_as_a_whole(start):
     assert world.end(L1)[2:] == [ResumeTask(T0, L0)]
     world.end(L0)
     assert isinstance(world.answers[0], Completed)
+
+
+def test_a_union_that_others_slow_takes_fewer(start):
+    world = start(lanes=2, slowdown=(1.0, 2.0))
+    world.lane_ready(L0)
+    ready(world, task(0, run_ns=50 * MS, target_ns=500 * MS))
+    # Alone a union of all three would take 2.2 ms, beside the other twice that.
+    ready(world, *(task(i, target_ns=4 * MS) for i in (1, 2, 3)))
+    world.lane_ready(L1)
+    assert unions(world) == [(0,), (1, 2)]
