@@ -10,7 +10,8 @@ are `slack` + `preemptive`, see the same requests, and differ in
 - so many lanes: whatever is ready runs, and nothing is known of the slowdown;
 - the table: four lanes, and the scheduler knows the slowdown (``serve.core.company``);
 - the late join: the same without its rule that one that is late in any case leaves room;
-- a table that is wrong: what runs are slowed by taken for 25 % less, or more, than it is.
+- a table that is wrong: what runs are slowed by taken for 25 % less, or more, than it is;
+- merging: requests of one model may run as one, as in a server.
 
 The last two devices are two cores with four lanes each, which suspend; ρ counts both, and without
 the table only what is known differs. Missed is the share that is late.
@@ -35,16 +36,16 @@ from serve.core import company
 from serve.core.company import NO_SLOWDOWN
 from serve.core.params import DeviceFacts, SchedulerParams
 from serve.core.types import Bytes, LaneId
+from serve.runtime.launch import LAUNCH_NS
 from serve.sim.device import DeviceModel, Offered
 from serve.sim.engine import simulate
 from serve.sim.report import SimReport
 
-RHOS = (0.3, 0.5, 0.7, 0.9, 1.1)
+RHOS = (0.5, 0.7, 0.9, 1.1)
 QUICK_RHOS = (0.7,)
 DEVICES = {
     "strong": (1.0, 1.6, 2.2, 2.9),
     "medium": (1.0, 1.3, 1.5, 1.7),
-    "weak": (1.0, 1.1, 1.2, 1.3),
     "one after the other": (1.0, 2.0, 3.0, 4.0),
     "two cores, weak": (1.0, 1.15),
     "two cores, strong": (1.0, 1.3),
@@ -52,20 +53,20 @@ DEVICES = {
 CORES = "two cores"
 NOTHING = "nothing known"
 TABLE = "the table"
-SYSTEMS = (
-    *(f"{lanes} lanes" for lanes in (1, 2, 3, 4)),
-    TABLE,
-    "the late join",
-    "25 % too low",
-    "25 % too high",
-)
+WRONG = ("25 % too low", "25 % too high")
+MERGING = "merging, "
 
 
 def systems(device: str) -> tuple[str, ...]:
-    return (NOTHING, TABLE, *SYSTEMS[-2:]) if device.startswith(CORES) else SYSTEMS
+    if device.startswith(CORES):
+        return NOTHING, TABLE, *WRONG, MERGING + NOTHING, MERGING + TABLE
+    lanes = [f"{count} lanes" for count in (1, 2, 3, 4)]
+    return *lanes, TABLE, "the late join", *WRONG, MERGING + lanes[-1], MERGING + TABLE
 
 
-def serve(system: str, device: str, requests: Sequence[Offered]) -> SimReport:
+def serve(site: Site, system: str, device: str, requests: Sequence[Offered]) -> SimReport:
+    unions = site.union if system.startswith(MERGING) else None
+    system = system.removeprefix(MERGING)
     known = slowdown = DEVICES[device]
     lanes, cores = (8, 2) if device.startswith(CORES) else (4, None)
     if system == NOTHING:
@@ -80,9 +81,12 @@ def serve(system: str, device: str, requests: Sequence[Offered]) -> SimReport:
         tuple(map(LaneId, range(lanes))),
         parallelism=cores,
         can_suspend=cores is not None,
+        launch_ns=LAUNCH_NS,
         slowdown=known,
     )
-    params = SchedulerParams(facts, policy="slack", discipline="preemptive", max_queue=1 << 20)
+    params = SchedulerParams(
+        facts, policy="slack", discipline="preemptive", max_queue=1 << 20, unions=unions
+    )
     late_joins = mock.patch.object(company, "leaves_room", return_value=True)
     with late_joins if system == "the late join" else nullcontext():
         return simulate(requests, params, DeviceModel(slowdown=slowdown))
@@ -93,7 +97,7 @@ def measure(site: Site, name: str, rho: float, options: argparse.Namespace) -> I
     alone = replace(site, cores=2 if name.startswith(CORES) else 1)
     offers = [alone.requests("mix", rho, seed, options.requests) for seed in range(options.seeds)]
     for system in systems(name):
-        reports = [serve(system, name, requests) for requests in offers]
+        reports = [serve(site, system, name, requests) for requests in offers]
         missed = [missed_share(report) for report in reports]
         yield {
             "device": name,
