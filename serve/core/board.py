@@ -4,22 +4,28 @@ Disciplines read a ``Board`` and propose one move at a time; only the scheduler 
 """
 
 from collections import deque
+from operator import attrgetter
 
 from serve.core.company import slowdown_beside
 from serve.core.ledger import Ledger
 from serve.core.ordered import Key
 from serve.core.params import DeviceFacts
 from serve.core.plan import Plan
-from serve.core.policies.base import Policy
+from serve.core.policies.base import Contender, Policy
 from serve.core.record import Record, Run
 from serve.core.types import ZERO_NS, Estimate, LaneId, Nanos
 from serve.errors import InvariantViolation
+
+#: How a task stands beside others, whatever the policy ranks.
+_FIRST, _AS_RANKED, _LAST = range(3)
+_by_key = attrgetter("key")
 
 
 class Board:
     """Plan, lanes and memory."""
 
     __slots__ = (
+        "_arrange",
         "_at_ns",
         "_beside_ns",
         "_full_pace",
@@ -63,6 +69,7 @@ class Board:
         self._max_slots = device.slots
         #: The same when all slots execute.
         self._full_pace = slowdown_beside(device.slowdown, device.slots - 1)
+        self._arrange = policy.arrange
         self._rank_task = policy.rank
         #: Since when each (free slots, free memory) held. Long enough to look back over one
         #: prepare; older entries are lost, and a wait that began before them is cut short.
@@ -71,7 +78,8 @@ class Board:
     @property
     def slots(self) -> int:
         """Tasks that may execute at once on the lanes that are up; at least 1, to plan for."""
-        return max(1, min(self._max_slots, self.lanes_up))
+        slots = min(self._max_slots, len(self.idle) + len(self.busy))
+        return slots if slots > 1 else 1
 
     @property
     def lanes_up(self) -> int:
@@ -101,17 +109,47 @@ class Board:
         that is answered already goes last. The time left, as alone, is taken as it will be beside
         as many others as there are slots for.
         """
-        if self._full_pace != 1.0:
-            left_ns = Nanos(int(left_ns * self._full_pace))
-        standing = 0 if record.promoted else 2 if record.state.answered else 1
+        left_ns = self._paced_ns(left_ns)
+        standing = _FIRST if record.promoted else _LAST if record.state.answered else _AS_RANKED
         return standing, self._rank_task(record.task, left_ns, now_ns)
 
-    def rank_run(self, run: Run, now_ns: Nanos) -> tuple[int, Key]:
-        """How urgent the run is: as its most urgent member."""
-        left_ns = self.left_ns(run, now_ns)
-        if len(run.members) == 1:
-            return self.rank(run.members[0], left_ns, now_ns)
-        return min([self.rank(member, left_ns, now_ns) for member in run.members])
+    def _paced_ns(self, left_ns: Nanos) -> Nanos:
+        pace = self._full_pace
+        return left_ns if pace == 1.0 else Nanos(int(left_ns * pace))
+
+    def urgent_first(self, joining: Record | None, now_ns: Nanos) -> "list[Run | Record]":
+        """What lanes hold, and one that could be launched, in the order in which slots are given.
+
+        A run is as urgent as its most urgent member.
+        """
+        ranked: list[Contender] = []
+        apart: list[tuple[int, Key, Contender]] = []
+        for run in self.busy.values():
+            left_ns = self.left_ns(run, now_ns)
+            if len(run.members) == 1:
+                standing, key = self.rank(run.members[0], left_ns, now_ns)
+            else:
+                standing, key = min([self.rank(one, left_ns, now_ns) for one in run.members])
+            contender = Contender(key, self._paced_ns(left_ns), run)
+            if standing == _AS_RANKED:
+                ranked.append(contender)
+            else:
+                apart.append((standing, key, contender))
+        if joining is not None:
+            left_ns = joining.task.estimate.run_ns
+            standing, key = self.rank(joining, left_ns, now_ns)
+            contender = Contender(key, self._paced_ns(left_ns), joining)
+            if standing == _AS_RANKED:
+                ranked.append(contender)
+            else:
+                apart.append((standing, key, contender))
+        ranked.sort(key=_by_key)
+        order = [one.holder for one in self._arrange(ranked, self._max_slots, now_ns)]
+        if apart:
+            apart.sort()
+            order[:0] = [one.holder for standing, _, one in apart if standing == _FIRST]
+            order += [one.holder for standing, _, one in apart if standing == _LAST]
+        return order
 
     def occupy(self, members: tuple[Record, ...], estimate: Estimate, now_ns: Nanos) -> Run:
         """Give the members an idle lane together, their memory, and a slot to execute in."""

@@ -100,6 +100,13 @@ class Task(msgspec.Struct, frozen=True):
         return Nanos(self.arrived_ns + self.qos.target_ns)
 
     @property
+    def run_due_ns(self) -> Nanos:
+        """When the run must have ended: half of the server's own share of the time is answering."""
+        estimate = self.estimate
+        answer_ns = (estimate.solo_ns - estimate.run_ns) // 2
+        return Nanos(self.arrived_ns + self.qos.target_ns - answer_ns)
+
+    @property
     def latest_start_ns(self) -> Nanos:
         """Started later than this on an idle lane, the task misses its target."""
         return Nanos(self.due_ns - self.estimate.solo_ns)

@@ -34,7 +34,7 @@ def test_shedding_serves_more_in_time_and_nearly_all_it_admits(rho):
     requests = mixed(rho, COUNT, 2, seed=1)
     in_time, admitted = kept(answers(requests, shed_late=True))
     in_time_before, _ = kept(answers(requests, shed_late=False))
-    assert in_time > 1.3 * in_time_before
+    assert in_time > 1.2 * in_time_before
     assert in_time > 0.75 * admitted
     # No less than the lanes would carry in time at full load.
     assert in_time > 0.7 * COUNT / rho

@@ -1,7 +1,7 @@
 """Rolling, and a running task is suspended when a more urgent one is ready.
 
 A suspended task keeps its lane and its memory and goes on later; so a device for this has more
-lanes than it executes tasks at once. Urgency is the policy's rank. Where tasks cannot be
+lanes than it executes tasks at once. The policy says who is more urgent. Where tasks cannot be
 suspended this is ``rolling``.
 """
 
@@ -47,30 +47,30 @@ class Preemptive:
             is_late(move.record, now_ns) or (len(board.idle) == 1 and is_demoted(move.record))
         ):
             move = WAIT
-        executing: list[Run] = []
-        best = None
-        if isinstance(move, Launch):
-            best = board.rank(move.record, move.record.task.estimate.run_ns, now_ns)
-        for run in board.busy.values():
-            if run.executing:
-                executing.append(run)
-                continue
-            rank = board.rank_run(run, now_ns)
-            if best is None or rank < best:
-                best, move = rank, Resume(run)
-        if isinstance(move, Wait) or best is None or board.open_slots > 0:
+        joining = move.record if isinstance(move, Launch) else None
+        waiting = [run for run in board.busy.values() if not run.executing]
+        if joining is None and len(waiting) == 1 and board.open_slots > 0:
+            return Resume(waiting[0])
+        order = board.urgent_first(joining, now_ns)
+        at = next(at for at, holder in enumerate(order) if not _executes(holder))
+        first = order[at]
+        if isinstance(first, Run):
+            move = Resume(first)
+        if isinstance(move, Wait) or board.open_slots > 0:
             return move
-        victim, worst = None, best
-        for run in executing:
-            if not run.stopping and (rank := board.rank_run(run, now_ns)) > worst:
-                victim, worst = run, rank
+        behind = [run for run in order[at:] if isinstance(run, Run) and run.executing]
+        victim = next((run for run in reversed(behind) if not run.stopping), None)
         if victim is not None and not (
             isinstance(move, Launch)
             and len(board.idle) == 1
-            and (is_demoted(move.record) or can_wait(move.record, executing, board, now_ns))
+            and (is_demoted(move.record) or can_wait(move.record, board, now_ns))
         ):
             return Suspend(victim, move)
         return WAIT
+
+
+def _executes(holder: Run | Record) -> bool:
+    return isinstance(holder, Run) and holder.executing
 
 
 def is_late(record: Record, now_ns: Nanos) -> bool:
@@ -81,7 +81,7 @@ def is_late(record: Record, now_ns: Nanos) -> bool:
     suspending runs out of.
     """
     task = record.task
-    return not record.promoted and now_ns + task.estimate.run_ns > task.due_ns
+    return not record.promoted and now_ns + task.estimate.run_ns > task.run_due_ns
 
 
 def is_demoted(record: Record) -> bool:
@@ -93,11 +93,11 @@ def is_demoted(record: Record) -> bool:
     return urgency(record.task) > DEFAULT_PRIORITY
 
 
-def can_wait(record: Record, executing: list[Run], board: Board, now_ns: Nanos) -> bool:
+def can_wait(record: Record, board: Board, now_ns: Nanos) -> bool:
     """Whether the record would still be on time if it waited for the first slot to come free.
 
     Once every lane is held, no newcomer can be served early, however urgent; so the last idle
     lane goes only to a task that cannot wait.
     """
-    soonest_ns = min(board.left_ns(run, now_ns) for run in executing)
-    return now_ns + soonest_ns + record.task.estimate.run_ns <= record.task.due_ns
+    soonest_ns = min(board.left_ns(run, now_ns) for run in board.busy.values() if run.executing)
+    return now_ns + soonest_ns + record.task.estimate.run_ns <= record.task.run_due_ns

@@ -1,11 +1,26 @@
 """What a policy is, and the registry of all of them."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
 
 from serve.core.ordered import Key, SortedKeys
 from serve.core.registry import Registry
 from serve.core.types import Capacity, Group, Nanos, Task
+
+if TYPE_CHECKING:
+    from serve.core.record import Record, Run
+
+
+class Contender(msgspec.Struct, frozen=True):
+    """Who competes for a slot: a run on a lane, or a task that could be launched."""
+
+    #: Its rank.
+    key: Key
+    #: Estimated run time it still needs.
+    left_ns: Nanos
+    holder: "Run | Record"
 
 
 class Policy(Protocol):
@@ -33,6 +48,13 @@ class Policy(Protocol):
         What the preemptive discipline compares. `left_ns`: estimated run time left.
         """
         return self.key(task)
+
+    def arrange(self, ranked: list[Contender], slots: int, now_ns: Nanos) -> Sequence[Contender]:
+        """All of them, given in order of rank, in the order in which they get slots.
+
+        What the preemptive discipline goes by.
+        """
+        return ranked
 
     def plan(self, pending: Sequence[Task], capacity: Capacity, now_ns: Nanos) -> tuple[Group, ...]:
         """Groups in launch order; every task of `pending` exactly once, in any input order.

@@ -8,11 +8,13 @@ longer make it.
 """
 
 from collections.abc import Sequence
+from heapq import heapreplace
 from operator import itemgetter
 
+from serve.core.in_time import Job, most_in_time, with_margin
 from serve.core.ordered import Key, SortedKeys
 from serve.core.packing import pack, urgency
-from serve.core.policies.base import Policy, register_policy
+from serve.core.policies.base import Contender, Policy, register_policy
 from serve.core.types import Capacity, Group, Nanos, Task
 
 
@@ -25,7 +27,7 @@ class Slack(Policy):
 
     def key(self, task: Task) -> Key:
         """Priority class, the last moment to start the run, id."""
-        return urgency(task), task.due_ns - task.estimate.run_ns, task.task_id
+        return urgency(task), task.run_due_ns - task.estimate.run_ns, task.task_id
 
     def horizon(self, pending: SortedKeys, limit: int, now_ns: Nanos) -> list[Key]:
         """Class by class those that must start soonest and still can, then the late ones."""
@@ -49,12 +51,45 @@ class Slack(Policy):
 
     def rank(self, task: Task, left_ns: Nanos, now_ns: Nanos) -> Key:
         """On time before late, then priority class, then due time, or for the late time left."""
-        due_ns = task.arrived_ns + task.qos.target_ns
+        due_ns = task.run_due_ns
         late = now_ns + left_ns > due_ns
         return late, urgency(task), left_ns if late else due_ns, task.task_id
+
+    def arrange(self, ranked: list[Contender], slots: int, now_ns: Nanos) -> Sequence[Contender]:
+        """Those that can be in time together, then the others, shortest first."""
+        if _in_time(ranked, slots, now_ns):
+            return ranked
+        jobs = []
+        for one in ranked:
+            late, level, due_ns, _ = one.key
+            if not late:
+                jobs.append(Job(level, due_ns, with_margin(one.left_ns), one))
+        kept, given_up = most_in_time(jobs, slots, now_ns)
+        others = given_up + ranked[len(jobs) :]
+        others.sort(key=_as_late)
+        return kept + others
 
     def plan(self, pending: Sequence[Task], capacity: Capacity, now_ns: Nanos) -> tuple[Group, ...]:
         """Each group as full as it gets, in order of rank."""
         ranked = [(self.rank(task, task.estimate.run_ns, now_ns), task) for task in pending]
         ranked.sort(key=itemgetter(0))
         return pack([task for _, task in ranked], capacity)
+
+
+def _in_time(ranked: list[Contender], slots: int, now_ns: Nanos) -> bool:
+    """Whether all that are not late stay in time as they are ranked, which is nearly always."""
+    free_ns = [int(now_ns)] * slots
+    for one in ranked:
+        late, _, due_ns, _ = one.key
+        if late:
+            break
+        end_ns = free_ns[0] + with_margin(one.left_ns)
+        if end_ns > due_ns:
+            return False
+        heapreplace(free_ns, end_ns)
+    return True
+
+
+def _as_late(one: Contender) -> Key:
+    _, level, _, task_id = one.key
+    return level, one.left_ns, task_id
