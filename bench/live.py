@@ -18,9 +18,9 @@ work on the cores of the lanes, so the result also says which share of all cores
 what the client sees from the intended send time, transport included, with refusals and errors. For
 the late ones of the client the time beyond what the estimate assumed is summed by stage.
 
-`simulated` serves the same trace on a virtual clock, on a device as the journal of one more run at
-ρ 0.3 shows it: how much slower beside others, hand-over, spread of run times. Server and client
-take from the cores what they took of processor time for each request of that run.
+`simulated` serves the same trace on a virtual clock, on a device as one more run at the same load,
+of our system and of a trace of its own, shows it: how far runs are off, how much slower beside
+others, hand-over. Server and client take from the cores what they took for each request there.
 """
 
 import argparse
@@ -39,7 +39,6 @@ from rich.table import Table
 
 from bench.live_late import STAGES, late_ones, stages
 from bench.live_setup import (
-    LEARN_RHO,
     OTHERS_LIMIT,
     OURS,
     Traces,
@@ -48,10 +47,11 @@ from bench.live_setup import (
     process_s,
     process_tree_s,
 )
-from bench.live_sim import Twin
+from bench.live_sim import Learned, Twin
 from bench.machine import machine_facts
 from bench.open_loop import LoadProcess, LoadRun, load_process
 from bench.solo import records
+from serve.journal import decode
 from serve.sim.workload import BASELINES
 from serve.workload import Trace
 from tests.harness import ServerProcess
@@ -61,6 +61,32 @@ QUICK_SYSTEMS = (OURS, "bqt+barrier", "default")
 WARM_UP_RHO = 0.4
 TRIES = 4
 WHO = ("lanes", "server", "client", "others")
+
+
+def learn(
+    client: LoadProcess,
+    traces: Traces,
+    folder: Path,
+    executor: str,
+    seeds: int,
+    rhos: Sequence[float],
+) -> dict[float, Twin]:
+    """Measure all requests alone; then what the device is like at each load, by another trace."""
+    path, own_seed, learned = folder / "journal.jsonl", seeds, {}
+    cores = len(os.sched_getaffinity(0))
+    with live_server(folder / "first", OURS, executor, journal=str(path)) as server:
+        traces.measure(server, range(seeds + 1))
+        client.run(traces.make(WARM_UP_RHO, own_seed)[1], server.target)
+        for rho in rhos:
+            trace, saved = traces.make(rho, own_seed)
+            from_ns = time.monotonic_ns()
+            run, used = undisturbed(client, server, saved)
+            server_s = used["cores_server"] * run.elapsed_s * cores
+            learned[rho] = Learned(trace, run, server_s, from_ns, time.monotonic_ns())
+    with path.open("rb") as lines:
+        journal = decode(lines, str(path))
+    kept = records(server.database)
+    return {rho: Twin(traces, journal, one, kept, cores) for rho, one in learned.items()}
 
 
 def serve_traces(
@@ -224,19 +250,12 @@ def main() -> None:
         folder = Path(name)
         cores = len(os.sched_getaffinity(0))
         traces = Traces(folder, options.workload, options.requests, cores)
-        journal = folder / "journal.jsonl"
-        with live_server(folder / "first", OURS, executor, journal=str(journal)) as server:
-            traces.measure(server, range(options.seeds))
-            client.run(traces.make(WARM_UP_RHO, 0)[1], server.target)
-            before_s = process_s(server.pid)
-            learned = client.run(traces.make(LEARN_RHO, 0)[1], server.target)
-            server_s = process_s(server.pid) - before_s
-        twin = Twin(traces, journal, learned, records(server.database), cores, server_s)
+        twins = learn(client, traces, folder, executor, options.seeds, rhos)
         for seed in range(options.seeds):
             for number, system in enumerate(systems):
                 there = folder / f"{number}-{seed}"
                 for row in serve_traces(client, traces, there, system, executor, seed, rhos):
-                    row["simulated"] = twin.late(system, row["rho"], seed)
+                    row["simulated"] = twins[row["rho"]].late(system, row["rho"], seed)
                     rows.append(row)
     means = list(over_seeds(rows))
     show(means)
@@ -246,8 +265,8 @@ def main() -> None:
         "executor": executor,
         "requests": options.requests,
         "graphs": traces.pool.sources,
-        "solo_ms": twin.solo_ms,
-        "simulated_device": twin.facts,
+        "solo_ms": traces.solo_ms,
+        "simulated_device": {rho: twin.facts for rho, twin in twins.items()},
         "means": means,
         "rows": rows,
     }

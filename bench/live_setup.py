@@ -25,8 +25,6 @@ from tests.outside import descendants
 
 OURS = "slack+preemptive"
 QOS_FACTOR = 2.0
-#: Of the run that the simulated device is learned from.
-LEARN_RHO = 0.3
 #: Share of the cores' time that other programs may take beside a run that counts.
 OTHERS_LIMIT = 0.05
 _TICKS_HZ = os.sysconf("SC_CLK_TCK")
@@ -86,6 +84,12 @@ class Traces:
         """Find out what every request of these seeds takes alone."""
         tasks = [task for seed in seeds for task in self.tasks(seed)]
         self.solo = measure_solo(server, tasks, self.pool.spec)
+
+    @property
+    def solo_ms(self) -> dict[str, float]:
+        """Quantiles of the solo times of all requests."""
+        ordered = sorted(solo.solo_ns for solo in self.solo.values())
+        return {f"p{q}": ordered[len(ordered) * q // 100] / 1e6 for q in (5, 25, 50, 75, 95, 99)}
 
     def make(self, rho: float, seed: int) -> tuple[Trace, Path]:
         """The trace, and where it is saved."""

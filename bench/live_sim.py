@@ -5,26 +5,28 @@ import statistics
 from bisect import bisect
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, Self
 
-from bench.live_setup import LEARN_RHO, OURS, QOS_FACTOR, Traces
+from bench.live_setup import OURS, Traces
 from bench.open_loop import LoadRun
 from serve.core.fleet import make_scheduler
 from serve.core.params import LANES_PER_CORE
-from serve.core.types import Completed, Estimate, Nanos
-from serve.journal import decode
+from serve.core.types import Bytes, Completed, Estimate, Nanos, QoS, Task, TaskId
+from serve.journal import Journal
+from serve.sim.device import Offered
 from serve.sim.engine import Simulation
 from serve.sim.host import HostModel
 from serve.sim.replay import budget_of, recorded
 from serve.sim.report import summarize
-from serve.sim.workload import BASELINES, make_system, offered
-from serve.workload import Trace
+from serve.sim.workload import BASELINES, make_system
+from serve.workload import Trace, TraceItem
 
 #: Runs next to each other in length that count as alike.
 ALIKE = 30
 #: Until the simulated learned run is at the live one's pace.
 FITS = 4
+#: Of a record, in the order of `Known`.
+_KNOWN_OF_ROW = ("run_ns", "run_estimate_ns", "co_runners")
 
 
 def host_model(
@@ -42,6 +44,33 @@ def host_model(
 
 
 @dataclass(frozen=True, slots=True)
+class Learned:
+    """A live run of our system from which to learn what the device is like at its load."""
+
+    trace: Trace
+    run: LoadRun
+    #: Processor time of the server's main process, and when it began and ended on its clock.
+    server_s: float
+    from_ns: int
+    to_ns: int
+
+    def part_of(self, journal: Journal) -> Journal:
+        """What the journal says of it."""
+        rows = tuple(row for row in journal.rows if self.from_ns <= row.at_ns <= self.to_ns)
+        return replace(journal, rows=rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A request of the learned run, beside its run time when it was measured alone."""
+
+    solo_run_ns: int
+    run_ns: int
+    estimate_ns: int
+    others: int
+
+
+@dataclass(frozen=True, slots=True)
 class Pace:
     """Measured ÷ solo run time, in the middle: of runs that were alone, and of the others."""
 
@@ -54,102 +83,98 @@ class Pace:
         ratios: dict[bool, list[float]] = {False: [], True: []}
         for solo_ns, run_ns, others in runs:
             ratios[others > 0].append(run_ns / solo_ns)
-        return cls(
-            statistics.median(ratios[False] or [1.0]), statistics.median(ratios[True] or [1.0])
-        )
+        alone, beside = (statistics.median(ratios[others] or [1.0]) for others in (False, True))
+        return cls(alone, beside)
 
 
 def ran_ns(outcome: Completed) -> int:
     """On the lane, without standing suspended."""
-    return outcome.usage.run_ns - outcome.timeline.suspended_ns
+    return max(0, outcome.usage.run_ns - outcome.timeline.suspended_ns)
 
 
 class Twin:
-    """A device as one live run showed it to be."""
+    """A device as one live run showed it to be, for its load.
+
+    Loads differ: the more there is to do, the warmer are caches and cores, and a request takes
+    half the processor time at ρ 0.5 of what it takes at 0.1, in the lanes and in the host.
+    """
 
     def __init__(
         self,
         traces: Traces,
-        journal: Path,
-        learned: LoadRun,
+        journal: Journal,
+        learned: Learned,
         kept: Mapping[str, Mapping[str, Any]],
         cores: int,
-        server_s: float,
     ) -> None:
         self._traces, self._cores = traces, cores
-        with journal.open("rb") as lines:
-            live = decode(lines, str(journal))
-        self._budget_bytes = budget_of(live)
-        recording = recorded(live)
+        self._budget_bytes = budget_of(journal)
+        recording = recorded(learned.part_of(journal))
         self._answer_ns = recording.answer_ns
-        self._learned_trace, _ = traces.make(LEARN_RHO, 0)
-        rows = [kept[seen.request_uid] for seen in learned.seen]
-        #: (alone before, alone in the learned run ÷ alone before), short runs first.
-        self._ratios: list[tuple[int, float]] = sorted(
-            (traces.solo_of(item).run_ns, row["run_ns"] / traces.solo_of(item).run_ns)
-            for item, row in zip(self._learned_trace.items, rows, strict=True)
-            if row["co_runners"] == 0 and row["run_ns"] > 0
+        self._learned = learned.trace
+        count = len(learned.run.seen)
+        rows = [kept[seen.request_uid] for seen in learned.run.seen]
+        #: Short ones first.
+        self._known = sorted(
+            (
+                Known(traces.solo_of(item).run_ns, *map(row.__getitem__, _KNOWN_OF_ROW))
+                for item, row in zip(self._learned.items, rows, strict=True)
+                if row["merged"] == 1 and row["run_ns"] > 0
+            ),
+            key=lambda known: known.solo_run_ns,
         )
-        decode_ns = sorted(row["queue_ns"] for row in rows if not row["co_runners"])
+        decode_ns = [row["queue_ns"] for row in rows if not row["co_runners"]] or [0]
         #: From a request's arrival until it is ready to run, when nothing else is there.
-        self._before_ns = Nanos(decode_ns[len(decode_ns) // 2] + recording.prepare_ns)
+        self._before_ns = Nanos(round(statistics.median(decode_ns)) + recording.prepare_ns)
         # Half of the hand-over is the way to the lane, half the server's hearing of the end.
         handed_ns = recording.device.launch_ns or 0
         hear_ns = Nanos(handed_ns // 2)
         host = host_model(
             cores,
-            server_ns=server_s * 1e9 / len(learned.seen),
-            client_ns=learned.cpu_s * 1e9 / len(learned.seen),
+            server_ns=learned.server_s * 1e9 / count,
+            client_ns=learned.run.cpu_s * 1e9 / count,
             hear_ns=hear_ns,
             told_ns=self._before_ns + recording.answer_ns + hear_ns,
         )
         self._device = replace(recording.device, launch_ns=Nanos(handed_ns - hear_ns), host=host)
-        self._shapes = {
-            (task.model, task.graph.num_nodes, task.graph.num_edges): solo.estimate
-            for task, solo in traces.solo.items()
-        }
-        self._fit(
-            Pace.of(
-                (traces.solo_of(item).run_ns, row["run_ns"], row["co_runners"])
-                for item, row in zip(self._learned_trace.items, rows, strict=True)
-                if row["merged"] == 1 and row["run_ns"] > 0
-            )
-        )
+        #: True ÷ learned run time; see `_fit`.
+        self._factor = 1.0
+        self._fit()
 
-    def _fit(self, live: Pace) -> None:
+    def _fit(self) -> None:
         """Have the simulated learned run at the pace of the live one.
 
         How long runs took there has in it what the host took from them, which the simulation takes
         again.
         """
+        live = Pace.of((known.solo_run_ns, known.run_ns, known.others) for known in self._known)
+        beside = live.beside / live.alone
         for _ in range(FITS):
-            found = self._simulate(self._learned_trace, OURS).answered
+            self._device = replace(self._device, slowdown=(1.0, max(1.0, beside)))
             simulated = Pace.of(
-                (row.task.estimate.run_ns, ran_ns(row.outcome), row.outcome.placement.co_runners)
-                for row in found
+                (
+                    self._traces.solo_of(self._learned.items[row.task.task_id - 1]).run_ns,
+                    ran_ns(row.outcome),
+                    row.outcome.placement.co_runners,
+                )
+                for row in self._simulate(self._learned, OURS).answered
                 if isinstance(row.outcome, Completed)
             )
             factor = live.alone / simulated.alone
-            self._ratios = [(run_ns, ratio * factor) for run_ns, ratio in self._ratios]
-            beside = self._device.slowdown_beside(1) * live.beside / simulated.beside / factor
-            self._device = replace(self._device, slowdown=(1.0, max(1.0, beside)))
+            self._factor *= factor
+            beside *= live.beside / simulated.beside / factor
 
     @property
     def facts(self) -> dict[str, Any]:
         """What was learned."""
-        ordered = sorted(ratio for _, ratio in self._ratios)
+        ratios = sorted(known.run_ns / known.solo_run_ns for known in self._known)
         return {
             **asdict(self._device),
             "prepare_ns": self._before_ns,
             "answer_ns": self._answer_ns,
-            "run_ratios": {q: ordered[len(ordered) * q // 100] for q in (5, 25, 50, 75, 95, 99)},
+            "run_ratios": {q: ratios[len(ratios) * q // 100] for q in (5, 25, 50, 75, 95, 99)},
+            "run_factor": self._factor,
         }
-
-    @property
-    def solo_ms(self) -> dict[str, float]:
-        """Quantiles of the solo times of all requests."""
-        ordered = sorted(solo.solo_ns for solo in self._traces.solo.values())
-        return {f"p{q}": ordered[len(ordered) * q // 100] / 1e6 for q in (5, 25, 50, 75, 95, 99)}
 
     def late(self, system: str, rho: float, seed: int) -> float:
         """Share late or refused, as the server would see it."""
@@ -159,17 +184,7 @@ class Twin:
         return missed / report.requests
 
     def _simulate(self, trace: Trace, system: str) -> Simulation:
-        requests = [
-            replace(
-                request,
-                run_ns=Nanos(round(request.run_ns * self._ratio(request.run_ns, item.seed))),
-                prepare_ns=self._before_ns,
-                answer_ns=self._answer_ns,
-            )
-            for item, request in zip(
-                trace.items, offered(trace, self._estimate, QOS_FACTOR, (1.0,)), strict=True
-            )
-        ]
+        requests = [self._offered(number, item) for number, item in enumerate(trace.items, 1)]
         policy, _, discipline = system.partition("+")
         params = make_system(
             policy, discipline or "rolling", cores=self._cores, budget_bytes=self._budget_bytes
@@ -182,12 +197,27 @@ class Twin:
         simulation.run(requests)
         return simulation
 
-    def _ratio(self, run_ns: int, seed: int) -> float:
-        """How far off a run is: as one of those of about its length was."""
-        place = bisect([known_ns for known_ns, _ in self._ratios], run_ns)
-        around = self._ratios[max(0, place - ALIKE // 2) : place + ALIKE // 2]
-        ratio: float = random.Random(seed).choice(around)[1]
-        return ratio
-
-    def _estimate(self, model: str, num_nodes: int, num_edges: int) -> Estimate:
-        return self._shapes[model, num_nodes, num_edges]
+    def _offered(self, number: int, item: TraceItem) -> Offered:
+        """The request as off its solo time and its estimate as a known one of about its length."""
+        solo = self._traces.solo_of(item)
+        place = bisect(self._known, solo.run_ns, key=lambda known: known.solo_run_ns)
+        alike = self._known[max(0, place - ALIKE // 2) : place + ALIKE // 2]
+        known = random.Random(item.seed).choice(alike)
+        slowdown = self._device.slowdown_beside(known.others)
+        run_ns = solo.run_ns * known.run_ns / known.solo_run_ns / slowdown * self._factor
+        estimated_ns = round(solo.run_ns * known.estimate_ns / known.solo_run_ns)
+        estimate = Estimate(
+            Bytes(solo.peak_bytes), Bytes(solo.reserve_bytes), Nanos(max(1, estimated_ns)),
+            Nanos(max(1, estimated_ns + solo.solo_ns - solo.run_ns)),
+        )  # fmt: skip
+        assert item.qos_target_us is not None
+        task = Task(
+            task_id=TaskId(number),
+            model=item.model,
+            num_nodes=item.num_nodes,
+            num_edges=item.num_edges,
+            arrived_ns=Nanos(item.offset_ns),
+            estimate=estimate,
+            qos=QoS(Nanos(item.qos_target_us * 1000)),
+        )
+        return Offered(task, Nanos(max(1, round(run_ns))), self._before_ns, self._answer_ns)
