@@ -31,7 +31,11 @@ def main() -> None:
     device = find_device(config.device, spare_lanes=True)
     if options.at_once is not None:
         at_once = min(options.at_once, len(device.lane_cores))
-        device = replace(device, parallelism=at_once, budget_bytes=UNCHECKED_BYTES)
+        # The server's threads keep to the first core: what runs one at a time gets the last.
+        lanes = device.lane_cores[::-1]
+        device = replace(
+            device, lane_cores=lanes, parallelism=at_once, budget_bytes=UNCHECKED_BYTES
+        )
     Application(config, device).run(lambda *_: print("ready", flush=True), lambda *_: None)
 
 

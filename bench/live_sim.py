@@ -11,7 +11,7 @@ from bench.live_setup import OURS, Traces
 from bench.open_loop import LoadRun
 from serve.core.fleet import make_scheduler
 from serve.core.params import LANES_PER_CORE
-from serve.core.types import Bytes, Completed, Estimate, Nanos, QoS, Task, TaskId
+from serve.core.types import Bytes, Completed, Estimate, LaneId, Nanos, QoS, Task, TaskId
 from serve.journal import Journal
 from serve.sim.device import Offered
 from serve.sim.engine import Simulation
@@ -190,8 +190,11 @@ class Twin:
             policy, discipline or "rolling", cores=self._cores, budget_bytes=self._budget_bytes
         ).params
         if system in BASELINES:
-            # As ``live_server`` has it: no more lanes than for the others.
-            lane_ids = params.device.lane_ids[: LANES_PER_CORE * self._cores]
+            # As ``live_server`` has it: lanes as for the others, and what is idle on the last core.
+            lanes = LANES_PER_CORE * self._cores
+            first = self._cores - 1
+            count = min(BASELINES[system] or lanes, lanes)
+            lane_ids = tuple(LaneId(lane) for lane in range(first, first + count))
             params = replace(params, device=replace(params.device, lane_ids=lane_ids))
         simulation = Simulation(make_scheduler(params), self._device)
         simulation.run(requests)
