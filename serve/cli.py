@@ -17,6 +17,8 @@ from rich.table import Table
 
 import serve
 from serve.config import load_config
+from serve.core.disciplines import DISCIPLINES
+from serve.core.policies import POLICIES
 from serve.errors import ConfigError, ServeError
 from serve.resources import configs_path
 from serve.runtime.api import ModelEstimate
@@ -24,7 +26,8 @@ from serve.sim.report import SimReport
 from serve.steps import Steps
 
 app = typer.Typer(
-    help=serve.__doc__,
+    help="An inference server for graph neural networks that keeps a promise per request.",
+    rich_markup_mode="markdown",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -68,8 +71,12 @@ def _root(
 @app.command("serve")
 def serve_command(
     config: ConfigOption,
-    grpc_port: Annotated[int | None, typer.Option(min=0, max=65535)] = None,
-    http_port: Annotated[int | None, typer.Option(min=0, max=65535)] = None,
+    grpc_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Instead of the configured one; 0: any.")
+    ] = None,
+    http_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="The same for metrics and report.")
+    ] = None,
 ) -> None:
     """Serve until SIGTERM or Ctrl-C; prints `ready` on stdout once warmed up."""
     from serve.app import Application
@@ -182,11 +189,12 @@ def simulate_command(
     workload: Annotated[Workload | None, typer.Option(help="Which models are asked.")] = None,
     rho: Annotated[float | None, typer.Option(min=0.001, help="Offered load.")] = None,
     policy: Annotated[
-        str | None, typer.Option(help="A policy, or default, mps_base, mps_aggr.")
+        str | None,
+        typer.Option(help=f"{', '.join(POLICIES)}; or a baseline: default, mps_base, mps_aggr."),
     ] = None,
-    discipline: Annotated[str | None, typer.Option(help="How groups run.")] = None,
-    requests: Annotated[int, typer.Option(min=1)] = 1000,
-    seed: Annotated[int, typer.Option()] = 0,
+    discipline: Annotated[str | None, typer.Option(help=f"{', '.join(DISCIPLINES)}.")] = None,
+    requests: Annotated[int, typer.Option(min=1, help="How many.")] = 1000,
+    seed: Annotated[int, typer.Option(help="Of tasks and arrivals.")] = 0,
     devices: Annotated[int, typer.Option(min=1, help="So many like this machine's.")] = 1,
     config: Annotated[
         Path | None, typer.Option("--config", help="Other models than the demo's.")
