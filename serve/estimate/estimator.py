@@ -291,6 +291,14 @@ class ModelEstimator:
         calibrated = self.fitted_ns(num_nodes, num_edges) + self._overhead_ns(num_nodes, num_edges)
         self._solo.observe(max(1, solo_ns), calibrated)
 
+    def observe_typical(self, num_nodes: int, num_edges: int, run_ns: int, solo_ns: int) -> None:
+        """Learn from what lone requests of one size took, in the middle of several.
+
+        They say nothing of how runs scatter.
+        """
+        self._run.observe(max(1, run_ns), self.fitted_ns(num_nodes, num_edges))
+        self.observe_solo(num_nodes, num_edges, solo_ns)
+
     def _peak(self, num_nodes: int, num_edges: int, num_loops: int | None) -> int:
         """Staged inputs and tensors."""
         peak = _highest(self._planes, num_nodes, num_edges)

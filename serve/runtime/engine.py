@@ -37,7 +37,7 @@ from serve.runtime.driver import Driver
 from serve.runtime.graphs import Fanouts, GraphStore, NodeRequest
 from serve.runtime.interference import learn_interference
 from serve.runtime.launch import LAUNCH_NS
-from serve.runtime.overhead import Arrays, Send, call_of, learn_overhead, shows_solo_time
+from serve.runtime.overhead import Arrays, LoneRequests, Send, call_of, shows_solo_time
 from serve.runtime.pool import LanePool
 from serve.runtime.records import Scheduling, refusal_record
 from serve.runtime.registry import ModelEntry, Registry
@@ -52,6 +52,9 @@ _LANES_START_TIMEOUT_S = 120.0
 _STAGED_PER_LANE = 4
 #: The server's own requests at most, in messages of the largest size.
 _OWN_SHARE = 0.9
+#: Lone requests for a model and size: what runs side by side take is told by what they take alone,
+#: and leaves its mark on it, which as many runs must take away as corrections look at.
+_LONE_FIRST, _LONE_LAST = 2, 3
 
 
 class Engine:
@@ -203,13 +206,10 @@ class Engine:
             assert self.driver.own_record is not None
             return self.driver.own_record
 
+        most_bytes = int(_OWN_SHARE * self._config.server.max_message_bytes)
+        lone = LoneRequests(self._registry.entries, ask, most_bytes)
         tell("timing lone requests", 1.0)
-        learn_overhead(
-            self._registry.overhead,
-            self._registry.entries,
-            ask,
-            int(_OWN_SHARE * self._config.server.max_message_bytes),
-        )
+        lone.send(_LONE_FIRST)
         tell("timing requests side by side", 1.0)
         first, *others = self.driver.scheduler.devices
         learn_interference(
@@ -221,6 +221,9 @@ class Engine:
         )
         if (table := self._registry.interference.table) != NO_SLOWDOWN:
             _log.info("runs beside 0, 1, … others take %s times as long", table)
+        tell("timing lone requests", 1.0)
+        lone.send(_LONE_LAST)
+        lone.teach(self._registry.overhead)
         self.driver.serving = True
         if self._compiler is not None:
             self._compiler.start()

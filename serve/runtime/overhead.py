@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+Size = tuple[int, int]
 Arrays = Mapping[str, np.ndarray[Any, np.dtype[Any]]]
 #: Sends a request to a model and returns when it is answered; raises the ServeError it ends in.
 #: The last argument is its id, by which the engine knows its own.
@@ -40,62 +41,83 @@ IDLE_NS = Nanos(10_000_000)
 PROBE_NODES = (16, 1024, 8192)
 PROBE_EDGES_PER_NODE = 10
 PROBE_BYTES = 8 << 20
-PROBE_REPEATS = 4
 #: What was seen of each size is told so often: corrections, made for a stream of noisy runs, move
 #: by small steps.
 LESSONS = 20
 
 
-def learn_overhead(
-    overhead: "Overhead",
-    entries: Sequence["ModelEntry"],
-    ask: Callable[[str, Arrays], RequestRecord],
-    largest_bytes: int,
-) -> None:
-    """Send lone requests to every model; calibrates `overhead`, then corrects each solo time.
+class LoneRequests:
+    """Requests to every model, one by one with pauses, and what they took.
 
-    What all models have in common is asked of the fastest: there is less noise from its runs. They
-    take turns, as no model finds the caches as its own last run has left them. `ask` returns what
-    became of a request, of no more than `largest_bytes`; one that ends in a ServeError says
-    nothing, and is not sent again.
+    Models take turns, as none finds the caches as its own last run has left them.
     """
-    if not entries:
-        return
-    sizes = {entry.key: _sizes(entry, min(PROBE_BYTES, largest_bytes)) for entry in entries}
-    fastest = min(entries, key=lambda entry: entry.estimator.run_ns(*sizes[entry.key][-1]))
-    probes = {
-        (entry.key, size): (entry, size, probe_tensors(entry, *size))
-        for turn in range(len(PROBE_NODES))
-        for entry in entries
-        for size in sizes[entry.key][turn : turn + 1]
-    }
-    beyond_run: list[tuple[int, int]] = []
-    taken_ns: dict[tuple[str, tuple[int, int]], list[int]] = {key: [] for key in probes}
-    for _ in range(PROBE_REPEATS):
-        for key, (entry, size, tensors) in list(probes.items()):
-            threading.Event().wait(IDLE_NS / 1e9)
-            try:
-                record = ask(entry.spec.name, tensors)
-            except ServeError as error:
-                del probes[key]
-                _log.warning(
-                    "model %s is not timed on %d nodes and %d edges: %s", entry.key, *size, error
-                )
-                continue
-            if not shows_solo_time(record):
-                continue
-            taken_ns[key].append(record.latency_ns)
-            if entry is fastest:
-                estimator = entry.estimator
-                input_bytes = int(estimator.calibration.memory.inputs.at(*size))
-                beyond_run.append(
-                    (input_bytes, record.latency_ns - int(estimator.fitted_ns(*size)))
-                )
-    overhead.calibrate(beyond_run)
-    for _ in range(LESSONS):
-        for key, (entry, size, _) in probes.items():
-            if taken_ns[key]:
-                entry.estimator.observe_solo(*size, int(median(taken_ns[key])))
+
+    def __init__(
+        self,
+        entries: Sequence["ModelEntry"],
+        ask: Callable[[str, Arrays], RequestRecord],
+        largest_bytes: int,
+    ) -> None:
+        """`ask` returns what became of a request, which takes no more than `largest_bytes`.
+
+        One that ends in a ServeError says nothing, and is not sent again.
+        """
+        self._ask = ask
+        sizes = {entry.key: _sizes(entry, min(PROBE_BYTES, largest_bytes)) for entry in entries}
+        self._probes = {
+            (entry.key, size): (entry, size, probe_tensors(entry, *size))
+            for turn in range(len(PROBE_NODES))
+            for entry in entries
+            for size in sizes[entry.key][turn : turn + 1]
+        }
+        self._seen: dict[tuple[str, Size], list[RequestRecord]] = {key: [] for key in self._probes}
+
+    def send(self, times: int) -> None:
+        """Send each so often; their runs are learned from as they end."""
+        for _ in range(times):
+            for key, (entry, size, tensors) in list(self._probes.items()):
+                threading.Event().wait(IDLE_NS / 1e9)
+                try:
+                    record = self._ask(entry.spec.name, tensors)
+                except ServeError as error:
+                    del self._probes[key]
+                    _log.warning(
+                        "model %s is not timed on %d nodes and %d edges: %s",
+                        entry.key, *size, error,
+                    )  # fmt: skip
+                    continue
+                if shows_solo_time(record):
+                    self._seen[key].append(record)
+
+    def teach(self, overhead: "Overhead") -> None:
+        """Calibrate `overhead`, then correct each model's times, by medians.
+
+        What all models have in common is asked of the fastest: there is less noise from its runs.
+        """
+        seen = [
+            (
+                entry,
+                size,
+                int(median(record.run_ns for record in self._seen[key])),
+                int(median(record.latency_ns for record in self._seen[key])),
+            )
+            for key, (entry, size, _) in self._probes.items()
+            if self._seen[key]
+        ]
+        if not seen:
+            return
+        fastest, *_ = min(seen, key=lambda one: one[0].estimator.run_ns(*seen[-1][1]))
+        inputs = fastest.estimator.calibration.memory.inputs
+        overhead.calibrate(
+            [
+                (int(inputs.at(*size)), solo_ns - int(fastest.estimator.fitted_ns(*size)))
+                for entry, size, _, solo_ns in seen
+                if entry is fastest
+            ]
+        )
+        for _ in range(LESSONS):
+            for entry, size, run_ns, solo_ns in seen:
+                entry.estimator.observe_typical(*size, run_ns, solo_ns)
 
 
 def shows_solo_time(record: RequestRecord) -> bool:
