@@ -1,4 +1,4 @@
-"""Whether one more run beside those that execute keeps every target.
+"""Whether one more run beside those that execute keeps more targets than it costs.
 
 Runs on one device slow one another: beside k others each takes `slowdown[k]` times as long as
 alone, and all that execute advance alike. Where that is much, a free lane is not yet a reason to
@@ -78,34 +78,28 @@ class Company:
     def admits(self, record: "Record") -> bool:
         """Whether to launch the record, READY, beside them, and not to wait for one to end.
 
-        - No run that is in time is made late by it.
-        - It will be in time itself, or would not be by waiting either.
-        - If it is late in any case, one more of its kind could still come and be in time beside
-          those that then execute: the late must not take the place of those to come.
+        - If it will be in time, no more than one of them, in time so far, is made late by it.
+        - If it is late, one more like it could still come, join and be in time: the late must not
+          take the place of those to come.
         - What has waited too long for others joins whoever is there.
         """
         if record.promoted:
             return True
         task = record.task
         run_ns, limit_ns = task.estimate.run_ns, (task.due_ns - self._now_ns) / MARGIN
-        at = bisect_right(self._lefts, run_ns)
-        together = ends_ns([*self._lefts[:at], run_ns, *self._lefts[at:]], self._slowdown)
-        own_end_ns = together.pop(at)
-        for limit, before_ns, after_ns in zip(self._limits, self._ends, together, strict=True):
-            if before_ns * MARGIN <= limit < after_ns * MARGIN:
-                return False
-        if own_end_ns <= limit_ns:
-            return True
-        if self._end_after_first_ns(run_ns) <= limit_ns or self._ends[-1] + run_ns <= limit_ns:
-            return False
+        if run_ns <= limit_ns:
+            at = bisect_right(self._lefts, run_ns)
+            together = ends_ns([*self._lefts[:at], run_ns, *self._lefts[at:]], self._slowdown)
+            if together.pop(at) <= limit_ns:
+                return self._made_late(together) <= 1
         return leaves_room(task, self._slowdown, len(self._lefts))
 
-    def _end_after_first_ns(self, run_ns: int) -> float:
-        """When a run ends that starts as soon as one of the others has ended."""
-        first, *others = self._lefts
-        lefts = [left_ns - first for left_ns in others]
-        at = bisect_right(lefts, run_ns)
-        return self._ends[0] + ends_ns([*lefts[:at], run_ns, *lefts[at:]], self._slowdown)[at]
+    def _made_late(self, ends: Sequence[float]) -> int:
+        """How many of them are in time, and would not be if they ended then."""
+        return sum(
+            before_ns * MARGIN <= limit_ns < after_ns * MARGIN
+            for limit_ns, before_ns, after_ns in zip(self._limits, self._ends, ends, strict=True)
+        )
 
 
 def leaves_room(late: "Task", slowdown: Sequence[float], executing: int) -> bool:

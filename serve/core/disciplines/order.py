@@ -7,6 +7,9 @@ from serve.core.lifecycle import State
 from serve.core.record import Record
 from serve.core.types import Nanos
 
+#: When so many had better not join those that execute, no more are asked: each costs about 10 µs.
+MOST_APART = 4
+
 #: Looked up for every task in the plan.
 _PREPARING, _READY = State.PREPARING, State.READY
 
@@ -28,7 +31,7 @@ def next_launch(
     if lanes <= 0:
         return WAIT
     available_bytes = board.available_bytes
-    company = company_on(board, now_ns)
+    company, apart = company_on(board, now_ns), 0
     until_ns: Nanos | None = None
     bypassed: list[Record] = []
     for group in board.plan.groups:
@@ -38,6 +41,9 @@ def next_launch(
                 if need_bytes <= available_bytes:
                     if company is None or company.admits(record):
                         return Launch(record, tuple(bypassed))
+                    apart += 1
+                    if apart == MOST_APART:
+                        return Wait(until_ns)
                     continue
                 if record.bypassed >= bypass_limit:
                     return Wait(until_ns)
