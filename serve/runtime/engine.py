@@ -34,7 +34,7 @@ from serve.runtime.api import (
 from serve.runtime.background import BackgroundCompiler
 from serve.runtime.device import Device
 from serve.runtime.driver import Driver
-from serve.runtime.graphs import Fanouts, GraphStore, NodeRequest
+from serve.runtime.graphs import Fanouts, GraphStore
 from serve.runtime.interference import learn_interference
 from serve.runtime.launch import LAUNCH_NS
 from serve.runtime.overhead import Arrays, LoneRequests, Send, call_of, shows_solo_time
@@ -42,7 +42,7 @@ from serve.runtime.pool import LanePool
 from serve.runtime.records import Scheduling, refusal_record
 from serve.runtime.registry import ModelEntry, Registry
 from serve.runtime.shm import SharedPool
-from serve.runtime.staging import Layout, plan_layout
+from serve.runtime.staging import plan_layout
 from serve.runtime.ticket import RequestTicket
 
 _log = logging.getLogger(__name__)
@@ -436,37 +436,53 @@ class Engine:
     def _submit(self, call: InferCall) -> RequestTicket:
         while True:
             entry = self._registry.get(call.model, call.version)
-            source: Layout | NodeRequest
             if call.graph is not None:
                 num_ids = call.tensors["node_ids"].shape[0]
-                source = self._graphs.request(call.graph, num_ids, call.fanouts, entry)
-            else:
-                num_nodes, num_edges = self._size(call, entry)
-                output_bytes = entry.estimator.output_bytes(num_nodes, num_edges)
-                shapes = {name: tensor.shape for name, tensor in call.tensors.items()}
-                edges = call.tensors.get("edge_index")
-                is_int32 = edges is not None and edges.datatype == "INT32"
-                source = plan_layout(
-                    shapes,
-                    entry.spec.inputs,
-                    output_bytes,
-                    narrow_edges=is_int32 and entry.signature.narrow_edges,
-                )
+                request = self._graphs.request(call.graph, num_ids, call.fanouts, entry)
+                with self._lock:
+                    if self._may_run(entry):
+                        size = request.expected(entry.estimator)
+                        return self.driver.accept(call, entry, size, request)
+            elif (ticket := self._submit_tensors(call, entry)) is not None:
+                return ticket
+
+    def _submit_tensors(self, call: InferCall, entry: ModelEntry) -> RequestTicket | None:
+        """A request that brings its graph; None: the model was replaced just now."""
+        num_nodes, num_edges = self._size(call, entry)
+        estimator = entry.estimator
+        edges = call.tensors.get("edge_index")
+        is_int32 = edges is not None and edges.datatype == "INT32"
+        narrow = is_int32 and entry.signature.narrow_edges
+        layout = plan_layout(
+            {name: tensor.shape for name, tensor in call.tensors.items()},
+            entry.spec.inputs,
+            estimator.output_bytes(num_nodes, num_edges),
+            narrow_edges=narrow,
+        )
+        prepared = self.driver.prepare_early(call, entry, layout)
+        try:
             with self._lock:
-                reason = entry.quarantine.reason(clock.now_ns())
-                if reason:
-                    raise NotReady(f"model {entry.spec.key}: {reason}")
-                # Just replaced by a newer one, or let go: then `get` says so.
-                if entry.retired:
-                    continue
-                if isinstance(source, NodeRequest):
-                    size = source.expected(entry.estimator)
-                else:
-                    estimate = entry.estimator.estimate(
-                        num_nodes, num_edges, narrow_edges=source.narrow_edges
+                if self._may_run(entry):
+                    num_loops = None if prepared is None else prepared.num_loops
+                    estimate = estimator.estimate(
+                        num_nodes, num_edges, num_loops, narrow_edges=narrow
                     )
                     size = Sized(num_nodes, num_edges, estimate)
-                return self.driver.accept(call, entry, size, source)
+                    ticket = self.driver.accept(call, entry, size, layout, prepared)
+                    prepared = None  # the ticket's
+                    return ticket
+            return None
+        finally:
+            if prepared is not None:
+                self._shared.free(prepared.staged.block)
+
+    def _may_run(self, entry: ModelEntry) -> bool:
+        """Whether it is served still; raises NotReady when it is put aside. Under the lock."""
+        reason = entry.quarantine.reason(clock.now_ns())
+        if reason:
+            raise NotReady(f"model {entry.spec.key}: {reason}")
+        # Just replaced by a newer one, or let go: then the registry says so.
+        return not entry.retired
 
     def _size(self, call: InferCall, entry: ModelEntry) -> tuple[int, int]:
         """(nodes, edges) of a request the model can take; raises InvalidInput."""

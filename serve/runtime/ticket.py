@@ -23,7 +23,7 @@ from serve.runtime.messages import Part
 from serve.runtime.outcomes import error_of
 from serve.runtime.records import build_record
 from serve.runtime.shm import Block
-from serve.runtime.staging import Layout, Staged, count_loops, stage, take_block
+from serve.runtime.staging import Layout, Prepared, Staged, count_loops, stage, take_block
 
 if TYPE_CHECKING:
     from serve.runtime.driver import Driver
@@ -42,8 +42,12 @@ class RequestTicket:
         task: Task,
         source: "Layout | NodeRequest",
         request_uid: str,
+        prepared: Prepared | None = None,
     ) -> None:
-        """`source` says where the tensors go that came, or which nodes are to be sampled."""
+        """`source` says where the tensors go that came, or which nodes are to be sampled.
+
+        `prepared`: the tensors that came are there.
+        """
         self.call = call
         self.entry = entry
         self.task = task
@@ -70,6 +74,9 @@ class RequestTicket:
         self._table: np.ndarray | None = None
         self._staged: Staged | None = None
         self._block: Block | None = None
+        if prepared is not None:
+            self._staged, self._block = prepared.staged, prepared.staged.block
+            self.num_loops = prepared.num_loops
         #: None: prepare now. Anything else is the answer.
         self._mailbox: SimpleQueue[Outcome | None] = SimpleQueue()
         #: The block goes back when the answer was read and no lane touches it any more.

@@ -10,6 +10,8 @@ from msgspec.structs import replace
 
 from serve.app import calibration_cache, device_of
 from serve.config import load_config
+from serve.core.commands import LaunchTask
+from serve.core.events import TaskArrived, TaskFinished
 from serve.core.lifecycle import State
 from serve.errors import (
     DeadlineExceeded,
@@ -28,6 +30,7 @@ from serve.obs.journal import JournalWriter
 from serve.runtime.api import InferCall, Tensor
 from serve.runtime.engine import Engine
 from serve.runtime.overhead import IDLE_NS
+from serve.runtime.ticket import RequestTicket
 from serve.sim.replay import first_difference, recorded
 from tests.e2e.mischief import HOLD, RAISE, SLEEP
 from tests.e2e.support import Graph, random_graph
@@ -176,6 +179,38 @@ def test_requests_that_are_alone_wake_the_driver_for_their_answers_only(
         engine.submit(call(trouble.graph(), timeout_ns=int(PATIENCE_S * 1e9))).result()
     # Neither the lane that is held while they are prepared nor their deadlines are timed anew.
     assert len(wakes) <= 1
+
+
+def test_a_lone_request_is_staged_before_it_arrives_and_launched_in_that_step(
+    engine, trouble, monkeypatch
+):
+    seen = []
+    handle = engine.driver.scheduler.handle
+
+    def watched(event, now_ns):
+        commands = handle(event, now_ns)
+        seen.append((event, [type(command) for command in commands]))
+        return commands
+
+    monkeypatch.setattr(engine.driver.scheduler, "handle", watched)
+    graph = trouble.graph(num_nodes=12)
+    record = engine.submit(call(graph)).result().record
+    (arrived, commands), (ended, _) = seen
+    assert (type(arrived), commands, type(ended)) == (TaskArrived, [LaunchTask], TaskFinished)
+    assert 0 < record.prepare_exposed_ns <= record.prepare_ns < record.latency_ns
+
+
+def test_lanes_are_told_before_threads(engine, trouble, monkeypatch):
+    """Whoever is answered takes the core, while the lane waits for its next task."""
+    told = []
+    pool, answer = engine.driver._pool, RequestTicket.command_answer
+    launch = pool.launch
+    monkeypatch.setattr(pool, "launch", lambda *run: (told.append("lane"), launch(*run)))
+    monkeypatch.setattr(
+        RequestTicket, "command_answer", lambda *end: (told.append("thread"), answer(*end))
+    )
+    behind_a_held_one(engine, trouble, trouble.graph(num_nodes=12))
+    assert told == ["lane", "lane", "thread", "thread"]
 
 
 def test_a_run_that_cannot_be_learned_from_does_not_end_the_driver(engine, trouble, monkeypatch):
