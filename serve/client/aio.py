@@ -11,6 +11,7 @@ from collections.abc import (
     Collection,
     Iterable,
     Mapping,
+    Sequence,
 )
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
@@ -36,7 +37,7 @@ from serve.client.facts import (
     report_of,
 )
 from serve.client.graphs import GraphChange, change_request
-from serve.client.requests import Options, Request
+from serve.client.requests import Options, Request, fanouts_text
 from serve.client.shared import SharedMemory
 from serve.client.streaming import Outcome, StreamBook
 from serve.pb import gnnserve_pb2, gnnserve_pb2_grpc, grpc_service_pb2_grpc
@@ -152,11 +153,28 @@ class AsyncClient:
             raise broken[0]
 
     async def estimate(
-        self, model: str, *, num_nodes: int, num_edges: int, version: str = ""
+        self,
+        model: str,
+        *,
+        num_nodes: int = 0,
+        num_edges: int = 0,
+        graph: str = "",
+        num_ids: int = 0,
+        fanouts: str | Sequence[int] | None = None,
+        version: str = "",
     ) -> Estimate:
-        """What a request of that size would need, without running it."""
+        """What a request of that size would need, without running it.
+
+        Or, with a `graph`, one by so many node ids of it.
+        """
         request = gnnserve_pb2.EstimateRequest(
-            model=model, version=version, num_nodes=num_nodes, num_edges=num_edges
+            model=model,
+            version=version,
+            num_nodes=num_nodes,
+            num_edges=num_edges,
+            graph=graph,
+            num_ids=num_ids,
+            fanouts=fanouts_text(fanouts) or "",
         )
         return Estimate.of(await self._call(self._own.Estimate, request))
 

@@ -109,6 +109,9 @@ class Estimate:
     fit_count: int
     #: Empty, or why the estimate is an upper bound only.
     warning: str
+    #: Of the graph it is for; of a sample the usual size.
+    num_nodes: int
+    num_edges: int
 
     @classmethod
     def of(cls, message: gnnserve_pb2.EstimateResponse) -> "Estimate":

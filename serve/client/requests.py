@@ -130,11 +130,11 @@ class Request:
             "priority": self.priority or None,
             "tenant": self.tenant or None,
             "seed": self.seed,
-            "fanouts": _fanouts(self.fanouts),
+            "fanouts": fanouts_text(self.fanouts),
         }
 
 
-def _fanouts(given: str | Sequence[int] | None) -> str | None:
+def fanouts_text(given: str | Sequence[int] | None) -> str | None:
     """As the parameter has them."""
     return given if given is None or isinstance(given, str) else ",".join(map(str, given))
 

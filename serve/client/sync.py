@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
@@ -28,7 +28,7 @@ from serve.client.facts import (
     report_of,
 )
 from serve.client.graphs import GraphChange, change_request
-from serve.client.requests import Options, Request
+from serve.client.requests import Options, Request, fanouts_text
 from serve.client.shared import SharedMemory
 from serve.client.streaming import Outcome, StreamBook
 from serve.pb import gnnserve_pb2, gnnserve_pb2_grpc, grpc_service_pb2_grpc
@@ -160,11 +160,28 @@ class Client:
             raise broken[0]
 
     def estimate(
-        self, model: str, *, num_nodes: int, num_edges: int, version: str = ""
+        self,
+        model: str,
+        *,
+        num_nodes: int = 0,
+        num_edges: int = 0,
+        graph: str = "",
+        num_ids: int = 0,
+        fanouts: str | Sequence[int] | None = None,
+        version: str = "",
     ) -> Estimate:
-        """What a request of that size would need, without running it."""
+        """What a request of that size would need, without running it.
+
+        Or, with a `graph`, one by so many node ids of it.
+        """
         request = gnnserve_pb2.EstimateRequest(
-            model=model, version=version, num_nodes=num_nodes, num_edges=num_edges
+            model=model,
+            version=version,
+            num_nodes=num_nodes,
+            num_edges=num_edges,
+            graph=graph,
+            num_ids=num_ids,
+            fanouts=fanouts_text(fanouts) or "",
         )
         return Estimate.of(self._call(self._own.Estimate, request))
 

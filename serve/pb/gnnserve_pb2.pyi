@@ -34,19 +34,25 @@ class DescribeResponse(_message.Message):
     def __init__(self, version: _Optional[str] = ..., device: _Optional[str] = ..., lanes: _Optional[int] = ..., budget_bytes: _Optional[int] = ..., policy: _Optional[str] = ..., discipline: _Optional[str] = ..., window: _Optional[str] = ..., qos_factor: _Optional[float] = ..., max_message_bytes: _Optional[int] = ...) -> None: ...
 
 class EstimateRequest(_message.Message):
-    __slots__ = ("model", "version", "num_nodes", "num_edges")
+    __slots__ = ("model", "version", "num_nodes", "num_edges", "graph", "num_ids", "fanouts")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NUM_NODES_FIELD_NUMBER: _ClassVar[int]
     NUM_EDGES_FIELD_NUMBER: _ClassVar[int]
+    GRAPH_FIELD_NUMBER: _ClassVar[int]
+    NUM_IDS_FIELD_NUMBER: _ClassVar[int]
+    FANOUTS_FIELD_NUMBER: _ClassVar[int]
     model: str
     version: str
     num_nodes: int
     num_edges: int
-    def __init__(self, model: _Optional[str] = ..., version: _Optional[str] = ..., num_nodes: _Optional[int] = ..., num_edges: _Optional[int] = ...) -> None: ...
+    graph: str
+    num_ids: int
+    fanouts: str
+    def __init__(self, model: _Optional[str] = ..., version: _Optional[str] = ..., num_nodes: _Optional[int] = ..., num_edges: _Optional[int] = ..., graph: _Optional[str] = ..., num_ids: _Optional[int] = ..., fanouts: _Optional[str] = ...) -> None: ...
 
 class EstimateResponse(_message.Message):
-    __slots__ = ("model", "version", "executor", "weights_bytes", "input_bytes", "peak_bytes", "reserve_bytes", "run_ns", "solo_ns", "solo_high_ns", "qos_target_ns", "budget_bytes", "fit_count", "warning")
+    __slots__ = ("model", "version", "executor", "weights_bytes", "input_bytes", "peak_bytes", "reserve_bytes", "run_ns", "solo_ns", "solo_high_ns", "qos_target_ns", "budget_bytes", "fit_count", "warning", "num_nodes", "num_edges")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     EXECUTOR_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +67,8 @@ class EstimateResponse(_message.Message):
     BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
     FIT_COUNT_FIELD_NUMBER: _ClassVar[int]
     WARNING_FIELD_NUMBER: _ClassVar[int]
+    NUM_NODES_FIELD_NUMBER: _ClassVar[int]
+    NUM_EDGES_FIELD_NUMBER: _ClassVar[int]
     model: str
     version: str
     executor: str
@@ -75,7 +83,9 @@ class EstimateResponse(_message.Message):
     budget_bytes: int
     fit_count: int
     warning: str
-    def __init__(self, model: _Optional[str] = ..., version: _Optional[str] = ..., executor: _Optional[str] = ..., weights_bytes: _Optional[int] = ..., input_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., reserve_bytes: _Optional[int] = ..., run_ns: _Optional[int] = ..., solo_ns: _Optional[int] = ..., solo_high_ns: _Optional[int] = ..., qos_target_ns: _Optional[int] = ..., budget_bytes: _Optional[int] = ..., fit_count: _Optional[int] = ..., warning: _Optional[str] = ...) -> None: ...
+    num_nodes: int
+    num_edges: int
+    def __init__(self, model: _Optional[str] = ..., version: _Optional[str] = ..., executor: _Optional[str] = ..., weights_bytes: _Optional[int] = ..., input_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., reserve_bytes: _Optional[int] = ..., run_ns: _Optional[int] = ..., solo_ns: _Optional[int] = ..., solo_high_ns: _Optional[int] = ..., qos_target_ns: _Optional[int] = ..., budget_bytes: _Optional[int] = ..., fit_count: _Optional[int] = ..., warning: _Optional[str] = ..., num_nodes: _Optional[int] = ..., num_edges: _Optional[int] = ...) -> None: ...
 
 class GraphFacts(_message.Message):
     __slots__ = ("name", "version", "num_nodes", "num_edges", "num_features", "feature_dtype", "held_bytes", "memory_mapped", "source")

@@ -12,6 +12,7 @@ from serve.pb import POOL
 from serve.pb import gnnserve_pb2 as pb
 from serve.rpc import describe
 from serve.rpc.change import decode_change
+from serve.rpc.options import parse_fanouts
 from serve.runtime.api import Inference
 
 NAME = "gnnserve.v1.GnnServe"
@@ -45,10 +46,28 @@ class GnnServeService:
         return answer
 
     def Estimate(self, request: pb.EstimateRequest, _: object) -> pb.EstimateResponse:
-        """What a request of this size would need."""
-        for name in ("num_nodes", "num_edges"):
+        """What a request of this size, or by so many ids of a resident graph, would need."""
+        for name in ("num_nodes", "num_edges", "num_ids"):
             if getattr(request, name) < 0:
                 raise InvalidInput(f"{name}: {getattr(request, name)} is negative")
+        if request.graph:
+            if request.num_nodes or request.num_edges:
+                raise InvalidInput(
+                    f"graph '{request.graph}': num_ids says how much of it is asked for, "
+                    "not num_nodes and num_edges"
+                )
+            return describe.estimate(
+                self._engine.estimate_sample(
+                    request.model,
+                    request.version,
+                    request.graph,
+                    request.num_ids,
+                    parse_fanouts(request.fanouts or None),
+                )
+            )
+        for name in ("num_ids", "fanouts"):
+            if getattr(request, name):
+                raise InvalidInput(f"{name}: is of no meaning without a graph")
         if request.num_nodes == 0 and request.num_edges > 0:
             raise InvalidInput(f"num_edges: {request.num_edges} edges in a graph of 0 nodes")
         return describe.estimate(

@@ -220,6 +220,20 @@ class Inference(Protocol):
         """What one request of that size would need."""
         ...
 
+    def estimate_sample(
+        self,
+        name: str,
+        version: str,
+        graph: str,
+        num_ids: int,
+        fanouts: tuple[int, ...] | Literal["all"] | None = None,
+    ) -> ModelEstimate:
+        """What one request by so many ids of a resident graph would need; raises ServeErrors.
+
+        Time is for a usual sample, memory for a large one.
+        """
+        ...
+
     def graphs(self, name: str = "") -> tuple[GraphInfo, ...]:
         """The resident graphs, or the one of that name. Raises NotFound."""
         ...

@@ -331,10 +331,7 @@ class Engine:
         num_ids: int,
         fanouts: Fanouts | None = None,
     ) -> ModelEstimate:
-        """What one request by so many ids of a resident graph would need; raises ServeErrors.
-
-        Time is for a usual sample, memory for a large one.
-        """
+        """See ``api.Inference``."""
         entry = self._registry.get(name, version)
         request = self._graphs.request(graph, num_ids, fanouts, entry)
         with self._lock:

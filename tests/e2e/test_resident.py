@@ -108,6 +108,13 @@ def test_the_command_line_expects_what_is_then_sampled(server, client):
         assert said[f"num_{name}"] == pytest.approx(np.median(found), rel=0.25)
         assert (found <= 1.2 * said["sample"]["size"][f"num_{name}_high"]).all()
     assert said["reserve_bytes"] >= max(qos.pmc_measured_bytes for qos in seen)
+    told = client.estimate("sage", graph="own", num_ids=8)
+    assert told.num_nodes == pytest.approx(np.median([qos.sampled_nodes for qos in seen]), rel=0.25)
+    assert told.reserve_bytes >= max(qos.pmc_measured_bytes for qos in seen)
+    fewer = client.estimate("sage", graph="own", num_ids=8, fanouts=[2, 2, 2])
+    assert fewer.num_edges < told.num_edges
+    with pytest.raises(NotFound, match="wide"):
+        client.estimate("sage", graph="x", num_ids=8)
     assert b"1 to 16 numbers" in estimate(
         "--graph", "own", "--node-ids", "8", "--fanouts", "0", code=1
     )

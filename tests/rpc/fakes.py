@@ -188,6 +188,11 @@ class FakeEngine:
     def unload(self, name: str) -> None:
         self.infos[name] = replace(self.infos[name], state="UNAVAILABLE", reason="unloaded")
 
+    def estimate_sample(
+        self, name: str, version: str, graph: str, num_ids: int, fanouts: object = None
+    ) -> ModelEstimate:
+        raise NotFound(f"no graph '{graph}'")
+
     def estimate(self, name: str, version: str, num_nodes: int, num_edges: int) -> ModelEstimate:
         info = self.model(name, version)
         return ModelEstimate(

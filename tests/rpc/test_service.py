@@ -323,9 +323,16 @@ def test_describe_estimate_and_report(own, reports):
         40,
     )
     assert found.warning == "an upper bound"
-    for nodes, edges, says in ((-1, 0, "num_nodes"), (1, -1, "num_edges"), (0, 1, "0 nodes")):
-        wrong = gnnserve_pb2.EstimateRequest(model="gcn", num_nodes=nodes, num_edges=edges)
-        error = fails(own.Estimate, wrong)
+    for wrong, says in (
+        ({"num_nodes": -1}, "num_nodes"),
+        ({"num_nodes": 1, "num_edges": -1}, "num_edges"),
+        ({"num_edges": 1}, "0 nodes"),
+        ({"num_ids": 1}, "without a graph"),
+        ({"graph": "held", "num_ids": -1}, "num_ids"),
+        ({"graph": "held", "num_ids": 1, "num_nodes": 1}, "graph 'held'"),
+        ({"graph": "held", "fanouts": "0"}, "fanouts"),
+    ):
+        error = fails(own.Estimate, gnnserve_pb2.EstimateRequest(model="gcn", **wrong))
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert says in error.details()
 
