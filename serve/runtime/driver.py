@@ -1,14 +1,16 @@
 """The live driver of the scheduler: one lock, one thread, and every handler thread lends a hand.
 
-Whoever has an event (the thread a request came in on, the driver's own thread that listens to
-the lanes and keeps the timers) takes the lock, asks the scheduler what to do and does it. All
-that is done under the lock is a few microseconds of dictionary work, a packet to a lane, or a
-word to a waiting thread; nothing there blocks. See ``serve.core.scheduler`` for the decisions
-and ``docs/architecture.md`` for a request's way through all this.
+Whoever has an event (the thread a request came in on, which also listens to the lane that runs
+it; the driver's own thread, which listens to all others and keeps the timers) takes the lock, asks
+the scheduler what to do and does it. All that is done under the lock is a few microseconds of
+dictionary work, a packet to a lane, or a word to a waiting thread; nothing there blocks. See
+``serve.core.scheduler`` for the decisions and ``docs/architecture.md`` for a request's way through
+all this.
 """
 
 import itertools
 import logging
+import os
 import threading
 import uuid
 from collections import deque
@@ -116,8 +118,10 @@ class Driver:
         self._slowdown = params.device.slowdown
         self._lanes_ready: set[LaneId] = set()
         self._lanes_changed = threading.Condition(lock)
-        #: Whose task each lane holds.
-        self._on_lane: dict[LaneId, ModelEntry] = {}
+        #: What each lane runs.
+        self._on_lane: dict[LaneId, Launch] = {}
+        #: What requests' threads read from lanes that is the driver's thread's to hear.
+        self._overheard: deque[tuple[LaneId, object]] = deque()
         self._newest: RequestTicket | None = None
         self._idle_since_ns = 0
         #: Tasks that were to be launched and are refused, to be told when all commands are done.
@@ -235,9 +239,38 @@ class Driver:
             if task_id in self._tickets:
                 self._carry_out(TaskCancelled(task_id))
 
+    def listen(self, ticket: RequestTicket) -> bool:
+        """Wait in the ticket's own thread for the lane that runs it, if one does, and hear it.
+
+        So that an answer wakes one thread and not two. True: the ticket may have been told
+        something; False: no lane runs it, or for others too, and it has to wait to be told.
+        """
+        with self._lock:
+            run = ticket.run
+            if run is None or not ticket.untold or self._on_lane.get(run.lane_id) is not run:
+                return False
+            lane_id = run.lane_id
+            if run.tickets[0] is not ticket or not self._pool.lend(lane_id):
+                return False
+            bell = ticket.bell = os.eventfd(0, os.EFD_CLOEXEC)
+        said = self._pool.overhear(lane_id, bell)
+        with self._lock:
+            ticket.bell = None
+            if self._on_lane.get(lane_id) is run:
+                if isinstance(said, TaskDone | TaskError):
+                    self._end(lane_id, said)
+                else:
+                    self._pool.take_back(lane_id)
+        os.close(bell)
+        if said is not None and not isinstance(said, TaskDone | TaskError):
+            self._overheard.append((lane_id, said))
+            self._pool.wake()
+        return True
+
     def unhold(self, ticket: RequestTicket) -> None:
         """The serving thread is done with the ticket's buffers."""
         with self._lock:
+            self._learn()
             self._unhold(ticket)
             entry = ticket.entry
             entry.inflight -= 1
@@ -297,8 +330,8 @@ class Driver:
                 message = f"model {ticket.entry.spec.key}: {reason}"
                 self._refused.append(TaskFailed(task_id, lane_id, failed, message))
             case LaunchTask(_, lane_id, reserve_bytes=reserve_bytes, companions=companions):
-                self._on_lane[lane_id] = ticket.entry
-                run = Launch([ticket, *(self._tickets[task_id] for task_id in companions)])
+                members = ticket, *(self._tickets[task_id] for task_id in companions)
+                self._on_lane[lane_id] = run = Launch(members, lane_id)
                 self._pool.launch(lane_id, run.message(reserve_bytes), run.limit_ns)
             case SuspendTask(_, lane_id):
                 self._pool.suspend(lane_id)
@@ -336,17 +369,25 @@ class Driver:
                 except Exception:
                     # A bug; the server goes on with the requests it does not concern.
                     _log.exception("lane %d: message %s cannot be handled", lane_id, said)
+            while self._overheard:
+                self._hear(*self._overheard.popleft())
             with self._lock:
-                for _ in range(lessons):
-                    run, outcome = self._ended_runs.popleft()
-                    try:
-                        run.learn(outcome)
-                    except Exception:
-                        # As above: this thread must not end for it.
-                        _log.exception("a run that ended cannot be learned from")
                 if lessons:
-                    self._tell_slowdown()
+                    self._learn()
                 self._keep_time()
+
+    def _learn(self) -> None:
+        """Correct the estimates by the runs that ended. Under the lock."""
+        if not self._ended_runs:
+            return
+        while self._ended_runs:
+            run, outcome = self._ended_runs.popleft()
+            try:
+                run.learn(outcome)
+            except Exception:
+                # A bug, which no thread that serves must end for.
+                _log.exception("a run that ended cannot be learned from")
+        self._tell_slowdown()
 
     def _tell_slowdown(self) -> None:
         """What runs do to one another, to the scheduler if it is news. Under the lock."""
@@ -370,17 +411,9 @@ class Driver:
 
     def _hear(self, lane_id: LaneId, said: object) -> None:
         match said:
-            case TaskDone(task_id):
+            case TaskDone() | TaskError():
                 with self._lock:
-                    self._ended(lane_id)
-                    run = self._tickets[TaskId(task_id)].run
-                    assert run is not None
-                    usage = run.ended(said)
-                    self._carry_out(TaskFinished(TaskId(task_id), lane_id, usage))
-            case TaskError(task_id, reason, message):
-                with self._lock:
-                    self._ended(lane_id)
-                    self._carry_out(_how_failed(TaskId(task_id), lane_id, reason, message))
+                    self._end(lane_id, said)
             case ModelLoaded(key):
                 if self._registry.lane_answered(lane_id, key):
                     self._lane_ready(lane_id)
@@ -406,16 +439,23 @@ class Driver:
                     if lost:
                         self._carry_out(LaneLost(lost[0], tuple(lost[1:])))
 
-    def _ended(self, lane_id: LaneId) -> None:
-        """The lane's task ended as it should. Under the lock."""
+    def _end(self, lane_id: LaneId, said: TaskDone | TaskError) -> None:
+        """The lane's run ended, and the lane is fine. Under the lock."""
+        run = self._on_lane.pop(lane_id)
         self._pool.ended(lane_id)
-        self._on_lane.pop(lane_id).quarantine.ran()
+        run.entry.quarantine.ran()
+        task_id = TaskId(said.task_id)
+        if isinstance(said, TaskDone):
+            self._carry_out(TaskFinished(task_id, lane_id, run.ended(said)))
+        else:
+            self._carry_out(_how_failed(task_id, lane_id, said.reason, said.message))
 
     def _blame(self, lane_id: LaneId) -> None:
         """A lane died: its model is perhaps put aside before it gets the next. Under the lock."""
-        entry = self._on_lane.pop(lane_id, None)
+        run = self._on_lane.pop(lane_id, None)
         now_ns = clock.now_ns()
-        if entry is not None and entry.quarantine.lane_lost(now_ns):
+        if run is not None and run.entry.quarantine.lane_lost(now_ns):
+            entry = run.entry
             _log.error("model %s: %s", entry.spec.key, entry.quarantine.reason(now_ns))
 
     def _lane_ready(self, lane_id: LaneId) -> None:

@@ -6,7 +6,7 @@ Belongs to the driver's lock, like the tickets.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from serve.core.types import Bytes, Completed, Nanos, Usage
+from serve.core.types import Bytes, Completed, LaneId, Nanos, Usage
 from serve.runtime.messages import RunTask, TaskDone
 
 if TYPE_CHECKING:
@@ -24,9 +24,11 @@ LAUNCH_NS = Nanos(30_000)
 class Launch:
     """A run from the command to launch it until its lane says how it ended."""
 
-    def __init__(self, tickets: Sequence["RequestTicket"]) -> None:
+    def __init__(self, tickets: Sequence["RequestTicket"], lane_id: LaneId) -> None:
         """All tickets are prepared; the first one's task names the run."""
         self.tickets = tuple(tickets)
+        self.lane_id = lane_id
+        self.entry = self.tickets[0].entry
         self._learned = False
         for ticket in self.tickets:
             ticket.run = self
@@ -34,7 +36,7 @@ class Launch:
         if len(self.tickets) == 1:
             self.estimate = first.task.estimate
         else:
-            self.estimate = first.entry.estimator.union(self._sizes)
+            self.estimate = self.entry.estimator.union(self._sizes)
 
     @property
     def _sizes(self) -> list[tuple[int, int]]:
@@ -52,9 +54,7 @@ class Launch:
         staged_bytes = sum(ticket.input_bytes for ticket in self.tickets)
         staged_bytes += sum(part.output_capacity_bytes for part in parts)
         limit_bytes = max(0, reserve_bytes - staged_bytes)
-        return RunTask(
-            first.task.task_id, first.entry.key, parts, limit_bytes, self.estimate.run_ns
-        )
+        return RunTask(first.task.task_id, self.entry.key, parts, limit_bytes, self.estimate.run_ns)
 
     def ended(self, said: TaskDone) -> Usage:
         """Note the shape of every output; what the run took."""
@@ -71,7 +71,7 @@ class Launch:
         if self._learned:
             return
         self._learned = True
-        estimator, usage = self.tickets[0].entry.estimator, outcome.usage
+        estimator, usage = self.entry.estimator, outcome.usage
         when = outcome.timeline
         executed_ns = when.finished_ns - when.launched_ns - when.suspended_ns
         run_ns = usage.run_ns - when.suspended_ns

@@ -2,14 +2,15 @@
 
 A process holds one lane, which can then be suspended, or all lanes of one device as threads.
 Does not decide what runs: the driver polls for what lanes said and is told when one is lost.
-Only the driver's own thread calls `poll`; `send` may be called from any thread.
+Only the driver's own thread calls `poll`; `send` may be called from any thread, and a thread that
+waits for one lane's answer may read it itself, see `lend`.
 """
 
 import atexit
 import contextlib
 import logging
 import os
-import selectors
+import select
 import signal
 import socket
 import threading
@@ -33,6 +34,8 @@ _BACK_OFF_MOST_NS = 10_000_000_000
 #: A lane that lived this long starts its back-off anew.
 _HEALTHY_AFTER_NS = 30_000_000_000
 _STOP_WAIT_S = 2.0
+#: `poll` looks after hung runs this often at least.
+_WATCH_NS = 10_000_000_000
 #: A run told to stop that goes on for so long is ended with its process.
 _STOP_GRACE_NS = 2_000_000_000
 
@@ -84,6 +87,8 @@ class _Lane:
     core: int = -1
     executes: bool = False
     stopped: bool = False
+    #: `poll` is not told what the lane says, see `lend`.
+    lent: bool = False
 
 
 class LanePool:
@@ -115,9 +120,10 @@ class LanePool:
                 host.lanes.append(lane)
                 self._lanes[lane.lane_id] = lane
         self._cores = sorted({core for cores in lane_cores for core in cores})
-        self._selector = selectors.DefaultSelector()
+        self._epoll = select.epoll()
+        self._lane_by_fd: dict[int, _Lane] = {}
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._selector.register(self._wake_fd, selectors.EVENT_READ, None)
+        self._epoll.register(self._wake_fd, select.EPOLLIN)
         self._started: SimpleQueue[tuple[_Host, BaseProcess, list[socket.socket]]] = SimpleQueue()
         self._restarting: dict[LaneId, threading.Thread] = {}
         self._stopping = False
@@ -214,6 +220,52 @@ class LanePool:
         lane.kill_at_ns = lane.left_ns = None
         lane.executes = False
         self._continue(lane)
+        self.take_back(lane_id)
+
+    def lend(self, lane_id: LaneId) -> bool:
+        """Leave the lane to a thread that waits for its answer; False when the lane is gone.
+
+        `poll` is then told only of its end, until `ended` or `take_back`. Driver's lock.
+        """
+        lane = self._lanes[lane_id]
+        lane.lent = self._watch(lane, 0)
+        return lane.lent
+
+    def take_back(self, lane_id: LaneId) -> None:
+        """`poll` is told again what the lane says. Driver's lock."""
+        lane = self._lanes[lane_id]
+        if lane.lent:
+            lane.lent = False
+            self._watch(lane, select.EPOLLIN)
+
+    def overhear(self, lane_id: LaneId, bell: int) -> FromLane | LaneUp | None:
+        """Wait for what a lane that was lent says.
+
+        None: the eventfd `bell` rang first, `poll` has read it, or the lane is gone, which `poll`
+        tells.
+        """
+        lane = self._lanes[lane_id]
+        channel = lane.channel
+        ready = select.poll()
+        ready.register(bell, select.POLLIN)
+        try:
+            if channel is not None:
+                ready.register(channel, select.POLLIN)
+        except ValueError:  # closed just now
+            return None
+        ready.poll()
+        packet = _receive(lane)
+        return self._understand(lane, packet) if packet else None
+
+    def _watch(self, lane: _Lane, events: int) -> bool:
+        """Have `poll` told of these events, and of the lane's end; False when it is gone."""
+        try:
+            if lane.channel is None:
+                return False
+            self._epoll.modify(lane.channel, events)
+        except (OSError, ValueError):
+            return False  # just now
+        return True
 
     def _continue(self, lane: _Lane) -> None:
         if lane.stopped:
@@ -244,17 +296,19 @@ class LanePool:
         """Wait for lanes, for `wake` or until `until_ns`; what lanes said, in order."""
         now = clock.now_ns()
         self._attend(now)
-        dues = [until_ns] if until_ns is not None else []
+        dues = [now + _WATCH_NS]
+        if until_ns is not None:
+            dues.append(until_ns)
         dues += [host.restart_at_ns for host in self._hosts if host.restart_at_ns is not None]
         dues += [lane.kill_at_ns for lane in self._lanes.values() if lane.kill_at_ns is not None]
-        timeout_s = max(0.0, (min(dues) - now) / 1e9) if dues else None
+        timeout_s = max(0.0, (min(dues) - now) / 1e9)
         said: list[tuple[LaneId, FromLane | LaneUp | LaneDown]] = []
-        for key, _ in self._selector.select(timeout_s):
-            if key.data is None:
+        for fd, _ in self._epoll.poll(timeout_s):
+            if fd == self._wake_fd:
                 os.eventfd_read(self._wake_fd)
                 self._adopt_started(said)
-            else:
-                self._read(self._lanes[key.data], said)
+            elif fd in self._lane_by_fd:  # else it was closed with another of its process
+                self._read(self._lane_by_fd[fd], said)
         return said
 
     def _read(self, lane: _Lane, said: list[tuple[LaneId, FromLane | LaneUp | LaneDown]]) -> None:
@@ -288,9 +342,11 @@ class LanePool:
 
     def _close(self, lane: _Lane) -> None:
         assert lane.channel is not None
-        self._selector.unregister(lane.channel)
+        self._epoll.unregister(lane.channel)
+        del self._lane_by_fd[lane.channel.fileno()]
         lane.channel.close()
         lane.channel = None
+        lane.lent = False
 
     def _bury(self, host: _Host) -> str:
         """End and free a process that is ending, schedule its successor; says how it ended."""
@@ -358,7 +414,8 @@ class LanePool:
             # A stop may have been meant for the process before.
             lane.kill_at_ns = lane.left_ns = None
             lane.core = lane.cores[0] if lane.cores else -1
-            self._selector.register(channel, selectors.EVENT_READ, lane.lane_id)
+            self._lane_by_fd[channel.fileno()] = lane
+            self._epoll.register(channel, select.EPOLLIN)
 
     def _start(self, host: _Host) -> tuple[BaseProcess, list[socket.socket]]:
         """A new process for the host, and our ends of its lanes' channels in their order."""
@@ -420,7 +477,7 @@ class LanePool:
                 channel.close()
             process.kill()
             processes.reap(process)
-        self._selector.close()
+        self._epoll.close()
         os.close(self._wake_fd)
 
     def _kill(self) -> None:

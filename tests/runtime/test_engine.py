@@ -1,5 +1,7 @@
 """The engine in this process: a request's way through it, and that nothing stays behind."""
 
+import os
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -198,6 +200,46 @@ def test_a_lone_request_is_staged_before_it_arrives_and_launched_in_that_step(
     (arrived, commands), (ended, _) = seen
     assert (type(arrived), commands, type(ended)) == (TaskArrived, [LaunchTask], TaskFinished)
     assert 0 < record.prepare_exposed_ns <= record.prepare_ns < record.latency_ns
+
+
+def test_who_waits_for_an_answer_reads_it_from_the_lane(engine, trouble, monkeypatch):
+    read_by_driver = []
+    read = engine.pool._read
+    monkeypatch.setattr(engine.pool, "_read", lambda *a: (read_by_driver.append(a), read(*a)))
+    for nodes in (3, 30, 300):
+        graph = trouble.graph(num_nodes=nodes)
+        result = engine.submit(call(graph)).result()
+        np.testing.assert_allclose(result.output, trouble.expected(graph), rtol=1e-5, atol=1e-6)
+    assert not read_by_driver
+
+
+def test_who_listens_to_a_lane_is_told_of_a_cancellation_before_the_run_ends(
+    engine, trouble, monkeypatch
+):
+    monkeypatch.setattr(engine.pool, "stop_run", lambda *run: None)
+    with ThreadPoolExecutor() as threads, trouble.holding() as graph:
+        ticket = engine.submit(call(graph))
+        answer = threads.submit(ticket.result)
+        wait_for(lambda: ticket.bell is not None, "its thread to listen")
+        ticket.cancel()
+        with pytest.raises(RequestCancelled, match="while running"):
+            answer.result(PATIENCE_S)
+        assert trouble.running()
+        assert engine.snapshot().reserved_bytes > 0
+    # The driver's thread hears the end: nothing stays reserved.
+    wait_for(lambda: not engine.driver.tickets(), "the end of the run")
+
+
+def test_who_listens_to_a_lane_that_dies_has_the_request_run_again(engine, trouble):
+    with ThreadPoolExecutor() as threads:
+        with trouble.holding() as graph:
+            ticket = engine.submit(call(graph))
+            answer = threads.submit(ticket.result)
+            (first,) = wait_for(trouble.running, "a running request")
+            wait_for(lambda: ticket.bell is not None, "its thread to listen")
+            os.kill(first, signal.SIGKILL)
+            wait_for(lambda: trouble.running() - {first}, "another run")
+        assert answer.result(PATIENCE_S).record.attempt == 2
 
 
 def test_lanes_are_told_before_threads(engine, trouble, monkeypatch):
