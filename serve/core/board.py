@@ -122,33 +122,32 @@ class Board:
 
         A run is as urgent as its most urgent member.
         """
+        rank, pace = self._rank_task, self._full_pace
         ranked: list[Contender] = []
-        apart: list[tuple[int, Key, Contender]] = []
-        for run in self.busy.values():
-            left_ns = self.left_ns(run, now_ns)
-            if len(run.members) == 1:
-                standing, key = self.rank(run.members[0], left_ns, now_ns)
-            else:
-                standing, key = min([self.rank(one, left_ns, now_ns) for one in run.members])
-            contender = Contender(key, self._paced_ns(left_ns), run)
-            if standing == _AS_RANKED:
-                ranked.append(contender)
-            else:
-                apart.append((standing, key, contender))
+        apart: list[tuple[int, Key, Run | Record]] = []
+        holders: list[Run | Record] = [*self.busy.values()]
         if joining is not None:
-            left_ns = joining.task.estimate.run_ns
-            standing, key = self.rank(joining, left_ns, now_ns)
-            contender = Contender(key, self._paced_ns(left_ns), joining)
-            if standing == _AS_RANKED:
-                ranked.append(contender)
+            holders.append(joining)
+        for holder in holders:
+            if isinstance(holder, Run):
+                left_ns, record = self.left_ns(holder, now_ns), holder.members[0]
+                if len(holder.members) > 1:
+                    record = min(holder.members, key=lambda one: self.rank(one, left_ns, now_ns))
             else:
-                apart.append((standing, key, contender))
+                left_ns, record = holder.task.estimate.run_ns, holder
+            if pace != 1.0:
+                left_ns = Nanos(int(left_ns * pace))
+            key = rank(record.task, left_ns, now_ns)
+            if record.promoted or record.state.answered:
+                apart.append((_FIRST if record.promoted else _LAST, key, holder))
+            else:
+                ranked.append(Contender(key, left_ns, holder))
         ranked.sort(key=_by_key)
         order = [one.holder for one in self._arrange(ranked, self._max_slots, now_ns)]
         if apart:
             apart.sort()
-            order[:0] = [one.holder for standing, _, one in apart if standing == _FIRST]
-            order += [one.holder for standing, _, one in apart if standing == _LAST]
+            order[:0] = [holder for standing, _, holder in apart if standing == _FIRST]
+            order += [holder for standing, _, holder in apart if standing == _LAST]
         return order
 
     def occupy(self, members: tuple[Record, ...], estimate: Estimate, now_ns: Nanos) -> Run:

@@ -21,7 +21,7 @@ import msgspec
 from serve.core.types import Nanos
 
 #: What is left of a run is taken for longer by one part in so many: run times are not exact.
-_MARGIN = 10
+MARGIN = 10
 #: At most so many are moved or given up in one go, which bounds the work; the others that would be
 #: late are given up.
 _MOST_MOVED = 4
@@ -42,11 +42,6 @@ class Job(msgspec.Struct, Generic[HolderT], frozen=True):
 
 
 _need_ns = attrgetter("need_ns")
-
-
-def with_margin(left_ns: int) -> int:
-    """What a run that needs `left_ns` more is taken to need."""
-    return left_ns + left_ns // _MARGIN
 
 
 def most_in_time(

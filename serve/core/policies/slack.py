@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from heapq import heapreplace
 from operator import itemgetter
 
-from serve.core.in_time import Job, most_in_time, with_margin
+from serve.core.in_time import MARGIN, Job, most_in_time
 from serve.core.ordered import Key, SortedKeys
 from serve.core.packing import pack, urgency
 from serve.core.policies.base import Contender, Policy, register_policy
@@ -57,13 +57,24 @@ class Slack(Policy):
 
     def arrange(self, ranked: list[Contender], slots: int, now_ns: Nanos) -> Sequence[Contender]:
         """Those that can be in time together, then the others, shortest first."""
-        if _in_time(ranked, slots, now_ns):
+        if len(ranked) <= slots:
+            return ranked
+        free_ns = [int(now_ns)] * slots
+        for one in ranked:
+            late, _, due_ns, _ = one.key
+            if late:
+                return ranked
+            end_ns = free_ns[0] + one.left_ns + one.left_ns // MARGIN
+            if end_ns > due_ns:
+                break
+            heapreplace(free_ns, end_ns)
+        else:
             return ranked
         jobs = []
         for one in ranked:
             late, level, due_ns, _ = one.key
             if not late:
-                jobs.append(Job(level, due_ns, with_margin(one.left_ns), one))
+                jobs.append(Job(level, due_ns, one.left_ns + one.left_ns // MARGIN, one))
         kept, given_up = most_in_time(jobs, slots, now_ns)
         others = given_up + ranked[len(jobs) :]
         others.sort(key=_as_late)
@@ -74,20 +85,6 @@ class Slack(Policy):
         ranked = [(self.rank(task, task.estimate.run_ns, now_ns), task) for task in pending]
         ranked.sort(key=itemgetter(0))
         return pack([task for _, task in ranked], capacity)
-
-
-def _in_time(ranked: list[Contender], slots: int, now_ns: Nanos) -> bool:
-    """Whether all that are not late stay in time as they are ranked, which is nearly always."""
-    free_ns = [int(now_ns)] * slots
-    for one in ranked:
-        late, _, due_ns, _ = one.key
-        if late:
-            break
-        end_ns = free_ns[0] + with_margin(one.left_ns)
-        if end_ns > due_ns:
-            return False
-        heapreplace(free_ns, end_ns)
-    return True
 
 
 def _as_late(one: Contender) -> Key:
