@@ -101,6 +101,8 @@ class DeviceConfig(Section, frozen=True):
     memory_budget: str | None = None
     #: Resident execution slots of each device; None: by device (CPU: one per core).
     lanes: Count | None = None
+    #: Whether runs on a GPU whose shapes recur are captured and replayed, where that gains.
+    cuda_graphs: Literal["auto", "off"] = "auto"
     #: GPUs to serve on, in CUDA's order; None: all of the first one's model.
     gpus: Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(min_length=1)] | None = None
 

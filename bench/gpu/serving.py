@@ -25,13 +25,20 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from bench.gpu.kit import MODELS, Result, graph, run
-from serve.config import Config, DeviceConfig, ModelsConfig, SchedulingConfig, ServerConfig
+from serve.config import (
+    Config,
+    DeviceConfig,
+    GraphConfig,
+    ModelsConfig,
+    SchedulingConfig,
+    ServerConfig,
+)
 from serve.core.disciplines import DISCIPLINES
 from serve.core.policies import POLICIES
 from serve.errors import ServeError
@@ -99,6 +106,8 @@ class Bench:
         budget: str | None = None,
         *,
         merge: bool = True,
+        cuda_graphs: Literal["auto", "off"] = "auto",
+        graphs: tuple[GraphConfig, ...] = (),
     ) -> Iterator[tuple[Engine, list[RequestRecord]]]:
         """A started engine, and the records it makes."""
         config = Config(
@@ -107,16 +116,20 @@ class Bench:
                 repository=str(self.folder), calibration_s=0.3 if self.dry else 6.0
             ),
             device=DeviceConfig(
-                kind="cpu" if self.dry else "cuda", lanes=lanes, memory_budget=budget
+                kind="cpu" if self.dry else "cuda",
+                lanes=lanes,
+                memory_budget=budget,
+                cuda_graphs=cuda_graphs,
             ),
             scheduling=SchedulingConfig(policy=policy, discipline=discipline, merge=merge),
+            graph=graphs,
         )
         device: Device = find_device(config.device, spare_lanes=False)
         if self.dry:
             count = lanes or 2
             device = replace(
                 device, lane_cores=((),) * count, parallelism=count, can_suspend=False,
-                places=(DevicePlace("cpu"),),
+                places=(DevicePlace("cpu", replay_bytes=int(cuda_graphs == "auto")),),
             )  # fmt: skip
         cache = CalibrationCache(self.folder / ".cache", device=device.name)
         records: list[RequestRecord] = []

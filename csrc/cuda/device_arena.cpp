@@ -239,6 +239,7 @@ bool DeviceArena::place(Segment& segment, std::int64_t requested, std::int64_t r
 
 std::uintptr_t DeviceArena::refuse(Pool& pool, std::int64_t size) {
     pool.usage.refused = size;
+    ++pool.usage.refusals;
     return 0;
 }
 

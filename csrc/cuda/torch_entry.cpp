@@ -130,6 +130,8 @@ GNNSERVE_EXPORT std::int64_t gnnserve_device_read(int lane, int field) {
                 return usage.refused;
             case 8:
                 return usage.spills;
+            case 9:
+                return usage.refusals;
             default:
                 return -1;
         }

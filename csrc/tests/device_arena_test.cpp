@@ -52,7 +52,9 @@ void test_an_overrun_is_one_lanes_own() {
     const int greedy = arena.add_lane(), modest = arena.add_lane();
     CHECK(arena.insert(greedy, 2048) && arena.insert(modest, 2048));
     CHECK(arena.alloc(greedy, 2048) != 0);
+    CHECK(arena.usage(greedy).refusals == 0);
     CHECK(arena.alloc(greedy, 1) == 0 && arena.usage(greedy).refused == 1);
+    CHECK(arena.alloc(greedy, 1) == 0 && arena.usage(greedy).refusals == 2);
     CHECK(arena.alloc(modest, 2048) != 0 && arena.usage(modest).refused == 0);
     CHECK(arena.alloc(greedy, std::numeric_limits<std::int64_t>::max()) == 0);
     CHECK(arena.alloc(greedy, -1) == 0);

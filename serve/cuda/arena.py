@@ -6,7 +6,8 @@ thread allocates while a lane's task is entered in it belongs to that task; ever
 """
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Self
 
 from serve.cuda.library import DEVICE_LIBRARY, required_path
@@ -16,6 +17,7 @@ ALIGNMENT_BYTES = 512
 
 # DeviceArena::Usage, see csrc/cuda/torch_entry.cpp.
 _LIVE, _PEAK, _REQUESTED, _REQUESTED_PEAK, _BLOCKS_PEAK, _REFUSED, _SPILLS = 1, 2, 3, 4, 6, 7, 8
+_REFUSALS = 9
 _CAPACITY, _HELD, _HELD_STATIC = 100, 101, 102
 _NOBODY = -1
 
@@ -106,6 +108,23 @@ class LaneMemory:
             raise MemoryError(f"the device has no {limit_bytes} bytes left for the task's buffer")
         self._library.gnnserve_device_bind(self._lane)
 
+    def hold(self, limit_bytes: int) -> None:
+        """Give it a buffer for good, of which a thread allocates inside ``held`` only.
+
+        Raises MemoryError as ``insert`` does.
+        """
+        self.insert(limit_bytes)
+        self._library.gnnserve_device_bind(_NOBODY)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """While open, this thread allocates from the buffer of ``hold``."""
+        self._library.gnnserve_device_bind(self._lane)
+        try:
+            yield
+        finally:
+            self._library.gnnserve_device_bind(_NOBODY)
+
     def stop_when(self, word_address: int, value: int) -> None:
         """Until ``clear``, refuse whatever is asked for once the 64-bit word holds `value`."""
         self._library.gnnserve_device_stop_when(word_address, value)
@@ -147,6 +166,10 @@ class LaneMemory:
     def refused_bytes(self) -> int:
         """Size of the last block refused since ``insert``; 0: none was."""
         return self._read(_REFUSED)
+
+    def refusals(self) -> int:
+        """How many blocks were refused since ``insert`` or ``hold``."""
+        return self._read(_REFUSALS)
 
     def spills(self) -> int:
         """Blocks that did not fit into the holes of the buffer and were placed beside it."""

@@ -4,14 +4,15 @@
 all a lane knows of its device.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
-from serve.cuda.library import CudaLibrary
+from serve.cuda.library import CudaError, CudaLibrary
+from serve.cuda.replays import Captured
 
 #: torch's own annotations stop here.
 _cuda: Any = torch.cuda
@@ -42,6 +43,18 @@ class Queue(Protocol):
         """Copies on the device, for what is launched from here on; inside ``running``.
 
         What they are copied from must stay as it is until ``finish`` or ``download``.
+        """
+        ...
+
+    def fill(self, places: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> None:
+        """The same into tensors that are on the device, by name, and that no run reads now."""
+        ...
+
+    def capture(self, work: Callable[[], torch.Tensor]) -> Captured:
+        """What `work` launches, to be launched as a whole; inside ``running``, nothing is run.
+
+        The memory it uses must stay its own. Raises what `work` raises, and CudaError for what
+        cannot be captured: whatever waits for the device.
         """
         ...
 
@@ -78,6 +91,15 @@ class HostQueue:
         """See ``Queue``."""
         return {name: tensor.clone() for name, tensor in tensors.items()}
 
+    def fill(self, places: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> None:
+        """See ``Queue``."""
+        for name, place in places.items():
+            place.copy_(tensors[name])
+
+    def capture(self, work: Callable[[], torch.Tensor]) -> Captured:
+        """See ``Queue``; it is run at once, and again at each launch, into the same place."""
+        return _Repeated(work)
+
     def gather(
         self, table: torch.Tensor, ids: torch.Tensor, hot: HotRows | None = None
     ) -> torch.Tensor:
@@ -95,6 +117,21 @@ class HostQueue:
 
     def finish(self) -> None:
         """See ``Queue``."""
+
+
+class _Repeated:
+    """Stands in for a captured run where nothing is launched."""
+
+    def __init__(self, work: Callable[[], torch.Tensor]) -> None:
+        self._work = work
+        self.output = work()
+
+    def launch(self) -> None:
+        with torch.inference_mode():
+            self.output.copy_(self._work())
+
+    def forget(self) -> None:
+        pass
 
 
 class Copies:
@@ -137,6 +174,22 @@ class Pinned:
         return None
 
 
+class _CudaGraph:
+    """A captured run of a ``CudaQueue``."""
+
+    def __init__(
+        self, library: CudaLibrary, graph: int, output: torch.Tensor, queue: "CudaQueue"
+    ) -> None:
+        self._library, self._graph, self._queue = library, graph, queue
+        self.output = output
+
+    def launch(self) -> None:
+        self._library.replay(self._graph, self._queue.stream)
+
+    def forget(self) -> None:
+        self._library.forget(self._graph)
+
+
 class CudaQueue:
     """A lane's two streams, ordinary and urgent. Waits by events, never for the device.
 
@@ -155,6 +208,12 @@ class CudaQueue:
             True: _cuda.Stream(device, priority=_URGENT),
         }
         self._current = self._streams[False]
+
+    @property
+    def stream(self) -> int:
+        """CUDA's handle of the stream that is used now."""
+        handle: int = self._current.cuda_stream
+        return handle
 
     @contextmanager
     def running(self, *, urgent: bool = False) -> Iterator[None]:
@@ -176,6 +235,30 @@ class CudaQueue:
         self._current.wait_event(copied)
         return found
 
+    def fill(self, places: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> None:
+        """See ``Queue``. What was copied there last was read by a run that was waited for."""
+        with torch.cuda.stream(self._copies.up):
+            for name, place in places.items():
+                place.copy_(tensors[name], non_blocking=True)
+            copied = _cuda.Event()
+            copied.record(self._copies.up)
+        self._current.wait_event(copied)
+
+    def capture(self, work: Callable[[], torch.Tensor]) -> Captured:
+        """See ``Queue``."""
+        if self._pinned is None:
+            raise CudaError("there is no library to capture with")
+        library, stream = self._pinned.library, self.stream
+        library.capture(stream)
+        try:
+            output = work()
+        except BaseException:
+            # Broken, most likely, and then not to be ended either; but ended it is.
+            with suppress(CudaError):
+                library.forget(library.end_capture(stream))
+            raise
+        return _CudaGraph(library, library.end_capture(stream), output, self)
+
     def gather(
         self, table: torch.Tensor, ids: torch.Tensor, hot: HotRows | None = None
     ) -> torch.Tensor:
@@ -188,7 +271,7 @@ class CudaQueue:
         out = torch.empty(len(ids), table.shape[1], dtype=table.dtype, device=self.device)
         self._pinned.library.gather(
             seen, placed.data_ptr(), len(ids), table.shape[1] * table.element_size(),
-            out.data_ptr(), stream=self._current.cuda_stream,
+            out.data_ptr(), stream=self.stream,
             hot=0 if hot is None else hot.rows.data_ptr(),
             slot_of=0 if hot is None else hot.slot_of.data_ptr(),
         )  # fmt: skip

@@ -132,6 +132,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     time: TimeFit
     #: Why it is this executor, for people.
     executor_reason: str = ""
+    #: Nodes and edges together up to which replaying a captured run gains; 0: never, or not tried.
+    replay_most: int = 0
 
     @property
     def warning(self) -> str:

@@ -27,7 +27,7 @@ _COUNTED_EVERY = 8
 #: Rows are chosen again after as many counted ones as are hot, and at least so many; and others
 #: take their place when, of the next as many, they would have served so much more.
 _LEAST_COUNTED = 1 << 16
-_GAIN = 0.05
+_GAIN = 0.02
 #: Edges looked at at once.
 _PART_EDGES = 1 << 22
 

@@ -26,6 +26,8 @@ _GPU_RESERVE_BYTES, _GPU_RESERVE_SHARE = 1 << 30, 1 / 32
 _CALIBRATION_SHARE, _CALIBRATION_BYTES = 1 / 8, 8 << 30
 #: Static memory of a lane: on each of its two streams, cuBLAS keeps 32 MiB and cublasLt 1.
 _LANE_STATIC_BYTES = 2 * (36 << 20)
+#: For captured runs: of a GPU, and at most of a lane. They gain where a graph is small.
+_REPLAY_SHARE, _REPLAY_BYTES = 1 / 32, 256 << 20
 #: Room for pieces between buffers, so that what the ledger holds can always be placed.
 _PIECES_SHARE = 1 / 64
 _CGROUP_LIMITS = (
@@ -119,13 +121,20 @@ def _gpu_device(config: DeviceConfig, found: tuple[Gpu, ...]) -> Device:
     total_bytes = min(config.memory_budget_bytes or free_bytes, free_bytes)
     calibration_bytes = min(_CALIBRATION_BYTES, int(total_bytes * _CALIBRATION_SHARE))
     slab_bytes = total_bytes - calibration_bytes
-    budget_bytes = int(slab_bytes * (1 - _PIECES_SHARE)) - lanes * _LANE_STATIC_BYTES
+    replay_bytes = 0
+    if config.cuda_graphs == "auto":
+        replay_bytes = min(_REPLAY_BYTES, int(total_bytes * _REPLAY_SHARE) // lanes)
+    lane_bytes = _LANE_STATIC_BYTES + replay_bytes
+    budget_bytes = int(slab_bytes * (1 - _PIECES_SHARE)) - lanes * lane_bytes
     if budget_bytes <= 0:
         raise ConfigError(
             f"device: {name} has {least_bytes} bytes free, of which {total_bytes} may be "
             f"used; {lanes} lanes need more for themselves (device.memory_budget, device.lanes)"
         )
-    places = tuple(DevicePlace(f"cuda:{gpu.index}", slab_bytes, calibration_bytes) for gpu in gpus)
+    places = tuple(
+        DevicePlace(f"cuda:{gpu.index}", slab_bytes, calibration_bytes, replay_bytes)
+        for gpu in gpus
+    )
     where = ", ".join(place.name for place in places)
     _log.info(
         "serving on %s (%s) with %d lanes, %d MiB each", name, where, lanes, budget_bytes >> 20

@@ -4,6 +4,9 @@ import socket
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+#: Part of the calibrator's memory for captured runs: one in so many.
+_CAPTURES_OF_CALIBRATION = 16
+
 
 class PassedFile(Protocol):
     """An open file on its way into another process."""
@@ -23,10 +26,16 @@ class DevicePlace:
     slab_bytes: int = 0
     #: The same for the process that calibrates beside them.
     calibration_bytes: int = 0
+    #: Of the slab, for the captured runs of each lane; 0: none are captured.
+    replay_bytes: int = 0
 
     def for_calibration(self) -> "DevicePlace":
-        """The place of the process that calibrates."""
-        return replace(self, slab_bytes=self.calibration_bytes)
+        """The place of the process that calibrates; it tries captures for lanes without them too.
+
+        What it finds is kept, also for a server that captures.
+        """
+        replay_bytes = max(self.replay_bytes, self.calibration_bytes // _CAPTURES_OF_CALIBRATION)
+        return replace(self, slab_bytes=self.calibration_bytes, replay_bytes=replay_bytes)
 
 
 @dataclass(frozen=True)

@@ -312,10 +312,16 @@ class Lane:
                 executor_reason=chosen.reason,
                 site=site,
             )
+            most = self._replay_most_of(chosen.loaded, signature, site)
+            found = msgspec.structs.replace(found, replay_most=most)
         except Exception as error:
             _log.exception("model %s cannot be calibrated", message.spec.name)
             return ModelFailed(message.spec.name, _public_text(error))
         return ModelProbed(signature, msgspec.msgpack.encode(found))
+
+    def _replay_most_of(self, model: LoadedModel, signature: Signature, site: Site) -> int:
+        """See ``Calibration.replay_most``; on a processor nothing is launched."""
+        return 0
 
     def _load_to_measure(self, spec: ModelSpec, executor: str) -> tuple[LoadedModel, Site]:
         """The model on an executor that needs no package, and where it is measured."""

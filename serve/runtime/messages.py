@@ -50,6 +50,8 @@ class LoadModel(Message, frozen=True, tag=True, array_like=True):
     package_bytes: int = 0
     #: The key without the executor: what has the same shares its weights.
     content: str = ""
+    #: See ``Calibration.replay_most``.
+    replay_most: int = 0
 
 
 class UnloadModel(Message, frozen=True, tag=True, array_like=True):

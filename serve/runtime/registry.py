@@ -267,7 +267,10 @@ class Registry:
         """Load the model on all lanes as it was calibrated, what was compiled from `cache`."""
         executor = calibration.executor
         content = f"{spec.key}@{digest[:12]}"
-        message = LoadModel(f"{content} {executor}", spec, signature, executor, content=content)
+        message = LoadModel(
+            f"{content} {executor}", spec, signature, executor, content=content,
+            replay_most=calibration.replay_most,
+        )  # fmt: skip
         if executor in PACKAGED:
             message = msgspec.structs.replace(
                 message, package=cache.package(digest), package_bytes=cache.package_bytes(digest)

@@ -26,7 +26,10 @@ from serve.cuda.arena import ALIGNMENT_BYTES, DeviceArena
 from serve.cuda.graph_kernels import GraphKernels
 from serve.cuda.library import CudaError, CudaLibrary
 from serve.cuda.queues import Copies, CudaQueue, HostQueue, Pinned, Queue
+from serve.cuda.replays import FixedRun, Replays, RunShape
+from serve.models.capturing import Recorder, replay_most
 from serve.models.executors import kernels
+from serve.models.facts import Signature
 from serve.models.loader import LoadedModel
 from serve.models.placed import ArenaSite, PlacedModel, load_on
 from serve.models.repository import ModelSpec
@@ -108,6 +111,11 @@ class Device:
     tables: Tables
     #: Of these, what the device has itself.
     hot: HotKeeper
+    #: Memory for the captured runs of each lane; 0: none are captured.
+    replay_bytes: int
+    #: Held while a run is captured, one at a time, and by what waits for the whole device: that is
+    #: refused while any stream captures.
+    capturing: threading.Lock = field(default_factory=threading.Lock)
     shelf: "Shelf" = field(default_factory=lambda: Shelf())
     running: "Running" = field(default_factory=lambda: Running())
 
@@ -117,7 +125,8 @@ class Device:
         device = torch.device(place.name)
         if device.type == "cpu":
             tables = Tables(None)
-            return cls(device, None, None, None, tables, HotKeeper(tables, HostQueue))
+            hot = HotKeeper(tables, HostQueue)
+            return cls(device, None, None, None, tables, hot, place.replay_bytes)
         library = CudaLibrary()
         pinned = Pinned(library)
         index = device.index or 0
@@ -139,7 +148,7 @@ class Device:
         )
         copies, tables = Copies(device), Tables(pinned)
         hot = HotKeeper(tables, lambda: CudaQueue(device, copies, pinned))
-        return cls(device, arena, copies, pinned, tables, hot)
+        return cls(device, arena, copies, pinned, tables, hot, place.replay_bytes)
 
     def queue(self) -> Queue:
         """A lane's queue."""
@@ -211,6 +220,16 @@ class ThreadLane(Lane):
         self._memory = memory
         self._device = device
         self._queue = device.queue()
+        self._recorder: Recorder | None = None
+        self._replays: Replays | None = None
+        #: Of each model, see ``Calibration.replay_most``.
+        self._replay_most: dict[str, int] = {}
+        if device.replay_bytes:
+            held = None if device.arena is None else device.arena.add_lane()
+            if held is not None:
+                held.hold(device.replay_bytes)
+            self._recorder = Recorder(self._queue, held)
+            self._replays = Replays(self._capture)
 
     def _run(self, task: RunTask) -> TaskDone | TaskError:
         started_ns = time.monotonic_ns()
@@ -247,6 +266,8 @@ class ThreadLane(Lane):
                 memory.insert(task.limit_bytes + placed_bytes)
                 memory.stop_when(self._stop_word.address, task.task_id)
             urgent = self._device.running.begin(self, task.run_ns)
+            if (done := self._replayed(task, graphs, urgent=urgent)) is not None:
+                return done
             with self._queue.running(urgent=urgent):
                 placed = [self._queue.upload(graph) for graph in graphs]
                 for graph, gather in zip(placed, gathers, strict=True):
@@ -267,6 +288,45 @@ class ThreadLane(Lane):
             peak, held = memory.peak_bytes() - inputs_bytes, memory.held_peak_bytes() - inputs_bytes
         rows = tuple(output.shape[0] for output in outputs)
         return TaskDone(task.task_id, rows, outputs[0].shape[1], 0, peak, held)
+
+    def _replayed(
+        self, task: RunTask, graphs: list[dict[str, torch.Tensor]], *, urgent: bool
+    ) -> TaskDone | None:
+        """The run as it was captured; None: it has to be launched."""
+        shape = self._shape_of(task, urgent=urgent)
+        run = None if self._replays is None or shape is None else self._replays.find(shape)
+        if self._replays is None or shape is None or run is None:
+            return None
+        output = run.captured.output
+        try:
+            with self._queue.running(urgent=urgent):
+                self._queue.fill(run.inputs, graphs[0])
+                run.captured.launch()
+                self._store(output, task.parts[0])
+                if not output.numel():
+                    self._queue.finish()
+        except CudaError as error:
+            self._end_or_leave(task, error)
+            self._replays.give_up(shape, error)
+            return None
+        # What it took was set aside when it was captured; of the task's buffer it took nothing.
+        return TaskDone(task.task_id, (output.shape[0],), output.shape[1], 0, None, None)
+
+    def _shape_of(self, task: RunTask, *, urgent: bool) -> RunShape | None:
+        """None where the run is not worth capturing, or never the same: a union, a sample."""
+        part, most = task.parts[0], self._replay_most.get(task.key, 0)
+        if not most or len(task.parts) > 1 or part.gather is not None:
+            return None
+        shapes = {ref.name: ref.shape for ref in part.inputs}
+        if shapes["x"][0] + shapes.get("edge_index", (2, 0))[1] > most:
+            return None
+        return RunShape(
+            task.key, tuple((ref.name, ref.dtype, ref.shape) for ref in part.inputs), urgent
+        )
+
+    def _capture(self, shape: RunShape) -> FixedRun:
+        assert self._recorder is not None
+        return self._recorder.capture(self._models[shape.key], shape.inputs, urgent=shape.urgent)
 
     def _gathered(self, gather: GatherRef, until_end: ExitStack) -> torch.Tensor:
         """Features of the part's nodes; what they are made from stays until the run's end."""
@@ -309,11 +369,26 @@ class ThreadLane(Lane):
     def _tidy(self, answer: TaskDone | TaskError) -> None:
         if isinstance(answer, TaskError):
             gc.collect()
+        if self._replays is not None and self._device.capturing.acquire(blocking=False):
+            try:
+                self._replays.capture_due(idle=self._is_idle())
+            finally:
+                self._device.capturing.release()
+
+    def _is_idle(self) -> bool:
+        """No packet waits to be read."""
+        try:
+            self._channel.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+        return False
 
     def _load_model(self, message: LoadModel) -> LoadedModel:
         if (held := self._models.get(message.key)) is not None:
             return held
-        model = self._device.shelf.take(message, self._device.torch_device)
+        self._replay_most[message.key] = message.replay_most
+        with self._device.capturing:
+            model = self._device.shelf.take(message, self._device.torch_device)
         try:
             # On both streams: libraries keep a workspace for each, outside of any task.
             for urgent in (False, True):
@@ -326,6 +401,9 @@ class ThreadLane(Lane):
 
     def _unload(self, key: str) -> None:
         self._signatures.pop(key, None)
+        self._replay_most.pop(key, None)
+        if self._replays is not None:
+            self._replays.forget(key)
         if self._models.pop(key, None) is not None:
             self._device.shelf.give_back(key)
 
@@ -337,6 +415,11 @@ class ThreadLane(Lane):
             most_bytes = min(message.max_bytes, self._memory.most_bytes() // 2)
             message = msgspec.structs.replace(message, max_bytes=most_bytes)
         return super()._probe(message)
+
+    def _replay_most_of(self, model: LoadedModel, signature: Signature, site: Site) -> int:
+        if self._recorder is None or not isinstance(model, PlacedModel):
+            return 0
+        return replay_most(model, signature, self._recorder, site)
 
     def _load_to_measure(self, spec: ModelSpec, executor: str) -> tuple[LoadedModel, Site]:
         model = load_on(spec, self._device.torch_device, executor)

@@ -67,6 +67,30 @@ def test_a_slab_that_is_full_is_a_memory_error(arena):
     lane.clear()
 
 
+def test_a_buffer_held_for_good_is_used_inside_held_only(arena, torchs):
+    lane, task = arena.add_lane(), arena.add_lane()
+    static = arena.static_bytes
+    lane.hold(4096)
+    torchs.gnnserve_device_alloc(100, 0, 21)
+    assert arena.static_bytes > static
+    static = arena.static_bytes
+    with lane.held():
+        first = torchs.gnnserve_device_alloc(1000, 0, None)
+        passing = torchs.gnnserve_device_alloc(2000, 0, None)
+        torchs.gnnserve_device_free(passing, 2000, 0, None)
+    # Between two uses a task runs in a buffer of its own, and what is live stays.
+    task.insert(2048)
+    elsewhere = torchs.gnnserve_device_alloc(2048, 0, None)
+    assert not first <= elsewhere < first + 4096
+    torchs.gnnserve_device_free(elsewhere, 2048, 0, None)
+    assert task.clear() == 0
+    assert (lane.live_bytes(), lane.refusals()) == (1000, 0)
+    with lane.held():
+        assert torchs.gnnserve_device_alloc(2000, 0, None) == passing
+    assert arena.static_bytes == static
+    lane.clear()
+
+
 def test_a_trace_is_what_was_asked_for(arena, torchs):
     lane = arena.add_lane()
     lane.insert(1 << 20)

@@ -122,6 +122,26 @@ def test_a_gpu_is_facts(monkeypatch, kind):
     assert found.budget_bytes < place.slab_bytes < GPU.free_bytes - place.calibration_bytes
 
 
+@pytest.mark.parametrize("budget", [None, "2 GiB"])
+def test_what_captured_runs_may_take_is_no_tasks(monkeypatch, budget):
+    monkeypatch.setattr(device, "find_gpus", lambda: (GPU,))
+    on, off = (
+        find_device(
+            DeviceConfig(lanes=3, memory_budget=budget, cuda_graphs=choice), spare_lanes=False
+        )
+        for choice in ("auto", "off")
+    )
+    assert off.places[0].replay_bytes == 0
+    taken_bytes = 3 * on.places[0].replay_bytes
+    assert 0 < taken_bytes == off.budget_bytes - on.budget_bytes
+    assert taken_bytes <= on.places[0].slab_bytes / 16
+    # The calibrator has it always, of a slab of its own: what it finds is kept for both.
+    for place in (on.places[0], off.places[0]):
+        calibrator = place.for_calibration()
+        assert place.replay_bytes <= calibrator.replay_bytes
+        assert 0 < calibrator.replay_bytes < calibrator.slab_bytes / 8
+
+
 def gpus(*names):
     return tuple(
         replace(GPU, index=index, name=name, free_bytes=GPU.free_bytes - (index << 30))

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from serve.cuda import queues
+from serve.cuda.library import CudaError
 from serve.cuda.queues import Copies, CudaQueue, HostQueue, HotRows, Pinned
 
 
@@ -174,3 +175,68 @@ def test_memory_that_is_pinned_in_part_is_not_read_in_place(cuda):
     pinned.register(whole.data_ptr(), whole.nbytes - 4)
     assert pinned.seen(whole) is None
     assert pinned.seen(whole[1:19]) == whole.data_ptr() + 12 + Bus.AWAY
+
+
+class Graphs:
+    """Stands in for the compiled library's captures."""
+
+    def __init__(self, said):
+        self.said, self.fails = said, ""
+
+    def __getattr__(self, name):
+        def call(*arguments):
+            self.said.append(f"{name} {list(arguments)}")
+            if name == self.fails:
+                raise CudaError(name)
+            return 77
+
+        return call
+
+
+@pytest.fixture
+def graphs(cuda):
+    return Graphs(cuda.said)
+
+
+@pytest.fixture
+def capturing(cuda, graphs):
+    """s0 and s1 copy up and down; s2 is ordinary, s3 urgent."""
+    device = torch.device("cpu")
+    return CudaQueue(device, Copies(device), Pinned(graphs))
+
+
+def test_a_run_is_captured_on_the_lanes_stream_and_launched_behind_its_inputs(capturing, cuda):
+    place, answer = torch.zeros(3), torch.zeros(3)
+    with capturing.running(urgent=True):
+        run = capturing.capture(lambda: place * 2)
+    cuda.said.clear()
+    with capturing.running(urgent=True):
+        capturing.fill({"x": place}, {"x": torch.ones(3), "other": torch.ones(5)})
+        run.launch()
+        capturing.download(run.output, answer)
+    run.forget()
+    assert place.tolist() == [1.0, 1.0, 1.0]
+    assert cuda.said == [
+        "on s3", "on s0", "s0 records e1", "off s0", "s3 waits for e1", "replay [77, 103]",
+        "s3 records e2", "s1 waits for e2", "on s1", "s1 records e3", "off s1", "host waits for e3",
+        "off s3", "forget [77]",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_capture_that_fails_is_ended(capturing, cuda, graphs, ends):
+    def work():
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    graphs.fails = "" if ends else "end_capture"
+    with capturing.running():
+        cuda.said.clear()
+        with pytest.raises(RuntimeError, match="not permitted"):
+            capturing.capture(work)
+    forgotten = ["forget [77]"] if ends else []
+    assert cuda.said == ["capture [102]", "end_capture [102]", *forgotten, "off s2"]
+
+
+def test_what_is_captured_without_a_library_is_refused(queue):
+    with queue.running(), pytest.raises(CudaError, match="no library"):
+        queue.capture(lambda: torch.zeros(1))

@@ -40,6 +40,7 @@ public:
         std::int64_t refused = 0;
         // Times a block did not fit into the buffer's holes and got a place beside it.
         std::int64_t spills = 0;
+        std::int64_t refusals = 0;
     };
 
     // `base` is a multiple of kAlignment. Throws std::invalid_argument otherwise, or when not even

@@ -1,0 +1,205 @@
+"""A lane that is a thread replays what recurs, and answers as if it had launched it."""
+
+import mmap
+import socket
+
+import numpy as np
+import pytest
+import torch
+
+from serve.cuda.library import CudaError
+from serve.cuda.queues import HostQueue
+from serve.models import zoo
+from serve.models.repository import find
+from serve.models.signature import probe_signature
+from serve.models.writer import write_model
+from serve.runtime import messages
+from serve.runtime.entry import DevicePlace
+from serve.runtime.messages import LoadModel, ModelLoaded, Part, RunTask, TaskDone, TensorRef
+from serve.runtime.stopping import StopWord
+from serve.runtime.threads import Device, ThreadLane
+
+FEATURES, CLASSES = 6, 3
+ARGS = {
+    "in_channels": FEATURES, "out_channels": CLASSES, "hidden_channels": 8, "num_layers": 2,
+}  # fmt: skip
+EDGES_AT, OUTPUT_AT, POOL_BYTES = 16 << 10, 48 << 10, 1 << 20
+RECUR = 8
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory):
+    root = tmp_path_factory.mktemp("repository")
+    torch.manual_seed(0)
+    write_model(root, "gcn", zoo.gcn(**ARGS), factory="serve.models.zoo:gcn", args=ARGS)
+    return find(root, "gcn")
+
+
+class Rig:
+    """A lane in this process, its pool, and the other end of its channel."""
+
+    def __init__(self, replay_bytes=1):
+        self.pool = mmap.mmap(-1, POOL_BYTES)
+        self.ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.device = Device.open(DevicePlace("cpu", replay_bytes=replay_bytes), self.pool, "test")
+        self.lane = ThreadLane(theirs, self.pool, self.device, StopWord(self.pool, POOL_BYTES - 8))
+        self._theirs = theirs
+        self.rng = np.random.default_rng(0)
+
+    def close(self):
+        self.ours.close()
+        self._theirs.close()
+
+    def load(self, spec, key="m", *, replay_most=1000):
+        signature = probe_signature(self.model(spec))
+        message = LoadModel(key, spec, signature, "eager", replay_most=replay_most)
+        assert self.lane._load(message) == ModelLoaded(key)
+        self.reference = self.lane._models[key]
+
+    def model(self, spec):
+        return self.lane._load_to_measure(spec, "eager")[0]
+
+    def ask(self, num_nodes=20, num_edges=60, key="m", parts=1, run_ns=0):
+        """One run on a new graph: the lane's answer, which is what the model gives."""
+        x = self.rng.standard_normal((num_nodes, FEATURES), dtype=np.float32)
+        edges = self.rng.integers(0, num_nodes, (2, num_edges))
+        for start, value in ((0, x), (EDGES_AT, edges)):
+            self.pool[start : start + value.nbytes] = value.tobytes()
+        refs = (
+            TensorRef("x", "float32", x.shape, 0),
+            TensorRef("edge_index", "int64", edges.shape, EDGES_AT),
+        )
+        size = 4 * num_nodes * CLASSES
+        all_parts = tuple(Part(refs, OUTPUT_AT + number * size, size) for number in range(parts))
+        answer = self.lane._run(RunTask(5, key, all_parts, 1 << 30, run_ns))
+        assert isinstance(answer, TaskDone), answer
+        self.lane._tidy(answer)
+        expected = self.reference.run(
+            {"x": torch.from_numpy(x), "edge_index": torch.from_numpy(edges)}
+        )
+        for number in range(parts):
+            start = OUTPUT_AT + number * size
+            found = np.frombuffer(self.pool[start : start + size], np.float32)
+            np.testing.assert_allclose(
+                found.reshape(expected.shape), expected.numpy(), rtol=1e-4, atol=1e-5
+            )
+        return answer
+
+
+@pytest.fixture
+def rig(spec):
+    found = Rig()
+    found.load(spec)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """The replays launched."""
+    found = []
+    capture = HostQueue.capture
+
+    def watched(self, work):
+        run = capture(self, work)
+        launch = run.launch
+
+        def counted():
+            found.append(run)
+            launch()
+
+        run.launch = counted
+        return run
+
+    monkeypatch.setattr(HostQueue, "capture", watched)
+    return found
+
+
+def test_what_recurs_is_replayed_with_what_is_asked_now(rig, launches):
+    for _ in range(RECUR):
+        rig.ask()
+    assert (len(rig.lane._replays), launches) == (1, [])
+    for _ in range(3):
+        answer = rig.ask()
+        assert answer.rows == (20,)
+        assert answer.columns == CLASSES
+        # Nothing of the task's buffer was used, so nothing is learned from it.
+        assert (answer.peak_bytes, answer.held_bytes) == (None, None)
+    assert len(launches) == 3
+    rig.ask(num_nodes=21)
+    rig.ask(num_edges=0)
+    assert len(launches) == 3
+
+
+def test_what_is_never_the_same_or_does_not_gain_is_launched(rig, spec, launches):
+    rig.load(spec, "never", replay_most=0)
+    for _ in range(2 * RECUR):
+        rig.ask(parts=2)
+        rig.ask(num_nodes=400, num_edges=601)
+        rig.ask(key="never")
+    assert launches == []
+    assert len(rig.lane._replays) == 0
+
+
+def test_an_urgent_run_is_replayed_on_the_urgent_stream_only(rig, launches):
+    rig.device.running.begin("another lane", 1000)
+    for _ in range(RECUR):
+        rig.ask(run_ns=10)
+    (shape,) = rig.lane._replays._runs
+    assert shape.urgent
+    rig.ask(run_ns=10)
+    assert len(launches) == 1
+    rig.ask(run_ns=999)
+    assert len(launches) == 1
+
+
+def test_a_lane_with_work_waiting_does_not_capture(rig):
+    rig.ours.send(messages.encode(messages.Stop()))
+    for _ in range(RECUR + 2):
+        rig.ask()
+    assert len(rig.lane._replays) == 0
+    rig._theirs.recv(1 << 16)
+    rig.ask()
+    assert len(rig.lane._replays) == 1
+
+
+def test_nothing_is_captured_while_the_device_loads_or_another_lane_captures(rig):
+    with rig.device.capturing:
+        for _ in range(RECUR + 2):
+            rig.ask()
+        assert len(rig.lane._replays) == 0
+    rig.ask()
+    assert len(rig.lane._replays) == 1
+
+
+def test_a_run_that_can_be_launched_no_more_is_launched_the_other_way(rig, launches, monkeypatch):
+    for _ in range(RECUR + 1):
+        rig.ask()
+    assert len(launches) == 1
+
+    def refused():
+        raise CudaError("cudaGraphLaunch: out of memory (cudaError 2)")
+
+    launches[0].launch = refused
+    for _ in range(2 * RECUR):
+        rig.ask()
+    assert len(launches) == 1
+
+
+def test_unloading_forgets_its_runs(rig, spec, launches):
+    for _ in range(RECUR):
+        rig.ask()
+    rig.lane._unload("m")
+    assert len(rig.lane._replays) == 0
+    rig.load(spec)
+    rig.ask()
+    assert launches == []
+
+
+def test_a_device_without_memory_for_it_captures_nothing(spec, launches):
+    rig = Rig(replay_bytes=0)
+    rig.load(spec)
+    for _ in range(2 * RECUR):
+        rig.ask()
+    assert launches == []
+    rig.close()
