@@ -89,7 +89,7 @@ def stages(quick: Collection[str] = (), *, dry: bool = False) -> list[Stage]:
         bench("arena", 120),
         bench("equality", 120),
         bench("kernels", 240, engine),
-        bench("serving", 240, engine, "equality"),
+        bench("serving", 300, engine, "equality"),
         bench("pmc", 180, engine),
         bench("concurrency", 240),
         bench("gather", 240),
