@@ -28,6 +28,8 @@ _log = logging.getLogger(__name__)
 _SIDE_BY_SIDE = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 #: Times each number is tried.
 _ROUNDS = 4
+#: Runs of this length tell as much as longer ones.
+_LONGEST_NS = 50_000_000
 #: Targets of the requests: none is to wait for another's sake.
 _TARGET_NS = Nanos(3_600_000_000_000)
 #: The scheduler hears of what differs by so much from what it knows.
@@ -44,8 +46,8 @@ def learn_interference(
 ) -> None:
     """Send the models' requests so many at a time; their runs are learned from as they end.
 
-    The largest probes of which so many fit a device of so many slots and such a budget; with
-    several devices, as many for each.
+    The largest probes of which so many fit a device of so many slots and such a budget and that do
+    not run long; with several devices, as many for each.
     """
 
     def ask(call: InferCall) -> None:
@@ -73,10 +75,15 @@ def is_news(learned: Sequence[float], known: Sequence[float]) -> bool:
 
 
 def _largest(entry: "ModelEntry", limit_bytes: int) -> InferCall | None:
-    """The request for the largest probe that takes no more than that, if any."""
-    for num_nodes in reversed(PROBE_NODES):
-        num_edges = PROBE_EDGES_PER_NODE * num_nodes
-        if entry.estimator.estimate(num_nodes, num_edges).reserve_bytes <= limit_bytes:
-            call = probe_call(entry, num_nodes, num_edges)
-            return msgspec.structs.replace(call, qos_target_ns=_TARGET_NS)
-    return None
+    """The request for the largest probe that takes no more than that, and not long, if any fits."""
+    chosen = None
+    for num_nodes in PROBE_NODES:
+        size = num_nodes, PROBE_EDGES_PER_NODE * num_nodes
+        estimate = entry.estimator.estimate(*size)
+        if estimate.reserve_bytes <= limit_bytes and (
+            chosen is None or estimate.run_ns <= _LONGEST_NS
+        ):
+            chosen = size
+    if chosen is None:
+        return None
+    return msgspec.structs.replace(probe_call(entry, *chosen), qos_target_ns=_TARGET_NS)

@@ -26,9 +26,11 @@ class Server:
         return SimpleNamespace(result=lambda: None)
 
 
-def entry(name):
+def entry(name, node_ns=1):
     estimator = SimpleNamespace(
-        estimate=lambda nodes, edges: SimpleNamespace(reserve_bytes=NODE_BYTES * nodes)
+        estimate=lambda nodes, edges: SimpleNamespace(
+            reserve_bytes=NODE_BYTES * nodes, run_ns=node_ns * nodes
+        )
     )
     spec = SimpleNamespace(name=name, inputs=("x", "edge_index"))
     return SimpleNamespace(spec=spec, signature=SIGNATURE, estimator=estimator)
@@ -37,10 +39,13 @@ def entry(name):
 SIGNATURE = SimpleNamespace(num_features=2, edge_dim=None)
 
 
-@pytest.mark.parametrize(("devices", "budget", "nodes"), [(1, 10**8, 8192), (2, 10**7, 1024)])
-def test_as_many_at_once_as_there_are_slots_and_room(devices, budget, nodes):
+@pytest.mark.parametrize(
+    ("devices", "budget", "node_ns", "nodes"),
+    [(1, 10**8, 1, 8192), (2, 10**7, 1, 1024), (1, 10**8, 10_000, 1024), (1, 10**8, 10**7, 16)],
+)
+def test_as_many_at_once_as_there_are_slots_and_room(devices, budget, node_ns, nodes):
     server = Server(2 * devices)
-    entries = [entry("gcn"), entry("gat")]
+    entries = [entry("gcn", node_ns), entry("gat", node_ns)]
     learn_interference(entries, server.submit, slots=2, budget_bytes=budget, devices=devices)
     assert set(server.sizes) == {("gcn", nodes), ("gat", nodes)}
 
