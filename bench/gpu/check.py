@@ -94,7 +94,7 @@ def stages(quick: Collection[str] = (), *, dry: bool = False) -> list[Stage]:
         bench("concurrency", 240),
         bench("gather", 240),
         bench("staging", 150),
-        bench("recurring", 300, engine),
+        bench("recurring", 400, engine),
         bench("serving", 400, engine, "soak"),
         bench("serving", 150, engine, "pressure"),
         bench("serving", 540, engine, "figures"),

@@ -344,6 +344,7 @@ class Registry:
             "output_rows": signature.rows,
             "graphs": ", ".join(graphs),
             "deterministic": str(signature.deterministic).lower(),
+            "replayed_up_to": str(entry.estimator.calibration.replay_most or ""),
             "executor_reason": entry.executor_reason,
         }
         entry.cached_info = ModelInfo(

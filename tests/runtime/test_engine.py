@@ -410,7 +410,11 @@ def tried_compiled(engine, tmp_path, monkeypatch):
     registry = engine._registry
     monkeypatch.setattr(registry._cache, "later", CalibrationCache(tmp_path / "later"))
     entry = registry.get("gcn")
-    yield entry, replace(entry.estimator.calibration, executor="eager", executor_reason="as asked")
+    calibration = entry.estimator.calibration
+    yield (
+        entry,
+        replace(calibration, executor="eager", executor_reason="as asked", replay_most=80),
+    )
     monkeypatch.undo()
     engine.unload("gcn")
     engine.load("gcn")
@@ -443,6 +447,8 @@ def test_another_executor_takes_over_while_the_model_serves(engine, trouble, tri
     assert (before.record.executor, after.record.executor) == ("csr", "eager")
     np.testing.assert_allclose(before.output, after.output, rtol=1e-4, atol=1e-5)
     assert engine.model("gcn").properties["executor_reason"] == "as asked"
+    assert engine.model("gcn").properties["replayed_up_to"] == "80"
+    assert registry._on_lanes[registry.get("gcn").key].replay_most == 80
     assert engine.snapshot().executors["gcn", "1"] == "eager"
     assert (registry.by_key(entry.key), registry.weights_bytes) == (None, weights_bytes)
     # At the next start it serves so at once.

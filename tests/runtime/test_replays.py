@@ -3,19 +3,29 @@
 import mmap
 import socket
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
 from serve.cuda.library import CudaError
 from serve.cuda.queues import HostQueue
+from serve.estimate.calibration import Calibration
 from serve.models import zoo
 from serve.models.repository import find
 from serve.models.signature import probe_signature
 from serve.models.writer import write_model
 from serve.runtime import messages
 from serve.runtime.entry import DevicePlace
-from serve.runtime.messages import LoadModel, ModelLoaded, Part, RunTask, TaskDone, TensorRef
+from serve.runtime.messages import (
+    LoadModel,
+    ModelLoaded,
+    Part,
+    ProbeModel,
+    RunTask,
+    TaskDone,
+    TensorRef,
+)
 from serve.runtime.stopping import StopWord
 from serve.runtime.threads import Device, ThreadLane
 
@@ -194,6 +204,21 @@ def test_unloading_forgets_its_runs(rig, spec, launches):
     rig.load(spec)
     rig.ask()
     assert launches == []
+
+
+def test_calibration_tells_up_to_which_size_replaying_gains(rig, spec, monkeypatch):
+    raced = []
+
+    def race(model, signature, recorder, site):
+        raced.append((model.executor, recorder))
+        return 1152
+
+    monkeypatch.setattr("serve.runtime.threads.replay_most", race)
+    said = rig.lane._probe(ProbeModel(spec, 0.1, 64 << 20, "csr"))
+    found = msgspec.msgpack.decode(said.calibration, type=Calibration)
+    # The executor that was chosen, in the lane's own memory.
+    assert raced == [("csr", rig.lane._recorder)]
+    assert found.replay_most == 1152
 
 
 def test_a_device_without_memory_for_it_captures_nothing(spec, launches):
