@@ -6,13 +6,37 @@ Replaces what stands between the markers; `tests/bench` checks that page and res
 """
 
 import json
+import textwrap
 from pathlib import Path
 from typing import Any
 
+from bench.live_setup import OURS
+
+#: Who takes processor time, as `bench.live` names them.
+USERS = ("lanes", "server", "client")
 PAGE = Path(__file__).parents[1] / "docs" / "scheduling.md"
 RESULTS = Path(__file__).parent / "results"
 #: By the marker in the page.
 FILES = {"live": RESULTS / "live.json", "live eager": RESULTS / "live_eager.json"}
+
+
+def section(content: dict[str, Any]) -> str:
+    """What was sent, the table, and who took the processor while our system served."""
+    seeds = len({row["seed"] for row in content["rows"]})
+    solo = content["solo_ms"]
+    sent = (
+        f"{content['requests']} requests a load (half as many below ρ 0.2), "
+        f"{seeds} seed{'s' if seeds > 1 else ''}; solo time in the server {solo['p50']:.1f} ms in "
+        f"the middle, {solo['p95']:.1f} ms at 95 %:"
+    )
+    ours = [row for row in content["means"] if row["system"] == OURS]
+    used = "; ".join(
+        f"ρ {row['rho']:g} "
+        + ", ".join(f"{row[f'cores_{who}']:.0%}".replace("%", " %") for who in USERS)
+        for row in ours
+    )
+    told = f"Of all cores' time, with `slack` + `preemptive`, {', '.join(USERS)} took: {used}."
+    return "\n".join((*textwrap.wrap(sent, 100), "", table(content), "", *textwrap.wrap(told, 100)))
 
 
 def table(content: dict[str, Any]) -> str:
@@ -44,7 +68,7 @@ def written_into(page: str) -> str:
         _, end, after = rest.partition("\n<!-- end -->")
         if not end:
             raise ValueError(f"{PAGE}: no place for the table '{marker}'")
-        page = before + start + table(json.loads(path.read_text())) + end + after
+        page = before + start + section(json.loads(path.read_text())) + end + after
     return page
 
 
