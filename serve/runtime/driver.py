@@ -242,8 +242,8 @@ class Driver:
     def listen(self, ticket: RequestTicket) -> bool:
         """Wait in the ticket's own thread for the lane that runs it, if one does, and hear it.
 
-        So that an answer wakes one thread and not two. True: the ticket may have been told
-        something; False: no lane runs it, or for others too, and it has to wait to be told.
+        So that an answer wakes one thread and not two. True: the lane said something; False: no
+        lane runs it, or the lane is another's to hear: the ticket is told, or has to wait for it.
         """
         with self._lock:
             run = ticket.run
@@ -253,19 +253,23 @@ class Driver:
             if run.tickets[0] is not ticket or not self._pool.lend(lane_id):
                 return False
             bell = ticket.bell = os.eventfd(0, os.EFD_CLOEXEC)
-        said = self._pool.overhear(lane_id, bell)
-        with self._lock:
-            ticket.bell = None
-            if self._on_lane.get(lane_id) is run:
-                if isinstance(said, TaskDone | TaskError):
-                    self._end(lane_id, said)
-                else:
-                    self._pool.take_back(lane_id)
-        os.close(bell)
+        said = None
+        try:
+            said = self._pool.overhear(lane_id, bell)
+        finally:
+            with self._lock:
+                ticket.bell = None
+                os.close(bell)
+                if self._on_lane.get(lane_id) is run:
+                    if isinstance(said, TaskDone | TaskError):
+                        self._end(lane_id, said)
+                    else:
+                        self._pool.take_back(lane_id)
         if said is not None and not isinstance(said, TaskDone | TaskError):
             self._overheard.append((lane_id, said))
             self._pool.wake()
-        return True
+        # Not again where nothing was heard: a lane that is gone would say so over and over.
+        return said is not None
 
     def unhold(self, ticket: RequestTicket) -> None:
         """The serving thread is done with the ticket's buffers."""

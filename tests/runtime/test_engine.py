@@ -115,13 +115,13 @@ def test_only_a_request_alone_on_an_idle_server_teaches_a_solo_time(
 ):
     """Not one right after another, nor one that another joins."""
 
-    def submitted():
+    def submitted(graph):
         threading.Event().wait(2 * IDLE_NS / 1e9)
-        return engine.submit(call(trouble.graph(num_nodes=12)))
+        return engine.submit(call(graph))
 
     wait_for(lambda: not engine.driver.tickets(), "an idle server")
-    submitted().result()
-    joined = submitted()
+    submitted(trouble.graph(num_nodes=12)).result()
+    joined = submitted(trouble.graph(SLEEP + 0.2))  # runs until another has come
     with ThreadPoolExecutor() as threads:
         for ticket in (joined, engine.submit(call(trouble.graph(num_nodes=12)))):
             threads.submit(ticket.result)
