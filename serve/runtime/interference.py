@@ -29,7 +29,7 @@ _SIDE_BY_SIDE = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 #: Times each number is tried.
 _ROUNDS = 4
 #: Runs of this length tell as much as longer ones.
-_LONGEST_NS = 50_000_000
+_LONGEST_NS = 20_000_000
 #: Targets of the requests: none is to wait for another's sake.
 _TARGET_NS = Nanos(3_600_000_000_000)
 #: The scheduler hears of what differs by so much from what it knows.
