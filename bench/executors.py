@@ -9,7 +9,8 @@ They are asked in turns, each graph `rounds` times after a warm-up, and wall tim
 pass counts. A ratio is stock ÷ executor per round; the median is given with the lowest and highest.
 Peak memory is that of torch's allocator, traced. How long each model took to compile stands beside.
 
-With `--architectures` also all of `bench.architectures` at 3 × 64 and three sizes; where `csr`
+`--models` may also name those of `bench.architectures`, at 3 × 64 and three sizes; with
+`--architectures` all of them are. Where `csr`
 knows no layer of a model it is PyG's own code with a lane's allocator, and `compiled` is in place
 of `csr_compiled`. Which executor is fastest at which size is told for each model.
 
@@ -61,11 +62,13 @@ def main() -> None:
     arguments = parser.parse_args()
     rounds = arguments.rounds or (5 if arguments.quick else 15)
     processes = {kind: _start(kind) for kind in KINDS}
-    asked = [(shape, model) for shape in SHAPES for model in arguments.models.split(",")]
+    models = arguments.models.split(",")
+    asked = [(shape, model) for shape in SHAPES for model in models if model in ZOO]
+    asked += [("architecture", model) for model in models if model not in ZOO]
     if arguments.architectures:
         from bench.architectures import ARCHITECTURES
 
-        asked += [("architecture", model) for model in ARCHITECTURES if model not in ZOO]
+        asked += [("architecture", one) for one in ARCHITECTURES if one not in (*ZOO, *models)]
     rows = []
     for shape, model in asked:
         sizes = QUICK_NODES if arguments.quick or shape not in SHAPES else NODES
@@ -256,6 +259,7 @@ def _roofline_ms(run: Callable[[], Any], nodes: int, width: int) -> float:
     functional: Any = torch.nn.functional
     counts = {"flops": 0.0, "bytes": 0.0}
     linear, aggregate, attend = functional.linear, kernels.aggregate, kernels.attend
+    combine = kernels.combine
 
     def counted_linear(x: Any, weight: Any, *more: Any) -> Any:
         counts["flops"] += 2.0 * x.shape[0] * weight.numel()
@@ -274,13 +278,26 @@ def _roofline_ms(run: Callable[[], Any], nodes: int, width: int) -> float:
         counts["bytes"] += graph.slots * (4 * value.shape[1] + 4 + 8 * heads) + out.nbytes
         return out
 
-    functional.linear, kernels.aggregate, kernels.attend = (
-        counted_linear, counted_aggregate, counted_attend,
+    def counted_combine(graph: Any, width: int, *more: Any, **named: Any) -> Any:
+        rows = [one for one in (named.get("x"), named.get("value")) if one is not None]
+        counts["bytes"] += graph.slots * (4 * width * len(rows) + 4)
+        counts["bytes"] += sum(
+            named[name].nbytes for name in ("edge", "target", "skip") if named.get(name) is not None
+        )
+        if named.get("edge_map") is not None:
+            counts["flops"] += 2.0 * named["edge"].shape[0] * named["edge_map"].numel()
+        out = combine(graph, width, *more, **named)
+        counts["bytes"] += out.nbytes
+        return out
+
+    functional.linear, kernels.aggregate, kernels.attend, kernels.combine = (
+        counted_linear, counted_aggregate, counted_attend, counted_combine,
     )  # fmt: skip
     try:
         run()
     finally:
         functional.linear, kernels.aggregate, kernels.attend = linear, aggregate, attend
+        kernels.combine = combine
     x, weight = torch.randn(nodes, width), torch.randn(width, width)
     target = torch.empty_like(x)
     with torch.inference_mode():

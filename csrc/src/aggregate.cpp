@@ -33,6 +33,7 @@ const Level& level() {
 }  // namespace
 
 void aggregate(const Aggregation& call) { level().kernels->aggregate(call); }
+void combine(const Combination& call) { level().kernels->combine(call); }
 void attend(const Attention& call) { level().kernels->attend(call); }
 void head_dots(const HeadDots& call) { level().kernels->head_dots(call); }
 const char* instruction_set() { return level().name; }

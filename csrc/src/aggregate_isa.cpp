@@ -245,6 +245,120 @@ inline float exp_negative(float x) {
     return p * power;
 }
 
+inline float sigmoid(float x) {
+    const float e = exp_negative(x < 0 ? x : -x);
+    return (x < 0 ? e : 1.0F) / (1.0F + e);
+}
+
+// Columns whose messages are made and reduced at once, on the stack.
+constexpr Index kMessage = 64;
+
+// The messages of one row in [start, start + columns), reduced. kColumns is `columns` or 0.
+template <Gate G, Index kColumns>
+void combine_row(const Combination& call, Index row, Index start, Index columns) {
+    const Index n = kColumns == 0 ? columns : kColumns;
+    const std::int32_t begin = call.graph.begin[row];
+    const std::int32_t end = call.graph.begin[row + 1];
+    float reduced[kMessage] = {};
+    float fixed[kMessage] = {};
+    if (call.target != nullptr) {
+        const float* target = call.target + row * call.target_stride + start;
+        for (Index c = 0; c < n; ++c) {
+            fixed[c] = target[c];
+        }
+    }
+    for (std::int32_t s = begin; s < end; ++s) {
+        float message[kMessage];
+        const Index j = call.graph.source[s];
+        if (call.x != nullptr) {
+            const float* x = call.x + j * call.width + start;
+            for (Index c = 0; c < n; ++c) {
+                message[c] = fixed[c] + x[c];
+            }
+        } else {
+            for (Index c = 0; c < n; ++c) {
+                message[c] = fixed[c];
+            }
+        }
+        if (call.map != nullptr) {
+            const float* edge = call.edge + call.slot_edge[s] * call.edge_width;
+            for (Index d = 0; d < call.edge_width; ++d) {
+                const float* map = call.map + d * call.width + start;
+                for (Index c = 0; c < n; ++c) {
+                    message[c] += edge[d] * map[c];
+                }
+            }
+        } else if (call.edge != nullptr) {
+            const float* edge = call.edge + call.slot_edge[s] * call.width + start;
+            for (Index c = 0; c < n; ++c) {
+                message[c] += edge[c];
+            }
+        }
+        for (Index c = 0; c < n; ++c) {
+            if constexpr (G == Gate::kRelu) {
+                message[c] = message[c] < 0 ? 0 : message[c];
+            } else if constexpr (G == Gate::kSigmoid) {
+                message[c] = sigmoid(message[c]);
+            }
+        }
+        if (call.value != nullptr) {
+            const float* value = call.value + j * call.width + start;
+            for (Index c = 0; c < n; ++c) {
+                message[c] *= value[c];
+            }
+        }
+        if (s == begin) {
+            for (Index c = 0; c < n; ++c) {
+                reduced[c] = message[c];
+            }
+        } else if (call.reduce == Reduce::kMax) {
+            for (Index c = 0; c < n; ++c) {
+                reduced[c] = message[c] > reduced[c] ? message[c] : reduced[c];
+            }
+        } else if (call.reduce == Reduce::kMin) {
+            for (Index c = 0; c < n; ++c) {
+                reduced[c] = message[c] < reduced[c] ? message[c] : reduced[c];
+            }
+        } else {
+            for (Index c = 0; c < n; ++c) {
+                reduced[c] += message[c];
+            }
+        }
+    }
+    float* out = call.out + row * call.width + start;
+    for (Index c = 0; c < n; ++c) {
+        out[c] = reduced[c];
+    }
+}
+
+template <Gate G>
+void combine_with(const Combination& call) {
+    for (Index row = 0; row < call.graph.rows; ++row) {
+        Index start = 0;
+        for (; start + kMessage <= call.width; start += kMessage) {
+            combine_row<G, kMessage>(call, row, start, kMessage);
+        }
+        if (start < call.width) {
+            combine_row<G, 0>(call, row, start, call.width - start);
+        }
+        const std::int32_t slots = call.graph.begin[row + 1] - call.graph.begin[row];
+        const bool mean = call.reduce == Reduce::kMean && slots > 1;
+        finish_row(call.finish, row, call.width, mean ? 1.0F / static_cast<float>(slots) : 1.0F,
+                   call.out + row * call.width);
+    }
+}
+
+void run_combine(const Combination& call) {
+    switch (call.gate) {
+        case Gate::kRelu:
+            return combine_with<Gate::kRelu>(call);
+        case Gate::kSigmoid:
+            return combine_with<Gate::kSigmoid>(call);
+        default:
+            return combine_with<Gate::kNone>(call);
+    }
+}
+
 inline float leaky(float x, float slope) { return x > 0 ? x : x * slope; }
 
 // Σ_c combine(a[c], b[c]) in vectors, then what is left one by one.
@@ -433,6 +547,6 @@ void run_head_dots(const HeadDots& call) {
 }  // namespace
 
 extern const AggregateKernels GNNSERVE_KERNELS;
-const AggregateKernels GNNSERVE_KERNELS = {run_aggregate, run_attend, run_head_dots};
+const AggregateKernels GNNSERVE_KERNELS = {run_aggregate, run_combine, run_attend, run_head_dots};
 
 }  // namespace gnnserve

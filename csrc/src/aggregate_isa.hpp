@@ -7,6 +7,7 @@ namespace gnnserve {
 
 struct AggregateKernels {
     void (*aggregate)(const Aggregation&);
+    void (*combine)(const Combination&);
     void (*attend)(const Attention&);
     void (*head_dots)(const HeadDots&);
 };

@@ -166,6 +166,57 @@ void boxed_aggregate(Value* stack, std::uint64_t, std::uint64_t) {
     give(stack, std::move(out));
 }
 
+void boxed_combine(Value* stack, std::uint64_t, std::uint64_t) {
+    Arguments take(stack);
+    const Tensor tensor = take.tensor();
+    const Index rows = take.integer();
+    const Index width = take.integer();
+    const bool edges = take.flag();
+    const std::optional<Tensor> x = take.optional_tensor();
+    const std::optional<Tensor> target = take.optional_tensor();
+    const std::optional<Tensor> edge = take.optional_tensor();
+    const std::optional<Tensor> map = take.optional_tensor();
+    const std::optional<Tensor> value = take.optional_tensor();
+    const Index gate = take.integer();
+    const Index reduce = take.integer();
+    const std::optional<Tensor> skip = take.optional_tensor();
+    const float skip_scale = take.real();
+    const std::optional<Tensor> bias = take.optional_tensor();
+
+    require(x || edge, "a message needs x or edge");
+    require(gate >= 0 && gate <= static_cast<Index>(Gate::kSigmoid), "no such gate");
+    require(reduce >= 0 && reduce <= static_cast<Index>(Reduce::kMin), "no such reduction");
+    require(!edge || edges, "edge needs a graph that remembers its edges");
+    require(!map || edge, "map needs edge");
+    const Sorted sorted(tensor, rows, edges);
+    Index edge_width = 0;
+    if (edge) {
+        edge_width = columns(*edge, sorted.room, "edge");
+        require(map || edge_width == width, "edge must have as many columns as the result");
+    }
+    const bool same_target = target && target->dim() == 1;
+    const Combination call{
+        sorted.graph,
+        sorted.slot_edge,
+        floats(x, rows * width, "x"),
+        floats(target, same_target ? width : rows * width, "target"),
+        same_target ? 0 : width,
+        floats(edge, sorted.room * edge_width, "edge"),
+        edge_width,
+        floats(map, edge_width * width, "map"),
+        floats(value, rows * width, "value"),
+        width,
+        static_cast<Gate>(gate),
+        static_cast<Reduce>(reduce),
+        {floats(skip, rows * width, "skip"), skip_scale, floats(bias, width, "bias")},
+        nullptr};
+    Tensor out = Tensor::empty({rows, width}, Dtype::kFloat32);
+    Combination with_out = call;
+    with_out.out = out.data<float>();
+    combine(with_out);
+    give(stack, std::move(out));
+}
+
 void boxed_attend(Value* stack, std::uint64_t, std::uint64_t) {
     Arguments take(stack);
     const Tensor tensor = take.tensor();
@@ -250,6 +301,11 @@ constexpr torch_abi::Operator kOperators[] = {
      "aggregate(Tensor graph, Tensor x, Tensor? weight, int reduce, Tensor? skip, "
      "float skip_scale, Tensor? bias, bool relu) -> Tensor",
      &boxed_aggregate},
+    {"combine",
+     "combine(Tensor graph, SymInt rows, SymInt width, bool edges, Tensor? x, Tensor? target, "
+     "Tensor? edge, Tensor? map, Tensor? value, int gate, int reduce, Tensor? skip, "
+     "float skip_scale, Tensor? bias) -> Tensor",
+     &boxed_combine},
     {"attend",
      "attend(Tensor graph, bool edges, bool added_loops, int score, Tensor left, Tensor right, "
      "Tensor value, int heads, float scale, bool average, Tensor? att, Tensor? edge, "

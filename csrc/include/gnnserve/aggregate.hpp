@@ -33,6 +33,30 @@ struct Aggregation {
 
 void aggregate(const Aggregation& call);
 
+enum class Gate : std::uint8_t { kNone, kRelu, kSigmoid };
+
+// out[i] = reduce over the slots s of i, which is edge e from j, of
+// gate(x[j] + target[i] + edge[e] · map) · value[j], then the finish. What is null is left out,
+// but not both x and edge. Covers GINEConv, ResGatedGraphConv and EdgeConv.
+struct Combination {
+    Csr graph;
+    const std::int32_t* slot_edge;  // [slots], the edge of each slot; needed with `edge`
+    const float* x;                 // [rows, width]
+    const float* target;            // [rows, width], or [width] when target_stride is 0
+    std::int64_t target_stride;
+    const float* edge;        // [E, edge_width]
+    std::int64_t edge_width;  // equal to width without `map`
+    const float* map;         // [edge_width, width]
+    const float* value;       // [rows, width]
+    std::int64_t width;
+    Gate gate;
+    Reduce reduce;
+    Finish finish;
+    float* out;  // [rows, width]
+};
+
+void combine(const Combination& call);
+
 // How attention scores the edge from j to i, per head h, before the softmax over i's slots.
 enum class Score : std::uint8_t {
     kAdditive,  // leaky(left[j, h] + right[i, h] + edge[e, h])          GAT; left, right [rows, H]

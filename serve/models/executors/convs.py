@@ -197,10 +197,10 @@ class FusedGIN(Fused):
         self.first_relu = False
         self.rest: list[nn.Module] = [conv.nn]
         layers = list(conv.nn) if type(conv.nn) is nn.Sequential else [conv.nn]
-        if self.reduce == "sum" and layers and not _has_hooks(conv.nn) and _narrows(layers[0]):
+        if self.reduce == "sum" and layers and not has_hooks(conv.nn) and _narrows(layers[0]):
             self.first, *self.rest = layers
             follower = self.rest[0] if self.rest else None
-            if type(follower) is nn.ReLU and not _has_hooks(follower):
+            if type(follower) is nn.ReLU and not has_hooks(follower):
                 self.first_relu = True
                 del self.rest[0]
 
@@ -385,18 +385,19 @@ def reduction_of(conv: Any) -> Reduction:
 def linear_of(layer: Any) -> Any:
     """`layer`, if it is a plain linear map whose weights can be used directly."""
     require(type(layer) in (nn.Linear, PygLinear), f"it maps with a {type(layer).__name__}")
-    require(not _has_hooks(layer), "its linear map has hooks")
+    require(not has_hooks(layer), "its linear map has hooks")
     return layer
 
 
 def _narrows(layer: Any) -> bool:
     """Is it a plain linear map to no more columns than it takes?"""
-    if type(layer) not in (nn.Linear, PygLinear) or _has_hooks(layer):
+    if type(layer) not in (nn.Linear, PygLinear) or has_hooks(layer):
         return False
     return bool(layer.weight.shape[0] <= layer.weight.shape[1])
 
 
-def _has_hooks(module: nn.Module) -> bool:
+def has_hooks(module: nn.Module) -> bool:
+    """Did somebody hook into it?"""
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 

@@ -9,10 +9,17 @@ model may be partly fused.
 import logging
 from dataclasses import replace
 
-from torch_geometric.nn import MessagePassing, PNAConv
+from torch_geometric.nn import (
+    EdgeConv,
+    GINEConv,
+    MessagePassing,
+    PNAConv,
+    ResGatedGraphConv,
+)
 
 from serve.models.executors import kernels
 from serve.models.executors.convs import FUSED, Fused
+from serve.models.executors.edges import FusedEdgeConv, FusedGINE, FusedResGated
 from serve.models.executors.graphs import Graphs
 from serve.models.executors.pna import FusedPNA
 from serve.models.executors.propagate import Propagated
@@ -20,7 +27,13 @@ from serve.models.loader import LoadedModel
 
 _log = logging.getLogger(__name__)
 
-_BUILDERS = {**FUSED, PNAConv: FusedPNA}
+_BUILDERS = {
+    **FUSED,
+    PNAConv: FusedPNA,
+    GINEConv: FusedGINE,
+    EdgeConv: FusedEdgeConv,
+    ResGatedGraphConv: FusedResGated,
+}
 
 
 class CannotRun(Exception):

@@ -15,7 +15,9 @@ from serve import native
 
 Reduction = Literal["sum", "mean", "max", "min"]
 Score = Literal["additive", "dynamic", "dot"]
+Gate = Literal["none", "relu", "sigmoid"]
 _REDUCE: dict[str, int] = {"sum": 0, "mean": 1, "max": 2, "min": 3}
+_GATE: dict[str, int] = {"none": 0, "relu": 1, "sigmoid": 2}
 _SCORE: dict[str, int] = {"additive": 0, "dynamic": 1, "dot": 2}
 
 
@@ -76,6 +78,34 @@ def aggregate(
     return made
 
 
+def combine(
+    graph: Csr,
+    width: int,
+    gate: Gate,
+    reduce: Reduction = "sum",
+    *,
+    x: Tensor | None = None,
+    target: Tensor | None = None,
+    edge: Tensor | None = None,
+    edge_map: Tensor | None = None,
+    value: Tensor | None = None,
+    skip: Tensor | None = None,
+    skip_scale: float = 1.0,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Reduce gate(x[j] + target[i] + edge[e] · edge_map) · value[j] over the slots of each node i.
+
+    `x`, `value` and `skip` [N, width], `target` [N, width] or [width], `edge` [E, D] with
+    `edge_map` [D, width], or without it [E, width]. Gives float32 [N, width], the rest as
+    `aggregate`. On devices of `combining` only.
+    """
+    made: Tensor = _combine(
+        graph.tensor, graph.rows, width, graph.edges, x, target, edge, edge_map, value,
+        _GATE[gate], _REDUCE[reduce], skip, skip_scale, bias,
+    )  # fmt: skip
+    return made
+
+
 def attend(
     graph: Csr,
     score: Score,
@@ -128,6 +158,10 @@ def _fake_aggregate(graph: Tensor, x: Tensor, *_: Any) -> Tensor:
     return x.new_empty(x.shape)
 
 
+def _fake_combine(graph: Tensor, rows: int, width: int, *_: Any) -> Tensor:
+    return graph.new_empty([rows, width], dtype=torch.float32)
+
+
 def _fake_attend(
     graph: Tensor, edges: bool, added_loops: bool, score: int, left: Tensor, right: Tensor,
     value: Tensor, heads: int, scale: float, average: bool, *_: Any,
@@ -149,6 +183,7 @@ _FAKES: dict[str, Callable[..., Tensor]] = {
     "spread": _fake_spread,
     "normalise": _fake_normalise,
     "aggregate": _fake_aggregate,
+    "combine": _fake_combine,
     "attend": _fake_attend,
     "head_dots": _fake_head_dots,
 }
@@ -169,6 +204,8 @@ def _define() -> str:
 UNAVAILABLE = _define()
 #: The kinds of devices, as torch names them, whose tensors the operators take.
 devices = {"cpu"}
+#: Those of them on which `combine` runs too.
+combining = {"cpu"}
 _added: list[Any] = []
 
 
@@ -182,16 +219,19 @@ def add_device(kind: str, implementations: Mapping[str, Callable[..., Tensor]]) 
     # Operators of a library end with it.
     _added.append(library)
     devices.add(kind)
+    if "combine" in implementations:
+        combining.add(kind)
 
 
 if not UNAVAILABLE:
     # Overloads called directly: finding them costs as much as a small kernel.
     _operators: Any = torch.ops.gnnserve
-    _csr, _spread, _normalise, _aggregate, _attend, _head_dots = (
+    _csr, _spread, _normalise, _aggregate, _combine, _attend, _head_dots = (
         _operators.csr.default,
         _operators.spread.default,
         _operators.normalise.default,
         _operators.aggregate.default,
+        _operators.combine.default,
         _operators.attend.default,
         _operators.head_dots.default,
     )

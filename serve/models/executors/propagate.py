@@ -2,7 +2,8 @@
 
 For any layer of PyG's whose message is its source's features, as they are or times a weight of the
 edge, reduced by sum, mean or extremes: ChebConv, ARMAConv, SGConv, TAGConv, APPNP, ClusterGCNConv,
-GCN2Conv, LGConv, MFConv and more. What the layer does before and after stays its own.
+GCN2Conv, LGConv, MFConv, RGCNConv (once for each relation) and more. What the layer does before and
+after stays its own.
 """
 
 import inspect
@@ -45,7 +46,8 @@ class Propagated:
         )
         require(not hooked, "it has hooks")
         #: Name of the edges' weights among the arguments of propagate; empty: there are none.
-        self.weight = _weight_of(conv)
+        #: And of what must be None there.
+        self.weight, self.absent = _arguments_of(conv)
         self.graphs = graphs
         self.forward: Callable[..., Any] = conv.forward
         self.original: Callable[..., Any] = conv.propagate
@@ -61,13 +63,15 @@ class Propagated:
     def propagate(self, edge_index: Any, size: Any = None, **named: Any) -> Any:
         """What the layer's propagate gives; PyG's own, where a call is not covered."""
         x, weight = _sources(named.get("x")), named.get(self.weight)
+        nodes = getattr(x, "shape", (0, 0))[-2:-1]
         stacks = list(x) if isinstance(x, Tensor) and x.dim() == 3 else [x]
         if (
-            size is None
+            (size is None or tuple(size) == (*nodes, *nodes))
+            and named.get(self.absent) is None
             and all(map(is_plain, stacks))
             and is_edges(edge_index)
             and (weight is None or is_vector(weight))
-            and set(named) <= {"x", self.weight}
+            and set(named) <= {"x", self.weight, self.absent}
         ):
             graph, by_slot = self.graphs.of_layer(edge_index, weight, stacks[0].shape[0])
             outs = [kernels.aggregate(graph, one, by_slot, self.reduce) for one in stacks]
@@ -82,8 +86,11 @@ def _sources(x: Any) -> Any:
     return x
 
 
-def _weight_of(conv: Any) -> str:
-    """What the layer's message calls an edge's weight; raises ValueError if it is no weight."""
+def _arguments_of(conv: Any) -> tuple[str, str]:
+    """What the layer's message calls an edge's weight, or what it takes that must be None.
+
+    Raises ValueError if it is neither.
+    """
     names = list(inspect.signature(type(conv).message).parameters)[1:]
     others = [name for name in names if name != "x_j"]
     require(
@@ -93,15 +100,19 @@ def _weight_of(conv: Any) -> str:
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(_EDGES, 3, generator=generator)
     weight = torch.rand(_EDGES, generator=generator)
-    given = dict.fromkeys(others, weight)
-    expected = weight.view(-1, 1) * x if others else x
-    try:
-        with torch.no_grad():
-            found = conv.message(x_j=x, **given)
-    except Exception as error:
-        raise ValueError(f"its message does not run: {error}") from error
-    require(
-        isinstance(found, Tensor) and torch.equal(found, expected),
-        "its messages are not the sources' features times a weight",
-    )
-    return others[0] if others else ""
+
+    def gives(given: Tensor | None, expected: Tensor) -> bool:
+        try:
+            with torch.no_grad():
+                found = conv.message(x_j=x, **dict.fromkeys(others, given))
+        except Exception as error:
+            raise ValueError(f"its message does not run: {error}") from error
+        return isinstance(found, Tensor) and torch.equal(found, expected)
+
+    if not others:
+        require(gives(None, x), "its messages are not the sources' features")
+        return "", ""
+    if gives(weight, weight.view(-1, 1) * x):
+        return others[0], ""
+    require(gives(None, x), "its messages are not the sources' features times a weight")
+    return "", others[0]

@@ -6,8 +6,10 @@ from torch import nn
 from torch_geometric.nn import (
     APPNP,
     ARMAConv,
+    CGConv,
     ChebConv,
     ClusterGCNConv,
+    EdgeConv,
     GATConv,
     GATv2Conv,
     GCNConv,
@@ -17,6 +19,8 @@ from torch_geometric.nn import (
     LGConv,
     MFConv,
     PNAConv,
+    ResGatedGraphConv,
+    RGCNConv,
     SAGEConv,
     SGConv,
     SimpleConv,
@@ -64,6 +68,33 @@ def perceptron(*layers):
     return lambda: GINConv(nn.Sequential(*layers), eps=0.3, train_eps=True)
 
 
+def gine(**options):
+    return lambda: TwoLayers(
+        GINEConv(nn.Linear(12, 8), eps=0.3, edge_dim=EDGE_DIM, **options),
+        GINEConv(nn.Sequential(nn.Linear(8, 100), nn.ReLU()), edge_dim=EDGE_DIM),
+    )
+
+
+def edge_conv(*layers, **options):
+    return lambda: EdgeConv(nn.Sequential(*layers), **options)
+
+
+class Relations(nn.Module):
+    """Two RGCN layers; the largest of an edge's features says which relation it is."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.convs = nn.ModuleList(
+            RGCNConv(a, b, EDGE_DIM, **options) for a, b in ((12, 8), (8, 5))
+        )
+
+    def forward(self, x, edge_index, edge_attr):
+        relation = edge_attr.argmax(1)
+        for conv in self.convs:
+            x = conv(x, edge_index, relation).relu()
+        return x
+
+
 CASES = {
     "gcn": (narrowing(GCNConv), {}),
     "gcn weighted": (narrowing(GCNConv), {"inputs": WEIGHTED}),
@@ -101,6 +132,22 @@ CASES = {
     "transformer": (heads(TransformerConv), {}),
     "transformer averaged": (heads(TransformerConv, concat=False), {}),
     "transformer without root": (heads(TransformerConv, root_weight=False), {}),
+    "gine": (gine(), {"inputs": ATTRIBUTED}),
+    "gine mean": (gine(aggr="mean"), {"inputs": ATTRIBUTED}),
+    "gine of as many features": (
+        lambda: GINEConv(nn.Linear(EDGE_DIM, 5), eps=0.2),
+        {"inputs": ATTRIBUTED, "features": EDGE_DIM},
+    ),
+    "edge": (edge_conv(nn.Linear(24, 16), nn.ReLU(), nn.Linear(16, 5)), {}),
+    "edge sum": (edge_conv(nn.Linear(24, 16), nn.ReLU(), nn.Linear(16, 5), aggr="add"), {}),
+    "edge mean": (edge_conv(nn.Linear(24, 70), nn.ReLU(), nn.Linear(70, 5), aggr="mean"), {}),
+    "edge linear": (edge_conv(nn.Linear(24, 5), aggr="min"), {}),
+    "edge normed": (edge_conv(nn.Linear(24, 9), nn.BatchNorm1d(9), nn.LeakyReLU()), {}),
+    "gated": (narrowing(ResGatedGraphConv), {}),
+    "gated wide, without root": (
+        lambda: ResGatedGraphConv(12, 150, root_weight=False, bias=False),
+        {},
+    ),
     "pna": (pna(["mean", "min", "max", "std"], ["identity", "amplification", "attenuation"]), {}),
     "pna linear": (pna(["sum", "var"], ["linear", "inverse_linear"]), {}),
     "pna in towers": (pna(["mean", "min"], ["identity"], towers=2, post_layers=2), {}),
@@ -117,6 +164,8 @@ CASES = {
     "cluster": (narrowing(ClusterGCNConv), {}),
     "light": (lambda: TwoLayers(LGConv(), LGConv()), {}),
     "mf": (narrowing(MFConv), {}),
+    "relations": (lambda: Relations(num_bases=None), {"inputs": ATTRIBUTED}),
+    "relations of bases": (lambda: Relations(num_bases=2, aggr="add"), {"inputs": ATTRIBUTED}),
     "simple max": (lambda: TwoLayers(SimpleConv(aggr="max"), SimpleConv()), {"inputs": WEIGHTED}),
 }
 
@@ -245,7 +294,7 @@ class Halved(LGConv):
         return super().message(x_j, edge_weight) / 2
 
 
-@pytest.mark.parametrize("make", [Halved, lambda: GINEConv(nn.Linear(12, 3), edge_dim=EDGE_DIM)])
+@pytest.mark.parametrize("make", [Halved, lambda: CGConv(12)])
 def test_other_messages_keep_their_code(make):
     from serve.models.executors.graphs import Graphs
     from serve.models.executors.propagate import Propagated

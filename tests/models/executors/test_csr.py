@@ -1,7 +1,7 @@
 import pytest
 import torch
 from torch import nn
-from torch_geometric.nn import EdgeConv, GCNConv, SAGEConv
+from torch_geometric.nn import CGConv, GCNConv, SAGEConv
 
 from serve.models.executors import CannotRun, kernels
 
@@ -17,7 +17,7 @@ class Mixed(nn.Module):
     def __init__(self):
         super().__init__()
         self.known, self.own = SAGEConv(12, 12), Doubled(12, 12)
-        self.edges = EdgeConv(nn.Linear(24, 3))
+        self.edges = CGConv(12)
 
     def forward(self, x, edge_index):
         return self.edges(self.own(self.known(x, edge_index), edge_index), edge_index)

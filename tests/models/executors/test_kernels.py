@@ -60,6 +60,34 @@ def test_aggregate(graph, reduce):
     torch.testing.assert_close(given, (reduced + 0.5 * skip + bias).relu())
 
 
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
+@pytest.mark.parametrize("gate", ["none", "relu", "sigmoid"])
+@pytest.mark.parametrize("width", [WIDTH, 64, 150])
+def test_combine(graph, width, gate, reduce):
+    """In whole blocks of columns and in what is left of one."""
+    made = Csr(graph, ROWS, replace_loops=False, edges=True)
+    x, value, skip = random(ROWS, width), random(ROWS, width) + 1, random(ROWS, width) - 1
+    target, edge, edge_map, bias = (
+        random(ROWS, width) * 3, random(40, 5), random(5, width), random(width),
+    )  # fmt: skip
+    gates = {"none": lambda m: m, "relu": torch.relu, "sigmoid": torch.sigmoid}
+
+    def expected(messages):
+        name = {"max": "amax", "min": "amin"}.get(reduce, reduce)
+        index = graph[1][:, None].expand(-1, width)
+        return torch.zeros(ROWS, width).scatter_reduce(0, index, messages, name, include_self=False)
+
+    given = kernels.combine(
+        made, width, gate, reduce, x=x, target=target, edge=edge, edge_map=edge_map, value=value,
+        skip=skip, skip_scale=0.5, bias=bias,
+    )  # fmt: skip
+    messages = gates[gate](x[graph[0]] + target[graph[1]] + edge @ edge_map) * value[graph[0]]
+    torch.testing.assert_close(given, expected(messages) + 0.5 * skip + bias, rtol=1e-5, atol=1e-5)
+    rows, same = random(40, width), random(width)
+    given = kernels.combine(made, width, gate, reduce, edge=rows, target=same)
+    torch.testing.assert_close(given, expected(gates[gate](rows + same)), rtol=1e-5, atol=1e-5)
+
+
 def test_normalise(graph):
     made = Csr(graph, ROWS, replace_loops=True, edges=False)
     source, target = slots_of(made)
