@@ -250,96 +250,110 @@ inline float sigmoid(float x) {
     return (x < 0 ? e : 1.0F) / (1.0F + e);
 }
 
-// Columns whose messages are made and reduced at once, on the stack.
-constexpr Index kMessage = 64;
+// Rows of edges lie in no order of slots: they are fetched so many slots ahead.
+constexpr std::int32_t kEdgesAhead = 6;
+constexpr Index kLineFloats = 16;
 
-// The messages of one row in [start, start + columns), reduced. kColumns is `columns` or 0.
-template <Gate G, Index kColumns>
-void combine_row(const Combination& call, Index row, Index start, Index columns) {
-    const Index n = kColumns == 0 ? columns : kColumns;
+// The messages of one row in B vectors of columns from `start`, reduced, all in registers.
+template <int L, int B, Gate G>
+void combine_row(const Combination& call, Index row, Index start) {
+    using V = Lanes<L>;
+    using Vector = typename V::Vector;
     const std::int32_t begin = call.graph.begin[row];
     const std::int32_t end = call.graph.begin[row + 1];
-    float reduced[kMessage] = {};
-    float fixed[kMessage] = {};
+    const std::int32_t slots = call.graph.begin[call.graph.rows];
+    Vector reduced[B] = {};
+    Vector fixed[B] = {};
     if (call.target != nullptr) {
-        const float* target = call.target + row * call.target_stride + start;
-        for (Index c = 0; c < n; ++c) {
-            fixed[c] = target[c];
+        for (int b = 0; b < B; ++b) {
+            fixed[b] = V::load(call.target + row * call.target_stride + start + b * L);
         }
     }
     for (std::int32_t s = begin; s < end; ++s) {
-        float message[kMessage];
+        Vector message[B];
         const Index j = call.graph.source[s];
-        if (call.x != nullptr) {
-            const float* x = call.x + j * call.width + start;
-            for (Index c = 0; c < n; ++c) {
-                message[c] = fixed[c] + x[c];
-            }
-        } else {
-            for (Index c = 0; c < n; ++c) {
-                message[c] = fixed[c];
+        for (int b = 0; b < B; ++b) {
+            message[b] = fixed[b];
+            if (call.x != nullptr) {
+                message[b] += V::load(call.x + j * call.width + start + b * L);
             }
         }
-        if (call.map != nullptr) {
-            const float* edge = call.edge + call.slot_edge[s] * call.edge_width;
-            for (Index d = 0; d < call.edge_width; ++d) {
-                const float* map = call.map + d * call.width + start;
-                for (Index c = 0; c < n; ++c) {
-                    message[c] += edge[d] * map[c];
+        if (call.edge != nullptr) {
+            if (s + kEdgesAhead < slots) {
+                const float* next = call.edge + call.slot_edge[s + kEdgesAhead] * call.edge_width;
+                const Index from = call.map != nullptr ? 0 : start;
+                const Index to = call.map != nullptr ? call.edge_width : start + B * L;
+                for (Index c = from; c < to; c += kLineFloats) {
+                    __builtin_prefetch(next + c);
                 }
             }
-        } else if (call.edge != nullptr) {
-            const float* edge = call.edge + call.slot_edge[s] * call.width + start;
-            for (Index c = 0; c < n; ++c) {
-                message[c] += edge[c];
+            const float* edge = call.edge + call.slot_edge[s] * call.edge_width;
+            if (call.map != nullptr) {
+                for (Index d = 0; d < call.edge_width; ++d) {
+                    const float* map = call.map + d * call.width + start;
+                    for (int b = 0; b < B; ++b) {
+                        message[b] += edge[d] * V::load(map + b * L);
+                    }
+                }
+            } else {
+                for (int b = 0; b < B; ++b) {
+                    message[b] += V::load(edge + start + b * L);
+                }
             }
         }
-        for (Index c = 0; c < n; ++c) {
-            if constexpr (G == Gate::kRelu) {
-                message[c] = message[c] < 0 ? 0 : message[c];
-            } else if constexpr (G == Gate::kSigmoid) {
-                message[c] = sigmoid(message[c]);
+        if constexpr (G == Gate::kRelu) {
+            const Vector zero = {};
+            for (int b = 0; b < B; ++b) {
+                message[b] = message[b] < zero ? zero : message[b];
             }
+        } else if constexpr (G == Gate::kSigmoid) {
+            float gated[B * L];
+            __builtin_memcpy(gated, message, sizeof gated);
+            for (int c = 0; c < B * L; ++c) {
+                gated[c] = sigmoid(gated[c]);
+            }
+            __builtin_memcpy(message, gated, sizeof gated);
         }
-        if (call.value != nullptr) {
-            const float* value = call.value + j * call.width + start;
-            for (Index c = 0; c < n; ++c) {
-                message[c] *= value[c];
+        for (int b = 0; b < B; ++b) {
+            if (call.value != nullptr) {
+                message[b] *= V::load(call.value + j * call.width + start + b * L);
             }
-        }
-        if (s == begin) {
-            for (Index c = 0; c < n; ++c) {
-                reduced[c] = message[c];
-            }
-        } else if (call.reduce == Reduce::kMax) {
-            for (Index c = 0; c < n; ++c) {
-                reduced[c] = message[c] > reduced[c] ? message[c] : reduced[c];
-            }
-        } else if (call.reduce == Reduce::kMin) {
-            for (Index c = 0; c < n; ++c) {
-                reduced[c] = message[c] < reduced[c] ? message[c] : reduced[c];
-            }
-        } else {
-            for (Index c = 0; c < n; ++c) {
-                reduced[c] += message[c];
+            if (call.reduce == Reduce::kMax) {
+                reduced[b] = s == begin || message[b] > reduced[b] ? message[b] : reduced[b];
+            } else if (call.reduce == Reduce::kMin) {
+                reduced[b] = s == begin || message[b] < reduced[b] ? message[b] : reduced[b];
+            } else {
+                reduced[b] += message[b];
             }
         }
     }
-    float* out = call.out + row * call.width + start;
-    for (Index c = 0; c < n; ++c) {
-        out[c] = reduced[c];
+    for (int b = 0; b < B; ++b) {
+        V::store(call.out + row * call.width + start + b * L, reduced[b]);
+    }
+}
+
+// A row's columns in blocks, the last vector ending with the last column.
+template <int L, Gate G>
+void combine_columns(const Combination& call, Index row) {
+    Index start = 0;
+    for (; start + 4 * L <= call.width; start += 4 * L) {
+        combine_row<L, 4, G>(call, row, start);
+    }
+    for (; start < call.width; start += L) {
+        const Index last = call.width - L;
+        combine_row<L, 1, G>(call, row, start < last ? start : last);
     }
 }
 
 template <Gate G>
 void combine_with(const Combination& call) {
     for (Index row = 0; row < call.graph.rows; ++row) {
-        Index start = 0;
-        for (; start + kMessage <= call.width; start += kMessage) {
-            combine_row<G, kMessage>(call, row, start, kMessage);
-        }
-        if (start < call.width) {
-            combine_row<G, 0>(call, row, start, call.width - start);
+        if (call.width >= kWide) {
+            combine_columns<kWide, G>(call, row);
+        } else if (call.width >= kNarrow) {
+            combine_columns<kNarrow, G>(call, row);
+        } else {
+            combine_columns<1, G>(call, row);
         }
         const std::int32_t slots = call.graph.begin[row + 1] - call.graph.begin[row];
         const bool mean = call.reduce == Reduce::kMean && slots > 1;
