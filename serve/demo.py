@@ -34,8 +34,10 @@ _START_S = 180.0
 _STOP_S = 45.0
 _HOST = "127.0.0.1"
 _MODELS = ("gcn", "sage", "gin", "gat")
-#: Moderate, counting the generator beside the server; graphs small enough to come by the hundred.
-_LOAD = ("--workload", "mix", "--rho", "0.2", "--end-to-end", "--scale", "0.02",
+#: Moderate, counting the generator on the same cores.
+_RHO = "0.15"
+#: Graphs small enough to come by the hundred.
+_LOAD = ("--workload", "mix", "--rho", _RHO, "--end-to-end", "--scale", "0.02",
          "--max-nodes", "2000")  # fmt: skip
 _CONFIG = """\
 # Written by `gnnserve demo`; serve it again with: gnnserve serve --config {path}
@@ -76,7 +78,8 @@ def run_demo(folder: Path, duration_s: float) -> int:
             _say("2. Each model classifies the nodes of a graph of five communities")
             _show_requests(client, community_graph())
         _say(
-            f"3. {duration_s:g} s of requests at random times, whether or not earlier ones are done"
+            f"3. {duration_s:g} s of requests at random times, whether or not earlier ones are "
+            f"done; a load of {_RHO}"
         )
         _load(address, duration_s)
     _say("4. The server's own report, after it has stopped")

@@ -13,7 +13,8 @@ def violation_cause(task: Task, outcome: Completed, answered_ns: int) -> str | N
     A long task in front of a short one is no overload: another order would have helped.
     Otherwise the stage that took most more than the estimate assumed: `queue` (waiting, assumed
     none), `prepare` (the host's part: prepare as far as a lane waited for it, and answering), or
-    the run: `interference` when it shared the device, was merged or suspended, else `estimate`.
+    the run: `interference` when it shared the device, was merged or suspended, or lost more time
+    between host and lane, where only other programs can keep it, than on the lane; else `estimate`.
     A target below the estimated solo time, missed with no stage over its share, is the
     estimate's doing too, and so is all that a run which overran its memory came to wait for.
     """
@@ -27,10 +28,16 @@ def violation_cause(task: Task, outcome: Completed, answered_ns: int) -> str | N
         return "estimate"
     queue_ns = when.launched_ns - when.arrived_ns - when.prepare_exposed_ns
     host_ns = when.prepare_exposed_ns + answered_ns - when.finished_ns
-    run_excess_ns = when.finished_ns - when.launched_ns - estimate.run_ns
-    shared = where.co_runners > 0 or where.merged > 1 or when.suspended_ns > 0
+    out_ns = when.finished_ns - when.launched_ns
+    handover_ns = out_ns - outcome.usage.run_ns
+    disturbed = (
+        where.co_runners > 0
+        or where.merged > 1
+        or when.suspended_ns > 0
+        or handover_ns > outcome.usage.run_ns - estimate.run_ns
+    )
     excess_ns = {
-        "interference" if shared else "estimate": run_excess_ns,
+        "interference" if disturbed else "estimate": out_ns - estimate.run_ns,
         "queue": queue_ns,
         "prepare": host_ns - (estimate.solo_ns - estimate.run_ns),
     }

@@ -11,7 +11,8 @@ CAUSES = {
         "smaller requests and answers, or a resident graph asked for by node ids",
     ),
     "interference": (
-        "ran slower than alone because others ran beside it, or was suspended for one of them",
+        "ran slower than alone because others ran beside it, was suspended for one of them, or "
+        "other programs kept it from a core",
         "fewer lanes, one core each; nothing else on the machine",
     ),
     "estimate": (

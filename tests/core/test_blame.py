@@ -9,7 +9,14 @@ TASK = task(0, run_ns=10 * MS, prepare_ns=MS, arrived_ns=5 * MS)
 
 
 def ending(
-    queue=0, exposed=0, run=10 * MS, overloaded=False, co_runners=0, suspended=0, overran=False
+    queue=0,
+    exposed=0,
+    run=10 * MS,
+    handover=0,
+    overloaded=False,
+    co_runners=0,
+    suspended=0,
+    overran=False,
 ):
     launched = TASK.arrived_ns + queue + exposed
     timeline = Timeline(
@@ -17,7 +24,7 @@ def ending(
         prepare_started_ns=Nanos(TASK.arrived_ns + queue),
         prepared_ns=Nanos(launched),
         launched_ns=Nanos(launched),
-        finished_ns=Nanos(launched + run),
+        finished_ns=Nanos(launched + run + handover),
         prepare_exposed_ns=Nanos(exposed),
         backlog_ns=Nanos(0),
         suspended_ns=Nanos(suspended),
@@ -43,6 +50,10 @@ def ending(
         ({"run": 23 * MS}, 0, "estimate"),
         ({"run": 23 * MS, "co_runners": 1}, 0, "interference"),
         ({"run": 23 * MS, "suspended": 9 * MS}, 0, "interference"),
+        ({"handover": 13 * MS}, 0, "interference"),
+        ({"run": 14 * MS, "handover": 9 * MS}, 0, "interference"),
+        ({"run": 19 * MS, "handover": 4 * MS}, 0, "estimate"),
+        ({"queue": 13 * MS, "handover": 4 * MS}, 0, "queue"),
         ({"queue": 7 * MS, "run": 16 * MS}, 0, "queue"),
         ({"queue": 6 * MS, "run": 17 * MS}, 0, "estimate"),
     ],
