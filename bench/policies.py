@@ -10,9 +10,7 @@ mean solo time ÷ cores, targets of 2 × solo; all systems see the same requests
 
 Lanes are four for each core, as in a server. Behind a comma stands what is different in a variant
 of ours: fewer or more lanes, merging as in a server, windows of fixed length (on the mix only), or
-each core a device by itself, which a run never leaves. Two variants could not be built; they tell
-what part of the distance to the bound is not the scheduler's: the true run times are known on
-arrival, and besides to suspend and resume costs nothing. What is to come they do not know.
+each core a device by itself, which a run never leaves.
 
 A request counts as missed when it is late or refused. Goodput is the highest ρ up to 1.5 with at
 most 1 % missed, found by bisection to 0.006. The bound (``bench.bound``) is for systems that do not
@@ -24,12 +22,14 @@ import json
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from rich.console import Console
 from rich.table import Table
 
@@ -41,7 +41,7 @@ from serve.config import Config, load_config
 from serve.core.disciplines import DISCIPLINES
 from serve.core.params import LANES_PER_CORE
 from serve.core.policies import POLICIES
-from serve.core.types import ZERO_NS, Estimate, Nanos
+from serve.core.types import Estimate, Nanos
 from serve.estimate.estimator import ModelEstimator
 from serve.graphs.pool import GraphPool
 from serve.resources import configs_path
@@ -67,8 +67,6 @@ LANES = {f"{count} lanes a core": count for count in (2, 3, 8)}
 WINDOWS = {f"windows of {ms} ms": Nanos(int(ms * 1e6)) for ms in (0.5, 1, 2, 5, 10, 20)}
 MERGING = "merging"
 APART = "a device for each core"
-KNOWN = "run times known"
-KNOWN_FREE = "run times known, suspending free"
 GOODPUT_MISSES = 0.01
 GOODPUT_STEPS = 8
 QOS_FACTOR = 2.0
@@ -121,31 +119,18 @@ class Site:
             lanes_per_core=LANES.get(variant, LANES_PER_CORE),
             devices=self.cores if variant == APART else 1,
         )
-        params, device = made.params, made.device
+        params = made.params
         if variant in WINDOWS:
             params = replace(params, window="fixed", window_ns=WINDOWS[variant])
         if variant == MERGING:
             params = replace(params, unions=self.union)
-        if variant in (KNOWN, KNOWN_FREE):
-            requests = [known(offered) for offered in requests]
-        if variant == KNOWN_FREE:
-            device = replace(device, switch_ns=ZERO_NS, launch_ns=device.switch_ns)
-        return simulate(requests, params, device)
+        return simulate(requests, params, made.device)
 
     def missed(self, system: str, requests: Sequence[Offered]) -> float:
         """Share late or refused; for the bound, at least."""
         if system == BOUND:
             return unavoidable_violations(requests, self.cores) / len(requests)
         return missed_share(self.serve(system, requests))
-
-
-def known(offered: Offered) -> Offered:
-    """The same request, its true run time estimated; the target stays."""
-    was, run_ns = offered.task.estimate, offered.run_ns
-    estimate = msgspec.structs.replace(
-        was, run_ns=run_ns, solo_ns=Nanos(was.solo_ns - was.run_ns + run_ns)
-    )
-    return replace(offered, task=msgspec.structs.replace(offered.task, estimate=estimate))
 
 
 def missed_share(report: SimReport) -> float:
@@ -168,26 +153,26 @@ def all_systems(workload: str) -> list[str]:
     policies = sorted(POLICIES.keys() - {"base"})
     ours = [f"{policy}+{how}" for policy in policies for how in sorted(DISCIPLINES)]
     windows = WINDOWS if workload == "mix" else ()
-    kinds = (KNOWN, KNOWN_FREE, *LANES, MERGING, APART, *windows)
-    variants = [f"{OURS}, {variant}" for variant in kinds]
+    variants = [f"{OURS}, {variant}" for variant in (*LANES, MERGING, APART, *windows)]
     return [*ours, *variants, *BASELINES]
 
 
-def sweep(site: Site, options: argparse.Namespace, workload: str) -> Iterator[dict[str, Any]]:
-    for rho in QUICK_RHOS if options.quick else RHOS:
-        offers = [
-            site.requests(workload, rho, seed, options.requests) for seed in range(options.seeds)
-        ]
-        bounds = [site.missed(BOUND, requests) for requests in offers]
-        yield row(workload, rho, BOUND, bounds)
-        for system in all_systems(workload):
-            reports = [site.serve(system, requests) for requests in offers]
-            made = row(workload, rho, system, [missed_share(report) for report in reports])
-            for name in FIGURES:
-                made[name] = statistics.fmean(getattr(report, name) for report in reports)
-            made["by_cause"] = summed(report.by_cause for report in reports)
-            made["without_result"] = summed(report.without_result for report in reports)
-            yield made
+def rows_of(
+    site: Site, options: argparse.Namespace, case: tuple[str, float]
+) -> list[dict[str, Any]]:
+    """What every system does with a workload at one load."""
+    workload, rho = case
+    offers = [site.requests(workload, rho, seed, options.requests) for seed in range(options.seeds)]
+    rows = [row(workload, rho, BOUND, [site.missed(BOUND, requests) for requests in offers])]
+    for system in all_systems(workload):
+        reports = [site.serve(system, requests) for requests in offers]
+        made = row(workload, rho, system, [missed_share(report) for report in reports])
+        for name in FIGURES:
+            made[name] = statistics.fmean(getattr(report, name) for report in reports)
+        made["by_cause"] = summed(report.by_cause for report in reports)
+        made["without_result"] = summed(report.without_result for report in reports)
+        rows.append(made)
+    return rows
 
 
 def row(workload: str, rho: float, system: str, missed: list[float]) -> dict[str, Any]:
@@ -207,16 +192,28 @@ def summed(counts: Iterable[dict[str, int]]) -> dict[str, int]:
     return dict(total)
 
 
-def goodput(site: Site, options: argparse.Namespace, workload: str, system: str) -> float:
+def goodput(
+    site: Site,
+    options: argparse.Namespace,
+    workload: str,
+    missed: Callable[[Sequence[Offered]], float],
+) -> float:
+    """Highest ρ at which so little is `missed` of its requests."""
     low, high = 0.0, max(RHOS)
     for _ in range(4 if options.quick else GOODPUT_STEPS):
         rho = (low + high) / 2
-        missed = statistics.fmean(
-            site.missed(system, site.requests(workload, rho, seed, options.requests))
+        share = statistics.fmean(
+            missed(site.requests(workload, rho, seed, options.requests))
             for seed in range(options.seeds)
         )
-        low, high = (rho, high) if missed <= GOODPUT_MISSES else (low, rho)
+        low, high = (rho, high) if share <= GOODPUT_MISSES else (low, rho)
     return low
+
+
+def reach_of(site: Site, options: argparse.Namespace, case: tuple[str, str]) -> float:
+    """Goodput of a workload and system."""
+    workload, system = case
+    return goodput(site, options, workload, partial(site.missed, system))
 
 
 def tables(result: dict[str, Any], workload: str) -> Iterator[Table]:
@@ -263,14 +260,20 @@ def main() -> None:
     site = this_machine()
     workloads = ["mix"] if options.quick else options.workloads.split(",")
     started = time.monotonic()
-    rows = [row for workload in workloads for row in sweep(site, options, workload)]
-    reach = {
-        workload: {
-            system: goodput(site, options, workload, system)
-            for system in (BOUND, *all_systems(workload))
-        }
-        for workload in workloads
-    }
+    loads = QUICK_RHOS if options.quick else RHOS
+    cases = [
+        (workload, system) for workload in workloads for system in (BOUND, *all_systems(workload))
+    ]
+    # Forked, as nothing here is timed and the site need not be sent.
+    with ProcessPoolExecutor(site.cores, get_context("fork")) as workers:
+        made = workers.map(
+            partial(rows_of, site, options), [(w, rho) for w in workloads for rho in loads]
+        )
+        rows = [row for of_one in made for row in of_one]
+        reach: dict[str, dict[str, float]] = {workload: {} for workload in workloads}
+        found = workers.map(partial(reach_of, site, options), cases)
+        for (workload, system), share in zip(cases, found, strict=True):
+            reach[workload][system] = share
     result = {
         "machine": machine_facts(),
         "cores": site.cores,

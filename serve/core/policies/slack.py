@@ -1,8 +1,9 @@
 """Keep the most targets: earliest due first, and the hopeless last.
 
-While everything pending can be on time, no order is better than that of the due times. A task
-that can no longer make its target would only take others with it, so it runs when no other wants
-the slot: the shortest of them first, and the scheduler sees to it that none waits for ever. Under
+While a slot is all there is and everything can be on time, no order is better than that of the due
+times. On several slots what compete for them are looked at together, see ``in_time``. A task that
+can no longer make its target would only take others with it, so it runs when no other wants the
+slot: the shortest of them first, and the scheduler sees to it that none waits for ever. Under
 overload this gives up long tasks for short ones by itself, as a long one is the first that can no
 longer make it.
 """
