@@ -5,19 +5,16 @@
 Replaces what stands between the markers; `tests/bench` checks that page and results agree.
 """
 
-import json
 import textwrap
-from pathlib import Path
 from typing import Any
 
 from bench.live_setup import OURS
+from bench.page import PAGE, markdown, placed, result
 
 #: Who takes processor time, as `bench.live` names them.
 USERS = ("lanes", "server", "client")
-PAGE = Path(__file__).parents[1] / "docs" / "scheduling.md"
-RESULTS = Path(__file__).parent / "results"
 #: By the marker in the page.
-FILES = {"live": RESULTS / "live.json", "live eager": RESULTS / "live_eager.json"}
+BENCHES = {"live": "live", "live eager": "live_eager"}
 
 
 def section(content: dict[str, Any]) -> str:
@@ -46,12 +43,11 @@ def table(content: dict[str, Any]) -> str:
     cells = {(row["system"], row["rho"]): _cell(row) for row in means}
     heads = [f"ρ {rho:g}" for rho in rhos]
     heads[0] += ": live (seeds), simulated, client"
-    lines = [["system", *heads], ["---"] * (len(rhos) + 1)]
+    lines = []
     for system in dict.fromkeys(row["system"] for row in means):
         name = " + ".join(f"`{part}`" for part in system.split("+"))
         lines.append([name, *(cells[system, rho] for rho in rhos)])
-    ruled = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    return ruled.replace("| --- ", "|---").replace("|--- |", "|---|")
+    return markdown(["system", *heads], lines)
 
 
 def _cell(row: dict[str, Any]) -> str:
@@ -63,12 +59,8 @@ def _cell(row: dict[str, Any]) -> str:
 
 def written_into(page: str) -> str:
     """The page with the tables of today's results."""
-    for marker, path in FILES.items():
-        before, start, rest = page.partition(f"<!-- {marker} -->\n")
-        _, end, after = rest.partition("\n<!-- end -->")
-        if not end:
-            raise ValueError(f"{PAGE}: no place for the table '{marker}'")
-        page = before + start + section(json.loads(path.read_text())) + end + after
+    for marker, name in BENCHES.items():
+        page = placed(page, marker, section(result(name)))
     return page
 
 
