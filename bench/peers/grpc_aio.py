@@ -1,21 +1,31 @@
-"""grpc.aio with one PyG thread, first in, first out: python -m bench.peers.grpc_aio PORT"""
+"""grpc.aio with one PyG thread, first in, first out.
 
+    python -m bench.peers.grpc_aio PORT [--runs-nothing]
+
+With `--runs-nothing` every request is answered at once, with next to nothing: what remains is the
+way there and back.
+"""
+
+import argparse
 import asyncio
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
+import numpy as np
 
 from bench.peers.stock import StockModels
-from serve.wire import INFER_METHOD
+from serve.wire import INFER_METHOD, encode_response
 
 
-async def main(port: int) -> None:
+async def main(port: int, runs_nothing: bool) -> None:
     models = StockModels()
     thread = ThreadPoolExecutor(1)
+    nothing = encode_response("", {"output": np.zeros((1, 1), np.float32)})
 
     async def infer(message: bytes, _: Any) -> bytes:
+        if runs_nothing:
+            return nothing
         return await asyncio.get_running_loop().run_in_executor(thread, models.answer, message)
 
     _, service, method = INFER_METHOD.split("/")
@@ -28,4 +38,8 @@ async def main(port: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(int(sys.argv[1])))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("port", type=int)
+    parser.add_argument("--runs-nothing", action="store_true")
+    options = parser.parse_args()
+    asyncio.run(main(options.port, options.runs_nothing))
