@@ -24,7 +24,7 @@ from serve.workload import Trace, TraceItem
 #: Runs next to each other in length that count as alike.
 ALIKE = 30
 #: Until the simulated learned run is at the live one's pace.
-FITS = 4
+FITS = 8
 #: Of a record, in the order of `Known`.
 _KNOWN_OF_ROW = ("run_ns", "run_estimate_ns", "co_runners")
 
@@ -72,8 +72,9 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Measured ÷ solo run time, in the middle: of runs that were alone, and of the others."""
+    """Measured ÷ solo run time, in the middle: of all runs, those that were alone, the others."""
 
+    all: float
     alone: float
     beside: float
 
@@ -83,8 +84,9 @@ class Pace:
         ratios: dict[bool, list[float]] = {False: [], True: []}
         for solo_ns, run_ns, others in runs:
             ratios[others > 0].append(run_ns / solo_ns)
-        alone, beside = (statistics.median(ratios[others] or [1.0]) for others in (False, True))
-        return cls(alone, beside)
+        alone, beside = ratios[False], ratios[True]
+        middle = (statistics.median(some or [1.0]) for some in (alone + beside, alone, beside))
+        return cls(*middle)
 
 
 def ran_ns(outcome: Completed) -> int:
@@ -160,9 +162,8 @@ class Twin:
                 for row in self._simulate(self._learned, OURS).answered
                 if isinstance(row.outcome, Completed)
             )
-            factor = live.alone / simulated.alone
-            self._factor *= factor
-            beside *= live.beside / simulated.beside / factor
+            self._factor *= live.all / simulated.all
+            beside *= live.beside / live.alone * simulated.alone / simulated.beside
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -189,6 +190,8 @@ class Twin:
         params = make_system(
             policy, discipline or "rolling", cores=self._cores, budget_bytes=self._budget_bytes
         ).params
+        # The scheduler has measured that, too.
+        params = replace(params, device=replace(params.device, slowdown=self._device.slowdown))
         if system in BASELINES:
             # As ``live_server`` has it: lanes as for the others, and what is idle on the last core.
             lanes = LANES_PER_CORE * self._cores
