@@ -16,7 +16,8 @@ work on the cores of the lanes, so the result also says which share of all cores
 
 `late_server` is what the server promises: answered within the target from arrival on. `missed` is
 what the client sees from the intended send time, transport included, with refusals and errors. For
-the late ones of the client the time beyond what the estimate assumed is summed by stage.
+the late ones of the client the time beyond what the estimate assumed is summed by stage. Each one
+that our system answered late is in the result, under `late`.
 
 `simulated` serves the same trace on a virtual clock, on a device as one more run at the same load,
 of our system and of a trace of its own, shows it: how far runs are off, how much slower beside
