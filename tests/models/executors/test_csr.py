@@ -4,6 +4,7 @@ from torch import nn
 from torch_geometric.nn import CGConv, GCNConv, SAGEConv
 
 from serve.models.executors import CannotRun, kernels
+from tests.models.executors.test_convs import CASES
 
 
 class Doubled(GCNConv):
@@ -67,14 +68,16 @@ def test_without_the_extension_there_is_no_csr(twins, monkeypatch):
         twins(lambda: SAGEConv(12, 3))
 
 
-def test_memory_is_linear_in_nodes_and_edges(twins):
+@pytest.mark.parametrize("name", ["gcn", "gine", "edge", "edge sum", "gated"])
+def test_memory_is_linear_in_nodes_and_edges(twins, name):
     """Also for self-loops, which the kernels drop: room is made for all that could stay."""
     from serve.estimate.memory import peak_at
     from serve.models.calibrate import measure_memory
     from serve.models.probes import Shape, probe_graph
     from serve.models.tracing import trace
 
-    _, other, signature = twins(lambda: nn.ModuleList([GCNConv(12, 16)])[0])
+    make, options = CASES[name]
+    _, other, signature = twins(make, **options)
     memory = measure_memory(other, signature, max_bytes=1 << 28)
     assert memory.warning == ""
     for shape in (Shape.PLAIN, Shape.LOOPS, Shape.STAR):
