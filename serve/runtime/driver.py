@@ -253,7 +253,7 @@ class Driver:
             if run.tickets[0] is not ticket or not self._pool.lend(lane_id):
                 return False
             bell = ticket.bell = os.eventfd(0, os.EFD_CLOEXEC)
-        said = None
+        said, heard = None, False
         try:
             said = self._pool.overhear(lane_id, bell)
         finally:
@@ -261,11 +261,12 @@ class Driver:
                 ticket.bell = None
                 os.close(bell)
                 if self._on_lane.get(lane_id) is run:
-                    if isinstance(said, TaskDone | TaskError):
+                    if heard := run.ends_with(said):
                         self._end(lane_id, said)
                     else:
                         self._pool.take_back(lane_id)
-        if said is not None and not isinstance(said, TaskDone | TaskError):
+        if said is not None and not heard:
+            # Of a model, or of the next run: the driver's thread had heard the end of this one.
             self._overheard.append((lane_id, said))
             self._pool.wake()
         # Not again where nothing was heard: a lane that is gone would say so over and over.
@@ -445,7 +446,10 @@ class Driver:
 
     def _end(self, lane_id: LaneId, said: TaskDone | TaskError) -> None:
         """The lane's run ended, and the lane is fine. Under the lock."""
-        run = self._on_lane.pop(lane_id)
+        run = self._on_lane.get(lane_id)
+        if run is None or not run.ends_with(said):
+            return  # The lane died before this was heard: the run is made again.
+        del self._on_lane[lane_id]
         self._pool.ended(lane_id)
         run.entry.quarantine.ran()
         task_id = TaskId(said.task_id)

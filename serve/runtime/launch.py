@@ -4,10 +4,10 @@ Belongs to the driver's lock, like the tickets.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from serve.core.types import Bytes, Completed, LaneId, Nanos, Usage
-from serve.runtime.messages import RunTask, TaskDone
+from serve.runtime.messages import RunTask, TaskDone, TaskError
 
 if TYPE_CHECKING:
     from serve.runtime.ticket import RequestTicket
@@ -55,6 +55,11 @@ class Launch:
         staged_bytes += sum(part.output_capacity_bytes for part in parts)
         limit_bytes = max(0, reserve_bytes - staged_bytes)
         return RunTask(first.task.task_id, self.entry.key, parts, limit_bytes, self.estimate.run_ns)
+
+    def ends_with(self, said: object) -> TypeGuard[TaskDone | TaskError]:
+        """Whether the lane says the end of this run."""
+        task_id = self.tickets[0].task.task_id
+        return isinstance(said, TaskDone | TaskError) and said.task_id == task_id
 
     def ended(self, said: TaskDone) -> Usage:
         """Note the shape of every output; what the run took."""

@@ -253,7 +253,8 @@ class LanePool:
                 ready.register(channel, select.POLLIN)
         except ValueError:  # closed just now
             return None
-        ready.poll()
+        if bell in (fd for fd, _ in ready.poll()):
+            return None
         packet = _receive(lane)
         return self._understand(lane, packet) if packet else None
 

@@ -1,6 +1,7 @@
 """The engine in this process: a request's way through it, and that nothing stays behind."""
 
 import os
+import select
 import signal
 import threading
 import time
@@ -31,6 +32,7 @@ from serve.models.cache import CalibrationCache
 from serve.obs.journal import JournalWriter
 from serve.runtime.api import InferCall, Tensor
 from serve.runtime.engine import Engine
+from serve.runtime.messages import MAX_PACKET_BYTES, decode_from_lane
 from serve.runtime.overhead import IDLE_NS
 from serve.runtime.ticket import RequestTicket
 from serve.sim.replay import first_difference, recorded
@@ -230,6 +232,34 @@ def test_who_listens_to_a_lane_is_told_of_a_cancellation_before_the_run_ends(
         assert engine.snapshot().reserved_bytes > 0
     # The driver's thread hears the end: nothing stays reserved.
     wait_for(lambda: not engine.driver.tickets(), "the end of the run")
+
+
+def test_who_reads_the_end_of_the_next_run_passes_it_on(engine, trouble, monkeypatch):
+    """The driver's thread was quicker, and another run began before the lane was read."""
+    pool = engine.pool
+
+    def late(lane_id, bell):
+        pool.take_back(lane_id)
+        select.select([bell], [], [], PATIENCE_S)
+        pool.lend(lane_id)
+        channel = pool._lanes[lane_id].channel
+        select.select([channel], [], [], PATIENCE_S)
+        return decode_from_lane(channel.recv(MAX_PACKET_BYTES))
+
+    monkeypatch.setattr(pool, "overhear", late)
+    with ThreadPoolExecutor() as threads:
+        with trouble.holding() as graph:
+            first = engine.submit(call(graph))
+            answers = [threads.submit(first.result)]
+            wait_for(lambda: first.bell is not None, "its thread to listen")
+            following = engine.submit(call(trouble.graph(SLEEP + 0.5)))
+            answers.append(threads.submit(following.result))
+            wait_for(
+                lambda: engine.driver.scheduler.state(following.task.task_id) is State.READY,
+                "the next to be prepared",
+            )
+        for answer in answers:
+            assert answer.result(PATIENCE_S).record.status == "OK"
 
 
 def test_who_listens_to_a_lane_that_dies_has_the_request_run_again(engine, trouble):
