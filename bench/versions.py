@@ -1,26 +1,30 @@
-"""Requests a second at 1 % violations: this version of gnnserve and another one.
+"""Requests a second at 1 % violations, and violations side by side: this version and another one.
 
     git worktree add ../first b54c16d && make -C ../first setup
-    python -m bench.versions ../first [--quick] [--seeds 3] [--requests 300] [--out FILE]
+    python -m bench.versions ../first [--quick] [--out FILE]
 
-Both serve the same requests (``loadgen``'s mix, open loop, one client process on the same machine)
-as they come, each with its own default policy and executors. Targets are the other version's: 2 ×
-the solo time it measures in itself (``bench.solo``), absolute numbers, alike for both; ours would
-be too tight for it at any load.
+Both servers are up all the time and serve the same requests (``loadgen``'s mix, open loop, one
+client process on the same machine) in turn, each with its own default policy and executors. Targets
+are the other version's: 2 × the solo time it measures in itself (``bench.solo``), absolute numbers,
+alike for both; ours would be too tight for it at any load. ρ is by those times.
 
-For each seed the two take turns. Each goes up a ladder of rates, a factor `STEP` apart, until more
-than 1 % of the answers are late by the server's clock; the rate at exactly 1 % lies between the
-last two steps, in proportion to their logarithms. `missed` in the steps is the client's view of the
-same, transport and failures included. A step beside which other programs took more than
-`OTHERS_LIMIT` of the cores is made again.
+First the same traces at `SIDE_BY_SIDE`. Then for each the highest rate at which at most `LIMIT` of
+the answers are late by the server's clock, by bisection of the rate's logarithm between `LOWEST`
+and `HIGHEST`. At each rate up to `CHUNKS` traces are sent; once more are late than the limit allows
+in all of them the rest is left out, as it cannot change the verdict. A rate passes with at least
+400 requests (half of that with --quick). `missed` is the client's view of the same, transport and
+failures included. A trace beside which other programs took more than `OTHERS_LIMIT` of the cores is
+sent again.
 """
 
 import argparse
 import json
+import math
 import os
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,84 +36,141 @@ from bench.live_setup import OURS, Traces, live_server
 from bench.machine import machine_facts
 from bench.open_loop import LoadProcess, load_process
 from bench.solo import records, wait_for_rows
+from tests.harness import ServerProcess
 
 LIMIT = 0.01
-STEP = 1.4
-#: ρ of the first step and the last, by the other version's solo times.
-LOWEST, HIGHEST = 0.04, 4.0
-WARM_UP_RHO = 0.2
+#: ρ of the rates that are tried, by the other version's solo times.
+LOWEST, HIGHEST = 0.02, 8.0
+SIDE_BY_SIDE = (0.1, 0.3, 0.5)
+WARM_UP_RHO = 0.3
+#: Traces a rate; ``Traces.make`` halves them below ρ 0.2.
+CHUNKS = 4
+CHUNK_REQUESTS = 200
 
 
-def climb(
-    client: LoadProcess, traces: Traces, folder: Path, system: str, seed: int
-) -> list[dict[str, Any]]:
-    """A row per step, the last one beyond the limit unless the ladder ends before."""
+@dataclass
+class Contender:
+    """One version's server, and what was sent to it."""
+
+    server: ServerProcess
+    sent: int = 0
+
+
+def at_rate(
+    client: LoadProcess, traces: Traces, contender: Contender, rho: float, *, in_full: bool
+) -> dict[str, Any]:
+    """Violations at one load; `in_full` sends every trace whatever the first ones show."""
     rows: list[dict[str, Any]] = []
-    sent = 0
-    with live_server(folder, system) as server:
-        sent += len(client.run(traces.make(WARM_UP_RHO, seed)[1], server.target).seen)
-        rho = LOWEST
-        while rho <= HIGHEST and not (rows and rows[-1]["late_server"] > LIMIT):
-            trace, path = traces.make(rho, seed)
-            run, used = undisturbed(client, server, path)
-            sent += len(run.seen) * (1 + round(used["disturbed"]))
-            wait_for_rows(server, sent)
-            rows.append(summary(trace, run, records(server.database)) | used)
-            rho *= STEP
-    return rows
+    planned = 0
+    for seed in range(CHUNKS):
+        trace, path = traces.make(rho, seed)
+        planned = planned or CHUNKS * len(trace.items)
+        run, used = undisturbed(client, contender.server, path)
+        contender.sent += len(run.seen) * (1 + round(used["disturbed"]))
+        wait_for_rows(contender.server, contender.sent)
+        rows.append(summary(trace, run, records(contender.server.database)) | used)
+        late = sum(row["late_server"] * row["requests"] for row in rows)
+        if not in_full and late > LIMIT * planned:
+            break
+    return pooled(rows)
 
 
-def rate_at_limit(steps: Sequence[dict[str, Any]]) -> float:
-    """Requests a second at exactly `LIMIT`; 0 where the first step is beyond it."""
-    if steps[0]["late_server"] > LIMIT:
-        return 0.0
-    if steps[-1]["late_server"] <= LIMIT:
-        return float(steps[-1]["rate_hz"])
-    below, above = steps[-2], steps[-1]
-    share = (LIMIT - below["late_server"]) / (above["late_server"] - below["late_server"])
-    return float(below["rate_hz"] * (above["rate_hz"] / below["rate_hz"]) ** share)
+def pooled(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Several traces of one load as one: shares by requests, the rest as means over the traces."""
+    requests = sum(row["requests"] for row in rows)
+    found: dict[str, Any] = {"rho": rows[0]["rho"], "requests": requests}
+    for name in ("late_server", "missed"):
+        found[name] = sum(row[name] * row["requests"] for row in rows) / requests
+    for name in ("rate_hz", "cores_lanes", "cores_server", "cores_client", "cores_others"):
+        found[name] = statistics.fmean(row[name] for row in rows)
+    for name in ("over_qt", "stages_ms", "excess_of_late"):
+        keys = rows[0][name]
+        found[name] = {key: statistics.fmean(row[name][key] for row in rows) for key in keys}
+    return found
+
+
+def bisect(passes: Callable[[float], bool], low: float, high: float, steps: int) -> float | None:
+    """The highest value known to pass after `steps` halvings of log(high / low); none: not `low`.
+
+    `passes` is taken to hold up to some value and not beyond. `low` is tried only where nothing
+    else has passed, as a low rate takes longest; `high` is not tried.
+    """
+    lowest = low
+    for _ in range(steps):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if passes(middle) else (low, middle)
+    return low if low > lowest or passes(low) else None
 
 
 def show(found: dict[str, dict[str, Any]]) -> None:
-    table = Table("version", "requests/s at 1 %, median", "each seed")
+    table = Table(
+        "version", *(f"late, client, p99 ÷ target at ρ {rho:g}" for rho in SIDE_BY_SIDE),
+        "requests/s at 1 %", "late a step above",
+    )  # fmt: skip
     for name, row in found.items():
-        each = ", ".join(f"{rate:.0f}" for rate in row["each"])
-        table.add_row(name, f"{row['median']:.0f}", each)
-    Console().print(table)
+        sides = [
+            f"{side['late_server']:.1%}, {side['missed']:.1%}, {side['over_qt']['p99']:.2f}"
+            for side in row["side_by_side"]
+        ]
+        rate = row["rate_at_limit_hz"]
+        beyond = [step for step in row["steps"] if rate is None or step["rate_hz"] > rate]
+        nearest = min(beyond, key=lambda step: step["rate_hz"], default=None)
+        lowest = min(step["rate_hz"] for step in row["steps"])
+        table.add_row(
+            name, *sides,
+            f"< {lowest:.1f}" if rate is None else f"{rate:.1f}",
+            f"{nearest['late_server']:.1%} at {nearest['rate_hz']:.1f}" if nearest else "–",
+        )  # fmt: skip
+    Console(width=150).print(table)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("checkout", type=Path)
-    parser.add_argument("--quick", action="store_true", help="one seed, few requests")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--requests", type=int, default=300)
+    parser.add_argument("--quick", action="store_true", help="half the requests, four halvings")
     parser.add_argument("--out", type=Path, default=Path("bench/results/versions.json"))
     options = parser.parse_args()
-    if options.quick:
-        options.seeds, options.requests = 1, 100
+    chunk, halvings = (CHUNK_REQUESTS // 2, 4) if options.quick else (CHUNK_REQUESTS, 6)
     other = f"@{options.checkout.resolve()}"
-    names = {OURS: "this", other: "the other"}
-    steps: dict[str, list[list[dict[str, Any]]]] = {name: [] for name in names.values()}
     with tempfile.TemporaryDirectory() as name, load_process() as client:
-        folder, seeds = Path(name), range(options.seeds)
-        traces = Traces(folder, "mix", options.requests, len(os.sched_getaffinity(0)))
-        with live_server(folder / "first", other) as server:
-            traces.measure(server, seeds)
-        for seed in seeds:
-            for number, system in enumerate(names):
-                rows = climb(client, traces, folder / f"{number}-{seed}", system, seed)
-                steps[names[system]].append(rows)
-    found = {}
-    for label, runs in steps.items():
-        each = [rate_at_limit(rows) for rows in runs]
-        found[label] = {"median": statistics.median(each), "each": each, "steps": runs}
+        folder, seeds = Path(name), range(CHUNKS)
+        traces = Traces(folder, "mix", chunk, len(os.sched_getaffinity(0)))
+        with (
+            live_server(folder / "other", other) as first,
+            live_server(folder / "this", OURS) as this,
+        ):
+            traces.measure(first, seeds)
+            contenders = {"the other": Contender(first), "this": Contender(this)}
+            contenders["the other"].sent = len(records(first.database))
+            for contender in contenders.values():
+                path = traces.make(WARM_UP_RHO, 0)[1]
+                contender.sent += len(client.run(path, contender.server.target).seen)
+            found: dict[str, dict[str, Any]] = {
+                label: {"side_by_side": [], "steps": []} for label in contenders
+            }
+            for rho in SIDE_BY_SIDE:
+                for label, contender in contenders.items():
+                    row = at_rate(client, traces, contender, rho, in_full=True)
+                    found[label]["side_by_side"].append(row)
+            for label, contender in contenders.items():
+                steps = found[label]["steps"]
+
+                def passes(
+                    rho: float,
+                    contender: Contender = contender,
+                    steps: list[dict[str, Any]] = steps,
+                ) -> bool:
+                    steps.append(at_rate(client, traces, contender, rho, in_full=False))
+                    return bool(steps[-1]["late_server"] <= LIMIT)
+
+                limit_rho = bisect(passes, LOWEST, HIGHEST, halvings)
+                rates = [step["rate_hz"] for step in steps if step["rho"] == limit_rho]
+                found[label]["rate_at_limit_hz"] = statistics.fmean(rates) if rates else None
     show(found)
     content = {
         "machine": machine_facts(),
         "graphs": traces.pool.sources,
         "mean_solo_ms": statistics.fmean(solo.solo_ns for solo in traces.solo.values()) / 1e6,
-        "requests": options.requests,
         "versions": found,
     }
     options.out.write_text(json.dumps(content, indent=1) + "\n")
