@@ -225,6 +225,7 @@ def test_who_listens_to_a_lane_is_told_of_a_cancellation_before_the_run_ends(
         ticket = engine.submit(call(graph))
         answer = threads.submit(ticket.result)
         wait_for(lambda: ticket.bell is not None, "its thread to listen")
+        wait_for(trouble.running, "a running request")
         ticket.cancel()
         with pytest.raises(RequestCancelled, match="while running"):
             answer.result(PATIENCE_S)
