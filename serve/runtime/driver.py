@@ -370,14 +370,14 @@ class Driver:
             # Answers come before lessons: looking at the lanes lets go of the interpreter lock,
             # for which the threads of the requests that were just answered wait.
             lessons = len(self._ended_runs)
-            for lane_id, said in self._pool.poll(0 if lessons else self._armed_ns):
+            polled = self._pool.poll(0 if lessons else self._armed_ns)
+            overheard = [self._overheard.popleft() for _ in range(len(self._overheard))]
+            for lane_id, said in (*overheard, *polled):
                 try:
                     self._hear(lane_id, said)
                 except Exception:
                     # A bug; the server goes on with the requests it does not concern.
                     _log.exception("lane %d: message %s cannot be handled", lane_id, said)
-            while self._overheard:
-                self._hear(*self._overheard.popleft())
             with self._lock:
                 if lessons:
                     self._learn()
