@@ -16,8 +16,8 @@ work on the cores of the lanes, so the result also says which share of all cores
 
 `late_server` is what the server promises: answered within the target from arrival on. `missed` is
 what the client sees from the intended send time, transport included, with refusals and errors. For
-the late ones of the client the time beyond what the estimate assumed is summed by stage. Each one
-that our system answered late is in the result, under `late`.
+the late ones of the client the time beyond what the estimate assumed is summed by stage. The first
+`LATE_LISTED` that our system answered late are in the result, under `late`.
 
 `simulated` serves the same trace on a virtual clock, on a device as one more run at the same load,
 of our system and of a trace of its own, shows it: how far runs are off, how much slower beside
@@ -32,6 +32,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,8 @@ SYSTEMS = (OURS, "slack+rolling", "bqt+barrier", *BASELINES)
 QUICK_SYSTEMS = (OURS, "bqt+barrier", "default")
 WARM_UP_RHO = 0.4
 TRIES = 4
+#: Of each run.
+LATE_LISTED = 30
 WHO = ("lanes", "server", "client", "others")
 
 
@@ -110,7 +113,7 @@ def serve_traces(
     for trace, run, used in runs:
         row = {"system": system, "seed": seed, **summary(trace, run, kept), **used}
         if system == OURS:
-            row["late"] = list(late_ones(trace, run, kept, traces))
+            row["late"] = list(islice(late_ones(trace, run, kept, traces), LATE_LISTED))
         yield row
 
 
