@@ -11,14 +11,14 @@ from bench.live_setup import OURS, Traces
 from bench.open_loop import LoadRun
 from serve.core.fleet import make_scheduler
 from serve.core.params import LANES_PER_CORE
-from serve.core.types import Bytes, Completed, Estimate, LaneId, Nanos, QoS, Task, TaskId
+from serve.core.types import Bytes, Completed, Estimate, LaneId, Nanos
 from serve.journal import Journal
 from serve.sim.device import Offered
 from serve.sim.engine import Simulation
 from serve.sim.host import HostModel
 from serve.sim.replay import budget_of, recorded
 from serve.sim.report import summarize
-from serve.sim.workload import BASELINES, make_system
+from serve.sim.workload import BASELINES, make_system, task_of
 from serve.workload import Trace, TraceItem
 
 #: Runs next to each other in length that count as alike.
@@ -217,13 +217,5 @@ class Twin:
             Nanos(max(1, estimated_ns + solo.solo_ns - solo.run_ns)),
         )  # fmt: skip
         assert item.qos_target_us is not None
-        task = Task(
-            task_id=TaskId(number),
-            model=item.model,
-            num_nodes=item.num_nodes,
-            num_edges=item.num_edges,
-            arrived_ns=Nanos(item.offset_ns),
-            estimate=estimate,
-            qos=QoS(Nanos(item.qos_target_us * 1000)),
-        )
+        task = task_of(number, item, estimate, item.qos_target_us * 1000)
         return Offered(task, Nanos(max(1, round(run_ns))), self._before_ns, self._answer_ns)

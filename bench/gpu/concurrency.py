@@ -21,6 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import geometric_mean
 from typing import Any
 
@@ -296,7 +297,7 @@ def as_threads(result: Result, rig: Rig) -> float:
             return run_all
 
         pieces = [work(lane) for lane in lanes[:count]]
-        seconds = rig.time_s(lambda pieces=pieces: at_once(pieces), 2)  # type: ignore[misc]
+        seconds = rig.time_s(partial(at_once, pieces), 2)
         found[f"{count} lanes"] = round(1e3 * min(seconds) / 100 / count, 3)
     result.put("threads gcn medium, ms_per_task", found)
     return min(found.values())

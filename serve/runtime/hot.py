@@ -42,6 +42,10 @@ class _Kept:
     table: int = 0
     users: int = 0
 
+    def unused(self) -> bool:
+        """No lane reads from it."""
+        return not self.users
+
 
 class HotKeeper:
     """The hot rows of one process."""
@@ -93,8 +97,8 @@ class HotKeeper:
                 self._changed.wait_for(lambda: any(one.wanted for one in self._kept.values()))
                 kept = next(one for one in self._kept.values() if one.wanted)
                 wanted, kept.wanted, kept.rows = kept.wanted, None, None
-                # Bound to `kept` now: runs that use its memory end, and no others begin.
-                self._changed.wait_for(lambda one=kept: not one.users)  # type: ignore[misc]
+                # Runs that use its memory end, and no others begin.
+                self._changed.wait_for(kept.unused)
             assert wanted is not None
             table, hot, tell = wanted
             if hot is None:

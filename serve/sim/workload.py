@@ -14,7 +14,7 @@ from serve.core.policies import get_policy
 from serve.core.types import Bytes, Estimate, LaneId, Nanos, QoS, Task, TaskId
 from serve.errors import ConfigError
 from serve.sim.device import DeviceModel, Offered
-from serve.workload import Trace
+from serve.workload import Trace, TraceItem
 
 #: How a run differs from its estimate: standard deviation of the logarithm.
 RUN_SPREAD = 0.1
@@ -83,6 +83,19 @@ def mean_solo_ns(tasks: Sequence[tuple[str, int, int]], estimator: Estimator) ->
     return sum(estimator(*task).solo_ns for task in tasks) / len(tasks)
 
 
+def task_of(number: int, item: TraceItem, estimate: Estimate, target_ns: int) -> Task:
+    """The request of a trace as the scheduler sees it."""
+    return Task(
+        task_id=TaskId(number),
+        model=item.model,
+        num_nodes=item.num_nodes,
+        num_edges=item.num_edges,
+        arrived_ns=Nanos(item.offset_ns),
+        estimate=estimate,
+        qos=QoS(Nanos(target_ns)),
+    )
+
+
 def offered(
     trace: Trace,
     estimator: Estimator,
@@ -100,15 +113,7 @@ def offered(
         target_ns = int(qos_factor * estimate.solo_ns)
         if item.qos_target_us is not None:
             target_ns = item.qos_target_us * 1000
-        task = Task(
-            task_id=TaskId(number),
-            model=item.model,
-            num_nodes=item.num_nodes,
-            num_edges=item.num_edges,
-            arrived_ns=Nanos(item.offset_ns),
-            estimate=estimate,
-            qos=QoS(Nanos(target_ns)),
-        )
+        task = task_of(number, item, estimate, target_ns)
         rng = random.Random(item.seed)
         ratio = rng.choice(run_ratios) if run_ratios else rng.lognormvariate(0.0, RUN_SPREAD)
         true_ns = estimate.run_ns * ratio

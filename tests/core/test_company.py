@@ -10,7 +10,7 @@ from serve.core.policies import get_policy
 from serve.core.record import Record
 from serve.core.types import LaneId, Nanos, TaskId
 from tests.builders import MS, US, device, params, task
-from tests.core.world import World
+from tests.core.world import World, ready
 
 STRONG = (1.0, 1.6, 2.2, 2.9)
 
@@ -30,13 +30,6 @@ def start():
     yield make
     for world in worlds:
         world.finish_everything()
-
-
-def ready(world, *tasks):
-    for one in tasks:
-        world.arrive(one)
-    while world.preparing:
-        world.prepare(min(world.preparing))
 
 
 def run_of(task_id, run_ms, factor=2.0, **others):

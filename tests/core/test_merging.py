@@ -9,7 +9,7 @@ from serve.core.events import TaskCancelled, TaskFailed, TaskOverran
 from serve.core.params import SchedulerParams
 from serve.core.types import Bytes, Cancelled, Completed, FailReason, GroupId, LaneId, TaskId
 from tests.builders import MS, US, device, params, task, unions_saving
-from tests.core.world import World
+from tests.core.world import World, ready
 
 L0, L1 = LaneId(0), LaneId(1)
 T0, T1, T2 = TaskId(0), TaskId(1), TaskId(2)
@@ -30,14 +30,6 @@ def start():
     yield make
     for world in worlds:
         world.finish_everything()
-
-
-def ready(world, *tasks):
-    """All of them prepared, none launched."""
-    for one in tasks:
-        world.arrive(one)
-    while world.preparing:
-        world.prepare(min(world.preparing))
 
 
 def tolerant(task_id, **choices):

@@ -261,3 +261,11 @@ class World:
         assert self.released == self.tasks.keys(), "each task exactly one release"
         assert self.scheduler.reserved_bytes == 0
         assert self.scheduler.queued_count == self.scheduler.running_count == 0
+
+
+def ready(world, *tasks):
+    """All of them arrived and prepared."""
+    for one in tasks:
+        world.arrive(one)
+    while world.preparing:
+        world.prepare(min(world.preparing))
