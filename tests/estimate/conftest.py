@@ -1,6 +1,17 @@
 import pytest
 
 from serve.estimate.calibration import Calibration, Linear, MemoryFit, Ramp, TimeFit
+from serve.models.facts import Signature
+
+SIGNATURE = Signature(
+    num_features=32,
+    edge_dim=None,
+    num_outputs=7,
+    rows="node",
+    accepts_empty=True,
+    accepts_edgeless=True,
+    deterministic=True,
+)
 
 
 @pytest.fixture

@@ -10,18 +10,8 @@ import pytest
 
 from serve.models import cache as cache_module
 from serve.models.cache import CalibrationCache
-from serve.models.facts import Signature
 from serve.models.prune import hold, prune
-
-SIGNATURE = Signature(
-    num_features=32,
-    edge_dim=None,
-    num_outputs=7,
-    rows="node",
-    accepts_empty=True,
-    accepts_edgeless=True,
-    deterministic=True,
-)
+from tests.estimate.conftest import SIGNATURE
 
 
 @pytest.fixture

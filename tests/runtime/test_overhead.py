@@ -7,24 +7,14 @@ import pytest
 
 from serve.errors import NotReady
 from serve.estimate.estimator import ModelEstimator, Overhead
-from serve.models.facts import Signature
 from serve.obs.record import RequestRecord
 from serve.runtime import overhead as module
 from serve.runtime.overhead import LoneRequests
-from tests.estimate.conftest import calibration
+from tests.estimate.conftest import SIGNATURE, calibration
 
 __all__ = ["calibration"]
 
 BASE_NS, NS_PER_KIB = 700_000, 500
-SIGNATURE = Signature(
-    num_features=32,
-    edge_dim=None,
-    num_outputs=7,
-    rows="node",
-    accepts_empty=True,
-    accepts_edgeless=True,
-    deterministic=True,
-)
 
 
 @pytest.fixture(autouse=True)
