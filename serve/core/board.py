@@ -4,6 +4,7 @@ Disciplines read a ``Board`` and propose one move at a time; only the scheduler 
 """
 
 from collections import deque
+from collections.abc import Iterable
 from operator import attrgetter
 
 from serve.core.company import slowdown_beside
@@ -123,14 +124,15 @@ class Board:
         A run is as urgent as its most urgent member.
         """
         rank, pace = self._rank_task, self._full_pace
+        done_ns = self._work_ns + self._work_since(now_ns)
         ranked: list[Contender] = []
         apart: list[tuple[int, Key, Run | Record]] = []
-        holders: list[Run | Record] = [*self.busy.values()]
+        holders: Iterable[Run | Record] = self.busy.values()
         if joining is not None:
-            holders.append(joining)
+            holders = [*holders, joining]
         for holder in holders:
             if isinstance(holder, Run):
-                left_ns, record = self.left_ns(holder, now_ns), holder.members[0]
+                left_ns, record = _left_ns(holder, done_ns), holder.members[0]
                 if len(holder.members) > 1:
                     record = min(holder.members, key=lambda one: self.rank(one, left_ns, now_ns))
             else:
@@ -208,14 +210,7 @@ class Board:
 
     def left_ns(self, run: Run, now_ns: Nanos) -> Nanos:
         """Estimated time alone that the run still needs, always more than 0."""
-        if run.stopping:
-            return Nanos(1)
-        left_ns = run.mark_ns
-        if run.executing:
-            left_ns -= self._work_ns + self._work_since(now_ns)
-        # One that has passed its estimate may end at any moment; to give it a share of it more
-        # would make runs late that end in time (seen in simulation).
-        return Nanos(left_ns if left_ns > 0 else 1)
+        return _left_ns(run, self._work_ns + self._work_since(now_ns))
 
     def beside_ns(self, run: Run, now_ns: Nanos) -> Nanos:
         """How long others have executed beside the run, summed over them."""
@@ -266,3 +261,13 @@ class Board:
         """Work of each run that executes, since the count."""
         passed_ns = now_ns - self._at_ns
         return passed_ns if self._pace == 1.0 else int(passed_ns / self._pace)
+
+
+def _left_ns(run: Run, done_ns: int) -> Nanos:
+    """What the run still needs, when one that always executed would have done `done_ns`."""
+    if run.stopping:
+        return Nanos(1)
+    left_ns = run.mark_ns - done_ns if run.executing else run.mark_ns
+    # One that has passed its estimate may end at any moment; to give it a share of it more
+    # would make runs late that end in time (seen in simulation).
+    return Nanos(left_ns if left_ns > 0 else 1)

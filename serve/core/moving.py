@@ -88,5 +88,4 @@ def movable(scheduler: Scheduler) -> Iterator[Record]:
         if not (holds and group.active):
             yield from group.members
     if scheduler._window.replans:
-        horizon = scheduler._backlog.horizon(scheduler._horizon, scheduler._now)
-        yield from (record for record in horizon if record.group is None)
+        yield from (record for record in scheduler._planner.horizon() if record.group is None)

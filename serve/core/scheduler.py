@@ -1,8 +1,8 @@
 """The scheduler: one pure state machine that decides what is prepared and run, when and where.
 
-Covers admission, the window, planning, preparing ahead, launching, time limits, lost lanes and
-draining. Does not cover how any of it is done: drivers (the engine, the simulator, the tests)
-feed it events and carry out its commands. See ``lifecycle`` for what may happen to a task,
+Covers admission, launching, time limits, lost lanes and draining. Does not cover how any of it is
+done: drivers (the engine, the simulator, the tests) feed it events and carry out its commands. See
+``lifecycle`` for what may happen to a task, ``planner`` for when it is planned and prepared,
 ``policies`` for what is planned and ``disciplines`` for how a plan is run.
 
 Every step costs at most O(log n) in the number of pending tasks: they are kept in the policy's
@@ -52,6 +52,7 @@ from serve.core.packing import less_urgent
 from serve.core.params import SchedulerParams
 from serve.core.patience import Patience
 from serve.core.plan import Plan, PlannedGroup
+from serve.core.planner import Planner
 from serve.core.policies import get_policy
 from serve.core.record import Record, Run
 from serve.core.tasks import Tasks
@@ -59,7 +60,6 @@ from serve.core.totals import Totals
 from serve.core.types import (
     Bytes,
     Cancelled,
-    Capacity,
     Expired,
     Failed,
     FailReason,
@@ -75,9 +75,6 @@ from serve.errors import InvariantViolation
 #: A discipline that goes on beyond this goes round in circles.
 _MOVES_PER_LANE = 8
 
-#: Looked up for every task in the plan.
-_QUEUED = State.QUEUED
-
 
 class Scheduler:
     """Decides; changes only in ``handle``."""
@@ -90,18 +87,21 @@ class Scheduler:
         self._discipline = get_discipline(params.discipline)
         self._window = make_window(params.window, params.window_ns)
         self._lane_ids = frozenset(params.device.lane_ids)
-        self._horizon = params.planned_at_once
-        self._prepare_depth = params.prepare_depth
         self._plan = Plan(self._discipline.holds_groups)
         self._board = Board(params.device, self._plan, self._policy)
         self._backlog = Backlog(self._policy, sealing=not self._window.replans)
         self._totals.add_board(self._board)
         self._tasks = Tasks(self._backlog, self._plan, self._totals)
+        self._planner = Planner(
+            params,
+            self._policy,
+            self._discipline,
+            self._window,
+            self._backlog,
+            self._board,
+            self._tasks,
+        )
         self._draining = False
-        #: Lanes or budget changed: the plan was made for another device.
-        self._stale = False
-        #: The budget was lowered while tasks were pending, so some may never fit.
-        self._shrunk = False
         #: Until when an idle lane is held for a task being prepared.
         self._held_until_ns: Nanos | None = None
         self._patience = Patience(params.patience)
@@ -138,14 +138,14 @@ class Scheduler:
         self._handlers[type(event)](event)
         while (expired := tasks.expired()) is not None:
             self._give_up(expired, Expired, Expired(expired.state.label))
-        planned = self._plan_if_due()
+        planned = self._planner.plan_if_due()
         if planned or tasks.moved:
-            self._prepare_next()
+            self._planner.prepare_next()
         # To plan what is not prepared, or to prepare it, is no reason to ask the discipline.
         if tasks.moved or (planned and tasks.ready):
             while self._launch_ready():
-                planned = self._plan_if_due()
-                self._prepare_next()
+                planned = self._planner.plan_if_due()
+                self._planner.prepare_next()
                 if not planned:
                     break
             tasks.moved = False
@@ -154,7 +154,7 @@ class Scheduler:
 
     def next_wakeup(self) -> Nanos | None:
         """When a ``Tick`` is needed unless another event comes first; None: never."""
-        wake_ns = self._window_closes_ns()
+        wake_ns = self._planner.closes_ns()
         held_ns = self._held_until_ns
         if held_ns is not None and (wake_ns is None or held_ns < wake_ns):
             wake_ns = held_ns
@@ -211,7 +211,7 @@ class Scheduler:
     @property
     def prepares_at_once(self) -> bool:
         """Whether a task arriving now would be prepared now, so it may as well come prepared."""
-        return self._window.replans and not self._draining and self._is_short()
+        return self._window.replans and not self._draining and self._planner.is_short
 
     def state(self, task_id: TaskId) -> State | None:
         """Where the task stands; DONE also for a refused one, None if it never arrived."""
@@ -272,7 +272,7 @@ class Scheduler:
             record.resize(event.found)
             if record.alone:
                 record.reserve_all(self._board.ledger.budget_bytes)
-            self._fail_outgrown([record])
+            self._planner.fail_outgrown([record])
 
     def _on_prepare_failed(self, event: PrepareFailed) -> None:
         record = self._tasks.get(event.task_id, PrepareFailed)
@@ -317,7 +317,7 @@ class Scheduler:
             self._tasks.step(record, cause if record.state.answered else UnionSplit)
             record.apart = True
         # The budget may have been lowered while they ran.
-        self._fail_outgrown([r for r in run.members if r.state.pending])
+        self._planner.fail_outgrown([r for r in run.members if r.state.pending])
         return True
 
     def _on_cancelled(self, event: TaskCancelled) -> None:
@@ -334,7 +334,7 @@ class Scheduler:
         if lane_id in self._board.idle or lane_id in self._board.busy:
             raise InvariantViolation(f"lane {lane_id} is ready and was up already")
         self._board.idle.add(lane_id)
-        self._stale = True
+        self._planner.stale = True
 
     def _on_lane_lost(self, event: LaneLost) -> None:
         for lane_id in (event.lane_id, *event.others):
@@ -347,7 +347,7 @@ class Scheduler:
                     self._lose(record, lane_id)
             # A lane may also be lost while it starts, before it was ever ready.
             self._board.idle.discard(lane_id)
-        self._stale = True
+        self._planner.stale = True
 
     def _lose(self, record: Record, lane_id: LaneId) -> None:
         """The lane died under the record: it is handed over, once."""
@@ -360,20 +360,20 @@ class Scheduler:
         record.retried = True
         if record.state.pending:
             # The budget may have been lowered while it ran.
-            self._fail_outgrown([record])
+            self._planner.fail_outgrown([record])
 
     def _on_budget_changed(self, event: BudgetChanged) -> None:
         ledger = self._board.ledger
         if event.budget_bytes < ledger.budget_bytes and self._tasks.pending:
-            self._shrunk = True
+            self._planner.shrunk = True
         ledger.budget_bytes = event.budget_bytes
-        self._stale = True
+        self._planner.stale = True
         for group in list(self._plan.groups):
             if group.pinned:
                 for record in group.members:
                     if record.alone:
                         record.reserve_all(event.budget_bytes)
-                self._fail_outgrown(list(group.members))
+                self._planner.fail_outgrown(list(group.members))
 
     def _on_slowdown_changed(self, event: SlowdownChanged) -> None:
         self._board.set_slowdown(event.slowdown, self._now)
@@ -412,99 +412,7 @@ class Scheduler:
         if lane_id not in self._lane_ids:
             raise InvariantViolation(f"lane {lane_id} is not one of {sorted(self._lane_ids)}")
 
-    def _fail_outgrown(self, records: list[Record]) -> bool:
-        """Fail those that the budget can never hold; whether there were any."""
-        budget_bytes = self._board.ledger.budget_bytes
-        outgrown = [record for record in records if record.task.reserve_bytes > budget_bytes]
-        for record in outgrown:
-            message = (
-                f"needs {record.task.reserve_bytes} bytes, the device has {budget_bytes} "
-                "for tasks now"
-            )
-            self._tasks.step(record, Failed, Failed(FailReason.OUT_OF_MEMORY, message))
-        return bool(outgrown)
-
-    # Planning, preparing, launching.
-
-    def _window_closes_ns(self) -> Nanos | None:
-        if not self._window.open:
-            return None
-        return self._window.closes_ns(self._discipline.could_start(self._board))
-
-    def _plan_if_due(self) -> bool:
-        """Plan when the window has closed, when the plan runs short, or when it is stale.
-
-        Whether the plan is another one now.
-        """
-        planned = 0
-        closes_ns = self._window_closes_ns()
-        closed = closes_ns is not None and closes_ns <= self._now
-        if self._window.replans:
-            unplanned = self._backlog.plannable_count - self._plan.loose
-            if closed or (unplanned and self._is_short()) or self._stale:
-                self._plan.drop_loose()
-                planned = self._plan_next(pinned=False)
-                self._window.closed(self._now, planned)
-        else:
-            if closed:
-                self._backlog.seal()
-                self._window.closed(self._now, 0)
-            while self._plan.count < self._horizon and (added := self._plan_next(pinned=True)):
-                planned += added
-        if self._stale:
-            self._stale = False
-            self._tasks.moved = True
-        return planned > 0
-
-    def _is_short(self) -> bool:
-        """A lane or the prepare stage could take more than is planned."""
-        return self._plan.count < self._prepare_depth + self._board.free_slots
-
-    def _plan_next(self, pinned: bool) -> int:
-        """Append groups made of the backlog's horizon; how many tasks these are."""
-        backlog, now_ns = self._backlog, self._now
-        records = backlog.horizon(self._horizon, now_ns)
-        while self._shrunk and self._fail_outgrown(records):
-            records = backlog.horizon(self._horizon, now_ns)
-        if not records:
-            return 0
-        if len(records) == 1:  # as often as not, and there is nothing to decide
-            self._plan.append(records, pinned)
-        else:
-            self._append_groups(records, pinned)
-        if pinned:
-            for record in records:
-                backlog.discard(record)
-        return len(records)
-
-    def _append_groups(self, records: list[Record], pinned: bool) -> None:
-        """Append what the policy makes of the records."""
-        capacity = Capacity(self._board.ledger.budget_bytes, self._board.slots)
-        by_id = self._tasks.records
-        planned = 0
-        for group in self._policy.plan([r.task for r in records], capacity, self._now):
-            members = [by_id[task.task_id] for task in group.tasks]
-            planned += len(members)
-            self._plan.append(members, pinned)
-        if planned != len(records):
-            raise InvariantViolation(
-                f"policy {self._policy.name} planned {planned} tasks of {len(records)}"
-            )
-
-    def _prepare_next(self) -> None:
-        """Have the host prepare the tasks that launch next."""
-        if not self._plan.count:
-            return
-        quota = self._prepare_depth + self._board.free_slots
-        for group in self._plan.groups:
-            for record in group.members:
-                if quota <= 0:
-                    return
-                quota -= 1
-                if record.state is _QUEUED:
-                    self._tasks.step(record, PrepareTask)
-                    record.prepare_started_ns = self._now
-                    self._tasks.out.append(PrepareTask(record.task.task_id))
+    # Launching.
 
     def _launch_ready(self) -> bool:
         """Carry out the discipline's moves; whether there were any."""
@@ -518,16 +426,21 @@ class Scheduler:
             if isinstance(move, Wait):
                 self._held_until_ns = move.until_ns
                 return moved
+            settled = move.settles
             if isinstance(move, Suspend):
                 self._suspend(move.run)
                 move = move.favoured
             if isinstance(move, Launch):
                 for passed in move.bypassed:
                     passed.bypassed += 1
-                self._launch(move.record)
+                if not self._launch(move.record) or self._tasks.ready:
+                    settled = False
             else:
                 self._resume(move.run)
             moved = True
+            if settled:
+                self._held_until_ns = None
+                return moved
         raise InvariantViolation(f"discipline {self._discipline.name} never waits")
 
     def _suspend(self, run: Run) -> None:
@@ -542,8 +455,8 @@ class Scheduler:
         self._board.resume(run, self._now)
         self._tasks.out.append(ResumeTask(run.task_id, run.lane_id))
 
-    def _launch(self, record: Record) -> None:
-        """Launch the record, with those that join it."""
+    def _launch(self, record: Record) -> bool:
+        """Launch the record, with those that join it; whether all are ranked as before."""
         members: tuple[Record, ...] = (record,)
         estimate = record.task.estimate
         unions = self.params.unions
@@ -569,7 +482,7 @@ class Scheduler:
                 run.task_id, run.lane_id, first.group_id, first.size, run.reserve_bytes, companions
             )
         )
-        self._count_passed_over()
+        return not self._count_passed_over() and not companions
 
     def _leave_plan(self, record: Record) -> PlannedGroup:
         """The record goes onto a lane; its group, by now numbered."""
@@ -584,15 +497,17 @@ class Scheduler:
                 self._backlog.discard(member)
         return group
 
-    def _count_passed_over(self) -> None:
-        """Put the longest waiting task first once `patience` others went before it."""
+    def _count_passed_over(self) -> bool:
+        """Put the longest waiting task first once `patience` others went before it; if so, True."""
         if not self._window.replans:
-            return
+            return False
         oldest = self._patience.launched(self._backlog, self._board)
-        if oldest is not None:
-            oldest.promoted = True
-            if oldest.state.pending:
-                self._backlog.discard(oldest)
-                if oldest.group is not None:
-                    self._plan.remove(oldest, self._now)
-                self._plan.put_first(oldest)
+        if oldest is None:
+            return False
+        oldest.promoted = True
+        if oldest.state.pending:
+            self._backlog.discard(oldest)
+            if oldest.group is not None:
+                self._plan.remove(oldest, self._now)
+            self._plan.put_first(oldest)
+        return True

@@ -37,36 +37,43 @@ class Preemptive:
         """Start or resume the most urgent, in a free slot or in place of a less urgent one."""
         if not board.can_suspend:
             return next_launch(board, bypass_limit, now_ns, lanes=board.free_slots, hold=True)
-        move: Launch | Resume | Wait = next_launch(
-            board, bypass_limit, now_ns, lanes=len(board.idle), hold=False
-        )
-        if board.executing_count == len(board.busy):
-            if isinstance(move, Wait) or board.open_slots > 0:
-                return move
-        elif isinstance(move, Launch) and (
-            is_late(move.record, now_ns) or (len(board.idle) == 1 and is_demoted(move.record))
-        ):
-            move = WAIT
-        joining = move.record if isinstance(move, Launch) else None
-        waiting = [run for run in board.busy.values() if not run.executing]
-        if joining is None and len(waiting) == 1 and board.open_slots > 0:
-            return Resume(waiting[0])
-        order = board.urgent_first(joining, now_ns)
-        at = next(at for at, holder in enumerate(order) if not _executes(holder))
-        first = order[at]
-        if isinstance(first, Run):
-            move = Resume(first)
-        if isinstance(move, Wait) or board.open_slots > 0:
+        move = next_launch(board, bypass_limit, now_ns, lanes=len(board.idle), hold=False)
+        executing, open_slots = board.executing_count, board.open_slots
+        suspended = len(board.busy) - executing
+        if not suspended and (isinstance(move, Wait) or open_slots > 0):
             return move
+        joining: Record | None = None
+        if isinstance(move, Launch):
+            joining = move.record
+            if suspended and (
+                is_late(joining, now_ns) or (len(board.idle) == 1 and is_demoted(joining))
+            ):
+                joining = None
+        if joining is None and suspended == 1 and open_slots > 0:
+            return Resume(next(run for run in board.busy.values() if not run.executing))
+        order = board.urgent_first(joining, now_ns)
+        at = 0
+        while _executes(order[at]):
+            at += 1
+        first = order[at]
+        # Where the order does not change, who executes in the end are those it begins with.
+        misplaced = executing - at
+        if open_slots > 0:
+            if isinstance(first, Run):
+                return Resume(first, settles=misplaced == 0 and open_slots == 1)
+            return move
+        if misplaced == 0:
+            return WAIT
         behind = [run for run in order[at:] if isinstance(run, Run) and run.executing]
         victim = next((run for run in reversed(behind) if not run.stopping), None)
-        if victim is not None and not (
-            isinstance(move, Launch)
-            and len(board.idle) == 1
-            and (is_demoted(move.record) or can_wait(move.record, board, now_ns))
-        ):
-            return Suspend(victim, move)
-        return WAIT
+        if victim is None:
+            return WAIT
+        if isinstance(first, Run):
+            return Suspend(victim, Resume(first), settles=misplaced == 1)
+        if len(board.idle) == 1 and (is_demoted(first) or can_wait(first, board, now_ns)):
+            return WAIT
+        assert isinstance(move, Launch)
+        return Suspend(victim, move, settles=misplaced == 1)
 
 
 def _executes(holder: Run | Record) -> bool:
