@@ -43,6 +43,7 @@ class Board:
         "ledger",
         "minds_company",
         "plan",
+        "slots",
         "slowdown",
     )
 
@@ -68,6 +69,8 @@ class Board:
         #: The slowdown of those that execute now.
         self._pace = 1.0
         self._max_slots = device.slots
+        #: Tasks that may execute at once on the lanes that are up; at least 1, to plan for.
+        self.slots = 1
         #: The same when all slots execute.
         self._full_pace = slowdown_beside(device.slowdown, device.slots - 1)
         self._arrange = policy.arrange
@@ -75,12 +78,6 @@ class Board:
         #: Since when each (free slots, free memory) held. Long enough to look back over one
         #: prepare; older entries are lost, and a wait that began before them is cut short.
         self._history: deque[tuple[Nanos, int, int]] = deque(maxlen=64)
-
-    @property
-    def slots(self) -> int:
-        """Tasks that may execute at once on the lanes that are up; at least 1, to plan for."""
-        slots = min(self._max_slots, len(self.idle) + len(self.busy))
-        return slots if slots > 1 else 1
 
     @property
     def lanes_up(self) -> int:
@@ -151,6 +148,19 @@ class Board:
             order[:0] = [holder for standing, _, holder in apart if standing == _FIRST]
             order += [holder for standing, _, holder in apart if standing == _LAST]
         return order
+
+    def lane_up(self, lane_id: LaneId) -> None:
+        """The lane, which was down, can take a run."""
+        self.idle.add(lane_id)
+        self._count_slots()
+
+    def lane_down(self, lane_id: LaneId) -> None:
+        """The lane, which holds nothing, can take no run, if it could before."""
+        self.idle.discard(lane_id)
+        self._count_slots()
+
+    def _count_slots(self) -> None:
+        self.slots = max(1, min(self._max_slots, self.lanes_up))
 
     def occupy(self, members: tuple[Record, ...], estimate: Estimate, now_ns: Nanos) -> Run:
         """Give the members an idle lane together, their memory, and a slot to execute in."""

@@ -20,6 +20,8 @@ A suspended task can still finish or fail: it did so just before it was stopped.
 
 from enum import Enum
 
+import msgspec
+
 from serve.core.commands import LaunchTask, PrepareTask, ResumeTask, SuspendTask
 from serve.core.events import (
     LaneLost,
@@ -70,8 +72,6 @@ class State(Enum):
         self.executing = executing
         #: Its client has its answer.
         self.answered = answered
-        #: What it counts as for others: a move between two states alike in this entails nothing.
-        self.counts_as = pending, on_lane, answered, label == "done"
 
 
 Cause = type[object]
@@ -130,6 +130,44 @@ TRANSITIONS: dict[tuple[State, Cause], State] = {
     (State.PARKED, TaskCancelled): State.PARKED,
     (State.DONE, TaskCancelled): State.DONE,
 }
+
+
+class Move(msgspec.Struct, frozen=True):
+    """A row of the table, with what it entails read off the flags of its two states."""
+
+    after: State
+    #: Not a late event.
+    changes: bool
+    #: Tasks more, or fewer, that wait for a lane, prepared.
+    ready: int
+    #: Something may be launched after it that could not before.
+    stirs: bool
+    #: One of those below holds.
+    entails: bool
+    leaves_lane: bool
+    #: It waits no longer.
+    leaves_queue: bool
+    #: Its work is done, or will never be.
+    ends_work: bool
+    answers: bool
+    releases: bool
+
+
+def _move(before: State, after: State) -> Move:
+    worked = before.pending or before.on_lane
+    entailed = (
+        before.on_lane and not after.on_lane,
+        before.pending and not after.pending,
+        worked and not (after.pending or after.on_lane),
+        after.answered and not before.answered,
+        after is State.DONE,
+    )
+    changes = after is not before
+    ready = (after is State.READY) - (before is State.READY)
+    return Move(after, changes, ready, after is not State.PREPARING, any(entailed), *entailed)
+
+
+MOVES = {(before, cause): _move(before, after) for (before, cause), after in TRANSITIONS.items()}
 
 
 def mermaid() -> str:

@@ -136,16 +136,17 @@ class Scheduler:
         out: list[Command] = []
         tasks.out = out
         self._handlers[type(event)](event)
-        while (expired := tasks.expired()) is not None:
+        while tasks.expires_ns is not None and (expired := tasks.expired()) is not None:
             self._give_up(expired, Expired, Expired(expired.state.label))
-        planned = self._planner.plan_if_due()
+        planner = self._planner
+        planned = planner.plan_if_due()
         if planned or tasks.moved:
-            self._planner.prepare_next()
+            planner.prepare_next()
         # To plan what is not prepared, or to prepare it, is no reason to ask the discipline.
         if tasks.moved or (planned and tasks.ready):
             while self._launch_ready():
-                planned = self._planner.plan_if_due()
-                self._planner.prepare_next()
+                planned = planner.plan_if_due()
+                planner.prepare_next()
                 if not planned:
                     break
             tasks.moved = False
@@ -158,7 +159,7 @@ class Scheduler:
         held_ns = self._held_until_ns
         if held_ns is not None and (wake_ns is None or held_ns < wake_ns):
             wake_ns = held_ns
-        expires_ns = self._tasks.expires_ns()
+        expires_ns = self._tasks.expires_ns
         if expires_ns is not None and (wake_ns is None or expires_ns < wake_ns):
             wake_ns = expires_ns
         return wake_ns
@@ -333,7 +334,7 @@ class Scheduler:
         self._require_lane(lane_id)
         if lane_id in self._board.idle or lane_id in self._board.busy:
             raise InvariantViolation(f"lane {lane_id} is ready and was up already")
-        self._board.idle.add(lane_id)
+        self._board.lane_up(lane_id)
         self._planner.stale = True
 
     def _on_lane_lost(self, event: LaneLost) -> None:
@@ -346,7 +347,7 @@ class Scheduler:
                     record.apart = len(run.members) > 1
                     self._lose(record, lane_id)
             # A lane may also be lost while it starts, before it was ever ready.
-            self._board.idle.discard(lane_id)
+            self._board.lane_down(lane_id)
         self._planner.stale = True
 
     def _lose(self, record: Record, lane_id: LaneId) -> None:

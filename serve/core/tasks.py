@@ -8,16 +8,13 @@ demand, the answers and releases owed. Does not cover lanes and memory, nor why 
 from serve.core.backlog import Backlog
 from serve.core.commands import AnswerTask, Command, ReleaseTask
 from serve.core.events import TaskArrived
-from serve.core.lifecycle import TRANSITIONS, Cause, State
+from serve.core.lifecycle import MOVES, Cause, State
 from serve.core.ordered import SortedKeys
 from serve.core.plan import Plan
 from serve.core.record import Record
 from serve.core.totals import Totals
 from serve.core.types import Nanos, Outcome, TaskId
 from serve.errors import InvariantViolation
-
-#: Looked up in every step, where an Enum's members cost as much as the rest of it.
-_PREPARING, _READY, _DONE = State.PREPARING, State.READY, State.DONE
 
 
 class Tasks:
@@ -28,6 +25,7 @@ class Tasks:
         "_timers",
         "_totals",
         "backlog",
+        "expires_ns",
         "moved",
         "now_ns",
         "out",
@@ -52,6 +50,8 @@ class Tasks:
         self.ready = 0
         #: The time of the event that is being handled.
         self.now_ns = Nanos(0)
+        #: When the next time limit passes; None: none ever does.
+        self.expires_ns: Nanos | None = None
         self._plan = plan
         #: (expiry, task id) of every unanswered task with a time limit.
         self._timers = SortedKeys()
@@ -73,68 +73,60 @@ class Tasks:
         self.pending += 1
         self._totals.unanswered += 1
         self.work_ns += record.work_ns
-        if (expires_ns := task.expires_ns) is not None:
-            self._timers.add((expires_ns, task.task_id))
+        self._time(record)
 
     def take_out(self, record: Record, now_ns: Nanos) -> None:
         """The record, pending, goes to another device; to the totals it is where it was."""
         del self.records[record.task.task_id]
         self.pending -= 1
-        self.ready -= record.state is _READY
+        self.ready -= record.state is State.READY
         self.work_ns -= record.work_ns
         self.backlog.discard(record)
         if record.group is not None:
             self._plan.remove(record, now_ns)
-        if (expires_ns := record.task.expires_ns) is not None:
-            self._timers.remove((expires_ns, record.task.task_id))
+        self._untime(record)
 
     def put_in(self, record: Record) -> None:
         """The record, pending, comes from another device; its place in the plan is still open."""
         self.records[record.task.task_id] = record
         self.pending += 1
-        self.ready += record.state is _READY
+        self.ready += record.state is State.READY
         self.work_ns += record.work_ns
-        if (expires_ns := record.task.expires_ns) is not None:
-            self._timers.add((expires_ns, record.task.task_id))
+        self._time(record)
 
     def step(self, record: Record, cause: Cause, outcome: Outcome | None = None) -> None:
         """Move the record along the table, with everything the move entails."""
         task_id = record.task.task_id
         before = record.state
-        after = TRANSITIONS.get((before, cause))
-        if after is None:
+        move = MOVES.get((before, cause))
+        if move is None:
             raise self.violation(task_id, f"{cause.__name__} while {before.label}")
-        if after is before:
+        if not move.changes:
             return
-        record.state = after
+        record.state = after = move.after
         self._totals.history.add((self.now_ns, task_id, before, cause, after))
-        if after is _READY:
-            self.ready += 1
-        elif before is _READY:
-            self.ready -= 1
-        if after is not _PREPARING:
+        self.ready += move.ready
+        if move.stirs:
             self.moved = True
-        if before.counts_as == after.counts_as:
+        if not move.entails:
             return
-        if before.on_lane:
-            if not after.on_lane:
-                self._leave_lane(record)
-        elif before.pending and not after.pending:
+        if move.leaves_lane:
+            self._leave_lane(record)
+        elif move.leaves_queue:
             self.pending -= 1
             self.backlog.discard(record)
-            if after.answered and record.group is not None:
+            if move.answers and record.group is not None:
                 self._plan.remove(record, self.now_ns)
-        if (before.pending or before.on_lane) and not (after.pending or after.on_lane):
+        if move.ends_work:
             self.work_ns -= record.work_ns
             self._totals.shares.leave(record.task.tenant, record.work_ns)
             self._totals.demand.left(record.target_class, record.work_ns)
-        if after.answered and not before.answered:
+        if move.answers:
             assert outcome is not None
             self._totals.unanswered -= 1
-            if (expires_ns := record.task.expires_ns) is not None:
-                self._timers.remove((expires_ns, task_id))
+            self._untime(record)
             self.out.append(AnswerTask(task_id, outcome))
-        if after is _DONE:
+        if move.releases:
             del self.records[task_id]
             self.out.append(ReleaseTask(task_id))
 
@@ -171,15 +163,29 @@ class Tasks:
         """Unanswered tasks with a time limit."""
         return len(self._timers)
 
-    def expires_ns(self) -> Nanos | None:
-        """When the next time limit passes; None: none ever does."""
-        timer = self._timers.first()
-        return None if timer is None else Nanos(timer[0])
-
     def expired(self) -> Record | None:
         """An unanswered task whose time limit has passed, if there is one."""
+        if self.expires_ns is None or self.expires_ns > self.now_ns:
+            return None
         timer = self._timers.first()
-        return self.records[TaskId(timer[1])] if timer and timer[0] <= self.now_ns else None
+        assert timer is not None
+        return self.records[TaskId(timer[1])]
+
+    def _time(self, record: Record) -> None:
+        """Its time limit counts, if it has one."""
+        if (expires_ns := record.task.expires_ns) is not None:
+            self._timers.add((expires_ns, record.task.task_id))
+            self._look_at_timers()
+
+    def _untime(self, record: Record) -> None:
+        """Its time limit, if it has one, counts no longer."""
+        if (expires_ns := record.task.expires_ns) is not None:
+            self._timers.remove((expires_ns, record.task.task_id))
+            self._look_at_timers()
+
+    def _look_at_timers(self) -> None:
+        timer = self._timers.first()
+        self.expires_ns = None if timer is None else Nanos(timer[0])
 
     def story(self, task_id: TaskId) -> tuple[str, ...]:
         """The task's moves as far as they are remembered, one line each."""

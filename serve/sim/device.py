@@ -158,6 +158,8 @@ class SimulatedDevice:
     def _core_for(self, lane_id: LaneId) -> int:
         """Its last one, unless a lane executes there and on another none; as lanes are pinned."""
         cores = len(self.executing_on)
+        if cores == 1:
+            return 0
         core = self._core_of.get(lane_id, lane_id % cores)
         if self.executing_on[core]:
             core = next((other for other in range(cores) if not self.executing_on[other]), core)
@@ -180,19 +182,21 @@ class SimulatedDevice:
         executing = len(self._executing)
         if not executing:
             return
-        cores = len(self._pace)
+        cores, progress, paces = len(self._pace), self._progress, self._pace
         if cores == 1 and self._model.host is None:
-            self._pace[0] = 1 / self._model.slowdown_beside(executing - 1)
+            paces[0] = 1 / self._model.slowdown_beside(executing - 1)
         else:
             # Those on one core take turns: no more than one of them is beside others.
             slowdown = self._model.slowdown_beside(min(executing, cores) - 1)
             for core, share in enumerate(self._shares):
-                self._pace[core] = share / max(1, self.executing_on[core]) / slowdown
-        ends = [
-            ((run.mark - self._progress[run.core]) / self._pace[run.core], lane_id)
-            for lane_id, run in self._executing.items()
-            if self._pace[run.core] > 0
-        ]
-        if ends:
-            left_ns, lane_id = min(ends)
+                paces[core] = share / max(1, self.executing_on[core]) / slowdown
+        first: tuple[float, LaneId] | None = None
+        for lane_id, run in self._executing.items():
+            pace = paces[run.core]
+            if pace > 0:
+                end = (run.mark - progress[run.core]) / pace, lane_id
+                if first is None or end < first:
+                    first = end
+        if first is not None:
+            left_ns, lane_id = first
             self._end = self._at_ns + max(0, round(left_ns)), lane_id

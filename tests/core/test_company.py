@@ -49,7 +49,8 @@ def test_ends_of_runs_that_share_a_device():
 
 def test_expected_ends_count_the_company_that_was():
     board = Board(device(lanes=3, slowdown=(1.0, 2.0, 4.0)), Plan(False), get_policy("slack"))
-    board.idle |= {LaneId(0), LaneId(1)}
+    board.lane_up(LaneId(0))
+    board.lane_up(LaneId(1))
 
     def occupy(task_id, run_ms, at_ms):
         one = run_of(task_id, run_ms)
