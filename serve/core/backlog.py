@@ -15,19 +15,38 @@ from serve.core.types import Nanos, TaskId
 class Batch:
     """Tasks that are planned together."""
 
-    __slots__ = ("keys", "records")
+    __slots__ = ("_keys", "records")
 
     def __init__(self) -> None:
-        self.keys = SortedKeys()
         #: In order of admission.
         self.records: OrderedDict[TaskId, Record] = OrderedDict()
+        #: Sorted once there are more than are planned at a time, until the batch is empty.
+        self._keys: SortedKeys | None = None
+
+    def add(self, record: Record) -> None:
+        """The record joins."""
+        self.records[record.task.task_id] = record
+        if self._keys is not None:
+            self._keys.add(record.key)
+
+    def remove(self, record: Record) -> None:
+        """The record, which is in, leaves."""
+        del self.records[record.task.task_id]
+        if self._keys is not None:
+            self._keys.remove(record.key)
+            if not self.records:
+                self._keys = None
 
     def horizon(self, policy: Policy, limit: int, now_ns: Nanos) -> list[Record]:
         """All tasks, or the `limit` the policy picks, the longest waiting always among them."""
         records = self.records
         if len(records) <= limit:
             return list(records.values())
-        picked = policy.horizon(self.keys, limit, now_ns)
+        if self._keys is None:
+            self._keys = SortedKeys()
+            for record in records.values():
+                self._keys.add(record.key)
+        picked = policy.horizon(self._keys, limit, now_ns)
         chosen = [records[TaskId(key[-1])] for key in picked]
         oldest = next(iter(records.values()))
         if oldest not in chosen:
@@ -38,7 +57,7 @@ class Batch:
 class Backlog:
     """Every pending task that has no fixed place in the plan."""
 
-    __slots__ = ("_batches", "_homes", "_policy", "_sealing", "sealed_count")
+    __slots__ = ("_batches", "_homes", "_policy", "_sealing", "plannable_count")
 
     def __init__(self, policy: Policy, sealing: bool) -> None:
         self._policy = policy
@@ -47,8 +66,8 @@ class Backlog:
         #: Sealed ones in order, then the one that arrivals join.
         self._batches: deque[Batch] = deque([Batch()])
         self._homes: dict[TaskId, Batch] = {}
-        #: Tasks in sealed batches.
-        self.sealed_count = 0
+        #: Tasks that may be planned now.
+        self.plannable_count = 0
 
     def __len__(self) -> int:
         return len(self._homes)
@@ -56,29 +75,24 @@ class Backlog:
     def __contains__(self, task_id: TaskId) -> bool:
         return task_id in self._homes
 
-    @property
-    def plannable_count(self) -> int:
-        """Tasks that may be planned now."""
-        return self.sealed_count if self._sealing else len(self._homes)
-
     def add(self, record: Record) -> None:
         """The record joins the open batch."""
-        task_id = record.task.task_id
         batch = self._batches[-1]
-        batch.keys.add(record.key)
-        batch.records[task_id] = record
-        self._homes[task_id] = batch
+        batch.add(record)
+        self._homes[record.task.task_id] = batch
+        if not self._sealing:
+            self.plannable_count += 1
 
     def discard(self, record: Record) -> None:
         """Take the record out if it is in."""
-        task_id = record.task.task_id
-        batch = self._homes.pop(task_id, None)
+        batch = self._homes.pop(record.task.task_id, None)
         if batch is None:
             return
-        batch.keys.remove(record.key)
-        del batch.records[task_id]
-        if batch is not self._batches[-1]:
-            self.sealed_count -= 1
+        batch.remove(record)
+        if not self._sealing:
+            self.plannable_count -= 1
+        elif batch is not self._batches[-1]:
+            self.plannable_count -= 1
             if not batch.records:
                 self._batches.remove(batch)
 
@@ -86,7 +100,7 @@ class Backlog:
         """The open batch is complete; what arrives from now on joins the next."""
         opened = self._batches[-1]
         if self._sealing and opened.records:
-            self.sealed_count += len(opened.records)
+            self.plannable_count += len(opened.records)
             self._batches.append(Batch())
 
     def oldest(self) -> Record | None:

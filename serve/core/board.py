@@ -263,6 +263,8 @@ class Board:
 
     def _advance(self, now_ns: Nanos) -> None:
         """Count up to now at the pace so far; who executes is about to change."""
+        if now_ns == self._at_ns:
+            return
         self._work_ns += self._work_since(now_ns)
         self._beside_ns += max(0, self.executing_count - 1) * (now_ns - self._at_ns)
         self._at_ns = now_ns

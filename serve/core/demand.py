@@ -30,23 +30,28 @@ def target_class(target_ns: Nanos) -> int:
 
 
 class WorkByTarget:
-    """Sums of work by target class, and by octave, so that a sum up to a class adds up few."""
+    """Sums of work by target class, in at most nine steps each: a Fenwick tree."""
 
-    __slots__ = ("_classes", "_octaves")
+    __slots__ = ("_sums",)
 
     def __init__(self) -> None:
-        self._classes = [0] * (_CLASSES + 1)
-        self._octaves = [0] * ((_CLASSES >> _FINE_BITS) + 1)
+        self._sums = [0] * (_CLASSES + 1)
 
     def add(self, at: int, work_ns: int) -> None:
         """Count work of class `at`."""
-        self._classes[at] += work_ns
-        self._octaves[at >> _FINE_BITS] += work_ns
+        sums = self._sums
+        while at <= _CLASSES:
+            sums[at] += work_ns
+            at += at & -at
 
     def up_to(self, at: int) -> int:
         """All work counted so far of classes up to `at`."""
-        octave = at >> _FINE_BITS
-        return sum(self._octaves[:octave]) + sum(self._classes[octave << _FINE_BITS : at + 1])
+        sums = self._sums
+        total = 0
+        while at:
+            total += sums[at]
+            at &= at - 1
+        return total
 
 
 class Demand:

@@ -61,6 +61,8 @@ def _counters(scheduler: "Scheduler") -> None:
     records = scheduler._tasks.records.values()
     _require(all(r.state is not State.DONE for r in records), "tasks that are done are forgotten")
     _require(scheduler._tasks.pending == sum(r.state.pending for r in records), "pending count")
+    queued = sum(r.state is State.QUEUED for r in records)
+    _require(scheduler._tasks.queued == queued, "queued count")
     _require(scheduler._tasks.ready == sum(r.state is State.READY for r in records), "ready count")
     work_ns = sum(r.work_ns for r in records if r.state.pending or r.state.on_lane)
     _require(scheduler._tasks.work_ns == work_ns, "work is that of tasks pending or on lanes")

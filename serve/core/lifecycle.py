@@ -138,7 +138,8 @@ class Move(msgspec.Struct, frozen=True):
     after: State
     #: Not a late event.
     changes: bool
-    #: Tasks more, or fewer, that wait for a lane, prepared.
+    #: Tasks more, or fewer, that are to be prepared; that wait for a lane, prepared.
+    queued: int
     ready: int
     #: Something may be launched after it that could not before.
     stirs: bool
@@ -162,9 +163,9 @@ def _move(before: State, after: State) -> Move:
         after.answered and not before.answered,
         after is State.DONE,
     )
-    changes = after is not before
-    ready = (after is State.READY) - (before is State.READY)
-    return Move(after, changes, ready, after is not State.PREPARING, any(entailed), *entailed)
+    queued, ready = ((after is state) - (before is state) for state in (State.QUEUED, State.READY))
+    stirs = after is not State.PREPARING
+    return Move(after, after is not before, queued, ready, stirs, any(entailed), *entailed)
 
 
 MOVES = {(before, cause): _move(before, after) for (before, cause), after in TRANSITIONS.items()}

@@ -45,6 +45,8 @@ class Plan:
 
     def drop_loose(self) -> None:
         """Forget the loose groups; their members are planned anew."""
+        if not self.loose:
+            return
         kept = []
         for group in self.groups:
             if group.pinned:

@@ -140,7 +140,7 @@ class Scheduler:
             self._give_up(expired, Expired, Expired(expired.state.label))
         planner = self._planner
         planned = planner.plan_if_due()
-        if planned or tasks.moved:
+        if tasks.queued and (planned or tasks.moved):
             planner.prepare_next()
         # To plan what is not prepared, or to prepare it, is no reason to ask the discipline.
         if tasks.moved or (planned and tasks.ready):
@@ -155,7 +155,7 @@ class Scheduler:
 
     def next_wakeup(self) -> Nanos | None:
         """When a ``Tick`` is needed unless another event comes first; None: never."""
-        wake_ns = self._planner.closes_ns()
+        wake_ns = self._planner.closes_ns() if self._window.open else None
         held_ns = self._held_until_ns
         if held_ns is not None and (wake_ns is None or held_ns < wake_ns):
             wake_ns = held_ns
@@ -470,12 +470,13 @@ class Scheduler:
                 most=self.params.most_merged,
                 own_group=self._discipline.holds_groups,
             )
-        groups = [self._leave_plan(member) for member in members]
+        first = self._leave_plan(record)
+        for member in members[1:]:
+            self._leave_plan(member)
         run = self._board.occupy(members, estimate, self._now)
         for member in members:
             member.run = run
             member.attempt += 1
-        first = groups[0]
         assert first.group_id is not None
         companions = tuple(member.task.task_id for member in members[1:])
         self._tasks.out.append(

@@ -28,10 +28,13 @@ class Shares:
 
     def asks(self, tenant: str) -> None:
         """A request of the tenant arrived, whether or not it will be admitted."""
-        self._recent.append(tenant)
+        recent = self._recent
+        recent.append(tenant)
+        gone = recent.popleft() if len(recent) > RECENT else None
+        if gone == tenant:
+            return
         self._lately[tenant] += 1
-        if len(self._recent) > RECENT:
-            gone = self._recent.popleft()
+        if gone is not None:
             self._lately[gone] -= 1
             if not self._lately[gone]:
                 del self._lately[gone]

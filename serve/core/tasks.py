@@ -22,6 +22,7 @@ class Tasks:
 
     __slots__ = (
         "_plan",
+        "_remember",
         "_timers",
         "_totals",
         "backlog",
@@ -30,6 +31,7 @@ class Tasks:
         "now_ns",
         "out",
         "pending",
+        "queued",
         "ready",
         "records",
         "work_ns",
@@ -46,6 +48,8 @@ class Tasks:
         self.out: list[Command] = []
         #: A task moved, or may be launched for another reason, since this was set to False.
         self.moved = False
+        #: Tasks to be prepared.
+        self.queued = 0
         #: Tasks that wait for a lane, prepared.
         self.ready = 0
         #: The time of the event that is being handled.
@@ -56,6 +60,7 @@ class Tasks:
         #: (expiry, task id) of every unanswered task with a time limit.
         self._timers = SortedKeys()
         self._totals = totals
+        self._remember = totals.history.add
 
     def seen(self, task_id: TaskId) -> None:
         """The task arrived; raises InvariantViolation when it is there already."""
@@ -67,10 +72,11 @@ class Tasks:
         """The task is accepted and waits to be planned."""
         task = record.task
         self.records[task.task_id] = record
-        self._totals.history.add((self.now_ns, task.task_id, None, TaskArrived, record.state))
+        self._remember((self.now_ns, task.task_id, None, TaskArrived, record.state))
         self.backlog.add(record)
         self._totals.shares.enter(task.tenant, record.work_ns)
         self.pending += 1
+        self.queued += 1
         self._totals.unanswered += 1
         self.work_ns += record.work_ns
         self._time(record)
@@ -79,6 +85,7 @@ class Tasks:
         """The record, pending, goes to another device; to the totals it is where it was."""
         del self.records[record.task.task_id]
         self.pending -= 1
+        self.queued -= record.state is State.QUEUED
         self.ready -= record.state is State.READY
         self.work_ns -= record.work_ns
         self.backlog.discard(record)
@@ -90,6 +97,7 @@ class Tasks:
         """The record, pending, comes from another device; its place in the plan is still open."""
         self.records[record.task.task_id] = record
         self.pending += 1
+        self.queued += record.state is State.QUEUED
         self.ready += record.state is State.READY
         self.work_ns += record.work_ns
         self._time(record)
@@ -104,7 +112,8 @@ class Tasks:
         if not move.changes:
             return
         record.state = after = move.after
-        self._totals.history.add((self.now_ns, task_id, before, cause, after))
+        self._remember((self.now_ns, task_id, before, cause, after))
+        self.queued += move.queued
         self.ready += move.ready
         if move.stirs:
             self.moved = True

@@ -94,6 +94,8 @@ class SimulatedDevice:
         self._shares = (1.0,) * cores
         #: Where each lane was pinned last.
         self._core_of: dict[LaneId, int] = {}
+        #: Pace of each of 1, 2, 3, … that execute on one core.
+        self._together = [1 / slowdown for slowdown in model.slowdown]
         self._launch_ns = model.switch_ns if model.launch_ns is None else model.launch_ns
 
     def launch(self, lane_id: LaneId, task_id: TaskId, run_ns: int, now_ns: int) -> None:
@@ -184,7 +186,7 @@ class SimulatedDevice:
             return
         cores, progress, paces = len(self._pace), self._progress, self._pace
         if cores == 1 and self._model.host is None:
-            paces[0] = 1 / self._model.slowdown_beside(executing - 1)
+            paces[0] = self._together[min(executing, len(self._together)) - 1]
         else:
             # Those on one core take turns: no more than one of them is beside others.
             slowdown = self._model.slowdown_beside(min(executing, cores) - 1)

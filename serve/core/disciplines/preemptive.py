@@ -50,7 +50,8 @@ class Preemptive:
             ):
                 joining = None
         if joining is None and suspended == 1 and open_slots > 0:
-            return Resume(next(run for run in board.busy.values() if not run.executing))
+            run = next(run for run in board.busy.values() if not run.executing)
+            return Resume(run, settles=isinstance(move, Wait))
         order = board.urgent_first(joining, now_ns)
         at = 0
         while _executes(order[at]):
