@@ -1,20 +1,26 @@
-"""How long a bare gRPC echo takes: synchronous server, asyncio server, asyncio on uvloop.
+"""What a bare gRPC echo takes: synchronous server with Python's threads and ours, asyncio, uvloop.
 
     python -m bench.grpc_echo [--repeats N]
 
-One server process each, asked in turn by one client, so that a drift of the machine's speed meets
-all alike. Writes bench/results/grpc_echo.json. uvloop is left out where it is not installed.
+One server process each, asked in turn by one client, a block of calls each, so that a drift of the
+machine's speed meets all alike. Told are the latency, and by the kernel's account what the server
+took of processors and how often its threads went to sleep. Writes bench/results/grpc_echo.json.
+uvloop is left out where it is not installed.
 """
 
 import argparse
 import asyncio
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from concurrent import futures
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import grpc
@@ -23,10 +29,13 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.machine import machine_facts
+from bench.processor import handovers, processor_ns
+from serve.rpc.threads import CallThreads
 from serve.wire import INFER_METHOD, encode_response
 
 SIZES_BYTES = (10_000, 100_000, 400_000, 4_000_000)
 ANSWER = bytes(28_000)
+ROUNDS = 5
 OPTIONS = [("grpc.max_receive_message_length", 128 << 20)]
 RESULT = Path(__file__).parent / "results" / "grpc_echo.json"
 
@@ -36,9 +45,12 @@ def handlers(method: Any) -> tuple[grpc.GenericRpcHandler]:
     return (grpc.method_handlers_generic_handler("Echo", {"Call": echo}),)
 
 
-def serve_threads(method: Any = None) -> None:
-    """With `method` under the standard's name too, where a client that reads answers can ask."""
-    server = grpc.server(futures.ThreadPoolExecutor(8), options=OPTIONS)
+def serve_threads(method: Any = None, pool: Any = None) -> None:
+    """With `method` under the standard's name too, where a client that reads answers can ask.
+
+    `pool`: of the threads that serve; None: Python's own.
+    """
+    server = grpc.server(pool or futures.ThreadPoolExecutor(8), options=OPTIONS)
     server.add_generic_rpc_handlers(handlers(lambda message, context: ANSWER))
     if method is not None:
         _, service, name = INFER_METHOD.split("/")
@@ -64,6 +76,9 @@ def serve(kind: str) -> None:
     if kind == "threads":
         serve_threads()
         return
+    if kind == "ours":
+        serve_threads(pool=CallThreads(8, "rpc"))
+        return
     if kind == "infer":
         answer = encode_response("echo", {"output": np.frombuffer(ANSWER, np.float32)})
         serve_threads(lambda message, context: answer)
@@ -77,13 +92,14 @@ def serve(kind: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=400)
+    parser.add_argument("--repeats", type=int, default=80, help="calls of a block")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:
         serve(arguments.serve)
         return
-    kinds = ["threads", "asyncio"] + ["uvloop"] * (importlib.util.find_spec("uvloop") is not None)
+    kinds = ["threads", "ours", "asyncio"]
+    kinds += ["uvloop"] * (importlib.util.find_spec("uvloop") is not None)
     processes = {kind: start_server(kind) for kind in kinds}
     try:
         result = measure(processes, arguments.repeats)
@@ -91,7 +107,8 @@ def main() -> None:
         for process in processes.values():
             process.kill()
             process.wait()
-    RESULT.write_text(json.dumps({"machine": machine_facts(), "echo_us": result}, indent=1) + "\n")
+    content = {"machine": machine_facts(), "load": os.getloadavg(), "echo": result}
+    RESULT.write_text(json.dumps(content, indent=1) + "\n")
     show(result)
 
 
@@ -116,33 +133,56 @@ def echo_port(server: "subprocess.Popen[str]") -> int:
 def measure(
     processes: "dict[str, subprocess.Popen[str]]", repeats: int
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """{size: {kind: {p50, p99}}} in microseconds."""
+    """{size: {kind: {p50, p99, server, handovers}}}, times in microseconds a call."""
     calls = {kind: echo_call(process) for kind, process in processes.items()}
     result = {}
     for size_bytes in SIZES_BYTES:
         message = bytes(size_bytes)
-        times: dict[str, list[int]] = {kind: [] for kind in calls}
-        for _ in range(repeats):
+        blocks: dict[str, list[dict[str, Any]]] = {kind: [] for kind in calls}
+        for number in range(-1, ROUNDS):
             for kind, call in calls.items():
-                started_ns = time.perf_counter_ns()
-                call(message)
-                times[kind].append(time.perf_counter_ns() - started_ns)
-        result[str(size_bytes)] = {
-            kind: {
-                f"p{q}": round(float(np.percentile(taken[repeats // 10 :], q)) / 1e3, 1)
-                for q in (50, 99)
-            }
-            for kind, taken in times.items()
-        }
+                block = _block(partial(call, message), processes[kind].pid, repeats)
+                if number >= 0:
+                    blocks[kind].append(block)
+        result[str(size_bytes)] = {kind: _summary(found) for kind, found in blocks.items()}
     return result
 
 
+def _block(call: Callable[[], object], pid: int, repeats: int) -> dict[str, Any]:
+    """So many calls, one after the other."""
+    taken_ns = []
+    before = processor_ns(pid), handovers(pid)
+    for _ in range(repeats):
+        started_ns = time.perf_counter_ns()
+        call()
+        taken_ns.append(time.perf_counter_ns() - started_ns)
+    return {
+        "taken_ns": taken_ns,
+        "server": (processor_ns(pid) - before[0]) / repeats / 1e3,
+        "handovers": (handovers(pid) - before[1]) / repeats,
+    }
+
+
+def _summary(blocks: Sequence[dict[str, Any]]) -> dict[str, float]:
+    taken_us = np.concatenate([block["taken_ns"] for block in blocks]) / 1e3
+    p50, p99 = np.percentile(taken_us, (50, 99))
+    found = {"p50": float(p50), "p99": float(p99)}
+    for name in ("server", "handovers"):
+        found[name] = median(block[name] for block in blocks)
+    return {name: round(value, 1) for name, value in found.items()}
+
+
 def show(result: dict[str, dict[str, dict[str, float]]]) -> None:
-    table = Table("request", *next(iter(result.values())), title="gRPC echo, p50 (p99), µs")
+    kinds = next(iter(result.values()))
+    table = Table("request", *kinds, title="gRPC echo: p50 (p99); server, µs; hand-overs")
     for size, row in result.items():
-        cells = (f"{cell['p50']:,.0f} ({cell['p99']:,.0f})" for cell in row.values())
+        cells = (
+            f"{cell['p50']:,.0f} ({cell['p99']:,.0f}); "
+            f"{cell['server']:,.0f}; {cell['handovers']:.1f}"
+            for cell in row.values()
+        )
         table.add_row(f"{int(size):,} B", *cells)
-    Console().print(table)
+    Console(width=120).print(table)
 
 
 if __name__ == "__main__":

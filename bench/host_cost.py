@@ -32,7 +32,7 @@ from bench.live_late import STAGES, stages
 from bench.live_setup import OURS, Traces, live_server
 from bench.machine import machine_facts
 from bench.open_loop import LoadProcess, LoadRun, load_process
-from bench.request_cost import processor_ns
+from bench.processor import handovers, processor_ns
 from bench.solo import records
 from serve.workload import Trace
 from tests.harness import ServerProcess
@@ -145,18 +145,6 @@ def kept_rows(server: ServerProcess, uids: set[str]) -> dict[str, dict[str, Any]
     while not uids <= (kept := records(server.database)).keys() and time.monotonic() < give_up:
         time.sleep(0.1)
     return kept
-
-
-def handovers(pid: int) -> int:
-    """How often threads of the process gave up their core to wait."""
-    count = 0
-    for thread in Path(f"/proc/{pid}/task").iterdir():
-        try:
-            text = (thread / "status").read_text()
-        except FileNotFoundError:
-            continue  # it ended meanwhile
-        count += int(text.rpartition("\nvoluntary_ctxt_switches:")[2].split()[0])
-    return count
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:

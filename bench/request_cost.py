@@ -28,6 +28,7 @@ from rich.table import Table
 
 from bench.grpc_echo import echo_call, start_server
 from bench.machine import machine_facts
+from bench.processor import processor_ns
 from bench.transport import (
     EDGES_PER_NODE,
     FANOUT,
@@ -137,17 +138,6 @@ def _rounds(ways: dict[str, Way], repeats: int) -> dict[str, list[tuple[float, f
             if number >= 0:
                 taken[name].append(found)
     return taken
-
-
-def processor_ns(pid: int) -> int:
-    """Time that the threads of the process have had on processors; without its children."""
-    total_ns = 0
-    for thread in Path(f"/proc/{pid}/task").iterdir():
-        try:
-            total_ns += int((thread / "schedstat").read_text().split()[0])
-        except FileNotFoundError:
-            continue  # it ended meanwhile
-    return total_ns
 
 
 def _summary(taken: dict[str, list[tuple[float, float]]]) -> dict[str, dict[str, float]]:

@@ -23,6 +23,7 @@ from serve.rpc import own, service
 from serve.rpc.gate import Gate
 from serve.rpc.handlers import service_handler
 from serve.rpc.health import Health
+from serve.rpc.threads import CallThreads
 from serve.runtime.api import Inference
 from serve.runtime.clock import now_ns
 from serve.runtime.overhead import Arrays, Send
@@ -77,9 +78,7 @@ class Server:
         self._max_message_bytes = max_message_bytes
         self._gate = Gate()
         # Tenants within their share enter a full queue too, so up to twice as many may wait.
-        self._threads = ThreadPoolExecutor(
-            2 * max_queue + _MAX_STREAMS + _SPARE_THREADS, thread_name_prefix="rpc"
-        )
+        self._threads = CallThreads(2 * max_queue + _MAX_STREAMS + _SPARE_THREADS, "rpc")
         self._stream_threads = ThreadPoolExecutor(
             2 * max_queue + _SPARE_THREADS, thread_name_prefix="rpc-stream"
         )
@@ -92,7 +91,10 @@ class Server:
             Regions(offered=shared_memory),
         )
         self._health = Health(self._inference, engine.models, engine.served)
-        self._server = grpc.server(self._threads, options=_options(max_message_bytes))
+        self._server = grpc.server(
+            self._threads,  # type: ignore[arg-type]  # no more than an Executor is asked of it
+            options=_options(max_message_bytes),
+        )
         self._server.add_generic_rpc_handlers(
             (
                 service_handler(service.NAME, self._inference, service.AS_BYTES),
