@@ -1,4 +1,4 @@
-"""The tables of docs/scheduling.md on live runs, from what ``bench.live`` wrote.
+"""The tables of docs/scheduling.md on live runs, from what ``bench.live``, ``bench.wakeups`` wrote.
 
     python -m bench.live_table
 
@@ -57,11 +57,25 @@ def _cell(row: dict[str, Any]) -> str:
     return f"{live:.1%}{spread}, {simulated:.1%}, {client:.1%}".replace("%", " %")
 
 
+def wakeups(content: dict[str, Any]) -> str:
+    """Markdown: how long the server waits for a core, a row for each niceness of the lane there."""
+    rows = content["rows"]
+    percent = [name[1:-3] for name in rows[0] if name.startswith("p") and name.endswith("_us")]
+    lines = [
+        [
+            "no lane there" if row["niceness"] is None else str(row["niceness"]),
+            *(f"{row[f'p{q}_us'] / 1000:.2f} ms" for q in percent),
+        ]
+        for row in rows
+    ]
+    return markdown(["niceness of the lane", *(f"{q} %" for q in percent)], lines)
+
+
 def written_into(page: str) -> str:
     """The page with the tables of today's results."""
     for marker, name in BENCHES.items():
         page = placed(page, marker, section(result(name)))
-    return page
+    return placed(page, "wakeups", wakeups(result("wakeups")))
 
 
 def main() -> None:

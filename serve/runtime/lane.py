@@ -67,8 +67,9 @@ _TORCH_DTYPES = {"float32": torch.float32, "int64": torch.int64, "int32": torch.
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 #: Lanes compute for milliseconds, the main process acts for microseconds: it must not wait for
-#: them when they share a core, with work for other lanes in its hands.
-_NICENESS = 5
+#: them when they share a core, with work for other lanes in its hands. Less nice, they make it wait
+#: for a tick of the kernel, 4 ms, again and again (bench/wakeups.py).
+_NICENESS = 19
 #: Nodes and edges of the graphs a model is run on before it serves. A large one among them: what
 #: libraries keep from their first run of that kind would count against the first request's limit.
 _WARM_UP_SIZES = ((16, 48), (256, 1024), (2048, 20_480), (16, 48))
