@@ -40,7 +40,17 @@ from serve.core.events import (
 )
 from serve.core.fleet import make_scheduler
 from serve.core.params import SchedulerParams
-from serve.core.types import Completed, FailReason, LaneId, Nanos, QoS, Sized, Task, TaskId
+from serve.core.types import (
+    Completed,
+    FailReason,
+    LaneId,
+    Nanos,
+    Outcome,
+    QoS,
+    Sized,
+    Task,
+    TaskId,
+)
 from serve.errors import InvalidInput
 from serve.obs.journal import JournalWriter
 from serve.obs.record import RequestRecord
@@ -48,7 +58,7 @@ from serve.runtime import clock
 from serve.runtime.api import InferCall
 from serve.runtime.graphs import NodeRequest
 from serve.runtime.interference import is_news
-from serve.runtime.launch import Launch
+from serve.runtime.launch import Launch, Lesson
 from serve.runtime.messages import (
     HotHeld,
     ModelFailed,
@@ -67,6 +77,9 @@ from serve.runtime.ticket import RequestTicket
 
 _log = logging.getLogger(__name__)
 
+#: Runs that ended are learned from so many at a time, as long as nobody asks for more: one lesson
+#: by itself finds all it needs out of the caches.
+_LESSONS = 8
 _TO_LANES = (LaunchTask, SuspendTask, ResumeTask, StopTask)
 
 
@@ -112,8 +125,8 @@ class Driver:
         self._task_ids = itertools.count(1)
         #: When the driver's thread looks at the clock at the latest; None: when something happens.
         self._armed_ns: int | None = None
-        #: Runs that ended, until they are learned from.
-        self._ended_runs: deque[tuple[Launch, Completed]] = deque()
+        #: Of runs that ended.
+        self._lessons: list[Lesson] = []
         #: By number of co-runners, as the scheduler knows it.
         self._slowdown = params.device.slowdown
         self._lanes_ready: set[LaneId] = set()
@@ -274,11 +287,16 @@ class Driver:
         # Not again where nothing was heard: a lane that is gone would say so over and over.
         return said is not None
 
-    def unhold(self, ticket: RequestTicket) -> None:
-        """The serving thread is done with the ticket's buffers."""
+    def unhold(self, ticket: RequestTicket, outcome: Outcome | None) -> None:
+        """The serving thread is done with the ticket's buffers; how it ended, if it was told."""
         with self._lock:
-            self._learn()
             self._unhold(ticket)
+            if isinstance(outcome, Completed) and ticket.run is not None:
+                lesson = ticket.run.lesson(outcome)
+                if lesson is not None:
+                    self._lessons.append(lesson)
+            if len(self._lessons) >= (_LESSONS if self.serving else 1):
+                self._learn()
             entry = ticket.entry
             entry.inflight -= 1
             if entry.retired and entry.inflight == 0:
@@ -348,8 +366,6 @@ class Driver:
                 self._pool.stop_run(lane_id, task_id)
             case AnswerTask(_, outcome):
                 ticket.command_answer(outcome)
-                if isinstance(outcome, Completed) and ticket.run is not None:
-                    self._ended_runs.append((ticket.run, outcome))
             case ReleaseTask():
                 del self._tickets[command.task_id]
                 if ticket is self._newest:
@@ -367,10 +383,7 @@ class Driver:
 
     def _listen(self) -> None:
         while not self._stopping:
-            # Answers come before lessons: looking at the lanes lets go of the interpreter lock,
-            # for which the threads of the requests that were just answered wait.
-            lessons = len(self._ended_runs)
-            polled = self._pool.poll(0 if lessons else self._armed_ns)
+            polled = self._pool.poll(self._armed_ns)
             overheard = [self._overheard.popleft() for _ in range(len(self._overheard))]
             for lane_id, said in (*overheard, *polled):
                 try:
@@ -379,18 +392,20 @@ class Driver:
                     # A bug; the server goes on with the requests it does not concern.
                     _log.exception("lane %d: message %s cannot be handled", lane_id, said)
             with self._lock:
-                if lessons:
-                    self._learn()
                 self._keep_time()
 
+    def learn(self) -> None:
+        """Correct the estimates by all runs that ended. Any thread."""
+        if self._lessons:
+            with self._lock:
+                self._learn()
+
     def _learn(self) -> None:
-        """Correct the estimates by the runs that ended. Under the lock."""
-        if not self._ended_runs:
-            return
-        while self._ended_runs:
-            run, outcome = self._ended_runs.popleft()
+        """Under the lock."""
+        lessons, self._lessons = self._lessons, []
+        for lesson in lessons:
             try:
-                run.learn(outcome)
+                lesson()
             except Exception:
                 # A bug, which no thread that serves must end for.
                 _log.exception("a run that ended cannot be learned from")

@@ -387,7 +387,8 @@ class Engine:
     # --- what was learned, and how it stands --------------------------------------------
 
     def learn(self, record: RequestRecord) -> None:
-        """Correct what a request takes alone; for the sink's thread, not the answer's."""
+        """Correct what requests take; for the sink's thread, not the answer's."""
+        self.driver.learn()
         if record.graph:
             # Sampling is learned by itself; which nodes are asked for most, beside.
             if self._graphs.reconsider(record.graph):

@@ -3,7 +3,8 @@
 Belongs to the driver's lock, like the tickets.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeGuard
 
 from serve.core.types import Bytes, Completed, LaneId, Nanos, Usage
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 _RUN_LIMIT_FACTOR = 200
 _RUN_LIMIT_LEAST_NS = 60_000_000_000
 
+#: Has a run correct the estimates; keeps nothing of its requests.
+Lesson = Callable[[], None]
 
 #: The packets of a launch and of its end, at least; most of it is the lane waking up.
 LAUNCH_NS = Nanos(30_000)
@@ -71,13 +74,12 @@ class Launch:
         held = None if said.held_bytes is None else Bytes(said.held_bytes + staged)
         return Usage(Nanos(said.run_ns), peak, held)
 
-    def learn(self, outcome: Completed) -> None:
-        """Have the run, of which a request was answered so, correct the estimates, once."""
+    def lesson(self, outcome: Completed) -> Lesson | None:
+        """What corrects the estimates by the run, of which a request was answered so; once."""
         if self._learned:
-            return
+            return None
         self._learned = True
-        estimator, usage = self.entry.estimator, outcome.usage
-        when = outcome.timeline
+        usage, when = outcome.usage, outcome.timeline
         executed_ns = when.finished_ns - when.launched_ns - when.suspended_ns
         run_ns = usage.run_ns - when.suspended_ns
         beside = when.beside_ns / max(1, executed_ns)
@@ -90,7 +92,8 @@ class Launch:
             spared_bytes = self.tickets[0].spared_bytes
             peak_bytes += spared_bytes
             held_bytes = None if held_bytes is None else held_bytes + spared_bytes
-        estimator.observe_union(self._sizes, run_ns, peak_bytes, held_bytes, beside, num_loops)
+        observe = self.entry.estimator.observe_union
+        return partial(observe, self._sizes, run_ns, peak_bytes, held_bytes, beside, num_loops)
 
     def share_bytes(self, ticket: "RequestTicket", peak_bytes: int | None) -> int | None:
         """The ticket's share of the run's peak, by what each would need alone."""

@@ -91,6 +91,7 @@ class RequestTicket:
 
     def result(self) -> InferResult:
         """See ``api.Ticket``."""
+        outcome = None
         try:
             while (outcome := self._word()) is None:
                 self._prepare()
@@ -99,7 +100,7 @@ class RequestTicket:
             self._driver.keep(self.task, record)
         finally:
             # Last: whoever put the outcome may still hold the lock that this takes.
-            self._driver.unhold(self)
+            self._driver.unhold(self, outcome)
         if output is None:
             raise error_of(outcome)
         return InferResult(output, record)

@@ -288,18 +288,34 @@ def test_lanes_are_told_before_threads(engine, trouble, monkeypatch):
     assert told == ["lane", "lane", "thread", "thread"]
 
 
-def test_a_run_that_cannot_be_learned_from_does_not_end_the_driver(engine, trouble, monkeypatch):
-    def fail(run, outcome):
+def test_a_run_that_cannot_be_learned_from_ends_nothing(engine, trouble, monkeypatch):
+    def fail(*seen):
         raise RuntimeError("nothing to be learned here")
 
     graph = trouble.graph(num_nodes=12)
     with monkeypatch.context() as patched:
-        patched.setattr("serve.runtime.launch.Launch.learn", fail)
+        patched.setattr(ModelEstimator, "observe_union", fail)
         for _ in range(2):
             result = engine.submit(call(graph)).result()
             np.testing.assert_allclose(result.output, trouble.expected(graph), rtol=1e-5, atol=1e-6)
-        wait_for(lambda: not engine.driver._ended_runs, "the lessons")
+        engine.driver.learn()
     assert engine.live
+
+
+def test_runs_are_learned_from_in_batches_and_with_their_records(
+    engine, trouble, records, monkeypatch
+):
+    learned = []
+    engine.driver.learn()
+    monkeypatch.setattr(
+        ModelEstimator, "observe_union", lambda _, sizes, *seen: learned.append(sizes)
+    )
+    sizes = range(11, 21)
+    for num_nodes in sizes:
+        engine.submit(call(trouble.graph(num_nodes=num_nodes))).result()
+    assert [nodes for ((nodes, _),) in learned] == list(sizes)[:8]
+    engine.learn(records[-1])
+    assert [nodes for ((nodes, _),) in learned] == list(sizes)
 
 
 def test_refusals_before_a_ticket(engine, trouble, records):
