@@ -166,8 +166,9 @@ class Board:
         """Give the members an idle lane together, their memory, and a slot to execute in."""
         lane_id = min(self.idle)
         run_ns = estimate.run_ns
-        run = Run(members, lane_id, run_ns, estimate.reserve_bytes, now_ns, run_ns, False)
-        self.ledger.reserve(run.task_id, run.reserve_bytes)
+        task_id, reserve_bytes = members[0].task.task_id, estimate.reserve_bytes
+        run = Run(task_id, members, lane_id, run_ns, reserve_bytes, now_ns, run_ns, False)
+        self.ledger.reserve(task_id, reserve_bytes)
         self.idle.remove(lane_id)
         self.busy[lane_id] = run
         self._execute(run, now_ns)

@@ -30,28 +30,23 @@ def target_class(target_ns: Nanos) -> int:
 
 
 class WorkByTarget:
-    """Sums of work by target class, in at most nine steps each: a Fenwick tree."""
+    """Sums of work by target class, and by octave, so that a sum up to a class adds up few."""
 
-    __slots__ = ("_sums",)
+    __slots__ = ("_classes", "_octaves")
 
     def __init__(self) -> None:
-        self._sums = [0] * (_CLASSES + 1)
+        self._classes = [0] * (_CLASSES + 1)
+        self._octaves = [0] * ((_CLASSES >> _FINE_BITS) + 1)
 
     def add(self, at: int, work_ns: int) -> None:
         """Count work of class `at`."""
-        sums = self._sums
-        while at <= _CLASSES:
-            sums[at] += work_ns
-            at += at & -at
+        self._classes[at] += work_ns
+        self._octaves[at >> _FINE_BITS] += work_ns
 
     def up_to(self, at: int) -> int:
         """All work counted so far of classes up to `at`."""
-        sums = self._sums
-        total = 0
-        while at:
-            total += sums[at]
-            at &= at - 1
-        return total
+        octave = at >> _FINE_BITS
+        return sum(self._octaves[:octave]) + sum(self._classes[octave << _FINE_BITS : at + 1])
 
 
 class Demand:

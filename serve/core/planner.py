@@ -95,7 +95,7 @@ class Planner:
     def prepare_next(self) -> None:
         """Have the host prepare the tasks that launch next."""
         plan, tasks = self._plan, self._tasks
-        if not tasks.queued or not plan.count:
+        if not plan.count:
             return
         quota = self._prepare_depth + self._board.free_slots
         for group in plan.groups:

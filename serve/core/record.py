@@ -69,7 +69,9 @@ class Record(msgspec.Struct, eq=False):
 class Run(msgspec.Struct, eq=False):
     """What a lane holds, executing or suspended."""
 
-    #: Never empty; the first gives the run its name.
+    #: The task by which lanes and commands name the run: the first of its members.
+    task_id: TaskId
+    #: Never empty.
     members: tuple[Record, ...]
     lane_id: LaneId
     #: Estimated, of all members together.
@@ -91,11 +93,6 @@ class Run(msgspec.Struct, eq=False):
     #: How long others executed beside it, summed over them; counted from the board's `beside_ns`
     #: while it executes.
     beside_ns: int = 0
-
-    @property
-    def task_id(self) -> TaskId:
-        """The task by which lanes and commands name the run."""
-        return self.members[0].task.task_id
 
     def stood_ns(self, now_ns: Nanos) -> Nanos:
         """How long it has stood suspended since its launch."""

@@ -146,7 +146,8 @@ class Scheduler:
         if tasks.moved or (planned and tasks.ready):
             while self._launch_ready():
                 planned = planner.plan_if_due()
-                planner.prepare_next()
+                if tasks.queued:
+                    planner.prepare_next()
                 if not planned:
                     break
             tasks.moved = False

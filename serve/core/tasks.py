@@ -106,9 +106,11 @@ class Tasks:
         """Move the record along the table, with everything the move entails."""
         task_id = record.task.task_id
         before = record.state
-        move = MOVES.get((before, cause))
-        if move is None:
-            raise self.violation(task_id, f"{cause.__name__} while {before.label}")
+        try:
+            move = MOVES[before, cause]
+        except KeyError:
+            what = f"{cause.__name__} while {before.label}"
+            raise self.violation(task_id, what) from None
         if not move.changes:
             return
         record.state = after = move.after

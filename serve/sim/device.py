@@ -170,11 +170,12 @@ class SimulatedDevice:
 
     def _advance(self, now_ns: int) -> None:
         """Up to now at the pace so far; what executes is about to change."""
-        if now_ns != self._at_ns:
+        passed_ns = now_ns - self._at_ns
+        if passed_ns:
             if self._changed:
                 self._look_ahead()
             for core, pace in enumerate(self._pace):
-                self._progress[core] += (now_ns - self._at_ns) * pace
+                self._progress[core] += passed_ns * pace
             self._at_ns = now_ns
         self._changed = True
 
@@ -187,6 +188,11 @@ class SimulatedDevice:
         cores, progress, paces = len(self._pace), self._progress, self._pace
         if cores == 1 and self._model.host is None:
             paces[0] = self._together[min(executing, len(self._together)) - 1]
+            if executing == 1:
+                ((lane_id, run),) = self._executing.items()
+                left_ns = (run.mark - progress[0]) / paces[0]
+                self._end = self._at_ns + max(0, round(left_ns)), lane_id
+                return
         else:
             # Those on one core take turns: no more than one of them is beside others.
             slowdown = self._model.slowdown_beside(min(executing, cores) - 1)

@@ -28,7 +28,7 @@ def next_launch(
     Where runs disturb one another, one that is not to join those that execute waits, and its
     followers are looked at; see ``company``.
     """
-    if lanes <= 0:
+    if lanes <= 0 or not board.plan.count:
         return WAIT
     available_bytes = board.available_bytes
     company, apart = company_on(board, now_ns), 0

@@ -54,9 +54,10 @@ class Preemptive:
             return Resume(run, settles=isinstance(move, Wait))
         order = board.urgent_first(joining, now_ns)
         at = 0
-        while _executes(order[at]):
+        for first in order:
+            if not (isinstance(first, Run) and first.executing):
+                break
             at += 1
-        first = order[at]
         # Where the order does not change, who executes in the end are those it begins with.
         misplaced = executing - at
         if open_slots > 0:
@@ -65,9 +66,10 @@ class Preemptive:
             return move
         if misplaced == 0:
             return WAIT
-        behind = [run for run in order[at:] if isinstance(run, Run) and run.executing]
-        victim = next((run for run in reversed(behind) if not run.stopping), None)
-        if victim is None:
+        for victim in reversed(order[at:]):
+            if isinstance(victim, Run) and victim.executing and not victim.stopping:
+                break
+        else:
             return WAIT
         if isinstance(first, Run):
             return Suspend(victim, Resume(first), settles=misplaced == 1)
@@ -75,10 +77,6 @@ class Preemptive:
             return WAIT
         assert isinstance(move, Launch)
         return Suspend(victim, move, settles=misplaced == 1)
-
-
-def _executes(holder: Run | Record) -> bool:
-    return isinstance(holder, Run) and holder.executing
 
 
 def is_late(record: Record, now_ns: Nanos) -> bool:
