@@ -40,6 +40,7 @@ from serve.runtime import clock
 from serve.runtime.api import ModelEstimate
 from serve.runtime.device import Device, find_device
 from serve.runtime.engine import Engine
+from serve.runtime.pages import use_huge_pages
 from serve.runtime.processes import allocator_facts
 from serve.sim.engine import simulate
 from serve.sim.replay import budget_of, first_difference, recorded
@@ -140,8 +141,11 @@ class Application:
             gc.collect()
             gc.freeze()
             keep_threads_to(self._host_cores)
+            # Requests are timed with what serves them; then once more, for what these came to need.
+            use_huge_pages()
             with self._rpc.own_requests() as send:
                 self._engine.open(progress, send)
+            _log.debug("%d MiB of the heap lie in huge pages", use_huge_pages() >> 20)
             if not self._stopping:
                 _log.info("serving: gRPC on port %d, HTTP on port %d", port, self._http.port)
                 ready(port, self._http.port)
