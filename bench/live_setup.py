@@ -35,21 +35,25 @@ _TICKS_HZ = os.sysconf("SC_CLK_TCK")
 
 @contextmanager
 def live_server(
-    folder: Path, system: str, executor: str = "auto", **report: object
+    folder: Path,
+    system: str,
+    executor: str = "auto",
+    module: str = "bench.live_server",
+    **report: object,
 ) -> Iterator[ServerProcess]:
     """A server of `system`, ready: policy+discipline, a baseline, or @ and another checkout.
 
-    `executor` as in the configuration's `models.executor`.
+    `executor` as in the configuration's `models.executor`; `module` runs this checkout's server.
     """
     policy, _, discipline = system.partition("+")
-    module = ["bench.live_server"]
+    run = [module]
     checkout = None
     if system.startswith("@"):
         policy, discipline = "slack", "preemptive"
-        module, checkout = ["serve", "serve"], Path(system[1:])
+        run, checkout = ["serve", "serve"], Path(system[1:])
     if system in BASELINES:
         policy, discipline = "fifo", "rolling"
-        module += ["--at-once", str(BASELINES[system] or 1 << 20)]
+        run += ["--at-once", str(BASELINES[system] or 1 << 20)]
     folder.mkdir(parents=True)
     cache = "" if checkout is None else "-of-the-other"
     # Calibrated by this code on this machine now, once for all systems.
@@ -67,7 +71,7 @@ def live_server(
             # Merging is ours: neither the paper's way nor a baseline knows it.
             "scheduling": {} if system == OURS or checkout else {"merge": False},
         },
-        module=tuple(module),
+        module=tuple(run),
         checkout=checkout,
         calibration_s=ModelsConfig().calibration_s,
     ) as server:
