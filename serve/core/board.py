@@ -33,6 +33,7 @@ class Board:
         "_history",
         "_max_slots",
         "_pace",
+        "_paces",
         "_rank_task",
         "_work_ns",
         "busy",
@@ -66,13 +67,14 @@ class Board:
         self._work_ns = 0
         self._beside_ns = 0
         self._at_ns = Nanos(0)
-        #: The slowdown of those that execute now.
-        self._pace = 1.0
         self._max_slots = device.slots
+        #: By number of those that execute, and now.
+        self._paces = self._slowdowns()
+        self._pace = 1.0
         #: Tasks that may execute at once on the lanes that are up; at least 1, to plan for.
         self.slots = 1
         #: The same when all slots execute.
-        self._full_pace = slowdown_beside(device.slowdown, device.slots - 1)
+        self._full_pace = self._paces[-1]
         self._arrange = policy.arrange
         self._rank_task = policy.rank
         #: Since when each (free slots, free memory) held. Long enough to look back over one
@@ -234,8 +236,14 @@ class Board:
         """Runs disturb one another like this from now on."""
         self._advance(now_ns)
         self.slowdown = slowdown
-        self._full_pace = slowdown_beside(slowdown, self._max_slots - 1)
-        self._pace = slowdown_beside(slowdown, max(0, self.executing_count - 1))
+        self._paces = self._slowdowns()
+        self._full_pace = self._paces[-1]
+        self._pace = self._paces[self.executing_count]
+
+    def _slowdowns(self) -> list[float]:
+        """Of each that executes, by how many do."""
+        others = range(self._max_slots)
+        return [1.0, *(slowdown_beside(self.slowdown, beside) for beside in others)]
 
     def _execute(self, run: Run, now_ns: Nanos) -> None:
         """Count the run among those that execute, and all of them as each other's company."""
@@ -245,7 +253,7 @@ class Board:
         run.beside_ns -= self._beside_ns
         beside = self.executing_count
         self.executing_count = beside + 1
-        self._pace = slowdown_beside(self.slowdown, beside)
+        self._pace = self._paces[beside + 1]
         if beside:
             for other in self.busy.values():
                 if other.co_runners < beside and other.executing:
@@ -260,14 +268,15 @@ class Board:
         run.mark_ns -= self._work_ns
         run.beside_ns += self._beside_ns
         self.executing_count -= 1
-        self._pace = slowdown_beside(self.slowdown, max(0, self.executing_count - 1))
+        self._pace = self._paces[self.executing_count]
 
     def _advance(self, now_ns: Nanos) -> None:
         """Count up to now at the pace so far; who executes is about to change."""
         if now_ns == self._at_ns:
             return
         self._work_ns += self._work_since(now_ns)
-        self._beside_ns += max(0, self.executing_count - 1) * (now_ns - self._at_ns)
+        if self.executing_count > 1:
+            self._beside_ns += (self.executing_count - 1) * (now_ns - self._at_ns)
         self._at_ns = now_ns
 
     def _work_since(self, now_ns: Nanos) -> int:

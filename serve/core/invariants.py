@@ -34,6 +34,8 @@ def _memory(scheduler: "Scheduler") -> None:
     _require(ledger.holders() == runs.keys(), "exactly the runs on lanes hold memory")
     total_bytes = sum(run.reserve_bytes for run in runs.values())
     _require(ledger.reserved_bytes == total_bytes, "the ledger's sum is that of its holders")
+    left_bytes = ledger.budget_bytes - total_bytes
+    _require(ledger.available_bytes == left_bytes, "what is not reserved is available")
 
 
 def _lanes(scheduler: "Scheduler") -> None:

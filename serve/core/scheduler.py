@@ -368,7 +368,7 @@ class Scheduler:
         ledger = self._board.ledger
         if event.budget_bytes < ledger.budget_bytes and self._tasks.pending:
             self._planner.shrunk = True
-        ledger.budget_bytes = event.budget_bytes
+        ledger.set_budget(event.budget_bytes)
         self._planner.stale = True
         for group in list(self._plan.groups):
             if group.pinned:

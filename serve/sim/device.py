@@ -1,6 +1,7 @@
 """A device that exists only in numbers: how long things take on it, beside what."""
 
 from dataclasses import dataclass
+from operator import attrgetter
 
 from serve.core.types import ZERO_NS, LaneId, Nanos, Task, TaskId
 from serve.sim.host import HostModel
@@ -54,10 +55,11 @@ class DeviceModel:
 class Run:
     """One task on a lane."""
 
-    __slots__ = ("core", "executing", "mark", "started_ns", "stopping", "task_id")
+    __slots__ = ("core", "executing", "lane_id", "mark", "started_ns", "stopping", "task_id")
 
-    def __init__(self, task_id: TaskId, run_ns: int, started_ns: int) -> None:
+    def __init__(self, task_id: TaskId, lane_id: LaneId, run_ns: int, started_ns: int) -> None:
         self.task_id = task_id
+        self.lane_id = lane_id
         #: When its lane heard of it.
         self.started_ns = started_ns
         #: While executing, its core's progress at which it ends; else the work left.
@@ -65,6 +67,10 @@ class Run:
         self.core = 0
         self.executing = False
         self.stopping = False
+
+
+#: In which order runs end that advance alike.
+_end_on_one_core = attrgetter("mark", "lane_id")
 
 
 class SimulatedDevice:
@@ -101,7 +107,7 @@ class SimulatedDevice:
     def launch(self, lane_id: LaneId, task_id: TaskId, run_ns: int, now_ns: int) -> None:
         """Start a run of `run_ns` work on the idle lane."""
         work_ns = run_ns + self._launch_ns - self._model.switch_ns
-        self._runs[lane_id] = Run(task_id, work_ns, now_ns + self._launch_ns)
+        self._runs[lane_id] = Run(task_id, lane_id, work_ns, now_ns + self._launch_ns)
         self.resume(lane_id, now_ns)
 
     def suspend(self, lane_id: LaneId, now_ns: int) -> None:
@@ -185,26 +191,22 @@ class SimulatedDevice:
         executing = len(self._executing)
         if not executing:
             return
-        cores, progress, paces = len(self._pace), self._progress, self._pace
+        cores, paces, progress = len(self._pace), self._pace, self._progress
         if cores == 1 and self._model.host is None:
             paces[0] = self._together[min(executing, len(self._together)) - 1]
-            if executing == 1:
-                ((lane_id, run),) = self._executing.items()
-                left_ns = (run.mark - progress[0]) / paces[0]
-                self._end = self._at_ns + max(0, round(left_ns)), lane_id
-                return
-        else:
-            # Those on one core take turns: no more than one of them is beside others.
-            slowdown = self._model.slowdown_beside(min(executing, cores) - 1)
-            for core, share in enumerate(self._shares):
-                paces[core] = share / max(1, self.executing_on[core]) / slowdown
-        first: tuple[float, LaneId] | None = None
-        for lane_id, run in self._executing.items():
-            pace = paces[run.core]
-            if pace > 0:
-                end = (run.mark - progress[run.core]) / pace, lane_id
-                if first is None or end < first:
-                    first = end
-        if first is not None:
-            left_ns, lane_id = first
+            run = min(self._executing.values(), key=_end_on_one_core)
+            left_ns = (run.mark - progress[0]) / paces[0]
+            self._end = self._at_ns + max(0, round(left_ns)), run.lane_id
+            return
+        # Those on one core take turns: no more than one of them is beside others.
+        slowdown = self._model.slowdown_beside(min(executing, cores) - 1)
+        for core, share in enumerate(self._shares):
+            paces[core] = share / max(1, self.executing_on[core]) / slowdown
+        ends = [
+            ((run.mark - progress[run.core]) / paces[run.core], run.lane_id)
+            for run in self._executing.values()
+            if paces[run.core] > 0
+        ]
+        if ends:
+            left_ns, lane_id = min(ends)
             self._end = self._at_ns + max(0, round(left_ns)), lane_id
