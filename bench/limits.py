@@ -1,6 +1,6 @@
 """What keeps the scheduler from the bound: what it cannot know, what suspending costs, the rest.
 
-    python -m bench.limits [--quick] [--seeds 12] [--requests 1000] [--out FILE]
+    python -m bench.limits [--quick] [--seeds 4] [--requests 1000] [--out FILE]
 
 Simulated as in ``bench.policies`` (calibrated run times, 100 tasks a list, targets of 2 × solo,
 true times 10 % off the estimates), `slack` with `preemptive` on four lanes a core. Besides it as it
@@ -113,7 +113,7 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--quick", action="store_true", help="one seed of 300 requests, not kept")
-    parser.add_argument("--seeds", type=int, default=12)
+    parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--out", type=Path, default=Path("bench/results/limits.json"))
     options = parser.parse_args()
