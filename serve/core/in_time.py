@@ -8,8 +8,7 @@ Lee, "On-line multiprocessor scheduling algorithms for real-time tasks", 1994). 
 longest is given up, as in Moore's rule ("An n job, one machine sequencing algorithm for minimizing
 the number of late jobs", 1968).
 
-Only what is there is looked at; arrivals to come are not foreseen. An order in which all end well
-before they are due, if there is one, leaves room for them.
+Only what is there is looked at; arrivals to come are not foreseen.
 """
 
 from collections.abc import Sequence
@@ -23,8 +22,6 @@ from serve.core.types import Nanos
 
 #: What is left of a run is taken for longer by one part in so many: run times are not exact.
 MARGIN = 10
-#: Of the time that each has, one part in so many is left free, if all can do so, for what may come.
-ROOM = 5
 #: At most so many are moved or given up in one go, which bounds the work; the others that would be
 #: late are given up.
 _MOST_MOVED = 4
@@ -45,31 +42,6 @@ class Job(msgspec.Struct, Generic[HolderT], frozen=True):
 
 
 _need_ns = attrgetter("need_ns")
-
-
-def all_with_room(jobs: Sequence[Job[HolderT]], slots: int, now_ns: Nanos) -> list[HolderT] | None:
-    """Of `jobs`, by class and due time: an order in which all leave room; None if none is found."""
-    early: list[Job[HolderT]] = []
-    for job in jobs:
-        due_ns = job.due_ns - (job.due_ns - now_ns) // ROOM
-        if now_ns + job.need_ns > due_ns:
-            return None
-        early.append(Job(job.level, due_ns, job.need_ns, job.holder))
-    order: list[Job[HolderT]] = []
-    free_ns = [int(now_ns)] * slots
-    moved = 0
-    for job in early:
-        end_ns = free_ns[0] + job.need_ns
-        if end_ns <= job.due_ns:
-            heapreplace(free_ns, end_ns)
-            order.append(job)
-            continue
-        moved += 1
-        found = _inserted(order, job, slots, now_ns) if moved <= _MOST_MOVED else None
-        if found is None:
-            return None
-        order, free_ns = found, _free_after(found, slots, now_ns)
-    return [job.holder for job in order]
 
 
 def most_in_time(
@@ -94,16 +66,10 @@ def most_in_time(
         order, longest = found
         if longest is not None:
             given_up.append(longest.holder)
-        free_ns = _free_after(order, slots, now_ns)
+        free_ns = [int(now_ns)] * slots
+        for other in order:
+            heapreplace(free_ns, free_ns[0] + other.need_ns)
     return [job.holder for job in order], given_up
-
-
-def _free_after(order: list[Job[HolderT]], slots: int, now_ns: Nanos) -> list[int]:
-    """When each slot is free, as a heap."""
-    free_ns = [int(now_ns)] * slots
-    for job in order:
-        heapreplace(free_ns, free_ns[0] + job.need_ns)
-    return free_ns
 
 
 def _moved(

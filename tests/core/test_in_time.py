@@ -4,9 +4,8 @@ from itertools import combinations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
-from serve.core.in_time import ROOM, Job, all_with_room, most_in_time
+from serve.core.in_time import Job, most_in_time
 from serve.core.policies import get_policy
 from serve.core.policies.base import Contender
 from serve.core.types import Nanos
@@ -101,41 +100,6 @@ def test_slack_puts_the_late_and_those_given_up_last_shortest_first():
         found.append(Contender(slack.rank(one, left_ns, Nanos(0)), left_ns, number))
     found.sort(key=lambda one: one.key)
     assert [one.holder for one in slack.arrange(found, 1, Nanos(0))] == [1, 2, 3, 0]
-
-
-def arranged(*left_and_due_ms):
-    """Numbers of those, by their time left and due time, in the order in which two slots go."""
-    slack = get_policy("slack")
-    found = []
-    for number, (left_ms, due_ms) in enumerate(left_and_due_ms):
-        one = task(number, run_ns=MS, prepare_ns=0, target_ns=due_ms * MS)
-        left_ns = Nanos(left_ms * MS)
-        found.append(Contender(slack.rank(one, left_ns, Nanos(0)), left_ns, number))
-    found.sort(key=lambda one: one.key)
-    return [one.holder for one in slack.arrange(found, 2, Nanos(0))]
-
-
-def test_room_is_left_for_what_may_come_where_all_can_leave_it():
-    # By due time the long one would end at 15.4 of 17 ms, which is in time.
-    assert arranged((3, 10), (4, 11), (10, 17)) == [0, 2, 1]
-
-
-def test_nobody_is_given_up_for_room():
-    # The long one cannot leave a fifth of its time, whoever else waits.
-    assert arranged((3, 4), (4, 8), (10, 16)) == [0, 1, 2]
-
-
-@given(made=hopeful(), slots=st.integers(1, 3))
-def test_an_order_with_room_is_one_of_all_in_which_each_leaves_its_part(made, slots):
-    order = all_with_room(made, slots, NOW)
-    early = {
-        one.holder: replace(one, due_ns=one.due_ns - (one.due_ns - NOW) // ROOM) for one in made
-    }
-    if order is None:
-        assert not all_in_time(by_due(early.values()), slots)
-    else:
-        assert sorted(order) == sorted(early)
-        assert all_in_time([early[number] for number in order], slots)
 
 
 def test_a_long_run_keeps_its_slot_while_short_ones_can_wait():

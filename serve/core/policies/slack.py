@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from heapq import heapreplace
 from operator import itemgetter
 
-from serve.core.in_time import MARGIN, ROOM, Job, all_with_room, most_in_time
+from serve.core.in_time import MARGIN, Job, most_in_time
 from serve.core.ordered import Key, SortedKeys
 from serve.core.packing import pack, urgency
 from serve.core.policies.base import Contender, Policy, register_policy
@@ -57,7 +57,7 @@ class Slack(Policy):
         return late, urgency(task), left_ns if late else due_ns, task.task_id
 
     def arrange(self, ranked: list[Contender], slots: int, now_ns: Nanos) -> Sequence[Contender]:
-        """Those in time together, with room where all can; then the others, shortest first."""
+        """Those that can be in time together, then the others, shortest first."""
         if len(ranked) <= slots:
             return ranked
         free_ns = [int(now_ns)] * slots
@@ -66,7 +66,7 @@ class Slack(Policy):
             if late:
                 return ranked
             end_ns = free_ns[0] + one.left_ns + one.left_ns // MARGIN
-            if end_ns > due_ns - (due_ns - now_ns) // ROOM:
+            if end_ns > due_ns:
                 break
             heapreplace(free_ns, end_ns)
         else:
@@ -76,9 +76,6 @@ class Slack(Policy):
             late, level, due_ns, _ = one.key
             if not late:
                 jobs.append(Job(level, due_ns, one.left_ns + one.left_ns // MARGIN, one))
-        all_kept = all_with_room(jobs, slots, now_ns)
-        if all_kept is not None:
-            return all_kept + ranked[len(jobs) :]
         kept, given_up = most_in_time(jobs, slots, now_ns)
         others = given_up + ranked[len(jobs) :]
         others.sort(key=_as_late)
