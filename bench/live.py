@@ -11,8 +11,8 @@ all.
 
 ρ is nominal: arrival rate × mean solo time ÷ cores, as everywhere. The main process and the client
 work on the cores of the lanes, so the result also says which share of all cores' time each took
-(`cores_*`); what other programs took is `cores_others`, and a run beside which that was more than
-`OTHERS_LIMIT` is thrown away, whatever it showed, and made again (`disturbed` counts these).
+(`cores_*`) and how much `slower` these were than at their best. A run that others disturbed is
+thrown away, whatever it showed, and made again (``bench.undisturbed``).
 
 `late_server` is what the server promises: answered within the target from arrival on. `missed` is
 what the client sees from the intended send time, transport included, with refusals and errors. For
@@ -21,7 +21,8 @@ the late ones of the client the time beyond what the estimate assumed is summed 
 
 `simulated` serves the same trace on a virtual clock, on a device as one more run at the same load,
 of our system and of a trace of its own, shows it: how far runs are off, how much slower beside
-others, hand-over. Server and client take from the cores what they took for each request there.
+others, hand-over. Server and client take from the cores what they took for each request there; for
+our system also half of it, and nothing (`simulated_host`), to tell what is the host's doing.
 """
 
 import argparse
@@ -40,35 +41,28 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.live_late import STAGES, late_ones, stages
-from bench.live_setup import (
-    OTHERS_LIMIT,
-    OURS,
-    Traces,
-    live_server,
-    machine_busy_s,
-    process_s,
-    process_tree_s,
-)
+from bench.live_setup import OURS, Traces, live_server
 from bench.live_sim import Learned, Twin
 from bench.machine import machine_facts
-from bench.open_loop import LoadProcess, LoadRun, load_process
+from bench.open_loop import LoadRun, load_process
 from bench.solo import records
+from bench.undisturbed import Undisturbed
 from serve.journal import decode
 from serve.sim.workload import BASELINES
 from serve.workload import Trace
-from tests.harness import ServerProcess
 
 SYSTEMS = (OURS, "slack+rolling", "bqt+barrier", *BASELINES)
 QUICK_SYSTEMS = (OURS, "bqt+barrier", "default")
 WARM_UP_RHO = 0.4
-TRIES = 4
 #: Of each run.
 LATE_LISTED = 30
+#: Shares of the host's processor time for which ours is simulated besides.
+HOSTS = (0.5, 0.0)
 WHO = ("lanes", "server", "client", "others")
 
 
 def learn(
-    client: LoadProcess,
+    client: Undisturbed,
     traces: Traces,
     folder: Path,
     executor: str,
@@ -80,11 +74,11 @@ def learn(
     cores = len(os.sched_getaffinity(0))
     with live_server(folder / "first", OURS, executor, journal=str(path)) as server:
         traces.measure(server, range(seeds + 1))
-        client.run(traces.make(WARM_UP_RHO, own_seed)[1], server.target)
+        client.warm_up(traces.make(WARM_UP_RHO, own_seed)[1], server.target)
         for rho in rhos:
             trace, saved = traces.make(rho, own_seed)
             from_ns = time.monotonic_ns()
-            run, used = undisturbed(client, server, saved)
+            run, used = client.run(saved, server.target, server.pid)
             server_s = used["cores_server"] * run.elapsed_s * cores
             learned[rho] = Learned(trace, run, server_s, from_ns, time.monotonic_ns())
     with path.open("rb") as lines:
@@ -94,7 +88,7 @@ def learn(
 
 
 def serve_traces(
-    client: LoadProcess,
+    client: Undisturbed,
     traces: Traces,
     folder: Path,
     system: str,
@@ -105,51 +99,16 @@ def serve_traces(
     """A row per load."""
     runs = []
     with live_server(folder, system, executor) as server:
-        client.run(traces.make(WARM_UP_RHO, seed)[1], server.target)
+        client.warm_up(traces.make(WARM_UP_RHO, seed)[1], server.target)
         for rho in rhos:
             trace, path = traces.make(rho, seed)
-            runs.append((trace, *undisturbed(client, server, path)))
+            runs.append((trace, *client.run(path, server.target, server.pid)))
     kept = records(server.database)
     for trace, run, used in runs:
         row = {"system": system, "seed": seed, **summary(trace, run, kept), **used}
         if system == OURS:
             row["late"] = list(islice(late_ones(trace, run, kept, traces), LATE_LISTED))
         yield row
-
-
-def undisturbed(
-    client: LoadProcess, server: ServerProcess, trace: Path
-) -> tuple[LoadRun, dict[str, float]]:
-    """Send the trace, again when other programs were busy; the run and who took the cores."""
-    for disturbed in range(TRIES):  # noqa: B007  told below
-        before = cpu_s(server)
-        run = client.run(trace, server.target)
-        after = cpu_s(server)
-        used = cores_used(run, {name: after[name] - before[name] for name in after})
-        if used["cores_others"] <= OTHERS_LIMIT:
-            break
-    return run, {**used, "disturbed": disturbed}
-
-
-def cpu_s(server: ServerProcess) -> dict[str, float]:
-    """Processor time so far."""
-    main_s = process_s(server.pid)
-    return {
-        "server": main_s,
-        "lanes": process_tree_s(server.pid) - main_s,
-        "machine": machine_busy_s(),
-        "bench": time.process_time(),
-    }
-
-
-def cores_used(run: LoadRun, used_s: dict[str, float]) -> dict[str, float]:
-    """Who took which share of all cores' time."""
-    ours_s = {"lanes": used_s["lanes"], "server": used_s["server"], "client": run.cpu_s}
-    others_s = used_s["machine"] - sum(ours_s.values()) - used_s["bench"]
-    whole_s = run.elapsed_s * len(os.sched_getaffinity(0))
-    return {
-        f"cores_{who}": max(0.0, s) / whole_s for who, s in {**ours_s, "others": others_s}.items()
-    }
 
 
 def summary(trace: Trace, run: LoadRun, kept: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -202,9 +161,15 @@ def over_seeds(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         for name in ("missed", "late_server", *(f"cores_{who}" for who in WHO)):
             found[name] = statistics.fmean(row[name] for row in group)
         found["simulated"] = statistics.fmean(row["simulated"] for row in group)
+        if system == OURS:
+            found["simulated_host"] = {
+                share: statistics.fmean(row["simulated_host"][share] for row in group)
+                for share in HOSTS
+            }
         late = [row["late_server"] for row in group]
         found["late_server_range"] = [min(late), max(late)]
         found["p99_over_qt"] = statistics.fmean(row["over_qt"]["p99"] for row in group)
+        found["slower"] = statistics.fmean(row["slower"] for row in group)
         found["disturbed"] = sum(row["disturbed"] for row in group)
         for name in ("stages_ms", "excess_of_late"):
             found[name] = {s: statistics.fmean(row[name][s] for row in group) for s in STAGES}
@@ -250,8 +215,8 @@ def main() -> None:
     rhos = [float(rho) for rho in options.rhos.split(",")]
     systems = options.systems.split(",")
     rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as name, load_process() as client:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory() as name, load_process() as process:
+        client, folder = Undisturbed(process), Path(name)
         cores = len(os.sched_getaffinity(0))
         traces = Traces(folder, options.workload, options.requests, cores)
         twins = learn(client, traces, folder, executor, options.seeds, rhos)
@@ -259,7 +224,11 @@ def main() -> None:
             for number, system in enumerate(systems):
                 there = folder / f"{number}-{seed}"
                 for row in serve_traces(client, traces, there, system, executor, seed, rhos):
-                    row["simulated"] = twins[row["rho"]].late(system, row["rho"], seed)
+                    twin, here = twins[row["rho"]], (system, row["rho"], seed)
+                    row["simulated"] = twin.late(*here)
+                    if system == OURS:
+                        hosts = {share: twin.with_host(share).late(*here) for share in HOSTS}
+                        row["simulated_host"] = hosts
                     rows.append(row)
     means = list(over_seeds(rows))
     show(means)

@@ -1,6 +1,5 @@
 """What ``bench.live`` serves and sends: servers by system, traces with targets, processor time."""
 
-import os
 import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,16 +20,12 @@ from serve.workload import (
     workload_tasks,
 )
 from tests.harness import ServerProcess
-from tests.outside import descendants
 
 OURS = "slack+preemptive"
 QOS_FACTOR = 2.0
 #: A server by itself would take three quarters of what is free. What lanes may keep of freed memory
 #: follows from it: with little of it they get pages of their own for every larger run.
 MEMORY_BUDGET = "8 GiB"
-#: Share of the cores' time that other programs may take beside a run that counts.
-OTHERS_LIMIT = 0.05
-_TICKS_HZ = os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
@@ -129,20 +124,3 @@ class Traces:
     def tasks(self, seed: int) -> tuple[WorkloadTask, ...]:
         """What is asked, over and over."""
         return workload_tasks(self._workload, self.pool.refs, seed)
-
-
-def machine_busy_s() -> float:
-    """Processor time so far, of everything on this machine."""
-    fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
-    return (sum(map(int, fields)) - int(fields[3]) - int(fields[4])) / _TICKS_HZ
-
-
-def process_s(pid: int) -> float:
-    """Processor time so far, of one process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS_HZ
-
-
-def process_tree_s(pid: int) -> float:
-    """The same with all processes below it."""
-    return process_s(pid) + sum(process_s(below) for below in descendants(pid))

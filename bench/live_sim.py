@@ -4,6 +4,7 @@ import random
 import statistics
 from bisect import bisect
 from collections.abc import Iterable, Mapping
+from copy import copy
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
@@ -176,6 +177,16 @@ class Twin:
             "run_ratios": {q: ratios[len(ratios) * q // 100] for q in (5, 25, 50, 75, 95, 99)},
             "run_factor": self._factor,
         }
+
+    def with_host(self, share: float) -> Self:
+        """The same with a host that takes so much of the processor time for what it does."""
+        twin = copy(self)
+        host = self._device.host
+        assert host is not None
+        twin._device = replace(self._device, host=host.taking(share))
+        twin._before_ns = Nanos(round(self._before_ns * share))
+        twin._answer_ns = Nanos(round(self._answer_ns * share))
+        return twin
 
     def late(self, system: str, rho: float, seed: int) -> float:
         """Share late or refused, as the server would see it."""

@@ -33,6 +33,12 @@ def section(content: dict[str, Any]) -> str:
         for row in ours
     )
     told = f"Of all cores' time, with `slack` + `preemptive`, {', '.join(USERS)} took: {used}."
+    hosts = "; ".join(
+        f"ρ {row['rho']:g} "
+        + ", ".join(f"{late:.1%}" for late in row["simulated_host"].values()).replace("%", " %")
+        for row in ours
+    )
+    told += f" Simulated, if server and client took half of that, and nothing: {hosts}."
     return "\n".join((*textwrap.wrap(sent, 100), "", table(content), "", *textwrap.wrap(told, 100)))
 
 

@@ -13,8 +13,7 @@ the answers are late by the server's clock, by bisection of the rate's logarithm
 and `HIGHEST`. At each rate up to `CHUNKS` traces are sent; once more are late than the limit allows
 in all of them the rest is left out, as it cannot change the verdict. A rate passes with at least
 400 requests (half of that with --quick). `missed` is the client's view of the same, transport and
-failures included. A trace beside which other programs took more than `OTHERS_LIMIT` of the cores is
-sent again.
+failures included. A trace that others disturbed is sent again (``bench.undisturbed``).
 """
 
 import argparse
@@ -31,11 +30,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench.live import summary, undisturbed
+from bench.live import WHO, summary
 from bench.live_setup import OURS, Traces, live_server
 from bench.machine import machine_facts
-from bench.open_loop import LoadProcess, load_process
+from bench.open_loop import load_process
 from bench.solo import records, wait_for_rows
+from bench.undisturbed import Undisturbed
 from tests.harness import ServerProcess
 
 LIMIT = 0.01
@@ -58,7 +58,7 @@ class Contender:
 
 
 def at_rate(
-    client: LoadProcess, traces: Traces, contender: Contender, rho: float, *, in_full: bool
+    client: Undisturbed, traces: Traces, contender: Contender, rho: float, *, in_full: bool
 ) -> dict[str, Any]:
     """Violations at one load; `in_full` sends every trace whatever the first ones show."""
     rows: list[dict[str, Any]] = []
@@ -66,7 +66,7 @@ def at_rate(
     for seed in range(CHUNKS):
         trace, path = traces.make(rho, seed)
         planned = planned or CHUNKS * len(trace.items)
-        run, used = undisturbed(client, contender.server, path)
+        run, used = client.run(path, contender.server.target, contender.server.pid)
         contender.sent += len(run.seen) * (1 + round(used["disturbed"]))
         wait_for_rows(contender.server, contender.sent)
         rows.append(summary(trace, run, records(contender.server.database)) | used)
@@ -82,7 +82,7 @@ def pooled(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {"rho": rows[0]["rho"], "requests": requests}
     for name in ("late_server", "missed"):
         found[name] = sum(row[name] * row["requests"] for row in rows) / requests
-    for name in ("rate_hz", "cores_lanes", "cores_server", "cores_client", "cores_others"):
+    for name in ("rate_hz", "slower", *(f"cores_{who}" for who in WHO)):
         found[name] = statistics.fmean(row[name] for row in rows)
     for name in ("over_qt", "stages_ms", "excess_of_late"):
         keys = rows[0][name]
@@ -133,8 +133,8 @@ def main() -> None:
     options = parser.parse_args()
     chunk, halvings = (CHUNK_REQUESTS // 2, 4) if options.quick else (CHUNK_REQUESTS, 6)
     other = f"@{options.checkout.resolve()}"
-    with tempfile.TemporaryDirectory() as name, load_process() as client:
-        folder, seeds = Path(name), range(CHUNKS)
+    with tempfile.TemporaryDirectory() as name, load_process() as process:
+        client, folder, seeds = Undisturbed(process), Path(name), range(CHUNKS)
         traces = Traces(folder, "mix", chunk, len(os.sched_getaffinity(0)))
         with (
             live_server(folder / "other", other) as first,
@@ -145,7 +145,7 @@ def main() -> None:
             contenders["the other"].sent = len(records(first.database))
             for contender in contenders.values():
                 path = traces.make(WARM_UP_RHO, 0)[1]
-                contender.sent += len(client.run(path, contender.server.target).seen)
+                contender.sent += len(client.warm_up(path, contender.server.target).seen)
             found: dict[str, dict[str, Any]] = {
                 label: {"side_by_side": [], "steps": []} for label in contenders
             }

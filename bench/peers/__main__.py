@@ -16,8 +16,8 @@ recommends for two cores; gnnserve runs by its defaults. `FLOOR` is no peer: a s
 at once without running anything, so what it is late for no server reached by gRPC from Python
 could have saved.
 
-A run beside which other programs took more than 5 % of the cores is made again. `--docs` puts the
-table into docs/performance.md.
+A run that others disturbed is made again (``bench.undisturbed``). `--docs` puts the table into
+docs/performance.md.
 """
 
 import argparse
@@ -39,12 +39,13 @@ import numpy as np
 from rich.console import Console
 
 from bench.live import summary
-from bench.live_setup import OTHERS_LIMIT, Traces, live_server, machine_busy_s, process_tree_s
 from bench.live_setup import OURS as SLACK
+from bench.live_setup import Traces, live_server
 from bench.machine import machine_facts
-from bench.open_loop import GrpcSender, HttpSender, LoadProcess, LoadRun, load_process
+from bench.open_loop import GrpcSender, HttpSender, LoadRun, load_process
 from bench.peers.stock import StockModels
 from bench.solo import PAUSE_S, REPEATS, Solo, messages_of, records
+from bench.undisturbed import TRIES, Undisturbed
 from serve.wire import decode_response
 from serve.workload import PoolSpec, Trace, WorkloadTask
 from tests.harness import free_ports
@@ -66,7 +67,6 @@ PEERS = {
     ),
 }
 SYSTEMS = (OURS, *PEERS)
-TRIES = 3
 START_S = 180.0
 #: Classes of targets, in ms, for which late ones are counted apart.
 TARGETS_MS = (0.0, 3.0, 10.0, float("inf"))
@@ -155,53 +155,29 @@ def assert_right(address: str, message: bytes, wanted: np.ndarray[Any, Any]) -> 
 
 
 def measure(
-    client: LoadProcess,
+    client: Undisturbed,
     traces: Traces,
     folder: Path,
     system: str,
     seed: int,
     rhos: Sequence[float],
     probe: tuple[bytes, np.ndarray[Any, Any]],
-    tries: int,
 ) -> Iterator[dict[str, Any]]:
     """A row per load."""
     runs = []
     with running(system, folder) as (pid, address):
         if system != FLOOR:
             assert_right(address, *probe)
-        client.run(traces.make(max(rhos), seed)[1], address)
+        client.warm_up(traces.make(max(rhos), seed)[1], address)
         for rho in rhos:
             trace, path = traces.make(rho, seed)
-            runs.append((trace, *undisturbed(client, path, address, pid, tries)))
+            runs.append((trace, *client.run(path, address, pid)))
     for trace, run, used in runs:
         row = {"system": system, "seed": seed, **seen_by_client(trace, run), **used}
         if system == OURS:
             inside = summary(trace, run, records(folder / "report.db"))
             row |= {name: inside[name] for name in OUR_FACTS}
         yield row
-
-
-def undisturbed(
-    client: LoadProcess, trace: Path, address: str, pid: int, tries: int
-) -> tuple[LoadRun, dict[str, float]]:
-    """Send the trace, up to `tries` times more when other programs were busy."""
-    disturbed = 0
-    while True:
-        before = machine_busy_s(), process_tree_s(pid), time.process_time()
-        run = client.run(trace, address)
-        after = machine_busy_s(), process_tree_s(pid), time.process_time()
-        whole_s, server_s, bench_s = (b - a for a, b in zip(before, after, strict=True))
-        cores_s = run.elapsed_s * len(os.sched_getaffinity(0))
-        others = (whole_s - server_s - bench_s - run.cpu_s) / cores_s
-        if others <= OTHERS_LIMIT or disturbed == tries:
-            break
-        disturbed += 1
-    return run, {
-        "cores_server": server_s / cores_s,
-        "cores_client": run.cpu_s / cores_s,
-        "cores_others": max(0.0, others),
-        "disturbed": disturbed,
-    }
 
 
 def seen_by_client(trace: Trace, run: LoadRun) -> dict[str, Any]:
@@ -286,13 +262,13 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         options.seeds, options.requests = 1, 200
-    tries = 0 if options.quick else TRIES
     rhos = [float(rho) for rho in options.rhos.split(",")]
     systems = options.systems.split(";")
     if unknown := set(systems) - set(SYSTEMS):
         parser.error(f"--systems {sorted(unknown)}: known are {', '.join(SYSTEMS)}")
     rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as name, load_process() as client:
+    with tempfile.TemporaryDirectory() as name, load_process() as process:
+        client = Undisturbed(process, tries=1 if options.quick else TRIES)
         folder, cores = Path(name), len(os.sched_getaffinity(0))
         traces = Traces(folder, "mix", options.requests, cores, POOL)
         traces.solo = stock_solo([t for seed in range(options.seeds) for t in traces.tasks(seed)])
@@ -302,7 +278,7 @@ def main() -> None:
             first = seed % len(systems)
             for system in systems[first:] + systems[:first]:
                 there = folder / f"{SYSTEMS.index(system)}-{seed}"
-                rows += measure(client, traces, there, system, seed, rhos, probe, tries)
+                rows += measure(client, traces, there, system, seed, rhos, probe)
                 Console(stderr=True).print(f"seed {seed}: {system} done")
     table = markdown(rows)
     print(table)

@@ -7,7 +7,7 @@ pieces of work are short, so that fairness never comes to take the core from the
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from serve.core.types import ZERO_NS, Nanos
 
@@ -48,6 +48,11 @@ class HostModel:
         times_ns = (self.send_ns, self.read_ns, self.receive_ns, self.hear_ns, self.finish_ns)
         if min(times_ns) < 0:
             raise ValueError(f"processor time must be at least 0 ns, got {self}")
+
+    def taking(self, share: float) -> "HostModel":
+        """The same with so much of the processor time for all that server and client do."""
+        names = ("send_ns", "read_ns", "receive_ns", "hear_ns", "finish_ns")
+        return replace(self, **{name: Nanos(round(getattr(self, name) * share)) for name in names})
 
     def shares(self, server_busy: bool, client_busy: bool, runs: Sequence[int]) -> Shares:
         """Who gets what, with so many runs executing on each core."""

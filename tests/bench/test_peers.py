@@ -11,6 +11,7 @@ from bench.open_loop import LoadRun, Seen, load_process
 from bench.peers import __main__ as peers
 from bench.peers.stock import StockModels
 from bench.solo import Solo, messages_of
+from bench.undisturbed import Undisturbed
 from serve.wire import decode_response, encode_request
 from serve.workload import PoolSpec
 
@@ -45,10 +46,11 @@ def test_a_peer_answers_as_stock_pyg_does(system, traces, client, tmp_path):
         peers.assert_right(address, message, wanted)
         with pytest.raises(AssertionError, match="Not equal"):
             peers.assert_right(address, message, wanted + 1)
-        run, used = peers.undisturbed(client, path, address, pid, tries=0)
+        run, used = Undisturbed(client, tries=1).run(path, address, pid)
 
     assert [seen.error for seen in run.seen] == [""] * 12
     assert used["cores_server"] > 0
+    assert used["slower"] >= 1
 
 
 def test_a_peer_that_ends_says_why(tmp_path, monkeypatch):

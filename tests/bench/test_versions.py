@@ -31,7 +31,7 @@ def test_traces_of_one_load_count_by_their_requests():
         cores = {f"cores_{who}": 0.1 for who in ("lanes", "server", "client", "others")}
         return {"rho": 0.5, "requests": requests, "late_server": late, "missed": 2 * late,
                 "rate_hz": 10.0, "over_qt": {"p99": p99}, "stages_ms": {"run": 1.0},
-                "excess_of_late": {"run": 0.0}, **cores}  # fmt: skip
+                "excess_of_late": {"run": 0.0}, "slower": 1.0, **cores}  # fmt: skip
 
     found = pooled([row(100, 0.04, 1.0), row(300, 0.0, 2.0)])
 
