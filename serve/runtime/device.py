@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 #: Of what is free at start, kept for the operating system, the server and its buffers.
 _RESERVE_SHARE = 0.25
 #: What all lanes together may keep, as a share of the device, and what one may keep at most.
-_KEPT_SHARE = 1 / 16
+_KEPT_SHARE = 1 / 8
 _MOST_KEPT_BYTES = 256 << 20
 #: Lanes of a GPU unless the configuration says how many.
 _GPU_LANES = 4
