@@ -21,7 +21,7 @@ from tests.outside import descendants
 OTHERS_LIMIT = 0.05
 #: How much slower than at their best the cores may be beside it.
 SLOWER_LIMIT = 1.1
-TRIES = 5
+TRIES = 4
 #: A quarter of a millisecond: a two-hundredth of a core.
 _STEPS = 10_000
 _EVERY_S = 0.05
@@ -47,7 +47,7 @@ class Undisturbed:
 
         At most so many tries; the last one counts in any case. Besides, shares of all cores' time
         (`cores_…`; lanes are the processes below the server), how much `slower` the cores were
-        than at best, in the mean, and how many runs were thrown away before (`disturbed`).
+        than at best, in the middle, and how many runs were thrown away before (`disturbed`).
         """
         for disturbed in range(self._tries):  # noqa: B007  told below
             before = _cpu_s(pid)
@@ -55,7 +55,7 @@ class Undisturbed:
                 run = self._client.run(trace, address)
             used_s = {who: s - before[who] for who, s in _cpu_s(pid).items()}
             shares = self._shares(run, used_s)
-            slower = statistics.fmean(pieces_ns or [self._best_ns]) / self._best_ns
+            slower = statistics.median(pieces_ns or [self._best_ns]) / self._best_ns
             if shares["cores_others"] <= OTHERS_LIMIT and slower <= SLOWER_LIMIT:
                 break
         return run, {**shares, "slower": slower, "disturbed": disturbed}
