@@ -22,11 +22,13 @@ times in advance, and moves runs between lanes. (Merged runs save work, so for t
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
+from serve.core.types import TaskId
 from serve.sim.device import DeviceModel, Offered
 
 #: Requests in one part, at most; parts smaller than `LEAST` are not cut off.
@@ -47,27 +49,41 @@ class Job:
     release: int
     deadline: int
     work: float
+    task_id: TaskId
 
 
 def unavoidable_violations(
     requests: Sequence[Offered], slots: int, model: DeviceModel | None = None
 ) -> int:
     """How many of `requests` are late or unanswered, at least, on `slots` lanes."""
-    device = model or DeviceModel()
-    pace = min(1.0, *device.slowdown)
-    launch_ns = device.switch_ns if device.launch_ns is None else device.launch_ns
-    hopeless = 0
+    jobs = _jobs(requests, model or DeviceModel())
+    hopeless = len(requests) - len(jobs)
+    return hopeless + sum(_fewest_late(part, slots) for part in _parts(jobs, slots))
+
+
+def most_on_time(
+    requests: Sequence[Offered], slots: int, model: DeviceModel | None = None
+) -> frozenset[TaskId]:
+    """Which of `requests` somebody who knows all would keep on time: the most the solver found."""
+    jobs = _jobs(requests, model or DeviceModel())
+    return frozenset(
+        job.task_id for part in _parts(jobs, slots) for job in _kept_on_time(part, slots)
+    )
+
+
+def _jobs(requests: Sequence[Offered], model: DeviceModel) -> list[Job]:
+    """Those that could be on time if they were alone, in order of release."""
+    pace = min(1.0, *model.slowdown)
+    launch_ns = model.switch_ns if model.launch_ns is None else model.launch_ns
     jobs: list[Job] = []
     for offered in requests:
         release = offered.task.arrived_ns + offered.prepare_ns
         deadline = offered.task.due_ns - offered.answer_ns
         work_ns = (offered.run_ns + launch_ns) * pace
-        if deadline - release < work_ns:
-            hopeless += 1
-        else:
-            jobs.append(Job(release, deadline, work_ns))
+        if deadline - release >= work_ns:
+            jobs.append(Job(release, deadline, work_ns, offered.task.task_id))
     jobs.sort(key=lambda job: job.release)
-    return hopeless + sum(_fewest_late(part, slots) for part in _parts(jobs, slots))
+    return jobs
 
 
 def _parts(jobs: Sequence[Job], slots: int) -> Iterator[list[Job]]:
@@ -87,6 +103,24 @@ def _fewest_late(jobs: Sequence[Job], slots: int) -> int:
     """The bound for the jobs of one part."""
     if len(jobs) <= slots:
         return 0  # each alone is in time, else it were hopeless
+    solved = _solved(jobs, slots)
+    if solved.mip_dual_bound is None:
+        return 0  # nothing was proved in time
+    on_time = -float(solved.mip_dual_bound)
+    return max(0, len(jobs) - math.floor(on_time + _EPSILON))
+
+
+def _kept_on_time(jobs: Sequence[Job], slots: int) -> list[Job]:
+    """The jobs of one part that a solution says yes to; all where none was found in time."""
+    solved = None if len(jobs) <= slots else _solved(jobs, slots)
+    if solved is None or solved.x is None:
+        return list(jobs)
+    chosen = solved.x[-len(jobs) :] > 0.5
+    return [job for job, yes in zip(jobs, chosen, strict=True) if yes]
+
+
+def _solved(jobs: Sequence[Job], slots: int) -> Any:
+    """The program's solution; its last values are the yes or no of each job."""
     cuts = np.unique([time for job in jobs for time in (job.release, job.deadline)])
     spans = np.diff(cuts) / _UNIT_NS
     first = np.searchsorted(cuts, [job.release for job in jobs])
@@ -100,7 +134,7 @@ def _fewest_late(jobs: Sequence[Job], slots: int) -> int:
     columns = np.concatenate([np.arange(shares), shares + np.arange(count), np.arange(shares)])
     values = np.concatenate([np.ones(shares), -work, np.ones(shares)])
     limits = coo_array((values, (rows, columns)), shape=(count + len(spans), shares + count))
-    solved = milp(
+    return milp(
         np.concatenate([np.zeros(shares), -np.ones(count)]),
         integrality=np.concatenate([np.zeros(shares), np.ones(count)]),
         bounds=Bounds(0, np.concatenate([spans[span_of], np.ones(count)])),
@@ -111,7 +145,3 @@ def _fewest_late(jobs: Sequence[Job], slots: int) -> int:
         ),
         options={"time_limit": TIME_LIMIT_S},
     )
-    if solved.mip_dual_bound is None:
-        return 0  # nothing was proved in time
-    on_time = -float(solved.mip_dual_bound)
-    return max(0, count - math.floor(on_time + _EPSILON))

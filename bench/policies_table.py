@@ -34,8 +34,9 @@ WINDOWS = {
 #: System of ``bench.limits`` and how the page calls it.
 LIMITS = {
     "as it is": "`slack` + `preemptive`",
-    "run times known": "the same, told true run times",
-    "run times known, suspending free": "and suspending for free",
+    "told whom to give up": "the same, told whom to give up",
+    "run times known": "told true run times",
+    "run times known, suspending free": "told these, and suspending for free",
     "bound": "nobody can do better",
 }
 

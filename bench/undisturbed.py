@@ -22,7 +22,8 @@ OTHERS_LIMIT = 0.05
 #: How much slower than at their best the cores may be beside it.
 SLOWER_LIMIT = 1.1
 TRIES = 4
-#: A quarter of a millisecond: a two-hundredth of a core.
+#: A quarter of a millisecond, after as much that does not count, as caches are cold at first: a
+#: hundredth of a core.
 _STEPS = 10_000
 _EVERY_S = 0.05
 _TICKS_HZ = os.sysconf("SC_CLK_TCK")
@@ -35,8 +36,8 @@ class Undisturbed:
         self._client = client
         self._tries = tries
         self._cores = sorted(os.sched_getaffinity(0))
-        #: What the piece of work takes at best, ns.
-        self._best_ns = min(_piece_ns() for _ in range(400))
+        #: What the piece of work takes at best, ns: the least of the runs so far, in the middle.
+        self._best_ns = statistics.median(_piece_ns() for _ in range(400))
 
     def warm_up(self, trace: Path, address: str) -> LoadRun:
         """Send the trace once, for no figures."""
@@ -55,7 +56,9 @@ class Undisturbed:
                 run = self._client.run(trace, address)
             used_s = {who: s - before[who] for who, s in _cpu_s(pid).items()}
             shares = self._shares(run, used_s)
-            slower = statistics.median(pieces_ns or [self._best_ns]) / self._best_ns
+            piece_ns = statistics.median(pieces_ns or [self._best_ns])
+            self._best_ns = min(self._best_ns, piece_ns)
+            slower = piece_ns / self._best_ns
             if shares["cores_others"] <= OTHERS_LIMIT and slower <= SLOWER_LIMIT:
                 break
         return run, {**shares, "slower": slower, "disturbed": disturbed}
@@ -94,11 +97,16 @@ class Undisturbed:
 
 def _piece_ns() -> int:
     """Processor time of the piece of work, so that waiting for a core does not count."""
+    _count(_STEPS)
     started_ns = time.thread_time_ns()
-    total = 0
-    for step in range(_STEPS):
-        total += step
+    _count(_STEPS)
     return time.thread_time_ns() - started_ns
+
+
+def _count(steps: int) -> None:
+    total = 0
+    for step in range(steps):
+        total += step
 
 
 def _cpu_s(pid: int) -> dict[str, float]:

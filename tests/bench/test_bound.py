@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench import bound
-from bench.bound import unavoidable_violations
+from bench.bound import most_on_time, unavoidable_violations
 from serve.core.disciplines import DISCIPLINES
 from serve.core.policies import POLICIES
 from serve.core.types import Nanos
@@ -79,6 +79,15 @@ ROWS = st.lists(
 def test_it_is_what_the_best_choice_loses(rows, slots):
     given = requests(rows)
     assert unavoidable_violations(given, slots, FREE) == fewest_late(given, slots)
+
+
+@given(rows=ROWS, slots=st.integers(1, 3))
+@settings(max_examples=60, deadline=None)
+def test_the_choice_it_knows_of_is_one_and_the_best(rows, slots):
+    given = requests(rows)
+    kept = most_on_time(given, slots, FREE)
+    assert on_time_together([one for one in given if one.task.task_id in kept], slots)
+    assert len(kept) == len(given) - fewest_late(given, slots)
 
 
 @given(rows=ROWS, slots=st.integers(1, 3), chunk=st.integers(1, 4))
