@@ -104,7 +104,7 @@ def test_a_task_over_the_budget_is_refused_with_both_numbers(narrow, call):
     need_bytes, has_bytes = map(int, found.groups())
     assert need_bytes > has_bytes
     # What lanes may keep and the weights of the models served are subtracted.
-    left_bytes = BUDGET_BYTES * 15 // 16
+    left_bytes = BUDGET_BYTES * 7 // 8
     assert left_bytes * 0.99 < has_bytes < left_bytes
     assert "grpc-retry-pushback-ms" not in dict(caught.value.trailing_metadata())
     assert row(narrow, "tenant = ?", "big")["reason"] == "too_big"
