@@ -137,13 +137,18 @@ def summary(trace: Trace, run: LoadRun, kept: dict[str, dict[str, Any]]) -> dict
         "answered": len(over),
         "missed": (unanswered + late) / len(run.seen),
         "late_server": (unanswered + late_server) / len(run.seen),
-        "over_qt": {f"p{q}": quantile(over, q) for q in (50, 90, 99)},
+        "over_qt": tail(over),
         "stages_ms": {stage: statistics.fmean(by_stage[stage] or [0.0]) for stage in STAGES},
+        "tails_ms": {stage: tail(by_stage[stage]) for stage in ("hand-over", "answer")},
         "excess_of_late": {s: excess_ms[s] / (sum(excess_ms.values()) or 1.0) for s in STAGES},
         "send_lag_p99_ms": quantile([seen.lag_ns / 1e6 for seen in run.seen], 99),
         "elapsed_s": run.elapsed_s,
         "errors": sorted({seen.error for seen in run.seen if seen.error}),
     }
+
+
+def tail(values: Sequence[float]) -> dict[str, float]:
+    return {f"p{q}": quantile(values, q) for q in (50, 90, 99)}
 
 
 def quantile(values: Sequence[float], percent: int) -> float:
@@ -166,6 +171,11 @@ def over_seeds(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
                 share: statistics.fmean(row["simulated_host"][share] for row in group)
                 for share in HOSTS
             }
+            for name in ("tails_ms", "simulated_tails_ms"):
+                found[name] = {
+                    stage: {q: statistics.fmean(row[name][stage][q] for row in group) for q in of}
+                    for stage, of in group[0][name].items()
+                }
         late = [row["late_server"] for row in group]
         found["late_server_range"] = [min(late), max(late)]
         found["p99_over_qt"] = statistics.fmean(row["over_qt"]["p99"] for row in group)
@@ -229,6 +239,10 @@ def main() -> None:
                     if system == OURS:
                         hosts = {share: twin.with_host(share).late(*here) for share in HOSTS}
                         row["simulated_host"] = hosts
+                        waits = twin.waits_ns(*here).items()
+                        row["simulated_tails_ms"] = {
+                            stage: tail([ns / 1e6 for ns in all_ns]) for stage, all_ns in waits
+                        }
                     rows.append(row)
     means = list(over_seeds(rows))
     show(means)

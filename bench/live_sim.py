@@ -195,6 +195,18 @@ class Twin:
         missed = report.violations + report.requests - report.completed
         return missed / report.requests
 
+    def waits_ns(self, system: str, rho: float, seed: int) -> dict[str, list[int]]:
+        """Of each request, as `live_late.STAGES` has it: hand-over and answer."""
+        trace, _ = self._traces.make(rho, seed)
+        found: dict[str, list[int]] = {"hand-over": [], "answer": []}
+        for row in self._simulate(trace, system).answered:
+            if isinstance(row.outcome, Completed):
+                times = row.outcome.timeline
+                on_lane_ns = times.finished_ns - times.launched_ns - times.suspended_ns
+                found["hand-over"].append(on_lane_ns - ran_ns(row.outcome))
+                found["answer"].append(row.answered_ns - times.finished_ns)
+        return found
+
     def _simulate(self, trace: Trace, system: str) -> Simulation:
         requests = [self._offered(number, item) for number, item in enumerate(trace.items, 1)]
         policy, _, discipline = system.partition("+")

@@ -63,6 +63,24 @@ def _cell(row: dict[str, Any]) -> str:
     return f"{live:.1%}{spread}, {simulated:.1%}, {client:.1%}".replace("%", " %")
 
 
+def tails(content: dict[str, Any]) -> str:
+    """Markdown: hand-over and answer of our system, live and simulated, a row for each ρ."""
+    lines = []
+    for row in content["means"]:
+        if row["system"] == OURS:
+            live, simulated = row["tails_ms"], row["simulated_tails_ms"]
+            cells = (
+                ", ".join(f"{of[stage][q]:.2f}" for q in of[stage])
+                for stage in live
+                for of in (live, simulated)
+            )
+            lines.append([f"{row['rho']:g}", *cells])
+    heads = (
+        f"{stage}, {how}" for stage in ("hand-over", "answer") for how in ("live", "simulated")
+    )
+    return markdown(["ρ", *heads], lines)
+
+
 def wakeups(content: dict[str, Any]) -> str:
     """Markdown: how long the server waits for a core, a row for each niceness of the lane there."""
     rows = content["rows"]
@@ -81,6 +99,7 @@ def written_into(page: str) -> str:
     """The page with the tables of today's results."""
     for marker, name in BENCHES.items():
         page = placed(page, marker, section(result(name)))
+    page = placed(page, "live tails", tails(result("live")))
     return placed(page, "wakeups", wakeups(result("wakeups")))
 
 
