@@ -74,12 +74,11 @@ def most_on_time(
 def _jobs(requests: Sequence[Offered], model: DeviceModel) -> list[Job]:
     """Those that could be on time if they were alone, in order of release."""
     pace = min(1.0, *model.slowdown)
-    launch_ns = model.switch_ns if model.launch_ns is None else model.launch_ns
     jobs: list[Job] = []
     for offered in requests:
         release = offered.task.arrived_ns + offered.prepare_ns
         deadline = offered.task.due_ns - offered.answer_ns
-        work_ns = (offered.run_ns + launch_ns) * pace
+        work_ns = (offered.run_ns + model.launching_ns) * pace
         if deadline - release >= work_ns:
             jobs.append(Job(release, deadline, work_ns, offered.task.task_id))
     jobs.sort(key=lambda job: job.release)

@@ -42,12 +42,14 @@ from rich.table import Table
 
 from bench.live_late import STAGES, late_ones, stages
 from bench.live_setup import OURS, Traces, live_server
-from bench.live_sim import Learned, Twin
+from bench.live_sim import Learned, Twin, waits_ns
 from bench.machine import machine_facts
 from bench.open_loop import LoadRun, load_process
+from bench.policies import missed_share
 from bench.solo import records
 from bench.undisturbed import Undisturbed
 from serve.journal import decode
+from serve.sim.report import summarize
 from serve.sim.workload import BASELINES
 from serve.workload import Trace
 
@@ -235,13 +237,14 @@ def main() -> None:
                 there = folder / f"{number}-{seed}"
                 for row in serve_traces(client, traces, there, system, executor, seed, rhos):
                     twin, here = twins[row["rho"]], (system, row["rho"], seed)
-                    row["simulated"] = twin.late(*here)
+                    answered = twin.answered(*here)
+                    row["simulated"] = missed_share(summarize(answered))
                     if system == OURS:
                         hosts = {share: twin.with_host(share).late(*here) for share in HOSTS}
                         row["simulated_host"] = hosts
-                        waits = twin.waits_ns(*here).items()
                         row["simulated_tails_ms"] = {
-                            stage: tail([ns / 1e6 for ns in all_ns]) for stage, all_ns in waits
+                            stage: tail([ns / 1e6 for ns in all_ns])
+                            for stage, all_ns in waits_ns(answered).items()
                         }
                     rows.append(row)
     means = list(over_seeds(rows))

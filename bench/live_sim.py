@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from bench.live_setup import OURS, Traces
 from bench.open_loop import LoadRun
+from bench.policies import missed_share
 from serve.core.fleet import make_scheduler
 from serve.core.params import LANES_PER_CORE
 from serve.core.types import Bytes, Completed, Estimate, LaneId, Nanos
@@ -18,7 +19,7 @@ from serve.sim.device import Offered
 from serve.sim.engine import Simulation
 from serve.sim.host import HostModel
 from serve.sim.replay import budget_of, recorded
-from serve.sim.report import summarize
+from serve.sim.report import Answered, summarize
 from serve.sim.workload import BASELINES, make_system, task_of
 from serve.workload import Trace, TraceItem
 
@@ -93,6 +94,18 @@ class Pace:
 def ran_ns(outcome: Completed) -> int:
     """On the lane, without standing suspended."""
     return max(0, outcome.usage.run_ns - outcome.timeline.suspended_ns)
+
+
+def waits_ns(answered: Iterable[Answered]) -> dict[str, list[int]]:
+    """Of each request, as `live_late.STAGES` has it: hand-over and answer."""
+    found: dict[str, list[int]] = {"hand-over": [], "answer": []}
+    for row in answered:
+        if isinstance(row.outcome, Completed):
+            times = row.outcome.timeline
+            on_lane_ns = times.finished_ns - times.launched_ns - times.suspended_ns
+            found["hand-over"].append(on_lane_ns - ran_ns(row.outcome))
+            found["answer"].append(row.answered_ns - times.finished_ns)
+    return found
 
 
 class Twin:
@@ -190,22 +203,12 @@ class Twin:
 
     def late(self, system: str, rho: float, seed: int) -> float:
         """Share late or refused, as the server would see it."""
-        trace, _ = self._traces.make(rho, seed)
-        report = summarize(self._simulate(trace, system).answered)
-        missed = report.violations + report.requests - report.completed
-        return missed / report.requests
+        return missed_share(summarize(self.answered(system, rho, seed)))
 
-    def waits_ns(self, system: str, rho: float, seed: int) -> dict[str, list[int]]:
-        """Of each request, as `live_late.STAGES` has it: hand-over and answer."""
+    def answered(self, system: str, rho: float, seed: int) -> list[Answered]:
+        """Every request of a trace at its end."""
         trace, _ = self._traces.make(rho, seed)
-        found: dict[str, list[int]] = {"hand-over": [], "answer": []}
-        for row in self._simulate(trace, system).answered:
-            if isinstance(row.outcome, Completed):
-                times = row.outcome.timeline
-                on_lane_ns = times.finished_ns - times.launched_ns - times.suspended_ns
-                found["hand-over"].append(on_lane_ns - ran_ns(row.outcome))
-                found["answer"].append(row.answered_ns - times.finished_ns)
-        return found
+        return self._simulate(trace, system).answered
 
     def _simulate(self, trace: Trace, system: str) -> Simulation:
         requests = [self._offered(number, item) for number, item in enumerate(trace.items, 1)]

@@ -2,7 +2,7 @@
 
 Other programs here are seen in the kernel's accounts. Those of other machines on the same hardware
 are not: the cores of a virtual machine are threads of real ones that somebody else may use as well,
-and then everything here takes up to 1.7 times the processor time, for seconds. So on each core a
+and then everything here takes more processor time, for seconds. So on each core a
 thread does the same little piece of work, twenty times a second, and looks at what it took.
 """
 

@@ -47,6 +47,11 @@ class DeviceModel:
         if not self.slowdown or min(self.slowdown) <= 0:
             raise ValueError(f"slowdown must be positive numbers, got {self.slowdown}")
 
+    @property
+    def launching_ns(self) -> Nanos:
+        """What a launch takes of the device."""
+        return self.switch_ns if self.launch_ns is None else self.launch_ns
+
     def slowdown_beside(self, others: int) -> float:
         """The slowdown of a task with `others` executing beside it."""
         return self.slowdown[min(others, len(self.slowdown) - 1)]
@@ -102,7 +107,7 @@ class SimulatedDevice:
         self._core_of: dict[LaneId, int] = {}
         #: Pace of each of 1, 2, 3, … that execute on one core.
         self._together = [1 / slowdown for slowdown in model.slowdown]
-        self._launch_ns = model.switch_ns if model.launch_ns is None else model.launch_ns
+        self._launch_ns = model.launching_ns
 
     def launch(self, lane_id: LaneId, task_id: TaskId, run_ns: int, now_ns: int) -> None:
         """Start a run of `run_ns` work on the idle lane."""
