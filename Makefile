@@ -45,7 +45,7 @@ demo: $(PACKAGE) ## Start a server on the demo models, load it, show the report
 
 test: $(PACKAGE) ## All Python tests; with COVERAGE=1 also what they cover
 	$(SAY) "tests"
-	@$(PYTEST) $(if $(COVERAGE),--cov --cov-report=term:skip-covered) $(ARGS)
+	@$(PYTEST) --durations=15 $(if $(COVERAGE),--cov --cov-report=term:skip-covered) $(ARGS)
 
 test-fast: $(PACKAGE) ## Python tests without the slow ones
 	@$(PYTEST) -m "not slow" $(ARGS)

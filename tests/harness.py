@@ -1,31 +1,37 @@
 """A real server in a process of its own, for end-to-end tests and benches."""
 
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
+from tests.waiting import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parent.parent
-_START_TIMEOUT_S = 240.0
-_STOP_TIMEOUT_S = 40.0
+_START_TIMEOUT_S = 2 * PATIENCE_S
+#: It drains for as long as others are waited for, and then has to end.
+_STOP_TIMEOUT_S = 2 * PATIENCE_S
+#: Not one of those the system gives to connections and to whoever asks for any: it could be taken
+#: until the server listens there, which on a loaded machine is a minute later.
+_PORTS = range(10_000, 32_000)
 
 
 def free_ports(count: int) -> list[int]:
     """Ports nobody listens on now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+    found: set[int] = set()
+    while len(found) < count:
+        port = random.SystemRandom().choice(_PORTS)
+        with socket.socket() as one, suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            found.add(port)
+    return list(found)
 
 
 class ServerProcess:
@@ -58,7 +64,11 @@ class ServerProcess:
         self.database = folder / "report.db"
         self.log = folder / "server.log"
         table: dict[str, dict[str, object]] = {
-            "server": {"grpc_port": self.grpc_port, "http_port": self.http_port},
+            "server": {
+                "grpc_port": self.grpc_port,
+                "http_port": self.http_port,
+                "drain_timeout_s": PATIENCE_S,
+            },
             "models": {"repository": str(repository)},
             "device": {"memory_budget": "2 GiB"},
             "scheduling": {"policy": policy, "discipline": discipline},
@@ -159,7 +169,7 @@ class ServerProcess:
         """SIGKILL."""
         assert self.process is not None
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(PATIENCE_S)
 
     def _read(self, process: "subprocess.Popen[str]") -> None:
         assert process.stdout is not None

@@ -9,6 +9,7 @@ from typing import Any
 
 from serve import native
 from tests.harness import ROOT
+from tests.waiting import PATIENCE_S
 
 
 def run_metered(script: str) -> Any:
@@ -20,7 +21,7 @@ def run_metered(script: str) -> Any:
         env={**os.environ, "LD_PRELOAD": str(library), "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -3,37 +3,31 @@
 import os
 import re
 import sqlite3
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from tests.harness import ServerProcess
+from tests.waiting import PATIENCE_S, wait_for
 
-PATIENCE_S = 60.0
-
-
-def wait_for(true: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
-    """The first truthy result of `true`."""
-    give_up = time.monotonic() + patience_s
-    while not (found := true()):
-        assert time.monotonic() < give_up, f"never came: {what}"
-        time.sleep(0.01)
-    return found
+__all__ = [
+    "PATIENCE_S", "descendants", "http_get", "is_running", "metric", "row", "rows",
+    "shared_memory_names", "wait_for",
+]  # fmt: skip
 
 
 def http_get(server: ServerProcess, path: str) -> tuple[int, str]:
     """Status and body; status 0 while nobody listens."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.http_port}{path}") as answer:
+        url = f"http://127.0.0.1:{server.http_port}{path}"
+        with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.read().decode()
-    except urllib.error.URLError:
+    except OSError:  # also when it stops listening just then
         return 0, ""
 
 
@@ -47,7 +41,8 @@ def metric(server: ServerProcess, name: str) -> float:
 
 def rows(server: ServerProcess, where: str = "", *values: object) -> list[dict[str, Any]]:
     """Rows of the report's database in order of arrival; they come with up to a second's delay."""
-    with closing(sqlite3.connect(f"file:{server.database}?mode=ro", uri=True)) as db:
+    uri = f"file:{server.database}?mode=ro"
+    with closing(sqlite3.connect(uri, uri=True, timeout=PATIENCE_S)) as db:
         db.row_factory = sqlite3.Row
         query = f"SELECT * FROM request {where and 'WHERE ' + where} ORDER BY row_id"
         return [dict(row) for row in db.execute(query, values)]
