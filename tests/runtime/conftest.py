@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.support import Troubled
-from tests.outside import descendants
+from tests.outside import descendants, wait_for
 
 
 @pytest.fixture(scope="session")
@@ -32,3 +32,12 @@ def held_by_this_process() -> tuple[set[str], set[str], set[int]]:
             continue  # the one that lists them
     threads = {thread.name for thread in threading.enumerate()}
     return files, threads, set(descendants(os.getpid()))
+
+
+def assert_nothing_more_is_held(before: tuple[set[str], set[str], set[int]]) -> None:
+    """Than `before`; what others held then may be gone."""
+
+    def more() -> list[set[str] | set[int]]:
+        return [now - then for now, then in zip(held_by_this_process(), before, strict=True)]
+
+    wait_for(lambda: not any(more()), f"the end of {more()}")

@@ -144,7 +144,12 @@ def test_requests_are_spread_and_told_apart(served, trouble):
         assert {record.co_runners for record in records} == {0}
     assert waiting.result(PATIENCE_S).lane == 0
     served.records.clear()
-    assert {record.lane for record in served.ask_many(40)} == {0, 1}
+    both_are_used(served)
+
+
+def both_are_used(served):
+    """Where requests come faster than one device answers them, as they do in time."""
+    wait_for(lambda: {record.lane for record in served.ask_many(40)} == {0, 1}, "both devices")
 
 
 def test_a_request_too_large_for_each_device_is_refused(served):
@@ -174,7 +179,7 @@ def test_a_device_that_dies_runs_its_task_again_and_the_other_goes_on(served, tr
     wait_for(lambda: served.engine.snapshot().lanes_up == DEVICES, "the device to come back")
     assert served.engine.snapshot().lane_restarts == 1
     assert served.engine.pool.pids()[LaneId(1)] == pids[LaneId(1)]
-    assert {record.lane for record in served.ask_many(40)} == {0, 1}
+    both_are_used(served)
     assert served.engine.snapshot().reserved_bytes == 0
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from serve.errors import ModelError
 from serve.runtime.interference import is_news, learn_interference
+from tests.waiting import PATIENCE_S
 
 #: Reserved for each node of a probe.
 NODE_BYTES = 1000
@@ -22,7 +23,7 @@ class Server:
     def submit(self, call):
         self.sizes.append((call.model, call.tensors["x"].shape[0]))
         assert call.qos_target_ns >= 10**12
-        self._arrived.wait(30)
+        self._arrived.wait(PATIENCE_S)
         return SimpleNamespace(result=lambda: None)
 
 
