@@ -15,6 +15,7 @@ from serve.runtime.api import (
     ModelInfo,
     TensorSpec,
 )
+from tests.waiting import wait_for
 
 FEATURES, CLASSES = 4, 3
 FACTS = ServerRun(
@@ -149,10 +150,7 @@ class FakeEngine:
 
     def wait_for_calls(self, count: int) -> None:
         """Return once `count` requests were submitted."""
-        deadline = time.monotonic() + 10
-        while len(self.calls) < count:
-            assert time.monotonic() < deadline, f"{len(self.calls)} of {count} calls came"
-            time.sleep(0.002)
+        wait_for(lambda: len(self.calls) >= count, f"{count} calls")
 
     def submit(self, call: InferCall) -> FakeTicket:
         if self.refuse_with is not None:

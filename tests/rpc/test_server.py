@@ -3,7 +3,6 @@
 import queue
 import socket
 import threading
-import time
 
 import grpc
 import numpy as np
@@ -17,6 +16,7 @@ from serve.pb import grpc_service_pb2_grpc
 from serve.rpc.server import Server
 from serve.wire import INFER_METHOD, STREAM_METHOD, decode_response, encode_request
 from tests.rpc.fakes import FACTS, FEATURES, FakeEngine
+from tests.waiting import PATIENCE_S, eventually
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -31,13 +31,6 @@ def message(request_id=""):
 @pytest.fixture
 def health(channel):
     return health_pb2_grpc.HealthStub(channel)
-
-
-def eventually(condition):
-    deadline = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def check(health, name=""):
@@ -127,7 +120,7 @@ def test_a_model_removed_from_the_repository_stops_serving(health, engine):
 
 
 def test_health_changes_are_watched(health, engine):
-    watch = health.Watch(health_pb2.HealthCheckRequest(service="gcn"), timeout=10)
+    watch = health.Watch(health_pb2.HealthCheckRequest(service="gcn"), timeout=PATIENCE_S)
     assert next(watch).status == SERVING
     reads = engine.repository_reads
     engine.ready = False
@@ -138,7 +131,7 @@ def test_health_changes_are_watched(health, engine):
     assert next(watch).status == NOT_SERVING
     assert engine.repository_reads == reads  # requests would wait for it, four times a second
     watch.cancel()
-    unknown = health.Watch(health_pb2.HealthCheckRequest(service="nope"), timeout=10)
+    unknown = health.Watch(health_pb2.HealthCheckRequest(service="nope"), timeout=PATIENCE_S)
     assert next(unknown).status == UNKNOWN
     unknown.cancel()
 
@@ -154,7 +147,7 @@ def test_reflection_describes_every_service(channel):
     }
     symbols = (request(file_containing_symbol=name) for name in sorted(names))
     wanted = [request(list_services=""), *symbols]
-    listed, *files = ask(iter(wanted), timeout=10)
+    listed, *files = ask(iter(wanted), timeout=PATIENCE_S)
     assert {service.name for service in listed.list_services_response.service} == names
     for found in files:
         assert found.file_descriptor_response.file_descriptor_proto, found.error_response
@@ -165,10 +158,10 @@ def test_stopping_answers_what_was_taken_and_refuses_the_rest(server, channel, e
     engine.hold_all = True
     taken = [infer.future(message(str(i))) for i in range(4)]
     engine.wait_for_calls(4)
-    watch = health.Watch(health_pb2.HealthCheckRequest(), timeout=10)
+    watch = health.Watch(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S)
     assert next(watch).status == SERVING
     left = queue.SimpleQueue()
-    stopping = threading.Thread(target=lambda: left.put(server.stop(10.0)))
+    stopping = threading.Thread(target=lambda: left.put(server.stop(PATIENCE_S)))
     stopping.start()
     assert next(watch).status == NOT_SERVING
     ready = channel.unary_unary(
@@ -184,7 +177,7 @@ def test_stopping_answers_what_was_taken_and_refuses_the_rest(server, channel, e
     assert stopping.is_alive()
     engine.let_go()
     assert [decode_response(call.result()).request_id for call in taken] == list("0123")
-    stopping.join()
+    stopping.join(PATIENCE_S)
     assert left.get() == 0
     with pytest.raises(grpc.RpcError) as caught:
         infer(message("later"))
@@ -194,10 +187,10 @@ def test_stopping_answers_what_was_taken_and_refuses_the_rest(server, channel, e
 def test_stopping_waits_for_the_answers_of_streams(server, channel, engine):
     engine.hold_all = True
     requests = queue.SimpleQueue()
-    stream = channel.stream_stream(STREAM_METHOD)(iter(requests.get, None), timeout=20)
+    stream = channel.stream_stream(STREAM_METHOD)(iter(requests.get, None), timeout=PATIENCE_S)
     requests.put(message("a"))
     engine.wait_for_calls(1)
-    stopping = threading.Thread(target=server.stop, args=(10.0,))
+    stopping = threading.Thread(target=server.stop, args=(PATIENCE_S,))
     stopping.start()
     eventually(lambda: server.draining)
     requests.put(message("b"))
@@ -207,7 +200,7 @@ def test_stopping_waits_for_the_answers_of_streams(server, channel, engine):
     with pytest.raises(grpc.RpcError) as caught:
         next(stream)  # the client never ended it
     assert caught.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-    stopping.join()
+    stopping.join(PATIENCE_S)
     requests.put(None)
 
 

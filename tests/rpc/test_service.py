@@ -12,6 +12,7 @@ from serve.pb import gnnserve_pb2
 from serve.pb import grpc_service_pb2 as pb
 from serve.wire import INFER_METHOD, decode_response, encode_request
 from tests.rpc.fakes import CLASSES, FEATURES
+from tests.waiting import PATIENCE_S, eventually, with_growing_limits
 
 X = np.arange(3 * FEATURES, dtype=np.float32).reshape(3, FEATURES)
 EDGES = np.array([[0, 1], [1, 2]], np.int64)
@@ -33,13 +34,6 @@ def fails(call, *args, **kwargs):
     with pytest.raises(grpc.RpcError) as caught:
         call(*args, **kwargs)
     return caught.value
-
-
-def eventually(condition):
-    deadline = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_infer_answers_with_what_happened(infer, engine):
@@ -148,11 +142,11 @@ def test_bugs_keep_their_text_in_the_log(infer, engine, caplog):
 
 
 def test_the_grpc_deadline_reaches_the_engine(infer, engine):
-    infer(message(), timeout=30)
-    infer(message(timeout=1_000_000), timeout=30)
+    infer(message(), timeout=10 * PATIENCE_S)
+    infer(message(timeout=1_000_000), timeout=10 * PATIENCE_S)
     infer(message())
     limits = [call.timeout_ns for call in engine.calls]
-    assert 29e9 < limits[0] < 31e9  # gRPC rounds up
+    assert 9e9 * PATIENCE_S < limits[0] < 11e9 * PATIENCE_S  # gRPC rounds up
     assert limits[1:] == [1_000_000_000, None]
 
 
@@ -165,9 +159,14 @@ def test_a_cancelled_call_is_cancelled_in_the_engine(infer, engine):
 
 
 def test_an_expired_deadline_cancels_too(infer, engine):
+    def reached_the_engine(limit_s):
+        error = fails(infer, message(), timeout=limit_s)
+        assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        return engine.calls
+
     engine.hold_all = True
-    assert fails(infer, message(), timeout=0.05).code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    eventually(lambda: len(engine.cancelled) == 1)
+    calls = with_growing_limits(reached_the_engine)
+    eventually(lambda: len(engine.cancelled) == len(calls))
 
 
 def test_an_answered_request_is_not_cancelled_afterwards(infer, engine):
@@ -252,7 +251,7 @@ def test_statistics_count_every_request_by_stage(standard, infer, engine):
         3,
         3,
     )
-    assert abs(found.last_inference / 1000 - time.time()) < 60
+    assert abs(found.last_inference / 1000 - time.time()) < PATIENCE_S
     for stage, ns in (
         (stats.queue, 33_000),
         (stats.compute_input, 66_000),

@@ -2,7 +2,6 @@
 
 import queue
 import threading
-import time
 
 import grpc
 import numpy as np
@@ -12,6 +11,7 @@ from serve.errors import ModelError, QueueFull
 from serve.pb import grpc_service_pb2 as pb
 from serve.wire import STREAM_METHOD, Failure, decode_stream_answer, encode_request
 from tests.rpc.fakes import FEATURES
+from tests.waiting import PATIENCE_S, eventually
 
 TENSORS = {
     "x": np.ones((2, FEATURES), np.float32),
@@ -26,10 +26,10 @@ def message(request_id, model="gcn"):
 class Talk:
     """A stream to feed and to read by hand."""
 
-    def __init__(self, channel, metadata=None, timeout=20):
+    def __init__(self, channel, metadata=None):
         self._requests = queue.SimpleQueue()
         self.call = channel.stream_stream(STREAM_METHOD)(
-            iter(self._requests.get, None), timeout=timeout, metadata=metadata
+            iter(self._requests.get, None), timeout=PATIENCE_S, metadata=metadata
         )
 
     def send(self, *messages):
@@ -58,13 +58,6 @@ def talk(channel):
     for one in open_talks:
         one.end()
         one.call.cancel()
-
-
-def eventually(condition):
-    deadline = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_answers_come_as_they_finish(talk, engine):
@@ -142,7 +135,7 @@ def test_streams_and_single_calls_do_not_hinder_each_other(talk, standard, engin
     stream.send(*(message(str(i)) for i in range(16)))
     engine.wait_for_calls(16)
     request = pb.ModelInferRequest.FromString(message("single"))
-    assert standard.ModelInfer(request, timeout=10).id == "single"
+    assert standard.ModelInfer(request, timeout=PATIENCE_S).id == "single"
     engine.let_go()
     stream.end()
     assert len(stream.read_rest()) == 16

@@ -2,23 +2,15 @@
 
 import queue
 import threading
-import time
 from contextlib import contextmanager
 
 import grpc
 import pytest
 
 from serve.rpc.threads import CallThreads
+from tests.waiting import PATIENCE_S, eventually
 
 METHOD = "/Test/Call"
-SHORT_S = 10.0
-
-
-def eventually(condition):
-    deadline = time.monotonic() + SHORT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 class Server:
@@ -32,7 +24,7 @@ class Server:
     def answer(self, message, context):
         self.seen.put((message, threading.get_ident()))
         if message.startswith(b"hold"):
-            self.let_go.wait(SHORT_S)
+            self.let_go.wait(PATIENCE_S)
         return message
 
     @property
@@ -55,7 +47,7 @@ def serving(most=4):
             yield server, channel
         finally:
             server.let_go.set()
-            running.stop(SHORT_S).wait()
+            running.stop(PATIENCE_S).wait()
             server.pool.shutdown(wait=False)
     eventually(lambda: not server.threads)
 
@@ -63,9 +55,9 @@ def serving(most=4):
 def test_a_call_has_no_thread_before_its_message_is_there():
     with serving() as (server, channel):
         messages = queue.Queue()
-        call = channel.stream_unary(METHOD).future(iter(messages.get, None), timeout=SHORT_S)
+        call = channel.stream_unary(METHOD).future(iter(messages.get, None), timeout=PATIENCE_S)
         # A call that came later was answered, so the first has arrived as well.
-        assert channel.unary_unary(METHOD)(b"later", timeout=SHORT_S) == b"later"
+        assert channel.unary_unary(METHOD)(b"later", timeout=PATIENCE_S) == b"later"
         assert len(server.threads) == 1
         messages.put(b"now")
         messages.put(None)
@@ -75,7 +67,7 @@ def test_a_call_has_no_thread_before_its_message_is_there():
 
 def test_a_call_without_a_message_is_refused_in_grpcs_words():
     with serving() as (server, channel), pytest.raises(grpc.RpcError) as caught:
-        channel.stream_unary(METHOD)(iter(()), timeout=SHORT_S)
+        channel.stream_unary(METHOD)(iter(()), timeout=PATIENCE_S)
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
     assert "requires exactly one request message" in caught.value.details()
     assert server.seen.empty()
@@ -85,9 +77,9 @@ def test_a_call_that_ends_before_its_message_leaves_its_place():
     with serving(most=1) as (server, channel):
         never = threading.Event()
         call = channel.stream_unary(METHOD).future(
-            (b"" for _ in iter(lambda: never.wait(SHORT_S), True)), timeout=SHORT_S
+            (b"" for _ in iter(lambda: never.wait(PATIENCE_S), True)), timeout=PATIENCE_S
         )
-        later = channel.unary_unary(METHOD).future(b"later", timeout=SHORT_S)
+        later = channel.unary_unary(METHOD).future(b"later", timeout=PATIENCE_S)
         call.cancel()
         never.set()
         assert later.result() == b"later"
@@ -97,9 +89,9 @@ def test_a_call_that_ends_before_its_message_leaves_its_place():
 def test_calls_beyond_the_threads_wait_and_are_answered():
     with serving(most=2) as (server, channel):
         ask = channel.unary_unary(METHOD)
-        held = [ask.future(b"hold %d" % i, timeout=SHORT_S) for i in range(2)]
-        assert {server.seen.get(timeout=SHORT_S)[0] for _ in held} == {b"hold 0", b"hold 1"}
-        waiting = [ask.future(b"next %d" % i, timeout=SHORT_S) for i in range(3)]
+        held = [ask.future(b"hold %d" % i, timeout=PATIENCE_S) for i in range(2)]
+        assert {server.seen.get(timeout=PATIENCE_S)[0] for _ in held} == {b"hold 0", b"hold 1"}
+        waiting = [ask.future(b"next %d" % i, timeout=PATIENCE_S) for i in range(3)]
         assert server.seen.empty()
         server.let_go.set()
         assert [call.result() for call in (*held, *waiting)] == [
@@ -111,18 +103,19 @@ def test_calls_beyond_the_threads_wait_and_are_answered():
 def test_the_thread_that_was_idle_for_the_shortest_time_serves():
     with serving() as (server, channel):
         ask = channel.unary_unary(METHOD)
-        first = ask.future(b"hold", timeout=SHORT_S)
-        _, held_by = server.seen.get(timeout=SHORT_S)
-        ask(b"beside", timeout=SHORT_S)
-        _, served_by = server.seen.get(timeout=SHORT_S)
+        first = ask.future(b"hold", timeout=PATIENCE_S)
+        _, held_by = server.seen.get(timeout=PATIENCE_S)
+        ask(b"beside", timeout=PATIENCE_S)
+        _, served_by = server.seen.get(timeout=PATIENCE_S)
         assert served_by != held_by
+        # An answer is out a moment before its thread is idle.
+        eventually(lambda: len(server.pool._idle) == 1)
         server.let_go.set()
         assert first.result() == b"hold"
-        # The answer is out a moment before its thread is idle.
         eventually(lambda: len(server.pool._idle) == 2)
         for _ in range(5):
-            ask(b"after", timeout=SHORT_S)
-            assert server.seen.get(timeout=SHORT_S)[1] == held_by
+            ask(b"after", timeout=PATIENCE_S)
+            assert server.seen.get(timeout=PATIENCE_S)[1] == held_by
             eventually(lambda: len(server.pool._idle) == 2)
 
 
@@ -131,7 +124,7 @@ def test_a_call_that_fails_leaves_its_thread_to_the_next():
     done = threading.Event()
     pool.submit(lambda: 1 / 0)
     pool.submit(done.set)
-    assert done.wait(SHORT_S)
+    assert done.wait(PATIENCE_S)
     pool.shutdown(wait=False)
     with pytest.raises(RuntimeError, match="after shutdown"):
         pool.submit(done.set)

@@ -8,6 +8,7 @@ import pytest
 triton = pytest.importorskip("tritonclient.grpc")
 
 from tests.rpc.fakes import CLASSES, FEATURES  # noqa: E402
+from tests.waiting import PATIENCE_S  # noqa: E402
 
 X = np.arange(3 * FEATURES, dtype=np.float32).reshape(3, FEATURES)
 EDGES = np.array([[0, 1], [1, 2]], np.int64)
@@ -52,7 +53,7 @@ def test_infer_with_every_option(client, engine):
         request_id="r-1",
         priority=1,
         timeout=5_000_000,
-        client_timeout=10,
+        client_timeout=PATIENCE_S,
         parameters={"qos_target_us": 900, "tenant": "acme"},
     )
     np.testing.assert_array_equal(result.as_numpy("output"), EXPECTED)
@@ -76,7 +77,7 @@ def test_stream_infer(client):
     for number in range(4):
         client.async_stream_infer("gcn", inputs(), request_id=str(number))
     client.async_stream_infer("nope", inputs())
-    got = [answers.get(timeout=10) for _ in range(5)]
+    got = [answers.get(timeout=PATIENCE_S) for _ in range(5)]
     client.stop_stream()
     results = {r.get_response().id: r.as_numpy("output") for r, error in got if error is None}
     assert set(results) == set("0123")
