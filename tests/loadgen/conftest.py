@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import PATIENCE_S
+
 ROOT = Path(__file__).parents[2]
 FAKE_SERVER = Path(__file__).with_name("fake_server.py")
 
@@ -24,9 +26,9 @@ def fake_server():
     """A function that starts a fake server in a process of its own."""
 
     @contextmanager
-    def start(delay_s=0.0, fail_every=0):
+    def start(delay_s=0.0, fail_every=0, hold=0):
         with subprocess.Popen(
-            [sys.executable, str(FAKE_SERVER), str(delay_s), str(fail_every)],
+            [sys.executable, str(FAKE_SERVER), str(delay_s), str(fail_every), str(hold)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -37,7 +39,7 @@ def fake_server():
                 yield FakeServer(process)
             finally:
                 process.stdin.close()
-                process.wait(10)
+                process.wait(PATIENCE_S)
 
     return start
 
@@ -48,6 +50,7 @@ def load_command():
 
     def make(server, *arguments):
         command = [sys.executable, "-m", "loadgen", "--target", server.address, "--json"]
+        command += ["--timeout", str(PATIENCE_S)]
         command += ["--scale", "0.01", "--max-nodes", "200", "--max-edges", "2000"]
         return command + [str(argument) for argument in arguments]
 
@@ -64,7 +67,7 @@ def load(load_command):
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE_S,
             check=False,
         )
         assert done.stdout, done.stderr

@@ -1,11 +1,14 @@
-"""A server that answers every inference after a delay; `python fake_server.py DELAY_S FAIL_EVERY`.
+"""A server that answers every inference after a delay: `fake_server.py DELAY_S FAIL_EVERY HOLD`.
 
 Prints its port, then a line when the first inference came, and stops at the end of its stdin. Every
-FAIL_EVERY-th inference is refused, none if 0. Estimates are made up: 10 µs per node, 3 lanes.
+FAIL_EVERY-th inference is refused, none if 0. None is answered before HOLD have come, and stopping
+waits for none. Estimates are made up: 10 µs per node, 3 lanes.
 """
 
 import itertools
+import os
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,9 +20,10 @@ TARGET_US = 50_000
 
 
 class Inference(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
-    def __init__(self, delay_s, fail_every):
+    def __init__(self, delay_s, fail_every, hold):
         self.delay_s = delay_s
         self.fail_every = fail_every
+        self.hold, self.all_came = hold, threading.Event()
         # Counted by a C function, so that threads cannot count alike.
         self.numbers = itertools.count(1)
 
@@ -38,6 +42,9 @@ class Inference(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         number = next(self.numbers)
         if number == 1:
             print("called", flush=True)  # noqa: T201
+        if number >= self.hold:
+            self.all_came.set()
+        self.all_came.wait()
         time.sleep(self.delay_s)
         if self.fail_every and number % self.fail_every == 0:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"queue full at call {number}")
@@ -62,18 +69,18 @@ class GnnServe(gnnserve_pb2_grpc.GnnServeServicer):
 
 
 def main():
-    delay_s, fail_every = float(sys.argv[1]), int(sys.argv[2])
+    delay_s, fail_every, hold = float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     server = grpc.server(
         ThreadPoolExecutor(64), options=[("grpc.max_receive_message_length", 64 * 2**20)]
     )
     grpc_service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(
-        Inference(delay_s, fail_every), server
+        Inference(delay_s, fail_every, hold), server
     )
     gnnserve_pb2_grpc.add_GnnServeServicer_to_server(GnnServe(), server)
     print(server.add_insecure_port("127.0.0.1:0"), flush=True)  # noqa: T201
     server.start()
     sys.stdin.read()
-    server.stop(None)
+    os._exit(0)
 
 
 if __name__ == "__main__":

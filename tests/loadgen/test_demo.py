@@ -5,10 +5,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+
+from tests.waiting import PATIENCE_S, wait_for
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,7 +58,7 @@ def members(session):
 def test_the_demo_shows_answers_load_and_report(tmp_path):
     folder = tmp_path / "out"
     with start_demo(folder) as process:
-        shown, errors = process.communicate(timeout=110)
+        shown, errors = process.communicate(timeout=2 * PATIENCE_S)
     assert process.returncode == 0, errors
     accuracies = [float(found) for found in re.findall(r"│ *([0-9.]+)%.* (?:yes|late) +│", shown)]
     assert len(accuracies) == 4
@@ -82,10 +83,7 @@ def test_interrupted_it_ends_everything(tmp_path, number):
         session = session_of_server(tmp_path)
         assert len(members(session)) > 1
         process.send_signal(number)
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     # What Python itself starts beside processes ends by end of file, just after the server.
-    give_up = time.monotonic() + 10
-    while any(members(session)) and time.monotonic() < give_up:
-        time.sleep(0.05)
-    assert not any(members(session))
+    wait_for(lambda: not any(members(session)), "the end of all processes")

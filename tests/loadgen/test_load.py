@@ -9,11 +9,19 @@ from pathlib import Path
 import pytest
 
 from serve.workload import Trace
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_slow_server_does_not_slow_the_sends(fake_server, load):
+def test_all_is_sent_although_nothing_is_answered(fake_server, load):
+    with fake_server(hold=40) as server:
+        code, seen = load(server, "--rate", 600, "--requests", 40)
+    assert code == 0
+    assert seen["answered"] == 40
+
+
+def test_time_spent_before_a_slow_server_counts(fake_server, load):
     # 64 server threads need four rounds of 0.4 s for 250 requests that are all due within 0.5 s.
     with fake_server(delay_s=0.4) as server:
         code, seen = load(server, "--rate", 600, "--requests", 250, "--seed", 3)
@@ -22,7 +30,6 @@ def test_a_slow_server_does_not_slow_the_sends(fake_server, load):
     # Latency counts from the intended send time, so the queue before the server is in it; a
     # closed loop would have sent the last rounds only after the first were answered.
     assert seen["latency_ms"]["max"] >= 1_100
-    assert seen["send_lag_ms"]["max"] < seen["latency_ms"]["max"] / 2
     assert seen["latency_ms"]["p50"] >= 400
     # The server, by its own clock, saw 0.4 s each against its target of 50 ms.
     assert seen["late"] == seen["late_by_server"] == 250
@@ -63,7 +70,7 @@ def test_failures_are_counted_by_status(fake_server, load):
 
 
 def test_a_request_is_given_up_at_its_timeout(fake_server, load):
-    with fake_server(delay_s=1.0) as server:
+    with fake_server(hold=6) as server:
         code, seen = load(server, "--rate", 100, "--requests", 5, "--timeout", 0.2)
     assert code == 1
     assert seen["by_status"] == {"DEADLINE_EXCEEDED": 5}
@@ -76,7 +83,7 @@ def test_interrupted_it_still_sums_up(fake_server, load_command):
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
             server.wait_for_a_request()
             process.send_signal(signal.SIGINT)
-            output, _ = process.communicate(timeout=30)
+            output, _ = process.communicate(timeout=PATIENCE_S)
     seen = json.loads(output)
     assert process.returncode == 0
     assert 0 < seen["requests"] < seen["scheduled"]
@@ -91,7 +98,7 @@ def test_locusts_own_command_line(fake_server):
                 "--host", server.address, "--rate", "100", "--duration", "0.5",
                 "--workload", "gat", "--scale", "0.01", "--max-nodes", "200", "--json",
             ],
-            cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+            cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
         )  # fmt: skip
     rows = {row["name"]: row for row in json.loads(run.stdout)}
     assert set(rows) == {"gat", "send lag"}
@@ -103,7 +110,7 @@ def test_nobody_there_and_wrong_arguments():
     def load(*arguments):
         command = [sys.executable, "-m", "loadgen", "--target", "127.0.0.1:1", *arguments]
         return subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+            command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
         )
 
     wrong = load("--rate", "1", "--rho", "1", "--duration", "1")
