@@ -13,6 +13,7 @@ from serve.models.placed import PlacedModel, load_on
 from serve.models.repository import find
 from serve.models.signature import probe_inputs
 from serve.models.writer import write_model
+from tests.waiting import PATIENCE_S
 
 ARGS = {"in_channels": 6, "out_channels": 3, "hidden_channels": 8, "num_layers": 3}
 
@@ -53,19 +54,19 @@ def test_lanes_that_share_a_model_do_not_share_what_a_run_remembers(spec, monkey
         out = inner(*args, **named)
         if args[0].shape[0] == 30:
             # The other run begins and ends here, between two layers of this one.
-            together.wait(20)
-            together.wait(20)
+            together.wait(PATIENCE_S)
+            together.wait(PATIENCE_S)
         return out
 
     monkeypatch.setattr(first, "forward", meeting)
 
     def other():
-        together.wait(20)
+        together.wait(PATIENCE_S)
         loaded.run(probe_inputs(20, 60, 1, 6, None))
-        together.wait(20)
+        together.wait(PATIENCE_S)
 
     with ThreadPoolExecutor(1) as threads:
         running = threads.submit(other)
         loaded.run(probe_inputs(30, 90, 1, 6, None))
-        running.result(20)
+        running.result(PATIENCE_S)
     assert sorted(sorted_in) == [60, 90]

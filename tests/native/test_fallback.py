@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 from textwrap import dedent
 
+from tests.waiting import PATIENCE_S
+
 SCRIPT = dedent("""
     import sys
     sys.modules["serve._core"] = None  # as if it was never built
@@ -31,7 +33,7 @@ def test_the_twin_takes_over_and_is_announced():
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -11,6 +11,7 @@ import pytest
 
 from serve.errors import ConfigError
 from serve.obs.http import HttpPort
+from tests.waiting import PATIENCE_S, wait_for
 
 
 class Facts:
@@ -35,13 +36,13 @@ def port(database):
     yield http
     http.stop()
     http.stop()
-    assert set(threading.enumerate()) <= before
+    wait_for(lambda: set(threading.enumerate()) <= before, "the end of its threads")
 
 
 def get(port, path):
     url = f"http://127.0.0.1:{port.port}{path}"
     try:
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
             return answer.status, answer.headers["Content-Type"], answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
