@@ -14,8 +14,9 @@ from torch import Tensor
 
 #: Run for as many seconds as the word is above this,
 SLEEP = 1000.0
-#: or until there is a file `release` beside the model, or a minute has passed.
+#: or until there is a file `release` beside the model, or the longest hold has passed.
 HOLD = 2000.0
+LONGEST_HOLD_S = 600.0
 RAISE, EXIT, CRASH, DIE_ONCE = -1001.0, -1002.0, -1003.0, -1004.0
 #: As HOLD, and nothing that is raised meanwhile ends it.
 DEAF = 3000.0
@@ -36,7 +37,7 @@ class Mischief(torch.nn.Module):
             running = _HERE / f"running.{os.getpid()}"
             running.touch()
             try:
-                _run_for(60.0 if word >= HOLD else word - SLEEP, deaf=word == DEAF)
+                _run_for(LONGEST_HOLD_S if word >= HOLD else word - SLEEP, deaf=word == DEAF)
             finally:
                 running.unlink()
         elif word == RAISE:

@@ -28,8 +28,8 @@ FEATURES = 32
 # The server's lanes are on the same cores: threads that wait for each other would wait for them.
 torch.set_num_threads(1)
 
-#: Of one command of a page.
-_PAGE_TIMEOUT_S = 120.0
+#: Of one command of a page, which may train models.
+_PAGE_TIMEOUT_S = 2 * PATIENCE_S
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,6 +118,14 @@ def assert_answers(server: ServerProcess) -> None:
 
 # -- a model that misbehaves on demand --------------------------------------------------------
 
+_BARRIER = """
+import time
+from pathlib import Path
+
+while not Path(__file__).with_name("open").exists():
+    time.sleep(0.01)
+"""
+
 
 class Troubled:
     """A repository with the model `mischief` (see ``mischief``) and copies of shipped models."""
@@ -140,6 +148,15 @@ class Troubled:
         x = np.random.default_rng(num_nodes).standard_normal((num_nodes, 4), dtype=np.float32)
         x[0, 0] = word
         return Graph(x, np.zeros((2, 0), np.int64))
+
+    def bar_loading(self) -> None:
+        """Keep whoever loads the model waiting until `let_load`."""
+        code = self.folder / "model.py"
+        code.write_text(_BARRIER + code.read_text())
+
+    def let_load(self) -> None:
+        """Let the model be loaded after all."""
+        (self.folder / "open").touch()
 
     def expected(self, graph: Graph) -> np.ndarray:
         with torch.inference_mode():

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from tests.e2e.mischief import CRASH, DIE_ONCE, EXIT, HOLD, RAISE, SLEEP
+from tests.e2e.mischief import CRASH, DIE_ONCE, EXIT, HOLD, RAISE
 from tests.e2e.support import Troubled, assert_equal, infer, random_graph, raw_channel
 from tests.harness import ServerProcess
 from tests.outside import descendants, metric, row, wait_for
@@ -38,10 +38,12 @@ def call(troubled, trouble):
         yield found
         all_up(troubled)
         wait_for(lambda: metric(troubled, "gnnserve_memory_reserved_bytes") == 0, "empty ledger")
-        graph = trouble.graph(SLEEP + 0.3)
-        with ThreadPoolExecutor(LANES) as threads:
-            answers = list(threads.map(lambda _: infer(found, "mischief", graph), range(LANES)))
-        assert {answer.parameters["lane"] for answer in answers} == set(range(LANES))
+        with ThreadPoolExecutor(LANES) as threads, trouble.holding() as graph:
+            held = []
+            for number in range(1, LANES + 1):
+                held.append(threads.submit(infer, found, "mischief", graph))
+                wait_for(lambda n=number: len(trouble.running()) == n, f"{number} runs")
+        assert {one.result().parameters["lane"] for one in held} == set(range(LANES))
 
 
 def all_up(server):
@@ -55,10 +57,9 @@ def running(trouble, but=frozenset()):
 
 def test_a_killed_lane_costs_no_answer(troubled, call, trouble, reference):
     """Small requests go on, on the other lane and later on the new one; the long one runs again."""
-    long = trouble.graph(SLEEP + 1.5)
     small = [(SHIPPED[n % 2], random_graph(50 + n, 200, seed=n)) for n in range(120)]
     restarts = metric(troubled, "gnnserve_lane_restarts_total")
-    with ThreadPoolExecutor(5) as threads:
+    with ThreadPoolExecutor(5) as threads, trouble.holding() as long:
         slow = threads.submit(infer, call, "mischief", long, tenant="killed")
         victim = running(trouble)
         assert victim in descendants(troubled.pid)
@@ -66,7 +67,8 @@ def test_a_killed_lane_costs_no_answer(troubled, call, trouble, reference):
         os.kill(victim, signal.SIGKILL)
         for one, answer in zip(small, answers, strict=True):
             assert_equal(answer.outputs["output"], reference(*one))
-        assert_equal(slow.result().outputs["output"], trouble.expected(long))
+        running(trouble, but={victim})
+    assert_equal(slow.result().outputs["output"], trouble.expected(long))
     told = row(troubled, "tenant = ?", "killed")
     assert (told["status"], told["attempt"]) == ("OK", 2)
     all_up(troubled)
@@ -117,9 +119,12 @@ def test_both_lanes_killed_while_idle_come_back(troubled, call):
     assert len(lanes) == LANES
     for pid in lanes:
         os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: lane_pids(troubled).isdisjoint(lanes), "other processes")
-    all_up(troubled)
-    assert len(lane_pids(troubled)) == LANES
+
+    def replaced():
+        pids = lane_pids(troubled)
+        return len(pids) == LANES and pids.isdisjoint(lanes)
+
+    wait_for(replaced, "other processes")
 
 
 def lane_pids(server) -> set[int]:

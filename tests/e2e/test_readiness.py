@@ -18,15 +18,6 @@ UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
-#: Put before a model's code, it lets nobody load the model until there is a file `open`.
-BARRIER = """
-import time
-from pathlib import Path
-
-while not Path(__file__).with_name("open").exists():
-    time.sleep(0.01)
-"""
-
 
 @pytest.fixture
 def trouble(tmp_path):
@@ -77,8 +68,7 @@ READY = {
 
 
 def test_ready_is_told_after_the_warm_up_and_until_the_stop(tmp_path, trouble):
-    code = trouble.folder / "model.py"
-    code.write_text(BARRIER + code.read_text())
+    trouble.bar_loading()
     server = ServerProcess(tmp_path, repository=trouble.root)
     with server.starting(), raw_channel(server) as call, ThreadPoolExecutor(1) as threads:
         wait_for(lambda: "model gcn: serving" in server.log.read_text(), "the first model")
@@ -89,7 +79,7 @@ def test_ready_is_told_after_the_warm_up_and_until_the_stop(tmp_path, trouble):
         assert "starting" in caught.value.details()
         assert not server.said_ready
 
-        (trouble.folder / "open").touch()
+        trouble.let_load()
         server.wait_ready()
         assert told(server) == READY
 

@@ -2,6 +2,7 @@
 
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -103,14 +104,15 @@ def test_unloading_waits_for_what_was_accepted(call, client, trouble):
 
 
 @contextmanager
-def asking(call, graph, readers=4) -> Iterator[list[np.ndarray]]:
-    """Clients that ask without a pause; what they were answered, in order. None may fail."""
-    answers: list[np.ndarray] = []
+def asking(call, graph, readers=4) -> Iterator[list[tuple[int, np.ndarray]]]:
+    """Clients that ask without a pause; when each asked, and its answer. None may fail."""
+    answers: list[tuple[int, np.ndarray]] = []
     stop = threading.Event()
 
     def ask() -> None:
         while not stop.is_set():
-            answers.append(infer(call, "mischief", graph).outputs["output"])
+            asked_ns = time.monotonic_ns()
+            answers.append((asked_ns, infer(call, "mischief", graph).outputs["output"]))
 
     with ThreadPoolExecutor(readers) as threads:
         asked = [threads.submit(ask) for _ in range(readers)]
@@ -134,12 +136,12 @@ def test_changed_weights_take_over_without_a_gap(call, client, trouble):
         write_model(trouble.root, "mischief", trouble.module, factory="./model.py:build", args={})
         assert_equal(infer(call, "mischief", graph).outputs["output"], old)
         client.load_model("mischief")
-        loaded = len(answers)
+        loaded, loaded_ns = len(answers), time.monotonic_ns()
         assert_equal(infer(call, "mischief", graph).outputs["output"], new)
         wait_for(lambda: len(answers) > loaded + 20, "answers of the new weights")
-    for number, answer in enumerate(answers):
+    for asked_ns, answer in answers:
         # Whoever asked before the change is answered by what was served then.
-        if number > loaded + 4:
+        if asked_ns > loaded_ns:
             assert_equal(answer, new)
         else:
             assert min(np.abs(answer - old).max(), np.abs(answer - new).max()) < 1e-4

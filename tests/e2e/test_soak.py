@@ -7,17 +7,22 @@ import sys
 import pytest
 
 from tests.harness import ROOT
+from tests.waiting import PATIENCE_S
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_soak_leaves_nothing_behind(tmp_path):
     out = tmp_path / "soak.json"
     command = [sys.executable, "-m", "bench.soak", "--out", str(out)]
     # A load that a machine can carry unless it is very busy; then some are refused, and told so.
     options = ["--requests", "300", "--rho", "0.4", "--calibration", "1"]
     done = subprocess.run(
-        [*command, *options], cwd=ROOT, capture_output=True, text=True, check=False
+        [*command, *options],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE_S,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(out.read_text())

@@ -11,6 +11,7 @@ from serve.wire import INFER_METHOD, decode_response, encode_request
 from tests.e2e.support import GOOD, Troubled, assert_equal, infer, raw_channel
 from tests.harness import ServerProcess
 from tests.outside import PATIENCE_S, metric, row, rows, wait_for
+from tests.waiting import with_growing_limits
 
 DEADLINE = grpc.StatusCode.DEADLINE_EXCEEDED
 #: One lane, so that a request behind another is sure to wait.
@@ -71,26 +72,45 @@ def test_a_timeout_ends_a_queued_request(narrow, call):
 
 
 def test_a_timeout_ends_a_running_request(narrow, call, trouble):
-    parameters = {"timeout": 200_000, "tenant": "running"}
-    with trouble.holding() as graph:
+    def ended(limit_s):
+        """Who asked, if the run had begun by then."""
+        parameters = {"timeout": int(limit_s * 1e6), "tenant": f"ran for {limit_s}"}
         error = refused(call, encode_request("mischief", graph.tensors, parameters=parameters))
+        assert error.code() is DEADLINE
+        began = error.details() == "the request's time limit passed while it was running"
+        return parameters["tenant"] if began else None
+
+    with trouble.holding() as graph:
+        tenant = with_growing_limits(ended)
         wait_for(lambda: not trouble.running(), "the end of the run")
         wait_for(lambda: metric(narrow, "gnnserve_memory_reserved_bytes") == 0, "its memory back")
-    assert error.code() is DEADLINE
-    assert error.details() == "the request's time limit passed while it was running"
-    assert row(narrow, "tenant = ?", "running")["reason"] == "deadline"
+    assert row(narrow, "tenant = ?", tenant)["reason"] == "deadline"
 
 
 @pytest.mark.usefixtures("busy")
 def test_the_grpc_deadline_is_a_timeout_too(narrow, call):
-    message = encode_request("gcn", GOOD.tensors, parameters={"tenant": "grpc"})
-    assert refused(call, message, timeout_s=0.2).code() is DEADLINE
+    def waited(limit_s):
+        """Who asked, if the server had the request by then."""
+        tenant = f"grpc {limit_s}"
+        message = encode_request("gcn", GOOD.tensors, parameters={"tenant": tenant})
+        asked = call.future(message, timeout=limit_s)
+        queued = []
+
+        def queued_or_ended():
+            queued.append(metric(narrow, "gnnserve_queue_depth"))
+            return queued[-1] or asked.done()
+
+        wait_for(queued_or_ended, "the request")
+        assert asked.code() is DEADLINE
+        return tenant if queued[-1] else None
+
+    tenant = with_growing_limits(waited)
     # gRPC's timer and ours run out together: whichever was first, the request has ended.
-    assert row(narrow, "tenant = ?", "grpc")["status"] in ("DEADLINE_EXCEEDED", "CANCELLED")
+    assert row(narrow, "tenant = ?", tenant)["status"] in ("DEADLINE_EXCEEDED", "CANCELLED")
 
 
 def test_a_passed_timeout_changes_nothing_for_requests_in_time(call):
-    message = encode_request("gcn", GOOD.tensors, parameters={"timeout": 50_000_000})
+    message = encode_request("gcn", GOOD.tensors, parameters={"timeout": int(PATIENCE_S * 1e6)})
     assert decode_response(call(message, timeout=PATIENCE_S)).outputs["output"].shape == (30, 5)
 
 
