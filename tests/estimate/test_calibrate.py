@@ -258,8 +258,8 @@ def test_calibration_covers_sizes_and_reports_progress():
     assert fractions == sorted(fractions)
     assert fractions[-1] == 1.0
     assert found.time.samples >= 15
-    # Each run was announced with what it needs.
-    assert len(expected) > found.time.samples
+    # Each run was announced with what it needs; a slow machine has no time for a second of each.
+    assert len(expected) >= found.time.samples
     assert max(expected) > 10 * min(expected)
     largest = found.time.largest_nodes, found.time.largest_edges
     assert found.time.largest_edges >= 30 * 16
