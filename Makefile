@@ -28,11 +28,12 @@ CPP_FILES = $(shell git ls-files 'csrc/*.hpp' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.c
 # Two at a time, whole files, whose tests share servers; in the order of their folders, so that the
 # long ones are not last. More would have the servers of some in the way of others.
 PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+TESTS = $(PYTEST) --durations=15 $(if $(COVERAGE),--cov --cov-report=term:skip-covered) $(ARGS)
 SAY := @printf '\033[1m==> %s\033[0m\n'
 
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 
-.PHONY: help setup demo test test-fast cpp bench gpu-check check lint type arch generated format proto stub \
+.PHONY: help setup demo test test-ci test-fast cpp bench gpu-check check lint type arch generated format proto stub \
         wheel clean
 
 help: ## List the targets
@@ -45,7 +46,11 @@ demo: $(PACKAGE) ## Start a server on the demo models, load it, show the report
 
 test: $(PACKAGE) ## All Python tests; with COVERAGE=1 also what they cover
 	$(SAY) "tests"
-	@$(PYTEST) --durations=15 $(if $(COVERAGE),--cov --cov-report=term:skip-covered) $(ARGS)
+	@$(TESTS)
+
+test-ci: $(PACKAGE) ## The same; up to three that fail are tried once more, alone, and named
+	$(SAY) "tests"
+	@.ci/tests $(TESTS)
 
 test-fast: $(PACKAGE) ## Python tests without the slow ones
 	@$(PYTEST) -m "not slow" $(ARGS)
