@@ -75,14 +75,14 @@ ROWS = st.lists(
 
 
 @given(rows=ROWS, slots=st.integers(1, 3))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_it_is_what_the_best_choice_loses(rows, slots):
     given = requests(rows)
     assert unavoidable_violations(given, slots, FREE) == fewest_late(given, slots)
 
 
 @given(rows=ROWS, slots=st.integers(1, 3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_choice_it_knows_of_is_one_and_the_best(rows, slots):
     given = requests(rows)
     kept = most_on_time(given, slots, FREE)
@@ -91,7 +91,7 @@ def test_the_choice_it_knows_of_is_one_and_the_best(rows, slots):
 
 
 @given(rows=ROWS, slots=st.integers(1, 3), chunk=st.integers(1, 4))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_cut_anywhere_it_is_still_a_bound(rows, slots, chunk):
     given = requests(rows)
     with pytest.MonkeyPatch.context() as patch:
@@ -106,7 +106,7 @@ def test_cut_anywhere_it_is_still_a_bound(rows, slots, chunk):
     discipline=st.sampled_from(sorted(DISCIPLINES)),
     slots=st.integers(1, 2),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_no_schedule_does_better(rows, policy, discipline, slots):
     given = requests(rows)
     chosen = params(

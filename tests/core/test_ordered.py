@@ -11,7 +11,7 @@ from serve.core.ordered import SortedKeys
     count=st.integers(0, 12),
     bound=st.integers(-1, 41),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_behaves_as_a_sorted_list(monkeypatch_buckets, values, removed, count, bound):
     keys, model = SortedKeys(), []
     for index, value in enumerate(values):

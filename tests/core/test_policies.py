@@ -48,7 +48,7 @@ def pending_and_capacity(draw):
 
 @every_policy
 @given(case=pending_and_capacity(), seed=st.integers(0, 5))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_contract(name, case, seed):
     tasks, capacity, now = case
     policy = get_policy(name)
@@ -66,7 +66,7 @@ def test_contract(name, case, seed):
 
 @every_policy
 @given(case=pending_and_capacity(), limit=st.integers(2, 8))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_horizon_picks_known_keys_within_its_limit(name, case, limit):
     tasks, _, now = case
     policy = get_policy(name)

@@ -20,7 +20,7 @@ MAX_QUEUE = 60
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 9), st.booleans()), max_size=60))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_at_least_one_tenant_is_within_its_share(rows):
     shares, there = Shares(), []
     for tenant, work, ends in rows:

@@ -228,5 +228,5 @@ class History(RuleBasedStateMachine):
         assert self.world.scheduler.drained
 
 
-History.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+History.TestCase.settings = settings(max_examples=300, stateful_step_count=40)
 TestHistory = History.TestCase

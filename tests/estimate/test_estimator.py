@@ -86,7 +86,7 @@ def test_an_empty_graph_still_takes_time(estimator):
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**7), st.integers(0, 10**5), st.integers(0, 10**6))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_estimates_never_decrease_with_size(worn, nodes, edges, more_nodes, more_edges):
     small = worn.estimate(nodes, edges)
     large = worn.estimate(nodes + more_nodes, edges + more_edges)

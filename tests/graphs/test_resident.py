@@ -54,7 +54,7 @@ def folder(tmp_path_factory):
 
 @pytest.mark.parametrize("compacts", [True, False])
 @given(data=st.data())
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_any_history_of_changes(folder, compacts, data):
     least = 2 if compacts else 1 << 16
     with pytest.MonkeyPatch.context() as patch:

@@ -150,7 +150,7 @@ def cases(draw):
 
 @pytest.mark.skipif(_core is None, reason="not built")
 @given(cases())
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_compiled_and_twin_draw_the_same(case):
     num_nodes, edges, patch, ids, fanouts, seed = case
     found, expected = (
@@ -164,7 +164,7 @@ def test_compiled_and_twin_draw_the_same(case):
 
 
 @given(cases())
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_a_sample_holds_what_was_asked_for(case):
     num_nodes, edges, _, ids, fanouts, seed = case
     indptr, indices = native.build_rows(edges, num_nodes)

@@ -53,7 +53,7 @@ class Parity(RuleBasedStateMachine):
         assert end <= self.compiled.capacity_bytes
 
 
-Parity.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Parity.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestParity = Parity.TestCase
 
 

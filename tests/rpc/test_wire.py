@@ -19,7 +19,7 @@ arrays = npst.arrays(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(arrays, max_size=4))
 def test_what_is_encoded_is_what_the_library_reads(tensors):
     named = {f"t{i}": array for i, array in enumerate(tensors)}
@@ -90,7 +90,7 @@ def typed(value):
     return type(value), struct.pack("d", value) if isinstance(value, float) else value
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(requests | responses)
 def test_any_message_of_the_library_is_read_alike(message):
     is_request = isinstance(message, Request)
@@ -104,7 +104,7 @@ def test_any_message_of_the_library_is_read_alike(message):
     assert read_alike(is_request, message.SerializeToString()) == plain
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(requests | responses, st.integers(0, 2**32), st.booleans())
 def test_a_damaged_message_is_read_alike_or_left_to_the_library(message, seed, cut):
     damaged = bytearray(message.SerializeToString())
@@ -118,7 +118,7 @@ def test_a_damaged_message_is_read_alike_or_left_to_the_library(message, seed, c
         read_alike(is_request, bytes(damaged))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(requests | responses)
 def test_what_either_writes_the_other_reads(message):
     is_request = isinstance(message, Request)
@@ -172,7 +172,7 @@ def test_fields_out_of_order_and_unknown_ones_are_read():
     assert [bytes(raw) for raw in found.raws] == [b"ab", b""]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=40))
 def test_garbage_is_refused_or_is_a_message(garbage):
     try:
