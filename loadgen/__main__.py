@@ -11,13 +11,13 @@ from typing import Annotated, Literal
 
 import msgspec
 import typer
-from rich.console import Console
 
 from loadgen.open_loop import OpenLoop
 from loadgen.options import LoadOptions
 from loadgen.run import run_load
 from loadgen.show import progress_line, show_summary
 from serve.errors import ConfigError, ServeError
+from serve.terminal import Console
 from serve.workload import PoolSpec
 
 app = typer.Typer(
@@ -26,7 +26,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _POOL = PoolSpec()
-_errors = Console(stderr=True, highlight=False)
+_errors = Console(stderr=True)
 
 
 @app.command()
@@ -100,7 +100,7 @@ def load(
 
 def _tell(loop: OpenLoop) -> None:
     line = progress_line(loop.elapsed_s, loop.plan.trace, loop.sent, loop.samples)
-    _errors.print(line.ljust(_errors.width)[: _errors.width - 1], end="\r", highlight=False)
+    _errors.print(line.ljust(_errors.width)[: _errors.width - 1], end="\r")
 
 
 def main() -> None:
@@ -108,7 +108,7 @@ def main() -> None:
     try:
         app(prog_name="gnnserve load")
     except ServeError as error:
-        _errors.print(f"[red]error:[/red] {error}", soft_wrap=True)
+        _errors.print_error(error)
         raise SystemExit(2 if isinstance(error, ConfigError) else 1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

@@ -13,7 +13,6 @@ from typing import Any
 
 import gevent
 from locust import events
-from rich.console import Console
 
 from loadgen.open_loop import OpenLoop
 from loadgen.options import LoadOptions
@@ -22,6 +21,7 @@ from loadgen.show import show_summary
 from loadgen.target import Target
 from loadgen.users import GraphUser
 from serve.errors import ServeError
+from serve.terminal import Console
 from serve.workload import WORKLOADS, PoolSpec
 
 _log = logging.getLogger(__name__)

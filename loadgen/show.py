@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from loadgen.measure import LoadSummary, Quantiles, Sample, quantiles
+from serve.terminal import Console
 from serve.workload import Trace
 
 #: Samples behind the progress line.
@@ -29,12 +30,12 @@ def show_summary(summary: LoadSummary, console: Console) -> None:
     """Print the run: what was offered, what came back, how late, by model and by status."""
     header = summary.trace
     load = f", ρ {header.rho:g} on {header.lanes} lanes" if header.rho is not None else ""
-    console.print(
-        f"\n[bold]{header.workload}[/bold] to {summary.target}: "
+    told = (
+        f" to {summary.target}: "
         f"{summary.requests} of {summary.scheduled} requests in {summary.elapsed_s:.1f} s, "
-        f"{header.arrivals} arrivals at {header.rate_hz:.4g}/s{load}, seed {header.seed}",
-        soft_wrap=True,
+        f"{header.arrivals} arrivals at {header.rate_hz:.4g}/s{load}, seed {header.seed}"
     )
+    console.print(Text.assemble("\n", (header.workload, "bold"), told), soft_wrap=True)
     for name, source in header.sources.items():
         console.print(f"  graph {name}: {source}", style="dim")
     console.print(_times(summary))

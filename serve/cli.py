@@ -12,8 +12,8 @@ from typing import Annotated, Literal, NoReturn
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 import serve
 from serve.config import load_config
@@ -24,6 +24,7 @@ from serve.resources import configs_path
 from serve.runtime.api import ModelEstimate
 from serve.sim.report import SimReport
 from serve.steps import Steps
+from serve.terminal import Console
 
 app = typer.Typer(
     help="An inference server for graph neural networks that keeps a promise per request.",
@@ -33,7 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_errors = Console(stderr=True, highlight=False)
+_errors = Console(stderr=True)
 
 ConfigOption = Annotated[Path, typer.Option("--config", help="Configuration file (TOML).")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
@@ -55,7 +56,7 @@ def main() -> None:
 
 
 def _fail(error: Exception, code: int) -> NoReturn:
-    _errors.print(f"[red]error:[/red] {error}", soft_wrap=True, markup=True)
+    _errors.print_error(error)
     raise SystemExit(code)
 
 
@@ -97,8 +98,13 @@ def serve_command(
             steps.close()
             if _errors.is_terminal:
                 _errors.print(
-                    f"gRPC on [bold]{server.host}:{grpc_port}[/bold], metrics and report on "
-                    f"[bold]http://{server.host}:{http_port}/report[/bold]; Ctrl-C drains and stops"
+                    Text.assemble(
+                        "gRPC on ",
+                        (f"{server.host}:{grpc_port}", "bold"),
+                        ", metrics and report on ",
+                        (f"http://{server.host}:{http_port}/report", "bold"),
+                        "; Ctrl-C drains and stops",
+                    )
                 )
             print("ready", flush=True)  # noqa: T201  the contract's word, on stdout
 
@@ -220,7 +226,8 @@ def simulate_command(
             raise ConfigError("a journal has its own requests: give no --workload and no --rho")
         difference, found, title = replay_journal(journal, policy, discipline)
         if difference:
-            _errors.print(f"[yellow]not the same:[/yellow] {difference}", soft_wrap=True)
+            text = Text.assemble(("not the same:", "yellow"), f" {difference}")
+            _errors.print(text, soft_wrap=True)
         elif not as_json:
             typer.echo("every command is the same as recorded")
         _print_simulation(found, title, as_json)

@@ -18,9 +18,8 @@ from typing import Any, NoReturn
 
 import msgspec
 import numpy as np
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from serve.client import Answer, Client, ClientError
 from serve.errors import NotReady
@@ -28,6 +27,7 @@ from serve.models.community import LabelledGraph, community_graph
 from serve.obs.cli_report import run_report
 from serve.resources import configs_path
 from serve.steps import Steps
+from serve.terminal import Console
 
 #: The first start on a machine calibrates every model.
 _START_S = 180.0
@@ -58,7 +58,7 @@ name = "community"
 dataset = "community"
 """
 
-_console = Console(highlight=False)
+_console = Console()
 
 
 def run_demo(folder: Path, duration_s: float) -> int:
@@ -72,7 +72,7 @@ def run_demo(folder: Path, duration_s: float) -> int:
         database.with_name(database.name + suffix).unlink(missing_ok=True)
     config, address = _write_config(folder)
     with _sigterm_interrupts(), _server(config, folder / "server.log"):
-        _say(f"1. A server on [bold]{address}[/bold], its settings in {config}")
+        _say("1. A server on ", (address, "bold"), f", its settings in {config}")
         with Client(address, timeout_s=30.0) as client:
             _show_server(client)
             _say("2. Each model classifies the nodes of a graph of five communities")
@@ -92,12 +92,12 @@ def run_demo(folder: Path, duration_s: float) -> int:
         ("load it", f"gnnserve load --target {address} --rho 0.4 --end-to-end --duration 30"),
         ("report again", f"gnnserve report --db {database} --since 10m"),
     ):
-        _console.print(f"  {what:22} [bold]{where}[/bold]", soft_wrap=True)
+        _console.print(Text.assemble(f"  {what:22} ", (where, "bold")), soft_wrap=True)
     return code
 
 
-def _say(text: str) -> None:
-    _console.print(f"\n[cyan]{text}[/cyan]", soft_wrap=True)
+def _say(*parts: str | tuple[str, str]) -> None:
+    _console.print(Text.assemble("\n", *parts, style="cyan"), soft_wrap=True)
 
 
 def _write_config(folder: Path) -> tuple[Path, str]:
@@ -237,8 +237,8 @@ def _show_requests(client: Client, graph: LabelledGraph) -> None:
     try:
         client.infer("gcn", x=graph.x, edge_index=wrong)
     except ClientError as error:
-        text = escape(f"{error}")
-        _console.print(f"   an edge to nowhere is refused: [yellow]{text}[/yellow]", soft_wrap=True)
+        refusal = Text.assemble("   an edge to nowhere is refused: ", (f"{error}", "yellow"))
+        _console.print(refusal, soft_wrap=True)
 
 
 def _cells(answer: Answer, graph: LabelledGraph) -> tuple[str, ...]:

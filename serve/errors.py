@@ -1,6 +1,6 @@
 """Every error the server raises on purpose.
 
-The tree (`code` in brackets; only ``serve.rpc.status`` knows what a code is on the wire):
+The tree (`code` in brackets; ``ErrorCode`` is the table of codes and what they are on the wire):
 
     ServeError [INTERNAL]
     ├── ConfigError [INVALID]          a configuration file or a model's config is wrong
@@ -22,18 +22,26 @@ from enum import Enum
 
 
 class ErrorCode(Enum):
-    """What kind of failure this is, independent of the wire."""
+    """What kind of failure this is: our own word, and gRPC's name of its status code.
 
-    INVALID = "invalid"
-    NOT_FOUND = "not_found"
-    EXISTS = "exists"
-    PRECONDITION = "precondition"
-    UNAVAILABLE = "unavailable"
-    EXHAUSTED = "exhausted"
-    DEADLINE = "deadline"
-    CANCELLED = "cancelled"
-    UNIMPLEMENTED = "unimplemented"
-    INTERNAL = "internal"
+    The one table of codes. Statuses of calls, names in the report and the client's errors are
+    made from it.
+    """
+
+    INVALID = "invalid", "INVALID_ARGUMENT"
+    NOT_FOUND = "not_found", "NOT_FOUND"
+    EXISTS = "exists", "ALREADY_EXISTS"
+    PRECONDITION = "precondition", "FAILED_PRECONDITION"
+    UNAVAILABLE = "unavailable", "UNAVAILABLE"
+    EXHAUSTED = "exhausted", "RESOURCE_EXHAUSTED"
+    DEADLINE = "deadline", "DEADLINE_EXCEEDED"
+    CANCELLED = "cancelled", "CANCELLED"
+    UNIMPLEMENTED = "unimplemented", "UNIMPLEMENTED"
+    INTERNAL = "internal", "INTERNAL"
+
+    def __init__(self, word: str, status: str) -> None:
+        self.word = word
+        self.status = status
 
 
 class ServeError(Exception):

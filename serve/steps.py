@@ -2,8 +2,9 @@
 
 from types import TracebackType
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TimeElapsedColumn
+
+from serve.terminal import Console, description_column
 
 
 class Steps:
@@ -11,7 +12,7 @@ class Steps:
 
     def __init__(self, console: Console) -> None:
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            description_column(),
             BarColumn(bar_width=24),
             TimeElapsedColumn(),
             console=console,

@@ -12,6 +12,7 @@ Neither torch nor PyG is imported here. Errors: see ``errors``.
 
 from serve.client.aio import AsyncClient
 from serve.client.errors import (
+    AlreadyExists,
     Cancelled,
     ClientError,
     Exhausted,
@@ -28,6 +29,7 @@ from serve.client.requests import Request
 from serve.client.sync import Client
 
 __all__ = [
+    "AlreadyExists",
     "Answer",
     "AsyncClient",
     "Cancelled",

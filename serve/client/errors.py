@@ -3,6 +3,7 @@
 ClientError                code, message, retry_after_s
 ├── InvalidRequest         INVALID_ARGUMENT: mend the request; the message names the tensor
 ├── NotFound               NOT_FOUND: no such model, version or graph
+├── AlreadyExists          ALREADY_EXISTS: something by that name is there already
 ├── Mismatched             FAILED_PRECONDITION: model, graph or version do not fit each other
 ├── Unavailable            UNAVAILABLE: no server, starting, or shutting down; try again
 ├── Exhausted              RESOURCE_EXHAUSTED: with `retry_after_s` the queue was full, try
@@ -17,6 +18,7 @@ from typing import Any
 
 import grpc
 
+from serve.errors import ErrorCode
 from serve.wire import Failure
 
 
@@ -38,6 +40,10 @@ class InvalidRequest(ClientError):
 
 class NotFound(ClientError):
     """No model, version or graph by that name."""
+
+
+class AlreadyExists(ClientError):
+    """Something by that name is there already."""
 
 
 class Mismatched(ClientError):
@@ -68,23 +74,26 @@ class ServerFault(ClientError):
     """The model or the server failed."""
 
 
-_KINDS: dict[str, type[ClientError]] = {
-    "INVALID_ARGUMENT": InvalidRequest,
-    "OUT_OF_RANGE": InvalidRequest,
-    "NOT_FOUND": NotFound,
-    "FAILED_PRECONDITION": Mismatched,
-    "UNAVAILABLE": Unavailable,
-    "RESOURCE_EXHAUSTED": Exhausted,
-    "DEADLINE_EXCEEDED": TimedOut,
-    "CANCELLED": Cancelled,
-    "UNIMPLEMENTED": NotOffered,
+_KINDS: dict[ErrorCode, type[ClientError]] = {
+    ErrorCode.INVALID: InvalidRequest,
+    ErrorCode.NOT_FOUND: NotFound,
+    ErrorCode.EXISTS: AlreadyExists,
+    ErrorCode.PRECONDITION: Mismatched,
+    ErrorCode.UNAVAILABLE: Unavailable,
+    ErrorCode.EXHAUSTED: Exhausted,
+    ErrorCode.DEADLINE: TimedOut,
+    ErrorCode.CANCELLED: Cancelled,
+    ErrorCode.UNIMPLEMENTED: NotOffered,
+    ErrorCode.INTERNAL: ServerFault,
 }
+#: By gRPC's names, with those that only other servers and gRPC itself give.
+_BY_STATUS = {code.status: kind for code, kind in _KINDS.items()} | {"OUT_OF_RANGE": InvalidRequest}
 _RETRY_TRAILER = "grpc-retry-pushback-ms"
 
 
 def error_for(code: str, message: str, retry_after_s: float | None = None) -> ClientError:
     """The error of the class that `code` belongs to."""
-    return _KINDS.get(code, ServerFault)(code, message, retry_after_s)
+    return _BY_STATUS.get(code, ServerFault)(code, message, retry_after_s)
 
 
 def from_rpc(error: grpc.RpcError) -> ClientError:

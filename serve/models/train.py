@@ -15,14 +15,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.progress import Progress
+from rich.progress import BarColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 
 from serve.errors import ConfigError, ServeError
 from serve.models import zoo
 from serve.models.community import LabelledGraph, community_graph, labelled
 from serve.models.writer import write_model
+from serve.terminal import Console, description_column
 
 FACTORIES: dict[str, Callable[..., zoo.ConvStack]] = {
     "gcn": zoo.gcn,
@@ -99,7 +99,8 @@ def train_all(
         "num_layers": 3,
     }
     accuracy = {}
-    with Progress(console=Console(stderr=True)) as progress:
+    columns = description_column(), BarColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=Console(stderr=True)) as progress:
         for name in models:
             bar = progress.add_task(f"{name}{suffix}", total=epochs)
             torch.manual_seed(seed)
@@ -136,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             suffix = f"_{options.data.stem}"
             told = options.data.stem
     except ServeError as error:
-        Console(stderr=True).print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+        Console(stderr=True).print_error(error)
         return 2
     told = f"trained on the {told}, seed {options.seed}, {options.epochs} epochs"
     accuracy = train_all(

@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
 
 from serve.errors import ConfigError
 from serve.obs.frame import DTYPES
@@ -13,6 +12,7 @@ from serve.obs.html import render_html
 from serve.obs.read import read_database, read_rows
 from serve.obs.render import render_report
 from serve.obs.report import report_dict, report_of
+from serve.terminal import Console
 
 
 def run_report(

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -90,7 +89,7 @@ def _models(report: Report) -> Table:
                    "÷ target p99#", "p50#", "p99#")  # fmt: skip
     for name, model in report.by_model.items():
         table.add_row(
-            escape(name),
+            name,
             f"{model.requests:,}",
             f"{model.violations:,}",
             f"{model.violation_rate:.2%}",
@@ -143,7 +142,7 @@ def _memory(report: Report) -> Text:
 def _rejected(report: Report) -> Table:
     table = _table("Without a result", "reason", "requests#", "meaning")
     for reason, count in report.rejected.items():
-        table.add_row(escape(reason), f"{count:,}", words.REASONS.get(reason, ""))
+        table.add_row(reason, f"{count:,}", words.REASONS.get(reason, ""))
     return table
 
 
@@ -153,7 +152,7 @@ def _worst(report: Report) -> Table:
     for late in report.worst:
         table.add_row(
             late.request_uid,
-            escape(late.model),
+            late.model,
             f"{late.num_nodes:,}",
             ms_label(late.latency_ms),
             f"{late.latency_over_qt:.2f}",

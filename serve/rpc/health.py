@@ -22,26 +22,29 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 _PERIOD_S = 0.25
 
 
-class Health:
-    """Implements `grpc.health.v1.Health`."""
+class Health(health.HealthServicer):  # type: ignore[misc]  # the library carries no types
+    """Implements `grpc.health.v1.Health`.
+
+    The library's servicer keeps the statuses, needs no thread per watcher, and has whatever methods
+    its release of the protocol has.
+    """
 
     def __init__(self, inference: service.InferenceService, models: Models, served: Models) -> None:
         """`models` are all of the repository, `served` those in memory."""
+        super().__init__()
         self._inference = inference
         self._models = models
         self._served = served
-        self._reference = health.HealthServicer()
         self._known: dict[str, int] = {}
-        self._lock = threading.Lock()
+        # Apart from the library's own `_lock`.
+        self._telling = threading.Lock()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="health", daemon=True)
-        #: The reference implementation's, which needs no thread per watcher.
-        self.Watch = self._reference.Watch
 
     def Check(self, request: Any, context: grpc.ServicerContext) -> Any:
         """The status now, NOT_FOUND for a name never heard of."""
         self.refresh()
-        return self._reference.Check(request, context)
+        return super().Check(request, context)
 
     def start(self) -> None:
         """Begin to follow the engine."""
@@ -59,7 +62,7 @@ class Health:
         self._tell(self._models())
 
     def _tell(self, models: tuple[ModelInfo, ...]) -> None:
-        with self._lock:
+        with self._telling:
             ready = self._inference.ready
             now = dict.fromkeys(("", service.NAME, own.NAME), ready)
             for model in models:
@@ -68,7 +71,7 @@ class Health:
                 status = _SERVING if now.get(name, False) else _NOT_SERVING
                 if self._known.get(name) != status:
                     self._known[name] = status
-                    self._reference.set(name, status)
+                    self.set(name, status)
 
     def _follow(self) -> None:
         while not self._stopped.wait(_PERIOD_S):

@@ -1,7 +1,6 @@
 """From errors to what the client sees: a gRPC code, a text, and when to try again.
 
-The only module that knows gRPC's codes. Errors raised on purpose keep their text; anything else
-is a bug, whose text stays in the log.
+Errors raised on purpose keep their text; anything else is a bug, whose text stays in the log.
 """
 
 import logging
@@ -13,18 +12,7 @@ import grpc
 from serve.errors import ErrorCode, InvariantViolation, QueueFull, ServeError
 from serve.wire import WireError
 
-CODES: dict[ErrorCode, grpc.StatusCode] = {
-    ErrorCode.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
-    ErrorCode.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
-    ErrorCode.EXISTS: grpc.StatusCode.ALREADY_EXISTS,
-    ErrorCode.PRECONDITION: grpc.StatusCode.FAILED_PRECONDITION,
-    ErrorCode.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
-    ErrorCode.EXHAUSTED: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    ErrorCode.DEADLINE: grpc.StatusCode.DEADLINE_EXCEEDED,
-    ErrorCode.CANCELLED: grpc.StatusCode.CANCELLED,
-    ErrorCode.UNIMPLEMENTED: grpc.StatusCode.UNIMPLEMENTED,
-    ErrorCode.INTERNAL: grpc.StatusCode.INTERNAL,
-}
+_CODES = {code: grpc.StatusCode[code.status] for code in ErrorCode}
 
 #: Trailer (in streams: parameter) that says when the same request may be sent again.
 RETRY_TRAILER = "grpc-retry-pushback-ms"
@@ -48,14 +36,14 @@ class Status:
 def status_of(error: Exception) -> Status:
     """What the client is told of `error`; bugs are logged here, in full."""
     if isinstance(error, WireError):
-        return Status(CODES[ErrorCode.INVALID], _shorten(str(error)))
+        return Status(_CODES[ErrorCode.INVALID], _shorten(str(error)))
     if not isinstance(error, ServeError) or isinstance(error, InvariantViolation):
         _log.error("a call failed unexpectedly", exc_info=error)
-        return Status(CODES[ErrorCode.INTERNAL], INTERNAL_TEXT)
+        return Status(_CODES[ErrorCode.INTERNAL], INTERNAL_TEXT)
     retry_after_ms = None
     if isinstance(error, QueueFull):
         retry_after_ms = max(1, -(-error.retry_after_ns // 1_000_000))
-    return Status(CODES[error.code], _shorten(str(error)), retry_after_ms)
+    return Status(_CODES[error.code], _shorten(str(error)), retry_after_ms)
 
 
 def abort(context: grpc.ServicerContext, error: Exception) -> NoReturn:

@@ -12,7 +12,6 @@ from serve.core.types import (
 )
 from serve.errors import (
     DeadlineExceeded,
-    ErrorCode,
     InvalidInput,
     InvariantViolation,
     ModelError,
@@ -31,19 +30,6 @@ _FAILURES: dict[FailReason, type[ServeError]] = {
     FailReason.LANE_LOST: NotReady,
     FailReason.QUARANTINED: NotReady,
     FailReason.STOPPED: RequestCancelled,
-}
-
-#: Names of the wire's status codes, as the report keeps them.
-STATUS_NAMES: dict[ErrorCode, str] = {
-    ErrorCode.INVALID: "INVALID_ARGUMENT",
-    ErrorCode.NOT_FOUND: "NOT_FOUND",
-    ErrorCode.PRECONDITION: "FAILED_PRECONDITION",
-    ErrorCode.UNAVAILABLE: "UNAVAILABLE",
-    ErrorCode.EXHAUSTED: "RESOURCE_EXHAUSTED",
-    ErrorCode.DEADLINE: "DEADLINE_EXCEEDED",
-    ErrorCode.CANCELLED: "CANCELLED",
-    ErrorCode.UNIMPLEMENTED: "UNIMPLEMENTED",
-    ErrorCode.INTERNAL: "INTERNAL",
 }
 
 #: Reasons of requests refused before they became tasks, where the class says more than the code.
@@ -90,4 +76,4 @@ def reason_of(outcome: Outcome) -> str:
 
 def refusal_reason(error: ServeError) -> str:
     """One word for the report, for a request refused before it became a task."""
-    return _REFUSALS.get(type(error), error.code.value)
+    return _REFUSALS.get(type(error), error.code.word)

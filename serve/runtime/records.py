@@ -8,7 +8,7 @@ from serve.core.types import Completed, Outcome
 from serve.errors import ServeError
 from serve.obs.record import RequestRecord
 from serve.runtime import clock
-from serve.runtime.outcomes import STATUS_NAMES, error_of, reason_of, refusal_reason
+from serve.runtime.outcomes import error_of, reason_of, refusal_reason
 
 if TYPE_CHECKING:
     from serve.runtime.ticket import RequestTicket
@@ -45,7 +45,7 @@ def build_record(
         "graph": call.graph or "",
         "graph_version": ticket.graph_version,
         "seed": ticket.seed,
-        "status": "OK" if error is None else STATUS_NAMES[error.code],
+        "status": "OK" if error is None else error.code.status,
         "reason": reason_of(outcome),
         "message": "" if error is None else str(error),
         "policy": scheduling.policy,
@@ -106,7 +106,7 @@ def refusal_record(
         model=model,
         version=version,
         arrived_unix_ns=clock.wall_of(arrived_ns),
-        status=STATUS_NAMES[error.code],
+        status=error.code.status,
         reason=refusal_reason(error),
         message=str(error),
         latency_ns=clock.now_ns() - arrived_ns,

@@ -6,13 +6,13 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
-from rich.console import Console
 
 from loadgen.measure import Sample, summarise
 from loadgen.options import LoadOptions
 from loadgen.plan import make_plan
 from loadgen.show import progress_line, show_summary
 from serve.errors import ConfigError
+from serve.terminal import Console
 from serve.wire import decode_request
 from serve.workload import PoolSpec, Trace, TraceHeader, TraceItem
 

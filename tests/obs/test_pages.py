@@ -7,7 +7,6 @@ import re
 from xml.etree import ElementTree
 
 import pytest
-from rich.console import Console
 
 from serve.obs.cli_report import run_report
 from serve.obs.duration import format_seconds, parse_duration
@@ -18,6 +17,7 @@ from serve.obs.render import render_report
 from serve.obs.report import build_report, report_of
 from serve.obs.store import RecordStore
 from serve.obs.timeline import MAX_RUNS, busiest_window
+from serve.terminal import Console
 from tests.obs.builders import MS, RUN, START_UNIX_NS, late, record, traffic, unanswered
 
 LANES = "Lanes, waiting requests and reserved memory over time"

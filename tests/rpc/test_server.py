@@ -114,6 +114,20 @@ def test_health_follows_the_engine_and_its_models(health, engine):
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
+def test_health_has_the_methods_of_later_releases_of_its_protocol(engine, monkeypatch):
+    added = []
+    monkeypatch.setattr(
+        health_pb2_grpc.HealthServicer, "Later", lambda *_: "unimplemented", raising=False
+    )
+    monkeypatch.setattr(
+        health_pb2_grpc,
+        "add_HealthServicer_to_server",
+        lambda servicer, _: added.append(servicer.Later),
+    )
+    make_server(engine, port=0)
+    assert added[0](None, None) == "unimplemented"
+
+
 def test_a_model_removed_from_the_repository_stops_serving(health, engine):
     del engine.infos["gcn"]
     assert check(health, "gcn") == NOT_SERVING
