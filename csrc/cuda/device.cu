@@ -35,12 +35,15 @@ GNNSERVE_EXPORT int gnnserve_cuda_slab(int device, std::int64_t bytes, std::uint
     return told(error);
 }
 
-// Pins host memory where it lies; `address` is where the device sees it.
-GNNSERVE_EXPORT int gnnserve_cuda_register(void* memory, std::int64_t bytes,
+// Pins host memory where it lies; `address` is where the device sees it. The device becomes the
+// thread's own: any other would get a context of hundreds of megabytes.
+GNNSERVE_EXPORT int gnnserve_cuda_register(int device, void* memory, std::int64_t bytes,
                                            std::uint64_t* address) {
     void* seen = nullptr;
-    cudaError_t error =
-        cudaHostRegister(memory, static_cast<std::size_t>(bytes), cudaHostRegisterPortable);
+    cudaError_t error = cudaSetDevice(device);
+    if (error == cudaSuccess) {
+        error = cudaHostRegister(memory, static_cast<std::size_t>(bytes), cudaHostRegisterPortable);
+    }
     if (error == cudaSuccess) {
         error = cudaHostGetDevicePointer(&seen, memory, 0);
         if (error != cudaSuccess) {

@@ -17,8 +17,8 @@ void test_a_failure_is_told_once() {
     const std::vector<std::pair<const char*, std::function<int()>>> calls{
         {"cudaSetDevice", [&] { return gnnserve_cuda_slab(0, 512, &made); }},
         {"cudaMalloc", [&] { return gnnserve_cuda_slab(0, 512, &made); }},
-        {"cudaHostRegister", [&] { return gnnserve_cuda_register(&memory, 4, &made); }},
-        {"cudaHostGetDevicePointer", [&] { return gnnserve_cuda_register(&memory, 4, &made); }},
+        {"cudaHostRegister", [&] { return gnnserve_cuda_register(0, &memory, 4, &made); }},
+        {"cudaHostGetDevicePointer", [&] { return gnnserve_cuda_register(0, &memory, 4, &made); }},
         {"cudaHostUnregister", [&] { return gnnserve_cuda_unregister(&memory); }},
         {"cudaStreamBeginCapture", [] { return gnnserve_cuda_capture(nullptr); }},
         {"cudaStreamEndCapture", [&] { return gnnserve_cuda_capture_end(nullptr, &made); }},
@@ -35,6 +35,16 @@ void test_a_failure_is_told_once() {
     }
 }
 
+void test_memory_is_pinned_by_the_device_that_reads_it() {
+    int memory = 0;
+    std::uint64_t seen = 0;
+    CHECK(gnnserve_cuda_register(3, &memory, 4, &seen) == cudaSuccess);
+    CHECK(cuda_stub::device == 3 && seen == reinterpret_cast<std::uint64_t>(&memory));
+}
+
 }  // namespace
 
-int main() { test_a_failure_is_told_once(); }
+int main() {
+    test_a_failure_is_told_once();
+    test_memory_is_pinned_by_the_device_that_reads_it();
+}

@@ -51,7 +51,7 @@ class CudaLibrary:
         self._slab = library.gnnserve_cuda_slab
         self._slab.argtypes = [code, size, address]
         self._register = library.gnnserve_cuda_register
-        self._register.argtypes = [pointer, size, address]
+        self._register.argtypes = [code, pointer, size, address]
         self._unregister = library.gnnserve_cuda_unregister
         self._unregister.argtypes = [pointer]
         self._capture = library.gnnserve_cuda_capture
@@ -76,11 +76,14 @@ class CudaLibrary:
         )
         return address.value
 
-    def register(self, host_address: int, size_bytes: int) -> int:
-        """Pin host memory where it lies; the address under which the device sees it."""
+    def register(self, host_address: int, size_bytes: int, device: int = 0) -> int:
+        """Pin host memory where it lies; the address under which the device sees it.
+
+        The device becomes the thread's own.
+        """
         address = ctypes.c_uint64()
         self._check(
-            self._register(host_address, size_bytes, ctypes.byref(address)),
+            self._register(device, host_address, size_bytes, ctypes.byref(address)),
             f"cudaHostRegister of {size_bytes} bytes",
         )
         return address.value
