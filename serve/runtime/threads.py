@@ -12,6 +12,7 @@ import faulthandler
 import gc
 import logging
 import mmap
+import os
 import socket
 import threading
 import time
@@ -57,6 +58,9 @@ from serve.runtime.tables import Tables
 _log = logging.getLogger(__name__)
 
 _EXIT_FAULT = 70
+#: Hardware queues of a device, CUDA's most. Lanes have two streams each: those that share a queue
+#: wait for each other, the urgent too. CUDA's own choice is 8.
+_CONNECTIONS = "32"
 #: A task goes first when another takes at least so many times as long.
 _SHORT_FACTOR = 2
 
@@ -127,6 +131,7 @@ class Device:
             tables = Tables(None)
             hot = HotKeeper(tables, HostQueue)
             return cls(device, None, HostQueue, tables, hot, place.replay_bytes)
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", _CONNECTIONS)
         library = CudaLibrary()
         index = device.index or 0
         pinned = Pinned(library, index)

@@ -1,6 +1,7 @@
 """What a GPU's process asks of CUDA, and in which thread: over a library that writes it down."""
 
 import mmap
+import os
 import threading
 from types import SimpleNamespace
 
@@ -22,6 +23,7 @@ class Cuda:
     """Stands in for CUDA as far as a process needs it to start."""
 
     def __init__(self, monkeypatch):
+        self.connections = ""
         #: Size and device of what was pinned.
         self.pinned = []
         #: For each thread the device it uses.
@@ -39,6 +41,7 @@ class Cuda:
         self.device_of[threading.current_thread().name] = device
 
     def slab(self, device, size_bytes):
+        self.connections = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "")
         return 1 << 30
 
     def register(self, address, size_bytes, device):
@@ -48,6 +51,9 @@ class Cuda:
 
 @pytest.fixture
 def cuda(monkeypatch):
+    # Set first, so that it is as before afterwards.
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "")
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS")
     return Cuda(monkeypatch)
 
 
@@ -56,6 +62,14 @@ def opened(**told):
     place = DevicePlace("cuda:1", slab_bytes=1 << 30)
     setup = LaneSetup("lanes", (), 1, POOL_BYTES, 0, 30, 0, place=place, **told)
     return Device.open(setup, mmap.mmap(-1, POOL_BYTES))
+
+
+def test_streams_have_hardware_queues_of_their_own(cuda, monkeypatch):
+    opened()
+    assert cuda.connections == "32"
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "12")
+    opened()
+    assert cuda.connections == "12"
 
 
 def test_every_thread_that_asks_cuda_uses_its_process_own_device(cuda):
