@@ -144,38 +144,43 @@ __device__ inline Slots row_of_slot(const Csr& graph, std::int32_t s) {
     return slots_of_row(graph, low);
 }
 
-// Where a chunk ends; the last may be short, and some may be behind the last slot.
-__device__ inline std::int32_t end_of_chunk(const Csr& graph, std::int64_t chunk) {
-    const std::int64_t end = (chunk + 1) * kChunkSlots;
-    return static_cast<std::int32_t>(end < graph.begin[graph.rows] ? end : graph.begin[graph.rows]);
+// The slots of a chunk, of no row; the last chunk may be short, those behind the last slot are
+// empty. In 64 bits: as many chunks may be asked for as twice the slots would need, and int32 does
+// not number those.
+__device__ inline Slots slots_of_chunk(const Csr& graph, std::int64_t chunk) {
+    const std::int64_t begin = chunk * kChunkSlots;
+    const std::int64_t last = graph.begin[graph.rows];
+    if (begin >= last) {
+        return {0, 0, 0};
+    }
+    const std::int64_t end = begin + kChunkSlots < last ? begin + kChunkSlots : last;
+    return {0, static_cast<std::int32_t>(begin), static_cast<std::int32_t>(end)};
 }
 
 // Piece `piece` = 2 · chunk + (0: of the chunk's first row, 1: of its last); empty where that is
 // not heavy, or the last is the first.
 __device__ inline Slots slots_of_piece(const Csr& graph, std::int64_t piece) {
-    const std::int64_t chunk = piece / kPieces;
-    const auto begin = static_cast<std::int32_t>(chunk * kChunkSlots);
-    const std::int32_t end = end_of_chunk(graph, chunk);
-    if (begin >= end) {
+    const Slots chunk = slots_of_chunk(graph, piece / kPieces);
+    if (chunk.begin == chunk.end) {
         return {0, 0, 0};
     }
     const bool first = piece % kPieces == 0;
-    const Slots row = row_of_slot(graph, first ? begin : end - 1);
-    if (!is_heavy(row) || (!first && row.begin <= begin)) {
+    const Slots row = row_of_slot(graph, first ? chunk.begin : chunk.end - 1);
+    if (!is_heavy(row) || (!first && row.begin <= chunk.begin)) {
         return {0, 0, 0};
     }
-    return {row.row, row.begin > begin ? row.begin : begin, row.end < end ? row.end : end};
+    return {row.row, row.begin > chunk.begin ? row.begin : chunk.begin,
+            row.end < chunk.end ? row.end : chunk.end};
 }
 
 // The heavy row that begins in a chunk; empty where none does.
 __device__ inline Slots heavy_row_of(const Csr& graph, std::int64_t chunk) {
-    const auto begin = static_cast<std::int32_t>(chunk * kChunkSlots);
-    const std::int32_t end = end_of_chunk(graph, chunk);
-    if (begin >= end) {
+    const Slots slots = slots_of_chunk(graph, chunk);
+    if (slots.begin == slots.end) {
         return {0, 0, 0};
     }
-    const Slots row = row_of_slot(graph, end - 1);
-    return is_heavy(row) && row.begin >= begin ? row : Slots{0, 0, 0};
+    const Slots row = row_of_slot(graph, slots.end - 1);
+    return is_heavy(row) && row.begin >= slots.begin ? row : Slots{0, 0, 0};
 }
 
 // Calls work(piece, first) for the pieces of a heavy row, in order.

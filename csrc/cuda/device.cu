@@ -8,6 +8,18 @@
 // The gather is another file, so that tests can run it on the host.
 #include "gather.cuh"
 
+namespace {
+
+// What failed must not be found by the next call that asks for the last error.
+int told(cudaError_t error) {
+    if (error != cudaSuccess) {
+        (void)cudaGetLastError();
+    }
+    return error;
+}
+
+}  // namespace
+
 GNNSERVE_EXPORT const char* gnnserve_cuda_error(int code) {
     return cudaGetErrorString(static_cast<cudaError_t>(code));
 }
@@ -20,40 +32,38 @@ GNNSERVE_EXPORT int gnnserve_cuda_slab(int device, std::int64_t bytes, std::uint
         error = cudaMalloc(&slab, static_cast<std::size_t>(bytes));
     }
     *address = reinterpret_cast<std::uint64_t>(slab);
-    // What failed must not be found by the next call that asks for the last error.
-    if (error != cudaSuccess) {
-        (void)cudaGetLastError();
-    }
-    return error;
+    return told(error);
 }
 
-// Pins host memory where it lies; `address` is where the device sees it.
-GNNSERVE_EXPORT int gnnserve_cuda_register(void* memory, std::int64_t bytes,
+// Pins host memory where it lies; `address` is where the device sees it. The device becomes the
+// thread's own: any other would get a context of hundreds of megabytes.
+GNNSERVE_EXPORT int gnnserve_cuda_register(int device, void* memory, std::int64_t bytes,
                                            std::uint64_t* address) {
     void* seen = nullptr;
-    cudaError_t error =
-        cudaHostRegister(memory, static_cast<std::size_t>(bytes), cudaHostRegisterPortable);
+    cudaError_t error = cudaSetDevice(device);
+    if (error == cudaSuccess) {
+        error = cudaHostRegister(memory, static_cast<std::size_t>(bytes), cudaHostRegisterPortable);
+    }
     if (error == cudaSuccess) {
         error = cudaHostGetDevicePointer(&seen, memory, 0);
         if (error != cudaSuccess) {
             (void)cudaHostUnregister(memory);
         }
     }
-    if (error != cudaSuccess) {
-        (void)cudaGetLastError();
-    }
     *address = reinterpret_cast<std::uint64_t>(seen);
-    return error;
+    return told(error);
 }
 
-GNNSERVE_EXPORT int gnnserve_cuda_unregister(void* memory) { return cudaHostUnregister(memory); }
+GNNSERVE_EXPORT int gnnserve_cuda_unregister(void* memory) {
+    return told(cudaHostUnregister(memory));
+}
 
 // Until gnnserve_cuda_capture_end, what this thread launches on the stream is written down, not
 // run.
 GNNSERVE_EXPORT int gnnserve_cuda_capture(void* stream) {
     // Thread-local: other lanes go on with what a capture forbids.
-    return cudaStreamBeginCapture(static_cast<cudaStream_t>(stream),
-                                  cudaStreamCaptureModeThreadLocal);
+    return told(cudaStreamBeginCapture(static_cast<cudaStream_t>(stream),
+                                       cudaStreamCaptureModeThreadLocal));
 }
 
 // What was written down, ready to be replayed; it reads and writes where it did when captured.
@@ -65,17 +75,15 @@ GNNSERVE_EXPORT int gnnserve_cuda_capture_end(void* stream, std::uint64_t* repla
         error = cudaGraphInstantiate(&ready, graph, 0);
         (void)cudaGraphDestroy(graph);
     }
-    if (error != cudaSuccess) {
-        (void)cudaGetLastError();
-    }
     *replay = reinterpret_cast<std::uint64_t>(ready);
-    return error;
+    return told(error);
 }
 
 GNNSERVE_EXPORT int gnnserve_cuda_replay(void* replay, void* stream) {
-    return cudaGraphLaunch(static_cast<cudaGraphExec_t>(replay), static_cast<cudaStream_t>(stream));
+    return told(
+        cudaGraphLaunch(static_cast<cudaGraphExec_t>(replay), static_cast<cudaStream_t>(stream)));
 }
 
 GNNSERVE_EXPORT int gnnserve_cuda_forget(void* replay) {
-    return cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(replay));
+    return told(cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(replay)));
 }

@@ -13,13 +13,20 @@ constexpr int kSuccess = cudaSuccess;
 constexpr int kInvalidValue = cudaErrorInvalidValue;
 using Stream = cudaStream_t;
 
-// Starts a kernel; a cudaError_t as a number.
+// Starts a kernel; a cudaError_t as a number, of this launch and not of what failed before it.
 template <typename... Parameters, typename... Arguments>
 int launch(void (*kernel)(Parameters...), dim3 grid, int threads, void* stream,
            Arguments... arguments) {
-    kernel<<<grid, static_cast<unsigned>(threads), 0, static_cast<cudaStream_t>(stream)>>>(
-        arguments...);
-    return cudaGetLastError();
+    cudaLaunchConfig_t config{};
+    config.gridDim = grid;
+    config.blockDim = dim3(static_cast<unsigned>(threads));
+    config.stream = static_cast<cudaStream_t>(stream);
+    const cudaError_t error =
+        cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
+    if (error != cudaSuccess) {
+        (void)cudaGetLastError();
+    }
+    return error;
 }
 
 }  // namespace gnnserve

@@ -181,6 +181,24 @@ void test_pieces() {
     }
 }
 
+// Who does not know whether a graph remembers its edges asks for twice the chunks; with more than
+// 2^30 edges their slots are beyond int32.
+void test_chunks_behind_the_last_slot() {
+    const Graph graph(random_edges(1, 5, 3 * gnnserve::kHeavySlots), false);
+    const Csr csr = graph.csr();
+    const std::int64_t last = gnnserve::chunks_of(csr.begin[csr.rows]) - 1;
+    CHECK(gnnserve::slots_of_piece(csr, gnnserve::kPieces * last).end == csr.begin[csr.rows]);
+    for (const std::int64_t chunk :
+         {last + 1, (std::int64_t{1} << 21) - 1, std::int64_t{1} << 21, std::int64_t{3} << 20}) {
+        for (std::int64_t piece = 0; piece < gnnserve::kPieces; ++piece) {
+            const auto slots = gnnserve::slots_of_piece(csr, gnnserve::kPieces * chunk + piece);
+            CHECK(slots.begin == slots.end);
+        }
+        const auto row = gnnserve::heavy_row_of(csr, chunk);
+        CHECK(row.begin == row.end);
+    }
+}
+
 void test_aggregate(const Edges& edges, std::int64_t width) {
     Graph graph(edges, false);
     const auto size = edges.rows * width;
@@ -262,6 +280,7 @@ void test_head_dots() {
 int main() {
     test_csr();
     test_pieces();
+    test_chunks_behind_the_last_slot();
     const Edges light = random_edges(60, 400);
     const Edges heavy = random_edges(20, 30, 2700);
     for (const std::int64_t width : {1, 2, 4, 7, 16, 50, 64, 100, 128, 200, 260, 300}) {

@@ -10,6 +10,7 @@ import os
 import runpy
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import import_module, util
@@ -18,7 +19,10 @@ from typing import Any
 
 from serve.cuda.library import CUDA_LIBRARY, library_path
 
-_PROBE_TIMEOUT_S = 60.0
+_log = logging.getLogger(__name__)
+
+#: Where nothing is in the page cache yet, importing torch alone takes up to a minute.
+_PROBE_TIMEOUT_S = 180.0
 _PROBE = """
 import json, torch
 found = []
@@ -66,7 +70,9 @@ def find_gpus(
         raise NoCuda("torch is built without it", expected=True)
     if library_path(CUDA_LIBRARY) is None:
         raise NoCuda(f"{CUDA_LIBRARY} was not built, see docs/cuda.md")
+    started = time.monotonic()
     said = (ask or _ask)()
+    _log.info("asking CUDA took %.1f s", time.monotonic() - started)
     line = next((line for line in said.splitlines() if line.startswith("found ")), None)
     if line is None:
         told = said.strip().splitlines()
@@ -116,5 +122,5 @@ def _as_nvml_sees(gpu: Gpu, nvml: Any = None) -> Gpu:
         finally:
             nvml.nvmlShutdown()
     except Exception as error:
-        logging.getLogger(__name__).info("NVML tells nothing of %s: %s", gpu.name, error)
+        _log.info("NVML tells nothing of %s: %s", gpu.name, error)
         return gpu

@@ -149,14 +149,15 @@ class Copies:
 class Pinned:
     """Host memory that the device reads where it lies."""
 
-    def __init__(self, library: CudaLibrary) -> None:
-        self.library = library
+    def __init__(self, library: CudaLibrary, device: int = 0) -> None:
+        """`device` is the number of the one that reads."""
+        self.library, self._device = library, device
         #: Start, end, and where the device sees the start.
         self._ranges: list[tuple[int, int, int]] = []
 
     def register(self, address: int, size_bytes: int) -> None:
         """Pin that memory, until ``unregister``; raises CudaError where it cannot be."""
-        seen = self.library.register(address, size_bytes)
+        seen = self.library.register(address, size_bytes, self._device)
         self._ranges.append((address, address + size_bytes, seen))
 
     def unregister(self, address: int) -> None:

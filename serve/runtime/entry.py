@@ -29,6 +29,11 @@ class DevicePlace:
     #: Of the slab, for the captured runs of each lane; 0: none are captured.
     replay_bytes: int = 0
 
+    @property
+    def on_processor(self) -> bool:
+        """The processor stands in for a device."""
+        return self.name == "cpu"
+
     def for_calibration(self) -> "DevicePlace":
         """The place of the process that calibrates; it tries captures for lanes without them too.
 
@@ -59,6 +64,11 @@ class LaneSetup:
     calibrates: bool = False
     #: It gets what the lanes leave of its cores.
     background: bool = False
+
+    @property
+    def computes(self) -> bool:
+        """Whether its runs are on this machine's cores, not on a GPU they are launched on."""
+        return self.place is None or self.place.on_processor
 
 
 def run_lanes(setup: LaneSetup, channels: list[socket.socket], pool_file: PassedFile) -> None:

@@ -12,9 +12,11 @@ import faulthandler
 import gc
 import logging
 import mmap
+import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -35,7 +37,7 @@ from serve.models.placed import ArenaSite, PlacedModel, load_on
 from serve.models.repository import ModelSpec
 from serve.models.site import Processor, Site
 from serve.models.union import run_union
-from serve.runtime.entry import DevicePlace, LaneSetup, PassedFile
+from serve.runtime.entry import LaneSetup, PassedFile
 from serve.runtime.hot import HotKeeper
 from serve.runtime.lane import Lane, enter, leave, warm_up
 from serve.runtime.messages import (
@@ -56,19 +58,20 @@ from serve.runtime.tables import Tables
 _log = logging.getLogger(__name__)
 
 _EXIT_FAULT = 70
+#: Hardware queues of a device, CUDA's most. Lanes have two streams each: those that share a queue
+#: wait for each other, the urgent too. CUDA's own choice is 8.
+_CONNECTIONS = "32"
 #: A task goes first when another takes at least so many times as long.
 _SHORT_FACTOR = 2
 
 
 def main(setup: LaneSetup, channels: list[socket.socket], pool_file: PassedFile) -> None:
     """Entry point of the process."""
-    place = setup.place
-    assert place is not None
     pool = enter(setup, pool_file)
     # A driver that crashes says nothing of who called it.
     faulthandler.enable()
     try:
-        device = Device.open(place, pool, setup.name)
+        device = Device.open(setup, pool)
         threads = [
             threading.Thread(
                 target=_serve,
@@ -79,7 +82,7 @@ def main(setup: LaneSetup, channels: list[socket.socket], pool_file: PassedFile)
             for index, channel in enumerate(channels)
         ]
     except Exception:
-        _log.exception("%s: device %s cannot be used", setup.name, place.name)
+        _log.exception("%s: the device cannot be used: %s", setup.name, setup.place)
         leave(_EXIT_FAULT)
     for thread in threads:
         thread.start()
@@ -104,9 +107,8 @@ class Device:
     torch_device: torch.device
     #: None: memory is not managed here.
     arena: DeviceArena | None
-    copies: Copies | None
-    #: Host memory that the device reads in place.
-    pinned: Pinned | None
+    #: Makes the thread that calls it one that uses the device, and its queue.
+    open_queue: Callable[[], Queue]
     #: Features of resident graphs that lanes gather themselves.
     tables: Tables
     #: Of these, what the device has itself.
@@ -120,16 +122,19 @@ class Device:
     running: "Running" = field(default_factory=lambda: Running())
 
     @classmethod
-    def open(cls, place: DevicePlace, pool: mmap.mmap, name: str) -> "Device":
+    def open(cls, setup: LaneSetup, pool: mmap.mmap) -> "Device":
         """Take the slab and make torch use it; raises what CUDA says when that cannot be."""
+        place = setup.place
+        assert place is not None
         device = torch.device(place.name)
         if device.type == "cpu":
             tables = Tables(None)
             hot = HotKeeper(tables, HostQueue)
-            return cls(device, None, None, None, tables, hot, place.replay_bytes)
+            return cls(device, None, HostQueue, tables, hot, place.replay_bytes)
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", _CONNECTIONS)
         library = CudaLibrary()
-        pinned = Pinned(library)
         index = device.index or 0
+        pinned = Pinned(library, index)
         arena = DeviceArena.open(library.slab(index, place.slab_bytes), place.slab_bytes)
         arena.install()
         torch.cuda.set_device(device)
@@ -141,20 +146,24 @@ class Device:
             pinned.register(start, len(pool))
         except CudaError as error:
             _log.warning(
-                "%s: copies go through pageable memory, several times slower: %s", name, error
+                "%s: copies go through pageable memory, several times slower: %s", setup.name, error
             )
         _log.info(
-            "%s: %d MiB of %s", name, place.slab_bytes >> 20, torch.cuda.get_device_name(device)
+            "%s: %d MiB of %s",
+            setup.name,
+            place.slab_bytes >> 20,
+            torch.cuda.get_device_name(device),
         )
         copies, tables = Copies(device), Tables(pinned)
-        hot = HotKeeper(tables, lambda: CudaQueue(device, copies, pinned))
-        return cls(device, arena, copies, pinned, tables, hot, place.replay_bytes)
 
-    def queue(self) -> Queue:
-        """A lane's queue."""
-        if self.copies is None:
-            return HostQueue()
-        return CudaQueue(self.torch_device, self.copies, self.pinned)
+        def open_queue() -> Queue:
+            # A thread uses the first GPU until it says otherwise, and what it asks of CUDA there,
+            # pinning memory say, costs a context.
+            torch.cuda.set_device(device)
+            return CudaQueue(device, copies, pinned)
+
+        hot = HotKeeper(tables, open_queue)
+        return cls(device, arena, open_queue, tables, hot, place.replay_bytes)
 
 
 class Running:
@@ -219,7 +228,7 @@ class ThreadLane(Lane):
         super().__init__(channel, pool, memory, 0, stop_word)
         self._memory = memory
         self._device = device
-        self._queue = device.queue()
+        self._queue = device.open_queue()
         self._recorder: Recorder | None = None
         self._replays: Replays | None = None
         #: Of each model, see ``Calibration.replay_most``.

@@ -5,7 +5,7 @@ import ctypes
 import pytest
 import torch
 
-from serve.cuda.library import CudaLibrary, library_path
+from serve.cuda.library import GATHER_THREADS, CudaLibrary, library_path
 from serve.cuda.queues import HostQueue, HotRows
 
 SIMT = library_path("libgnnserve_simt.so")
@@ -51,3 +51,13 @@ def test_hot_rows_come_from_the_device_and_others_from_the_table(library, column
             most_threads=512,
         )  # fmt: skip
         torch.testing.assert_close(out, expected, rtol=0, atol=0)
+
+
+def test_a_gather_keeps_the_bus_busy_and_leaves_the_device_to_others(library, monkeypatch):
+    """Of a device of 132 processors with 2,048 threads each, on a bus of 55 GB/s and 2 µs."""
+    asked = []
+    monkeypatch.setattr(library, "_gather", lambda *arguments: asked.append(arguments[8]) or 0)
+    library.gather(0, 0, 1 << 20, 512, 0, stream=0)
+    assert asked == [GATHER_THREADS]
+    assert 16 * GATHER_THREADS >= 55e9 * 2e-6
+    assert GATHER_THREADS <= 132 * 2048 / 8

@@ -1,6 +1,7 @@
 """Whether there is CUDA: every answer a machine may give, and NVML that fails."""
 
 import logging
+import subprocess
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -71,6 +72,18 @@ def test_why_cuda_fails_is_told(said, reason):
     with pytest.raises(NoCuda, match=reason) as found:
         find_gpus(lambda: "13.0", lambda: said)
     assert found.value.level == logging.WARNING
+
+
+@pytest.mark.usefixtures("_built")
+def test_a_cold_machine_has_three_minutes_and_the_log_says_what_it_took(monkeypatch, caplog):
+    def never(*_, timeout, **__):
+        raise subprocess.TimeoutExpired("python", timeout)
+
+    monkeypatch.setattr(subprocess, "run", never)
+    caplog.set_level(logging.INFO)
+    with pytest.raises(NoCuda, match="did not answer within 180 s"):
+        find_gpus(lambda: "13.0")
+    assert "asking CUDA took" in caplog.text
 
 
 @pytest.mark.usefixtures("_built")

@@ -123,7 +123,7 @@ class Bus:
     def __init__(self, said):
         self.said = said
 
-    def register(self, address, size_bytes):
+    def register(self, address, size_bytes, device):
         return address + self.AWAY
 
     def unregister(self, address):

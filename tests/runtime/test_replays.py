@@ -16,7 +16,7 @@ from serve.models.repository import find
 from serve.models.signature import probe_signature
 from serve.models.writer import write_model
 from serve.runtime import messages
-from serve.runtime.entry import DevicePlace
+from serve.runtime.entry import DevicePlace, LaneSetup
 from serve.runtime.messages import (
     LoadModel,
     ModelLoaded,
@@ -51,7 +51,8 @@ class Rig:
     def __init__(self, replay_bytes=1):
         self.pool = mmap.mmap(-1, POOL_BYTES)
         self.ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.device = Device.open(DevicePlace("cpu", replay_bytes=replay_bytes), self.pool, "test")
+        place = DevicePlace("cpu", replay_bytes=replay_bytes)
+        self.device = Device.open(LaneSetup("test", (), 1, 0, 0, 30, 0, place=place), self.pool)
         self.lane = ThreadLane(theirs, self.pool, self.device, StopWord(self.pool, POOL_BYTES - 8))
         self._theirs = theirs
         self.rng = np.random.default_rng(0)

@@ -1,0 +1,89 @@
+"""What a GPU's process asks of CUDA, and in which thread: over a library that writes it down."""
+
+import mmap
+import os
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from serve.cuda import queues
+from serve.models.executors import kernels
+from serve.runtime import threads
+from serve.runtime.entry import DevicePlace, LaneSetup
+from serve.runtime.messages import HotRef, TableRef
+from serve.runtime.threads import Device
+from tests.outside import wait_for
+
+POOL_BYTES = 1 << 16
+
+
+class Cuda:
+    """Stands in for CUDA as far as a process needs it to start."""
+
+    def __init__(self, monkeypatch):
+        self.connections = ""
+        #: Size and device of what was pinned.
+        self.pinned = []
+        #: For each thread the device it uses.
+        self.device_of = {}
+        arena = SimpleNamespace(install=lambda: None)
+        monkeypatch.setattr(threads, "CudaLibrary", lambda: self)
+        monkeypatch.setattr(threads.DeviceArena, "open", lambda base, size: arena)
+        monkeypatch.setattr(kernels, "UNAVAILABLE", "there is no CUDA here")
+        monkeypatch.setattr(torch.cuda, "set_device", self._use)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "H")
+        stream = SimpleNamespace(Stream=lambda device, priority=0: None)
+        monkeypatch.setattr(queues, "_cuda", stream)
+
+    def _use(self, device):
+        self.device_of[threading.current_thread().name] = device
+
+    def slab(self, device, size_bytes):
+        self.connections = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "")
+        return 1 << 30
+
+    def register(self, address, size_bytes, device):
+        self.pinned.append((size_bytes, device))
+        return address
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    # Set first, so that it is as before afterwards.
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "")
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS")
+    return Cuda(monkeypatch)
+
+
+def opened(**told):
+    """The second GPU's device."""
+    place = DevicePlace("cuda:1", slab_bytes=1 << 30)
+    setup = LaneSetup("lanes", (), 1, POOL_BYTES, 0, 30, 0, place=place, **told)
+    return Device.open(setup, mmap.mmap(-1, POOL_BYTES))
+
+
+def test_streams_have_hardware_queues_of_their_own(cuda, monkeypatch):
+    opened()
+    assert cuda.connections == "32"
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "12")
+    opened()
+    assert cuda.connections == "12"
+
+
+def test_every_thread_that_asks_cuda_uses_its_process_own_device(cuda):
+    """Another one would get a context, of half a gigabyte."""
+    device = opened()
+    assert cuda.pinned == [(POOL_BYTES, 1)]
+    lane = threading.Thread(target=device.open_queue, name="a lane")
+    lane.start()
+    lane.join()
+    # The thread that copies hot rows finds no such table, having opened its queue.
+    hot = HotRef(1, "/nowhere", 1, 1 << 10)
+    device.hot.offer(TableRef("g", 1, "/nowhere", "float32", (1, 1)), hot, lambda said: None)
+    wait_for(lambda: "hot rows" in cuda.device_of, "the other thread to use the device")
+    second = torch.device("cuda:1")
+    assert cuda.device_of == {
+        threading.current_thread().name: second, "a lane": second, "hot rows": second,
+    }  # fmt: skip
