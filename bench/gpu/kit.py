@@ -31,6 +31,7 @@ from serve.graphs.generate import generate_edges
 from serve.models import zoo
 
 RESULTS = Path("build") / "gpu" / "results"
+DRY_RESULTS = Path("build") / "gpu-dry" / "results"
 #: A GPU that is hot or throttled gives other numbers.
 _CLOCKS = "clocks.sm,clocks.mem,temperature.gpu,power.draw,pstate"
 MODELS: dict[str, Callable[..., torch.nn.Module]] = {
@@ -236,7 +237,7 @@ def run(name: str, about: str | None, body: Callable[[Result, argparse.Namespace
         # Whoever tries a script does so beside other work.
         torch.set_num_threads(1)
     if arguments.dry and arguments.out is None:
-        arguments.out = Path("build") / "gpu-dry" / f"{name}.json"
+        arguments.out = DRY_RESULTS / f"{name}.json"
     result = Result(name, arguments.dry, arguments.out)
     with result.part(name):
         body(result, arguments)
