@@ -1,6 +1,6 @@
 """What is to be shown on a GPU, and what was found: one numbered line for each."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 #: What is hoped for, in the order it is told. Benches report to a number as often as they like.
@@ -27,18 +27,38 @@ def aim_row(number: int, reached: bool, found: Any) -> dict[str, Any]:
     return {"aim": number, "what": AIMS[number], "reached": bool(reached), "found": found}
 
 
-def told(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """A line for each aim from the benches' results by name: PASS, MISS or not measured."""
-    rows = [row for result in results.values() for row in result.get("aims", ())]
+def told(
+    results: Mapping[str, Mapping[str, Any]], stages: Mapping[str, Mapping[str, Any]] | None = None
+) -> Iterator[str]:
+    """A line for each aim from the benches' results by name: PASS, MISS or not measured.
+
+    Nothing passes by a bench with a failed check, or by one that `stages` says did not end well:
+    it may have measured the easy half.
+    """
+    rows: list[tuple[dict[str, Any], str]] = []
+    for name, result in results.items():
+        doubt = _doubt(name, result, (stages or {}).get(name, {}))
+        rows += [(row, doubt) for row in result.get("aims", ())]
     for number, what in AIMS.items():
-        yield f"AIM {number:2} {_verdict(row for row in rows if row['aim'] == number)}: {what}"
+        of_it = [(row, doubt) for row, doubt in rows if row["aim"] == number]
+        yield f"AIM {number:2} {_verdict(of_it)}: {what}"
 
 
-def _verdict(rows: Iterable[Mapping[str, Any]]) -> str:
-    rows = list(rows)
+def _doubt(name: str, result: Mapping[str, Any], stage: Mapping[str, Any]) -> str:
+    failed = sum(not check["passed"] for check in result.get("checks", ()))
+    if failed:
+        return f"{failed} checks of {name} failed"
+    state = stage.get("state", "ok")
+    return "" if state == "ok" else f"{name}: {state}"
+
+
+def _verdict(rows: Sequence[tuple[Mapping[str, Any], str]]) -> str:
     if not rows:
         return "not measured"
-    missed = [row for row in rows if not row["reached"]]
-    shown = "; ".join(str(row["found"]) for row in (missed or rows)[:4])
+    missed = [row for row, _ in rows if not row["reached"]]
+    doubts = sorted({doubt for _, doubt in rows if doubt})
+    shown = "; ".join(str(row["found"]) for row in (missed or [row for row, _ in rows])[:4])
     reached = f"{len(rows) - len(missed)} of {len(rows)}" if len(rows) > 1 else ""
-    return f"{'MISS' if missed else 'PASS'} {reached} [{shown[:240]}]".replace("  ", " ")
+    why = f" ({', '.join(doubts)})" if doubts else ""
+    verdict = "MISS" if missed or doubts else "PASS"
+    return f"{verdict} {reached} [{shown[:240]}]{why}".replace("  ", " ")

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from bench.gpu.kit import MODELS, Result, Rig, graph, run
+from bench.gpu.lanes import first_products
 
 GIB = 1 << 30
 _cuda: Any = torch.cuda
@@ -28,8 +29,7 @@ def body(result: Result, arguments: argparse.Namespace) -> None:
     with result.part("static memory of a first matrix product"):
         before = rig.arena.static_bytes
         with queue.running():
-            linear = torch.nn.Linear(256, 256).to(rig.device)
-            linear(torch.zeros(1024, 256, device=rig.device))
+            first_products(rig.device)
             queue.finish()
         result.put("static_bytes_of_a_first_product", rig.arena.static_bytes - before)
 

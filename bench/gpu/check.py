@@ -1,127 +1,78 @@
 """Everything that needs a GPU, in one go: build, test, measure. `make gpu-check` calls this.
 
-    python3 bench/gpu/check.py [--only a,b] [--skip a,b] [--minutes M] [--quick [a,b]] [--dry]
-        [--out FILE]
-    python3 bench/gpu/check.py --merge FILE...
+    python3 bench/gpu/check.py [--minutes M] [--resume [FOLDER...]] [--only a,b] [--skip a,b]
+        [--quick [a,b]] [--dry] [--out FOLDER]
+    python3 bench/gpu/check.py --merge FILE... [--out FOLDER]
 
 Runs on a bare machine with CUDA's nvcc, torch, torch-geometric, nanobind, cmake and ninja, without
 a network and without an installed gnnserve. Every stage is a process of its own with a time limit;
-one that fails or hangs leaves the others alone. The whole output of each is in
-build/gpu/<stage>.log. After each stage all that was found, by this call or by others before it, is
-put together in one file, bench/results/gpu.json or FILE; the last lines say of each aim of
-``bench.gpu.aims`` what became of it. Such files of several machines become one with `--merge`, what
-is found later in place of what was found before.
+one that fails or hangs leaves the others alone, and none is begun that usually takes longer than is
+left of the M minutes. The whole output of each is in build/gpu/<stage>.log.
 
-The stages `kernels`, `pmc` and `serving_*` need msgspec, which such a machine may lack: wheels in
-the folder .whl are installed into build/gpu/site first. Without it they are told as not run.
+All that was found, by this call or by others before it, is put together in gpu.json, again and
+again while stages run; the last lines say of each aim of ``bench.gpu.aims`` what became of it. The
+file lies in bench/results, or in FOLDER, or in the folder that the environment variable OUT names.
+In the latter two the logs and the calibrations lie beside it.
+
+With `--resume` what ended well before is not run again, what has not been run comes first, and what
+failed comes last; FOLDERs are those of calls on other machines. `--merge` makes one of several
+files, what is found later in place of what was found before.
+
+Some stages need modules that such a machine may lack, msgspec above all: wheels in the folder .whl
+are installed into build/gpu/site first. Without them those stages are told as not run.
 """
 
 import argparse
 import contextlib
 import importlib.util
-import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 # This file is run as a script, on a machine where nothing of gnnserve is installed.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
-from bench.gpu.aims import told
+from bench.gpu.findings import FINDINGS, Keeper, load, read, tell, together, write
+from bench.gpu.stages import ALL, Stage, stages
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BUILD = ROOT / "build" / "gpu"
-SITE = BUILD / "site"
-RESULT = ROOT / "bench" / "results" / "gpu.json"
-ALL = "all"
+RESULTS = ROOT / "bench" / "results"
+WHEELS = ROOT / ".whl"
 TAIL_LINES = 25
 _STACKS_S = 2.0
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One step: a shell command, or a bench's module with its arguments."""
-
-    name: str
-    command: str
-    limit_s: int
-    needs: tuple[str, ...] = ()
-
-
-def stages(quick: Collection[str] = (), *, dry: bool = False) -> list[Stage]:
-    """All of them, in order; those that tell most in the least time come first.
-
-    `quick`: names of those that are to tell less in less time, or ALL.
-    """
-    python = sys.executable
-
-    def bench(name: str, limit_s: int, needs: tuple[str, ...] = (), part: str = "") -> Stage:
-        stage = f"{name}_{part}" if part else name
-        flags = " --quick" if ALL in quick or stage in quick else ""
-        flags += " --dry" if dry else ""
-        return Stage(stage, f"{python} -m bench.gpu.{name} {part}{flags}", limit_s, needs)
-
-    common = f"cmake -S csrc -G Ninja -DGNNSERVE_CUDA=ON -DPython_EXECUTABLE={python}"
-    libraries = (
-        f"{common} -B build/gpu/tests"
-        " && cmake --build build/gpu/tests --target gnnserve_device gnnserve_cuda"
-        " && cp build/gpu/tests/libgnnserve_{device,cuda}.so serve/"
-    )
-    extension = (
-        f"{common} -B build/gpu/extension -DSKBUILD=2 -DSKBUILD_STATE=editable"
-        f" -Dnanobind_DIR=$({python} -m nanobind --cmake_dir) && cmake --build build/gpu/extension"
-        " && cmake --install build/gpu/extension --prefix ."
-    )
-    tests = "cmake --build build/gpu/tests && ctest --test-dir build/gpu/tests --output-on-failure"
-    smi = "nvidia-smi; nvidia-smi topo -m; nvcc --version"
-    torch = f"{python} -c 'import torch; print(torch.__version__, torch.cuda.is_available())'"
-    engine = ("msgspec", "safetensors", "prometheus_client")
-    return [
-        Stage("machine", f"{smi}; {torch}", 60),
-        Stage("libraries", libraries, 240),
-        Stage("extension", extension, 240),
-        bench("arena", 120),
-        bench("equality", 120),
-        bench("kernels", 240, engine),
-        bench("serving", 300, engine, "equality"),
-        bench("pmc", 180, engine),
-        bench("concurrency", 240),
-        bench("gather", 240),
-        bench("staging", 150),
-        bench("recurring", 400, engine),
-        bench("serving", 400, engine, "soak"),
-        bench("serving", 150, engine, "pressure"),
-        bench("serving", 540, engine, "figures"),
-        Stage("ctest", tests, 240),
-    ]
+#: While a stage runs, what it has found so far is kept so often.
+_KEEP_EVERY_S = 10.0
+Found = dict[str, Any]
 
 
 def main() -> int:
     """Run the stages; 0 when every stage that was to run passed."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", default="", help="stages, by comma")
     parser.add_argument("--skip", default="", help="stages, by comma")
-    parser.add_argument("--minutes", type=float, default=60.0, help="start no stage after so long")
+    parser.add_argument("--minutes", type=float, default=60.0, help="what there is for all of it")
     parser.add_argument("--quick", nargs="?", const=ALL, default="", help="all, or those stages")
     parser.add_argument("--dry", action="store_true", help="without a GPU, to see that it works")
-    parser.add_argument("--out", type=Path, help="in place of bench/results/gpu.json")
+    parser.add_argument("--out", type=Path, help="folder, in place of $OUT or bench/results")
+    parser.add_argument("--resume", nargs="*", type=Path, help="only what did not end well before")
     parser.add_argument("--merge", nargs="+", type=Path, help="run nothing")
     arguments = parser.parse_args()
-    out = arguments.out or (BUILD / "dry.json" if arguments.dry else RESULT)
+    ends_at = time.monotonic() + 60 * arguments.minutes
+    keeper = keeper_for(arguments.out, dry=arguments.dry)
     if arguments.merge:
-        found = together(json.loads(path.read_text()) for path in arguments.merge)
-        write(found, out)
+        found = together(load(path) for path in arguments.merge)
+        write(found, keeper.folder / FINDINGS)
         tell(found)
         return 0
-    ends_at = time.monotonic() + 60 * arguments.minutes
-    BUILD.mkdir(parents=True, exist_ok=True)
-    environment = prepare()
     only, skip, quick = (
         set(filter(None, text.split(",")))
         for text in (arguments.only, arguments.skip, arguments.quick)
@@ -130,77 +81,122 @@ def main() -> int:
     unknown = (only | skip | quick) - {stage.name for stage in known} - {ALL}
     if unknown:
         parser.error(f"no stage {', '.join(sorted(unknown))}: {', '.join(s.name for s in known)}")
-    results = BUILD.parent / "gpu-dry" if arguments.dry else BUILD / "results"
-    content = BUILD / ("dry.json" if arguments.dry else "result.json")
-    found = json.loads(content.read_text()) if content.exists() else {"stages": {}, "results": {}}
-    failed = False
-    for stage in known:
-        if (only and stage.name not in only) or stage.name in skip:
-            continue
-        left_s = ends_at - time.monotonic()
-        missing = [name for name in stage.needs if not importable(name)]
-        if missing:
-            row = {"state": "not run", "why": f"needs {', '.join(missing)}"}
-        elif left_s < 10:
-            row = {"state": "not run", "why": "no time left"}
-        else:
-            (results / f"{stage.name}.json").unlink(missing_ok=True)
-            row = attempt(stage, environment, min(stage.limit_s, left_s))
-        failed = failed or row["state"] == "FAILED"
-        if row["state"] != "not run" or stage.name not in found["stages"]:
-            found = together([found, {"stages": {stage.name: row}, "results": read(results)}])
-        for path in (content, out):
-            write(found, path)
+    chosen = [
+        stage for stage in known if (not only or stage.name in only) and stage.name not in skip
+    ]
+    keeper.build.mkdir(parents=True, exist_ok=True)
+    found = together([*(keeper.take(folder) for folder in arguments.resume or ()), keeper.before()])
+    if arguments.resume is not None:
+        chosen = unfinished(chosen, found["stages"])
+    environment = prepare(keeper.build / "site")
+    tell_missing(chosen)
+    call = Call(keeper, ends_at, partial(attempt, environment=environment, folder=keeper.build))
+    found, failed = call.run(chosen, found)
     tell(found)
     return int(failed)
 
 
-def read(folder: Path) -> dict[str, Any]:
-    """What the stages have found, by name; one that was cut off while it wrote is left out."""
-    results = {}
-    for path in sorted(folder.glob("*.json")):
-        with contextlib.suppress(ValueError):
-            results[path.stem] = json.loads(path.read_text())
-    return results
+def keeper_for(out: Path | None, *, dry: bool) -> Keeper:
+    """Where all that is found goes."""
+    build = BUILD.with_name(f"{BUILD.name}-dry") if dry else BUILD
+    told = out or (Path(os.environ["OUT"]) if os.environ.get("OUT") else None)
+    folder = told or (build if dry else RESULTS)
+    return Keeper(build, build / "result.json", folder, everything=told is not None)
 
 
-def together(found: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The stages and results of all, the later ones in place of those before."""
-    merged: dict[str, Any] = {"stages": {}, "results": {}}
-    for one in found:
-        for part in merged:
-            merged[part] |= one[part]
-    return merged
+def unfinished(chosen: list[Stage], before: Found) -> list[Stage]:
+    """Those that did not end well yet: what prepares, what was never run, what failed."""
+
+    def rank(stage: Stage) -> int | None:
+        row = before.get(stage.name, {"state": "not run"})
+        if stage.prepares:
+            return 0
+        if row["state"] == "ok":
+            return 2 if row.get("quick", False) and not stage.quick else None
+        return 1 if row["state"] == "not run" else 3
+
+    ranks = [(rank(stage), stage) for stage in chosen]
+    return [stage for number in range(4) for rank, stage in ranks if rank == number]
 
 
-def write(found: dict[str, Any], path: Path) -> None:
-    """Keep it as JSON."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found, indent=1) + "\n")
+@dataclass(frozen=True)
+class Call:
+    """Runs stages one after the other, within the time there is."""
+
+    keeper: Keeper
+    #: By `clock`.
+    ends_at: float
+    #: Runs one stage, no longer than so many seconds; calls its last argument now and then.
+    attempt: Callable[[Stage, float, Callable[[], object]], Found]
+    clock: Callable[[], float] = time.monotonic
+
+    def run(self, chosen: list[Stage], found: Found) -> tuple[Found, bool]:
+        """What is found in the end, with what was before; whether a stage failed."""
+        failed = False
+        for stage in chosen:
+            left_s = self.ends_at - self.clock()
+            row: Found = {"state": "not run", "why": obstacle(stage, found["stages"], left_s)}
+            if not row["why"]:
+                (self.keeper.build / "results" / f"{stage.name}.json").unlink(missing_ok=True)
+                # Should the machine go away meanwhile, this is what is known of it.
+                so_far = partial(self._keep, stage, {"state": "cut off"}, found)
+                row = self.attempt(stage, min(stage.limit_s, left_s), so_far)
+            failed = failed or row["state"] == "FAILED"
+            found = self._keep(stage, row, found)
+        return found, failed
+
+    def _keep(self, stage: Stage, row: Found, before: Found) -> Found:
+        results = read(self.keeper.build / "results")
+        row = {**row, "quick": stage.quick}
+        found = together([before, {"stages": {stage.name: row}, "results": results}])
+        self.keeper.keep(found)
+        return found
 
 
-def tell(found: dict[str, Any]) -> None:
-    """Print how each stage ended, what must hold and does not, and every aim."""
-    print("\n==> stages")
-    for name, row in found["stages"].items():
-        print(f"{row['state']:8} {name:18} {row.get('seconds', ''):>7} {row.get('why', '')}")
-    print("\n==> aims")
-    for line in told(found["results"]):
-        print(line)
+def obstacle(stage: Stage, found: Found, left_s: float) -> str:
+    """Why it is not to be begun; empty: nothing is in the way."""
+    missing = [name for name in stage.needs if not importable(name)]
+    missing += [name for name in stage.programs if shutil.which(name) is None]
+    if missing:
+        return f"needs {', '.join(missing)}"
+    for name in stage.after:
+        state = found.get(name, {}).get("state", "ok")
+        if state != "ok":
+            return f"{name}: {state}"
+    if left_s < stage.usual_s:
+        return f"usually takes {stage.usual_s} s, {max(0, round(left_s))} s are left"
+    return ""
 
 
-def prepare() -> dict[str, str]:
-    """Install the wheels that were brought along; the environment of all stages."""
-    wheels = sorted((ROOT / ".whl").glob("*.whl"))
-    if wheels:
-        subprocess.run(
+def prepare(site: Path) -> dict[str, str]:
+    """Install the wheels that were brought along; the environment of all stages.
+
+    Each by itself: one made for another Python does not keep the others out.
+    """
+    for wheel in sorted(WHEELS.glob("*.whl")):
+        said = subprocess.run(
             [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--upgrade",
-             "--target", str(SITE), *map(str, wheels)],
-            check=False,
+             "--disable-pip-version-check", "--target", str(site), str(wheel)],
+            check=False, capture_output=True, text=True,
         )  # fmt: skip
-    sys.path.insert(0, str(SITE))
-    path = os.pathsep.join([str(ROOT), str(SITE), os.environ.get("PYTHONPATH", "")])
+        if said.returncode:
+            print(f"FAIL {wheel.name} cannot be installed: {said.stderr.strip()[-300:]}")
+    sys.path.insert(0, str(site))
+    path = os.pathsep.join([str(ROOT), str(site), os.environ.get("PYTHONPATH", "")])
     return {**os.environ, "PYTHONPATH": path.rstrip(os.pathsep), "PYTHONUNBUFFERED": "1"}
+
+
+def tell_missing(chosen: list[Stage]) -> None:
+    """Say at once, not stage by stage, what to bring along to have all of them run."""
+    names = {name for stage in chosen for name in stage.needs if not importable(name)}
+    if names:
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        without = ", ".join(stage.name for stage in chosen if names & set(stage.needs))
+        print(
+            f"==> without {', '.join(sorted(names))} these are not run: {without}. Where there is "
+            "a network: python3 -m pip download --no-deps --only-binary=:all: "
+            f"--python-version {version} -d .whl {' '.join(sorted(names)).replace('_', '-')}"
+        )
 
 
 def importable(module: str) -> bool:
@@ -209,20 +205,30 @@ def importable(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
-def attempt(stage: Stage, environment: dict[str, str], limit_s: float) -> dict[str, Any]:
-    """Run one stage to its end or its limit."""
+def attempt(
+    stage: Stage,
+    limit_s: float,
+    so_far: Callable[[], object],
+    *,
+    environment: dict[str, str],
+    folder: Path,
+) -> Found:
+    """Run one stage to its end or its limit; `so_far` is called while it runs."""
     print(f"\n==> {stage.name} (at most {limit_s:.0f} s): {stage.command}", flush=True)
-    log = BUILD / f"{stage.name}.log"
+    log = folder / f"{stage.name}.log"
     started = time.monotonic()
+    code: int | None = None
     with log.open("w") as file:
         process = subprocess.Popen(
             ["bash", "-c", f"ulimit -c 0; {stage.command}"], cwd=ROOT, env=environment, stdout=file,
             stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
-        try:
-            code: int | None = process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            code = None
+        while code is None and (left_s := started + limit_s - time.monotonic()) > 0:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(min(left_s, _KEEP_EVERY_S))
+            if code is None:
+                so_far()
+        if code is None:
             # Where it stands: Python's fault handler writes every thread's stack to the log.
             os.killpg(process.pid, signal.SIGABRT)
             time.sleep(_STACKS_S)

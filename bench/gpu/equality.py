@@ -20,38 +20,32 @@ LIMIT = 1e-4
 
 def body(result: Result, arguments: argparse.Namespace) -> None:
     rig = Rig.open(16 << 30, dry=arguments.dry)
-    queue, lane = rig.queue(), rig.lane()
+    lane = rig.lanes(1)[0]
     on_processor = Rig.open(1, dry=True)
     result.put("tf32", torch.backends.cuda.matmul.allow_tf32)
+    sizes = SIZES[:4] if arguments.quick else SIZES
+    wanted = list(product(MODELS, ((64, 3), (256, 8))))
     worst: dict[str, float] = {}
-    for name, (hidden, layers) in product(MODELS, ((64, 3), (256, 8))):
-        with result.part(f"{name} {layers} x {hidden}"):
+    for name, (hidden, layers) in wanted:
+        what = f"{name} {layers} x {hidden}"
+        with result.part(what):
             here = rig.model(name, 100, 12, hidden, layers)
             there = on_processor.model(name, 100, 12, hidden, layers)
-            for num_nodes, num_edges in SIZES[:4] if arguments.quick else SIZES:
+            errors = []
+            for num_nodes, num_edges in sizes:
                 inputs = graph(num_nodes, num_edges, 100)
                 with torch.inference_mode():
                     expected = there(inputs["x"], inputs["edge_index"])
+                scale = max(float(expected.abs().max()), 1e-6)
                 for urgent in (False, True):
-                    place = torch.empty_like(expected)
-                    if lane is not None:
-                        lane.insert(8 << 30)
-                    with queue.running(urgent=urgent), torch.inference_mode():
-                        placed = queue.upload(inputs)
-                        output = here(placed["x"], placed["edge_index"]).contiguous()
-                        queue.download(output, place)
-                        del placed, output
-                    if lane is not None:
-                        lane.clear()
-                    scale = max(float(expected.abs().max()), 1e-6)
-                    error = float((place - expected).abs().max()) / scale
-                    key = f"{name} {layers}x{hidden}"
-                    worst[key] = max(worst.get(key, 0.0), error)
-            result.check(
-                f"{name} {layers} x {hidden} within {LIMIT}", worst[key] <= LIMIT, worst[key]
-            )
+                    found = lane.call(lane.run, here, inputs, 8 << 30, urgent)
+                    errors.append(float((found - expected).abs().max()) / scale)
+            worst[what] = max(errors)
+            result.check(f"{what} within {LIMIT}", worst[what] <= LIMIT, worst[what])
     result.put("worst_relative_error", worst)
-    result.aim(1, all(error <= LIMIT for error in worst.values()), max(worst.values()))
+    most = max(worst.values(), default=float("inf"))
+    reached = len(worst) == len(wanted) and most <= LIMIT
+    result.aim(1, reached, {"models": f"{len(worst)} of {len(wanted)}", "worst": most})
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from torch_geometric.nn import (
 
 from bench.architectures import wrap
 from bench.gpu.kit import MODELS, Result, Rig, graph, run, spread
+from bench.gpu.lanes import first_products
 from serve.models.executors import kernels, with_executor
 from serve.models.executors.kernels import Csr
 from serve.models.loader import LoadedModel
@@ -90,7 +91,7 @@ def placed(rig: Rig, size: tuple[int, int]) -> dict[str, torch.Tensor]:
 
 def compared(rig: Rig, models: dict[str, LoadedModel], size: tuple[int, int]) -> dict[str, Any]:
     """Times, peaks and errors of both executors on one graph; medians of alternating runs."""
-    inputs, lane = placed(rig, size), rig.lane()
+    inputs, buffer = placed(rig, size), rig.memory()
     if size[1] <= MOST_EDGES_ON_HOST:
         expected = models["processor"].run({k: v.cpu() for k, v in inputs.items()})
     else:
@@ -99,15 +100,21 @@ def compared(rig: Rig, models: dict[str, LoadedModel], size: tuple[int, int]) ->
     row: dict[str, Any] = {"nodes": size[0], "edges": size[1]}
     times: dict[str, list[float]] = {"eager": [], "csr": []}
     for name in times:
-        if lane is not None:
-            lane.insert(24 << 30)
-        output = models[name].run(inputs)
-        rig.synchronize()
-        row[f"{name}_error"] = float((output.cpu() - expected).abs().max()) / scale
-        del output
-        if lane is not None:
-            lane.clear()
-            row[f"{name}_peak_bytes"] = lane.peak_bytes()
+        left_bytes = 0
+        if buffer is not None:
+            buffer.insert(24 << 30)
+        try:
+            output = models[name].run(inputs)
+            rig.synchronize()
+            row[f"{name}_error"] = float((output.cpu() - expected).abs().max()) / scale
+            del output
+        finally:
+            if buffer is not None:
+                left_bytes = buffer.clear()
+        if left_bytes:
+            raise RuntimeError(f"{name} has left {left_bytes} bytes in its buffer")
+        if buffer is not None:
+            row[f"{name}_peak_bytes"] = buffer.peak_bytes()
     for _ in range(7):
         for name, found in times.items():
             found += [1e3 * t for t in rig.time_s(partial(models[name].run, inputs), 1)]
@@ -263,14 +270,17 @@ def captured(result: Result, rig: Rig, sizes: tuple[tuple[int, int], ...]) -> No
         result.check("dry run ends here", True)
         return
     library, rows = rig.library, []
+    stream = _cuda.Stream(rig.device)
+    with torch.cuda.stream(stream):
+        first_products(rig.device)
     for name in MODELS:
         make = MODELS[name]
         sized = partial(make, FEATURES, CLASSES, hidden_channels=64, num_layers=3)
         both = twins(rig, sized)
         for size in sizes[:3]:
-            inputs, stream = placed(rig, size), _cuda.Stream(rig.device)
+            inputs = placed(rig, size)
 
-            def launched(inputs: Any = inputs, stream: Any = stream, both: Any = both) -> Any:
+            def launched(inputs: Any = inputs, both: Any = both) -> Any:
                 with torch.cuda.stream(stream):
                     return both["csr"].run(inputs)
 

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from bench.gpu.aims import aim_row
+from bench.gpu.lanes import Lane, first_products
 from bench.machine import machine_facts
 from serve.cuda.arena import DeviceArena, LaneMemory
 from serve.cuda.library import CudaLibrary
@@ -30,6 +31,9 @@ from serve.graphs.generate import generate_edges
 from serve.models import zoo
 
 RESULTS = Path("build") / "gpu" / "results"
+DRY_RESULTS = Path("build") / "gpu-dry" / "results"
+#: A GPU that is hot or throttled gives other numbers.
+_CLOCKS = "clocks.sm,clocks.mem,temperature.gpu,power.draw,pstate"
 MODELS: dict[str, Callable[..., torch.nn.Module]] = {
     "gcn": zoo.gcn, "sage": zoo.sage, "gin": zoo.gin, "gat": zoo.gat,
 }  # fmt: skip
@@ -42,6 +46,7 @@ class Result:
     def __init__(self, name: str, dry: bool, out: Path | None) -> None:
         self._path = out or RESULTS / f"{name}.json"
         self._content: dict[str, Any] = {"machine": gpu_machine(), "dry": dry, "checks": []}
+        self._content["clocks"] = {"start": driver_says(_CLOCKS)}
         self._started = time.monotonic()
 
     def put(self, key: str, value: Any) -> None:
@@ -75,6 +80,7 @@ class Result:
 
     def finish(self) -> int:
         """Exit code: 1 when a check failed."""
+        self._content["clocks"]["end"] = driver_says(_CLOCKS)
         self._write()
         return int(not all(row["passed"] for row in self._content["checks"]))
 
@@ -94,17 +100,25 @@ class Rig:
     arena: DeviceArena | None = None
     copies: Copies | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    _lanes: dict[type[CudaQueue], list[Lane]] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, slab_bytes: int, *, dry: bool) -> "Rig":
-        """Take the slab; before anything else of torch touches CUDA."""
+    def open(cls, slab_bytes: int, *, dry: bool, plain: bool = False) -> "Rig":
+        """Take the slab; before anything else of torch touches CUDA.
+
+        `plain`: take none and leave torch its own allocator.
+        """
         rig = cls(dry, slab_bytes)
         if not dry:
             rig.library = CudaLibrary()
-            rig.arena = DeviceArena.open(rig.library.slab(0, slab_bytes), slab_bytes)
-            rig.arena.install()
+            if not plain:
+                rig.arena = DeviceArena.open(rig.library.slab(0, slab_bytes), slab_bytes)
+                rig.arena.install()
             rig.device = torch.device("cuda:0")
             rig.copies = Copies(rig.device)
+            # For what this thread runs inside a task's buffer on the default stream.
+            first_products(rig.device)
+            rig.synchronize()
         return rig
 
     def use_kernels(self) -> None:
@@ -117,13 +131,35 @@ class Rig:
         if not self.dry:
             kernels.add_device("cuda", GraphKernels().implementations())
 
-    def queue(self) -> Queue:
-        """A lane's queue."""
-        return HostQueue() if self.copies is None else CudaQueue(self.device, self.copies)
+    def lanes(self, count: int, kind: type[CudaQueue] = CudaQueue) -> list[Lane]:
+        """So many with queues of that kind, the same ones at every call.
 
-    def lane(self) -> LaneMemory | None:
+        torch has 32 streams of each priority and hands them out in turn: whoever makes lanes anew
+        for every model has some share a stream with the copies of all. Raises RuntimeError then.
+        """
+        made = self._lanes.setdefault(kind, [])
+        while len(made) < count:
+            made.append(Lane(self.queue(kind), self.memory()))
+            self._require_streams_apart()
+        return made[:count]
+
+    def queue(self, kind: type[CudaQueue] = CudaQueue) -> Queue:
+        """A lane's queue."""
+        return HostQueue() if self.copies is None else kind(self.device, self.copies)
+
+    def memory(self) -> LaneMemory | None:
         """A lane's memory."""
         return None if self.arena is None else self.arena.add_lane()
+
+    def _require_streams_apart(self) -> None:
+        if self.copies is None:
+            return
+        used = [self.copies.up.cuda_stream, self.copies.down.cuda_stream]
+        used += [
+            stream for made in self._lanes.values() for lane in made for stream in lane.streams
+        ]
+        if len(set(used)) < len(used):
+            raise RuntimeError(f"two of {len(used)} streams are one: too many lanes were made")
 
     def model(self, name: str, features: int, classes: int, hidden: int, layers: int) -> Any:
         """A seeded model on the device, in eval mode."""
@@ -160,29 +196,32 @@ def graph(num_nodes: int, num_edges: int, features: int, seed: int = 0) -> dict[
     return {"x": torch.from_numpy(x), "edge_index": torch.from_numpy(edges).contiguous()}
 
 
-def spread(values: list[float], digits: int = 3) -> dict[str, float]:
-    """Median, least and most."""
+def spread(values: list[float], digits: int = 3) -> dict[str, Any]:
+    """Median, least and most, and every value in its order."""
     return {
         "median": round(median(values), digits),
         "min": round(min(values), digits),
         "max": round(max(values), digits),
+        "all": [round(value, digits) for value in values],
     }
 
 
 def gpu_machine() -> dict[str, Any]:
     """``machine_facts`` and what the driver says of the GPU."""
-    facts = machine_facts()
+    asked = "name,driver_version,memory.total,pcie.link.gen.max,pcie.link.width.max"
+    return machine_facts() | {"gpu": driver_says(asked), "cuda_of_torch": torch.version.cuda}
+
+
+def driver_says(asked: str) -> str:
+    """The first GPU's values of those names of ``nvidia-smi --help-query-gpu``, by comma."""
     try:
         said = subprocess.run(
-            ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,pcie.link.gen.max,"
-             "pcie.link.width.max", "--format=csv,noheader"],
+            ["nvidia-smi", "--id=0", f"--query-gpu={asked}", "--format=csv,noheader"],
             capture_output=True, text=True, timeout=20, check=True,
         )  # fmt: skip
-        facts["gpu"] = said.stdout.strip()
+        return said.stdout.strip()
     except (OSError, subprocess.SubprocessError) as error:
-        facts["gpu"] = f"none: {error}"
-    facts["cuda_of_torch"] = torch.version.cuda
-    return facts
+        return f"none: {error}"
 
 
 def run(name: str, about: str | None, body: Callable[[Result, argparse.Namespace], None]) -> None:
@@ -198,7 +237,7 @@ def run(name: str, about: str | None, body: Callable[[Result, argparse.Namespace
         # Whoever tries a script does so beside other work.
         torch.set_num_threads(1)
     if arguments.dry and arguments.out is None:
-        arguments.out = Path("build") / "gpu-dry" / f"{name}.json"
+        arguments.out = DRY_RESULTS / f"{name}.json"
     result = Result(name, arguments.dry, arguments.out)
     with result.part(name):
         body(result, arguments)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from bench.gpu.kit import MODELS, Result, Rig, run, spread
+from bench.gpu.lanes import Lane
 from serve.cuda.arena import ALIGNMENT_BYTES
 from serve.estimate.calibration import Calibration, Ramp, TimeFit
 from serve.estimate.estimator import ModelEstimator, Overhead
@@ -36,6 +37,7 @@ AIM = 0.02
 def body(result: Result, arguments: argparse.Namespace) -> None:
     rig = Rig.open(64 << 30, dry=arguments.dry)
     rig.use_kernels()
+    lane = rig.lanes(1)[0]
     few = arguments.quick or arguments.dry
     spec = PoolSpec(datasets=("pubmed",), count=4) if few else PoolSpec()
     pool = GraphPool(spec)
@@ -48,7 +50,9 @@ def body(result: Result, arguments: argparse.Namespace) -> None:
             for name, executor in product(names, ("eager", "csr")):
                 with result.part(f"{name} on {dataset}, {executor}"):
                     size = hidden, layers
-                    rows += measure(rig, pool, dataset, name, executor, Path(folder), size)
+                    asked = rig, lane, pool, dataset, name, executor, Path(folder), size
+                    # The processor's tracer wants to stay in the thread it was first used in.
+                    rows += measure(*asked) if rig.dry else lane.call(measure, *asked)
                     result.put("rows", rows)
     if rig.dry:
         return
@@ -65,7 +69,7 @@ def body(result: Result, arguments: argparse.Namespace) -> None:
 
 
 def measure(
-    rig: Rig, pool: GraphPool, dataset: str, name: str, executor: str, folder: Path,
+    rig: Rig, lane: Lane, pool: GraphPool, dataset: str, name: str, executor: str, folder: Path,
     size: tuple[int, int],
 ) -> list[dict[str, Any]]:  # fmt: skip
     hidden, layers = size
@@ -80,11 +84,11 @@ def measure(
     torch.manual_seed(0)
     write_model(folder, key, MODELS[name](**args), factory=f"serve.models.zoo:{name}", args=args)
     loaded = load_on(find(folder, key), rig.device, executor)
-    queue, lane = rig.queue(), rig.lane()
-    model = PlacedModel.of(loaded, queue)
+    buffer = lane.memory
+    model = PlacedModel.of(loaded, lane.queue)
     signature = probe_signature(model)
-    site = Processor() if lane is None else ArenaSite(queue, lane)
-    allocator = Allocator() if lane is None else Allocator(held_by=lane.held_by)
+    site = Processor() if buffer is None else ArenaSite(lane.queue, buffer)
+    allocator = Allocator() if buffer is None else Allocator(held_by=buffer.held_by)
     memory = measure_memory(model, signature, max_bytes=4 << 30, allocator=allocator, site=site)
     flat = Ramp((0.0,), (0.0,), (0.0,))
     no_time = TimeFit(
@@ -116,17 +120,18 @@ def measure(
             "reserve_bytes": estimate.reserve_bytes,
             "warning": memory.warning,
         }
-        if lane is not None:
+        if buffer is not None:
             # What a lane would insert; twice that, to see how far an under-estimate goes.
             sized = ref.num_nodes, ref.num_edges
             limit = estimate.reserve_bytes - estimator.input_bytes(*sized)
             limit -= estimator.output_bytes(*sized)
             limit += sum(-(-t.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for t in inputs.values())
             row["limit_bytes"] = limit
-            lane.insert(2 * limit)
+            buffer.insert(2 * limit)
             model.run(inputs)
-            measured, held, spills = lane.peak_bytes(), lane.held_peak_bytes(), lane.spills()
-            lane.clear()
+            measured, held, spills = buffer.peak_bytes(), buffer.held_peak_bytes(), buffer.spills()
+            if left_bytes := buffer.clear():
+                raise RuntimeError(f"a run has left {left_bytes} bytes in its buffer")
             row |= {
                 "measured_bytes": measured,
                 "held_bytes": held,

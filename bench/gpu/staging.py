@@ -9,14 +9,15 @@ them, and on the lane's own stream.
 """
 
 import argparse
-import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from bench.gpu.kit import MODELS, Result, Rig, graph, run, spread
-from serve.cuda.queues import CudaQueue, Queue
+from bench.gpu.lanes import Lane, at_once
+from serve.cuda.queues import CudaQueue
 
 _cuda: Any = torch.cuda
 
@@ -81,45 +82,18 @@ def overlap(result: Result, rig: Rig, name: str, tasks: int) -> None:
     if not rig.dry:
         inputs = {key: value.pin_memory() for key, value in inputs.items()}
 
-    def make(kind: str) -> Queue:
-        if rig.copies is None or kind == "copy streams":
-            return rig.queue()
-        return OneStream(rig.device, rig.copies)
+    def together(lanes: list[Lane]) -> Callable[[], object]:
+        def share(lane: Lane) -> None:
+            for _ in range(tasks // len(lanes)):
+                lane.run(model, inputs, 4 << 30)
 
-    def one_lane(queue: Queue, memory: Any, count: int, place: torch.Tensor) -> None:
-        for _ in range(count):
-            if memory is not None:
-                memory.insert(4 << 30)
-            with queue.running(), torch.inference_mode():
-                placed = queue.upload(inputs)
-                output = model(placed["x"], placed["edge_index"])
-                queue.download(output, place)
-                del placed, output
-            if memory is not None:
-                memory.clear()
+        return lambda: at_once((lane, partial(share, lane)) for lane in lanes)
 
-    def together(lanes: list[tuple[Queue, Any, torch.Tensor]]) -> Callable[[], None]:
-        def work() -> None:
-            share = tasks // len(lanes)
-            threads = [
-                threading.Thread(target=one_lane, args=(queue, memory, share, place))
-                for queue, memory, place in lanes
-            ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-
-        return work
-
-    variants = {}
-    for kind in ("copy streams", "one stream"):
-        for count in (1, 2, 4):
-            lanes = [
-                (make(kind), rig.lane(), torch.empty(nodes, 16, pin_memory=not rig.dry))
-                for _ in range(count)
-            ]
-            variants[f"{kind}, {count} lanes"] = together(lanes)
+    variants = {
+        f"{name}, {count} lanes": together(rig.lanes(count, kind))
+        for name, kind in (("copy streams", CudaQueue), ("one stream", OneStream))
+        for count in (1, 2, 4)
+    }
     times: dict[str, list[float]] = {key: [] for key in variants}
     for _ in range(3):
         for key, work in variants.items():

@@ -1,0 +1,132 @@
+"""Lanes for benches, as the server has them: a thread for good, two streams, a buffer a task."""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+
+import torch
+
+from serve.cuda.arena import LaneMemory
+from serve.cuda.queues import CudaQueue, Queue
+
+_Found = TypeVar("_Found")
+
+
+def first_products(device: torch.device) -> None:
+    """Have cuBLAS take what it keeps for this thread and the current stream: tens of MiB.
+
+    Were a task's product the first one, that would lie in the task's buffer, and never leave it.
+    """
+    square = torch.zeros(32, 32, device=device)
+    torch.mm(square, square)
+    torch.addmm(square[0], square, square)
+
+
+class Lane:
+    """A thread of its own with a queue and memory; a bench has it run its tasks, one at a time."""
+
+    def __init__(self, queue: Queue, memory: LaneMemory | None) -> None:
+        self.queue, self.memory = queue, memory
+        #: CUDA's handles of its streams; none on the processor.
+        self.streams: list[int] = []
+        self._places: dict[tuple[int, ...], torch.Tensor] = {}
+        self._thread = ThreadPoolExecutor(1)
+        self._thread_id = self.call(self._begin)
+
+    def submit(self, work: Callable[..., _Found], *arguments: Any) -> Future[_Found]:
+        """Have its thread do that, after what it was told before."""
+        return self._thread.submit(work, *arguments)
+
+    def call(self, work: Callable[..., _Found], *arguments: Any) -> _Found:
+        """The same, to the end; raises what `work` raises."""
+        return self.submit(work, *arguments).result()
+
+    def run(
+        self,
+        model: Callable[..., torch.Tensor],
+        inputs: Mapping[str, torch.Tensor],
+        limit_bytes: int,
+        urgent: bool = False,
+    ) -> torch.Tensor:
+        """A task as the server's lanes do it: up, forward, down. In its thread only.
+
+        The answer stays as it is until the next one of its shape. Raises RuntimeError when the
+        task has left something in its buffer.
+        """
+        if threading.get_ident() != self._thread_id:
+            raise RuntimeError("a lane's task runs in the lane's thread: see Lane.call")
+        if self.memory is not None:
+            self.memory.insert(limit_bytes)
+        try:
+            with self.queue.running(urgent=urgent), torch.inference_mode():
+                placed = self.queue.upload(inputs)
+                output = model(placed["x"], placed["edge_index"]).contiguous()
+                place = self._place(output)
+                self.queue.download(output, place)
+                del placed, output
+        except BaseException:
+            with suppress(Exception):
+                self.queue.finish()
+            if self.memory is not None:
+                self.memory.clear()
+            raise
+        if self.memory is not None and (left_bytes := self.memory.clear()):
+            raise RuntimeError(f"a task has left {left_bytes} bytes in its buffer")
+        return place
+
+    def timed_ms(
+        self,
+        model: Callable[..., torch.Tensor],
+        inputs: Mapping[str, torch.Tensor],
+        limit_bytes: int,
+        urgent: bool = False,
+    ) -> float:
+        """How long ``run`` takes."""
+        started = time.perf_counter()
+        self.run(model, inputs, limit_bytes, urgent)
+        return 1e3 * (time.perf_counter() - started)
+
+    def _begin(self) -> int:
+        for urgent in (False, True):
+            with self.queue.running(urgent=urgent), torch.inference_mode():
+                if isinstance(self.queue, CudaQueue):
+                    self.streams.append(self.queue.stream)
+                first_products(self.queue.device)
+                self.queue.finish()
+        return threading.get_ident()
+
+    def _place(self, output: torch.Tensor) -> torch.Tensor:
+        shape = tuple(output.shape)
+        if shape not in self._places:
+            pinned = self.queue.device.type != "cpu"
+            self._places[shape] = torch.empty(shape, dtype=output.dtype, pin_memory=pinned)
+        return self._places[shape]
+
+
+def at_once(pieces: Iterable[tuple[Lane, Callable[[], _Found]]]) -> list[_Found]:
+    """What each lane's piece gives, once all have ended; raises what one of them raised."""
+    futures = [lane.submit(piece) for lane, piece in pieces]
+    wait(futures)
+    return [future.result() for future in futures]
+
+
+@contextmanager
+def kept_busy(lanes: Sequence[Lane], work: Callable[[Lane], object]) -> Iterator[None]:
+    """While open, each of them does `work` again and again; raises what one of them raised."""
+    stop = threading.Event()
+
+    def repeat(lane: Lane) -> None:
+        while not stop.is_set():
+            work(lane)
+
+    futures = [lane.submit(repeat, lane) for lane in lanes]
+    try:
+        yield
+    finally:
+        stop.set()
+        wait(futures)
+    for future in futures:
+        future.result()

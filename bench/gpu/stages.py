@@ -1,0 +1,113 @@
+"""The stages of ``make gpu-check``: what each runs, what it needs, how long it may take."""
+
+import subprocess
+import sys
+from collections.abc import Collection
+from dataclasses import dataclass
+
+ALL = "all"
+#: For a GPU nobody can be asked about.
+_DEFAULT_ARCHITECTURE = "90-real"
+#: On a processor, whatever else it does.
+_DRY_LIMIT_S = 900
+#: What a lane and the engine import beside torch.
+_ENGINE = "msgspec", "safetensors", "prometheus_client"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step: a shell command."""
+
+    name: str
+    command: str
+    #: What it takes on an H200, roughly; it is not begun with less time left.
+    usual_s: int
+    #: Then it is ended.
+    limit_s: int
+    #: Modules it imports that a machine may lack.
+    needs: tuple[str, ...] = ()
+    #: Programs it calls that a machine may lack.
+    programs: tuple[str, ...] = ()
+    #: Stages without which it is not begun.
+    after: tuple[str, ...] = ()
+    #: Makes what others need on this machine, also where it was made on another one before.
+    prepares: bool = False
+    #: Tells less, in less time.
+    quick: bool = False
+
+
+def stages(quick: Collection[str] = (), *, dry: bool = False) -> list[Stage]:
+    """All of them; what is worth most comes first: time on a GPU may end at any of them.
+
+    `quick`: names of those that are to tell less in less time, or ALL. `dry`: benches only, on the
+    processor.
+    """
+    python = sys.executable
+
+    def bench(
+        name: str, usual_s: int, quick_s: int, needs: tuple[str, ...] = (), part: str = ""
+    ) -> Stage:
+        stage = f"{name}_{part}" if part else name
+        short = ALL in quick or stage in quick
+        command = f"{python} -m bench.gpu.{name} {part}"
+        command += " --quick" * short + " --dry" * dry
+        usual_s = quick_s if short else usual_s
+        limit_s = _DRY_LIMIT_S if dry else 2 * usual_s
+        builds = () if dry else ("libraries", "extension") if needs else ("libraries",)
+        return Stage(stage, command, usual_s, limit_s, needs, after=builds, quick=short)
+
+    before = [] if dry else _preparing(python)
+    alive = [bench("arena", 20, 15), bench("equality", 40, 25)]
+    engine = [
+        bench("pmc", 60, 20, _ENGINE),
+        bench("serving", 200, 60, _ENGINE, "equality"),
+        bench("serving", 150, 60, _ENGINE, "soak"),
+    ]
+    more = [
+        bench("concurrency", 240, 60),
+        bench("kernels", 150, 40, _ENGINE),
+        bench("recurring", 240, 90, _ENGINE),
+        bench("gather", 130, 30),
+        bench("serving", 40, 25, _ENGINE, "pressure"),
+        bench("staging", 60, 20),
+        bench("serving", 400, 180, _ENGINE, "figures"),
+    ]
+    tests = "cmake --build build/gpu/tests && ctest --test-dir build/gpu/tests --output-on-failure"
+    after = [] if dry else [Stage("ctest", tests, 120, 240, after=("libraries",))]
+    return [*before, *alive, *engine, *more, *after]
+
+
+def _preparing(python: str) -> list[Stage]:
+    """What there is to build on: CUDA's sources are compiled once, for the GPU at hand only."""
+    smi = "nvidia-smi; nvidia-smi topo -m; nvcc --version"
+    torch = f"{python} -c 'import torch; print(torch.__version__, torch.cuda.is_available())'"
+    libraries = (
+        "cmake -S csrc -G Ninja -B build/gpu/tests -DGNNSERVE_CUDA=ON"
+        f" -DCMAKE_CUDA_ARCHITECTURES={architecture()}"
+        " && cmake --build build/gpu/tests --target gnnserve_device gnnserve_cuda"
+        " && cp build/gpu/tests/libgnnserve_{device,cuda}.so serve/"
+    )
+    extension = (
+        "cmake -S csrc -G Ninja -B build/gpu/extension -DGNNSERVE_CUDA=OFF -DSKBUILD=2"
+        f" -DPython_EXECUTABLE={python} -Dnanobind_DIR=$({python} -m nanobind --cmake_dir)"
+        " && cmake --build build/gpu/extension --target _core gnnserve_meter"
+        " && cp build/gpu/extension/{_core*,libgnnserve_meter}.so serve/"
+    )
+    return [
+        Stage("machine", f"{smi}; {torch}", 15, 60),
+        Stage("libraries", libraries, 40, 240, prepares=True),
+        Stage("extension", extension, 30, 240, prepares=True),
+    ]
+
+
+def architecture() -> str:
+    """The first GPU's, as CMake names it."""
+    try:
+        said = subprocess.run(
+            ["nvidia-smi", "--id=0", "--query-gpu=compute_cap", "--format=csv,noheader"],
+            capture_output=True, text=True, timeout=20, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return _DEFAULT_ARCHITECTURE
+    number = said.stdout.strip().replace(".", "")
+    return f"{number}-real" if number.isdigit() else _DEFAULT_ARCHITECTURE
