@@ -32,30 +32,34 @@ class TensorEntry(msgspec.Struct, frozen=True):
     data_offsets: tuple[int, int]
 
 
-def read_header(path: Path) -> dict[str, TensorEntry]:
+def read_header(path: Path, told_as: Path | None = None) -> dict[str, TensorEntry]:
     """The tensors stored in the file at `path`.
 
-    Raises ConfigError, naming the file and the rule it breaks, for a file that is missing, cut
-    short, not a regular file, not in the format, or holds floats other than FP32.
+    Raises ConfigError, naming the file (or `told_as`, of which it is a copy) and the rule it
+    breaks, for a file that is missing, cut short, not a regular file, not in the format, or holds
+    floats other than FP32.
     """
+    named = told_as or path
     try:
         with open_regular(path) as file:
             size_bytes = os.fstat(file.fileno()).st_size
             prefix = file.read(8)
             if len(prefix) < 8:
-                raise ConfigError(f"{path}: not a safetensors file: {size_bytes} bytes in all")
+                raise ConfigError(f"{named}: not a safetensors file: {size_bytes} bytes in all")
             (header_bytes,) = struct.unpack("<Q", prefix)
             if header_bytes > _MAX_HEADER_BYTES:
-                raise ConfigError(f"{path}: not a safetensors file: header of {header_bytes} bytes")
+                raise ConfigError(
+                    f"{named}: not a safetensors file: header of {header_bytes} bytes"
+                )
             header = file.read(header_bytes)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{named}: cannot be read: {error.strerror}") from error
     if len(header) < header_bytes:
         raise ConfigError(
-            f"{path}: truncated: {header_bytes} bytes of header announced, {len(header)} there"
+            f"{named}: truncated: {header_bytes} bytes of header announced, {len(header)} there"
         )
-    entries = _decode(header, path)
-    _check_data(entries, size_bytes - 8 - header_bytes, path)
+    entries = _decode(header, named)
+    _check_data(entries, size_bytes - 8 - header_bytes, named)
     return entries
 
 

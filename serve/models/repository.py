@@ -54,6 +54,21 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     description: str = ""
     #: As in config.toml; None: by how far the model looks.
     fanouts: tuple[int, ...] | Literal["all"] | None = None
+    #: Where the server's own copies of the weights and of the factory's file are; empty: they are
+    #: read where they lie in the repository. See ``copies``.
+    own_weights: str = ""
+    own_source: str = ""
+
+    @property
+    def weights_file(self) -> Path:
+        """Where the weights are to be read."""
+        return Path(self.own_weights or self.weights)
+
+    @property
+    def source_file(self) -> Path | None:
+        """The factory's file in the model's folder; None: an installed package has it."""
+        file, _, _ = self.factory.partition(":")
+        return Path(self.folder) / file if file.startswith("./") else None
 
     @property
     def key(self) -> str:
@@ -115,8 +130,8 @@ def content_hash(spec: ModelSpec) -> str:
     same; a cache adds their versions to its key. Raises ConfigError when one cannot be read.
     """
     digest = hashlib.sha256()
-    folder = Path(spec.folder)
-    for path in (folder / CONFIG_FILE, Path(spec.weights), _source(spec.factory, folder)):
+    source = Path(spec.own_source) if spec.own_source else spec.source_file or _installed(spec)
+    for path in (Path(spec.folder) / CONFIG_FILE, spec.weights_file, source):
         digest.update(b"\0file\0")
         if path is not None:
             try:
@@ -229,11 +244,15 @@ def _check_size(spec: ModelSpec, config: Path) -> None:
         )
 
 
-def _source(factory: str, folder: Path) -> Path | None:
-    """The file that defines the factory, found without running it; None when there is none."""
-    module, _, _ = factory.partition(":")
-    if module.startswith("./"):
-        return folder / module
+def _installed(spec: ModelSpec) -> Path | None:
+    """The file of an installed factory, found without running it; None when there is none."""
+    try:
+        return _find_installed(spec.factory.partition(":")[0])
+    except (ImportError, ValueError) as error:
+        raise ConfigError(f"model {spec.key}: model.factory: {spec.factory!r}: {error}") from error
+
+
+def _find_installed(module: str) -> Path | None:
     # NOTE: find_spec on a dotted name would import its parents, and with them torch.
     top, *inner = module.split(".")
     spec: ModuleSpec | None = importlib.util.find_spec(top)
