@@ -2,16 +2,15 @@
 
 import os
 import re
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from serve.config import Section, decode_table
 from serve.errors import ConfigError
-from serve.files import open_regular, read_text
+from serve.files import open_regular
+from serve.tables import Section, decode_table, read_toml
 
 CONFIG_FILE = "config.toml"
 
@@ -19,10 +18,8 @@ InputName = Literal["x", "edge_index", "edge_weight", "edge_attr", "batch"]
 Dimension = Annotated[int, Meta(ge=1)]
 Fanout = Annotated[int, Meta(ge=-1)]
 
-#: Larger files are not read: of configuration, and of a factory's source.
-_MAX_CONFIG_BYTES, _MAX_SOURCE_BYTES = 1 << 20, 16 << 20
-#: A TOML key of n parts takes time in n².
-_MAX_DOTS = 200
+#: A larger file of a factory's is not run.
+_MAX_SOURCE_BYTES = 16 << 20
 
 _MODULE_FACTORY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _FILE_FACTORY = re.compile(r"\./((?!\.\./)[^/:]+/)*[^/:]+\.py:[^\W\d]\w*")
@@ -69,7 +66,7 @@ class ModelConfig(Section, frozen=True):
 def read_settings(folder: Path) -> ModelConfig:
     """Read and cross-check the config.toml in a model's folder; raises ConfigError."""
     path = folder / CONFIG_FILE
-    config = decode_table(_read_table(path), ModelConfig, str(path))
+    config = decode_table(read_toml(path), ModelConfig, str(path))
     model = config.model
     inputs = model.inputs if config.inputs is None else config.inputs
     if config.inputs is not None and model.inputs is not None:
@@ -91,21 +88,6 @@ def read_settings(folder: Path) -> ModelConfig:
     if model.factory.startswith("./"):
         _check_source(folder / model.factory.partition(":")[0], path)
     return config
-
-
-def _read_table(path: Path) -> dict[str, Any]:
-    """Parse a model's config.toml; raises ConfigError, whatever lies there."""
-    try:
-        text = read_text(path, _MAX_CONFIG_BYTES)
-        if any(part.count(".") > _MAX_DOTS for part in re.split(r"[=,{\n]", text)):
-            raise ConfigError(f"{path}: a key of more than {_MAX_DOTS} parts")
-        return tomllib.loads(text)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except RecursionError as error:
-        raise ConfigError(f"{path}: not valid TOML: nested too deep") from error
-    except ValueError as error:  # tomllib's own, wrong bytes, and numbers of too many digits
-        raise ConfigError(f"{path}: not valid TOML: {error}") from error
 
 
 def _check_source(source: Path, config: Path) -> None:

@@ -2,14 +2,15 @@
 
 import json
 import os
+import resource
 import socket
 import struct
 from pathlib import Path
 
 import pytest
 
+from serve import tables
 from serve.errors import ConfigError, NotFound
-from serve.models import settings
 from serve.models.repository import BrokenModel, ModelSpec, content_hash, find, scan
 
 CONFIG = '[model]\nfactory = "./model.py:Node"\n'
@@ -142,6 +143,15 @@ CASES = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def little_memory():
+    """Whoever reads an endless device runs out of what this process may take, not the machine."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (8 << 30, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
 @pytest.mark.parametrize(("file", "change", "told"), CASES)
 def test_a_strange_file_is_told_and_harms_no_neighbour(put, file, change, told):
     folder = put()
@@ -185,14 +195,14 @@ def test_names_that_are_no_text(put, make):
 def test_whatever_a_library_raises_is_that_entrys_matter(put, monkeypatch):
     folder = put()
     put("other")
-    loads = settings.tomllib.loads
+    loads = tables.tomllib.loads
 
     def fail(content):
         if "odd" in content:
             raise MemoryError("no such luck")
         return loads(content)
 
-    monkeypatch.setattr(settings.tomllib, "loads", fail)
+    monkeypatch.setattr(tables.tomllib, "loads", fail)
     (folder / "config.toml").write_text(CONFIG + "# odd")
     broken, fine = scan(folder.parent)
     assert "MemoryError: no such luck" in broken.reason
