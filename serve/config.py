@@ -1,35 +1,29 @@
-"""The configuration file: TOML, decoded strictly into frozen structs.
+"""The configuration file: TOML, decoded strictly into frozen structs (see ``tables``).
 
-An unknown key, a wrong type or a value out of range is a ``ConfigError`` that names the file,
-the key and the rule, and for an unknown key the nearest right one. Relative paths are resolved
-against the file's folder. The core never sees these structs: it is handed small parameter
-objects made from them.
+All that is wrong with it is told at once, in one ``ConfigError``. Relative paths are resolved
+against the file's folder. The core never sees these structs: it is handed small parameter objects
+made from them.
 """
 
-import difflib
 import ipaddress
 import re
-import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from serve.errors import ConfigError
+from serve.tables import Section, decode_sound, read_toml
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Count = Annotated[int, Meta(ge=1)]
 Positive = Annotated[float, Meta(gt=0)]
-StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 _DEFAULT_CACHE = "~/.cache/gnnserve"
 _UNITS = {"B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
           "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}  # fmt: skip
-
-
-class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Base of every table of the file."""
 
 
 class ServerConfig(Section, frozen=True):
@@ -204,52 +198,25 @@ def parse_bytes(text: str, key: str) -> int:
 
 def load_config(path: Path) -> Config:
     """Read, decode and cross-check the file at `path`; raises ConfigError."""
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from error
-    config: Config = decode_table(table, Config, str(path), hidden=frozenset({"base"}))
-    config = msgspec.structs.replace(config, base=path.parent.resolve())
-    _check(config, path)
+    config, problems = read_config(path)
+    if problems:
+        raise ConfigError("\n".join(problems))
     return config
 
 
-def decode_table(
-    table: dict[str, Any], kind: type[StructT], where: str, hidden: frozenset[str] = frozenset()
-) -> StructT:
-    """Decode a TOML table into `kind`; a ConfigError starts with `where` and names the key."""
-    _refuse_unknown(table, kind, where, "", hidden)
-    try:
-        return msgspec.convert(table, kind)
-    except msgspec.ValidationError as error:
-        text = str(error)
-        rule, _, key = text.partition(" - at `$.")
-        raise ConfigError(f"{where}: {key.rstrip('`') or 'file'}: {rule}") from error
+def read_config(path: Path) -> tuple[Config, list[str]]:
+    """Return what of the file at `path` is right, and everything that is wrong with it.
+
+    What is wrong has its default. Raises ConfigError when there is no such file, or no TOML in it.
+    """
+    table = read_toml(path)
+    found, problems = decode_sound(table, Config, str(path), hidden=frozenset({"base"}))
+    config = msgspec.structs.replace(found or Config(), base=path.parent.resolve())
+    return config, [*problems, *(f"{path}: {rule}" for rule in _broken_rules(config))]
 
 
-def _refuse_unknown(
-    table: dict[str, Any], kind: type, where: str, prefix: str, hidden: frozenset[str]
-) -> None:
-    """Walk `table` beside the struct `kind` and refuse the first key it does not have."""
-    fields = {f.encode_name: f.type for f in msgspec.structs.fields(kind)}
-    known = [name for name in fields if name not in hidden]
-    for key, value in table.items():
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-            hint = f"did you mean '{prefix}{near[0]}'?" if near else f"known: {', '.join(known)}"
-            raise ConfigError(f"{where}: unknown key '{prefix}{key}'; {hint}")
-        inner = fields[key]
-        if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, Section):
-            _refuse_unknown(value, inner, where, f"{prefix}{key}.", frozenset())
-        if isinstance(value, list) and key == "graph":
-            for index, row in enumerate(row for row in value if isinstance(row, dict)):
-                _refuse_unknown(row, GraphConfig, where, f"graph[{index}].", frozenset())
-
-
-def _check(config: Config, path: Path) -> None:
-    """Rules over more than one key, and names that must be registered."""
+def _broken_rules(config: Config) -> Iterator[str]:
+    """Rules that one key does not show, as far as they are broken."""
     from serve.core.disciplines import DISCIPLINES
     from serve.core.policies import POLICIES
 
@@ -259,29 +226,28 @@ def _check(config: Config, path: Path) -> None:
         ("discipline", scheduling.discipline, DISCIPLINES),
     ):
         if value not in known:
-            raise ConfigError(
-                f"{path}: scheduling.{key}: '{value}' is not one of {', '.join(sorted(known))}"
-            )
-    try:
-        _ = config.server.max_message_bytes, config.device.memory_budget_bytes
-        _ = config.models.cache_limit_bytes
-        _ = [graph.hot_memory_bytes for graph in config.graph]
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
+            yield f"scheduling.{key}: '{value}' is not one of {', '.join(sorted(known))}"
+    sizes: list[Callable[[], object]] = [
+        lambda: config.server.max_message_bytes,
+        lambda: config.device.memory_budget_bytes,
+        lambda: config.models.cache_limit_bytes,
+        *(lambda graph=graph: graph.hot_memory_bytes for graph in config.graph),
+    ]
+    for size in sizes:
+        try:
+            size()
+        except ConfigError as error:
+            yield str(error)
     ports = config.server.grpc_port, config.server.http_port
     if ports[0] == ports[1] != 0:
-        raise ConfigError(
-            f"{path}: server.grpc_port and server.http_port are both {ports[0]}; they must differ"
-        )
+        yield f"server.grpc_port and server.http_port are both {ports[0]}; they must differ"
     for index, graph in enumerate(config.graph):
         if (graph.file is None) == (graph.dataset is None):
             both = "both given" if graph.file is not None else "both missing"
-            raise ConfigError(
-                f"{path}: graph[{index}].file and graph[{index}].dataset are {both}; give one"
-            )
+            yield f"graph[{index}].file and graph[{index}].dataset are {both}; give one"
         if not graph.name:
-            raise ConfigError(f"{path}: graph[{index}].name: it is empty")
+            yield f"graph[{index}].name: it is empty"
     names = [graph.name for graph in config.graph]
-    for name in names:
+    for name in dict.fromkeys(names):
         if names.count(name) > 1:
-            raise ConfigError(f"{path}: graph: the name '{name}' is given more than once")
+            yield f"graph: the name '{name}' is given more than once"

@@ -6,15 +6,20 @@ holes. A file that passes here can be memory-mapped without reading past its end
 """
 
 import math
+import os
 import struct
 from pathlib import Path
 
 import msgspec
 
 from serve.errors import ConfigError
+from serve.files import open_regular
 
-#: Longest header taken; the format's own reader has the same bound.
-_MAX_HEADER_BYTES = 100_000_000
+#: Longest header taken, that of some 100,000 tensors: the main process reads it, with others
+#: waiting.
+_MAX_HEADER_BYTES = 16 << 20
+#: Most dimensions of a tensor.
+_MAX_RANK = 8
 _ITEM_BYTES = {"F32": 4, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 _OTHER_FLOATS = ("F64", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 
@@ -27,30 +32,34 @@ class TensorEntry(msgspec.Struct, frozen=True):
     data_offsets: tuple[int, int]
 
 
-def read_header(path: Path) -> dict[str, TensorEntry]:
+def read_header(path: Path, told_as: Path | None = None) -> dict[str, TensorEntry]:
     """The tensors stored in the file at `path`.
 
-    Raises ConfigError, naming the file and the rule it breaks, for a file that is missing, cut
-    short, not in the format, or holds floats other than FP32.
+    Raises ConfigError, naming the file (or `told_as`, of which it is a copy) and the rule it
+    breaks, for a file that is missing, cut short, not a regular file, not in the format, or holds
+    floats other than FP32.
     """
+    named = told_as or path
     try:
-        with path.open("rb") as file:
-            size_bytes = path.stat().st_size
+        with open_regular(path) as file:
+            size_bytes = os.fstat(file.fileno()).st_size
             prefix = file.read(8)
             if len(prefix) < 8:
-                raise ConfigError(f"{path}: not a safetensors file: {size_bytes} bytes in all")
+                raise ConfigError(f"{named}: not a safetensors file: {size_bytes} bytes in all")
             (header_bytes,) = struct.unpack("<Q", prefix)
             if header_bytes > _MAX_HEADER_BYTES:
-                raise ConfigError(f"{path}: not a safetensors file: header of {header_bytes} bytes")
+                raise ConfigError(
+                    f"{named}: not a safetensors file: header of {header_bytes} bytes"
+                )
             header = file.read(header_bytes)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{named}: cannot be read: {error.strerror}") from error
     if len(header) < header_bytes:
         raise ConfigError(
-            f"{path}: truncated: {header_bytes} bytes of header announced, {len(header)} there"
+            f"{named}: truncated: {header_bytes} bytes of header announced, {len(header)} there"
         )
-    entries = _decode(header, path)
-    _check_data(entries, size_bytes - 8 - header_bytes, path)
+    entries = _decode(header, named)
+    _check_data(entries, size_bytes - 8 - header_bytes, named)
     return entries
 
 
@@ -60,7 +69,7 @@ def _decode(header: bytes, path: Path) -> dict[str, TensorEntry]:
         raw = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
         raw.pop("__metadata__", None)
         return {name: msgspec.json.decode(entry, type=TensorEntry) for name, entry in raw.items()}
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: not a safetensors file: header: {error}") from error
 
 
@@ -72,6 +81,11 @@ def _check_data(entries: dict[str, TensorEntry], data_bytes: int, path: Path) ->
             raise ConfigError(f"{path}: tensor '{name}' is {entry.dtype}; weights must be F32")
         if entry.dtype not in _ITEM_BYTES:
             raise ConfigError(f"{path}: tensor '{name}' has the unknown type {entry.dtype!r}")
+        if len(entry.shape) > _MAX_RANK:
+            raise ConfigError(
+                f"{path}: tensor '{name}' has {len(entry.shape)} dimensions, at most {_MAX_RANK}"
+                " may be"
+            )
         begin, stop = entry.data_offsets
         expected = math.prod(entry.shape) * _ITEM_BYTES[entry.dtype]
         if min(entry.shape, default=0) < 0 or begin != end or stop - begin != expected:

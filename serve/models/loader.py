@@ -1,7 +1,8 @@
 """A model in a lane's memory, ready to run.
 
-Weights are memory-mapped and assigned, not copied, so lanes that load the same file share its
-pages. Nothing is ever unpickled; the only code run is the factory the repository names.
+Weights are memory-mapped and assigned, not copied, so lanes that load the same file, or the
+server's own copy of it, share its pages. Nothing is ever unpickled; the only code run is the
+factory the repository names.
 """
 
 import hashlib
@@ -10,6 +11,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -108,8 +110,8 @@ def load_model(spec: ModelSpec) -> LoadedModel:
 def _map_weights(module: torch.nn.Module, spec: ModelSpec) -> None:
     """Assign the file's tensors, still mapped, to the module's parameters and buffers."""
     where = f"model {spec.key}: {spec.weights}"
-    read_header(Path(spec.weights))
-    state = load_file(spec.weights)
+    read_header(spec.weights_file, told_as=Path(spec.weights))
+    state = load_file(spec.weights_file)
     for name, wanted in module.state_dict().items():
         given = state.get(name)
         # A lazy parameter takes whatever shape the file has.
@@ -134,12 +136,9 @@ def _resolve(spec: ModelSpec) -> Callable[..., Any]:
     """Import the factory's module, or the file beside config.toml, and take the callable."""
     target, _, attribute = spec.factory.rpartition(":")
     where = f"model {spec.key}: factory {spec.factory!r}"
+    source = spec.source_file
     try:
-        loaded = (
-            _load_file(spec, Path(spec.folder) / target)
-            if target.startswith("./")
-            else importlib.import_module(target)
-        )
+        loaded = importlib.import_module(target) if source is None else _load_file(spec, source)
     except Exception as error:
         raise ModelError(f"{where}: {_told(error)}") from error
     factory = getattr(loaded, attribute, None)
@@ -153,18 +152,38 @@ def _load_file(spec: ModelSpec, path: Path) -> ModuleType:
     """Run a model's own file as a module of its own, once more on every load."""
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:12]
     name = f"gnnserve_model_{digest}_{spec.version}"
-    module_spec = importlib.util.spec_from_file_location(name, path)
-    if module_spec is None or module_spec.loader is None:
-        raise ModelError(f"{path} is not a Python file")
+    loader = _SourceLoader(name, str(path), spec.own_source or str(path))
+    module_spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+    assert module_spec is not None
     module = importlib.util.module_from_spec(module_spec)
     # Dataclasses and torch.export look their module up by name.
     sys.modules[name] = module
     try:
-        module_spec.loader.exec_module(module)
+        loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
     return module
+
+
+class _SourceLoader(SourceFileLoader):
+    """Runs what one file holds as the module that lies at another path.
+
+    Byte code that was kept of an earlier load is left alone: it is told to be of today's file by
+    size and time, to the second.
+    """
+
+    def __init__(self, name: str, path: str, read_from: str) -> None:
+        super().__init__(name, path)
+        self._read_from = read_from
+
+    def path_stats(self, path: str) -> Mapping[str, Any]:
+        """Say that there is no file to keep byte code of."""
+        raise OSError(f"{path}: byte code is not kept")
+
+    def get_data(self, path: str) -> bytes:
+        """Return the source."""
+        return Path(self._read_from).read_bytes()
 
 
 def _told(error: Exception) -> str:

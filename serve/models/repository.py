@@ -1,6 +1,6 @@
 """The model repository on disk: what is in it, and exactly what is wrong with what is broken.
 
-    <root>/<name>/config.toml                            ModelConfig, decoded strictly
+    <root>/<name>/config.toml                            see ``settings``
     <root>/<name>/<version>/weights.safetensors          version: 1, 2, 3, …
     <root>/<name>/model.py                               optional, for factory = "./model.py:…"
 
@@ -10,68 +10,28 @@ the ``ModelSpec`` they are sent (see ``loader``).
 
 import hashlib
 import importlib.util
+import os
 import re
-import tomllib
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
-from msgspec import Meta
 
-from serve.config import Section, decode_table
 from serve.errors import ConfigError, NotFound
+from serve.files import open_regular
 from serve.models.header import read_header
+from serve.models.settings import CONFIG_FILE, ModelConfig, read_settings
 
-CONFIG_FILE = "config.toml"
 WEIGHTS_FILE = "weights.safetensors"
 
-InputName = Literal["x", "edge_index", "edge_weight", "edge_attr", "batch"]
-Dimension = Annotated[int, Meta(ge=1)]
-Fanout = Annotated[int, Meta(ge=-1)]
+#: What a lane is told of a model must fit a packet with room to spare.
+_MAX_SPEC_BYTES = 1 << 16
+#: Of what is told of a broken model, and of a name that a client made up.
+_MAX_REASON, _MAX_NAME = 1000, 100
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
-_MODULE_FACTORY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
-_FILE_FACTORY = re.compile(r"\./((?!\.\./)[^/:]+/)*[^/:]+\.py:[^\W\d]\w*")
-
-
-class ModelSection(Section, frozen=True):
-    """`[model]`: how to build it and what its forward takes."""
-
-    #: `package.module:callable`, or `./file.py:callable` in the model's folder.
-    factory: str
-    #: Keyword arguments of the factory.
-    args: dict[str, Any] = msgspec.field(default_factory=dict)
-    #: Tensors handed to forward, by position.
-    inputs: tuple[InputName, ...] | None = None
-    #: Columns of `x`; None: found by probing.
-    num_features: Dimension | None = None
-    #: One line for people.
-    description: str = ""
-
-
-class QosSection(Section, frozen=True):
-    """`[qos]`: the model's own promise."""
-
-    #: QoS target as a multiple of the solo time; None: the server's.
-    factor: Annotated[float, Meta(ge=1.0)] | None = None
-
-
-class SamplingSection(Section, frozen=True):
-    """`[sampling]`: what is read of a resident graph around the nodes asked for."""
-
-    #: In-neighbours drawn at each hop, -1 for all; or `all` of as many hops as the model looks.
-    fanouts: tuple[Fanout, ...] | Literal["all"] | None = None
-
-
-class ModelConfig(Section, frozen=True):
-    """A model's config.toml. `inputs` may stand at the top or in `[model]`, not in both."""
-
-    model: ModelSection
-    inputs: tuple[InputName, ...] | None = None
-    qos: QosSection = QosSection()
-    sampling: SamplingSection = SamplingSection()
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +54,21 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     description: str = ""
     #: As in config.toml; None: by how far the model looks.
     fanouts: tuple[int, ...] | Literal["all"] | None = None
+    #: Where the server's own copies of the weights and of the factory's file are; empty: they are
+    #: read where they lie in the repository. See ``copies``.
+    own_weights: str = ""
+    own_source: str = ""
+
+    @property
+    def weights_file(self) -> Path:
+        """Where the weights are to be read."""
+        return Path(self.own_weights or self.weights)
+
+    @property
+    def source_file(self) -> Path | None:
+        """The factory's file in the model's folder; None: an installed package has it."""
+        file, _, _ = self.factory.partition(":")
+        return Path(self.folder) / file if file.startswith("./") else None
 
     @property
     def key(self) -> str:
@@ -118,44 +93,59 @@ def scan(root: Path) -> tuple[ModelSpec | BrokenModel, ...]:
     return tuple(found for name in _names(root) for found in _scan_model(root / name))
 
 
+def scan_model(root: Path, name: str) -> tuple[ModelSpec | BrokenModel, ...]:
+    """The same for one model; raises NotFound for an unknown name."""
+    names = _names(root)
+    if name not in names:
+        raise NotFound(f"unknown model '{_clipped(name)}'; the repository holds: {_listed(names)}")
+    return tuple(_scan_model(root / name))
+
+
 def find(root: Path, name: str, version: str = "") -> ModelSpec:
     """One version of a model, the newest when `version` is empty.
 
     Raises NotFound for an unknown name or version, ConfigError for a broken one.
     """
-    names = _names(root)
-    if name not in names:
-        raise NotFound(f"unknown model '{name}'; the repository holds: {_listed(names)}")
-    found = _scan_model(root / name)
+    found = scan_model(root, name)
     versions = {str(entry.version): entry for entry in found if entry.version is not None}
     if version and versions and version not in versions:
-        raise NotFound(f"model '{name}' has no version '{version}'; it has: {_listed(versions)}")
+        raise NotFound(
+            f"model '{name}' has no version '{_clipped(version)}'; it has: {_listed(versions)}"
+        )
     entry = versions[version] if version in versions else (list(versions.values()) or found)[-1]
     if isinstance(entry, BrokenModel):
         raise ConfigError(entry.reason)
     return entry
 
 
+def is_version(text: str) -> bool:
+    """Whether a version may be named so: a positive integer in plain digits."""
+    return _VERSION.fullmatch(text) is not None
+
+
 def content_hash(spec: ModelSpec) -> str:
     """SHA-256 over the config, the weights and the source file of the factory.
 
     Equal hashes mean the same computation as long as the packages imported by that file are the
-    same; a cache adds their versions to its key.
+    same; a cache adds their versions to its key. Raises ConfigError when one cannot be read.
     """
     digest = hashlib.sha256()
-    folder = Path(spec.folder)
-    for path in (folder / CONFIG_FILE, Path(spec.weights), _source(spec.factory, folder)):
+    source = Path(spec.own_source) if spec.own_source else spec.source_file or _installed(spec)
+    for path in (Path(spec.folder) / CONFIG_FILE, spec.weights_file, source):
         digest.update(b"\0file\0")
         if path is not None:
-            with path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
+            try:
+                with open_regular(path) as file:
+                    digest.update(hashlib.file_digest(file, "sha256").digest())
+            except OSError as error:
+                raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     return digest.hexdigest()
 
 
 def _names(root: Path) -> list[str]:
     """Folders of `root` that are meant as models, sorted."""
     try:
-        folders = [entry.name for entry in root.iterdir() if entry.is_dir()]
+        folders = [entry.name for entry in root.iterdir() if os.path.isdir(entry)]
     except OSError as error:
         raise ConfigError(
             f"{root}: not a model repository (models.repository): {error.strerror}"
@@ -168,40 +158,49 @@ def _scan_model(folder: Path) -> list[ModelSpec | BrokenModel]:
     name = folder.name
     if not _NAME.fullmatch(name):
         reason = f"{folder}: a model's name is made of letters, digits and '_', '-', '.'"
-        return [BrokenModel(name=name, version=None, reason=reason)]
+        return [_broken(name, None, reason)]
     try:
         return _scan_versions(folder)
     except OSError as error:
-        reason = f"{folder}: cannot be read: {error.strerror}"
-        return [BrokenModel(name=name, version=None, reason=reason)]
+        return [_broken(name, None, f"{folder}: cannot be read: {error.strerror}")]
+    except Exception as error:
+        # Whatever a file made of a library: it is this model's matter alone.
+        return [_broken(name, None, f"{folder}: {type(error).__name__}: {error}")]
 
 
 def _scan_versions(folder: Path) -> list[ModelSpec | BrokenModel]:
     """What ``_scan_model`` says of a folder with a usable name; raises OSError."""
     name = folder.name
     try:
-        config = _read_config(folder)
+        config = read_settings(folder)
     except ConfigError as error:
         broken: list[int] | list[None] = _versions(folder) or [None]
-        return [BrokenModel(name=name, version=v, reason=str(error)) for v in broken]
+        return [_broken(name, version, str(error)) for version in broken]
     found: list[ModelSpec | BrokenModel] = []
     for entry in sorted(folder.iterdir()):
         # Other folders are the user's own (__pycache__, data); one with weights in it is a typo.
-        if (entry / WEIGHTS_FILE).exists() and not _VERSION.fullmatch(entry.name):
+        if os.path.lexists(entry / WEIGHTS_FILE) and not is_version(entry.name):
             reason = f"{entry}: a version folder is named by a positive integer: 1, 2, 3, …"
-            found.append(BrokenModel(name=name, version=None, reason=reason))
+            found.append(_broken(name, None, reason))
     versions = _versions(folder)
     if not versions and not found:
         reason = f"{folder}: holds no version; expected {folder / '1' / WEIGHTS_FILE}"
-        found.append(BrokenModel(name=name, version=None, reason=reason))
+        found.append(_broken(name, None, reason))
     found.extend(_read_version(folder, version, config) for version in versions)
     return found
 
 
+def _broken(name: str, version: int | None, reason: str) -> BrokenModel:
+    """An entry that can be told: names of files need be neither text nor short."""
+    return BrokenModel(
+        name=_printable(name), version=version, reason=_clipped(_printable(reason), _MAX_REASON)
+    )
+
+
 def _versions(folder: Path) -> list[int]:
     """Version folders, ascending."""
-    names = (entry.name for entry in folder.iterdir() if entry.is_dir())
-    return sorted(int(name) for name in names if _VERSION.fullmatch(name))
+    names = (entry.name for entry in folder.iterdir() if os.path.isdir(entry))
+    return sorted(int(name) for name in names if is_version(name))
 
 
 def _read_version(folder: Path, version: int, config: ModelConfig) -> ModelSpec | BrokenModel:
@@ -210,7 +209,7 @@ def _read_version(folder: Path, version: int, config: ModelConfig) -> ModelSpec 
     model = config.model
     try:
         read_header(weights)
-        return ModelSpec(
+        spec = ModelSpec(
             name=folder.name,
             version=version,
             folder=str(folder.resolve()),
@@ -224,49 +223,36 @@ def _read_version(folder: Path, version: int, config: ModelConfig) -> ModelSpec 
             description=model.description,
             fanouts=config.sampling.fanouts,
         )
+        _check_size(spec, folder / CONFIG_FILE)
     except ConfigError as error:
-        return BrokenModel(name=folder.name, version=version, reason=str(error))
+        return _broken(folder.name, version, str(error))
+    except Exception as error:
+        return _broken(folder.name, version, f"{weights}: {type(error).__name__}: {error}")
+    return spec
 
 
-def _read_config(folder: Path) -> ModelConfig:
-    """Read and cross-check a model's config.toml; raises ConfigError."""
-    path = folder / CONFIG_FILE
+def _check_size(spec: ModelSpec, config: Path) -> None:
+    """Raise ConfigError when lanes cannot be told of the model."""
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from error
-    config = decode_table(table, ModelConfig, str(path))
-    model = config.model
-    inputs = model.inputs if config.inputs is None else config.inputs
-    if config.inputs is not None and model.inputs is not None:
-        raise ConfigError(f"{path}: inputs and model.inputs are both given; keep one")
-    if inputs is None and "inputs" in model.args:
+        size_bytes = len(msgspec.msgpack.encode(spec))
+    except (OverflowError, RecursionError, TypeError) as error:
+        raise ConfigError(f"{config}: model.args: {error}") from error
+    if size_bytes > _MAX_SPEC_BYTES:
         raise ConfigError(
-            f"{path}: model.args.inputs: TOML puts a key under the last header above it;"
-            " write inputs above [model.args]"
+            f"{config}: {size_bytes} bytes of settings, of which model.args is the longest as a"
+            f" rule; at most {_MAX_SPEC_BYTES} may be"
         )
-    if inputs is not None and ("x" not in inputs or len(set(inputs)) != len(inputs)):
-        raise ConfigError(f"{path}: inputs: {list(inputs)} must hold 'x', and no name twice")
-    if not _MODULE_FACTORY.fullmatch(model.factory) and not _FILE_FACTORY.fullmatch(model.factory):
-        raise ConfigError(
-            f"{path}: model.factory: {model.factory!r} is neither 'package.module:callable'"
-            " nor './file.py:callable' in the model's folder"
-        )
-    if config.sampling.fanouts is not None and 0 in config.sampling.fanouts:
-        raise ConfigError(f"{path}: sampling.fanouts: 0 is neither positive nor -1 (all)")
-    file_name = model.factory.partition(":")[0]
-    if model.factory.startswith("./") and not (folder / file_name).is_file():
-        raise ConfigError(f"{path}: model.factory: {folder / file_name} does not exist")
-    return config
 
 
-def _source(factory: str, folder: Path) -> Path | None:
-    """The file that defines the factory, found without running it; None when there is none."""
-    module, _, _ = factory.partition(":")
-    if module.startswith("./"):
-        return folder / module
+def _installed(spec: ModelSpec) -> Path | None:
+    """The file of an installed factory, found without running it; None when there is none."""
+    try:
+        return _find_installed(spec.factory.partition(":")[0])
+    except (ImportError, ValueError) as error:
+        raise ConfigError(f"model {spec.key}: model.factory: {spec.factory!r}: {error}") from error
+
+
+def _find_installed(module: str) -> Path | None:
     # NOTE: find_spec on a dotted name would import its parents, and with them torch.
     top, *inner = module.split(".")
     spec: ModuleSpec | None = importlib.util.find_spec(top)
@@ -280,4 +266,13 @@ def _source(factory: str, folder: Path) -> Path | None:
 
 
 def _listed(names: list[str] | dict[str, Any]) -> str:
-    return ", ".join(names) or "nothing"
+    return _printable(", ".join(names)) or "nothing"
+
+
+def _printable(text: str) -> str:
+    """`text` with what is no character, as file names may hold, written as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _clipped(text: str, most: int = _MAX_NAME) -> str:
+    return text if len(text) <= most else f"{text[:most]}…"

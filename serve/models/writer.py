@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save
 
-from serve.models.repository import CONFIG_FILE, WEIGHTS_FILE
+from serve.models.repository import WEIGHTS_FILE
+from serve.models.settings import CONFIG_FILE
 
 
 def write_model(

@@ -9,6 +9,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from serve.config import Config
@@ -174,15 +175,14 @@ class Engine:
         for index, name in enumerate(names):
             share = index / len(names)
             tell(f"loading {name}", share)
-            try:
+            # What does not load is in the log, and in what is told of the model.
+            with suppress(ServeError):
                 self._registry.load(
                     name,
                     lambda step, fraction, name=name, share=share: tell(  # type: ignore[misc]
                         f"{name}: {step}", share + fraction / len(names)
                     ),
                 )
-            except ServeError as error:
-                _log.error("model %s is not served: %s", name, error)
         if names and not self._registry.entries:
             raise NotReady(f"none of {len(names)} models can be served; see the log")
         for entry in self._registry.entries:
@@ -259,6 +259,7 @@ class Engine:
             self._compiler.stop()
         self.driver.stop()
         self.pool.stop()
+        self._registry.close()
         self._shared.close()
 
     # --- api.Inference --------------------------------------------------------------------

@@ -138,7 +138,8 @@ class Calibrator:
             if isinstance(said, Progress):
                 progress(said.step, said.fraction)
             elif isinstance(said, ModelFailed):
-                raise ModelError(f"model {message.spec.key}: {said.message}")
+                prefix = f"model {message.spec.key}: "
+                raise ModelError(prefix + said.message.removeprefix(prefix))
             elif isinstance(said, ModelProbed):
                 found = msgspec.msgpack.decode(said.calibration, type=Calibration)
                 return said.signature, found

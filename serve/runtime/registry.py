@@ -1,5 +1,8 @@
 """Which models are served: read, calibrated, loaded on every lane, replaced and let go.
 
+A version that does not load leaves what is served as it was, and is told; requests that name no
+version get the newest that is served.
+
 Loading never takes a lane from its tasks for longer than reading the weights: what is slow
 (finding the shapes, tracing memory, timing) happens once, in a process of its own, and is
 cached on disk.
@@ -20,8 +23,17 @@ from serve.estimate.calibration import Calibration
 from serve.estimate.estimator import ModelEstimator, Overhead
 from serve.estimate.interference import Interference
 from serve.models.cache import CalibrationCache
+from serve.models.copies import OwnFiles
 from serve.models.facts import PACKAGED, Signature
-from serve.models.repository import BrokenModel, ModelSpec, content_hash, find, scan
+from serve.models.repository import (
+    BrokenModel,
+    ModelSpec,
+    content_hash,
+    find,
+    is_version,
+    scan,
+    scan_model,
+)
 from serve.runtime import clock
 from serve.runtime.api import NODE_IDS, ModelInfo, TensorSpec
 from serve.runtime.messages import LoadModel, ProbeModel
@@ -109,6 +121,8 @@ class Registry:
         self._by_key: dict[str, ModelEntry] = {}
         #: Models being loaded or let go, and why those that are not served are not.
         self._states: dict[str, tuple[str, str]] = {}
+        #: Why versions are not served as they lie in the repository, since they last were tried.
+        self._failed: dict[tuple[str, int], str] = {}
         self._load_lock = threading.Lock()
         self._answers = threading.Condition()
         #: Lanes that have not yet answered a LoadModel, by key; and the failures told.
@@ -118,6 +132,8 @@ class Registry:
         self._lanes_up: set[LaneId] = set()
         #: Every model the lanes hold or are about to, by key.
         self._on_lanes: dict[str, LoadModel] = {}
+        #: What they read, by where their weights are.
+        self._own_files: dict[str, OwnFiles] = {}
         #: What serves until it is compiled in the background; None ends whoever waits for it.
         self.to_compile: SimpleQueue[ModelEntry | None] = SimpleQueue()
         #: What the server adds to a run, shared by all models.
@@ -144,14 +160,20 @@ class Registry:
     def get(self, name: str, version: str = "") -> ModelEntry:
         """The served model, the newest version unless given; raises NotFound or NotReady."""
         entry = self._newest.get(name)
+        number = int(version) if is_version(version) else None
         if entry is not None and version not in ("", str(entry.spec.version)):
-            entry = self._entries.get((name, int(version))) if version.isdecimal() else None
+            entry = None if number is None else self._entries.get((name, number))
         if entry is not None:
             return entry
         state, reason = self._states.get(name, ("", ""))
+        if state in ("", "UNAVAILABLE") and (name, number) in self._failed:
+            state, reason = "UNAVAILABLE", self._failed[name, number]  # type: ignore[index]
         if not state:
-            find(self._root, name, version)
             state, reason = "UNAVAILABLE", "not loaded"
+            try:
+                find(self._root, name, version)
+            except ConfigError as error:
+                reason = str(error)
         wanted = f"version {version} of model '{name}'" if version else f"model '{name}'"
         raise NotReady(f"{wanted} is {state}" + (f": {reason}" if reason else ""))
 
@@ -160,11 +182,13 @@ class Registry:
         return self._by_key.get(key)
 
     def load(self, name: str, progress: Progress | None = None) -> ModelEntry:
-        """Serve every version of `name` as it is on disk now; returns the newest.
+        """Serve every version of `name` that loads as it is on disk now; returns the newest.
 
         Does nothing for a version that is served as it is. A changed one is loaded beside the
         old one, takes over, and the old one is let go once its requests are answered, as are
-        versions that are gone.
+        versions that are gone. One that does not load is logged, told by `infos`, and leaves the
+        old one serving. When that is the newest on disk its error is raised, after the others
+        were loaded, and versions that are gone stay.
         """
         with self._load_lock:
             try:
@@ -174,26 +198,50 @@ class Registry:
                     self._states.pop(name, None)
                 else:
                     self._states[name] = ("UNAVAILABLE", str(error))
+                _log.error("loading %s: %s", name, error)
                 raise
 
     def _load(self, name: str, progress: Progress) -> ModelEntry:
-        newest = find(self._root, name)
+        found = scan_model(self._root, name)
+        #: By version, the newest first: where the device has no room for all, it has for that.
+        on_disk = {one.version: one for one in reversed(found) if one.version is not None}
+        if not on_disk:
+            raise ConfigError(found[-1].reason if isinstance(found[-1], BrokenModel) else "")
+        newest = next(iter(on_disk))
         self._states[name] = ("LOADING", "")
-        versions = set()
-        for found in scan(self._root):
-            if found.name == name and isinstance(found, ModelSpec):
-                self._load_version(found, progress)
-                versions.add(found.version)
-        self._newest[name] = self._entries[name, newest.version]
+        self._forget_failures(name)
+        failures: dict[int, ServeError] = {}
+        for version, one in on_disk.items():
+            try:
+                if isinstance(one, BrokenModel):
+                    raise ConfigError(one.reason)
+                self._load_version(one, progress)
+            except ServeError as error:
+                if version != newest:  # whose error is raised
+                    _log.error("loading %s: version %d: %s", name, version, error)
+                failures[version] = error
+                self._failed[name, version] = str(error)
+        served = {version for key, version in self._entries if key == name}
+        if not served:
+            raise failures[newest]
+        default = max(served) if newest in failures else newest
+        self._newest[name] = self._entries[name, default]
         self._states.pop(name, None)
-        for key in [key for key in self._entries if key[0] == name and key[1] not in versions]:
-            self._let_go(self._entries.pop(key))
+        if (failure := failures.get(newest)) is not None:
+            raise type(failure)(
+                f"version {newest} of model '{name}' does not load, version {default} serves: "
+                f"{failure}"
+            ) from failure
+        for version in served - on_disk.keys():
+            self._let_go(self._entries.pop((name, version)))
         return self._newest[name]
 
+    def _forget_failures(self, name: str) -> None:
+        self._failed = {key: told for key, told in self._failed.items() if key[0] != name}
+
     def _load_version(self, spec: ModelSpec, progress: Progress) -> None:
-        digest = content_hash(spec)
         old = self._entries.get((spec.name, spec.version))
-        if old is not None and old.digest == digest:
+        if old is not None and old.digest == content_hash(spec):
             return
         needed_bytes = self.weights_bytes + spec.weights_bytes
         if needed_bytes > self._budget_bytes:
@@ -201,19 +249,31 @@ class Registry:
                 f"model {spec.key}: weights of all models would take {needed_bytes} bytes, "
                 f"the device has {self._budget_bytes} (device.memory_budget)"
             )
+        own = OwnFiles(spec)
+        self._own_files[own.spec.own_weights] = own
+        try:
+            entry = self._load_own(own.spec, progress)
+        except BaseException:
+            self._close_files_of(own.spec)
+            raise
+        self._serve(entry, old)
+        if old is not None:
+            self._let_go(old)
+        _log.info("model %s: serving version %d", spec.name, spec.version)
+        if warning := entry.estimator.calibration.warning:
+            _log.warning("model %s: %s", spec.key, warning)
+
+    def _load_own(self, spec: ModelSpec, progress: Progress) -> ModelEntry:
+        """Calibrate the model, unless it was before, and load it on the lanes."""
+        digest = content_hash(spec)
         later = self._cache.later
         found = None if later is None else later.get(digest)
         cache = self._cache if later is None or found is None else later
         signature, calibration = found or self._calibrated(spec, digest, progress)
         entry = self._on_every_lane(spec, digest, signature, calibration, cache)
-        self._serve(entry, old)
-        if old is not None:
-            self._let_go(old)
-        _log.info("model %s: serving version %d", spec.name, spec.version)
-        if calibration.warning:
-            _log.warning("model %s: %s", spec.key, calibration.warning)
         if later is not None and cache is not later:
             self.to_compile.put(entry)
+        return entry
 
     def recompiled(
         self,
@@ -291,29 +351,34 @@ class Registry:
         """Stop serving `name`; returns when its accepted requests are answered."""
         with self._load_lock:
             if self._newest.pop(name, None) is None:
-                find(self._root, name)
+                scan_model(self._root, name)
                 return
             self._states[name] = ("UNLOADING", "")
+            self._forget_failures(name)
             for key in [key for key in self._entries if key[0] == name]:
                 self._let_go(self._entries.pop(key))
             self._states[name] = ("UNAVAILABLE", "unloaded")
 
     def infos(self) -> tuple[ModelInfo, ...]:
         """Every model and version of the repository, served or not."""
-        rows = []
-        for found in scan(self._root):
-            version = "" if found.version is None else str(found.version)
-            entry = (
-                None if found.version is None else self._entries.get((found.name, found.version))
-            )
-            if entry is not None:
-                rows.append(self.info(entry))
-            elif isinstance(found, BrokenModel):
-                rows.append(ModelInfo(found.name, version, "UNAVAILABLE", found.reason))
-            else:
-                state, reason = self._states.get(found.name, ("UNAVAILABLE", "not loaded"))
-                rows.append(ModelInfo(found.name, version, state, reason))
-        return tuple(rows)
+        return tuple(self._info_of(found) for found in scan(self._root))
+
+    def _info_of(self, found: ModelSpec | BrokenModel) -> ModelInfo:
+        """What is told of a version, or of a model that has none."""
+        name, version = found.name, found.version
+        state, reason = self._states.get(name, ("UNAVAILABLE", "not loaded"))
+        failure = "" if version is None else self._failed.get((name, version), "")
+        entry = None if version is None else self._entries.get((name, version))
+        if entry is not None:
+            info = self.info(entry)
+            if failure and info.state == "READY":
+                info = replace(info, reason=f"serves as it was, what is there now fails: {failure}")
+            return info
+        if isinstance(found, BrokenModel):
+            state, reason = "UNAVAILABLE", found.reason
+        elif failure and state == "UNAVAILABLE":
+            reason = failure
+        return ModelInfo(name, "" if version is None else str(version), state, reason)
 
     def info(self, entry: ModelEntry) -> ModelInfo:
         """What is told of a served model."""
@@ -425,7 +490,8 @@ class Registry:
             )
             failure = self._failures.pop(message.key, "")
         if failure:
-            raise ModelError(f"model {message.spec.key} does not load: {failure}")
+            prefix = f"model {message.spec.key}: "
+            raise ModelError(f"{prefix}does not load: {failure.removeprefix(prefix)}")
         if not done:
             raise NotReady(f"model {message.spec.key} did not load within {_LOAD_TIMEOUT_S:g} s")
 
@@ -463,12 +529,26 @@ class Registry:
     def _forget(self, key: str) -> None:
         self._by_key.pop(key, None)
         with self._answers:
-            self._on_lanes.pop(key, None)
+            message = self._on_lanes.pop(key, None)
             self._waiting.pop(key, None)
             lanes = tuple(self._lanes_up)
         for lane_id in lanes:
             self._pool.send(lane_id, UnloadFromLane(key))
+        if message is not None:
+            self._close_files_of(message.spec)
         self._budget_changed(Bytes(self.weights_bytes))
+
+    def _close_files_of(self, spec: ModelSpec) -> None:
+        """Let go of its copies, unless lanes hold or will be told to load what reads them."""
+        with self._answers:
+            used = any(one.spec.own_weights == spec.own_weights for one in self._on_lanes.values())
+        if not used and (own := self._own_files.pop(spec.own_weights, None)) is not None:
+            own.close()
+
+    def close(self) -> None:
+        """Let go of all files; for when no lane runs any more."""
+        while self._own_files:
+            self._own_files.popitem()[1].close()
 
     def names_to_load(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
         """`wanted`, or every model of the repository; raises ConfigError on an unknown one."""

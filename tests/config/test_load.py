@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from serve.config import Config, decode_table, load_config, parse_bytes
+from serve.config import Config, load_config, parse_bytes, read_config
 from serve.errors import ConfigError
+from serve.tables import decode_table
 
 
 def load(folder: Path, text: str):
@@ -95,3 +96,57 @@ def test_a_missing_file_is_named(tmp_path):
 def test_shared_memory_is_for_clients_of_this_host(table, offered):
     config = decode_table({"server": table}, Config, "here")
     assert config.server.offers_shared_memory is offered
+
+
+def test_all_that_is_wrong_is_told_and_the_rest_is_kept(tmp_path):
+    path = tmp_path / "server.toml"
+    path.write_text("""
+        [server]
+        grpc_prot = 1
+        http_port = 70000
+        host = "::1"
+        [models]
+        load = ["a", 3]
+        [device]
+        memory_budget = "much"
+        lanes = "many"
+        [scheduling]
+        policy = "lifo"
+        [nowhere]
+        [[graph]]
+        name = "a"
+        fle = "b"
+        [[graph]]
+        name = "good"
+        file = "c"
+    """)
+    config, problems = read_config(path)
+    keys = ("server.grpc_prot", "server.http_port", "models.load[1]", "device.lanes", "nowhere",
+            "graph[0].fle", "scheduling.policy", "device.memory_budget")  # fmt: skip
+    for key, problem in zip(keys, problems, strict=True):
+        assert problem.startswith(f"{path}: ")
+        assert key in problem
+    assert config.server.host == "::1"
+    assert (config.server.grpc_port, config.server.http_port) == (8001, 8002)
+    assert [graph.name for graph in config.graph] == ["good"]
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert str(caught.value) == "\n".join(problems)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda path: path.symlink_to("/dev/zero"), "it is a device"),
+        (lambda path: path.mkdir(), "it is a folder"),
+        (lambda path: path.write_text("a = " + "[" * 100_000), "nested too deep"),
+        (lambda path: path.write_text("a" + ".a" * 100_000 + " = 1"), "more than 200 parts"),
+        (lambda path: path.write_text(f"a = {'9' * 5000}"), "not valid TOML"),
+        (lambda path: path.write_text("#" * 2_000_000), "more than 1048576 bytes"),
+    ],
+)
+def test_a_strange_file_is_told_and_not_waited_for(tmp_path, make, words):
+    path = tmp_path / "server.toml"
+    make(path)
+    with pytest.raises(ConfigError, match=words):
+        load_config(path)

@@ -1,0 +1,49 @@
+"""Files that others wrote, opened so that nothing strange among them hangs or fills the reader."""
+
+import errno
+import os
+import stat
+from io import BufferedReader
+from pathlib import Path
+
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a regular file, or a link to one, for reading; never waits for a writer.
+
+    Raises OSError, also for anything else that lies there: it says what that is.
+    """
+    # Looked at before it is opened, as opening a device may do something; and again after that.
+    _refuse_other(path.stat().st_mode)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        _refuse_other(os.fstat(descriptor).st_mode)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return os.fdopen(descriptor, "rb")
+
+
+def read_text(path: Path, most_bytes: int) -> str:
+    """Return the text of a regular file of at most `most_bytes`.
+
+    Raises OSError as ``open_regular`` and for a longer file, UnicodeDecodeError for other bytes.
+    """
+    with open_regular(path) as file:
+        data = file.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise OSError(errno.EFBIG, f"it has more than {most_bytes} bytes")
+    return data.decode("utf-8")
+
+
+def _refuse_other(mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        kind = _KINDS.get(stat.S_IFMT(mode), "something else")
+        raise OSError(errno.EINVAL, f"it is {kind}, not a regular file")

@@ -1,0 +1,108 @@
+"""A model's config.toml: what may stand in it, and exactly what is wrong with a broken one."""
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from serve.errors import ConfigError
+from serve.files import open_regular
+from serve.tables import Section, decode_table, read_toml
+
+CONFIG_FILE = "config.toml"
+
+InputName = Literal["x", "edge_index", "edge_weight", "edge_attr", "batch"]
+Dimension = Annotated[int, Meta(ge=1)]
+Fanout = Annotated[int, Meta(ge=-1)]
+
+#: A larger file of a factory's is not run.
+_MAX_SOURCE_BYTES = 16 << 20
+
+_MODULE_FACTORY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+_FILE_FACTORY = re.compile(r"\./((?!\.\./)[^/:]+/)*[^/:]+\.py:[^\W\d]\w*")
+
+
+class ModelSection(Section, frozen=True):
+    """`[model]`: how to build it and what its forward takes."""
+
+    #: `package.module:callable`, or `./file.py:callable` in the model's folder.
+    factory: str
+    #: Keyword arguments of the factory.
+    args: dict[str, Any] = msgspec.field(default_factory=dict)
+    #: Tensors handed to forward, by position.
+    inputs: tuple[InputName, ...] | None = None
+    #: Columns of `x`; None: found by probing.
+    num_features: Dimension | None = None
+    #: One line for people.
+    description: str = ""
+
+
+class QosSection(Section, frozen=True):
+    """`[qos]`: the model's own promise."""
+
+    #: QoS target as a multiple of the solo time; None: the server's.
+    factor: Annotated[float, Meta(ge=1.0)] | None = None
+
+
+class SamplingSection(Section, frozen=True):
+    """`[sampling]`: what is read of a resident graph around the nodes asked for."""
+
+    #: In-neighbours drawn at each hop, -1 for all; or `all` of as many hops as the model looks.
+    fanouts: tuple[Fanout, ...] | Literal["all"] | None = None
+
+
+class ModelConfig(Section, frozen=True):
+    """A model's config.toml. `inputs` may stand at the top or in `[model]`, not in both."""
+
+    model: ModelSection
+    inputs: tuple[InputName, ...] | None = None
+    qos: QosSection = QosSection()
+    sampling: SamplingSection = SamplingSection()
+
+
+def read_settings(folder: Path) -> ModelConfig:
+    """Read and cross-check the config.toml in a model's folder; raises ConfigError."""
+    path = folder / CONFIG_FILE
+    config = decode_table(read_toml(path), ModelConfig, str(path))
+    model = config.model
+    inputs = model.inputs if config.inputs is None else config.inputs
+    if config.inputs is not None and model.inputs is not None:
+        raise ConfigError(f"{path}: inputs and model.inputs are both given; keep one")
+    if inputs is None and "inputs" in model.args:
+        raise ConfigError(
+            f"{path}: model.args.inputs: TOML puts a key under the last header above it;"
+            " write inputs above [model.args]"
+        )
+    if inputs is not None and ("x" not in inputs or len(set(inputs)) != len(inputs)):
+        raise ConfigError(f"{path}: inputs: {list(inputs)} must hold 'x', and no name twice")
+    if not _MODULE_FACTORY.fullmatch(model.factory) and not _FILE_FACTORY.fullmatch(model.factory):
+        raise ConfigError(
+            f"{path}: model.factory: {model.factory!r} is neither 'package.module:callable'"
+            " nor './file.py:callable' in the model's folder"
+        )
+    if config.sampling.fanouts is not None and 0 in config.sampling.fanouts:
+        raise ConfigError(f"{path}: sampling.fanouts: 0 is neither positive nor -1 (all)")
+    if model.factory.startswith("./"):
+        _check_source(folder / model.factory.partition(":")[0], path)
+    return config
+
+
+def _check_source(source: Path, config: Path) -> None:
+    """Raise ConfigError unless the factory's file can be read."""
+    try:
+        with open_regular(source) as file:
+            size_bytes = os.fstat(file.fileno()).st_size
+    except FileNotFoundError as error:
+        raise ConfigError(f"{config}: model.factory: {source} does not exist") from error
+    except OSError as error:
+        raise ConfigError(
+            f"{config}: model.factory: {source}: cannot be read: {error.strerror}"
+        ) from error
+    if size_bytes > _MAX_SOURCE_BYTES:
+        raise ConfigError(
+            f"{config}: model.factory: {source} has {size_bytes} bytes, at most"
+            f" {_MAX_SOURCE_BYTES} may be"
+        )

@@ -1,0 +1,131 @@
+"""TOML tables decoded strictly into frozen structs.
+
+An unknown key, a wrong type or a value out of range is told with the file, the key and the rule,
+and for an unknown key the nearest right one.
+"""
+
+import difflib
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_origin
+
+import msgspec
+
+from serve.errors import ConfigError
+from serve.files import read_text
+
+StructT = TypeVar("StructT", bound=msgspec.Struct)
+
+#: A larger file is not read.
+_MAX_FILE_BYTES = 1 << 20
+#: A TOML key of n parts takes time in n².
+_MAX_DOTS = 200
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of every table of the file."""
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Parse the file at `path`; raises ConfigError, whatever lies there."""
+    try:
+        text = read_text(path, _MAX_FILE_BYTES)
+        if any(part.count(".") > _MAX_DOTS for part in re.split(r"[=,{\n]", text)):
+            raise ConfigError(f"{path}: a key of more than {_MAX_DOTS} parts")
+        return tomllib.loads(text)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path}: not valid TOML: nested too deep") from error
+    except ValueError as error:  # tomllib's own, wrong bytes, and numbers of too many digits
+        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+
+
+def decode_table(
+    table: dict[str, Any], kind: type[StructT], where: str, hidden: frozenset[str] = frozenset()
+) -> StructT:
+    """Decode a TOML table into `kind`; raises ConfigError, see ``decode_sound``."""
+    found, problems = decode_sound(table, kind, where, hidden)
+    if found is None or problems:
+        raise ConfigError("\n".join(problems))
+    return found
+
+
+def decode_sound(
+    table: dict[str, Any], kind: type[StructT], where: str, hidden: frozenset[str] = frozenset()
+) -> tuple[StructT | None, list[str]]:
+    """Decode what is right of a TOML table; None where what is missing must be there.
+
+    Each thing that is wrong is told beside, in words that begin with `where` and name the key.
+    """
+    problems: list[str] = []
+    sound = _sound_part(table, kind, "", hidden, problems)
+    found = None
+    try:
+        found = msgspec.convert(sound, kind)
+    except msgspec.ValidationError as error:
+        # Something is missing. Where it is there and wrong, or misspelt, that was told.
+        if not problems:
+            problems.append(_told(error, ""))
+    return found, [f"{where}: {problem}" for problem in problems]
+
+
+def _sound_part(
+    table: dict[str, Any], kind: type, prefix: str, hidden: frozenset[str], problems: list[str]
+) -> dict[str, Any]:
+    """Walk `table` beside the struct `kind`: what it takes, the rest told in `problems`."""
+    fields = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
+    known = [name for name in fields if name not in hidden]
+    sound: dict[str, Any] = {}
+    for key, value in table.items():
+        name = f"{prefix}{key}"
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+            hint = f"did you mean '{prefix}{near[0]}'?" if near else f"known: {', '.join(known)}"
+            problems.append(f"unknown key '{name}'; {hint}")
+        elif isinstance(value, dict) and _is_section(fields[key]):
+            sound[key] = _sound_part(value, fields[key], f"{name}.", frozenset(), problems)
+        elif isinstance(value, list) and _is_section(row := _row_of(fields[key])):
+            sound[key] = _sound_rows(value, row, name, problems)
+        elif _fits(value, fields[key], name, problems):
+            sound[key] = value
+    return sound
+
+
+def _sound_rows(rows: list[Any], kind: Any, name: str, problems: list[str]) -> list[Any]:
+    """Those rows of an array of tables that can be decoded as `kind`."""
+    found = []
+    for index, row in enumerate(rows):
+        told = len(problems)
+        place = f"{name}[{index}]"
+        if isinstance(row, dict):
+            row = _sound_part(row, kind, f"{place}.", frozenset(), problems)
+        if len(problems) == told and _fits(row, kind, place, problems):
+            found.append(row)
+    return found
+
+
+def _fits(value: Any, kind: Any, name: str, problems: list[str]) -> bool:
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        problems.append(_told(error, name))
+        return False
+    return True
+
+
+def _told(error: msgspec.ValidationError, name: str) -> str:
+    """The key and the rule; `name` is that of the value which was converted."""
+    rule, _, inner = str(error).partition(" - at `$")
+    key = (name + inner.rstrip("`")).removeprefix(".")
+    return f"{key or 'file'}: {rule}"
+
+
+def _is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Section)
+
+
+def _row_of(kind: Any) -> Any:
+    """What an array holds, when `kind` is one."""
+    return get_args(kind)[0] if get_origin(kind) is tuple else None
