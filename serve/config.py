@@ -97,9 +97,11 @@ class DeviceConfig(Section, frozen=True):
     """What the lanes run on and how much of it they may use."""
 
     kind: Literal["auto", "cpu", "cuda"] = "auto"
-    #: Budget for weights and running tasks; None: what the device has, less a reserve.
+    #: Budget for weights and running tasks; None: what the device has, on a processor within the
+    #: limits of the server's control groups, less a reserve.
     memory_budget: str | None = None
-    #: Resident execution slots of each device; None: by device (CPU: one per core).
+    #: Resident execution slots of each device; None: by device (CPU: by the cores, or by the CPU
+    #: quota if that is smaller).
     lanes: Count | None = None
     #: Whether runs on a GPU whose shapes recur are captured and replayed, where that gains.
     cuda_graphs: Literal["auto", "off"] = "auto"
