@@ -3,9 +3,11 @@
 import os
 import re
 import signal
+import tempfile
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import grpc
 import pytest
@@ -116,10 +118,19 @@ def test_sigterm_while_starting_stops_cleanly(tmp_path):
     wait_for(lambda: not any(map(is_running, processes)), "the end of all processes")
 
 
-def test_kill_leaves_rows_and_nothing_else(tmp_path, trouble):
+@pytest.fixture
+def temporary():
+    """An empty folder for temporary files, with a path short enough for sockets in it."""
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def test_kill_leaves_rows_and_nothing_else(tmp_path, trouble, temporary):
     names = shared_memory_names()
+    environment = {"TMPDIR": str(temporary)}
+    options = {"repository": trouble.root, "environment": environment}
     with (
-        ServerProcess(tmp_path, repository=trouble.root, own_group=True) as server,
+        ServerProcess(tmp_path, **options, own_group=True) as server,
         raw_channel(server) as call,
         ThreadPoolExecutor(2) as threads,
     ):
@@ -140,8 +151,9 @@ def test_kill_leaves_rows_and_nothing_else(tmp_path, trouble):
             assert caught.value.code() is UNAVAILABLE
     assert shared_memory_names() <= names
     assert [told["tenant"] for told in rows(server)] == [f"t{number}" for number in range(20)]
-    # The next server takes the same database over, and the same ports.
-    with ServerProcess(tmp_path, repository=trouble.root) as server, raw_channel(server) as call:
+    # The next server takes the same database over, and the same ports; and it tidies up.
+    with ServerProcess(tmp_path, **options) as server, raw_channel(server) as call:
         infer(call, "gcn", GOOD)
+    assert list(temporary.iterdir()) == []
     assert len(rows(server)) == 21
     assert not re.search("corrupt|cannot", server.log.read_text())
