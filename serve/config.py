@@ -44,6 +44,8 @@ class ServerConfig(Section, frozen=True):
     max_queue: Count = 512
     #: How long a stop waits for accepted requests before it gives up on them.
     drain_timeout_s: Positive = 30.0
+    #: What a stop may take besides; then the process ends by force, with exit code 1.
+    stop_timeout_s: Positive = 5.0
     #: Take tensors from shared memory objects of this host, and write answers there: anything in
     #: /dev/shm that the server may open. `auto`: when it listens on a loopback address only.
     shared_memory: Literal["auto", "on", "off"] = "auto"

@@ -21,6 +21,7 @@ from multiprocessing.process import BaseProcess
 from queue import Empty, SimpleQueue
 
 from serve.core.types import LaneId, TaskId
+from serve.errors import NotReady
 from serve.runtime import clock, messages, processes
 from serve.runtime.entry import DevicePlace, LaneSetup
 from serve.runtime.messages import MAX_PACKET_BYTES, FromLane, Message, RunTask, Stop
@@ -127,6 +128,9 @@ class LanePool:
         self._started: SimpleQueue[tuple[_Host, BaseProcess, list[socket.socket]]] = SimpleQueue()
         self._restarting: dict[LaneId, threading.Thread] = {}
         self._stopping = False
+        #: No model is measured any more.
+        self.interrupted = False
+        self._calibrators: set[processes.Calibrator] = set()
 
     @property
     def lane_ids(self) -> tuple[LaneId, ...]:
@@ -441,8 +445,10 @@ class LanePool:
         """A lane of its own for one model, so that no serving lane is kept from its tasks.
 
         On the first device, and good for all. In the background it gets what lanes leave of all
-        cores but the first, which is the busiest.
+        cores but the first, which is the busiest. Raises NotReady while the server stops.
         """
+        if self.interrupted:
+            raise NotReady("no model is measured while the server stops")
         host = self._hosts[0]
         place = None if host.place is None else host.place.for_calibration()
         setup = self._setup("calibrator", host, place, len(self._lanes))
@@ -451,23 +457,35 @@ class LanePool:
             setup = replace(setup, background=True, cores=tuple(self._cores[1:] or self._cores))
         process, (channel,) = processes.start(setup, 1, self._shared.fd)
         calibrator = processes.Calibrator(process, channel)
+        self._calibrators.add(calibrator)
+        if self.interrupted:  # just now
+            calibrator.kill()
         try:
             yield calibrator
         finally:
+            self._calibrators.discard(calibrator)
             calibrator.close()
+
+    def interrupt(self) -> None:
+        """Measure no model any more: whoever does gets NotReady. Any thread; never blocks."""
+        self.interrupted = True
+        for calibrator in self._calibrators.copy():
+            calibrator.kill()
 
     def stop(self) -> None:
         """End every process. After this nothing of the pool runs."""
         self._stopping = True
+        self.interrupt()
         atexit.unregister(self._kill)
         for host in self._hosts:
             host.restart_at_ns = None
             for lane in host.lanes:
                 self._continue(lane)
                 self.send(lane.lane_id, Stop())
+        ends_ns = clock.now_ns() + int(_STOP_WAIT_S * 1e9)
         for host in self._hosts:
             if host.process is not None:
-                host.process.join(_STOP_WAIT_S)
+                host.process.join(max(0.0, (ends_ns - clock.now_ns()) / 1e9))
                 host.process.kill()
                 self._lose(host)
         for thread in self._restarting.values():
