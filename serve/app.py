@@ -5,13 +5,12 @@ import gc
 import logging
 import os
 import shutil
-import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -20,7 +19,7 @@ from serve.config import Config
 from serve.core.disciplines import get_discipline
 from serve.core.policies import get_policy
 from serve.core.types import Estimate
-from serve.errors import ConfigError
+from serve.errors import ConfigError, ServeError
 from serve.estimate.estimator import ModelEstimator
 from serve.graphs.pool import GraphPool
 from serve.journal import decode
@@ -42,6 +41,7 @@ from serve.runtime.device import Device, find_device
 from serve.runtime.engine import Engine
 from serve.runtime.pages import use_huge_pages
 from serve.runtime.processes import allocator_facts
+from serve.runtime.signals import StopSignals
 from serve.sim.engine import simulate
 from serve.sim.replay import budget_of, first_difference, recorded
 from serve.sim.report import SimReport
@@ -50,7 +50,6 @@ from serve.workload import PoolSpec, TraceHeader, build_trace, rate_for_rho, wor
 
 _log = logging.getLogger(__name__)
 
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 #: Threads hand over the interpreter lock this often while two compete for it. Python's 5 ms is
 #: as long as many requests take.
 _SWITCH_INTERVAL_S = 0.0002
@@ -86,7 +85,11 @@ class Application:
         )
         self._drain_timeout_s = server.drain_timeout_s
         self._host_cores = device.host_cores
-        self._stopping = False
+        self._signals = StopSignals(
+            lambda: self._engine.interrupt(),
+            server.drain_timeout_s + server.stop_timeout_s,
+            self._left,
+        )
         with ExitStack() as undo:
             metrics = Metrics(run, lambda: self._engine.snapshot(sink.dropped))
             observers = metrics.observe, lambda record: self._engine.learn(record)
@@ -125,46 +128,55 @@ class Application:
             self._close = undo.pop_all().close
 
     def run(self, ready: Callable[[int, int], None], progress: Progress) -> None:
-        """Serve until SIGTERM or SIGINT, then answer what was accepted and end.
+        """Serve until told to stop by a signal, then answer what was accepted and end.
 
-        Calls `ready(grpc_port, http_port)` once warmed up. A second signal ends at once.
+        Calls `ready(grpc_port, http_port)` once warmed up. A second signal ends at once; so does
+        the process, with exit code 1, when it has not ended some time after the first.
         """
-        for number in _STOP_SIGNALS:
-            signal.signal(number, self._on_signal)
-        wakeup_fd = signals_wakeup_fd()
+        self._signals.listen()
         tune_process()
         try:
-            port = self._rpc.start()
-            self._http.start()
-            self._engine.start(progress)
-            # What lives now lives as long as the server: the collector need not look at it again.
-            gc.collect()
-            gc.freeze()
-            keep_threads_to(self._host_cores)
-            # Requests are timed with what serves them; then once more, for what these came to need.
-            use_huge_pages()
-            with self._rpc.own_requests() as send:
-                self._engine.open(progress, send)
-            _log.debug("%d MiB of the heap lie in huge pages", use_huge_pages() >> 20)
-            if not self._stopping:
-                _log.info("serving: gRPC on port %d, HTTP on port %d", port, self._http.port)
-                ready(port, self._http.port)
-            while not self._stopping:
-                os.read(wakeup_fd, 1)
+            self._start(ready, progress)
+            self._signals.wait()
+        except ServeError as error:
+            if not self._signals.told:
+                raise
+            _log.info("the start was interrupted: %s", error)
         finally:
             self._shut_down()
 
+    def _start(self, ready: Callable[[int, int], None], progress: Progress) -> None:
+        port = self._rpc.start()
+        self._http.start()
+        self._engine.start(progress)
+        # What lives now lives as long as the server: the collector need not look at it again.
+        gc.collect()
+        gc.freeze()
+        keep_threads_to(self._host_cores)
+        # Requests are timed with what serves them; then once more, for what these came to need.
+        use_huge_pages()
+        with self._rpc.own_requests() as send:
+            self._engine.open(progress, send)
+        _log.debug("%d MiB of the heap lie in huge pages", use_huge_pages() >> 20)
+        if not self._signals.told:
+            _log.info("serving: gRPC on port %d, HTTP on port %d", port, self._http.port)
+            ready(port, self._http.port)
+
     def _shut_down(self) -> None:
+        self._signals.stop_by_itself()
         waiting = self._engine.begin_drain()
         _log.info("draining: %d accepted requests are being finished", waiting)
         given_up = self._rpc.stop(self._drain_timeout_s)
         self._close()
         _log.info("stopped; %d requests were given up on", given_up)
 
-    def _on_signal(self, number: int, _: Any) -> None:
-        if self._stopping:
-            os._exit(128 + number)
-        self._stopping = True
+    def _left(self) -> str:
+        """What a stop that takes too long has not done."""
+        threads = ", ".join(sorted({thread.name for thread in threading.enumerate()}))
+        return (
+            f"requests in flight: {self._rpc.in_flight}; processes of lanes: "
+            f"{sorted(set(self._engine.pool.pids().values()))}; threads: {threads}"
+        )
 
 
 def device_of(config: Config) -> Device:
@@ -365,18 +377,6 @@ def replay_journal(
     title = f"{path.name}, {late:.2%} late when recorded: {policy or chosen.policy}"
     report = simulate(recording.requests, chosen, device_model)
     return told, report, f"{title}/{chosen.discipline}"
-
-
-def signals_wakeup_fd() -> int:
-    """A file descriptor of which a byte can be read for every signal from now on.
-
-    A signal interrupts no lock that the main thread is only about to wait for, nor one that it
-    waits for while another thread got the signal: on a busy machine that server never stopped.
-    """
-    read_fd, write_fd = os.pipe()
-    os.set_blocking(write_fd, False)
-    signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
-    return read_fd
 
 
 def keep_threads_to(cores: tuple[int, ...]) -> None:

@@ -22,6 +22,7 @@ from serve.core.policies import POLICIES
 from serve.errors import ConfigError, ServeError
 from serve.resources import configs_path
 from serve.runtime.api import ModelEstimate
+from serve.scratch import temporary_folder
 from serve.sim.report import SimReport
 from serve.steps import Steps
 from serve.terminal import Console
@@ -46,7 +47,8 @@ _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 def main() -> None:
     """Entry point of `gnnserve`."""
     try:
-        app()
+        with temporary_folder():
+            app()
     except ConfigError as error:
         _fail(error, 2)
     except ServeError as error:

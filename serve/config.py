@@ -38,6 +38,8 @@ class ServerConfig(Section, frozen=True):
     max_queue: Count = 512
     #: How long a stop waits for accepted requests before it gives up on them.
     drain_timeout_s: Positive = 30.0
+    #: What a stop may take besides; then the process ends by force, with exit code 1.
+    stop_timeout_s: Positive = 5.0
     #: Take tensors from shared memory objects of this host, and write answers there: anything in
     #: /dev/shm that the server may open. `auto`: when it listens on a loopback address only.
     shared_memory: Literal["auto", "on", "off"] = "auto"
@@ -91,9 +93,11 @@ class DeviceConfig(Section, frozen=True):
     """What the lanes run on and how much of it they may use."""
 
     kind: Literal["auto", "cpu", "cuda"] = "auto"
-    #: Budget for weights and running tasks; None: what the device has, less a reserve.
+    #: Budget for weights and running tasks; None: what the device has, on a processor within the
+    #: limits of the server's control groups, less a reserve.
     memory_budget: str | None = None
-    #: Resident execution slots of each device; None: by device (CPU: one per core).
+    #: Resident execution slots of each device; None: by device (CPU: by the cores, or by the CPU
+    #: quota if that is smaller).
     lanes: Count | None = None
     #: Whether runs on a GPU whose shapes recur are captured and replayed, where that gains.
     cuda_graphs: Literal["auto", "off"] = "auto"

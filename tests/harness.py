@@ -76,6 +76,8 @@ class ServerProcess:
         }
         if checkout is None:  # another may be older than this key
             table["models"]["calibration_s"] = calibration_s
+            # However busy the machine is, stops end in order.
+            table["server"]["stop_timeout_s"] = 60
         for name, values in (sections or {}).items():
             table.setdefault(name, {}).update(values)
         self.config = folder / "server.toml"

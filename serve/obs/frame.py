@@ -65,6 +65,11 @@ class Frame:
         return Frame({name: column[mask] for name, column in self._columns.items()})
 
     @property
+    def requests(self) -> int:
+        """How many there were, those included that have no row of their own."""
+        return len(self) + int(self["left_out"].sum())
+
+    @property
     def answered(self) -> Column:
         """Mask: the client got a result."""
         return np.asarray(self["status"] == "OK", dtype=np.bool_)

@@ -7,19 +7,25 @@
 ``/report``            the QoS report as a page; ``?since=10m`` limits it
 ``/report.json``       the same numbers as JSON
 =====================  ============================================================
+
+Whoever asks has ten seconds to send the request and ten to take the answer. At most 64 connections
+are open: for one more the oldest is closed. So no client keeps others from an answer, or the server
+from its end.
 """
 
 import errno
 import logging
 import socket
 import sys
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socketserver import TCPServer
-from threading import Thread
-from typing import Literal
+from threading import Condition, Thread
+from typing import Any, Literal
 from urllib.parse import parse_qs, urlsplit
 
 from serve.errors import ConfigError, DeadlineExceeded, NotReady
@@ -34,6 +40,14 @@ _REPORT_TYPES: dict[str, tuple[Literal["html", "json"], str]] = {
     "/report.json": ("json", "application/json"),
 }
 Answer = tuple[HTTPStatus, str, bytes]
+
+_MAX_CONNECTIONS = 64
+#: For a client to send its request, and again to take the answer.
+_CLIENT_S = 10.0
+#: For answers on their way when the port closes.
+_STOP_S = 1.0
+#: Time limits are looked at this often.
+_LOOK_S = 0.1
 
 
 class HttpPort:
@@ -64,18 +78,21 @@ class HttpPort:
         self.host = host
         #: The port in use, also when 0 was asked for.
         self.port: int = self._server.server_address[1]
-        self._thread = Thread(target=self._server.serve_forever, args=(0.1,), name="http")
+        self._thread = Thread(
+            target=self._server.serve_forever, args=(_LOOK_S,), name="http", daemon=True
+        )
 
     def start(self) -> None:
         """Serve until `stop`."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Finish what is being answered and close the port. Idempotent."""
+        """Close the port; what is being answered has a second to be finished. Idempotent."""
         if self._thread.is_alive():
             self._server.shutdown()
             self._thread.join()
         self._server.server_close()
+        self._server.close_connections()
 
     def _answer(self, target: str) -> Answer:
         url = urlsplit(target)
@@ -103,14 +120,57 @@ class HttpPort:
 
 
 class _Server(ThreadingHTTPServer):
-    #: Every answering thread is waited for when the server closes.
-    daemon_threads = False
-    block_on_close = True
+    daemon_threads = True
+    #: `close_connections` waits, and not for ever.
+    block_on_close = False
+    request_queue_size = 2 * _MAX_CONNECTIONS
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
+        #: Until when the client of each open connection must have done its part; None: its answer
+        #: is being made. The oldest first.
+        self._open: dict[socket.socket, float | None] = {}
+        self._changed = Condition()
         super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer on a thread. If there are too many, the oldest that waits for its client goes."""
+        with self._changed:
+            self._open[request] = time.monotonic() + _CLIENT_S
+            if len(self._open) > _MAX_CONNECTIONS:
+                oldest = next(one for one, until_s in self._open.items() if until_s is not None)
+                del self._open[oldest]
+                _hang_up(oldest)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close the connection, which was answered or hung up on."""
+        with self._changed:
+            self._open.pop(request, None)
+            self._changed.notify_all()
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Hang up on clients whose time is over."""
+        now_s = time.monotonic()
+        with self._changed:
+            for connection, until_s in self._open.items():
+                if until_s is not None and until_s <= now_s:
+                    _hang_up(connection)
+
+    def waits_for_client(self, connection: socket.socket, waits: bool) -> None:
+        """Whether the client is to take its answer now, or that is still being made."""
+        with self._changed:
+            if connection in self._open:
+                self._open[connection] = time.monotonic() + _CLIENT_S if waits else None
+
+    def close_connections(self) -> None:
+        """Hang up on everybody who is not answered within a second."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._open, _STOP_S)
+            for connection in self._open:
+                _hang_up(connection)
 
     def server_bind(self) -> None:
         """Bind, without the look-up of the host's full name, which can take seconds."""
@@ -124,8 +184,9 @@ class _Server(ThreadingHTTPServer):
 
 def _handler(answer: Callable[[str], Answer]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        #: Seconds a silent client may keep its thread, and so a stop.
-        timeout = 5.0
+        #: Of one word of the request, and of the whole answer.
+        timeout = _CLIENT_S
+        server: _Server
         server_version = "gnnserve"
         sys_version = ""
 
@@ -136,6 +197,7 @@ def _handler(answer: Callable[[str], Answer]) -> type[BaseHTTPRequestHandler]:
             self._send(with_body=False)
 
         def _send(self, with_body: bool) -> None:
+            self.server.waits_for_client(self.connection, False)
             try:
                 status, content_type, body = answer(self.path)
             except Exception:
@@ -143,6 +205,7 @@ def _handler(answer: Callable[[str], Answer]) -> type[BaseHTTPRequestHandler]:
                 status, content_type, body = _text(
                     HTTPStatus.INTERNAL_SERVER_ERROR, "internal error; see the server's log"
                 )
+            self.server.waits_for_client(self.connection, True)
             self.send_response(status)
             self.send_header("Content-Type", content_type)
             self.send_header("Content-Length", str(len(body)))
@@ -155,6 +218,12 @@ def _handler(answer: Callable[[str], Answer]) -> type[BaseHTTPRequestHandler]:
             _log.debug(format, *args)
 
     return Handler
+
+
+def _hang_up(connection: socket.socket) -> None:
+    """End what its thread waits for; that thread closes it."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _text(status: HTTPStatus, message: str) -> Answer:

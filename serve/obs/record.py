@@ -3,7 +3,18 @@
 A request's record is also what its client is told of it.
 """
 
+from typing import Final
+
 import msgspec
+
+#: Characters kept of an error's text, as many as a client is told.
+MAX_MESSAGE: Final = 1000
+#: Characters kept of a name that clients choose.
+MAX_NAME: Final = 256
+_MOST_BY_FIELD: Final = {
+    "message": MAX_MESSAGE,
+    **dict.fromkeys(("client_id", "model", "version", "tenant", "graph"), MAX_NAME),
+}
 
 
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +82,15 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     reserve_bytes: int = 0
     #: None where the lane could not measure it. Of a merged run its share.
     pmc_measured_bytes: int | None = None
+    #: Requests that ended as this one did, before they reached a lane, and have no row.
+    left_out: int = 0
+
+    def __post_init__(self) -> None:
+        """Shorten what clients can make long."""
+        for name, most in _MOST_BY_FIELD.items():
+            text: str = getattr(self, name)
+            if len(text) > most:
+                msgspec.structs.force_setattr(self, name, text[: most - 1] + "…")
 
 
 class ServerRun(msgspec.Struct, frozen=True, kw_only=True):

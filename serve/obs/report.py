@@ -156,7 +156,7 @@ def report_of(frame: Frame, runs: Sequence[ServerRun]) -> Report:
     unanswered = frame.where(~frame.answered)
     arrivals = frame["arrived_unix_ns"]
     return Report(
-        requests=len(frame),
+        requests=frame.requests,
         answered=len(answered),
         violations=violations,
         violation_rate=rate,
@@ -258,7 +258,7 @@ def _model_report(frame: Frame) -> ModelReport:
     answered = frame.where(frame.answered)
     violations = int(np.count_nonzero(answered["violated"]))
     return ModelReport(
-        requests=len(frame),
+        requests=frame.requests,
         answered=len(answered),
         violations=violations,
         violation_rate=violations / len(answered) if len(answered) else 0.0,
@@ -291,15 +291,17 @@ def _peak(launched: Frame, column: str) -> int:
 
 
 def _rejected(unanswered: Frame) -> dict[str, int]:
-    reasons = zip(unanswered["reason"].tolist(), unanswered["status"].tolist(), strict=True)
-    counted = Counter(reason or status.lower() for reason, status in reasons)
+    columns = (unanswered[name].tolist() for name in ("reason", "status", "left_out"))
+    counted = Counter[str]()
+    for reason, status, left_out in zip(*columns, strict=True):
+        counted[reason or status.lower()] += 1 + left_out
     return dict(counted.most_common())
 
 
 def _expired_late(unanswered: Frame) -> int:
     late = unanswered["latency_ns"] > unanswered["qos_target_ns"]
     promised = unanswered["qos_target_ns"] > 0
-    return int(np.count_nonzero((unanswered["reason"] == "deadline") & promised & late))
+    return unanswered.where((unanswered["reason"] == "deadline") & promised & late).requests
 
 
 def _overhead(answered: Frame) -> dict[str, float]:

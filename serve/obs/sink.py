@@ -7,12 +7,15 @@ from itertools import chain
 from queue import SimpleQueue
 
 from serve.obs.record import RequestRecord
+from serve.obs.sampling import Sample
 from serve.obs.store import RecordStore
 
 _log = logging.getLogger(__name__)
 
 #: Rows are committed this long after the first of them was put, at the latest.
 COMMIT_INTERVAL_S = 0.25
+#: Rows of a batch, at most, for requests that never reached a lane: about 100 a second.
+_MOST_UNLAUNCHED = 25
 #: Records held for a database that does not keep up; more are dropped and counted.
 MAX_WAITING = 100_000
 
@@ -65,6 +68,7 @@ class RecordSink:
     def _store_batch(self, batch: Iterable[RequestRecord | None]) -> bool:
         """Store, commit and observe a batch; True when the end mark was in it."""
         closed = False
+        sample = Sample(_MOST_UNLAUNCHED)
         for record in batch:
             if record is None:
                 closed = True
@@ -72,6 +76,9 @@ class RecordSink:
             self._observe(record)
             # NOTE: row by row on purpose: SQLite lets go of the interpreter lock in every insert,
             # so a thread that answers requests waits for one row at most, not for the batch.
+            if sample.has_row(record):
+                self._store.insert(record)
+        for record in sample.rest():
             self._store.insert(record)
         self._store.commit()
         return closed

@@ -69,7 +69,9 @@ class InferenceService:
         self._gate.enter()
         if not context.add_callback(ended):
             ended()
-            raise RequestCancelled("the call ended before it was looked at")
+            error = RequestCancelled("the call ended before it was looked at")
+            self._engine.refused("unknown", "", "", arrived_ns, error)
+            raise error
         request = decode_request(message)
         return self._infer(request, arrived_ns, flight, context.time_remaining())
 

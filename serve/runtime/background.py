@@ -1,9 +1,10 @@
 """Models are compiled while they serve: one at a time, on what the lanes leave of one core.
 
-Each is compiled, raced and calibrated in a process that the kernel runs only where nothing else
-wants the core (SCHED_IDLE). Then the lanes load it, one after the other, each when the server has
-nothing to do: that takes a lane some ten milliseconds. Requests accepted from then on are estimated
-and run with what was compiled; those before end on what they were estimated for.
+Each is compiled, raced and calibrated in a process that stands still while a lane executes on that
+core, and beside which all else goes first (SCHED_IDLE). Then the lanes load it, one after the
+other, each when the server has nothing to do: that takes a lane some ten milliseconds. Requests
+accepted from then on are estimated and run with what was compiled; those before end on what they
+were estimated for.
 """
 
 import logging
@@ -72,7 +73,7 @@ class BackgroundCompiler:
             try:
                 self._compile(entry)
             except ServeError as error:
-                if not self._stopping.is_set():
+                if not (self._stopping.is_set() or self._pool.interrupted):
                     _log.warning("model %s: not compiled: %s", entry.spec.key, error)
             except Exception:
                 # A bug; the model serves on as it did.

@@ -9,6 +9,7 @@ from serve.config import DeviceConfig
 from serve.core.params import LANES_PER_CORE
 from serve.cuda.probe import Gpu, NoCuda, find_gpus
 from serve.errors import ConfigError
+from serve.runtime.cgroup import Limits, find_limits
 from serve.runtime.entry import DevicePlace
 
 _log = logging.getLogger(__name__)
@@ -30,10 +31,6 @@ _LANE_STATIC_BYTES = 2 * (36 << 20)
 _REPLAY_SHARE, _REPLAY_BYTES = 1 / 32, 256 << 20
 #: Room for pieces between buffers, so that what the ledger holds can always be placed.
 _PIECES_SHARE = 1 / 64
-_CGROUP_LIMITS = (
-    Path("/sys/fs/cgroup/memory.max"),
-    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +81,11 @@ class Device:
         return tuple(cores[: max(1, len(cores) // 8)])
 
 
-def find_device(config: DeviceConfig, *, spare_lanes: bool) -> Device:
+def find_device(config: DeviceConfig, *, spare_lanes: bool, root: Path = Path("/")) -> Device:
     """The device of the configuration; raises ConfigError when this machine has none such.
 
-    With `spare_lanes` there are `LANES_PER_CORE` unless the configuration says how many: a
-    suspended task keeps its lane.
+    `root` is where `/proc` and the control groups are looked for. With `spare_lanes` there are
+    `LANES_PER_CORE` unless the configuration says how many: a suspended task keeps its lane.
     """
     if config.kind != "cpu":
         try:
@@ -97,18 +94,40 @@ def find_device(config: DeviceConfig, *, spare_lanes: bool) -> Device:
             if config.kind == "cuda":
                 raise ConfigError(f"device.kind: 'cuda': {error}") from error
             _log.log(error.level, "no CUDA (%s): serving on the processor", error)
+    limits = find_limits(root)
     cores = sorted(os.sched_getaffinity(0))
-    lanes = config.lanes or len(cores) * (LANES_PER_CORE if spare_lanes else 1)
-    total_bytes = config.memory_budget_bytes or int(_free_bytes() * (1 - _RESERVE_SHARE))
+    at_once = _cores_at_once(len(cores), limits)
+    lanes = config.lanes or at_once * (LANES_PER_CORE if spare_lanes else 1)
+    free_bytes = _free_bytes(root, limits)
+    total_bytes = config.memory_budget_bytes or int(free_bytes * (1 - _RESERVE_SHARE))
     keep_bytes = min(_MOST_KEPT_BYTES, int(total_bytes * _KEPT_SHARE) // lanes)
+    lane_cores: tuple[tuple[int, ...], ...] = ((),) * lanes
+    if at_once == len(cores):
+        lane_cores = tuple((cores[index % len(cores)],) for index in range(lanes))
     return Device(
         name=f"cpu: {_processor_name()}",
         budget_bytes=total_bytes - lanes * keep_bytes,
-        lane_cores=tuple((cores[index % len(cores)],) for index in range(lanes)),
-        parallelism=min(lanes, len(cores)),
+        lane_cores=lane_cores,
+        parallelism=min(lanes, at_once),
         can_suspend=True,
         keep_bytes=keep_bytes,
     )
+
+
+def _cores_at_once(cores: int, limits: Limits) -> int:
+    """How many lanes may execute at once: with more than the quota allows, all would be stopped.
+
+    With a quota of less than the cores there are, lanes are pinned to none: whatever else has a
+    quota on this machine would pin its own to the same ones.
+    """
+    if limits.cores is None or limits.cores >= cores:
+        return cores
+    at_once = max(1, int(limits.cores))
+    _log.info(
+        "the CPU quota is %g of %d cores: %d at once, lanes are pinned to none",
+        limits.cores, cores, at_once,
+    )  # fmt: skip
+    return at_once
 
 
 def _gpu_device(config: DeviceConfig, found: tuple[Gpu, ...]) -> Device:
@@ -172,16 +191,12 @@ def _chosen(config: DeviceConfig, found: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
     return chosen
 
 
-def _free_bytes() -> int:
-    """Memory this process may still take: what is available, within the container's limit."""
-    fields = dict(
-        line.split(":", 1) for line in Path("/proc/meminfo").read_text("ascii").splitlines()
-    )
+def _free_bytes(root: Path, limits: Limits) -> int:
+    """Memory this process may still take: what is available, within its control groups' limits."""
+    lines = (root / "proc/meminfo").read_text("ascii").splitlines()
+    fields = dict(line.split(":", 1) for line in lines)
     free_bytes = int(fields["MemAvailable"].split()[0]) * 1024
-    for path in _CGROUP_LIMITS:
-        if path.exists() and (text := path.read_text("ascii").strip()).isdigit():
-            free_bytes = min(free_bytes, int(text))
-    return free_bytes
+    return free_bytes if limits.memory_bytes is None else min(free_bytes, limits.memory_bytes)
 
 
 def _processor_name() -> str:

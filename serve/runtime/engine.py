@@ -173,6 +173,8 @@ class Engine:
                 "see the log"
             )
         for index, name in enumerate(names):
+            if self.pool.interrupted:
+                raise NotReady("told to stop")
             share = index / len(names)
             tell(f"loading {name}", share)
             # What does not load is in the log, and in what is told of the model.
@@ -239,6 +241,11 @@ class Engine:
     def estimator(self, name: str) -> ModelEstimator:
         """The newest version's estimator, to be asked without a request."""
         return self._registry.get(name).estimator
+
+    def interrupt(self) -> None:
+        """Have a start or a load that is under way end soon, as it may hang."""
+        self.pool.interrupt()
+        self._registry.interrupt()
 
     def begin_drain(self) -> int:
         """Accept nothing new from now on; how many accepted requests are unanswered."""

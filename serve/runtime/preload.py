@@ -1,7 +1,8 @@
 """Imported once by the fork server that all lanes are forked from: torch, PyG, all a lane needs.
 
-Service managers send SIGTERM to every process of a service. Only the main process acts on it:
-lanes and their fork server must live until what was accepted is answered.
+Service managers send SIGTERM to every process of a service, and a terminal that is closed SIGHUP.
+Only the main process acts on them: lanes and their fork server must live until what was accepted is
+answered.
 """
 
 import signal
@@ -9,6 +10,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
+
+from serve.runtime.signals import DRAINING, IGNORED
 
 
 @contextmanager
@@ -28,4 +31,5 @@ with _left_out("torch._dynamo"):
     from serve.models import zoo as zoo
     from serve.runtime import lane as lane
 
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
+for number in (*DRAINING, *IGNORED):
+    signal.signal(number, signal.SIG_IGN)

@@ -145,8 +145,9 @@ class Calibrator:
                 return said.signature, found
 
     def send(self, message: Message) -> None:
-        """Send one packet."""
-        self._channel.send(messages.encode(message))
+        """Send one packet; of a process that died `receive` tells."""
+        with suppress(ConnectionError):
+            self._channel.send(messages.encode(message))
 
     def receive(self, timeout_s: float) -> FromLane:
         """The next packet; raises NotReady when the process died or takes too long."""
@@ -157,6 +158,8 @@ class Calibrator:
             raise NotReady(
                 f"the model did not load and calibrate within {timeout_s:g} s"
             ) from error
+        except ConnectionError:
+            packet = b""  # It died before it read what it was told.
         if not packet:
             raise NotReady("the process that loaded the model died; see the log")
         return messages.decode_from_lane(packet)

@@ -432,6 +432,11 @@ class Registry:
         for entry in self._entries.values():
             entry.cached_info = None
 
+    def interrupt(self) -> None:
+        """Have whoever waits for lanes to load a model look at whether the pool is interrupted."""
+        with self._answers:
+            self._answers.notify_all()
+
     def lane_up(self, lane_id: LaneId) -> bool:
         """A lane's process started; send it all models. True when it needs none."""
         with self._answers:
@@ -485,10 +490,16 @@ class Registry:
             self._pool.send(lane_id, message)
         with self._answers:
             done = self._answers.wait_for(
-                lambda: not self._waiting[message.key] or message.key in self._failures,
+                lambda: (
+                    not self._waiting[message.key]
+                    or message.key in self._failures
+                    or self._pool.interrupted
+                ),
                 _LOAD_TIMEOUT_S,
             )
             failure = self._failures.pop(message.key, "")
+            if self._waiting[message.key] and self._pool.interrupted:
+                failure = failure or "the server stops"
         if failure:
             prefix = f"model {message.spec.key}: "
             raise ModelError(f"{prefix}does not load: {failure.removeprefix(prefix)}")

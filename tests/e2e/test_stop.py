@@ -2,17 +2,22 @@
 
 import os
 import re
+import shutil
 import signal
+import socket
+import tempfile
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
 
 import grpc
 import pytest
 
 from tests.e2e.mischief import HOLD, SLEEP
-from tests.e2e.support import GOOD, Troubled, infer, random_graph, raw_channel
+from tests.e2e.support import GOOD, REPOSITORY, Troubled, infer, random_graph, raw_channel
 from tests.harness import ServerProcess
-from tests.outside import descendants, is_running, rows, shared_memory_names, wait_for
+from tests.outside import PATIENCE_S, descendants, is_running, rows, shared_memory_names, wait_for
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 
@@ -31,7 +36,15 @@ def to_whole_group(server):
     os.killpg(server.pid, signal.SIGTERM)
 
 
-@pytest.mark.parametrize("terminate", [to_main_process, to_whole_group])
+def as_a_closed_terminal_does(server):
+    """SIGHUP to all of its processes, after what must end none of them."""
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):
+        os.kill(server.pid, number)
+    wait_for(lambda: "SIGALRM is ignored" in server.log.read_text(), "the last of them")
+    os.killpg(server.pid, signal.SIGHUP)
+
+
+@pytest.mark.parametrize("terminate", [to_main_process, to_whole_group, as_a_closed_terminal_does])
 def test_sigterm_under_load_loses_nothing(tmp_path, trouble, terminate):
     """Long requests run, others queue behind them, and clients go on asking throughout."""
     codes: list[str] = []
@@ -118,10 +131,67 @@ def test_sigterm_while_starting_stops_cleanly(tmp_path, trouble):
     wait_for(lambda: not any(map(is_running, processes)), "the end of all processes")
 
 
-def test_kill_leaves_rows_and_nothing_else(tmp_path, trouble):
-    names = shared_memory_names()
+@pytest.fixture
+def temporary():
+    """An empty folder for temporary files, with a path short enough for sockets in it."""
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def hanging_model(root, name="hangs"):
+    """A model of which the loading never ends."""
+    shutil.copytree(REPOSITORY / "gcn", root / name)
+    (folder,) = (path.parent for path in (root / name).rglob("config.toml"))
+    (folder / "model.py").write_text("import time\ntime.sleep(600)\n")
+    text = (folder / "config.toml").read_text()
+    config = re.sub(r"^factory = .*$", 'factory = "./model.py:build"', text, flags=re.MULTILINE)
+    assert config != text
+    (folder / "config.toml").write_text(config)
+
+
+def test_a_load_that_hangs_does_not_outlive_a_stop(tmp_path, trouble):
+    """Nor do HTTP clients that drip, nor a lane that somebody stopped."""
     with (
-        ServerProcess(tmp_path, repository=trouble.root, own_group=True) as server,
+        ServerProcess(tmp_path, repository=trouble.root) as server,
+        grpc.insecure_channel(server.target) as channel,
+        ThreadPoolExecutor(1) as threads,
+        ExitStack() as clients,
+    ):
+        hanging_model(trouble.root)
+        load = channel.unary_unary("/inference.GRPCInferenceService/RepositoryModelLoad")
+        # One field, the model's name.
+        loading = threads.submit(load, b"\x12\x05hangs", timeout=PATIENCE_S)
+        wait_for(lambda: "hangs:1: calibrating" in server.log.read_text(), "the load")
+        for _ in range(15):
+            client = socket.create_connection(("127.0.0.1", server.http_port))
+            clients.enter_context(client)
+            client.sendall(b"GET /metrics HTTP/1.0\r\nx:")
+        pid, *_ = (int(pid) for pid in re.findall(r"lane 0: process (\d+)", server.log.read_text()))
+        os.kill(pid, signal.SIGSTOP)
+        processes = descendants(server.pid)
+        assert server.stop() == 0
+        with pytest.raises(grpc.RpcError) as caught:
+            loading.result()
+    assert caught.value.code() in (UNAVAILABLE, grpc.StatusCode.CANCELLED)
+    wait_for(lambda: not any(map(is_running, processes)), "the end of all processes")
+
+
+def test_a_model_that_hangs_while_starting_does_not_keep_it_from_stopping(tmp_path, trouble):
+    hanging_model(trouble.root, "a_hangs")
+    with ServerProcess(tmp_path, repository=trouble.root).starting() as server:
+        wait_for(lambda: "a_hangs:1: calibrating" in server.log.read_text(), "the load")
+        processes = descendants(server.pid)
+        assert server.stop() == 0
+    assert not server.said_ready
+    wait_for(lambda: not any(map(is_running, processes)), "the end of all processes")
+
+
+def test_kill_leaves_rows_and_nothing_else(tmp_path, trouble, temporary):
+    names = shared_memory_names()
+    environment = {"TMPDIR": str(temporary)}
+    options = {"repository": trouble.root, "environment": environment}
+    with (
+        ServerProcess(tmp_path, **options, own_group=True) as server,
         raw_channel(server) as call,
         ThreadPoolExecutor(2) as threads,
     ):
@@ -142,8 +212,9 @@ def test_kill_leaves_rows_and_nothing_else(tmp_path, trouble):
             assert caught.value.code() is UNAVAILABLE
     assert shared_memory_names() <= names
     assert [told["tenant"] for told in rows(server)] == [f"t{number}" for number in range(20)]
-    # The next server takes the same database over, and the same ports.
-    with ServerProcess(tmp_path, repository=trouble.root) as server, raw_channel(server) as call:
+    # The next server takes the same database over, and the same ports; and it tidies up.
+    with ServerProcess(tmp_path, **options) as server, raw_channel(server) as call:
         infer(call, "gcn", GOOD)
+    assert list(temporary.iterdir()) == []
     assert len(rows(server)) == 21
     assert not re.search("corrupt|cannot", server.log.read_text())

@@ -6,9 +6,12 @@ import socket
 import threading
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 
 import pytest
 
+import serve.obs.http
 from serve.errors import ConfigError
 from serve.obs.http import HttpPort
 from tests.waiting import PATIENCE_S, wait_for
@@ -105,6 +108,86 @@ def test_a_client_that_hangs_up_is_no_error(port, caplog):
                 client.sendall(b"GET /metr")
         assert get(port, "/metrics")[0] == 200
     assert caplog.records == []
+
+
+@contextmanager
+def dripping(port, count):
+    """So many clients that send a byte of a header again and again, and never the last."""
+    ended = threading.Event()
+    clients = [socket.create_connection(("127.0.0.1", port.port)) for _ in range(count)]
+    for client in clients:
+        client.sendall(b"GET /metrics HTTP/1.0\r\nx: ")
+
+    def drip():
+        while not ended.wait(0.05):
+            for client in clients:
+                with suppress(OSError):
+                    client.sendall(b"x")
+
+    thread = threading.Thread(target=drip)
+    thread.start()
+    try:
+        yield clients
+    finally:
+        ended.set()
+        thread.join()
+        for client in clients:
+            client.close()
+
+
+def hung_up(client):
+    """Whether the server closed the connection."""
+    client.settimeout(0)
+    try:
+        return client.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def test_clients_that_drip_do_not_keep_the_port_open(port):
+    with dripping(port, 15) as clients:
+        wait_for(lambda: len(port._server._open) == 15, "all connections")
+        port.stop()
+        wait_for(lambda: all(map(hung_up, clients)), "the end of all connections")
+
+
+def test_a_client_that_drips_is_hung_up_on_in_time(port, monkeypatch):
+    monkeypatch.setattr(serve.obs.http, "_CLIENT_S", 0.5)
+    with dripping(port, 3) as clients:
+        wait_for(lambda: all(map(hung_up, clients)), "the end of all connections")
+        assert get(port, "/metrics")[0] == 200
+
+
+def test_however_many_connections_are_open_one_more_is_answered(port, monkeypatch):
+    monkeypatch.setattr(serve.obs.http, "_CLIENT_S", 2 * PATIENCE_S)
+    with dripping(port, 100):
+        wait_for(lambda: len(port._server._open) == 64, "as many connections as there may be")
+        assert get(port, "/v2/health/live")[0] == 200
+        assert len(port._server._open) <= 64
+
+
+def test_whoever_waits_for_an_answer_does_not_give_way(port, monkeypatch):
+    monkeypatch.setattr(serve.obs.http, "_CLIENT_S", 2 * PATIENCE_S)
+    go = threading.Event()
+    port._metrics = lambda: b"up 2\n" if go.wait(PATIENCE_S) else b""
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(get, port, "/metrics")
+        wait_for(lambda: None in port._server._open.values(), "a request being answered")
+        with dripping(port, 100):
+            wait_for(lambda: len(port._server._open) == 64, "as many connections as there may be")
+            go.set()
+            assert asked.result()[2] == "up 2\n"
+
+
+def test_a_client_that_does_not_read_does_not_keep_the_port_open(port):
+    port._metrics = lambda: b"x" * 50_000_000
+    with socket.create_connection(("127.0.0.1", port.port)) as client:
+        client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        assert client.recv(4) == b"HTTP"
+        port.stop()
+        wait_for(lambda: not port._server._open, "the end of the connection")
 
 
 def test_a_failure_behind_the_port_is_an_answer(port, caplog):

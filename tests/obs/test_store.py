@@ -12,6 +12,7 @@ import pytest
 
 from serve.errors import ConfigError
 from serve.obs.read import read_database, read_rows
+from serve.obs.report import report_of
 from serve.obs.schema import SCHEMA_VERSION
 from serve.obs.sink import COMMIT_INTERVAL_S, RecordSink
 from serve.obs.store import RecordStore
@@ -140,7 +141,10 @@ def test_a_full_disk_costs_rows_is_said_once_and_passes(tmp_path, caplog):
     store._db.execute(f"PRAGMA max_page_count = {pages}")
     with caplog.at_level(logging.WARNING):
         for attempt in range(3):
-            store.insert(record(f"lost {attempt}", message="x" * 20_000))
+            row = record(f"lost {attempt}")
+            # More than the pages that there are can hold.
+            msgspec.structs.force_setattr(row, "message", "x" * 20_000)
+            store.insert(row)
             store.commit()
     assert store.dropped == 3
     assert [entry.message for entry in caplog.records if "being lost" in entry.message] != []
@@ -183,6 +187,50 @@ def test_an_observer_that_fails_costs_no_row(tmp_path, caplog):
     sink.close()
     assert len(read_database(tmp_path / "r.db")[0]) == 2
     assert len(caplog.records) == 1
+
+
+def test_texts_that_clients_make_long_are_cut(tmp_path):
+    """Twenty refusals of a megabyte each once took 63 MiB."""
+    long = "x" * 1_000_000
+    names = dict.fromkeys(("client_id", "model", "version", "tenant", "graph"), long)
+    for number in range(20):
+        row = unanswered(f"r{number}", "INVALID_ARGUMENT", "invalid_input", message=long, **names)
+        store_all(tmp_path / "r.db", row)
+    assert (tmp_path / "r.db").stat().st_size < 200_000
+    frame, _ = read_database(tmp_path / "r.db")
+    assert {len(text) for text in frame["message"]} == {1000}
+    assert {len(frame[name][0]) for name in names} == {256}
+    assert frame["message"][0].endswith("x…")
+    assert record(message="a" * 1000).message == "a" * 1000
+
+
+def test_a_flood_of_refusals_gets_few_rows_and_is_counted_in_full(tmp_path):
+    sink = RecordSink(RecordStore(tmp_path / "r.db", RUN))
+    flood = [unanswered(f"f{i}", "INVALID_ARGUMENT", "invalid_input") for i in range(5_000)]
+    flood += [unanswered(f"q{i}", "RESOURCE_EXHAUSTED", "queue_full") for i in range(3_000)]
+    flood += [unanswered(f"e{i}", "DEADLINE_EXCEEDED", "deadline") for i in range(2_000)]
+    flood += [
+        unanswered(f"l{i}", "DEADLINE_EXCEEDED", "deadline", latency_ns=99 * 10**9)
+        for i in range(1_000)
+    ]
+    kept = [record(f"a{i}") for i in range(500)] + [
+        unanswered(f"m{i}", "INTERNAL", "model_error", lane=1) for i in range(500)
+    ]
+    for row in flood + kept:
+        sink.put(row)
+    sink.close()
+    frame, runs = read_database(tmp_path / "r.db")
+    assert sink.dropped == 0
+    assert {row.request_uid for row in kept} <= set(frame["request_uid"]), "they were on lanes"
+    # However many batches there were, each of a quarter of a second.
+    assert len(frame) < len(kept) + len(flood) / 10
+    report = report_of(frame, runs)
+    assert report.requests == len(flood) + len(kept)
+    assert report.by_model["gcn"].requests == report.requests
+    assert report.rejected == {
+        "invalid_input": 5_000, "queue_full": 3_000, "deadline": 3_000, "model_error": 500
+    }  # fmt: skip
+    assert report.expired_late == 1_000
 
 
 WRITER = """

@@ -7,7 +7,7 @@ import grpc
 import numpy as np
 import pytest
 
-from serve.errors import InvalidInput, ModelError, QueueFull, TooBig
+from serve.errors import InvalidInput, ModelError, QueueFull, RequestCancelled, TooBig
 from serve.pb import gnnserve_pb2
 from serve.pb import grpc_service_pb2 as pb
 from serve.wire import INFER_METHOD, decode_response, encode_request
@@ -156,6 +156,19 @@ def test_a_cancelled_call_is_cancelled_in_the_engine(infer, engine):
     engine.wait_for_calls(1)
     call.cancel()
     eventually(lambda: [c.client_id for c in engine.cancelled] == ["gone"])
+
+
+def test_a_call_that_ended_before_it_was_looked_at_is_told_for_the_report(server, engine):
+    """What clients gave up on while all threads were busy once had no row at all."""
+
+    class Ended:
+        def add_callback(self, callback):
+            return False
+
+    with pytest.raises(RequestCancelled, match="before it was looked at"):
+        server._inference.ModelInfer(message("late"), Ended())
+    assert engine.refusals == [("unknown", "RequestCancelled")]
+    assert server.in_flight == 0
 
 
 def test_an_expired_deadline_cancels_too(infer, engine):

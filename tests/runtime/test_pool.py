@@ -386,3 +386,38 @@ def test_without_the_meter_lanes_start_all_the_same_and_the_log_says_so(monkeypa
         assert os.environ["MALLOC_MMAP_MAX_"] == "0"
     assert "MALLOC_MMAP_MAX_" not in os.environ
     assert "without the memory meter: peaks are not measured" in caplog.text
+
+
+def stands_still(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def test_background_work_stands_still_while_a_lane_executes_on_its_core(talk, trouble, cores):
+    """Lane 1 is on the last core, which is also lane 0's where there is no other."""
+    talk.load(trouble, LANES[0])
+    talk.load(trouble, LANES[1])
+    with talk.pool.calibrator(background=True) as calibrator:
+        pid = calibrator._process.pid
+        assert isinstance(calibrator.receive(PATIENCE_S), LaneStarted)
+        assert os.sched_getaffinity(pid) == {cores[1]}
+        talk.run(0.0, LANES[0])
+        assert stands_still(pid) == (cores[0] == cores[1])
+        talk.hear(LANES[0], TaskDone)
+        talk.pool.ended(LANES[0])
+        with trouble.holding():
+            talk.run(HOLD, LANES[1])
+            wait_for(lambda: stands_still(pid), "it to stand still")
+            talk.pool.suspend(LANES[1])
+            wait_for(lambda: not stands_still(pid), "it to go on")
+            talk.pool.resume(LANES[1])
+            wait_for(lambda: stands_still(pid), "it to stand still")
+        talk.hear(LANES[1], TaskDone)
+        talk.pool.ended(LANES[1])
+        wait_for(lambda: not stands_still(pid), "it to go on")
+        # Nor does a lane that dies leave it so.
+        with trouble.holding():
+            talk.run(HOLD, LANES[1])
+            wait_for(lambda: stands_still(pid), "it to stand still")
+            os.kill(talk.pool.pids()[LANES[1]], signal.SIGKILL)
+            talk.hear(LANES[1], LaneDown)
+        wait_for(lambda: not stands_still(pid), "it to go on")

@@ -1,0 +1,90 @@
+"""What the control groups of this process let it use, of any depth and of both versions.
+
+A limit binds everything below the group it is set on. So the groups from the process's own up to
+the root are looked at, as far as they can be seen from here, and the smallest limit counts.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+#: Files with a group's limit, by controller.
+_MEMORY_FILES = ("memory.max", "memory.high", "memory.limit_in_bytes")
+_QUOTA_FILE_V2 = "cpu.max"
+_QUOTA_FILE_V1, _PERIOD_FILE_V1 = "cpu.cfs_quota_us", "cpu.cfs_period_us"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What may be used; None: as much as there is."""
+
+    #: CPU time for each second, in cores: 1.5 is one core and half of another.
+    cores: float | None
+    memory_bytes: int | None
+
+
+def find_limits(root: Path = Path("/")) -> Limits:
+    """The limits on this process, with `/proc` and the control groups looked for below `root`."""
+    cores = [quota for folder in _folders(root, "cpu") if (quota := _quota(folder)) is not None]
+    sizes_bytes = [
+        int(text)
+        for folder in _folders(root, "memory")
+        for name in _MEMORY_FILES
+        if (text := _read(folder / name)).isdecimal()
+    ]
+    return Limits(min(cores, default=None), min(sizes_bytes, default=None))
+
+
+def _folders(root: Path, controller: str) -> Iterator[Path]:
+    """Folders of the process's own groups and of those above them, where such a limit may be."""
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        number, controllers, path = line.split(":", 2)
+        version = 2 if number == "0" and not controllers else 1
+        if version == 2 or controller in controllers.split(","):
+            for mount_point, mount_root in _mounts(root, version, controller):
+                yield from _up(mount_point, mount_root, path)
+
+
+def _mounts(root: Path, version: int, controller: str) -> Iterator[tuple[Path, PurePosixPath]]:
+    """Where such groups are mounted, and which group is seen there."""
+    for line in _read(root / "proc/self/mountinfo").splitlines():
+        before, _, after = line.partition(" - ")
+        mount_root, mount_point = map(_unescaped, before.split()[3:5])
+        kind, _, options = after.split()[:3]
+        is_v1 = kind == "cgroup" and controller in options.split(",")
+        if (version == 2 and kind == "cgroup2") or (version == 1 and is_v1):
+            yield root / mount_point.lstrip("/"), PurePosixPath(mount_root)
+
+
+def _up(mount_point: Path, mount_root: PurePosixPath, group: str) -> Iterator[Path]:
+    """From the folder of a group to that of the highest one that can be seen."""
+    path = PurePosixPath(group)
+    below = path.relative_to(mount_root) if path.is_relative_to(mount_root) else PurePosixPath()
+    # A group outside of what is mounted here is told with `..`: then only the mount is ours to see.
+    parts = () if ".." in below.parts else below.parts
+    for depth in range(len(parts), -1, -1):
+        yield mount_point.joinpath(*parts[:depth])
+
+
+def _quota(folder: Path) -> float | None:
+    """Cores' worth of time that the group in `folder` may take."""
+    quota, _, period = _read(folder / _QUOTA_FILE_V2).partition(" ")
+    if not quota:
+        quota, period = _read(folder / _QUOTA_FILE_V1), _read(folder / _PERIOD_FILE_V1)
+    if quota.isdecimal() and period.isdecimal() and int(period) > 0:
+        return int(quota) / int(period)
+    return None  # "max", "-1", or no such file
+
+
+def _read(path: Path) -> str:
+    """The file's text; empty when there is none or it is not ours to read."""
+    try:
+        return path.read_text("utf-8").strip()
+    except OSError:
+        return ""
+
+
+def _unescaped(path: str) -> str:
+    """A path of `mountinfo`, in which blanks are written as octal numbers."""
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), path)

@@ -1,0 +1,79 @@
+"""A folder for temporary files of one process and all it starts.
+
+Libraries leave files in the folder for temporary files and never remove them: PyG some 40 for each
+start of a server. So every process gets a folder of its own there, which goes when it ends, or, if
+it was killed, when the next one starts.
+"""
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_PREFIX = "gnnserve-"
+#: Locked as long as the folder is in use; marks it as ours.
+_LOCK = ".in-use"
+#: Paths of sockets have at most 107 bytes, and multiprocessing puts some 35 below this folder.
+_LONGEST_PATH = 70
+
+
+@contextmanager
+def temporary_folder() -> Iterator[None]:
+    """Have temporary files go to a new folder meanwhile, of this process and those it starts.
+
+    Where none can be made they go where they always did.
+    """
+    made = _make()
+    if made is None:
+        yield
+        return
+    folder, lock_fd = made
+    environment, default = os.environ.get("TMPDIR"), tempfile.tempdir
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = default
+        if environment is None:
+            del os.environ["TMPDIR"]
+        else:
+            os.environ["TMPDIR"] = environment
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock_fd)
+
+
+def _make() -> tuple[Path, int] | None:
+    """A new folder and its lock; None where neither the usual place nor `/tmp` can have one."""
+    with suppress(OSError):
+        for parent in (Path(tempfile.gettempdir()), Path("/tmp")):
+            if len(os.fsencode(parent / f"{_PREFIX}12345678")) <= _LONGEST_PATH:
+                _remove_left_behind(parent)
+                return _locked(parent)
+    return None
+
+
+def _locked(parent: Path) -> tuple[Path, int]:
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        lock_fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(lock_fd, fcntl.LOCK_EX)
+        if (folder / _LOCK).exists():
+            return folder, lock_fd
+        # Another took it for left behind, before it was locked.
+        os.close(lock_fd)
+
+
+def _remove_left_behind(parent: Path) -> None:
+    """Remove this user's folders that are ours and that no process uses."""
+    for folder in parent.glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            lock_fd = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                if os.fstat(lock_fd).st_uid == os.getuid():
+                    fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock_fd)

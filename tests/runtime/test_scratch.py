@@ -1,0 +1,80 @@
+"""The folder for temporary files: private, gone afterwards, also after a kill."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from serve.scratch import temporary_folder
+
+CHILD = """
+import tempfile, time
+from serve.scratch import temporary_folder
+with temporary_folder():
+    tempfile.NamedTemporaryFile(delete=False).close()
+    print(tempfile.gettempdir(), flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def parent(monkeypatch):
+    """An empty folder for temporary files, with a short path."""
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        yield Path(folder)
+
+
+def started():
+    """A process with a folder of its own, and the folder."""
+    process = subprocess.Popen([sys.executable, "-c", CHILD], stdout=subprocess.PIPE, text=True)
+    return process, Path(process.stdout.readline().strip())
+
+
+def ended(process):
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_files_of_this_process_and_its_children_go_with_the_folder(parent):
+    with temporary_folder():
+        told = [sys.executable, "-c", "import tempfile; print(tempfile.mkstemp()[1])"]
+        child = subprocess.run(told, capture_output=True, text=True, check=True).stdout.strip()
+        own = tempfile.mkstemp()[1]
+        (folder,) = parent.iterdir()
+        assert Path(child).parent == Path(own).parent == folder
+        assert folder.stat().st_mode & 0o777 == 0o700
+    assert list(parent.iterdir()) == []
+    assert os.environ["TMPDIR"] == tempfile.gettempdir() == str(parent)
+
+
+def test_what_a_killed_process_left_is_removed_and_nothing_else(parent):
+    dead, dead_folder = started()
+    alive, alive_folder = started()
+    results = parent / "gnnserve-results"
+    results.mkdir()
+    (results / "kept").touch()
+    try:
+        assert len(list(dead_folder.iterdir())) == 2
+        ended(dead)
+        with temporary_folder():
+            assert not dead_folder.exists()
+            assert len(list(alive_folder.iterdir())) == 2
+            assert (results / "kept").exists(), "a user's own folder"
+        assert {*parent.iterdir()} == {alive_folder, results}
+    finally:
+        ended(alive)
+
+
+def test_a_path_too_long_for_sockets_is_not_used(parent, monkeypatch):
+    long = parent / ("x" * 80)
+    long.mkdir()
+    monkeypatch.setenv("TMPDIR", str(long))
+    with temporary_folder():
+        assert Path(tempfile.gettempdir()).parent == Path("/tmp")
+    assert list(long.iterdir()) == []

@@ -1,0 +1,132 @@
+"""What a server does at a signal, in a process without a server."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from serve.runtime.signals import DRAINING, IGNORED
+from tests.outside import PATIENCE_S
+
+CHILD = """
+import logging, sys, time
+from serve.runtime.signals import StopSignals
+logging.basicConfig(stream=sys.stdout, level="INFO", format="%(message)s")
+limit_s, hangs, words = float(sys.argv[1]), sys.argv[2], sys.argv[3:]
+
+def left():
+    print("asked what is left", flush=True)
+    if "endless words" in words:
+        time.sleep(600)
+    return "left: 3 requests"
+
+signals = StopSignals(lambda: print("first", flush=True), limit_s, left)
+signals.listen()
+print("listens", flush=True)
+if hangs == "before":
+    while True:
+        time.sleep(600)
+if "by itself" not in words:
+    signals.wait()
+signals.stop_by_itself()
+if hangs == "after":
+    while True:
+        time.sleep(600)
+print("ended in order", flush=True)
+"""
+
+
+class Child:
+    def __init__(self, *arguments, before=()):
+        command = [*before, sys.executable, "-c", CHILD, *map(str, arguments)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.hears("listens")
+
+    def hears(self, line):
+        found = self.process.stdout.readline().strip()
+        assert found == line
+
+    def send(self, number):
+        self.process.send_signal(number)
+
+    def ends(self):
+        """Exit code, and what was said until then."""
+        said, _ = self.process.communicate(timeout=PATIENCE_S)
+        return self.process.returncode, said
+
+
+@pytest.fixture
+def child():
+    children = []
+
+    def start(*arguments, **options):
+        children.append(Child(*arguments, **options))
+        return children[-1]
+
+    yield start
+    for one in children:
+        one.process.kill()
+        one.process.communicate()
+
+
+@pytest.mark.parametrize("number", DRAINING)
+def test_the_main_thread_is_told_to_stop(child, number):
+    found = child(600, "never")
+    found.send(number)
+    code, said = found.ends()
+    assert code == 0
+    assert "ended in order" in said
+
+
+def test_others_are_ignored_and_logged(child):
+    found = child(600, "never")
+    for number in IGNORED:
+        found.send(number)
+        found.hears(f"{number.name} is ignored")
+    found.send(signal.SIGTERM)
+    assert found.ends()[0] == 0
+
+
+@pytest.mark.parametrize("hangs", ["before", "after"])
+def test_a_second_signal_ends_at_once(child, hangs):
+    found = child(600, hangs)
+    found.send(signal.SIGTERM)
+    found.hears("first")
+    found.hears("SIGTERM: stopping")
+    found.send(signal.SIGHUP)
+    assert found.ends()[0] == 128 + signal.SIGHUP
+
+
+@pytest.mark.parametrize("hangs", ["before", "after"])
+def test_what_takes_too_long_is_ended_by_force_and_told(child, hangs):
+    found = child(0.3, hangs)
+    found.send(signal.SIGTERM)
+    found.hears("first")
+    found.hears("SIGTERM: stopping")
+    code, said = found.ends()
+    assert code == 1
+    assert "not stopped within 0.3 s, ending by force; left: 3 requests" in said
+
+
+def test_also_when_it_stops_by_itself(child):
+    code, said = child(0.3, "after", "by itself").ends()
+    assert code == 1
+    assert "left: 3 requests" in said
+
+
+def test_and_when_the_last_words_hang(child):
+    found = child(0.3, "after", "endless words")
+    found.send(signal.SIGTERM)
+    code, said = found.ends()
+    assert code == 1
+    assert "asked what is left" in said
+
+
+def test_a_closed_terminal_is_ignored_under_nohup(child):
+    found = child(600, "never", before=("nohup",))
+    found.send(signal.SIGHUP)
+    found.send(signal.SIGUSR1)
+    found.hears("SIGUSR1 is ignored")
+    found.send(signal.SIGTERM)
+    assert found.ends()[0] == 0
