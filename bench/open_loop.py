@@ -233,5 +233,8 @@ class Shapes:
     def lone_s(self, message: bytes) -> float:
         raise AssertionError("a trace has its rate")
 
-    def num_features(self, model: str) -> int:
-        return FEATURES
+    def models(self) -> tuple[str, ...]:
+        raise AssertionError("a trace has its models")
+
+    def inputs(self, model: str) -> dict[str, tuple[int, ...]]:
+        return {"x": (-1, FEATURES), "edge_index": (2, -1)}

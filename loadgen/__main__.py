@@ -18,7 +18,7 @@ from loadgen.run import run_load
 from loadgen.show import progress_line, show_summary
 from serve.errors import ConfigError, ServeError
 from serve.terminal import Console
-from serve.workload import PoolSpec
+from serve.workload import MIX, PoolSpec
 
 app = typer.Typer(
     add_completion=False,
@@ -33,8 +33,8 @@ _errors = Console(stderr=True)
 def load(
     target: Annotated[str, typer.Option(help="HOST:PORT of the server's gRPC port.")],
     workload: Annotated[
-        Literal["gcn", "sage", "gin", "gat", "mix"], typer.Option(help="List of tasks.")
-    ] = "mix",
+        str, typer.Option(help="A model that the server has, or `mix` of all that are ready.")
+    ] = MIX,
     rate: Annotated[float | None, typer.Option(help="Requests per second.")] = None,
     rho: Annotated[
         float | None,

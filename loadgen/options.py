@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from serve.errors import ConfigError
-from serve.workload import ARRIVALS, WORKLOADS, PoolSpec
+from serve.workload import ARRIVALS, MIX, PoolSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,8 @@ class LoadOptions:
 
     #: HOST:PORT of the server's gRPC port.
     target: str
-    workload: str = "mix"
+    #: A model that the server has, or `mix` of all that are ready.
+    workload: str = MIX
     #: Requests per second, or
     rate_hz: float | None = None
     #: offered load: the rate is asked of the server's own estimates.
@@ -44,7 +45,6 @@ class LoadOptions:
                 raise ConfigError("give either a rate or rho, or a trace to replay")
             if self.duration_s is None and self.requests is None:
                 raise ConfigError("give a duration, a number of requests, or a trace to replay")
-            _one_of("workload", self.workload, WORKLOADS)
             _one_of("arrivals", self.arrivals, ARRIVALS)
             if self.end_to_end and self.rho is None:
                 raise ConfigError("end-to-end: only rho needs solo times")

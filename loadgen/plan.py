@@ -2,17 +2,20 @@
 
 import statistics
 import zlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 import numpy as np
 
+from loadgen.inputs import Shapes, make_tensors, makeable
 from loadgen.options import LoadOptions
 from serve.errors import ConfigError
 from serve.graphs.pool import GraphPool
 from serve.wire import ParameterValue, encode_request
 from serve.workload import (
+    MIX,
     Trace,
     TraceHeader,
     TraceItem,
@@ -22,9 +25,19 @@ from serve.workload import (
     workload_tasks,
 )
 
+_Inputs = Mapping[str, Shapes]
+
 
 class Server(Protocol):
     """What a plan asks of the server."""
+
+    def models(self) -> tuple[str, ...]:
+        """Names of the models that are ready."""
+        ...
+
+    def inputs(self, model: str) -> Shapes:
+        """Names and shapes of what `model` takes."""
+        ...
 
     def lanes(self) -> int:
         """Execution slots."""
@@ -36,10 +49,6 @@ class Server(Protocol):
 
     def lone_s(self, message: bytes) -> float:
         """Time of one encoded request sent by itself, as seen from here, in seconds."""
-        ...
-
-    def num_features(self, model: str) -> int:
-        """F, the features per node that `model` takes."""
         ...
 
 
@@ -59,20 +68,29 @@ def make_plan(options: LoadOptions, server: Server) -> Plan:
     """
     options.check()
     if options.trace is None:
+        models = server.models() if options.workload == MIX else (options.workload,)
+        if not models:
+            raise ConfigError("the server has no model that is ready")
+        inputs = _inputs(models, server)
         pool = GraphPool(options.pool, options.data)
-        trace = _draw(options, pool, server)
+        trace = _draw(options, inputs, pool, server)
     else:
         trace = _shortened(Trace.load(options.trace), options)
+        inputs = _inputs({item.model for item in trace.items}, server)
         pool = GraphPool(trace.header.pool, options.data)
     if not trace.items:
         raise ConfigError("no request falls into this run: make it longer or the rate higher")
     if options.save_trace is not None:
         trace.save(options.save_trace)
-    return Plan(trace, _encode(trace, pool, server))
+    return Plan(trace, _encode(trace, inputs, pool))
 
 
-def _draw(options: LoadOptions, pool: GraphPool, server: Server) -> Trace:
-    tasks = workload_tasks(options.workload, pool.refs, options.seed)
+def _inputs(models: Iterable[str], server: Server) -> _Inputs:
+    return {model: makeable(model, server.inputs(model)) for model in models}
+
+
+def _draw(options: LoadOptions, inputs: _Inputs, pool: GraphPool, server: Server) -> Trace:
+    tasks = workload_tasks(options.workload, pool.refs, options.seed, tuple(inputs))
     header = TraceHeader(
         workload=options.workload,
         seed=options.seed,
@@ -82,7 +100,8 @@ def _draw(options: LoadOptions, pool: GraphPool, server: Server) -> Trace:
         sources=pool.sources,
     )
     if options.rho is not None:
-        lanes, mean_s = server.lanes(), _mean_solo_s(tasks, header, options, pool, server)
+        lanes = server.lanes()
+        mean_s = _mean_solo_s(tasks, header, options, inputs, pool, server)
         header = msgspec.structs.replace(
             header,
             rate_hz=rate_for_rho(options.rho, mean_s, lanes),
@@ -97,15 +116,21 @@ def _mean_solo_s(
     tasks: tuple[WorkloadTask, ...],
     header: TraceHeader,
     options: LoadOptions,
+    inputs: _Inputs,
     pool: GraphPool,
     server: Server,
 ) -> float:
     """By the server's estimates, or measured: each task is sent once, by itself."""
     if options.end_to_end:
         trace = build_trace(header, tasks, count=len(tasks))
-        return statistics.fmean(map(server.lone_s, _encode(trace, pool, server)))
+        return statistics.fmean(map(server.lone_s, _encode(trace, inputs, pool)))
     return statistics.fmean(
-        server.solo_s(task.model, task.graph.num_nodes, task.graph.num_edges) for task in tasks
+        server.solo_s(
+            task.model,
+            task.graph.num_nodes,
+            task.graph.num_edges if "edge_index" in inputs[task.model] else 0,
+        )
+        for task in tasks
     )
 
 
@@ -117,25 +142,23 @@ def _shortened(trace: Trace, options: LoadOptions) -> Trace:
     return Trace(trace.header, items)
 
 
-def _encode(trace: Trace, pool: GraphPool, server: Server) -> tuple[bytes, ...]:
+def _encode(trace: Trace, inputs: _Inputs, pool: GraphPool) -> tuple[bytes, ...]:
     """Encode each distinct request once."""
-    features = {model: server.num_features(model) for model in {i.model for i in trace.items}}
     made: dict[tuple[object, ...], bytes] = {}
     messages = []
     for item in trace.items:
         key = (item.model, item.graph, item.qos_target_us)
         if key not in made:
-            made[key] = _message(item, pool, features[item.model])
+            made[key] = _message(item, pool, inputs[item.model])
         messages.append(made[key])
     return tuple(messages)
 
 
-def _message(item: TraceItem, pool: GraphPool, num_features: int) -> bytes:
+def _message(item: TraceItem, pool: GraphPool, shapes: Shapes) -> bytes:
     """One request: the graph, random features that belong to it, and its target if it has one."""
-    edges = pool.edges(item.graph)
     rng = np.random.default_rng([pool.spec.seed, zlib.crc32(item.dataset.encode()), item.index])
-    x = rng.standard_normal((item.num_nodes, num_features), dtype=np.float32)
+    tensors = make_tensors(shapes, item.num_nodes, pool.edges(item.graph), rng)
     parameters: dict[str, ParameterValue] = {}
     if item.qos_target_us is not None:
         parameters["qos_target_us"] = item.qos_target_us
-    return encode_request(item.model, {"x": x, "edge_index": edges}, parameters=parameters)
+    return encode_request(item.model, tensors, parameters=parameters)

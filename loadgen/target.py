@@ -11,10 +11,12 @@ import gevent
 import grpc
 from gevent.event import AsyncResult
 
-from serve.errors import ConfigError, NotFound, NotReady
+from loadgen.inputs import Shapes
+from serve.errors import NotFound, NotReady
 from serve.pb import gnnserve_pb2, gnnserve_pb2_grpc, grpc_service_pb2, grpc_service_pb2_grpc
 from serve.wire import INFER_METHOD, ParameterValue, WireError, decode_response
 
+_RATE_INSTEAD = "rho needs a gnnserve server: give a rate"
 AnswerT = TypeVar("AnswerT")
 
 _CONNECT_S = 10.0
@@ -63,9 +65,21 @@ class Target:
         """Cancel what is in flight and disconnect."""
         self._channel.close()
 
+    def models(self) -> tuple[str, ...]:
+        """Names of the models that are ready; raises NotReady when the server cannot say."""
+        request = grpc_service_pb2.RepositoryIndexRequest(ready=True)
+        answer = self._ask(self._inference.RepositoryIndex, request, "name one model")
+        return tuple(dict.fromkeys(model.name for model in answer.models))
+
+    def inputs(self, model: str) -> Shapes:
+        """Names and shapes from the model's metadata; raises NotFound or NotReady."""
+        request = grpc_service_pb2.ModelMetadataRequest(name=model)
+        metadata = self._ask(self._inference.ModelMetadata, request)
+        return {tensor.name: tuple(tensor.shape) for tensor in metadata.inputs}
+
     def lanes(self) -> int:
         """Execution slots of the server; raises NotReady when it cannot say."""
-        answer = self._ask(self._own.Describe, gnnserve_pb2.DescribeRequest())
+        answer = self._ask(self._own.Describe, gnnserve_pb2.DescribeRequest(), _RATE_INSTEAD)
         return int(answer.lanes)
 
     def solo_s(self, model: str, num_nodes: int, num_edges: int) -> float:
@@ -73,7 +87,7 @@ class Target:
         request = gnnserve_pb2.EstimateRequest(
             model=model, num_nodes=num_nodes, num_edges=num_edges
         )
-        return float(self._ask(self._own.Estimate, request).solo_ns) / 1e9
+        return float(self._ask(self._own.Estimate, request, _RATE_INSTEAD).solo_ns) / 1e9
 
     def lone_s(self, message: bytes) -> float:
         """Seconds from sending an encoded request until its answer, on a server given time to rest.
@@ -86,15 +100,6 @@ class Target:
         if answer.status != "OK":
             raise NotReady(f"{self.address}: {answer.message} ({answer.status})")
         return (answer.done_ns - sent_ns) / 1e9
-
-    def num_features(self, model: str) -> int:
-        """F from the model's metadata; raises NotFound or ConfigError."""
-        request = grpc_service_pb2.ModelMetadataRequest(name=model)
-        metadata = self._ask(self._inference.ModelMetadata, request)
-        shapes = {tensor.name: tuple(tensor.shape) for tensor in metadata.inputs}
-        if "edge_index" not in shapes or len(shapes.get("x", ())) != 2 or shapes["x"][1] < 1:
-            raise ConfigError(f"model '{model}' wants {shapes}, not x [N, F] and edge_index [2, E]")
-        return int(shapes["x"][1])
 
     def infer(self, message: bytes, timeout_s: float) -> Answer:
         """Send one encoded request; blocks this greenlet only."""
@@ -116,7 +121,8 @@ class Target:
         except WireError as error:
             return Answer(done_ns, "MALFORMED", str(error), len(data))
 
-    def _ask(self, method: Callable[..., AnswerT], request: Any) -> AnswerT:
+    def _ask(self, method: Callable[..., AnswerT], request: Any, instead: str = "") -> AnswerT:
+        """The answer; `instead`: what to do when the server does not offer the method."""
         try:
             return method(request, timeout=_ASK_S)
         except grpc.RpcError as error:
@@ -124,5 +130,5 @@ class Target:
             if error.code() is grpc.StatusCode.NOT_FOUND:
                 raise NotFound(text) from None
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                raise NotReady(f"{text} (rho needs a gnnserve server; give a rate)") from None
+                raise NotReady(f"{text}; {instead}" if instead else text) from None
             raise NotReady(f"{text} ({error.code().name})") from None

@@ -30,10 +30,11 @@ class GraphUser(User):  # type: ignore[misc]
     def drive(self) -> None:
         """The whole run."""
         if self.environment.open_loop is not None:
-            self.environment.open_loop.run(self._report)
+            self.environment.open_loop.run(self.report)
         raise StopUser
 
-    def _report(self, sample: Sample) -> None:
+    def report(self, sample: Sample) -> None:
+        """Tell Locust of one request."""
         report_sample(self.environment, sample, self.late_is_failure)
 
 

@@ -285,6 +285,20 @@ def offline_estimators(
         return found
 
 
+def _servable(config: Config) -> tuple[str, ...]:
+    """Names of the models that a server of this configuration would load; raises ConfigError."""
+    wanted = config.models.load
+    repository = config.path(config.models.repository)
+    names = dict.fromkeys(
+        found.name
+        for found in scan(repository)
+        if not isinstance(found, BrokenModel) and (not wanted or found.name in wanted)
+    )
+    if not names:
+        raise ConfigError(f"models.repository: {repository} has no model to serve")
+    return tuple(names)
+
+
 def simulate_workload(
     config: Config,
     workload: str,
@@ -310,7 +324,8 @@ def simulate_workload(
         budget_bytes=device.budget_bytes,
         devices=devices,
     )
-    tasks = workload_tasks(workload, GraphPool(PoolSpec()).refs, seed)
+    models = _servable(config)
+    tasks = workload_tasks(workload, GraphPool(PoolSpec()).refs, seed, models)
     names = sorted({task.model for task in tasks})
     estimators = offline_estimators(config, device, names, progress)
 

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, NoReturn
 
 import msgspec
 import typer
@@ -39,7 +39,6 @@ _errors = Console(stderr=True)
 
 ConfigOption = Annotated[Path, typer.Option("--config", help="Configuration file (TOML).")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-Workload = Literal["gcn", "sage", "gin", "gat", "mix"]
 
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
@@ -194,7 +193,9 @@ def load(context: typer.Context) -> None:
 
 @app.command("simulate")
 def simulate_command(
-    workload: Annotated[Workload | None, typer.Option(help="Which models are asked.")] = None,
+    workload: Annotated[
+        str | None, typer.Option(help="A model of the repository, or `mix` of all of them.")
+    ] = None,
     rho: Annotated[float | None, typer.Option(min=0.001, help="Offered load.")] = None,
     policy: Annotated[
         str | None,

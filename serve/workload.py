@@ -18,10 +18,12 @@ from msgspec import Meta
 
 from serve.errors import ConfigError
 
-#: The paper's three, and GAT.
+#: All models of a server or repository.
+MIX = "mix"
+#: The demo's: the paper's three, and GAT.
 MODELS = ("gcn", "sage", "gin", "gat")
 #: One list of tasks per model, and one sampled from all of them.
-WORKLOADS = (*MODELS, "mix")
+WORKLOADS = (*MODELS, MIX)
 #: Tasks in a list: 4 datasets of 25 subgraphs each.
 TASKS_PER_LIST = 100
 #: The dataset name of graphs made on the spot; their index is the generator's seed.
@@ -161,14 +163,14 @@ def workload_tasks(
     A model's list holds each graph of the pool once (the paper: 4 × 25 = 100 tasks); `mix` samples
     `TASKS_PER_LIST` from the lists of all `models`. Raises ConfigError for an unknown workload.
     """
-    if workload != "mix" and workload not in models:
-        raise ConfigError(f"workload '{workload}' is not one of {', '.join((*models, 'mix'))}")
+    if workload != MIX and workload not in models:
+        raise ConfigError(f"workload '{workload}' is not one of {', '.join((*models, MIX))}")
     if not pool:
         raise ConfigError("a workload needs at least one graph")
     rng = random.Random(f"tasks {workload} {seed}")
-    asked = models if workload == "mix" else (workload,)
+    asked = models if workload == MIX else (workload,)
     tasks = [WorkloadTask(model, graph) for model in asked for graph in sorted(pool)]
-    size = min(TASKS_PER_LIST, len(tasks)) if workload == "mix" else len(tasks)
+    size = min(TASKS_PER_LIST, len(tasks)) if workload == MIX else len(tasks)
     return tuple(rng.sample(tasks, size))
 
 

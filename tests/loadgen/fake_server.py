@@ -17,6 +17,18 @@ import grpc
 from serve.pb import gnnserve_pb2, gnnserve_pb2_grpc, grpc_service_pb2, grpc_service_pb2_grpc
 
 TARGET_US = 50_000
+EDGES = ("edge_index", "INT64", [2, -1])
+DEMO = (("x", "FP32", [-1, 8]), EDGES)
+MODELS = dict.fromkeys(("gcn", "sage", "gin", "gat"), DEMO) | {
+    "gine": (
+        ("x", "FP32", [-1, 4]),
+        EDGES,
+        ("edge_weight", "FP32", [-1]),
+        ("edge_attr", "FP32", [-1, 3]),
+        ("batch", "INT64", [-1]),
+        ("node_ids", "INT64", [-1]),
+    ),
+}
 
 
 class Inference(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
@@ -31,14 +43,23 @@ class Inference(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         return grpc_service_pb2.ServerReadyResponse(ready=True)
 
     def ModelMetadata(self, request, context):
-        if request.name not in ("gcn", "sage", "gin", "gat"):
+        if request.name not in MODELS:
             context.abort(grpc.StatusCode.NOT_FOUND, f"no model '{request.name}'")
         answer = grpc_service_pb2.ModelMetadataResponse(name=request.name, versions=["1"])
-        answer.inputs.add(name="x", datatype="FP32", shape=[-1, 8])
-        answer.inputs.add(name="edge_index", datatype="INT64", shape=[2, -1])
+        for name, datatype, shape in MODELS[request.name]:
+            answer.inputs.add(name=name, datatype=datatype, shape=shape)
+        return answer
+
+    def RepositoryIndex(self, request, context):
+        answer = grpc_service_pb2.RepositoryIndexResponse()
+        for name in MODELS:
+            answer.models.add(name=name, version="1", state="READY")
         return answer
 
     def ModelInfer(self, request, context):
+        wanted = [name for name, _, _ in MODELS[request.model_name] if name != "node_ids"]
+        if [tensor.name for tensor in request.inputs] != wanted:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"wanted: {wanted}")
         number = next(self.numbers)
         if number == 1:
             print("called", flush=True)  # noqa: T201

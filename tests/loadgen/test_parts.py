@@ -6,18 +6,30 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
+from numpy.random import default_rng
 
+from loadgen.inputs import make_tensors, makeable
 from loadgen.measure import Sample, summarise
 from loadgen.options import LoadOptions
 from loadgen.plan import make_plan
 from loadgen.show import progress_line, show_summary
-from serve.errors import ConfigError
+from serve.errors import ConfigError, NotFound
+from serve.graphs.pool import GraphPool
 from serve.terminal import Console
 from serve.wire import decode_request
-from serve.workload import PoolSpec, Trace, TraceHeader, TraceItem
+from serve.workload import GraphRef, PoolSpec, Trace, TraceHeader, TraceItem
 
 POOL = PoolSpec(datasets=("pubmed",), count=5, scale=0.02, max_nodes=200, max_edges=1000)
 OPTIONS = LoadOptions("host:1", "gcn", rate_hz=10.0, requests=12, pool=POOL)
+
+
+EDGES = {"edge_index": (2, -1)}
+INPUTS = {
+    "gcn": {"x": (-1, 3), **EDGES},
+    "gat": {"x": (-1, 7), **EDGES, "node_ids": (-1,)},
+    "gine": {"edge_attr": (-1, 5), "batch": (-1,), **EDGES, "x": (-1, 2), "edge_weight": (-1,)},
+    "points": {"x": (-1, 4), "batch": (-1,)},
+}
 
 
 class FakeServer:
@@ -30,8 +42,13 @@ class FakeServer:
     def lone_s(self, message):
         return 0.5
 
-    def num_features(self, model):
-        return {"gcn": 3, "gat": 7}[model]
+    def models(self):
+        return tuple(INPUTS)
+
+    def inputs(self, model):
+        if model not in INPUTS:
+            raise NotFound(f"unknown model '{model}'; the repository holds: gcn, gat")
+        return INPUTS[model]
 
 
 def test_requests_carry_the_graph_of_their_item():
@@ -47,6 +64,48 @@ def test_requests_carry_the_graph_of_their_item():
         assert len(x) == item.num_nodes * 3 * 4
         assert np.frombuffer(edges, np.int64).max() < item.num_nodes
         assert not request.parameters
+
+
+def test_requests_have_every_input_of_their_model():
+    sizes = [GraphRef("random", 1, 9, 20), GraphRef("random", 2, 1, 0)]
+    for ref in sizes:
+        edges = GraphPool(PoolSpec(datasets=())).edges(ref)
+        made = {
+            model: make_tensors(makeable(model, shapes), ref.num_nodes, edges, default_rng(3))
+            for model, shapes in INPUTS.items()
+        }
+        shapes = {name: array.shape for name, array in made["gine"].items()}
+        count = ref.num_nodes, ref.num_edges
+        assert shapes == {
+            "x": (count[0], 2), "edge_index": (2, count[1]), "edge_weight": (count[1],),
+            "edge_attr": (count[1], 5), "batch": (count[0],),
+        }  # fmt: skip
+        assert not made["gine"]["batch"].any()
+        assert list(made["points"]) == ["x", "batch"]
+        assert list(made["gat"]) == ["x", "edge_index"]
+
+
+def test_a_mix_is_of_every_model_that_is_ready():
+    plan = make_plan(replace(OPTIONS, workload="mix", requests=200), FakeServer())
+    assert {item.model for item in plan.trace.items} == set(INPUTS)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ({"x": (-1, 3), "pos": (-1, 3)}, "model 'own' takes 'pos', which is not one of x, edge_"),
+        ({"x": (-1, -1), **EDGES}, r"takes 'x' of shape \[-1, -1\]"),
+        ({"x": (-1, 3), "edge_attr": (-1,)}, r"takes 'edge_attr' of shape \[-1\]"),
+    ],
+)
+def test_inputs_that_cannot_be_made_are_named(shapes, message):
+    with pytest.raises(ConfigError, match=message):
+        makeable("own", shapes)
+
+
+def test_a_model_that_is_not_there_is_refused_in_the_servers_words():
+    with pytest.raises(NotFound, match="unknown model 'gnn'; the repository holds: gcn, gat"):
+        make_plan(replace(OPTIONS, workload="gnn"), FakeServer())
 
 
 def test_equal_requests_are_encoded_once_and_a_plan_is_reproducible():
@@ -98,7 +157,6 @@ def test_a_trace_from_other_graphs_is_refused(tmp_path):
         ({"rate_hz": None}, "either a rate or rho"),
         ({"end_to_end": True}, "only rho needs solo times"),
         ({"requests": None}, "give a duration"),
-        ({"workload": "gnn"}, "workload 'gnn' is not one of gcn, sage"),
         ({"arrivals": "steady"}, "arrivals 'steady' is not one of poisson"),
         ({"rate_hz": 0.0}, "rate: 0.0 must be more than 0"),
         ({"rate_hz": float("nan")}, "rate: nan must be more than 0"),

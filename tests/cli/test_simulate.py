@@ -1,0 +1,49 @@
+"""`gnnserve simulate` with models of the user's own."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.harness import ROOT
+
+
+@pytest.fixture
+def config(tmp_path):
+    """A repository with one model under a name of its own, and one that is broken."""
+    models = tmp_path / "models"
+    shutil.copytree(ROOT / "configs" / "models" / "gcn", models / "mine")
+    (models / "broken" / "1").mkdir(parents=True)
+    (models / "broken" / "config.toml").write_text("[model]\nno = 1\n")
+    path = tmp_path / "server.toml"
+    path.write_text(
+        f'[models]\nrepository = "{models}"\ncalibration_s = 0.5\n'
+        '[scheduling]\npolicy = "slack"\ndiscipline = "preemptive"\n'
+    )
+    return path
+
+
+def simulate(config, workload):
+    return subprocess.run(
+        [
+            sys.executable, "-m", "serve", "simulate", "--config", str(config), "--workload",
+            workload, "--rho", "0.3", "--policy", "slack", "--discipline", "preemptive",
+            "--requests", "20", "--json",
+        ],
+        cwd=ROOT, capture_output=True, text=True, timeout=250, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.timeout(300)
+def test_a_mix_is_of_the_models_of_the_repository(config):
+    done = simulate(config, "mix")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["requests"] == 20
+
+
+def test_a_model_that_is_not_there_is_told_with_those_that_are(config):
+    done = simulate(config, "gcn")
+    assert done.returncode == 2
+    assert "workload 'gcn' is not one of mine, mix" in done.stderr

@@ -1,0 +1,152 @@
+"""Locust's own command and web UI, as a process, against a server in another."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from urllib.parse import urlencode
+from urllib.request import urlopen
+
+import pytest
+
+from tests.harness import ROOT, free_ports
+
+LOCUST = [sys.executable, "-m", "locust", "-f", "loadgen/locustfile.py"]
+SMALL = ["--scale", "0.01", "--max-nodes", "200", "--max-edges", "2000"]
+OPTIONS = (
+    "workload rate rho end_to_end duration requests arrivals seed trace scale max_nodes max_edges "
+    "data timeout late_fails"
+)
+PATIENCE_S = 100
+
+pytestmark = pytest.mark.timeout(400)
+
+
+def within(patience_s, ask):
+    """What `ask` returns once that is true, or last."""
+    give_up = time.monotonic() + patience_s
+    while not (found := ask()) and time.monotonic() < give_up:
+        time.sleep(0.2)
+    return found
+
+
+def eventually(ask):
+    found = within(PATIENCE_S, ask)
+    assert found
+    return found
+
+
+class WebUi:
+    def __init__(self, port):
+        self.url = f"http://127.0.0.1:{port}"
+
+    def get(self, path, data=None):
+        with urlopen(self.url + path, data, timeout=PATIENCE_S) as answer:
+            return answer.read().decode()
+
+    def post(self, path, **form):
+        self.get(path, urlencode(form).encode())
+
+    def is_up(self):
+        try:
+            return bool(self.get("/"))
+        except OSError:
+            return False
+
+    def page(self):
+        """What the page is made from."""
+        return json.loads(re.search(r"templateArgs = (\{.*\})", self.get("/"))[1])
+
+    def stats(self):
+        return json.loads(self.get("/stats/requests"))
+
+    def lateness(self):
+        """Rows of the tab, by model."""
+        (table,) = self.stats()["extended_stats"]
+        assert table["key"] == "lateness"
+        return {row["model"]: row for row in table["data"]}
+
+    def has_ended(self):
+        return self.stats()["state"] == "stopped"
+
+    def run(self, model, count, **form):
+        """The row after a run of so many requests of `model`; the rest of the form is in `form`."""
+
+        def row():
+            found = self.lateness()
+            return set(found) == {model} and found[model]["requests"] == count and found[model]
+
+        def begun():
+            # Ignored while a run lasts, and for a moment after it.
+            self.post("/swarm", workload=model, requests=str(count), **form)
+            return within(10, row)
+
+        return eventually(begun)
+
+
+@contextmanager
+def web_ui(host):
+    (port,) = free_ports(1)
+    command = [*LOCUST, *SMALL, "--web-host", "127.0.0.1", "--web-port", str(port), "--host", host]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        ui = WebUi(port)
+        try:
+            eventually(ui.is_up)
+            yield ui
+        finally:
+            process.terminate()
+            process.wait(PATIENCE_S)
+
+
+def test_the_web_ui_has_the_options_and_shows_lateness(fake_server):
+    with fake_server(delay_s=0.1) as server, web_ui(server.address) as ui:
+        page = ui.page()
+        options = page["extra_options"]
+        assert set(OPTIONS.split()) <= set(options)
+        assert options["workload"]["default_value"] == "mix"
+        # One user sends everything: nobody is asked for a number of them.
+        assert page["hide_common_options"]
+        columns = {column["key"] for column in page["extended_tables"][0]["structure"]}
+
+        # The fake server says that it was late by its own clock.
+        row = ui.run("gine", 7, host=server.address, rate="100")
+        assert set(row) == columns
+        assert row["answered"] == 7
+        assert row["late"] == row["late_by_server"] == 7
+        assert row["late_share"] == row["late_share_by_server"] == 100.0
+        assert row["over_target_p99"] >= 2
+
+        # And once more: counts begin anew.
+        assert ui.run("gcn", 3, host=server.address, rate="100")["answered"] == 3
+
+
+def test_a_run_stopped_in_the_web_ui_is_followed_by_another(fake_server):
+    with fake_server() as server, web_ui(server.address) as ui:
+        ui.post("/swarm", host=server.address, workload="mix", rate="20", duration="3600")
+        eventually(ui.lateness)
+        ui.post("/stop")
+        eventually(ui.has_ended)
+        assert ui.run("gin", 5, host=server.address, rate="100")["answered"] == 5
+
+
+def test_what_cannot_start_is_told_in_the_web_ui(fake_server):
+    with fake_server() as server, web_ui(server.address) as ui:
+        ui.post("/swarm", host=server.address, workload="nobody", rate="100", requests="7")
+        (told,) = eventually(lambda: json.loads(ui.get("/exceptions"))["exceptions"])
+        assert "cannot start" in told["msg"]
+        assert "no model 'nobody'" in told["msg"]
+        eventually(ui.has_ended)
+
+
+@pytest.mark.parametrize("how", ["--worker", "--master", "--processes=2"])
+def test_more_than_one_process_is_refused_in_a_sentence(how):
+    ended = subprocess.run(
+        [*LOCUST, how, "--headless", "--host", "127.0.0.1:1"],
+        cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 2
+    assert "error: one process sends an open loop" in ended.stderr
