@@ -278,10 +278,14 @@ class ThreadLane(Lane):
             if (done := self._replayed(task, graphs, urgent=urgent)) is not None:
                 return done
             with self._queue.running(urgent=urgent):
-                placed = [self._queue.upload(graph) for graph in graphs]
+                # Of all parts, before anything is launched: copies that come later wait for that.
+                placed = [
+                    self._queue.upload(graph | self._to_gather(gather))
+                    for graph, gather in zip(graphs, gathers, strict=True)
+                ]
                 for graph, gather in zip(placed, gathers, strict=True):
                     if gather is not None:
-                        graph["x"] = self._gathered(gather, until_end)
+                        graph["x"] = self._gathered(gather, graph, until_end)
                 rows_of = self._signatures[task.key].rows
                 outputs = run_union(self._models[task.key], placed, rows_of)
                 for output, part in zip(outputs, task.parts, strict=True):
@@ -337,17 +341,23 @@ class ThreadLane(Lane):
         assert self._recorder is not None
         return self._recorder.capture(self._models[shape.key], shape.inputs, urgent=shape.urgent)
 
-    def _gathered(self, gather: GatherRef, until_end: ExitStack) -> torch.Tensor:
+    def _to_gather(self, gather: GatherRef | None) -> dict[str, torch.Tensor]:
+        """What gathering the part's features needs on the device, beside its other inputs."""
+        if gather is None:
+            return {}
+        refs = {"ids": gather.ids, "at": gather.at, "new": gather.new}
+        return {name: self._tensor(ref) for name, ref in refs.items()}
+
+    def _gathered(
+        self, gather: GatherRef, placed: dict[str, torch.Tensor], until_end: ExitStack
+    ) -> torch.Tensor:
         """Features of the part's nodes; what they are made from stays until the run's end."""
         table = until_end.enter_context(self._device.tables.using(gather.table))
         hot = until_end.enter_context(self._device.hot.using(gather.table))
-        changed = self._queue.upload(
-            {"at": self._tensor(gather.at), "new": self._tensor(gather.new)}
-        )
-        until_end.callback(changed.clear)
-        x = self._queue.gather(table.rows, self._tensor(gather.ids), hot).float()
-        if changed["at"].numel():
-            x.index_copy_(0, changed["at"], changed["new"])
+        ids = self._tensor(gather.ids)
+        x = self._queue.gather(table.rows, ids, hot, placed=placed["ids"]).float()
+        if placed["at"].numel():
+            x.index_copy_(0, placed["at"], placed["new"])
         return x
 
     def _map_table(self, message: MapTable) -> TableMapped:
