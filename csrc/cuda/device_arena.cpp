@@ -145,7 +145,7 @@ std::int64_t DeviceArena::clear(int lane) {
     pool.segments.clear();
     pool.inserted = false;
     pool.usage.limit = 0;
-    pool.usage.requested = pool.usage.blocks = 0;
+    pool.usage.requested = pool.usage.blocks = pool.usage.refused = 0;
     outlived_ += pool.usage.live;
     return std::exchange(pool.usage.live, 0);
 }

@@ -121,6 +121,15 @@ void test_blocks_that_outlive_their_task() {
     CHECK(arena.alloc(lane, 512) != 0 && arena.alloc(lane, 512) != 0 && arena.held() == 8 * 512);
 }
 
+void test_a_refusal_is_its_own_tasks() {
+    DeviceArena arena(kBase, 8 * 512);
+    const int lane = arena.add_lane();
+    CHECK(arena.insert(lane, 512) && arena.alloc(lane, 1000) == 0);
+    CHECK(arena.usage(lane).refused == 1000);
+    arena.clear(lane);
+    CHECK(!arena.insert(lane, 9 * 512) && arena.usage(lane).refused == 0);
+}
+
 void test_static_memory_stays_with_its_stream() {
     DeviceArena arena(kBase, 8 * kMiB);
     const auto first = arena.alloc_static(100, 1);
@@ -269,6 +278,7 @@ int main() {
     test_holes_do_not_count_as_use();
     test_a_buffer_of_pieces();
     test_blocks_that_outlive_their_task();
+    test_a_refusal_is_its_own_tasks();
     test_static_memory_stays_with_its_stream();
     test_trace();
     test_refusals();

@@ -172,7 +172,7 @@ class LaneMemory:
         return self._read(_BLOCKS_PEAK)
 
     def refused_bytes(self) -> int:
-        """Size of the last block refused since ``insert``; 0: none was."""
+        """Size of the last block refused between ``insert`` and ``clear``; 0: none was."""
         return self._read(_REFUSED)
 
     def refusals(self) -> int:

@@ -36,7 +36,7 @@ public:
         std::int64_t requested_peak = 0;
         std::int64_t blocks = 0;
         std::int64_t blocks_peak = 0;
-        // Requested size of the last block refused; 0: none was.
+        // Requested size of the last block refused to the current task; 0: none was.
         std::int64_t refused = 0;
         // Times a block did not fit into the buffer's holes and got a place beside it.
         std::int64_t spills = 0;
