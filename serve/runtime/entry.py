@@ -28,6 +28,8 @@ class DevicePlace:
     calibration_bytes: int = 0
     #: Of the slab, for the captured runs of each lane; 0: none are captured.
     replay_bytes: int = 0
+    #: Of the slab, for the runs that warm a model up, on one lane at a time.
+    warm_up_bytes: int = 0
 
     @property
     def on_processor(self) -> bool:

@@ -37,7 +37,7 @@ from serve.models.placed import ArenaSite, PlacedModel, load_on
 from serve.models.repository import ModelSpec
 from serve.models.site import Processor, Site
 from serve.models.union import run_union
-from serve.runtime.entry import LaneSetup, PassedFile
+from serve.runtime.entry import DevicePlace, LaneSetup, PassedFile
 from serve.runtime.hot import HotKeeper
 from serve.runtime.lane import Lane, enter, leave, warm_up
 from serve.runtime.messages import (
@@ -61,6 +61,8 @@ _EXIT_FAULT = 70
 #: Hardware queues of a device, CUDA's most. Lanes have two streams each: those that share a queue
 #: wait for each other, the urgent too. CUDA's own choice is 8.
 _CONNECTIONS = "32"
+#: Columns of the least product that libraries keep a workspace for.
+_SQUARE = 32
 #: A task goes first when another takes at least so many times as long.
 _SHORT_FACTOR = 2
 
@@ -113,11 +115,12 @@ class Device:
     tables: Tables
     #: Of these, what the device has itself.
     hot: HotKeeper
-    #: Memory for the captured runs of each lane; 0: none are captured.
-    replay_bytes: int
+    place: DevicePlace
     #: Held while a run is captured, one at a time, and by what waits for the whole device: that is
     #: refused while any stream captures.
     capturing: threading.Lock = field(default_factory=threading.Lock)
+    #: Held while a model is warmed up, in memory that is there once for all lanes.
+    warming: threading.Lock = field(default_factory=threading.Lock)
     shelf: "Shelf" = field(default_factory=lambda: Shelf())
     running: "Running" = field(default_factory=lambda: Running())
 
@@ -130,7 +133,7 @@ class Device:
         if device.type == "cpu":
             tables = Tables(None)
             hot = HotKeeper(tables, HostQueue)
-            return cls(device, None, HostQueue, tables, hot, place.replay_bytes)
+            return cls(device, None, HostQueue, tables, hot, place)
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", _CONNECTIONS)
         library = CudaLibrary()
         index = device.index or 0
@@ -163,7 +166,7 @@ class Device:
             return CudaQueue(device, copies, pinned)
 
         hot = HotKeeper(tables, open_queue)
-        return cls(device, arena, open_queue, tables, hot, place.replay_bytes)
+        return cls(device, arena, open_queue, tables, hot, place)
 
 
 class Running:
@@ -233,10 +236,11 @@ class ThreadLane(Lane):
         self._replays: Replays | None = None
         #: Of each model, see ``Calibration.replay_most``.
         self._replay_most: dict[str, int] = {}
-        if device.replay_bytes:
+        self._warm_libraries()
+        if device.place.replay_bytes:
             held = None if device.arena is None else device.arena.add_lane()
             if held is not None:
-                held.hold(device.replay_bytes)
+                held.hold(device.place.replay_bytes)
             self._recorder = Recorder(self._queue, held)
             self._replays = Replays(self._capture)
 
@@ -409,14 +413,45 @@ class ThreadLane(Lane):
         with self._device.capturing:
             model = self._device.shelf.take(message, self._device.torch_device)
         try:
-            # On both streams: libraries keep a workspace for each, outside of any task.
-            for urgent in (False, True):
-                placed = PlacedModel.of(model, self._queue, urgent=urgent)
-                warm_up(placed, message.signature)
+            self._warm_up(model, message.signature)
         except BaseException:
             self._device.shelf.give_back(message.key)
             raise
         return model
+
+    def _warm_libraries(self) -> None:
+        """Have libraries take the workspaces now that they keep, outside of any task.
+
+        For each thread and stream one: of a product, and of one with a bias, whose library differs.
+        """
+        for urgent in (False, True):
+            with torch.inference_mode(), self._queue.running(urgent=urgent):
+                square = torch.ones(_SQUARE, _SQUARE, device=self._queue.device)
+                torch.addmm(square[0], square, square.mm(square))
+                self._queue.finish()
+
+    def _warm_up(self, model: LoadedModel, signature: Signature) -> None:
+        """Run small graphs on both streams, in a buffer as a task's.
+
+        Outside of one, what they take in between would be kept from tasks for good.
+        """
+        memory = self._memory
+        with self._device.warming:
+            for urgent in (False, True):
+                placed = PlacedModel.of(model, self._queue, urgent=urgent)
+                if memory is None:
+                    warm_up(placed, signature)
+                    continue
+                memory.insert(min(self._device.place.warm_up_bytes, memory.most_bytes()))
+                try:
+                    warm_up(placed, signature)
+                except Exception as error:
+                    if not memory.refused_bytes():
+                        raise
+                    _log.info("model %s: warmed up with less: %s", model.spec.key, error)
+                finally:
+                    gc.collect()
+                    memory.clear()
 
     def _unload(self, key: str) -> None:
         self._signatures.pop(key, None)
