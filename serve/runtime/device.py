@@ -127,7 +127,8 @@ def _gpu_device(config: DeviceConfig, found: tuple[Gpu, ...]) -> Device:
     if config.cuda_graphs == "auto":
         replay_bytes = min(_REPLAY_BYTES, int(total_bytes * _REPLAY_SHARE) // lanes)
     warm_up_bytes = min(_WARM_UP_BYTES, int(total_bytes * _WARM_UP_SHARE))
-    own_bytes = lanes * (_LANE_STATIC_BYTES + replay_bytes) + warm_up_bytes
+    static_bytes = lanes * _LANE_STATIC_BYTES
+    own_bytes = static_bytes + lanes * replay_bytes + warm_up_bytes
     budget_bytes = int(slab_bytes * (1 - _PIECES_SHARE)) - own_bytes
     if budget_bytes <= 0:
         raise ConfigError(
@@ -135,7 +136,14 @@ def _gpu_device(config: DeviceConfig, found: tuple[Gpu, ...]) -> Device:
             f"used; {lanes} lanes need more for themselves (device.memory_budget, device.lanes)"
         )
     places = tuple(
-        DevicePlace(f"cuda:{gpu.index}", slab_bytes, calibration_bytes, replay_bytes, warm_up_bytes)
+        DevicePlace(
+            f"cuda:{gpu.index}",
+            slab_bytes=slab_bytes,
+            calibration_bytes=calibration_bytes,
+            replay_bytes=replay_bytes,
+            warm_up_bytes=warm_up_bytes,
+            static_bytes=static_bytes,
+        )
         for gpu in gpus
     )
     where = ", ".join(place.name for place in places)

@@ -30,6 +30,8 @@ class DevicePlace:
     replay_bytes: int = 0
     #: Of the slab, for the runs that warm a model up, on one lane at a time.
     warm_up_bytes: int = 0
+    #: Of the slab, for what libraries keep, all lanes together.
+    static_bytes: int = 0
 
     @property
     def on_processor(self) -> bool:

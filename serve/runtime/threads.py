@@ -16,8 +16,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 import msgspec
@@ -44,6 +44,7 @@ from serve.runtime.messages import (
     GatherRef,
     LoadModel,
     MapTable,
+    MemoryTaken,
     ModelFailed,
     ModelProbed,
     ProbeModel,
@@ -168,6 +169,19 @@ class Device:
         hot = HotKeeper(tables, open_queue)
         return cls(device, arena, open_queue, tables, hot, place)
 
+    def unplanned_bytes(self) -> int:
+        """What is held for good beside what was planned, models and hot rows: not a task's.
+
+        Larger workspaces, static memory rounded up or let go, blocks that outlived their task.
+        """
+        if self.arena is None:
+            return 0
+        with self.shelf.settled() as weights_bytes:
+            # Before what is known: hot rows whose memory is taken just now are not counted at all.
+            held_bytes = self.arena.static_bytes + self.arena.outlived_bytes
+            known_bytes = self.place.static_bytes + weights_bytes + self.hot.held_bytes
+            return max(0, held_bytes - known_bytes)
+
 
 class Running:
     """What lanes of the device run now, to tell which of two should go first.
@@ -210,6 +224,12 @@ class Shelf:
             self._models[key] = model, users + 1
             return model
 
+    @contextmanager
+    def settled(self) -> Iterator[int]:
+        """Bytes of all weights; inside, none are loaded or let go."""
+        with self._lock:
+            yield sum(model.spec.weights_bytes for model, _ in self._models.values())
+
     def give_back(self, key: str) -> None:
         """One user less; after the last, its memory on the device is free."""
         with self._lock:
@@ -234,6 +254,8 @@ class ThreadLane(Lane):
         self._queue = device.open_queue()
         self._recorder: Recorder | None = None
         self._replays: Replays | None = None
+        #: See ``MemoryTaken``, as said last.
+        self._unplanned_bytes: int | None = None if device.arena else 0
         #: Of each model, see ``Calibration.replay_most``.
         self._replay_most: dict[str, int] = {}
         self._warm_libraries()
@@ -253,9 +275,22 @@ class ThreadLane(Lane):
         # The device has ended the run, and nothing of it is referenced any more but by cycles.
         if self._memory is not None and self._memory.clear():
             gc.collect()
+            self._tell_memory(f"model {task.key}: after a run")
         if isinstance(answer, TaskDone):
             answer = msgspec.structs.replace(answer, run_ns=time.monotonic_ns() - started_ns)
         return answer
+
+    def _tell_memory(self, when: str) -> None:
+        """Have the server's books know how much tasks can no longer have."""
+        unplanned_bytes = self._device.unplanned_bytes()
+        if unplanned_bytes == self._unplanned_bytes:
+            return
+        _log.log(
+            logging.WARNING if unplanned_bytes > (self._unplanned_bytes or 0) else logging.INFO,
+            "%s, %d bytes of the device are held beside what was planned", when, unplanned_bytes,
+        )  # fmt: skip
+        self._unplanned_bytes = unplanned_bytes
+        self._send(MemoryTaken(unplanned_bytes))
 
     def _attempt(self, task: RunTask) -> TaskDone | TaskError:
         """The run, or how it failed; returns when the device has ended all of it."""
@@ -417,6 +452,7 @@ class ThreadLane(Lane):
         except BaseException:
             self._device.shelf.give_back(message.key)
             raise
+        self._tell_memory(f"model {message.key}: loaded")
         return model
 
     def _warm_libraries(self) -> None:
@@ -460,6 +496,7 @@ class ThreadLane(Lane):
             self._replays.forget(key)
         if self._models.pop(key, None) is not None:
             self._device.shelf.give_back(key)
+            self._tell_memory(f"model {key}: unloaded")
 
     def _probe(self, message: ProbeModel) -> ModelProbed | ModelFailed:
         # Packages are compiled for the processor.

@@ -1,5 +1,8 @@
 """What lanes of a GPU take of its memory outside of tasks, over an arena that writes it down."""
 
+import socket
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -7,7 +10,9 @@ from serve.models import zoo
 from serve.models.loader import LoadedModel
 from serve.models.repository import find
 from serve.models.writer import write_model
-from serve.runtime.messages import LoadModel, ModelLoaded
+from serve.runtime import messages
+from serve.runtime.messages import LoadModel, MemoryTaken, ModelLoaded
+from serve.runtime.threads import Device
 from tests.runtime.test_replays import ARGS, Rig
 
 ROOM_BYTES = 1 << 20
@@ -30,6 +35,14 @@ class Memory:
     def clear(self):
         self.inserted = 0
         return 0
+
+    def stop_when(self, address, value):
+        pass
+
+    def peak_bytes(self):
+        return 0
+
+    held_peak_bytes = peak_bytes
 
     def refused_bytes(self):
         return self.refused
@@ -94,3 +107,37 @@ def test_libraries_take_their_workspaces_before_any_model_and_on_both_streams(mo
     rig = Rig()
     rig.close()
     assert streams == [(32,)] * 2
+
+
+def test_what_is_held_beside_the_plan_is_told_before_the_answer_and_once(rig, spec, monkeypatch):
+    arena = SimpleNamespace(static_bytes=1000 + spec.weights_bytes, outlived_bytes=0)
+    unplanned_bytes = Device.unplanned_bytes
+
+    def of_this_arena(device):
+        hot, place = SimpleNamespace(held_bytes=300), SimpleNamespace(static_bytes=600)
+        found = SimpleNamespace(arena=arena, place=place, hot=hot, shelf=device.shelf)
+        return unplanned_bytes(found)
+
+    monkeypatch.setattr(Device, "unplanned_bytes", of_this_arena)
+    rig.load(spec)
+    assert told(rig) == [MemoryTaken(100)]
+    monkeypatch.setattr(rig.lane._memory, "clear", lambda: arena.outlived_bytes)
+    for outlived_bytes, expected in ((50, [MemoryTaken(150)]), (50, []), (0, [])):
+        arena.outlived_bytes = outlived_bytes
+        rig.lane._memory.inserted = 0
+        rig.ask()
+        assert told(rig) == expected
+    arena.static_bytes = 0
+    rig.lane._unload("m")
+    assert told(rig) == [MemoryTaken(0)]
+
+
+def told(rig):
+    """What the lane has said since this was asked last."""
+    found = []
+    while True:
+        try:
+            packet = rig.ours.recv(messages.MAX_PACKET_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return found
+        found.append(messages.decode_from_lane(packet))
