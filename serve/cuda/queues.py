@@ -79,6 +79,14 @@ class Queue(Protocol):
         """Wait for `output` and copy it to `place`, in host memory; returns when it is there."""
         ...
 
+    def stage(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The tensors in host memory as requests' are: from there copies are fast."""
+        ...
+
+    def landing(self, output: torch.Tensor) -> torch.Tensor:
+        """Such memory for `output` to be downloaded to."""
+        ...
+
     def finish(self) -> None:
         """Wait for all that was launched; raises what the device raised meanwhile."""
         ...
@@ -126,6 +134,14 @@ class HostQueue:
     def download(self, output: torch.Tensor, place: torch.Tensor) -> None:
         """See ``Queue``."""
         place.copy_(output)
+
+    def stage(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """See ``Queue``."""
+        return dict(tensors)
+
+    def landing(self, output: torch.Tensor) -> torch.Tensor:
+        """See ``Queue``."""
+        return torch.empty(output.shape, dtype=output.dtype)
 
     def finish(self) -> None:
         """See ``Queue``."""
@@ -314,6 +330,14 @@ class CudaQueue:
             place.copy_(output, non_blocking=True)
             copied.record(self._copies.down)
         copied.synchronize()
+
+    def stage(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """See ``Queue``."""
+        return {name: tensor.pin_memory() for name, tensor in tensors.items()}
+
+    def landing(self, output: torch.Tensor) -> torch.Tensor:
+        """See ``Queue``."""
+        return torch.empty(output.shape, dtype=output.dtype, pin_memory=True)
 
     def finish(self) -> None:
         """See ``Queue``."""

@@ -144,14 +144,8 @@ class Device:
         torch.cuda.set_device(device)
         if not kernels.UNAVAILABLE:
             kernels.add_device(device.type, GraphKernels().implementations())
-        start = ctypes.addressof(ctypes.c_char.from_buffer(pool))
-        try:
-            # The shared pool is the staging memory: copies to the device start where requests lie.
-            pinned.register(start, len(pool))
-        except CudaError as error:
-            _log.warning(
-                "%s: copies go through pageable memory, several times slower: %s", setup.name, error
-            )
+        if place.stages:
+            _pin(pool, pinned, setup.name)
         _log.info(
             "%s: %d MiB of %s",
             setup.name,
@@ -285,10 +279,10 @@ class ThreadLane(Lane):
         unplanned_bytes = self._device.unplanned_bytes()
         if unplanned_bytes == self._unplanned_bytes:
             return
-        _log.log(
-            logging.WARNING if unplanned_bytes > (self._unplanned_bytes or 0) else logging.INFO,
-            "%s, %d bytes of the device are held beside what was planned", when, unplanned_bytes,
-        )  # fmt: skip
+        if unplanned_bytes > (self._unplanned_bytes or 0):
+            _log.warning(
+                "%s, %d bytes of the device are held beside what was planned", when, unplanned_bytes
+            )
         self._unplanned_bytes = unplanned_bytes
         self._send(MemoryTaken(unplanned_bytes))
 
@@ -518,6 +512,14 @@ class ThreadLane(Lane):
         if self._memory is None:
             return placed, Processor()
         return placed, ArenaSite(self._queue, self._memory)
+
+
+def _pin(pool: mmap.mmap, pinned: Pinned, name: str) -> None:
+    """Pin the shared pool, where requests lie: it is where copies to the device start."""
+    try:
+        pinned.register(ctypes.addressof(ctypes.c_char.from_buffer(pool)), len(pool))
+    except CudaError as error:
+        _log.warning("%s: copies go through pageable memory, several times slower: %s", name, error)
 
 
 def _gathered(gather: GatherRef) -> tuple[int, ...]:

@@ -141,7 +141,7 @@ def _race(
     eager = contenders[0]
     ratios: list[list[float]] = [[] for _ in contenders[1:]]
     for size in _SIZES:
-        inputs = probe_graph(*size, Shape.PLAIN, eager.spec.inputs, signature)
+        inputs = site.stage(probe_graph(*size, Shape.PLAIN, eager.spec.inputs, signature))
         best = [math.inf] * len(contenders)
         for _ in range(_ROUNDS):
             for i, loaded in enumerate(contenders):
