@@ -32,7 +32,7 @@ from serve.cuda.replays import FixedRun, Replays, RunShape
 from serve.models.capturing import Recorder, replay_most
 from serve.models.executors import kernels
 from serve.models.facts import Signature
-from serve.models.loader import LoadedModel
+from serve.models.loader import LoadedModel, load_model
 from serve.models.placed import ArenaSite, PlacedModel, load_on
 from serve.models.repository import ModelSpec
 from serve.models.site import Processor, Site
@@ -505,6 +505,10 @@ class ThreadLane(Lane):
         if self._recorder is None or not isinstance(model, PlacedModel):
             return 0
         return replay_most(model, signature, self._recorder, site)
+
+    def _load_to_try(self, spec: ModelSpec) -> LoadedModel | None:
+        """On the processor: a bad index is an error there, and the end of a device's process."""
+        return load_model(spec)
 
     def _load_to_measure(self, spec: ModelSpec, executor: str) -> tuple[LoadedModel, Site]:
         model = load_on(spec, self._device.torch_device, executor)
