@@ -120,21 +120,18 @@ bool DeviceArena::free(std::uintptr_t address) {
     }
     const Block block = found->second;
     blocks_.erase(found);
+    if (block.segment == nullptr) {
+        slab_.free(block.offset);
+        outlived_ -= block.rounded;
+        return true;
+    }
     block.segment->ranges.free(block.offset);
-    if (block.segment->pool != nullptr) {
-        Pool& pool = *block.segment->pool;
-        pool.usage.live -= block.rounded;
-        pool.usage.requested -= block.requested;
-        --pool.usage.blocks;
-        if (pool.traced) {
-            pool.trace.push_back(-block.requested);
-        }
-    } else if (block.segment->ranges.used() == 0) {
-        const auto orphan =
-            std::find_if(orphans_.begin(), orphans_.end(),
-                         [&](const auto& segment) { return segment.get() == block.segment; });
-        release(**orphan);
-        orphans_.erase(orphan);
+    Pool& pool = *block.segment->pool;
+    pool.usage.live -= block.rounded;
+    pool.usage.requested -= block.requested;
+    --pool.usage.blocks;
+    if (pool.traced) {
+        pool.trace.push_back(-block.requested);
     }
     return true;
 }
@@ -142,18 +139,14 @@ bool DeviceArena::free(std::uintptr_t address) {
 std::int64_t DeviceArena::clear(int lane) {
     const std::lock_guard lock(mutex_);
     Pool& pool = lane_at(lane);
-    for (auto& segment : pool.segments) {
-        if (segment->ranges.used() == 0) {
-            release(*segment);
-        } else {
-            segment->pool = nullptr;
-            orphans_.push_back(std::move(segment));
-        }
+    for (const auto& segment : pool.segments) {
+        keep_blocks(*segment);
     }
     pool.segments.clear();
     pool.inserted = false;
     pool.usage.limit = 0;
-    pool.usage.requested = pool.usage.blocks = 0;
+    pool.usage.requested = pool.usage.blocks = pool.usage.refused = 0;
+    outlived_ += pool.usage.live;
     return std::exchange(pool.usage.live, 0);
 }
 
@@ -176,6 +169,11 @@ std::int64_t DeviceArena::held_static() const {
         }
     }
     return sum;
+}
+
+std::int64_t DeviceArena::held_outlived() const {
+    const std::lock_guard lock(mutex_);
+    return outlived_;
 }
 
 void DeviceArena::start_trace(int lane) {
@@ -213,7 +211,18 @@ DeviceArena::Segment* DeviceArena::add_segment(Pool& pool, std::int64_t size) {
     return pool.segments.back().get();
 }
 
-void DeviceArena::release(const Segment& segment) { slab_.free(segment.offset); }
+// Gives the segment back but for the blocks in it, which lie in the slab by themselves then.
+void DeviceArena::keep_blocks(const Segment& segment) {
+    OffsetAllocator::Ranges kept;
+    for (const auto& [offset, size] : segment.ranges.taken()) {
+        const std::int64_t in_slab = segment.offset + offset;
+        Block& block = blocks_.at(base_ + static_cast<std::uintptr_t>(in_slab));
+        block.segment = nullptr;
+        block.offset = in_slab;
+        kept.emplace(in_slab, size);
+    }
+    slab_.free_but(segment.offset, kept);
+}
 
 bool DeviceArena::place(Segment& segment, std::int64_t requested, std::int64_t rounded,
                         std::uintptr_t& address) {

@@ -97,7 +97,8 @@ GNNSERVE_EXPORT std::int64_t gnnserve_device_clear(int lane) {
     return guarded([&](DeviceArena& arena) { return arena.clear(lane); });
 }
 
-// Fields of DeviceArena::Usage in their order; 100, 101, 102: capacity, held, held_static.
+// Fields of DeviceArena::Usage in their order; from 100 on capacity, held, held_static and
+// held_outlived.
 GNNSERVE_EXPORT std::int64_t gnnserve_device_read(int lane, int field) {
     return guarded([&](DeviceArena& arena) -> std::int64_t {
         switch (field) {
@@ -107,6 +108,8 @@ GNNSERVE_EXPORT std::int64_t gnnserve_device_read(int lane, int field) {
                 return arena.held();
             case 102:
                 return arena.held_static();
+            case 103:
+                return arena.held_outlived();
             default:
                 break;
         }

@@ -70,6 +70,37 @@ void OffsetAllocator::free(std::int64_t offset) {
     insert_free(start, size);
 }
 
+void OffsetAllocator::free_but(std::int64_t offset, const Ranges& kept) {
+    const auto found = taken_.find(offset);
+    if (found == taken_.end()) {
+        throw std::invalid_argument("no range is handed out at offset " + std::to_string(offset));
+    }
+    const std::int64_t end = offset + found->second;
+    std::int64_t at = offset;
+    for (const auto& [start, size] : kept) {
+        if (start < at || size < 1 || size > end - start || (start | size) % alignment_ != 0) {
+            throw std::invalid_argument("no part of the range at offset " + std::to_string(offset) +
+                                        ": " + std::to_string(size) + " bytes at " +
+                                        std::to_string(start));
+        }
+        at = start + size;
+    }
+    taken_.erase(found);
+    const auto give_back = [&](std::int64_t from, std::int64_t to) {
+        if (from < to) {
+            taken_.emplace(from, to - from);
+            free(from);
+        }
+    };
+    at = offset;
+    for (const auto& [start, size] : kept) {
+        give_back(at, start);
+        at = start + size;
+    }
+    give_back(at, end);
+    taken_.insert(kept.begin(), kept.end());
+}
+
 std::int64_t OffsetAllocator::largest_free() const {
     return free_by_size_.empty() ? 0 : free_by_size_.rbegin()->first;
 }

@@ -96,16 +96,38 @@ void test_a_buffer_of_pieces() {
 }
 
 void test_blocks_that_outlive_their_task() {
-    DeviceArena arena(kBase, 4 * 512);
+    DeviceArena arena(kBase, 8 * 512);
     const int lane = arena.add_lane();
+    CHECK(arena.insert(lane, 8 * 512));
+    const auto before = arena.alloc(lane, 512), kept = arena.alloc(lane, 10),
+               between = arena.alloc(lane, 1024), last = arena.alloc(lane, 1);
+    CHECK(arena.free(before) && arena.free(between));
+    CHECK(arena.clear(lane) == 2 * 512);
+    CHECK(arena.held() == 2 * 512 && arena.held_outlived() == 2 * 512);
+    // Others get all the rest, and not these.
+    CHECK(!arena.insert(lane, 7 * 512));
+    CHECK(arena.insert(lane, 6 * 512));
+    for (int block = 0; block < 6; ++block) {
+        const auto address = arena.alloc(lane, 512);
+        CHECK(address != 0 && address != kept && address != last);
+    }
+    CHECK(arena.alloc(lane, 1) == 0);
+    CHECK(arena.free(kept) && !arena.free(kept));
+    CHECK(arena.held_outlived() == 512 && arena.usage(lane).live == 6 * 512);
+    CHECK(arena.clear(lane) == 6 * 512);
+    CHECK(arena.held() == 7 * 512 && arena.held_outlived() == 7 * 512);
+    CHECK(arena.free(last));
     CHECK(arena.insert(lane, 2 * 512));
-    const auto kept = arena.alloc(lane, 10);
-    CHECK(arena.clear(lane) == 512);
-    CHECK(arena.held() == 2 * 512);  // nobody else gets it
-    CHECK(arena.insert(lane, 2 * 512));
-    CHECK(arena.alloc(lane, 1024) != 0);
-    CHECK(arena.free(kept));
-    CHECK(arena.held() == 2 * 512 && arena.usage(lane).live == 1024);
+    CHECK(arena.alloc(lane, 512) != 0 && arena.alloc(lane, 512) != 0 && arena.held() == 8 * 512);
+}
+
+void test_a_refusal_is_its_own_tasks() {
+    DeviceArena arena(kBase, 8 * 512);
+    const int lane = arena.add_lane();
+    CHECK(arena.insert(lane, 512) && arena.alloc(lane, 1000) == 0);
+    CHECK(arena.usage(lane).refused == 1000);
+    arena.clear(lane);
+    CHECK(!arena.insert(lane, 9 * 512) && arena.usage(lane).refused == 0);
 }
 
 void test_static_memory_stays_with_its_stream() {
@@ -160,6 +182,7 @@ void test_random_use() {
     };
     std::vector<Model> lanes(kLanes);
     std::map<std::uintptr_t, std::int64_t> all;
+    std::vector<std::uintptr_t> outlived;
     for (int i = 0; i < kLanes; ++i) {
         arena.add_lane();
     }
@@ -172,13 +195,25 @@ void test_random_use() {
                 lane = {true, limit, 0, 0, {}};
             }
         } else if (random() % 64 == 0) {
+            // Some outlive it, and are freed by somebody at some time.
+            const bool all_freed = random() % 2 == 0;
+            std::int64_t left = 0;
             for (const auto block : lane.blocks) {
-                CHECK(arena.free(block));
-                all.erase(block);
+                if (all_freed || random() % 8 != 0) {
+                    CHECK(arena.free(block));
+                    all.erase(block);
+                } else {
+                    outlived.push_back(block);
+                    left += all.at(block);
+                }
             }
             CHECK(arena.usage(number).peak == lane.peak);
-            CHECK(arena.clear(number) == 0);
+            CHECK(arena.clear(number) == left);
             lane = {};
+        } else if (random() % 16 == 0 && !outlived.empty()) {
+            CHECK(arena.free(outlived.back()));
+            all.erase(outlived.back());
+            outlived.pop_back();
         } else if (random() % 3 != 0 || lane.blocks.empty()) {
             const std::int64_t size = 1 + static_cast<std::int64_t>(random() % 60000);
             const std::int64_t rounded = (size + 511) / 512 * 512;
@@ -243,6 +278,7 @@ int main() {
     test_holes_do_not_count_as_use();
     test_a_buffer_of_pieces();
     test_blocks_that_outlive_their_task();
+    test_a_refusal_is_its_own_tasks();
     test_static_memory_stays_with_its_stream();
     test_trace();
     test_refusals();

@@ -99,10 +99,29 @@ void test_random_use() {
     CHECK(ranges.used() == 0 && ranges.largest_free() == ranges.capacity());
 }
 
+void test_parts_of_a_range_are_kept() {
+    OffsetAllocator ranges(1024, 64);
+    CHECK(ranges.alloc(64) == 0 && ranges.alloc(640) == 64);
+    const auto refused = [&](const OffsetAllocator::Ranges& kept) {
+        return refuses([&] { ranges.free_but(64, kept); }) && ranges.used() == 704;
+    };
+    CHECK(refused({{0, 64}}) && refused({{640, 128}}) && refused({{128, 0}}));
+    CHECK(refused({{128, 32}}) && refused({{128, 128}, {192, 64}}));
+    CHECK(refuses([&] { ranges.free_but(128, {}); }));
+    ranges.free_but(64, {{64, 64}, {256, 128}});
+    CHECK(ranges.used() == 64 + 64 + 128 && ranges.largest_free() == 640);
+    CHECK(ranges.alloc(128) == 128);  // between the two
+    ranges.free(256);
+    ranges.free_but(128, {});  // gives back all of it
+    ranges.free(64);
+    CHECK(ranges.used() == 64 && ranges.largest_free() == 960);
+}
+
 }  // namespace
 
 int main() {
     test_best_fit_and_merging();
+    test_parts_of_a_range_are_kept();
     test_edges();
     test_random_use();
 }

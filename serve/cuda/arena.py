@@ -18,7 +18,7 @@ ALIGNMENT_BYTES = 512
 # DeviceArena::Usage, see csrc/cuda/torch_entry.cpp.
 _LIVE, _PEAK, _REQUESTED, _REQUESTED_PEAK, _BLOCKS_PEAK, _REFUSED, _SPILLS = 1, 2, 3, 4, 6, 7, 8
 _REFUSALS = 9
-_CAPACITY, _HELD, _HELD_STATIC = 100, 101, 102
+_CAPACITY, _HELD, _HELD_STATIC, _HELD_OUTLIVED = 100, 101, 102, 103
 _NOBODY = -1
 
 
@@ -82,6 +82,11 @@ class DeviceArena:
         """Static memory: weights and workspaces."""
         return self._read(_HELD_STATIC)
 
+    @property
+    def outlived_bytes(self) -> int:
+        """Blocks that outlived their task."""
+        return self._read(_HELD_OUTLIVED)
+
     def _read(self, field: int) -> int:
         return int(self._library.gnnserve_device_read(_NOBODY, field))
 
@@ -130,7 +135,10 @@ class LaneMemory:
         self._library.gnnserve_device_stop_when(word_address, value)
 
     def clear(self) -> int:
-        """Give the buffer back, once the task's work has ended; bytes that are still live."""
+        """Give the buffer back, once the task's work has ended; bytes that are still live.
+
+        These are kept from others until they are freed.
+        """
         self._library.gnnserve_device_bind(_NOBODY)
         return int(self._library.gnnserve_device_clear(self._lane))
 
@@ -164,7 +172,7 @@ class LaneMemory:
         return self._read(_BLOCKS_PEAK)
 
     def refused_bytes(self) -> int:
-        """Size of the last block refused since ``insert``; 0: none was."""
+        """Size of the last block refused between ``insert`` and ``clear``; 0: none was."""
         return self._read(_REFUSED)
 
     def refusals(self) -> int:

@@ -42,7 +42,8 @@ class Queue(Protocol):
     def upload(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Copies on the device, for what is launched from here on; inside ``running``.
 
-        What they are copied from must stay as it is until ``finish`` or ``download``.
+        What they are copied from must stay as it is until ``finish`` or ``download``. What a run
+        uploads first is copied at once; later, when all that was launched meanwhile has ended.
         """
         ...
 
@@ -59,17 +60,31 @@ class Queue(Protocol):
         ...
 
     def gather(
-        self, table: torch.Tensor, ids: torch.Tensor, hot: HotRows | None = None
+        self,
+        table: torch.Tensor,
+        ids: torch.Tensor,
+        hot: HotRows | None = None,
+        *,
+        placed: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Rows `ids` int64 [K] of `table` [R, F], on the device; both are in host memory.
 
-        Those that are `hot` are read there. For what is launched from here on; inside ``running``.
-        Nobody checks ids. Like what is uploaded, all must stay as they are.
+        Those that are `hot` are read there; `placed` are the ids on the device, where they were
+        uploaded before. For what is launched from here on; inside ``running``. Nobody checks ids.
+        Like what is uploaded, all must stay as they are.
         """
         ...
 
     def download(self, output: torch.Tensor, place: torch.Tensor) -> None:
         """Wait for `output` and copy it to `place`, in host memory; returns when it is there."""
+        ...
+
+    def stage(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The tensors in host memory as requests' are: from there copies are fast."""
+        ...
+
+    def landing(self, output: torch.Tensor) -> torch.Tensor:
+        """Such memory for `output` to be downloaded to."""
         ...
 
     def finish(self) -> None:
@@ -101,7 +116,12 @@ class HostQueue:
         return _Repeated(work)
 
     def gather(
-        self, table: torch.Tensor, ids: torch.Tensor, hot: HotRows | None = None
+        self,
+        table: torch.Tensor,
+        ids: torch.Tensor,
+        hot: HotRows | None = None,
+        *,
+        placed: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See ``Queue``."""
         out = torch.index_select(table, 0, ids)
@@ -114,6 +134,14 @@ class HostQueue:
     def download(self, output: torch.Tensor, place: torch.Tensor) -> None:
         """See ``Queue``."""
         place.copy_(output)
+
+    def stage(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """See ``Queue``."""
+        return dict(tensors)
+
+    def landing(self, output: torch.Tensor) -> torch.Tensor:
+        """See ``Queue``."""
+        return torch.empty(output.shape, dtype=output.dtype)
 
     def finish(self) -> None:
         """See ``Queue``."""
@@ -201,8 +229,8 @@ class CudaQueue:
         self.device = device
         self._copies = copies
         self._pinned = pinned
-        #: Ids that gathers read, which another stream's copies must not overwrite before they have.
-        self._reading: list[torch.Tensor] = []
+        #: The run has uploaded something, and may have launched something since.
+        self._begun = False
         # Held for good: torch hands the same 32 streams out again and again.
         self._streams = {
             False: _cuda.Stream(device, priority=_ORDINARY),
@@ -219,28 +247,38 @@ class CudaQueue:
     @contextmanager
     def running(self, *, urgent: bool = False) -> Iterator[None]:
         """See ``Queue``."""
-        self._current = self._streams[urgent]
+        self._current, self._begun = self._streams[urgent], False
         with torch.cuda.device(self.device), torch.cuda.stream(self._current):
             yield
 
     def upload(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """See ``Queue``."""
-        # NOTE: the memory copied into may have been used by this lane's last task, on another
-        # stream. That task was waited for, which is why no event orders the two.
-        with torch.cuda.stream(self._copies.up):
-            found = {
+        with self._going_up():
+            return {
                 name: tensor.to(self.device, non_blocking=True) for name, tensor in tensors.items()
             }
-            copied = _cuda.Event()
-            copied.record(self._copies.up)
-        self._current.wait_event(copied)
-        return found
 
     def fill(self, places: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> None:
         """See ``Queue``. What was copied there last was read by a run that was waited for."""
-        with torch.cuda.stream(self._copies.up):
+        with self._going_up():
             for name, place in places.items():
                 place.copy_(tensors[name], non_blocking=True)
+
+    @contextmanager
+    def _going_up(self) -> Iterator[None]:
+        """While open, copies are on the stream up, and what is launched afterwards waits for them.
+
+        NOTE: memory is free for others when the host lets go of it, and the host is ahead of the
+        device: what is copied into may be what kernels launched before are about to read or write.
+        The last run's were waited for, this run's are waited for here.
+        """
+        if self._begun:
+            launched = _cuda.Event()
+            launched.record(self._current)
+            self._copies.up.wait_event(launched)
+        self._begun = True
+        with torch.cuda.stream(self._copies.up):
+            yield
             copied = _cuda.Event()
             copied.record(self._copies.up)
         self._current.wait_event(copied)
@@ -261,14 +299,19 @@ class CudaQueue:
         return _CudaGraph(library, library.end_capture(stream), output, self)
 
     def gather(
-        self, table: torch.Tensor, ids: torch.Tensor, hot: HotRows | None = None
+        self,
+        table: torch.Tensor,
+        ids: torch.Tensor,
+        hot: HotRows | None = None,
+        *,
+        placed: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See ``Queue``. Rows of memory that is not pinned are put together on the host."""
         seen = None if self._pinned is None else self._pinned.seen(table)
         if self._pinned is None or seen is None:
             return self.upload({"rows": torch.index_select(table, 0, ids)})["rows"]
-        placed = self.upload({"ids": ids})["ids"]
-        self._reading.append(placed)
+        if placed is None:
+            placed = self.upload({"ids": ids})["ids"]
         out = torch.empty(len(ids), table.shape[1], dtype=table.dtype, device=self.device)
         self._pinned.library.gather(
             seen, placed.data_ptr(), len(ids), table.shape[1] * table.element_size(),
@@ -287,7 +330,14 @@ class CudaQueue:
             place.copy_(output, non_blocking=True)
             copied.record(self._copies.down)
         copied.synchronize()
-        self._reading.clear()
+
+    def stage(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """See ``Queue``."""
+        return {name: tensor.pin_memory() for name, tensor in tensors.items()}
+
+    def landing(self, output: torch.Tensor) -> torch.Tensor:
+        """See ``Queue``."""
+        return torch.empty(output.shape, dtype=output.dtype, pin_memory=True)
 
     def finish(self) -> None:
         """See ``Queue``."""
@@ -295,4 +345,3 @@ class CudaQueue:
             ended = _cuda.Event(blocking=True)
             ended.record(stream)
             ended.synchronize()
-        self._reading.clear()

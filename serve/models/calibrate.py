@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -107,10 +108,12 @@ def calibrate(
     progress: Progress | None = None,
     executor_reason: str = "",
     site: Site | None = None,
+    trial: LoadedModel | None = None,
 ) -> Calibration:
     """Trace and time `loaded` within about `budget_s`; no graph needs more than `max_bytes`.
 
-    `site` is where it runs; None: in this process.
+    `site` is where it runs; None: in this process. `trial` is run first on what is traced, beside
+    the budget, where the site would not survive a graph that the model refuses.
 
     Raises ModelError when the model cannot run even the smallest probe graphs.
     """
@@ -118,10 +121,14 @@ def calibrate(
     site = site or Processor()
     stop_at = time.monotonic() + budget_s
     tell("memory", 0.0)
-    memory = measure_memory(loaded, signature, max_bytes=max_bytes, allocator=allocator, site=site)
+    memory = measure_memory(
+        loaded, signature, max_bytes=max_bytes, allocator=allocator, site=site, trial=trial
+    )
     if memory.warning:
         _log.warning("model %s: %s", loaded.spec.key, memory.warning)
     tell("time", 0.2)
+    if trial is not None:
+        stop_at = max(stop_at, time.monotonic() + budget_s / 2)
     probe = _Probe(loaded, signature, site)
     timed = _measure_time(probe, memory, max_bytes, stop_at, tell, allocator.expect)
     tell("done", 1.0)
@@ -143,6 +150,7 @@ class _Probe:
     loaded: LoadedModel
     signature: Signature
     site: Site
+    trial: LoadedModel | None = None
 
     def graph(
         self, num_nodes: int, num_edges: int, shape: Shape = Shape.PLAIN
@@ -151,6 +159,11 @@ class _Probe:
 
     def runner(self, inputs: dict[str, torch.Tensor]) -> Run:
         return lambda: self.loaded.run(inputs)
+
+    def attempt(self, size: tuple[int, int], shape: Shape = Shape.PLAIN) -> None:
+        """Raise what the model does on such a graph, where that costs nothing."""
+        if self.trial is not None:
+            self.trial.run(self.graph(*size, shape))
 
     def trace(self, num_nodes: int, num_edges: int, shape: Shape = Shape.PLAIN) -> Trace:
         run = self.runner(self.site.place(self.graph(num_nodes, num_edges, shape)))
@@ -188,9 +201,10 @@ def measure_memory(
     max_bytes: int,
     allocator: Allocator = _PLAIN,
     site: Site | None = None,
+    trial: LoadedModel | None = None,
 ) -> MemoryFit:
-    """Trace small graphs, fit, and check on larger ones of several shapes."""
-    probe = _Probe(loaded, signature, site or Processor())
+    """Trace small graphs, fit, and check on larger ones of several shapes; see ``calibrate``."""
+    probe = _Probe(loaded, signature, site or Processor(), trial)
     inputs = probe.input_bytes()
     _run_once(probe)
     families = _fit_families(probe, _TRACED)
@@ -258,6 +272,7 @@ def _need(inputs: Linear, planes: tuple[Linear, ...], curve: Curve | None = None
 def _run_once(probe: _Probe) -> None:
     """What a model does only the first time must not be measured."""
     try:
+        probe.attempt(_TRACED[0])
         probe.loaded.run(probe.graph(*_TRACED[0]))
     except Exception as error:
         raise ModelError(
@@ -334,10 +349,11 @@ def _without_loops(
 
 
 def _unless_refused(
-    measure: Callable[[], Found], size: tuple[int, int], shape: Shape
+    probe: _Probe, measure: Callable[[], Found], size: tuple[int, int], shape: Shape
 ) -> Found | None:
     """None when the model refuses the graph, its right when that is odd or has lonely nodes."""
     try:
+        probe.attempt(size, shape)
         return measure()
     except Exception:
         if shape is Shape.PLAIN and size[1] >= size[0]:
@@ -346,7 +362,7 @@ def _unless_refused(
 
 
 def _trace_or_none(probe: _Probe, size: tuple[int, int], shape: Shape) -> Trace | None:
-    return _unless_refused(lambda: probe.trace(*size, shape), size, shape)
+    return _unless_refused(probe, lambda: probe.trace(*size, shape), size, shape)
 
 
 def _traces(
@@ -384,7 +400,8 @@ def _measure_held(probe: _Probe, need: Need, max_bytes: int, allocator: Allocato
         size = _shrunk((_MANY_NODES, int(_MANY_NODES * ratio)), need, limit)
         for shape in filter(probe.takes, _FAMILIES):
             run = probe.runner(probe.site.place(probe.graph(*size, shape)))
-            held = _unless_refused(lambda run=run: held_by(run), size, shape)  # type: ignore[misc]
+            measure = partial(held_by, run)
+            held = _unless_refused(probe, measure, size, shape)
             if held is not None:
                 found.setdefault(shape, []).append((*size, held))
     return found
@@ -423,7 +440,7 @@ def _measure_time(
             size = _SMALLEST_TIMED << step, ratio * _SMALLEST_TIMED << step
             if step >= _LEAST_STEPS and (need(*size) > max_bytes or time.monotonic() > climb_until):
                 break
-            graphs[size] = probe.graph(*size)
+            graphs[size] = probe.site.stage(probe.graph(*size))
             runs[size] = [time_one(size)]
             if step >= _LEAST_STEPS and runs[size][0] > _LONG_RUN_NS:
                 break

@@ -85,7 +85,7 @@ class Recorder:
             self._queue.fill(run.inputs, inputs)
             run.captured.launch()
             output = run.captured.output
-            place = torch.empty(output.shape, dtype=output.dtype)
+            place = self._queue.landing(output)
             if output.numel():
                 self._queue.download(output, place)
             self._queue.finish()
@@ -100,7 +100,7 @@ def replay_most(model: PlacedModel, signature: Signature, recorder: Recorder, si
     """
     most = 0
     for size in _SIZES:
-        inputs = probe_graph(*size, Shape.PLAIN, model.spec.inputs, signature)
+        inputs = site.stage(probe_graph(*size, Shape.PLAIN, model.spec.inputs, signature))
         shapes = [
             (name, str(value.dtype).removeprefix("torch."), tuple(value.shape))
             for name, value in inputs.items()

@@ -55,7 +55,7 @@ class PlacedModel(LoadedModel):
             try:
                 here = {n: t for n, t in inputs.items() if t.device.type == "cpu"}
                 output = LoadedModel.run(self, {**inputs, **self.queue.upload(here)})
-                place = torch.empty(output.shape, dtype=output.dtype)
+                place = self.queue.landing(output)
                 if output.numel():
                     self.queue.download(output, place)
             finally:
@@ -77,6 +77,10 @@ class ArenaSite:
             placed = self._queue.upload(inputs)
             self._queue.finish()
         return placed
+
+    def stage(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """See ``Site``."""
+        return self._queue.stage(inputs)
 
     def trace(self, run: Run, module: torch.nn.Module, num_nodes: int, num_edges: int) -> Trace:
         """Requested sizes: that placement rounds each block up shows in ``LaneMemory.held_by``."""

@@ -22,6 +22,10 @@ class Site(Protocol):
         """`inputs` where a forward pass finds them, so that it allocates nothing for them."""
         ...
 
+    def stage(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """`inputs` where a lane finds a request's, so that a run takes the time it will take."""
+        ...
+
     def trace(self, run: Run, module: torch.nn.Module, num_nodes: int, num_edges: int) -> Trace:
         """Every allocation and free of `run()` on placed inputs, its output's free included."""
         ...
@@ -37,6 +41,10 @@ class Processor:
     name = "cpu"
 
     def place(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """See ``Site``."""
+        return inputs
+
+    def stage(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """See ``Site``."""
         return inputs
 

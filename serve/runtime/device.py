@@ -29,6 +29,8 @@ _CALIBRATION_SHARE, _CALIBRATION_BYTES = 1 / 8, 8 << 30
 _LANE_STATIC_BYTES = 2 * (36 << 20)
 #: For captured runs: of a GPU, and at most of a lane. They gain where a graph is small.
 _REPLAY_SHARE, _REPLAY_BYTES = 1 / 32, 256 << 20
+#: For the runs that warm a model up, on one lane at a time: of a GPU, and at most.
+_WARM_UP_SHARE, _WARM_UP_BYTES = 1 / 64, 256 << 20
 #: Room for pieces between buffers, so that what the ledger holds can always be placed.
 _PIECES_SHARE = 1 / 64
 
@@ -143,15 +145,24 @@ def _gpu_device(config: DeviceConfig, found: tuple[Gpu, ...]) -> Device:
     replay_bytes = 0
     if config.cuda_graphs == "auto":
         replay_bytes = min(_REPLAY_BYTES, int(total_bytes * _REPLAY_SHARE) // lanes)
-    lane_bytes = _LANE_STATIC_BYTES + replay_bytes
-    budget_bytes = int(slab_bytes * (1 - _PIECES_SHARE)) - lanes * lane_bytes
+    warm_up_bytes = min(_WARM_UP_BYTES, int(total_bytes * _WARM_UP_SHARE))
+    static_bytes = lanes * _LANE_STATIC_BYTES
+    own_bytes = static_bytes + lanes * replay_bytes + warm_up_bytes
+    budget_bytes = int(slab_bytes * (1 - _PIECES_SHARE)) - own_bytes
     if budget_bytes <= 0:
         raise ConfigError(
             f"device: {name} has {least_bytes} bytes free, of which {total_bytes} may be "
             f"used; {lanes} lanes need more for themselves (device.memory_budget, device.lanes)"
         )
     places = tuple(
-        DevicePlace(f"cuda:{gpu.index}", slab_bytes, calibration_bytes, replay_bytes)
+        DevicePlace(
+            f"cuda:{gpu.index}",
+            slab_bytes=slab_bytes,
+            calibration_bytes=calibration_bytes,
+            replay_bytes=replay_bytes,
+            warm_up_bytes=warm_up_bytes,
+            static_bytes=static_bytes,
+        )
         for gpu in gpus
     )
     where = ", ".join(place.name for place in places)

@@ -61,6 +61,7 @@ from serve.runtime.interference import is_news
 from serve.runtime.launch import Launch, Lesson
 from serve.runtime.messages import (
     HotHeld,
+    MemoryTaken,
     ModelFailed,
     ModelLoaded,
     TableMapped,
@@ -100,11 +101,13 @@ class Driver:
         journal: JournalWriter | None = None,
         of_tables: Callable[[TableMapped | HotHeld], None] = lambda said: None,
         lane_came_back: Callable[[LaneId], None] = lambda lane_id: None,
+        memory_taken: Callable[[LaneId, int], None] = lambda lane_id, unplanned_bytes: None,
     ) -> None:
         """`lock` is held for every step; the registry guards its entries with it as well.
 
         `sink` gets the record of every request answered once the server serves, `of_tables` what
-        lanes say of resident graphs' features; `lane_came_back` is told of one started again.
+        lanes say of resident graphs' features; `lane_came_back` is told of one started again,
+        `memory_taken` what a lane says is held of its device beside what was planned.
         """
         self.shared = shared
         self.scheduling = scheduling
@@ -121,6 +124,7 @@ class Driver:
         self._sink = sink
         self._journal = journal
         self._of_tables, self._lane_came_back = of_tables, lane_came_back
+        self._memory_taken = memory_taken
         self._tickets: dict[TaskId, RequestTicket] = {}
         self._task_ids = itertools.count(1)
         #: When the driver's thread looks at the clock at the latest; None: when something happens.
@@ -445,6 +449,8 @@ class Driver:
                     self._lane_ready(lane_id)
             case TableMapped() | HotHeld():
                 self._of_tables(said)
+            case MemoryTaken(unplanned_bytes):
+                self._memory_taken(lane_id, unplanned_bytes)
             case LaneUp():
                 if self._registry.lane_up(lane_id):
                     self._lane_ready(lane_id)

@@ -81,6 +81,8 @@ class Engine:
         self.pool = LanePool(device.lane_cores, shared, device.keep_bytes, places=device.places)
         # Graphs are held by the host, so they count where its memory is the device's.
         self._graphs_count = not device.places
+        #: By lane, see ``MemoryTaken``.
+        self._unplanned_bytes: dict[LaneId, int] = {}
         graphs_bytes = device.budget_bytes if self._graphs_count else None
         self._graphs = GraphStore(
             config,
@@ -136,6 +138,7 @@ class Engine:
             journal=journal,
             of_tables=self._graphs.said,
             lane_came_back=self._offer_tables_to,
+            memory_taken=self._memory_taken,
         )
         self._compiler: BackgroundCompiler | None = None
         if cache.later is not None:
@@ -513,9 +516,16 @@ class Engine:
     def _weights_changed(self, weights_bytes: Bytes) -> None:
         taken_bytes = weights_bytes + self._graphs.hot_bytes
         taken_bytes += self._graphs.held_bytes if self._graphs_count else 0
-        left_bytes = Bytes(max(0, self._device.budget_bytes - taken_bytes))
-        for number in range(self._device.count):
-            self.driver.handle(BudgetChanged(left_bytes, DeviceId(number)))
+        left_bytes = self._device.budget_bytes - taken_bytes
+        for number, lane_ids in enumerate(self.pool.lane_ids_by_device):
+            # Each lane tells of the whole device: the most that any knows of.
+            unplanned_bytes = max(self._unplanned_bytes.get(lane_id, 0) for lane_id in lane_ids)
+            budget_bytes = Bytes(max(0, left_bytes - unplanned_bytes))
+            self.driver.handle(BudgetChanged(budget_bytes, DeviceId(number)))
+
+    def _memory_taken(self, lane_id: LaneId, unplanned_bytes: int) -> None:
+        self._unplanned_bytes[lane_id] = unplanned_bytes
+        self._weights_changed(Bytes(self._registry.weights_bytes))
 
     def _offer_tables(self) -> None:
         """Have every device map the graphs' features as they are now, before requests need them."""

@@ -28,6 +28,12 @@ class DevicePlace:
     calibration_bytes: int = 0
     #: Of the slab, for the captured runs of each lane; 0: none are captured.
     replay_bytes: int = 0
+    #: Of the slab, for the runs that warm a model up, on one lane at a time.
+    warm_up_bytes: int = 0
+    #: Of the slab, for what libraries keep, all lanes together.
+    static_bytes: int = 0
+    #: Requests are staged for it, so the shared memory that they lie in is pinned.
+    stages: bool = True
 
     @property
     def on_processor(self) -> bool:
@@ -40,7 +46,9 @@ class DevicePlace:
         What it finds is kept, also for a server that captures.
         """
         replay_bytes = max(self.replay_bytes, self.calibration_bytes // _CAPTURES_OF_CALIBRATION)
-        return replace(self, slab_bytes=self.calibration_bytes, replay_bytes=replay_bytes)
+        return replace(
+            self, slab_bytes=self.calibration_bytes, replay_bytes=replay_bytes, stages=False
+        )
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,13 @@ class HotKeeper:
                 self._thread.start()
             self._changed.notify_all()
 
+    @property
+    def held_bytes(self) -> int:
+        """What it has of the device."""
+        with self._changed:
+            memories = [kept.memory for kept in self._kept.values()]
+        return sum(memory.nbytes for memory in memories if memory is not None)
+
     @contextmanager
     def using(self, table: TableRef) -> Iterator[HotRows | None]:
         """The table's hot rows as they are now, if there are any; inside, they stay."""
@@ -129,7 +136,10 @@ class HotKeeper:
             if not table.direct:
                 raise ValueError("the host reads the features")
             if kept.memory is None:
-                kept.memory = torch.empty(hot.memory_bytes, dtype=torch.uint8, device=queue.device)
+                with self._changed:
+                    kept.memory = torch.empty(
+                        hot.memory_bytes, dtype=torch.uint8, device=queue.device
+                    )
             rows = _placed(kept.memory, table, hot.count)
             slot_of = torch.full((table.rows.shape[0],), -1, dtype=torch.int32)
             slot_of[torch.from_numpy(ids)] = torch.arange(hot.count, dtype=torch.int32)

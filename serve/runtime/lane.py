@@ -286,7 +286,8 @@ class Lane:
     def _probe(self, message: ProbeModel) -> ModelProbed | ModelFailed:
         try:
             model, site = self._load_to_measure(message.spec, "eager")
-            signature = probe_signature(model)
+            trial = self._load_to_try(message.spec)
+            signature = probe_signature(trial or model)
             options = Options(
                 message.executor,
                 message.max_bytes,
@@ -294,6 +295,7 @@ class Lane:
                 message.compile_timeout_s,
                 lambda: self._send(Progress("compile", 0.0)),
                 site,
+                trial,
                 lambda spec, executor: self._load_to_measure(spec, executor)[0],
             )
             chosen = choose(model, signature, options)
@@ -313,6 +315,7 @@ class Lane:
                 progress=lambda step, fraction: self._send(Progress(step, fraction)),
                 executor_reason=chosen.reason,
                 site=site,
+                trial=trial,
             )
             most = self._replay_most_of(chosen.loaded, signature, site)
             found = msgspec.structs.replace(found, replay_most=most)
@@ -324,6 +327,10 @@ class Lane:
     def _replay_most_of(self, model: LoadedModel, signature: Signature, site: Site) -> int:
         """See ``Calibration.replay_most``; on a processor nothing is launched."""
         return 0
+
+    def _load_to_try(self, spec: ModelSpec) -> LoadedModel | None:
+        """The model where an error is nothing more; None: that is where it is measured."""
+        return None
 
     def _load_to_measure(self, spec: ModelSpec, executor: str) -> tuple[LoadedModel, Site]:
         """The model on an executor that needs no package, and where it is measured."""

@@ -198,6 +198,15 @@ class HotHeld(Message, frozen=True, tag=True, array_like=True):
     failure: str = ""
 
 
+class MemoryTaken(Message, frozen=True, tag=True, array_like=True):
+    """What of the lane's device is held for good beside what was planned; for GPUs.
+
+    Said when it has changed, before the answer to what changed it.
+    """
+
+    unplanned_bytes: int
+
+
 class TaskDone(Message, frozen=True, tag=True, array_like=True):
     """The outputs are in their places."""
 
@@ -230,6 +239,7 @@ FromLane = (
     | Progress
     | TableMapped
     | HotHeld
+    | MemoryTaken
     | TaskDone
     | TaskError
 )

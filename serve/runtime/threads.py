@@ -16,8 +16,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 import msgspec
@@ -32,18 +32,19 @@ from serve.cuda.replays import FixedRun, Replays, RunShape
 from serve.models.capturing import Recorder, replay_most
 from serve.models.executors import kernels
 from serve.models.facts import Signature
-from serve.models.loader import LoadedModel
+from serve.models.loader import LoadedModel, load_model
 from serve.models.placed import ArenaSite, PlacedModel, load_on
 from serve.models.repository import ModelSpec
 from serve.models.site import Processor, Site
 from serve.models.union import run_union
-from serve.runtime.entry import LaneSetup, PassedFile
+from serve.runtime.entry import DevicePlace, LaneSetup, PassedFile
 from serve.runtime.hot import HotKeeper
 from serve.runtime.lane import Lane, enter, leave, warm_up
 from serve.runtime.messages import (
     GatherRef,
     LoadModel,
     MapTable,
+    MemoryTaken,
     ModelFailed,
     ModelProbed,
     ProbeModel,
@@ -61,6 +62,8 @@ _EXIT_FAULT = 70
 #: Hardware queues of a device, CUDA's most. Lanes have two streams each: those that share a queue
 #: wait for each other, the urgent too. CUDA's own choice is 8.
 _CONNECTIONS = "32"
+#: Columns of the least product that libraries keep a workspace for.
+_SQUARE = 32
 #: A task goes first when another takes at least so many times as long.
 _SHORT_FACTOR = 2
 
@@ -113,11 +116,12 @@ class Device:
     tables: Tables
     #: Of these, what the device has itself.
     hot: HotKeeper
-    #: Memory for the captured runs of each lane; 0: none are captured.
-    replay_bytes: int
+    place: DevicePlace
     #: Held while a run is captured, one at a time, and by what waits for the whole device: that is
     #: refused while any stream captures.
     capturing: threading.Lock = field(default_factory=threading.Lock)
+    #: Held while a model is warmed up, in memory that is there once for all lanes.
+    warming: threading.Lock = field(default_factory=threading.Lock)
     shelf: "Shelf" = field(default_factory=lambda: Shelf())
     running: "Running" = field(default_factory=lambda: Running())
 
@@ -130,7 +134,7 @@ class Device:
         if device.type == "cpu":
             tables = Tables(None)
             hot = HotKeeper(tables, HostQueue)
-            return cls(device, None, HostQueue, tables, hot, place.replay_bytes)
+            return cls(device, None, HostQueue, tables, hot, place)
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", _CONNECTIONS)
         library = CudaLibrary()
         index = device.index or 0
@@ -140,14 +144,8 @@ class Device:
         torch.cuda.set_device(device)
         if not kernels.UNAVAILABLE:
             kernels.add_device(device.type, GraphKernels().implementations())
-        start = ctypes.addressof(ctypes.c_char.from_buffer(pool))
-        try:
-            # The shared pool is the staging memory: copies to the device start where requests lie.
-            pinned.register(start, len(pool))
-        except CudaError as error:
-            _log.warning(
-                "%s: copies go through pageable memory, several times slower: %s", setup.name, error
-            )
+        if place.stages:
+            _pin(pool, pinned, setup.name)
         _log.info(
             "%s: %d MiB of %s",
             setup.name,
@@ -163,7 +161,20 @@ class Device:
             return CudaQueue(device, copies, pinned)
 
         hot = HotKeeper(tables, open_queue)
-        return cls(device, arena, open_queue, tables, hot, place.replay_bytes)
+        return cls(device, arena, open_queue, tables, hot, place)
+
+    def unplanned_bytes(self) -> int:
+        """What is held for good beside what was planned, models and hot rows: not a task's.
+
+        Larger workspaces, static memory rounded up or let go, blocks that outlived their task.
+        """
+        if self.arena is None:
+            return 0
+        with self.shelf.settled() as weights_bytes:
+            # Before what is known: hot rows whose memory is taken just now are not counted at all.
+            held_bytes = self.arena.static_bytes + self.arena.outlived_bytes
+            known_bytes = self.place.static_bytes + weights_bytes + self.hot.held_bytes
+            return max(0, held_bytes - known_bytes)
 
 
 class Running:
@@ -207,6 +218,12 @@ class Shelf:
             self._models[key] = model, users + 1
             return model
 
+    @contextmanager
+    def settled(self) -> Iterator[int]:
+        """Bytes of all weights; inside, none are loaded or let go."""
+        with self._lock:
+            yield sum(model.spec.weights_bytes for model, _ in self._models.values())
+
     def give_back(self, key: str) -> None:
         """One user less; after the last, its memory on the device is free."""
         with self._lock:
@@ -231,12 +248,15 @@ class ThreadLane(Lane):
         self._queue = device.open_queue()
         self._recorder: Recorder | None = None
         self._replays: Replays | None = None
+        #: See ``MemoryTaken``, as said last.
+        self._unplanned_bytes: int | None = None if device.arena else 0
         #: Of each model, see ``Calibration.replay_most``.
         self._replay_most: dict[str, int] = {}
-        if device.replay_bytes:
+        self._warm_libraries()
+        if device.place.replay_bytes:
             held = None if device.arena is None else device.arena.add_lane()
             if held is not None:
-                held.hold(device.replay_bytes)
+                held.hold(device.place.replay_bytes)
             self._recorder = Recorder(self._queue, held)
             self._replays = Replays(self._capture)
 
@@ -249,9 +269,22 @@ class ThreadLane(Lane):
         # The device has ended the run, and nothing of it is referenced any more but by cycles.
         if self._memory is not None and self._memory.clear():
             gc.collect()
+            self._tell_memory(f"model {task.key}: after a run")
         if isinstance(answer, TaskDone):
             answer = msgspec.structs.replace(answer, run_ns=time.monotonic_ns() - started_ns)
         return answer
+
+    def _tell_memory(self, when: str) -> None:
+        """Have the server's books know how much tasks can no longer have."""
+        unplanned_bytes = self._device.unplanned_bytes()
+        if unplanned_bytes == self._unplanned_bytes:
+            return
+        if unplanned_bytes > (self._unplanned_bytes or 0):
+            _log.warning(
+                "%s, %d bytes of the device are held beside what was planned", when, unplanned_bytes
+            )
+        self._unplanned_bytes = unplanned_bytes
+        self._send(MemoryTaken(unplanned_bytes))
 
     def _attempt(self, task: RunTask) -> TaskDone | TaskError:
         """The run, or how it failed; returns when the device has ended all of it."""
@@ -278,10 +311,14 @@ class ThreadLane(Lane):
             if (done := self._replayed(task, graphs, urgent=urgent)) is not None:
                 return done
             with self._queue.running(urgent=urgent):
-                placed = [self._queue.upload(graph) for graph in graphs]
+                # Of all parts, before anything is launched: copies that come later wait for that.
+                placed = [
+                    self._queue.upload(graph | self._to_gather(gather))
+                    for graph, gather in zip(graphs, gathers, strict=True)
+                ]
                 for graph, gather in zip(placed, gathers, strict=True):
                     if gather is not None:
-                        graph["x"] = self._gathered(gather, until_end)
+                        graph["x"] = self._gathered(gather, graph, until_end)
                 rows_of = self._signatures[task.key].rows
                 outputs = run_union(self._models[task.key], placed, rows_of)
                 for output, part in zip(outputs, task.parts, strict=True):
@@ -337,17 +374,23 @@ class ThreadLane(Lane):
         assert self._recorder is not None
         return self._recorder.capture(self._models[shape.key], shape.inputs, urgent=shape.urgent)
 
-    def _gathered(self, gather: GatherRef, until_end: ExitStack) -> torch.Tensor:
+    def _to_gather(self, gather: GatherRef | None) -> dict[str, torch.Tensor]:
+        """What gathering the part's features needs on the device, beside its other inputs."""
+        if gather is None:
+            return {}
+        refs = {"ids": gather.ids, "at": gather.at, "new": gather.new}
+        return {name: self._tensor(ref) for name, ref in refs.items()}
+
+    def _gathered(
+        self, gather: GatherRef, placed: dict[str, torch.Tensor], until_end: ExitStack
+    ) -> torch.Tensor:
         """Features of the part's nodes; what they are made from stays until the run's end."""
         table = until_end.enter_context(self._device.tables.using(gather.table))
         hot = until_end.enter_context(self._device.hot.using(gather.table))
-        changed = self._queue.upload(
-            {"at": self._tensor(gather.at), "new": self._tensor(gather.new)}
-        )
-        until_end.callback(changed.clear)
-        x = self._queue.gather(table.rows, self._tensor(gather.ids), hot).float()
-        if changed["at"].numel():
-            x.index_copy_(0, changed["at"], changed["new"])
+        ids = self._tensor(gather.ids)
+        x = self._queue.gather(table.rows, ids, hot, placed=placed["ids"]).float()
+        if placed["at"].numel():
+            x.index_copy_(0, placed["at"], placed["new"])
         return x
 
     def _map_table(self, message: MapTable) -> TableMapped:
@@ -399,14 +442,46 @@ class ThreadLane(Lane):
         with self._device.capturing:
             model = self._device.shelf.take(message, self._device.torch_device)
         try:
-            # On both streams: libraries keep a workspace for each, outside of any task.
-            for urgent in (False, True):
-                placed = PlacedModel.of(model, self._queue, urgent=urgent)
-                warm_up(placed, message.signature)
+            self._warm_up(model, message.signature)
         except BaseException:
             self._device.shelf.give_back(message.key)
             raise
+        self._tell_memory(f"model {message.key}: loaded")
         return model
+
+    def _warm_libraries(self) -> None:
+        """Have libraries take the workspaces now that they keep, outside of any task.
+
+        For each thread and stream one: of a product, and of one with a bias, whose library differs.
+        """
+        for urgent in (False, True):
+            with torch.inference_mode(), self._queue.running(urgent=urgent):
+                square = torch.ones(_SQUARE, _SQUARE, device=self._queue.device)
+                torch.addmm(square[0], square, square.mm(square))
+                self._queue.finish()
+
+    def _warm_up(self, model: LoadedModel, signature: Signature) -> None:
+        """Run small graphs on both streams, in a buffer as a task's.
+
+        Outside of one, what they take in between would be kept from tasks for good.
+        """
+        memory = self._memory
+        with self._device.warming:
+            for urgent in (False, True):
+                placed = PlacedModel.of(model, self._queue, urgent=urgent)
+                if memory is None:
+                    warm_up(placed, signature)
+                    continue
+                memory.insert(min(self._device.place.warm_up_bytes, memory.most_bytes()))
+                try:
+                    warm_up(placed, signature)
+                except Exception as error:
+                    if not memory.refused_bytes():
+                        raise
+                    _log.info("model %s: warmed up with less: %s", model.spec.key, error)
+                finally:
+                    gc.collect()
+                    memory.clear()
 
     def _unload(self, key: str) -> None:
         self._signatures.pop(key, None)
@@ -415,6 +490,7 @@ class ThreadLane(Lane):
             self._replays.forget(key)
         if self._models.pop(key, None) is not None:
             self._device.shelf.give_back(key)
+            self._tell_memory(f"model {key}: unloaded")
 
     def _probe(self, message: ProbeModel) -> ModelProbed | ModelFailed:
         # Packages are compiled for the processor.
@@ -430,12 +506,24 @@ class ThreadLane(Lane):
             return 0
         return replay_most(model, signature, self._recorder, site)
 
+    def _load_to_try(self, spec: ModelSpec) -> LoadedModel | None:
+        """On the processor: a bad index is an error there, and the end of a device's process."""
+        return load_model(spec)
+
     def _load_to_measure(self, spec: ModelSpec, executor: str) -> tuple[LoadedModel, Site]:
         model = load_on(spec, self._device.torch_device, executor)
         placed = PlacedModel.of(model, self._queue)
         if self._memory is None:
             return placed, Processor()
         return placed, ArenaSite(self._queue, self._memory)
+
+
+def _pin(pool: mmap.mmap, pinned: Pinned, name: str) -> None:
+    """Pin the shared pool, where requests lie: it is where copies to the device start."""
+    try:
+        pinned.register(ctypes.addressof(ctypes.c_char.from_buffer(pool)), len(pool))
+    except CudaError as error:
+        _log.warning("%s: copies go through pageable memory, several times slower: %s", name, error)
 
 
 def _gathered(gather: GatherRef) -> tuple[int, ...]:

@@ -67,6 +67,19 @@ def test_a_slab_that_is_full_is_a_memory_error(arena):
     lane.clear()
 
 
+def test_what_outlives_its_task_costs_no_more_than_itself(arena, torchs):
+    lane = arena.add_lane()
+    before, most_bytes = arena.held_bytes, lane.most_bytes()
+    lane.insert(most_bytes)
+    kept = torchs.gnnserve_device_alloc(1000, 0, None)
+    assert lane.clear() == arena.outlived_bytes == 1024
+    assert arena.held_bytes == before + 1024
+    lane.insert(most_bytes - 1024)
+    lane.clear()
+    torchs.gnnserve_device_free(kept, 1000, 0, None)
+    assert (arena.held_bytes, arena.outlived_bytes) == (before, 0)
+
+
 def test_a_buffer_held_for_good_is_used_inside_held_only(arena, torchs):
     lane, task = arena.add_lane(), arena.add_lane()
     static = arena.static_bytes

@@ -98,6 +98,20 @@ def test_work_waits_for_its_copies_and_the_host_for_the_answer_only(queue, cuda,
     ]
 
 
+def test_what_a_run_uploads_later_waits_for_what_it_has_launched(queue, cuda):
+    """It may go where kernels that have not run yet are about to read or write."""
+    with queue.running():
+        queue.upload({"x": torch.ones(3)})
+        cuda.said.clear()
+        queue.upload({"y": torch.ones(3)})
+    up = ["on s0", "s0 records e3", "off s0", "s2 waits for e3", "off s2"]
+    assert cuda.said == ["s2 records e2", "s0 waits for e2", *up]
+    cuda.said.clear()
+    with queue.running():
+        queue.fill({}, {})
+    assert "s2 records e4" not in cuda.said
+
+
 def test_a_failed_run_is_waited_for_on_every_stream(queue, cuda):
     with queue.running():
         cuda.said.clear()
@@ -162,6 +176,11 @@ def test_rows_of_pinned_memory_are_gathered_by_the_device(cuda):
         found = queue.gather(table, ids, hot)
     assert torch.equal(found, HostQueue().gather(table, ids, hot))
     assert (found == -1).all(1).tolist() == [True, False, False, True]
+    with queue.running():
+        placed = queue.upload({"ids": ids})["ids"]
+        cuda.said.clear()
+        assert torch.equal(queue.gather(table, ids, placed=placed), expected)
+    assert cuda.said == ["gathers on 102", "off s2"]
     pinned.unregister(whole.data_ptr())
     cuda.said.clear()
     with queue.running():

@@ -23,6 +23,7 @@ from serve.obs.journal import JournalWriter
 from serve.runtime.api import InferCall, Tensor
 from serve.runtime.engine import Engine
 from serve.runtime.entry import DevicePlace
+from serve.runtime.messages import MemoryTaken
 from serve.sim.replay import first_difference, recorded
 from tests.e2e.support import FEATURES, Graph, Reference, assert_equal
 from tests.outside import PATIENCE_S, wait_for
@@ -131,6 +132,17 @@ def test_each_device_has_its_process_lanes_and_memory(served):
     assert found.fit_count == DEVICES * (served.budgets()[0] // found.reserve_bytes)
     assert served.engine.snapshot().lanes_up == DEVICES
     assert len(served.engine.snapshot().memory_bytes) == DEVICES
+
+
+def test_what_a_device_holds_beside_the_plan_is_no_tasks(served):
+    before = served.budgets()
+    hear = served.engine.driver._hear
+    hear(LaneId(1), MemoryTaken(5000))
+    assert served.budgets() == [before[0], before[1] - 5000]
+    hear(LaneId(1), MemoryTaken(1 << 60))
+    assert served.budgets() == [before[0], 0]
+    hear(LaneId(1), MemoryTaken(0))
+    assert served.budgets() == before
 
 
 def test_requests_are_spread_and_told_apart(served, trouble):

@@ -57,10 +57,12 @@ def cuda(monkeypatch):
     return Cuda(monkeypatch)
 
 
-def opened(**told):
+PLACE = DevicePlace("cuda:1", slab_bytes=1 << 30, calibration_bytes=1 << 20)
+
+
+def opened(place=PLACE):
     """The second GPU's device."""
-    place = DevicePlace("cuda:1", slab_bytes=1 << 30)
-    setup = LaneSetup("lanes", (), 1, POOL_BYTES, 0, 30, 0, place=place, **told)
+    setup = LaneSetup("lanes", (), 1, POOL_BYTES, 0, 30, 0, place=place)
     return Device.open(setup, mmap.mmap(-1, POOL_BYTES))
 
 
@@ -87,3 +89,9 @@ def test_every_thread_that_asks_cuda_uses_its_process_own_device(cuda):
     assert cuda.device_of == {
         threading.current_thread().name: second, "a lane": second, "hot rows": second,
     }  # fmt: skip
+
+
+def test_who_calibrates_does_not_pin_what_it_does_not_read(cuda):
+    """Pinning takes a second for a gigabyte, for each model anew."""
+    opened(PLACE.for_calibration())
+    assert cuda.pinned == []

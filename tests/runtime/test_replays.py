@@ -48,10 +48,10 @@ def spec(tmp_path_factory):
 class Rig:
     """A lane in this process, its pool, and the other end of its channel."""
 
-    def __init__(self, replay_bytes=1):
+    def __init__(self, replay_bytes=1, **place):
         self.pool = mmap.mmap(-1, POOL_BYTES)
         self.ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        place = DevicePlace("cpu", replay_bytes=replay_bytes)
+        place = DevicePlace("cpu", replay_bytes=replay_bytes, **place)
         self.device = Device.open(LaneSetup("test", (), 1, 0, 0, 30, 0, place=place), self.pool)
         self.lane = ThreadLane(theirs, self.pool, self.device, StopWord(self.pool, POOL_BYTES - 8))
         self._theirs = theirs
@@ -62,10 +62,13 @@ class Rig:
         self._theirs.close()
 
     def load(self, spec, key="m", *, replay_most=1000):
-        signature = probe_signature(self.model(spec))
+        signature = self.signature_of(spec)
         message = LoadModel(key, spec, signature, "eager", replay_most=replay_most)
         assert self.lane._load(message) == ModelLoaded(key)
         self.reference = self.lane._models[key]
+
+    def signature_of(self, spec):
+        return probe_signature(self.model(spec))
 
     def model(self, spec):
         return self.lane._load_to_measure(spec, "eager")[0]

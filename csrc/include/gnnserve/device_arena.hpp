@@ -36,7 +36,7 @@ public:
         std::int64_t requested_peak = 0;
         std::int64_t blocks = 0;
         std::int64_t blocks_peak = 0;
-        // Requested size of the last block refused; 0: none was.
+        // Requested size of the last block refused to the current task; 0: none was.
         std::int64_t refused = 0;
         // Times a block did not fit into the buffer's holes and got a place beside it.
         std::int64_t spills = 0;
@@ -66,7 +66,8 @@ public:
     bool free(std::uintptr_t address);
 
     // Ends the task; the caller knows that its work on the device has ended. Returns the bytes
-    // still live: their memory is kept from others until they are freed. Peaks stay readable.
+    // still live: these blocks, and nothing beside them, are kept from others until they are freed.
+    // Peaks stay readable.
     std::int64_t clear(int lane);
 
     Usage usage(int lane) const;
@@ -74,6 +75,8 @@ public:
     // Held by lanes' buffers, static memory and blocks that outlived their task.
     std::int64_t held() const;
     std::int64_t held_static() const;
+    // Of what is held, the blocks that outlived their task.
+    std::int64_t held_outlived() const;
 
     // From here on remember every block of the lane: +size when handed out, -size when taken back.
     void start_trace(int lane);
@@ -86,7 +89,7 @@ private:
     struct Segment {
         std::int64_t offset;  // in the slab
         OffsetAllocator ranges;
-        Pool* pool;  // null: its task was cleared before its last block was freed
+        Pool* pool;
     };
     struct Pool {
         Usage usage;
@@ -96,8 +99,8 @@ private:
         std::vector<std::int64_t> trace;
     };
     struct Block {
-        Segment* segment;
-        std::int64_t offset;  // in the segment
+        Segment* segment;     // null: it outlived its task, and lies in the slab by itself
+        std::int64_t offset;  // in the segment, or in the slab
         std::int64_t requested;
         std::int64_t rounded;
     };
@@ -105,7 +108,7 @@ private:
     Pool& lane_at(int lane);
     const Pool& lane_at(int lane) const;
     Segment* add_segment(Pool& pool, std::int64_t size);
-    void release(const Segment& segment);
+    void keep_blocks(const Segment& segment);
     bool place(Segment& segment, std::int64_t requested, std::int64_t rounded,
                std::uintptr_t& address);
     std::uintptr_t refuse(Pool& pool, std::int64_t size);
@@ -115,7 +118,7 @@ private:
     OffsetAllocator slab_;
     std::vector<std::unique_ptr<Pool>> lanes_;
     std::map<std::uintptr_t, Pool> statics_;  // by stream
-    std::vector<std::unique_ptr<Segment>> orphans_;
+    std::int64_t outlived_ = 0;
     std::unordered_map<std::uintptr_t, Block> blocks_;
 };
 

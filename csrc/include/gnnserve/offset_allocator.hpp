@@ -12,6 +12,8 @@ namespace gnnserve {
 
 class OffsetAllocator {
 public:
+    using Ranges = std::map<std::int64_t, std::int64_t>;  // offset -> size
+
     static constexpr std::int64_t kNoSpace = -1;
 
     // `alignment` is a power of two; capacity is rounded down to a multiple of it.
@@ -25,6 +27,12 @@ public:
     // Gives a range back; throws std::invalid_argument when none is handed out at `offset`.
     void free(std::int64_t offset);
 
+    // Gives a range back but for `kept`, parts of it in whole units, each of which is a range of
+    // its own from now on. Throws std::invalid_argument, and changes nothing, when none is handed
+    // out at `offset` or a part is not inside.
+    void free_but(std::int64_t offset, const Ranges& kept);
+
+    const Ranges& taken() const { return taken_; }
     std::int64_t capacity() const { return capacity_; }
     // Sum of the ranges handed out, rounded up to the alignment.
     std::int64_t used() const { return used_; }
@@ -32,8 +40,6 @@ public:
     std::int64_t largest_free() const;
 
 private:
-    using Ranges = std::map<std::int64_t, std::int64_t>;  // offset -> size
-
     void insert_free(std::int64_t offset, std::int64_t size);
     void erase_free(Ranges::iterator range);
 

@@ -16,16 +16,23 @@ TOLERANCE = 1e-4
 Inputs = dict[str, torch.Tensor]
 
 
-def disagreement(eager: LoadedModel, other: LoadedModel, signature: Signature) -> str:
+def disagreement(
+    eager: LoadedModel,
+    other: LoadedModel,
+    signature: Signature,
+    trial: LoadedModel | None = None,
+) -> str:
     """Empty when both give the same on every probe graph, else on which they do not, and how.
 
-    A graph that `eager` refuses is not asked about. A model that does not give the same twice
-    cannot be compared.
+    A graph that `eager` refuses is not asked about, nor one that `trial` does, which is asked
+    first: see ``choose.Options``. A model that does not give the same twice cannot be compared.
     """
     if not signature.deterministic:
         return "the model does not give the same answer twice"
     for name, inputs in _graphs(eager.spec.inputs, signature):
         try:
+            if trial is not None:
+                trial.run(inputs)
             expected = eager.run(inputs)
         except Exception:
             continue

@@ -68,6 +68,8 @@ class Options:
     compiling: Callable[[], None] = lambda: None
     #: Where the race is.
     site: Site = field(default_factory=Processor)
+    #: The model where what it refuses is an error and nothing more; None: it is raced there.
+    trial: LoadedModel | None = None
     #: Loads a model there for an executor that needs no package.
     load: Callable[[ModelSpec, str], LoadedModel] = _on_processor
 
@@ -88,7 +90,7 @@ def choose(eager: LoadedModel, signature: Signature, options: Options) -> Choice
         except CannotRun as error:
             problems.append(f"{name} cannot run it: {error}")
             return None
-        problem = disagreement(eager, found, signature)
+        problem = disagreement(eager, found, signature, options.trial)
         if problem:
             problems.append(f"{name} gives another answer: {problem}")
         return None if problem else found
@@ -141,7 +143,7 @@ def _race(
     eager = contenders[0]
     ratios: list[list[float]] = [[] for _ in contenders[1:]]
     for size in _SIZES:
-        inputs = probe_graph(*size, Shape.PLAIN, eager.spec.inputs, signature)
+        inputs = site.stage(probe_graph(*size, Shape.PLAIN, eager.spec.inputs, signature))
         best = [math.inf] * len(contenders)
         for _ in range(_ROUNDS):
             for i, loaded in enumerate(contenders):

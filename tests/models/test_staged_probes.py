@@ -1,0 +1,95 @@
+"""Whoever measures on a GPU has tensors go up from, and down to, memory as a request's."""
+
+import pytest
+import torch
+
+from serve.cuda.queues import HostQueue
+from serve.models import zoo
+from serve.models.calibrate import calibrate
+from serve.models.capturing import Recorder, replay_most
+from serve.models.executors import choose
+from serve.models.placed import ArenaSite, PlacedModel, load_on
+from serve.models.repository import find
+from serve.models.signature import probe_signature
+from serve.models.site import Processor
+from serve.models.writer import write_model
+
+ARGS = {"in_channels": 6, "out_channels": 3, "hidden_channels": 8, "num_layers": 2}
+MAX_BYTES = 4 << 20
+
+
+class Watched(HostQueue):
+    """Counts copies while somebody takes the time, and those from or to other memory."""
+
+    def __init__(self):
+        self.timing = False
+        self.copies, self.others = 0, 0
+        #: Kept, so that no other tensor gets their addresses.
+        self._staged = []
+
+    def stage(self, tensors):
+        self._staged += tensors.values()
+        return dict(tensors)
+
+    def landing(self, output):
+        self._staged.append(super().landing(output))
+        return self._staged[-1]
+
+    def _note(self, tensor):
+        if self.timing and tensor.numel():
+            self.copies += 1
+            self.others += tensor.data_ptr() not in {t.data_ptr() for t in self._staged}
+
+    def upload(self, tensors):
+        for tensor in tensors.values():
+            self._note(tensor)
+        return super().upload(tensors)
+
+    def fill(self, places, tensors):
+        for name in places:
+            self._note(tensors[name])
+        super().fill(places, tensors)
+
+    def download(self, output, place):
+        self._note(place)
+        super().download(output, place)
+
+
+class Timed(Processor):
+    """The processor, with a queue's memory and its own clock."""
+
+    def __init__(self, queue):
+        self._queue = queue
+
+    stage = ArenaSite.stage
+
+    def time_ns(self, run):
+        self._queue.timing = True
+        try:
+            return super().time_ns(run)
+        finally:
+            self._queue.timing = False
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory):
+    root = tmp_path_factory.mktemp("repository")
+    torch.manual_seed(0)
+    write_model(root, "gcn", zoo.gcn(**ARGS), factory="serve.models.zoo:gcn", args=ARGS)
+    return find(root, "gcn")
+
+
+@pytest.mark.parametrize("measure", ["times", "executors", "captures"])
+def test_what_is_timed_starts_and_ends_where_requests_lie(spec, measure):
+    queue = Watched()
+    site = Timed(queue)
+    model = PlacedModel.of(load_on(spec, torch.device("cpu"), "eager"), queue)
+    signature = probe_signature(model)
+    if measure == "times":
+        calibrate(model, signature, budget_s=0.1, max_bytes=MAX_BYTES, site=site)
+    elif measure == "executors":
+        choose._race([model, model], signature, MAX_BYTES, site)
+    else:
+        replay_most(model, signature, Recorder(queue, None), site)
+    assert queue.copies > 10
+    assert queue.others == 0
