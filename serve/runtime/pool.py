@@ -24,6 +24,7 @@ from serve.core.types import LaneId, TaskId
 from serve.errors import NotReady
 from serve.runtime import clock, messages, processes
 from serve.runtime.entry import DevicePlace, LaneSetup
+from serve.runtime.heap import private_bytes_of
 from serve.runtime.messages import MAX_PACKET_BYTES, FromLane, Message, RunTask, Stop
 from serve.runtime.shm import SharedPool
 from serve.runtime.stopping import SIGNAL as STOP_SIGNAL
@@ -223,6 +224,22 @@ class LanePool:
         _signal(lane, STOP_SIGNAL)
         self._continue(lane)
         self.wake()
+
+    def recycle(self, lane_id: LaneId) -> None:
+        """End an idle lane's process; another follows at once."""
+        lane = self._lanes[lane_id]
+        lane.host.failures = 0
+        _signal(lane, signal.SIGKILL)
+
+    def memory_bytes(self) -> dict[LaneId, int]:
+        """Private memory of each process of lanes, by its first lane."""
+        found = {}
+        for host in self._hosts:
+            pid = host.pid
+            size_bytes = None if pid is None else private_bytes_of(pid)
+            if size_bytes is not None:
+                found[host.lanes[0].lane_id] = size_bytes
+        return found
 
     def ended(self, lane_id: LaneId) -> None:
         """The lane's task ended; the lane is idle, and runs if it was stopped just then."""
