@@ -174,7 +174,7 @@ class Engine:
                 "see the log"
             )
         for index, name in enumerate(names):
-            if self.pool.interrupted:
+            if self.pool.calibrators.interrupted:
                 raise NotReady("told to stop")
             share = index / len(names)
             tell(f"loading {name}", share)
@@ -246,7 +246,7 @@ class Engine:
 
     def interrupt(self) -> None:
         """Have a start or a load that is under way end soon, as it may hang."""
-        self.pool.interrupt()
+        self.pool.calibrators.interrupt()
         self._registry.interrupt()
 
     def begin_drain(self) -> int:
