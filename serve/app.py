@@ -40,7 +40,7 @@ from serve.runtime.api import ModelEstimate
 from serve.runtime.device import Device, find_device
 from serve.runtime.engine import Engine
 from serve.runtime.pages import use_huge_pages
-from serve.runtime.processes import allocator_facts
+from serve.runtime.processes import allocator_facts, kill_all
 from serve.runtime.signals import StopSignals
 from serve.sim.engine import simulate
 from serve.sim.replay import budget_of, first_difference, recorded
@@ -89,6 +89,7 @@ class Application:
             lambda: self._engine.interrupt(),
             server.drain_timeout_s + server.stop_timeout_s,
             self._left,
+            kill_all,
         )
         with ExitStack() as undo:
             metrics = Metrics(run, lambda: self._engine.snapshot(sink.dropped))

@@ -99,6 +99,10 @@ class DeviceConfig(Section, frozen=True):
     #: Resident execution slots of each device; None: by device (CPU: by the cores, or by the CPU
     #: quota if that is smaller).
     lanes: Count | None = None
+    #: What a lane's process may hold between runs beyond its models, as a model leaks, before it is
+    #: started anew; None: what lanes keep, and each its part of a quarter of the budget, at least
+    #: 128 MiB. Not for lanes on a GPU.
+    max_lane_memory: str | None = None
     #: Whether runs on a GPU whose shapes recur are captured and replayed, where that gains.
     cuda_graphs: Literal["auto", "off"] = "auto"
     #: GPUs to serve on, in CUDA's order; None: all of the first one's model.
@@ -110,6 +114,13 @@ class DeviceConfig(Section, frozen=True):
         if self.memory_budget is None:
             return None
         return parse_bytes(self.memory_budget, "device.memory_budget")
+
+    @property
+    def max_lane_memory_bytes(self) -> int | None:
+        """`max_lane_memory` in bytes, None when left to the device."""
+        if self.max_lane_memory is None:
+            return None
+        return parse_bytes(self.max_lane_memory, "device.max_lane_memory")
 
 
 class SchedulingConfig(Section, frozen=True):
@@ -234,6 +245,7 @@ def _broken_rules(config: Config) -> Iterator[str]:
     sizes: list[Callable[[], object]] = [
         lambda: config.server.max_message_bytes,
         lambda: config.device.memory_budget_bytes,
+        lambda: config.device.max_lane_memory_bytes,
         lambda: config.models.cache_limit_bytes,
         *(lambda graph=graph: graph.hot_memory_bytes for graph in config.graph),
     ]

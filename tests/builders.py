@@ -96,6 +96,7 @@ def params(
     can_suspend: bool = False,
     slowdown: tuple[float, ...] = NO_SLOWDOWN,
     devices: int = 1,
+    lane_limit: int | None = None,
     **others,
 ) -> SchedulerParams:
     """Scheduler parameters for as many `device(...)`, each with lanes of its own."""
@@ -106,6 +107,7 @@ def params(
         can_suspend=can_suspend,
         slowdown=slowdown,
     )
+    facts = replace(facts, lane_limit_bytes=lane_limit)
     more = tuple(
         replace(facts, lane_ids=tuple(LaneId(number * lanes + lane) for lane in range(lanes)))
         for number in range(1, devices)

@@ -72,4 +72,16 @@ class ReleaseTask(msgspec.Struct, frozen=True):
     task_id: TaskId
 
 
-Command = PrepareTask | LaunchTask | SuspendTask | ResumeTask | StopTask | AnswerTask | ReleaseTask
+class RecycleLane(msgspec.Struct, frozen=True):
+    """End the idle lane's process and start another: it holds more memory than it may.
+
+    The lane counts as down from now on, until its ``LaneReady``.
+    """
+
+    lane_id: LaneId
+
+
+TaskCommand = (
+    PrepareTask | LaunchTask | SuspendTask | ResumeTask | StopTask | AnswerTask | ReleaseTask
+)
+Command = TaskCommand | RecycleLane

@@ -92,6 +92,13 @@ class LaneLost(msgspec.Struct, frozen=True):
     others: tuple[LaneId, ...] = ()
 
 
+class LaneMeasured(msgspec.Struct, frozen=True):
+    """What a lane holds between runs beyond what it needs to serve."""
+
+    lane_id: LaneId
+    held_bytes: Bytes
+
+
 class BudgetChanged(msgspec.Struct, frozen=True):
     """Models were loaded or unloaded: what is left of the device for tasks."""
 
@@ -127,6 +134,7 @@ Event = (
     | TaskCancelled
     | LaneReady
     | LaneLost
+    | LaneMeasured
     | BudgetChanged
     | SlowdownChanged
     | DrainStarted

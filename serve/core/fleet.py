@@ -23,6 +23,7 @@ from serve.core.events import (
     DrainStarted,
     Event,
     LaneLost,
+    LaneMeasured,
     LaneReady,
     SlowdownChanged,
     TaskArrived,
@@ -152,7 +153,7 @@ class Fleet:
         match event:
             case TaskArrived(task):
                 return [self._soonest(task.reserve_bytes)]
-            case LaneReady(lane_id) | LaneLost(lane_id):
+            case LaneReady(lane_id) | LaneLost(lane_id) | LaneMeasured(lane_id):
                 return [self._device_of(lane_id)]
             case BudgetChanged(budget_bytes, device_id):
                 scheduler = self._devices[device_id]

@@ -42,6 +42,9 @@ def _lanes(scheduler: "Scheduler") -> None:
     board = scheduler._board
     _require(not (board.idle & board.busy.keys()), "a lane is idle or busy")
     _require(board.idle | board.busy.keys() <= scheduler._lane_ids, "only known lanes are up")
+    recycling = scheduler._recycling
+    left = recycling.over & board.idle
+    _require(not left or recycling.busy, "an idle lane that holds too much is started anew")
     members: list[Record] = []
     for lane_id, run in board.busy.items():
         _require(run.lane_id == lane_id and bool(run.members), f"lane {lane_id} is held")

@@ -30,6 +30,8 @@ class DeviceFacts:
     #: How much longer a run takes beside 0, 1, 2, … others that execute; the last counts for more.
     #: May change by ``SlowdownChanged``. (1.0,): none disturbs another.
     slowdown: tuple[float, ...] = NO_SLOWDOWN
+    #: What a lane may hold between runs beyond what it needs to serve; None: anything.
+    lane_limit_bytes: Bytes | None = None
 
     def __post_init__(self) -> None:
         check_slowdown(self.slowdown)

@@ -20,6 +20,7 @@ from serve.core.commands import (
     Command,
     LaunchTask,
     PrepareTask,
+    RecycleLane,
     ReleaseTask,
     ResumeTask,
     StopTask,
@@ -34,6 +35,7 @@ from serve.core.events import (
     DrainStarted,
     Event,
     LaneLost,
+    LaneMeasured,
     LaneReady,
     PrepareFailed,
     SlowdownChanged,
@@ -55,6 +57,7 @@ from serve.core.plan import Plan, PlannedGroup
 from serve.core.planner import Planner
 from serve.core.policies import get_policy
 from serve.core.record import Record, Run
+from serve.core.recycling import Recycling
 from serve.core.tasks import Tasks
 from serve.core.totals import Totals
 from serve.core.types import (
@@ -101,6 +104,7 @@ class Scheduler:
             self._board,
             self._tasks,
         )
+        self._recycling = Recycling(params.device.lane_limit_bytes)
         self._draining = False
         #: Until when an idle lane is held for a task being prepared.
         self._held_until_ns: Nanos | None = None
@@ -116,6 +120,7 @@ class Scheduler:
             TaskCancelled: self._on_cancelled,
             LaneReady: self._on_lane_ready,
             LaneLost: self._on_lane_lost,
+            LaneMeasured: self._on_lane_measured,
             BudgetChanged: self._on_budget_changed,
             SlowdownChanged: self._on_slowdown_changed,
             DrainStarted: self._on_drain_started,
@@ -136,6 +141,8 @@ class Scheduler:
         out: list[Command] = []
         tasks.out = out
         self._handlers[type(event)](event)
+        if self._recycling.over:
+            self._recycle_idle()
         while tasks.expires_ns is not None and (expired := tasks.expired()) is not None:
             self._give_up(expired, Expired, Expired(expired.state.label))
         planner = self._planner
@@ -336,11 +343,13 @@ class Scheduler:
         if lane_id in self._board.idle or lane_id in self._board.busy:
             raise InvariantViolation(f"lane {lane_id} is ready and was up already")
         self._board.lane_up(lane_id)
+        self._recycling.up(lane_id)
         self._planner.stale = True
 
     def _on_lane_lost(self, event: LaneLost) -> None:
         for lane_id in (event.lane_id, *event.others):
             self._require_lane(lane_id)
+            self._recycling.restarted(lane_id)
             run = self._board.busy.get(lane_id)
             if run is not None:
                 self._board.vacate(run, self._now)
@@ -363,6 +372,17 @@ class Scheduler:
         if record.state.pending:
             # The budget may have been lowered while it ran.
             self._planner.fail_outgrown([record])
+
+    def _on_lane_measured(self, event: LaneMeasured) -> None:
+        self._require_lane(event.lane_id)
+        self._recycling.measured(event.lane_id, event.held_bytes)
+
+    def _recycle_idle(self) -> None:
+        """Have idle lanes that hold too much started anew, one at a time."""
+        while (lane_id := self._recycling.next(self._board.idle)) is not None:
+            self._board.lane_down(lane_id)
+            self._tasks.out.append(RecycleLane(lane_id))
+            self._planner.stale = True
 
     def _on_budget_changed(self, event: BudgetChanged) -> None:
         ledger = self._board.ledger

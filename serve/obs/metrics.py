@@ -61,6 +61,10 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     lanes_up: int
     #: Since the start.
     lane_restarts: int
+    #: Those of them that held more memory than they may.
+    lanes_recycled: int = 0
+    #: Private memory of the process of each lane.
+    lane_bytes: dict[int, int] = {}
     #: (what tasks may reserve, what they do), by device.
     memory_bytes: tuple[tuple[int, int], ...]
     #: Records without a row in the database, since the start.
@@ -271,6 +275,14 @@ class _Now(Collector):
         for number, (budget_bytes, reserved_bytes) in enumerate(now.memory_bytes):
             by_device.add_metric([str(number)], reserved_bytes / max(1, budget_bytes))
         yield by_device
+        by_lane = GaugeMetricFamily(
+            "gnnserve_lane_memory_bytes",
+            "Private memory of the lane's process, with what it has from the fork server",
+            labels=("lane",),
+        )
+        for lane, size_bytes in now.lane_bytes.items():
+            by_lane.add_metric([str(lane)], size_bytes)
+        yield by_lane
         gathered = CounterMetricFamily(
             "gnnserve_gathered_rows",
             "Features gathered for every eighth request, by graph and by where they lay",
@@ -282,6 +294,7 @@ class _Now(Collector):
         yield gathered
         for name, help_text, value in (
             ("lane_restarts", "Lanes started again after they died", now.lane_restarts),
+            ("lanes_recycled", "Lanes started again as they held too much", now.lanes_recycled),
             ("report_rows_dropped", "Records the database could not take", now.rows_dropped),
         ):
             yield CounterMetricFamily(f"gnnserve_{name}", help_text, value=value)

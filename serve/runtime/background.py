@@ -73,7 +73,7 @@ class BackgroundCompiler:
             try:
                 self._compile(entry)
             except ServeError as error:
-                if not (self._stopping.is_set() or self._pool.interrupted):
+                if not (self._stopping.is_set() or self._pool.calibrators.interrupted):
                     _log.warning("model %s: not compiled: %s", entry.spec.key, error)
             except Exception:
                 # A bug; the model serves on as it did.

@@ -19,6 +19,9 @@ _RESERVE_SHARE = 0.25
 #: What all lanes together may keep, as a share of the device, and what one may keep at most.
 _KEPT_SHARE = 1 / 8
 _MOST_KEPT_BYTES = 256 << 20
+#: What lanes may hold between runs beyond their models and what they may keep: all together of the
+#: budget, and each at least.
+_HELD_SHARE, _LEAST_HELD_BYTES = 1 / 4, 128 << 20
 #: Lanes of a GPU unless the configuration says how many.
 _GPU_LANES = 4
 #: Of a GPU's free memory, kept for the contexts of two processes and what CUDA takes for itself.
@@ -52,6 +55,8 @@ class Device:
     #: Freed memory a lane may keep from run to run, so that its pages need not be asked for
     #: again; not part of `budget_bytes`.
     keep_bytes: int = 0
+    #: What a lane's process may hold between runs beyond its models before it is started anew.
+    lane_limit_bytes: int | None = None
     #: Where lanes are threads of one process, for each device; empty: a process each, on one.
     places: tuple[DevicePlace, ...] = ()
 
@@ -106,6 +111,7 @@ def find_device(config: DeviceConfig, *, spare_lanes: bool, root: Path = Path("/
     lane_cores: tuple[tuple[int, ...], ...] = ((),) * lanes
     if at_once == len(cores):
         lane_cores = tuple((cores[index % len(cores)],) for index in range(lanes))
+    held_bytes = max(_LEAST_HELD_BYTES, int(total_bytes * _HELD_SHARE) // lanes)
     return Device(
         name=f"cpu: {_processor_name()}",
         budget_bytes=total_bytes - lanes * keep_bytes,
@@ -113,6 +119,7 @@ def find_device(config: DeviceConfig, *, spare_lanes: bool, root: Path = Path("/
         parallelism=min(lanes, at_once),
         can_suspend=True,
         keep_bytes=keep_bytes,
+        lane_limit_bytes=config.max_lane_memory_bytes or keep_bytes + held_bytes,
     )
 
 

@@ -21,6 +21,7 @@ from serve.core.commands import (
     Command,
     LaunchTask,
     PrepareTask,
+    RecycleLane,
     ReleaseTask,
     ResumeTask,
     StopTask,
@@ -29,6 +30,7 @@ from serve.core.commands import (
 from serve.core.events import (
     Event,
     LaneLost,
+    LaneMeasured,
     LaneReady,
     SlowdownChanged,
     TaskArrived,
@@ -41,6 +43,7 @@ from serve.core.events import (
 from serve.core.fleet import make_scheduler
 from serve.core.params import SchedulerParams
 from serve.core.types import (
+    Bytes,
     Completed,
     FailReason,
     LaneId,
@@ -61,6 +64,7 @@ from serve.runtime.interference import is_news
 from serve.runtime.launch import Launch, Lesson
 from serve.runtime.messages import (
     HotHeld,
+    LaneHolds,
     MemoryTaken,
     ModelFailed,
     ModelLoaded,
@@ -137,6 +141,11 @@ class Driver:
         self._lanes_changed = threading.Condition(lock)
         #: What each lane runs.
         self._on_lane: dict[LaneId, Launch] = {}
+        #: What each lane ran last, and what it said last of the memory it holds: for the log.
+        self._last_model: dict[LaneId, str] = {}
+        self._held_bytes: dict[LaneId, int] = {}
+        #: Lanes started anew since they held too much.
+        self.recycled = 0
         #: What requests' threads read from lanes that is the driver's thread's to hear.
         self._overheard: deque[tuple[LaneId, object]] = deque()
         self._newest: RequestTicket | None = None
@@ -348,6 +357,9 @@ class Driver:
 
     def _execute(self, command: Command) -> None:
         """Under the lock."""
+        if isinstance(command, RecycleLane):
+            self._recycle(command.lane_id)
+            return
         ticket = self._tickets[command.task_id]
         match command:
             case PrepareTask():
@@ -361,6 +373,7 @@ class Driver:
             case LaunchTask(_, lane_id, reserve_bytes=reserve_bytes, companions=companions):
                 members = ticket, *(self._tickets[task_id] for task_id in companions)
                 self._on_lane[lane_id] = run = Launch(members, lane_id)
+                self._last_model[lane_id] = run.entry.spec.key
                 self._pool.launch(lane_id, run.message(reserve_bytes), run.limit_ns)
             case SuspendTask(_, lane_id):
                 self._pool.suspend(lane_id)
@@ -377,6 +390,15 @@ class Driver:
                 if not self._tickets:
                     self._idle_since_ns = clock.now_ns()
                 self._unhold(ticket)
+
+    def _recycle(self, lane_id: LaneId) -> None:
+        self.recycled += 1
+        _log.warning(
+            "lane %d is started anew: it holds %d MiB between runs (device.max_lane_memory); "
+            "the last was of model %s",
+            lane_id, self._held_bytes.get(lane_id, 0) >> 20, self._last_model.get(lane_id, "?"),
+        )  # fmt: skip
+        self._pool.recycle(lane_id)
 
     def _unhold(self, ticket: RequestTicket) -> None:
         block = ticket.unhold()
@@ -447,6 +469,9 @@ class Driver:
                 _log.error("lane %d: %s: %s", lane_id, key, message)
                 if self._registry.lane_answered(lane_id, key, message):
                     self._lane_ready(lane_id)
+            case LaneHolds(held_bytes):
+                self._held_bytes[lane_id] = held_bytes
+                self.handle(LaneMeasured(lane_id, Bytes(held_bytes)))
             case TableMapped() | HotHeld():
                 self._of_tables(said)
             case MemoryTaken(unplanned_bytes):

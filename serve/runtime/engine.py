@@ -103,6 +103,7 @@ class Engine:
             lock=self._lock,
             graphs_of=self._graphs.fitting,
         )
+        limit_bytes = None if device.lane_limit_bytes is None else Bytes(device.lane_limit_bytes)
         facts, *more = (
             DeviceFacts(
                 budget_bytes=Bytes(device.budget_bytes),
@@ -110,6 +111,7 @@ class Engine:
                 parallelism=device.parallelism,
                 can_suspend=device.can_suspend,
                 launch_ns=LAUNCH_NS,
+                lane_limit_bytes=limit_bytes,
             )
             for lane_ids in self.pool.lane_ids_by_device
         )
@@ -176,7 +178,7 @@ class Engine:
                 "see the log"
             )
         for index, name in enumerate(names):
-            if self.pool.interrupted:
+            if self.pool.calibrators.interrupted:
                 raise NotReady("told to stop")
             share = index / len(names)
             tell(f"loading {name}", share)
@@ -247,7 +249,7 @@ class Engine:
 
     def interrupt(self) -> None:
         """Have a start or a load that is under way end soon, as it may hang."""
-        self.pool.interrupt()
+        self.pool.calibrators.interrupt()
         self._registry.interrupt()
 
     def begin_drain(self) -> int:
@@ -431,6 +433,8 @@ class Engine:
                 ),
                 lanes_up=self.driver.lanes_up,
                 lane_restarts=self.pool.restarts,
+                lanes_recycled=self.driver.recycled,
+                lane_bytes={int(lane): size for lane, size in self.pool.memory_bytes().items()},
                 memory_bytes=tuple(
                     (one.budget_bytes, one.reserved_bytes) for one in self.driver.scheduler.devices
                 ),

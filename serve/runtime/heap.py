@@ -7,6 +7,8 @@ libraries lack these functions; then nothing is done.
 
 import ctypes
 import mmap
+import os
+import weakref
 
 _libc = ctypes.CDLL(None)
 _mallopt = getattr(_libc, "mallopt", None)
@@ -40,6 +42,9 @@ class Heap:
     def __init__(self, keep_bytes: int) -> None:
         self._keep_bytes = keep_bytes
         self._own_pages = False
+        #: Kept open, as it is read after every run.
+        self._statm_fd = os.open("/proc/self/statm", os.O_RDONLY)
+        weakref.finalize(self, os.close, self._statm_fd)
         #: Private memory in use between runs.
         self._base_bytes = 0
 
@@ -47,6 +52,10 @@ class Heap:
         """What is in use now stays: models, not a run's tensors."""
         free_bytes = 0 if _mallinfo2 is None else _mallinfo2().fordblks
         self._base_bytes = private_bytes() - free_bytes
+
+    def held_bytes(self) -> int:
+        """Private memory beyond what was in use when it was settled."""
+        return _private_bytes(os.pread(self._statm_fd, 128, 0)) - self._base_bytes
 
     def use_pages_for(self, need_bytes: int) -> None:
         """Large blocks of a run that needs more than may be kept get pages of their own.
@@ -64,12 +73,28 @@ class Heap:
         Only then: the C library hands back every free page there is, and getting its pages anew
         takes the next run, often a short one, as long again as its work.
         """
-        if _malloc_trim is not None and private_bytes() - self._base_bytes > self._keep_bytes:
+        if _malloc_trim is not None and self.held_bytes() > self._keep_bytes:
             _malloc_trim(self._keep_bytes)
 
 
 def private_bytes() -> int:
     """Resident memory of this process that it shares with no other."""
     with open("/proc/self/statm", "rb") as file:
-        _, resident, shared, *_ = file.read().split()
+        return _private_bytes(file.read())
+
+
+def private_bytes_of(pid: int) -> int | None:
+    """The same of another process, with what it has from the one it was forked from.
+
+    None when it is gone.
+    """
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            return _private_bytes(file.read())
+    except (OSError, ValueError):
+        return None
+
+
+def _private_bytes(statm: bytes) -> int:
+    _, resident, shared, *_ = statm.split()
     return (int(resident) - int(shared)) * mmap.PAGESIZE

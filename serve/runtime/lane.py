@@ -40,6 +40,7 @@ from serve.runtime.entry import LaneSetup, PassedFile
 from serve.runtime.heap import Heap
 from serve.runtime.messages import (
     MAX_PACKET_BYTES,
+    LaneHolds,
     LaneStarted,
     LoadModel,
     MapTable,
@@ -74,6 +75,8 @@ _NICENESS = 19
 #: Nodes and edges of the graphs a model is run on before it serves. A large one among them: what
 #: libraries keep from their first run of that kind would count against the first request's limit.
 _WARM_UP_SIZES = ((16, 48), (256, 1024), (2048, 20_480), (16, 48))
+#: Of what runs leave behind, told in steps.
+_WORTH_TELLING_BYTES = 16 << 20
 
 
 def main(setup: LaneSetup, channel: socket.socket, pool_file: PassedFile) -> None:
@@ -131,6 +134,8 @@ class Lane:
         self._keep_bytes = keep_bytes
         self._stop_word = stop_word
         self._heap = Heap(keep_bytes)
+        #: What it held when it told the server last.
+        self._told_bytes = 0
         self._models: dict[str, LoadedModel] = {}
         self._signatures: dict[str, Signature] = {}
 
@@ -209,9 +214,20 @@ class Lane:
         if isinstance(answer, TaskError):
             # The error's own cycles may hold the tensors of the run.
             gc.collect()
-        elif answer.held_bytes is not None and answer.held_bytes <= self._keep_bytes:
+            self._heap.give_back()
+        elif answer.held_bytes is None or answer.held_bytes > self._keep_bytes:
+            self._heap.give_back()
+        self._tell_what_stays()
+
+    def _tell_what_stays(self) -> None:
+        """Say what runs left behind, whenever it is clearly more than what was told before."""
+        if self._heap.held_bytes() < self._told_bytes + _WORTH_TELLING_BYTES:
             return
         self._heap.give_back()
+        held_bytes = self._heap.held_bytes()
+        if held_bytes >= self._told_bytes + _WORTH_TELLING_BYTES:
+            self._told_bytes = held_bytes
+            self._send(LaneHolds(held_bytes))
 
     def _failed(self, task: RunTask, error: Exception) -> TaskError:
         if self._stop_word.asked(task.task_id):
@@ -266,6 +282,7 @@ class Lane:
         gc.collect()
         gc.freeze()
         self._heap.settle()
+        self._told_bytes = 0
         return ModelLoaded(message.key)
 
     def _load_model(self, message: LoadModel) -> LoadedModel:

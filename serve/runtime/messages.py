@@ -230,6 +230,12 @@ class TaskError(Message, frozen=True, tag=True, array_like=True):
     message: str
 
 
+class LaneHolds(Message, frozen=True, tag=True, array_like=True):
+    """Clearly more than before is held between runs, beyond what the process needs to serve."""
+
+    held_bytes: int
+
+
 ToLane = LoadModel | UnloadModel | ProbeModel | MapTable | RunTask | Stop
 FromLane = (
     LaneStarted
@@ -242,6 +248,7 @@ FromLane = (
     | MemoryTaken
     | TaskDone
     | TaskError
+    | LaneHolds
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -14,20 +14,20 @@ import select
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from queue import Empty, SimpleQueue
 
 from serve.core.types import LaneId, TaskId
-from serve.errors import NotReady
 from serve.runtime import clock, messages, processes
+from serve.runtime.calibrators import Calibrators
 from serve.runtime.entry import DevicePlace, LaneSetup
+from serve.runtime.heap import private_bytes_of
 from serve.runtime.messages import MAX_PACKET_BYTES, FromLane, Message, RunTask, Stop
 from serve.runtime.shm import SharedPool
 from serve.runtime.stopping import SIGNAL as STOP_SIGNAL
-from serve.runtime.yielding import Yielding
 
 _log = logging.getLogger(__name__)
 
@@ -129,11 +129,7 @@ class LanePool:
         self._started: SimpleQueue[tuple[_Host, BaseProcess, list[socket.socket]]] = SimpleQueue()
         self._restarting: dict[LaneId, threading.Thread] = {}
         self._stopping = False
-        #: No model is measured any more.
-        self.interrupted = False
-        self._calibrators: set[processes.Calibrator] = set()
-        #: What is compiled or measured while lanes serve.
-        self._background: Yielding | None = None
+        self.calibrators = Calibrators(self._executes_on)
 
     @property
     def lane_ids(self) -> tuple[LaneId, ...]:
@@ -188,7 +184,7 @@ class LanePool:
         self._take_core(lane)
         lane.kill_at_ns = clock.now_ns() + limit_ns
         self.send(lane_id, task)
-        self._look_after_background()
+        self.calibrators.look()
 
     def suspend(self, lane_id: LaneId) -> None:
         """Stop the lane's process, which is its own, where it is; its core is free."""
@@ -197,7 +193,7 @@ class LanePool:
         if lane.kill_at_ns is not None:
             lane.left_ns, lane.kill_at_ns = lane.kill_at_ns - clock.now_ns(), None
         _signal(lane, signal.SIGSTOP)
-        self._look_after_background()
+        self.calibrators.look()
 
     def resume(self, lane_id: LaneId) -> None:
         """Let the lane's process go on, on a core of its own."""
@@ -206,7 +202,7 @@ class LanePool:
         if lane.left_ns is not None:
             lane.kill_at_ns, lane.left_ns = clock.now_ns() + lane.left_ns, None
         self._continue(lane)
-        self._look_after_background()
+        self.calibrators.look()
 
     def stop_run(self, lane_id: LaneId, task_id: TaskId) -> None:
         """End the run of that task, if it still runs there; a suspended lane goes on for it.
@@ -224,6 +220,22 @@ class LanePool:
         self._continue(lane)
         self.wake()
 
+    def recycle(self, lane_id: LaneId) -> None:
+        """End an idle lane's process; another follows at once."""
+        lane = self._lanes[lane_id]
+        lane.host.failures = 0
+        _signal(lane, signal.SIGKILL)
+
+    def memory_bytes(self) -> dict[LaneId, int]:
+        """Private memory of each process of lanes, by its first lane."""
+        found = {}
+        for host in self._hosts:
+            pid = host.pid
+            size_bytes = None if pid is None else private_bytes_of(pid)
+            if size_bytes is not None:
+                found[host.lanes[0].lane_id] = size_bytes
+        return found
+
     def ended(self, lane_id: LaneId) -> None:
         """The lane's task ended; the lane is idle, and runs if it was stopped just then."""
         lane = self._lanes[lane_id]
@@ -231,7 +243,7 @@ class LanePool:
         lane.executes = False
         self._continue(lane)
         self.take_back(lane_id)
-        self._look_after_background()
+        self.calibrators.look()
 
     def lend(self, lane_id: LaneId) -> bool:
         """Leave the lane to a thread that waits for its answer; False when the lane is gone.
@@ -278,11 +290,6 @@ class LanePool:
         except (OSError, ValueError):
             return False  # just now
         return True
-
-    def _look_after_background(self) -> None:
-        """Background work stands still while a lane executes on its core."""
-        if self._background is not None:
-            self._background.look()
 
     def _executes_on(self, cores: Sequence[int]) -> bool:
         """Whether a lane executes on one of them, or on any where lanes are pinned to none."""
@@ -377,7 +384,7 @@ class LanePool:
         for lane in host.lanes:
             lane.kill_at_ns = lane.left_ns = None
             lane.executes = lane.stopped = False
-        self._look_after_background()
+        self.calibrators.look()
         # First from the lanes, then from the system: others must not signal a reused number.
         process, host.process = host.process, None
         reason = processes.reap(process)
@@ -459,49 +466,26 @@ class LanePool:
             place=place,
         )
 
-    @contextmanager
-    def calibrator(self, *, background: bool = False) -> Iterator[processes.Calibrator]:
+    def calibrator(
+        self, *, background: bool = False
+    ) -> AbstractContextManager[processes.Calibrator]:
         """A lane of its own for one model, so that no serving lane is kept from its tasks.
 
         On the first device, and good for all. In the background it gets what lanes leave of the
         last core, which is the least busy. Raises NotReady while the server stops.
         """
-        if self.interrupted:
-            raise NotReady("no model is measured while the server stops")
         host = self._hosts[0]
         place = None if host.place is None else host.place.for_calibration()
         setup = self._setup("calibrator", host, place, len(self._lanes))
         setup = replace(setup, calibrates=True)
         if background:
             setup = replace(setup, background=True, cores=tuple(self._cores[-1:]))
-        process, (channel,) = processes.start(setup, 1, self._shared.fd)
-        calibrator = processes.Calibrator(process, channel)
-        self._calibrators.add(calibrator)
-        if self.interrupted:  # just now
-            calibrator.kill()
-        if background and process.pid is not None:
-            cores = setup.cores
-            self._background = Yielding(process.pid, lambda: self._executes_on(cores))
-            self._background.look()
-        try:
-            yield calibrator
-        finally:
-            if background and self._background is not None:
-                self._background.end()
-                self._background = None
-            self._calibrators.discard(calibrator)
-            calibrator.close()
-
-    def interrupt(self) -> None:
-        """Measure no model any more: whoever does gets NotReady. Any thread; never blocks."""
-        self.interrupted = True
-        for calibrator in self._calibrators.copy():
-            calibrator.kill()
+        return self.calibrators.start(setup, self._shared.fd)
 
     def stop(self) -> None:
         """End every process. After this nothing of the pool runs."""
         self._stopping = True
-        self.interrupt()
+        self.calibrators.interrupt()
         atexit.unregister(self._kill)
         for host in self._hosts:
             host.restart_at_ns = None

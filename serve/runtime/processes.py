@@ -17,6 +17,7 @@ from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import DupFd
 from types import ModuleType
+from typing import Any
 
 import msgspec
 
@@ -103,6 +104,14 @@ def reap(process: BaseProcess) -> str:
     if code is None:
         return "does not end"
     return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+def kill_all() -> None:
+    """Kill the fork server, and so, by the kernel, all it started; for an end by force."""
+    server: Any = forkserver._forkserver
+    if server._forkserver_pid is not None:
+        with suppress(ProcessLookupError):
+            os.kill(server._forkserver_pid, signal.SIGKILL)
 
 
 class Calibrator:

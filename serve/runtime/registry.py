@@ -493,12 +493,12 @@ class Registry:
                 lambda: (
                     not self._waiting[message.key]
                     or message.key in self._failures
-                    or self._pool.interrupted
+                    or self._pool.calibrators.interrupted
                 ),
                 _LOAD_TIMEOUT_S,
             )
             failure = self._failures.pop(message.key, "")
-            if self._waiting[message.key] and self._pool.interrupted:
+            if self._waiting[message.key] and self._pool.calibrators.interrupted:
                 failure = failure or "the server stops"
         if failure:
             prefix = f"model {message.spec.key}: "

@@ -8,8 +8,11 @@ import logging
 import os
 import select
 import signal
+import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from threading import Event, Thread
+from typing import NoReturn
 
 from serve.runtime.clock import now_ns
 
@@ -27,15 +30,23 @@ _WORDS_S = 1.0
 class StopSignals:
     """Tells the main thread when to stop, and ends the process by force when it takes too long."""
 
-    def __init__(self, first: Callable[[], None], limit_s: float, left: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        first: Callable[[], None],
+        limit_s: float,
+        left: Callable[[], str],
+        last: Callable[[], None],
+    ) -> None:
         """Hear nothing yet.
 
         `first` is called at the first signal to stop and must not block. So long after it the
         process ends by force with exit code 1, and the log has what `left` says is not done.
+        `last` is called before an end by force, as nothing else is.
         """
         self._first = first
         self._limit_s = limit_s
         self._left = left
+        self._last = last
         self._stop = Event()
         self._end_ns: int | None = None
         self._read_fd, self._write_fd = os.pipe()
@@ -84,9 +95,14 @@ class StopSignals:
 
     def _told_by(self, number: signal.Signals) -> None:
         if self._stop.is_set():
-            os._exit(128 + number)
+            self._exit(128 + number)
         self._stop.set()
-        self._first()
+        try:
+            self._first()
+        except Exception:
+            # A bug; this thread is the last that may end for one.
+            told = traceback.format_exc()
+            _say(lambda: told)
         _say(lambda: f"{number.name}: stopping")
 
     def _end_by_force(self) -> None:
@@ -94,14 +110,21 @@ class StopSignals:
         try:
             _say(lambda: f"{limit}; {self._left()}")
         finally:
-            os._exit(1)
+            self._exit(1)
+
+    def _exit(self, code: int) -> NoReturn:
+        try:
+            self._last()
+        finally:
+            os._exit(code)
 
 
 def _say(words: Callable[[], str]) -> None:
     """Log a warning, and do not wait for ever: whoever reads the log may have stopped reading."""
     speaker = Thread(target=lambda: _log.warning("%s", words()), name="signal words", daemon=True)
-    speaker.start()
-    speaker.join(_WORDS_S)
+    with suppress(RuntimeError):  # there may be no threads left
+        speaker.start()
+        speaker.join(_WORDS_S)
 
 
 def _do_nothing(_number: int, _frame: object) -> None:

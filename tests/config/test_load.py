@@ -48,6 +48,8 @@ def test_what_is_no_size_is_named(text):
         ('[server]\nmax_message = "lots"', ["server.max_message", "'lots'"]),
         ('[device]\nkind = "tpu"', ["device.kind", "tpu"]),
         ('[device]\nmemory_budget = "0 GiB"', ["device.memory_budget"]),
+        ('[device]\nmax_lane_memory = "some"', ["device.max_lane_memory", "'some'"]),
+        ("[server]\nstop_timeout_s = 0", ["server.stop_timeout_s", "> 0"]),
         ("[device]\nlanes = 0", ["device.lanes", ">= 1"]),
         ('[scheduling]\npolicy = "best"', ["scheduling.policy", "'best'", "sqtf"]),
         (

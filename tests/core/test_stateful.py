@@ -39,6 +39,7 @@ class History(RuleBasedStateMachine):
         saved_ns=st.sampled_from([None, 0, 90 * US, 5 * MS]),
         devices=st.sampled_from([1, 1, 2, 3]),
         slowdown=st.sampled_from(SLOWDOWNS),
+        lane_limit=st.sampled_from([None, 10]),
     )
     def start(
         self,
@@ -52,6 +53,7 @@ class History(RuleBasedStateMachine):
         saved_ns,
         devices,
         slowdown,
+        lane_limit,
     ):
         self.world = World(
             params(
@@ -65,6 +67,7 @@ class History(RuleBasedStateMachine):
                 can_suspend=can_suspend,
                 slowdown=slowdown,
                 devices=devices,
+                lane_limit=lane_limit,
                 max_queue=12,
                 prepare_ahead=prepare_ahead,
                 horizon=horizon,
@@ -195,6 +198,11 @@ class History(RuleBasedStateMachine):
         of_lane = world.device_of
         device_id = of_lane[data.draw(st.sampled_from(sorted(world.lanes_up)))]
         world.lane_lost(*(lane for lane in sorted(of_lane) if of_lane[lane] == device_id))
+
+    @precondition(lambda self: self.world.lanes_up)
+    @rule(data=st.data(), held=st.integers(0, 30))
+    def lane_measured(self, data, held):
+        self.world.measure(data.draw(st.sampled_from(sorted(self.world.lanes_up))), held)
 
     @precondition(lambda self: self.world.lanes_up < self.lanes)
     @rule()

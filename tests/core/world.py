@@ -4,6 +4,7 @@ from serve.core.commands import (
     AnswerTask,
     LaunchTask,
     PrepareTask,
+    RecycleLane,
     ReleaseTask,
     ResumeTask,
     StopTask,
@@ -12,6 +13,7 @@ from serve.core.commands import (
 from serve.core.events import (
     BudgetChanged,
     LaneLost,
+    LaneMeasured,
     LaneReady,
     TaskArrived,
     TaskFinished,
@@ -55,6 +57,8 @@ class World:
         self.overruns = {}
         #: Times a union with the task failed.
         self.splits = {}
+        #: Of the lanes that were measured since they started, what they hold.
+        self.lane_holds = {}
         #: What each launch was given.
         self.held = {}
         #: By device.
@@ -123,9 +127,14 @@ class World:
         self.lanes_up.add(lane_id)
         return self.tell(LaneReady(lane_id))
 
+    def measure(self, lane_id, held_bytes):
+        self.lane_holds[lane_id] = held_bytes
+        return self.tell(LaneMeasured(lane_id, held_bytes))
+
     def lane_lost(self, lane_id, *others):
         for lost in (lane_id, *others):
             self.lanes_up.discard(lost)
+            self.lane_holds.pop(lost, None)
             self.stopped.discard(lost)
             task_id = self.on_lane.pop(lost, None)
             if task_id is not None:
@@ -148,6 +157,12 @@ class World:
     # What each command may be.
 
     def _obey(self, command):
+        if isinstance(command, RecycleLane):
+            assert command.lane_id not in self.on_lane, "recycled while it runs something"
+            limit = self.params.device.lane_limit_bytes
+            assert self.lane_holds.pop(command.lane_id) > limit
+            self.lanes_up.remove(command.lane_id)
+            return
         task_id = command.task_id
         assert task_id in self.tasks
         assert task_id not in self.released, f"{command} after it was released"

@@ -138,6 +138,11 @@ def temporary():
         yield Path(folder)
 
 
+def lane_pid(server):
+    """Process id of the first lane."""
+    return int(re.findall(r"lane 0: process (\d+)", server.log.read_text())[0])
+
+
 def hanging_model(root, name="hangs"):
     """A model of which the loading never ends."""
     shutil.copytree(REPOSITORY / "gcn", root / name)
@@ -166,13 +171,26 @@ def test_a_load_that_hangs_does_not_outlive_a_stop(tmp_path, trouble):
             client = socket.create_connection(("127.0.0.1", server.http_port))
             clients.enter_context(client)
             client.sendall(b"GET /metrics HTTP/1.0\r\nx:")
-        pid, *_ = (int(pid) for pid in re.findall(r"lane 0: process (\d+)", server.log.read_text()))
-        os.kill(pid, signal.SIGSTOP)
+        os.kill(lane_pid(server), signal.SIGSTOP)
         processes = descendants(server.pid)
         assert server.stop() == 0
         with pytest.raises(grpc.RpcError) as caught:
             loading.result()
     assert caught.value.code() in (UNAVAILABLE, grpc.StatusCode.CANCELLED)
+    wait_for(lambda: not any(map(is_running, processes)), "the end of all processes")
+
+
+def test_a_stop_that_hangs_is_ended_by_force_and_leaves_nothing(tmp_path, trouble):
+    """The process that all lanes come from stands still, so nobody tells that they have ended."""
+    sections = {"server": {"drain_timeout_s": 1.0, "stop_timeout_s": 3.0}}
+    with ServerProcess(tmp_path, repository=trouble.root, sections=sections) as server:
+        processes = descendants(server.pid)
+        stat = Path(f"/proc/{lane_pid(server)}/stat").read_text()
+        os.kill(int(stat.rpartition(")")[2].split()[1]), signal.SIGSTOP)
+        code = server.stop()
+    log = server.log.read_text()
+    by_force = "not stopped within 4 s, ending by force; requests in flight: 0" in log
+    assert (code, by_force) in ((1, True), (0, False))
     wait_for(lambda: not any(map(is_running, processes)), "the end of all processes")
 
 

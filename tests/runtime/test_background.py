@@ -62,7 +62,7 @@ def compiler(tmp_path):
         found = BackgroundCompiler(
             registry,
             CalibrationCache(Path(tmp_path), compiles=True),
-            SimpleNamespace(calibrator=calibrator, interrupted=False),
+            SimpleNamespace(calibrator=calibrator, calibrators=SimpleNamespace(interrupted=False)),
             calibration_s=1.0,
             budget_bytes=1 << 30,
             idle=lambda: True,

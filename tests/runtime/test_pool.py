@@ -400,6 +400,8 @@ def test_background_work_stands_still_while_a_lane_executes_on_its_core(talk, tr
         pid = calibrator._process.pid
         assert isinstance(calibrator.receive(PATIENCE_S), LaneStarted)
         assert os.sched_getaffinity(pid) == {cores[1]}
+        with talk.pool.calibrator():
+            pass  # A model that is loaded meanwhile changes nothing.
         talk.run(0.0, LANES[0])
         assert stands_still(pid) == (cores[0] == cores[1])
         talk.hear(LANES[0], TaskDone)

@@ -21,7 +21,12 @@ def left():
         time.sleep(600)
     return "left: 3 requests"
 
-signals = StopSignals(lambda: print("first", flush=True), limit_s, left)
+def first():
+    print("first", flush=True)
+    if "a bug" in words:
+        raise ValueError("a bug")
+
+signals = StopSignals(first, limit_s, left, lambda: print("last", flush=True))
 signals.listen()
 print("listens", flush=True)
 if hangs == "before":
@@ -79,6 +84,15 @@ def test_the_main_thread_is_told_to_stop(child, number):
     assert "ended in order" in said
 
 
+def test_a_bug_in_what_it_calls_does_not_make_it_deaf(child):
+    found = child(0.3, "after", "a bug")
+    found.send(signal.SIGTERM)
+    code, said = found.ends()
+    assert code == 1
+    assert "ValueError: a bug" in said
+    assert said.endswith("last\n")
+
+
 def test_others_are_ignored_and_logged(child):
     found = child(600, "never")
     for number in IGNORED:
@@ -95,7 +109,7 @@ def test_a_second_signal_ends_at_once(child, hangs):
     found.hears("first")
     found.hears("SIGTERM: stopping")
     found.send(signal.SIGHUP)
-    assert found.ends()[0] == 128 + signal.SIGHUP
+    assert found.ends() == (128 + signal.SIGHUP, "last\n")
 
 
 @pytest.mark.parametrize("hangs", ["before", "after"])
