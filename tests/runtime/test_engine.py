@@ -45,6 +45,7 @@ from tests.waiting import with_growing_limits
 CONFIG = """
 [server]
 max_queue = 4
+start_timeout_s = 600.0
 [models]
 repository = "{repository}"
 calibration_s = 1.0
@@ -71,6 +72,19 @@ def start(trouble, folder, records, journal=None):
     engine.open()
     assert not records
     return engine
+
+
+def test_lanes_that_do_not_start_in_time_are_told_with_the_limit(trouble, tmp_path):
+    path = tmp_path / "server.toml"
+    path.write_text(CONFIG.format(repository=trouble.root).replace("600.0", "1e-6"))
+    config = load_config(path)
+    device = device_of(config)
+    engine = Engine(config, device, [].append, calibration_cache(config, device))
+    try:
+        with pytest.raises(NotReady, match=r"0 of 1 lanes .* server\.start_timeout_s = 1e-06"):
+            engine.start()
+    finally:
+        engine.stop()
 
 
 def call(graph: Graph, model: str = "mischief", **options: object) -> InferCall:
