@@ -74,19 +74,6 @@ def start(trouble, folder, records, journal=None):
     return engine
 
 
-def test_lanes_that_do_not_start_in_time_are_told_with_the_limit(trouble, tmp_path):
-    path = tmp_path / "server.toml"
-    path.write_text(CONFIG.format(repository=trouble.root).replace("600.0", "1e-6"))
-    config = load_config(path)
-    device = device_of(config)
-    engine = Engine(config, device, [].append, calibration_cache(config, device))
-    try:
-        with pytest.raises(NotReady, match=r"0 of 1 lanes .* server\.start_timeout_s = 1e-06"):
-            engine.start()
-    finally:
-        engine.stop()
-
-
 def call(graph: Graph, model: str = "mischief", **options: object) -> InferCall:
     names = {"float32": "FP32", "int32": "INT32", "int64": "INT64"}
     tensors = {
