@@ -36,6 +36,8 @@ class ServerConfig(Section, frozen=True):
     max_message: str = "64 MiB"
     #: Requests accepted and not yet answered; more are refused with a retry hint.
     max_queue: Count = 512
+    #: How long lanes may take to start, and a model to load or to be compiled.
+    start_timeout_s: Positive = 150.0
     #: How long a stop waits for accepted requests before it gives up on them.
     drain_timeout_s: Positive = 30.0
     #: What a stop may take besides; then the process ends by force, with exit code 1.

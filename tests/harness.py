@@ -74,10 +74,11 @@ class ServerProcess:
             "scheduling": {"policy": policy, "discipline": discipline},
             "report": {"database": str(self.database)},
         }
-        if checkout is None:  # another may be older than this key
+        if checkout is None:  # another may be older than these keys
             table["models"]["calibration_s"] = calibration_s
             # However busy the machine is, stops end in order.
             table["server"]["stop_timeout_s"] = 60
+            table["server"]["start_timeout_s"] = _START_TIMEOUT_S
         for name, values in (sections or {}).items():
             table.setdefault(name, {}).update(values)
         self.config = folder / "server.toml"

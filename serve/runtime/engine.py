@@ -48,7 +48,6 @@ from serve.runtime.ticket import RequestTicket
 
 _log = logging.getLogger(__name__)
 
-_LANES_START_TIMEOUT_S = 120.0
 #: Staged at once: what runs, as much again prepared, at the largest message (widened to int64).
 _STAGED_PER_LANE = 4
 #: The server's own requests at most, in messages of the largest size.
@@ -98,6 +97,7 @@ class Engine:
             executor=config.models.executor,
             qos_factor=chosen.qos_factor,
             calibration_s=config.models.calibration_s,
+            start_timeout_s=config.server.start_timeout_s,
             budget_bytes=device.budget_bytes,
             budget_changed=self._weights_changed,
             lock=self._lock,
@@ -172,10 +172,11 @@ class Engine:
         tell("starting lanes", 0.0)
         self.pool.start()
         lanes = len(self.pool.lane_ids)
-        if (started := self.driver.start(_LANES_START_TIMEOUT_S)) < lanes:
+        limit_s = self._config.server.start_timeout_s
+        if (started := self.driver.start(limit_s)) < lanes:
             raise NotReady(
-                f"{started} of {lanes} lanes started within {_LANES_START_TIMEOUT_S:g} s; "
-                "see the log"
+                f"{started} of {lanes} lanes started within server.start_timeout_s = {limit_s:g} "
+                "seconds; see the log"
             )
         for index, name in enumerate(names):
             if self.pool.calibrators.interrupted:

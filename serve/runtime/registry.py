@@ -44,8 +44,8 @@ from serve.runtime.quarantine import Quarantine
 
 _log = logging.getLogger(__name__)
 
-_PROBE_TIMEOUT_S = 180.0
-_LOAD_TIMEOUT_S = 120.0
+#: More than a model may take to be compiled, so that this is told.
+_PROBE_BEYOND_S = 30.0
 _DRAIN_TIMEOUT_S = 60.0
 
 #: Told what is being done, and how much of it is done, 0 to 1.
@@ -96,6 +96,7 @@ class Registry:
         executor: str,
         qos_factor: float,
         calibration_s: float,
+        start_timeout_s: float,
         budget_bytes: int,
         budget_changed: Callable[[Bytes], None],
         lock: threading.Lock,
@@ -112,6 +113,7 @@ class Registry:
         self._executor = executor
         self._qos_factor = qos_factor
         self._calibration_s = calibration_s
+        self._start_timeout_s = start_timeout_s
         self._budget_bytes = budget_bytes
         self._budget_changed = budget_changed
         self._lock = lock
@@ -495,7 +497,7 @@ class Registry:
                     or message.key in self._failures
                     or self._pool.calibrators.interrupted
                 ),
-                _LOAD_TIMEOUT_S,
+                self._start_timeout_s,
             )
             failure = self._failures.pop(message.key, "")
             if self._waiting[message.key] and self._pool.calibrators.interrupted:
@@ -504,7 +506,10 @@ class Registry:
             prefix = f"model {message.spec.key}: "
             raise ModelError(f"{prefix}does not load: {failure.removeprefix(prefix)}")
         if not done:
-            raise NotReady(f"model {message.spec.key} did not load within {_LOAD_TIMEOUT_S:g} s")
+            raise NotReady(
+                f"model {message.spec.key} did not load within server.start_timeout_s = "
+                f"{self._start_timeout_s:g} seconds"
+            )
 
     def _calibrated(
         self, spec: ModelSpec, digest: str, progress: Progress
@@ -520,9 +525,10 @@ class Registry:
             self._budget_bytes // 2,
             self._executor,
             self._cache.package(digest),
+            self._start_timeout_s,
         )
         with self._pool.calibrator() as calibrator:
-            found = calibrator.probe(message, _PROBE_TIMEOUT_S, progress)
+            found = calibrator.probe(message, self._start_timeout_s + _PROBE_BEYOND_S, progress)
         self._cache.put(digest, *found)
         return found
 

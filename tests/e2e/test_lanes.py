@@ -105,13 +105,14 @@ def test_a_model_that_ends_its_process_once_costs_nothing(troubled, call, troubl
 
 
 def test_a_model_that_raises_is_told_with_its_words(troubled, call, trouble):
-    before = descendants(troubled.pid)
+    before = lane_pids(troubled)
     with pytest.raises(grpc.RpcError) as caught:
         infer(call, "mischief", trouble.graph(RAISE, num_nodes=7), tenant="raised")
     assert caught.value.code() is grpc.StatusCode.INTERNAL
     assert caught.value.details() == "ValueError: asked to fail at 7 nodes"
     assert row(troubled, "tenant = ?", "raised")["reason"] == "model_error"
-    assert descendants(troubled.pid) == before
+    assert lane_pids(troubled) <= before
+    assert metric(troubled, "gnnserve_lanes_up") == LANES
 
 
 def test_both_lanes_killed_while_idle_come_back(troubled, call):

@@ -71,7 +71,7 @@ def neighbours(server, call, reference):
         yield
         for found, expected in answers:
             assert_equal(found, expected)
-    assert descendants(server.pid) == processes
+    assert descendants(server.pid).keys() <= processes.keys()
     assert metric(server, "gnnserve_lane_restarts_total") == 0
     wait_for(lambda: metric(server, "gnnserve_memory_reserved_bytes") == 0, "empty ledger")
 

@@ -45,6 +45,7 @@ from tests.waiting import with_growing_limits
 CONFIG = """
 [server]
 max_queue = 4
+start_timeout_s = 600.0
 [models]
 repository = "{repository}"
 calibration_s = 1.0
