@@ -26,7 +26,6 @@ from serve.graphs.pool import GraphPool
 from serve.journal import decode
 from serve.models.cache import CalibrationCache
 from serve.models.facts import PACKAGED, compiler
-from serve.models.repository import BrokenModel, scan
 from serve.obs.http import HttpPort
 from serve.obs.journal import JournalWriter
 from serve.obs.metrics import Metrics
@@ -201,31 +200,6 @@ def calibration_cache(config: Config, device: Device) -> CalibrationCache:
     else:
         found.later = cache(compiles=True)
     return found
-
-
-def check_config(config: Config) -> list[str]:
-    """A line for each model found; raises ConfigError for the first thing that cannot work."""
-    device_of(config)
-    database = config.path(config.report.database)
-    if not os.access(database if database.exists() else database.parent, os.W_OK):
-        raise ConfigError(f"report.database: {database} cannot be written")
-    lines = []
-    wanted = config.models.load
-    for found in scan(config.path(config.models.repository)):
-        if wanted and found.name not in wanted:
-            continue
-        if isinstance(found, BrokenModel):
-            raise ConfigError(found.reason)
-        lines.append(f"model {found.name} version {found.version}: {found.weights_bytes} bytes")
-    for graph in config.graph:
-        source = graph.dataset
-        if graph.file is not None:
-            path = config.path(graph.file)
-            if not path.exists():
-                raise ConfigError(f"graph '{graph.name}': {path}: no such file")
-            source = str(path)
-        lines.append(f"graph {graph.name}: {source}")
-    return lines
 
 
 @contextmanager

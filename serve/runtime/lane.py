@@ -286,6 +286,8 @@ class Lane:
         try:
             model, site = self._load_to_measure(message.spec, "eager")
             signature = probe_signature(model)
+            if message.tries_only:
+                return ModelProbed(signature, b"")
             options = Options(
                 message.executor,
                 message.max_bytes,

@@ -33,6 +33,7 @@ from serve.models.repository import (
     is_version,
     scan,
     scan_model,
+    unknown_names,
 )
 from serve.runtime import clock
 from serve.runtime.api import NODE_IDS, ModelInfo, TensorSpec
@@ -552,11 +553,6 @@ class Registry:
 
     def names_to_load(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
         """`wanted`, or every model of the repository; raises ConfigError on an unknown one."""
-        known = {found.name for found in scan(self._root)}
-        for name in wanted:
-            if name not in known:
-                raise ConfigError(
-                    f"models.load: '{name}' is not in {self._root}; it holds: "
-                    f"{', '.join(sorted(known)) or 'nothing'}"
-                )
-        return wanted or tuple(sorted(known))
+        if wrong := unknown_names(self._root, wanted):
+            raise ConfigError("\n".join(wrong))
+        return wanted or tuple(dict.fromkeys(found.name for found in scan(self._root)))
