@@ -228,6 +228,30 @@ def test_room_is_given_to_the_newest_version_first(tmp_path, folder, lanes):
     registry.close()
 
 
+def test_a_version_that_serves_without_its_folder_is_told(folder, registry):
+    write_version(folder, 10, 2.0)
+    registry.load("m")
+    shutil.rmtree(folder / "10")
+    half_copied(folder, 2)
+    assert [row[:2] for row in told(registry)] == [
+        ("1", "READY"),
+        ("2", "UNAVAILABLE"),
+        ("10", "READY"),
+    ]
+    shutil.rmtree(folder)
+    assert [row[:2] for row in told(registry)] == [("1", "READY"), ("10", "READY")]
+
+
+def test_a_version_that_is_none_is_not_found_of_a_model_that_is_not_served(folder, registry):
+    half_copied(folder, 1)
+    with pytest.raises(ConfigError):
+        registry.load("m")
+    for version in ("9" * 5000, "2"):
+        with pytest.raises((NotFound, NotReady)) as caught:
+            registry.get("m", version)
+        assert len(str(caught.value)) < 500
+
+
 @pytest.mark.parametrize("version", ["9" * 5000, "١", "²", "01", "+1", "1 ", "2", "-1"])
 def test_a_version_that_is_none_is_not_found(registry, version):
     registry.load("m")
