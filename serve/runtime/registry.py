@@ -227,7 +227,8 @@ class Registry:
                     self._states.pop(name, None)
                 else:
                     self._states[name] = ("UNAVAILABLE", str(error))
-                _log.error("loading %s: %s", name, error)
+                if not isinstance(error, NotFound):  # a name that a client made up
+                    _log.error("loading %s: %s", name, error)
                 raise
 
     def _load(self, name: str, progress: Progress) -> ModelEntry:
@@ -444,8 +445,11 @@ class Registry:
             self._executor,
             self._cache.package(digest),
         )
-        with self._pool.calibrator() as calibrator:
-            found = calibrator.probe(message, _PROBE_TIMEOUT_S, progress)
+        try:
+            with self._pool.calibrator() as calibrator:
+                found = calibrator.probe(message, _PROBE_TIMEOUT_S, progress)
+        except (OSError, EOFError) as error:
+            raise NotReady(f"model {spec.key}: no process to calibrate it: {error}") from error
         self._cache.put(digest, *found)
         return found
 

@@ -219,6 +219,29 @@ def test_without_a_version_that_loads_the_model_is_not_served(folder, registry):
     assert told(registry) == [("1", "UNAVAILABLE", "unloaded")]
 
 
+def test_without_a_process_to_calibrate_in_the_old_version_serves(
+    folder, registry, lanes, monkeypatch
+):
+    entry = registry.load("m")
+    write_version(folder, 2, 2.0)
+
+    def probe(*_):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(lanes, "probe", probe)
+    before = copies_held()
+    with pytest.raises(NotReady, match="model m:2: no process to calibrate it"):
+        registry.load("m")
+    assert registry.get("m") is entry
+    assert copies_held() == before
+
+
+def test_names_that_clients_make_up_are_not_logged(registry, caplog):
+    with pytest.raises(NotFound):
+        registry.load("n" * 5000)
+    assert caplog.text == ""
+
+
 def test_room_is_given_to_the_newest_version_first(tmp_path, folder, lanes):
     write_version(folder, 2, 2.0)
     size_bytes = weights_of(folder, 1).stat().st_size
