@@ -216,31 +216,6 @@ def calibration_cache(config: Config, device: Device) -> CalibrationCache:
     return found
 
 
-def check_config(config: Config) -> list[str]:
-    """A line for each model found; raises ConfigError for the first thing that cannot work."""
-    device_of(config)
-    database = config.path(config.report.database)
-    if not os.access(database if database.exists() else database.parent, os.W_OK):
-        raise ConfigError(f"report.database: {database} cannot be written")
-    lines = []
-    wanted = config.models.load
-    for found in scan(config.path(config.models.repository)):
-        if wanted and found.name not in wanted:
-            continue
-        if isinstance(found, BrokenModel):
-            raise ConfigError(found.reason)
-        lines.append(f"model {found.name} version {found.version}: {found.weights_bytes} bytes")
-    for graph in config.graph:
-        source = graph.dataset
-        if graph.file is not None:
-            path = config.path(graph.file)
-            if not path.exists():
-                raise ConfigError(f"graph '{graph.name}': {path}: no such file")
-            source = str(path)
-        lines.append(f"graph {graph.name}: {source}")
-    return lines
-
-
 @contextmanager
 def _offline(config: Config, device: Device) -> Iterator[Engine]:
     """An engine without lanes, which can estimate and not run; calibrates what is not cached."""

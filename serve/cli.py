@@ -113,14 +113,34 @@ def serve_command(
 
 
 @app.command()
-def check(config: ConfigOption) -> None:
-    """Validate the configuration and the model repository; exit 2 with the exact key on error."""
-    from serve.app import check_config
+def check(
+    config: ConfigOption,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="Read files only: bind no port, build no model.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Find everything that would keep a server of this configuration from serving.
 
-    loaded = load_config(config)
-    for line in check_config(loaded):
-        typer.echo(line)
-    typer.echo(f"{config}: ok")
+    Tries the addresses, and builds every model and runs it on a small graph. Exit code 2 when there
+    is an error; each is told with its file and key.
+    """
+    from serve.check import check as find_mistakes
+    from serve.obs.log import setup_logging
+
+    # What goes wrong is told once, by the check.
+    setup_logging(level="CRITICAL")
+    with Steps(_errors) as steps:
+        found = find_mistakes(config, steps.tell, fast=fast)
+    if as_json:
+        typer.echo(msgspec.json.encode(found))
+    else:
+        for severity, lines in (("error", found.errors), ("warning", found.warnings)):
+            for line in lines:
+                typer.echo(f"{severity}: {line}", err=True)
+        if not found.errors:
+            typer.echo("\n".join([*found.fine, f"{config}: ok"]))
+    raise typer.Exit(2 if found.errors else 0)
 
 
 @app.command()

@@ -43,6 +43,11 @@ def read_text(path: Path, most_bytes: int) -> str:
     return data.decode("utf-8")
 
 
+def printable(text: str) -> str:
+    """Return `text` with what is no character, as names of files may hold, written as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def _refuse_other(mode: int) -> None:
     if not stat.S_ISREG(mode):
         kind = _KINDS.get(stat.S_IFMT(mode), "something else")

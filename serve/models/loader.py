@@ -85,15 +85,18 @@ def load_model(spec: ModelSpec) -> LoadedModel:
 
     ConfigError when the weights file has changed since the repository was read.
     """
-    where = f"model {spec.key}"
+    where = f"model {spec.key}: {spec.config_file}"
     factory = _resolve(spec)
     try:
         module = factory(**spec.args)
     except Exception as error:
-        raise ModelError(f"{where}: {spec.factory} with {spec.args}: {_told(error)}") from error
+        raise ModelError(
+            f"{where}: model.args: {spec.factory} with {spec.args}: {_told(error)}"
+        ) from error
     if not isinstance(module, torch.nn.Module):
         raise ModelError(
-            f"{where}: {spec.factory} returned a {type(module).__name__}, not a torch.nn.Module"
+            f"{where}: model.factory: {spec.factory} returned a {type(module).__name__},"
+            " not a torch.nn.Module"
         )
     for name, layer in module.named_modules():
         # A cached layer answers every later graph with the first one's normalised edges.
@@ -135,7 +138,7 @@ def _map_weights(module: torch.nn.Module, spec: ModelSpec) -> None:
 def _resolve(spec: ModelSpec) -> Callable[..., Any]:
     """Import the factory's module, or the file beside config.toml, and take the callable."""
     target, _, attribute = spec.factory.rpartition(":")
-    where = f"model {spec.key}: factory {spec.factory!r}"
+    where = f"model {spec.key}: {spec.config_file}: model.factory {spec.factory!r}"
     source = spec.source_file
     try:
         loaded = importlib.import_module(target) if source is None else _load_file(spec, source)

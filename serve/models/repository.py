@@ -19,7 +19,7 @@ from typing import Any, Literal
 import msgspec
 
 from serve.errors import ConfigError, NotFound
-from serve.files import open_regular
+from serve.files import open_regular, printable
 from serve.models.header import read_header
 from serve.models.settings import CONFIG_FILE, ModelConfig, read_settings
 
@@ -58,6 +58,11 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     #: read where they lie in the repository. See ``copies``.
     own_weights: str = ""
     own_source: str = ""
+
+    @property
+    def config_file(self) -> Path:
+        """Where all this is from."""
+        return Path(self.folder) / CONFIG_FILE
 
     @property
     def weights_file(self) -> Path:
@@ -118,6 +123,16 @@ def find(root: Path, name: str, version: str = "") -> ModelSpec:
     return entry
 
 
+def unknown_names(root: Path, names: tuple[str, ...]) -> list[str]:
+    """What to say of those of `names` that are no models of the repository, one line each."""
+    known = _names(root)
+    return [
+        f"models.load: '{_clipped(name)}' is not in {root}; it holds: {_listed(known)}"
+        for name in names
+        if name not in known
+    ]
+
+
 def is_version(text: str) -> bool:
     """Whether a version may be named so: a positive integer in plain digits."""
     return _VERSION.fullmatch(text) is not None
@@ -131,7 +146,7 @@ def content_hash(spec: ModelSpec) -> str:
     """
     digest = hashlib.sha256()
     source = Path(spec.own_source) if spec.own_source else spec.source_file or _installed(spec)
-    for path in (Path(spec.folder) / CONFIG_FILE, spec.weights_file, source):
+    for path in (spec.config_file, spec.weights_file, source):
         digest.update(b"\0file\0")
         if path is not None:
             try:
@@ -193,7 +208,7 @@ def _scan_versions(folder: Path) -> list[ModelSpec | BrokenModel]:
 def _broken(name: str, version: int | None, reason: str) -> BrokenModel:
     """An entry that can be told: names of files need be neither text nor short."""
     return BrokenModel(
-        name=_printable(name), version=version, reason=_clipped(_printable(reason), _MAX_REASON)
+        name=printable(name), version=version, reason=_clipped(printable(reason), _MAX_REASON)
     )
 
 
@@ -266,12 +281,7 @@ def _find_installed(module: str) -> Path | None:
 
 
 def _listed(names: list[str] | dict[str, Any]) -> str:
-    return _printable(", ".join(names)) or "nothing"
-
-
-def _printable(text: str) -> str:
-    """`text` with what is no character, as file names may hold, written as escapes."""
-    return text.encode("utf-8", "backslashreplace").decode()
+    return printable(", ".join(names)) or "nothing"
 
 
 def _clipped(text: str, most: int = _MAX_NAME) -> str:

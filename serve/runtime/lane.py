@@ -305,6 +305,8 @@ class Lane:
             model, site = self._load_to_measure(message.spec, "eager")
             trial = self._load_to_try(message.spec)
             signature = probe_signature(trial or model)
+            if message.tries_only:
+                return ModelProbed(signature, b"")
             options = Options(
                 message.executor,
                 message.max_bytes,

@@ -72,6 +72,8 @@ class ProbeModel(Message, frozen=True, tag=True, array_like=True):
     #: Folder to compile into; empty: `auto` compiles nothing.
     package: str = ""
     compile_timeout_s: float = 150.0
+    #: Find the signature and leave it at that.
+    tries_only: bool = False
 
 
 class TableRef(msgspec.Struct, frozen=True, array_like=True):

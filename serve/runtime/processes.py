@@ -25,6 +25,7 @@ from serve import native
 from serve.errors import ModelError, NotReady
 from serve.estimate.calibration import Calibration
 from serve.models.facts import Signature
+from serve.models.repository import ModelSpec
 from serve.runtime import messages
 from serve.runtime.entry import LaneSetup, PassedFile, run_lanes
 from serve.runtime.messages import (
@@ -141,6 +142,17 @@ class Calibrator:
         self, message: ProbeModel, timeout_s: float, progress: Callable[[str, float], None]
     ) -> tuple[Signature, Calibration]:
         """Signature and calibration of the model; raises ModelError, or NotReady as `receive`."""
+        said = self._probed(message, timeout_s, progress)
+        return said.signature, msgspec.msgpack.decode(said.calibration, type=Calibration)
+
+    def try_out(self, spec: ModelSpec, timeout_s: float) -> Signature:
+        """The same without a calibration: the model is built and runs on a few small graphs."""
+        message = ProbeModel(spec, budget_s=0.0, max_bytes=0, tries_only=True)
+        return self._probed(message, timeout_s, lambda step, fraction: None).signature
+
+    def _probed(
+        self, message: ProbeModel, timeout_s: float, progress: Callable[[str, float], None]
+    ) -> ModelProbed:
         self.send(message)
         while True:
             said = self.receive(timeout_s)
@@ -150,8 +162,7 @@ class Calibrator:
                 prefix = f"model {message.spec.key}: "
                 raise ModelError(prefix + said.message.removeprefix(prefix))
             elif isinstance(said, ModelProbed):
-                found = msgspec.msgpack.decode(said.calibration, type=Calibration)
-                return said.signature, found
+                return said
 
     def send(self, message: Message) -> None:
         """Send one packet; of a process that died `receive` tells."""

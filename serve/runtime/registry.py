@@ -10,20 +10,19 @@ cached on disk.
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import SimpleQueue
 
 import msgspec
 
-from serve.core.types import Bytes, LaneId
-from serve.errors import ConfigError, ModelError, NotFound, NotReady, ServeError
+from serve.core.types import Bytes
+from serve.errors import ConfigError, NotFound, NotReady, ServeError
 from serve.estimate.calibration import Calibration
 from serve.estimate.estimator import ModelEstimator, Overhead
 from serve.estimate.interference import Interference
 from serve.models.cache import CalibrationCache
-from serve.models.copies import OwnFiles
 from serve.models.facts import PACKAGED, Signature
 from serve.models.repository import (
     BrokenModel,
@@ -33,11 +32,12 @@ from serve.models.repository import (
     is_version,
     scan,
     scan_model,
+    unknown_names,
 )
 from serve.runtime import clock
 from serve.runtime.api import NODE_IDS, ModelInfo, TensorSpec
+from serve.runtime.lane_models import LaneModels
 from serve.runtime.messages import LoadModel, ProbeModel
-from serve.runtime.messages import UnloadModel as UnloadFromLane
 from serve.runtime.overhead import ASSUMED
 from serve.runtime.pool import LanePool
 from serve.runtime.quarantine import Quarantine
@@ -83,6 +83,43 @@ class ModelEntry:
     quarantine: Quarantine = field(default_factory=Quarantine)
     cached_info: ModelInfo | None = None
 
+    def describe(self, graphs: tuple[str, ...], qos_factor: float) -> ModelInfo:
+        """What is told of it while it serves; `graphs` are those that it can be asked about."""
+        spec, signature = self.spec, self.signature
+        inputs = []
+        for name in spec.inputs:
+            datatype, shape = _INPUT_SPECS[name]
+            if name == "x":
+                shape = (-1, signature.num_features)
+            elif name == "edge_attr" and signature.edge_dim is not None:
+                shape = (-1, signature.edge_dim)
+            inputs.append(TensorSpec(name, datatype, shape, name in _OPTIONAL_INPUTS))
+        if graphs:
+            inputs.append(NODE_IDS)
+        output = TensorSpec("output", "FP32", (-1, signature.num_outputs))
+        properties = {
+            "description": spec.description,
+            "factory": spec.factory,
+            "output_rows": signature.rows,
+            "graphs": ", ".join(graphs),
+            "deterministic": str(signature.deterministic).lower(),
+            "replayed_up_to": str(self.estimator.calibration.replay_most or ""),
+            "executor_reason": self.executor_reason,
+        }
+        return ModelInfo(
+            name=spec.name,
+            version=str(spec.version),
+            state="READY",
+            reason=self.estimator.calibration.remarks,
+            inputs=tuple(inputs),
+            outputs=(output,),
+            rows=signature.rows,
+            executor=self.executor,
+            weights_bytes=spec.weights_bytes,
+            qos_factor=qos_factor,
+            properties={key: value for key, value in properties.items() if value},
+        )
+
 
 class Registry:
     """The models of one server. Loads are one at a time; look-ups need no lock."""
@@ -110,6 +147,7 @@ class Registry:
         self._root = root
         self._cache = cache
         self._pool = pool
+        self._lanes = LaneModels(pool, start_timeout_s)
         self._executor = executor
         self._qos_factor = qos_factor
         self._calibration_s = calibration_s
@@ -126,16 +164,11 @@ class Registry:
         #: Why versions are not served as they lie in the repository, since they last were tried.
         self._failed: dict[tuple[str, int], str] = {}
         self._load_lock = threading.Lock()
-        self._answers = threading.Condition()
-        #: Lanes that have not yet answered a LoadModel, by key; and the failures told.
-        self._waiting: dict[str, set[LaneId]] = {}
-        self._failures: dict[str, str] = {}
-        #: Lanes whose process is up, with what was sent to them so far.
-        self._lanes_up: set[LaneId] = set()
-        #: Every model the lanes hold or are about to, by key.
-        self._on_lanes: dict[str, LoadModel] = {}
-        #: What they read, by where their weights are.
-        self._own_files: dict[str, OwnFiles] = {}
+        #: For the driver, which hears of lanes.
+        self.lane_up = self._lanes.up
+        self.lane_answered = self._lanes.answered
+        self.lane_lost = self._lanes.lost
+        self.interrupt = self._lanes.interrupt
         #: What serves until it is compiled in the background; None ends whoever waits for it.
         self.to_compile: SimpleQueue[ModelEntry | None] = SimpleQueue()
         #: What the server adds to a run, shared by all models.
@@ -144,11 +177,8 @@ class Registry:
 
     @property
     def weights_bytes(self) -> int:
-        """Weights and code of all models the lanes hold; their pages are shared between lanes."""
-        held = tuple(self._on_lanes.values())
-        # A model on two executors has its weights once.
-        weights = {message.content: message.spec.weights_bytes for message in held}
-        return sum(weights.values()) + sum(message.package_bytes for message in held)
+        """Weights and code of all models the lanes hold."""
+        return self._lanes.weights_bytes
 
     @property
     def entries(self) -> tuple[ModelEntry, ...]:
@@ -170,12 +200,13 @@ class Registry:
         state, reason = self._states.get(name, ("", ""))
         if state in ("", "UNAVAILABLE") and (name, number) in self._failed:
             state, reason = "UNAVAILABLE", self._failed[name, number]  # type: ignore[index]
-        if not state:
+        if not state or (version and number is None):
             state, reason = "UNAVAILABLE", "not loaded"
             try:
                 find(self._root, name, version)
             except ConfigError as error:
                 reason = str(error)
+            version = "" if number is None else version
         wanted = f"version {version} of model '{name}'" if version else f"model '{name}'"
         raise NotReady(f"{wanted} is {state}" + (f": {reason}" if reason else ""))
 
@@ -200,7 +231,8 @@ class Registry:
                     self._states.pop(name, None)
                 else:
                     self._states[name] = ("UNAVAILABLE", str(error))
-                _log.error("loading %s: %s", name, error)
+                if not isinstance(error, NotFound):  # a name that a client made up
+                    _log.error("loading %s: %s", name, error)
                 raise
 
     def _load(self, name: str, progress: Progress) -> ModelEntry:
@@ -251,12 +283,11 @@ class Registry:
                 f"model {spec.key}: weights of all models would take {needed_bytes} bytes, "
                 f"the device has {self._budget_bytes} (device.memory_budget)"
             )
-        own = OwnFiles(spec)
-        self._own_files[own.spec.own_weights] = own
+        own = self._lanes.own_files(spec)
         try:
-            entry = self._load_own(own.spec, progress)
+            entry = self._load_own(own, progress)
         except BaseException:
-            self._close_files_of(own.spec)
+            self._lanes.close_files_of(own)
             raise
         self._serve(entry, old)
         if old is not None:
@@ -338,10 +369,10 @@ class Registry:
                 message, package=cache.package(digest), package_bytes=cache.package_bytes(digest)
             )
         key = message.key
-        self._on_lanes[key] = message
+        self._lanes.add(message)
         self._budget_changed(Bytes(self.weights_bytes))
         try:
-            self._send_to_lanes(message, before_each)
+            self._lanes.load(message, before_each)
         except ServeError:
             self._forget(key)
             raise
@@ -362,8 +393,15 @@ class Registry:
             self._states[name] = ("UNAVAILABLE", "unloaded")
 
     def infos(self) -> tuple[ModelInfo, ...]:
-        """Every model and version of the repository, served or not."""
-        return tuple(self._info_of(found) for found in scan(self._root))
+        """Every model and version of the repository, served or not, and what else is served."""
+        rows = [self._info_of(found) for found in scan(self._root)]
+        there = {(row.name, row.version) for row in rows}
+        rows += [
+            self.info(entry)  # its folder is gone
+            for (name, version), entry in tuple(self._entries.items())
+            if (name, str(version)) not in there
+        ]
+        return tuple(sorted(rows, key=lambda row: (row.name, int(row.version or 0))))
 
     def _info_of(self, found: ModelSpec | BrokenModel) -> ModelInfo:
         """What is told of a version, or of a model that has none."""
@@ -385,131 +423,16 @@ class Registry:
     def info(self, entry: ModelEntry) -> ModelInfo:
         """What is told of a served model."""
         reason = entry.quarantine.reason(clock.now_ns())
+        if entry.cached_info is None:
+            entry.cached_info = entry.describe(self._graphs_of(entry), self.factor_of(entry))
         if reason:
-            return replace(self._usual_info(entry), state="UNAVAILABLE", reason=reason)
-        return self._usual_info(entry)
-
-    def _usual_info(self, entry: ModelEntry) -> ModelInfo:
-        if entry.cached_info is not None:
-            return entry.cached_info
-        spec, signature = entry.spec, entry.signature
-        inputs = []
-        for name in spec.inputs:
-            datatype, shape = _INPUT_SPECS[name]
-            if name == "x":
-                shape = (-1, signature.num_features)
-            elif name == "edge_attr" and signature.edge_dim is not None:
-                shape = (-1, signature.edge_dim)
-            inputs.append(TensorSpec(name, datatype, shape, name in _OPTIONAL_INPUTS))
-        graphs = self._graphs_of(entry)
-        if graphs:
-            inputs.append(NODE_IDS)
-        output = TensorSpec("output", "FP32", (-1, signature.num_outputs))
-        properties = {
-            "description": spec.description,
-            "factory": spec.factory,
-            "output_rows": signature.rows,
-            "graphs": ", ".join(graphs),
-            "deterministic": str(signature.deterministic).lower(),
-            "replayed_up_to": str(entry.estimator.calibration.replay_most or ""),
-            "executor_reason": entry.executor_reason,
-        }
-        entry.cached_info = ModelInfo(
-            name=spec.name,
-            version=str(spec.version),
-            state="READY",
-            reason=entry.estimator.calibration.remarks,
-            inputs=tuple(inputs),
-            outputs=(output,),
-            rows=signature.rows,
-            executor=entry.executor,
-            weights_bytes=spec.weights_bytes,
-            qos_factor=self.factor_of(entry),
-            properties={key: value for key, value in properties.items() if value},
-        )
+            return replace(entry.cached_info, state="UNAVAILABLE", reason=reason)
         return entry.cached_info
 
     def forget_infos(self) -> None:
         """What is told of models depends on the graphs that are there, which have changed."""
         for entry in self._entries.values():
             entry.cached_info = None
-
-    def interrupt(self) -> None:
-        """Have whoever waits for lanes to load a model look at whether the pool is interrupted."""
-        with self._answers:
-            self._answers.notify_all()
-
-    def lane_up(self, lane_id: LaneId) -> bool:
-        """A lane's process started; send it all models. True when it needs none."""
-        with self._answers:
-            self._lanes_up.add(lane_id)
-            wanted = tuple(self._on_lanes.values())
-            for message in wanted:
-                self._waiting.setdefault(message.key, set()).add(lane_id)
-        for message in wanted:
-            self._pool.send(lane_id, message)
-        return not wanted
-
-    def lane_answered(self, lane_id: LaneId, key: str, failure: str = "") -> bool:
-        """A lane loaded a model, or says why not. True when it waits for nothing more."""
-        with self._answers:
-            waiting = self._waiting.get(key)
-            if waiting is not None:
-                waiting.discard(lane_id)
-            if failure:
-                self._failures[key] = failure
-            self._answers.notify_all()
-            return not any(lane_id in lanes for lanes in self._waiting.values())
-
-    def lane_lost(self, lane_id: LaneId) -> None:
-        """A lane's process ended; it answers nothing more."""
-        with self._answers:
-            self._lanes_up.discard(lane_id)
-            for waiting in self._waiting.values():
-                waiting.discard(lane_id)
-            self._answers.notify_all()
-
-    def _send_to_lanes(
-        self, message: LoadModel, before_each: Callable[[], None] | None = None
-    ) -> None:
-        """Load on every lane that is up; the others get it when they come up.
-
-        On all at once, or with `before_each` on one after the other, from the last to the first.
-        """
-        with self._answers:
-            lanes = sorted(self._lanes_up, reverse=True)
-            self._failures.pop(message.key, None)
-        for some in [lanes] if before_each is None else [[lane_id] for lane_id in lanes]:
-            if before_each is not None:
-                before_each()
-            self._load_on(message, some)
-
-    def _load_on(self, message: LoadModel, lanes: Sequence[LaneId]) -> None:
-        with self._answers:
-            waiting = self._waiting.setdefault(message.key, set())
-            waiting |= self._lanes_up.intersection(lanes)
-        for lane_id in lanes:
-            self._pool.send(lane_id, message)
-        with self._answers:
-            done = self._answers.wait_for(
-                lambda: (
-                    not self._waiting[message.key]
-                    or message.key in self._failures
-                    or self._pool.calibrators.interrupted
-                ),
-                self._start_timeout_s,
-            )
-            failure = self._failures.pop(message.key, "")
-            if self._waiting[message.key] and self._pool.calibrators.interrupted:
-                failure = failure or "the server stops"
-        if failure:
-            prefix = f"model {message.spec.key}: "
-            raise ModelError(f"{prefix}does not load: {failure.removeprefix(prefix)}")
-        if not done:
-            raise NotReady(
-                f"model {message.spec.key} did not load within server.start_timeout_s = "
-                f"{self._start_timeout_s:g} seconds"
-            )
 
     def _calibrated(
         self, spec: ModelSpec, digest: str, progress: Progress
@@ -527,8 +450,11 @@ class Registry:
             self._cache.package(digest),
             self._start_timeout_s,
         )
-        with self._pool.calibrator() as calibrator:
-            found = calibrator.probe(message, self._start_timeout_s + _PROBE_BEYOND_S, progress)
+        try:
+            with self._pool.calibrator() as calibrator:
+                found = calibrator.probe(message, self._start_timeout_s + _PROBE_BEYOND_S, progress)
+        except (OSError, EOFError) as error:
+            raise NotReady(f"model {spec.key}: no process to calibrate it: {error}") from error
         self._cache.put(digest, *found)
         return found
 
@@ -545,35 +471,15 @@ class Registry:
 
     def _forget(self, key: str) -> None:
         self._by_key.pop(key, None)
-        with self._answers:
-            message = self._on_lanes.pop(key, None)
-            self._waiting.pop(key, None)
-            lanes = tuple(self._lanes_up)
-        for lane_id in lanes:
-            self._pool.send(lane_id, UnloadFromLane(key))
-        if message is not None:
-            self._close_files_of(message.spec)
+        self._lanes.drop(key)
         self._budget_changed(Bytes(self.weights_bytes))
-
-    def _close_files_of(self, spec: ModelSpec) -> None:
-        """Let go of its copies, unless lanes hold or will be told to load what reads them."""
-        with self._answers:
-            used = any(one.spec.own_weights == spec.own_weights for one in self._on_lanes.values())
-        if not used and (own := self._own_files.pop(spec.own_weights, None)) is not None:
-            own.close()
 
     def close(self) -> None:
         """Let go of all files; for when no lane runs any more."""
-        while self._own_files:
-            self._own_files.popitem()[1].close()
+        self._lanes.close()
 
     def names_to_load(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
         """`wanted`, or every model of the repository; raises ConfigError on an unknown one."""
-        known = {found.name for found in scan(self._root)}
-        for name in wanted:
-            if name not in known:
-                raise ConfigError(
-                    f"models.load: '{name}' is not in {self._root}; it holds: "
-                    f"{', '.join(sorted(known)) or 'nothing'}"
-                )
-        return wanted or tuple(sorted(known))
+        if wrong := unknown_names(self._root, wanted):
+            raise ConfigError("\n".join(wrong))
+        return wanted or tuple(dict.fromkeys(found.name for found in scan(self._root)))

@@ -73,6 +73,15 @@ def test_commands_on_a_journal_work_and_a_changed_one_is_told(tmp_path):
     assert "not the same" in done.stderr
 
 
+def test_the_check_before_a_start_works(tmp_path):
+    (script,) = blocks("sh check")
+    (tmp_path / "models").mkdir()
+    (tmp_path / "gnnserve.toml").write_text("")
+    done = run(script, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "gnnserve.toml: ok\n"
+
+
 def test_commands_on_a_database_work(database, tmp_path):
     scripts = blocks("sh")
     assert len(scripts) >= 3

@@ -514,7 +514,7 @@ def test_another_executor_takes_over_while_the_model_serves(engine, trouble, tri
     np.testing.assert_allclose(before.output, after.output, rtol=1e-4, atol=1e-5)
     assert engine.model("gcn").properties["executor_reason"] == "as asked"
     assert engine.model("gcn").properties["replayed_up_to"] == "80"
-    assert registry._on_lanes[registry.get("gcn").key].replay_most == 80
+    assert registry._lanes.held[registry.get("gcn").key].replay_most == 80
     assert engine.snapshot().executors["gcn", "1"] == "eager"
     assert (registry.by_key(entry.key), registry.weights_bytes) == (None, weights_bytes)
     # At the next start it serves so at once.

@@ -219,6 +219,29 @@ def test_without_a_version_that_loads_the_model_is_not_served(folder, registry):
     assert told(registry) == [("1", "UNAVAILABLE", "unloaded")]
 
 
+def test_without_a_process_to_calibrate_in_the_old_version_serves(
+    folder, registry, lanes, monkeypatch
+):
+    entry = registry.load("m")
+    write_version(folder, 2, 2.0)
+
+    def probe(*_):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(lanes, "probe", probe)
+    before = copies_held()
+    with pytest.raises(NotReady, match="model m:2: no process to calibrate it"):
+        registry.load("m")
+    assert registry.get("m") is entry
+    assert copies_held() == before
+
+
+def test_names_that_clients_make_up_are_not_logged(registry, caplog):
+    with pytest.raises(NotFound):
+        registry.load("n" * 5000)
+    assert caplog.text == ""
+
+
 def test_room_is_given_to_the_newest_version_first(tmp_path, folder, lanes):
     write_version(folder, 2, 2.0)
     size_bytes = weights_of(folder, 1).stat().st_size
@@ -226,6 +249,30 @@ def test_room_is_given_to_the_newest_version_first(tmp_path, folder, lanes):
     assert registry.load("m").spec.version == 2
     assert "device.memory_budget" in told(registry)[0][2]
     registry.close()
+
+
+def test_a_version_that_serves_without_its_folder_is_told(folder, registry):
+    write_version(folder, 10, 2.0)
+    registry.load("m")
+    shutil.rmtree(folder / "10")
+    half_copied(folder, 2)
+    assert [row[:2] for row in told(registry)] == [
+        ("1", "READY"),
+        ("2", "UNAVAILABLE"),
+        ("10", "READY"),
+    ]
+    shutil.rmtree(folder)
+    assert [row[:2] for row in told(registry)] == [("1", "READY"), ("10", "READY")]
+
+
+def test_a_version_that_is_none_is_not_found_of_a_model_that_is_not_served(folder, registry):
+    half_copied(folder, 1)
+    with pytest.raises(ConfigError):
+        registry.load("m")
+    for version in ("9" * 5000, "2"):
+        with pytest.raises((NotFound, NotReady)) as caught:
+            registry.get("m", version)
+        assert len(str(caught.value)) < 500
 
 
 @pytest.mark.parametrize("version", ["9" * 5000, "١", "²", "01", "+1", "1 ", "2", "-1"])
