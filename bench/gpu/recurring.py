@@ -23,8 +23,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from bench.gpu.engines import FEATURES, Bench, call
 from bench.gpu.kit import MODELS, Result, run, spread
-from bench.gpu.serving import FEATURES, LIMIT, Bench, call
+from bench.gpu.serving import LIMIT
 from serve.config import GraphConfig
 from serve.estimate.calibration import Calibration
 from serve.graphs.generate import generate_edges

@@ -84,15 +84,17 @@ class Device:
         return tuple(cores[: max(1, len(cores) // 8)])
 
 
-def find_device(config: DeviceConfig, *, spare_lanes: bool) -> Device:
+def find_device(
+    config: DeviceConfig, *, spare_lanes: bool, gpus: tuple[Gpu, ...] | None = None
+) -> Device:
     """The device of the configuration; raises ConfigError when this machine has none such.
 
     With `spare_lanes` there are `LANES_PER_CORE` unless the configuration says how many: a
-    suspended task keeps its lane.
+    suspended task keeps its lane. `gpus`, where the machine's were looked for before.
     """
     if config.kind != "cpu":
         try:
-            return _gpu_device(config, find_gpus())
+            return _gpu_device(config, gpus or find_gpus())
         except NoCuda as error:
             if config.kind == "cuda":
                 raise ConfigError(f"device.kind: 'cuda': {error}") from error
