@@ -156,6 +156,15 @@ def call(name: str, inputs: dict[str, torch.Tensor], **options: Any) -> InferCal
     return InferCall(name, "", tensors, arrived_ns=arrived, **options)
 
 
+def nodes_call(ids: Any, seed: int, model: str = "sage") -> InferCall:
+    """A request for nodes of the resident graph `g`; the seed decides what is sampled."""
+    tensors = {"node_ids": Tensor("INT64", ids.shape, ids.tobytes())}
+    return InferCall(
+        model, "", tensors, arrived_ns=time.monotonic_ns(), graph="g", seed=seed,
+        fanouts=(10, 10, 5),
+    )  # fmt: skip
+
+
 def memory_used_mib() -> int | None:
     """By the driver's books."""
     try:
