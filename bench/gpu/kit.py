@@ -116,9 +116,10 @@ class Rig:
                 rig.arena.install()
             rig.device = torch.device("cuda:0")
             rig.copies = Copies(rig.device)
-            # For what this thread runs inside a task's buffer on the default stream.
-            first_products(rig.device)
-            rig.synchronize()
+            if rig.arena is not None:
+                # For what this thread runs inside a task's buffer on the default stream.
+                first_products(rig.device)
+                rig.synchronize()
         return rig
 
     def use_kernels(self) -> None:

@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from bench.gpu.engines import FEATURES, Bench, call, nodes_call
 from bench.gpu.kit import MODELS, Result, run, spread
-from bench.gpu.serving import FEATURES, LIMIT, Bench, call
+from bench.gpu.serving import LIMIT
 from serve.config import GraphConfig
 from serve.estimate.calibration import Calibration
 from serve.graphs.generate import generate_edges
-from serve.runtime.api import InferCall, Tensor
 from serve.runtime.engine import Engine
 
 #: Each starts a server for every choice, which takes most of the time.
@@ -121,14 +121,6 @@ def hot_rows(result: Result, bench: Bench) -> None:
 
 def calibration(engine: Engine, name: str) -> Calibration:
     return engine.estimator(name).calibration
-
-
-def nodes_call(ids: Any, seed: int) -> InferCall:
-    tensors = {"node_ids": Tensor("INT64", ids.shape, ids.tobytes())}
-    return InferCall(
-        "sage", "", tensors, arrived_ns=time.monotonic_ns(), graph="g", seed=seed,
-        fanouts=(10, 10, 5),
-    )  # fmt: skip
 
 
 def settle(engine: Engine) -> None:

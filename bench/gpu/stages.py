@@ -57,8 +57,10 @@ def stages(quick: Collection[str] = (), *, dry: bool = False) -> list[Stage]:
         return Stage(stage, command, usual_s, limit_s, needs, after=builds, quick=short)
 
     before = [] if dry else _preparing(python)
-    alive = [bench("arena", 20, 15), bench("equality", 40, 25)]
+    alive = [bench("arena", 20, 15), bench("equality", 40, 25), bench("heavy", 45, 20)]
+    checked = [] if dry else [_sanitized(python, tool) for tool in ("memcheck", "racecheck")]
     engine = [
+        bench("unions", 60, 30, _ENGINE),
         bench("pmc", 60, 20, _ENGINE),
         bench("serving", 200, 60, _ENGINE, "equality"),
         bench("serving", 150, 60, _ENGINE, "soak"),
@@ -74,7 +76,7 @@ def stages(quick: Collection[str] = (), *, dry: bool = False) -> list[Stage]:
     ]
     tests = "cmake --build build/gpu/tests && ctest --test-dir build/gpu/tests --output-on-failure"
     after = [] if dry else [Stage("ctest", tests, 120, 240, after=("libraries",))]
-    return [*before, *alive, *engine, *more, *after]
+    return [*before, *alive, *engine[:1], *checked, *engine[1:], *more, *after]
 
 
 def _preparing(python: str) -> list[Stage]:
@@ -98,6 +100,19 @@ def _preparing(python: str) -> list[Stage]:
         Stage("libraries", libraries, 40, 240, prepares=True),
         Stage("extension", extension, 30, 240, prepares=True),
     ]
+
+
+def _sanitized(python: str, tool: str) -> Stage:
+    """Our kernels on small graphs under a tool of compute-sanitizer's.
+
+    Every tensor has memory of its own, or one that is written past its end would go unnoticed.
+    """
+    command = (
+        f"PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool {tool} --error-exitcode 9"
+        f" {python} -m bench.gpu.heavy --quick --plain --out build/gpu/results/{tool}.json"
+    )
+    programs = ("compute-sanitizer",)
+    return Stage(tool, command, 60, 150, programs=programs, after=("libraries",))
 
 
 def architecture() -> str:

@@ -88,15 +88,22 @@ class Device:
         return tuple(cores[: max(1, len(cores) // 8)])
 
 
-def find_device(config: DeviceConfig, *, spare_lanes: bool, root: Path = Path("/")) -> Device:
+def find_device(
+    config: DeviceConfig,
+    *,
+    spare_lanes: bool,
+    root: Path = Path("/"),
+    gpus: tuple[Gpu, ...] | None = None,
+) -> Device:
     """The device of the configuration; raises ConfigError when this machine has none such.
 
     `root` is where `/proc` and the control groups are looked for. With `spare_lanes` there are
     `LANES_PER_CORE` unless the configuration says how many: a suspended task keeps its lane.
+    `gpus`, where the machine's were looked for before.
     """
     if config.kind != "cpu":
         try:
-            return _gpu_device(config, find_gpus())
+            return _gpu_device(config, gpus or find_gpus())
         except NoCuda as error:
             if config.kind == "cuda":
                 raise ConfigError(f"device.kind: 'cuda': {error}") from error

@@ -1,0 +1,198 @@
+"""The server's engine for benches: started on the device, below gRPC, with four models on disk."""
+
+import functools
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from bench.gpu.kit import MODELS, graph
+from serve.config import (
+    Config,
+    DeviceConfig,
+    GraphConfig,
+    ModelsConfig,
+    SchedulingConfig,
+    ServerConfig,
+)
+from serve.cuda.probe import find_gpus
+from serve.errors import ConfigError
+from serve.models.cache import CalibrationCache
+from serve.models.writer import write_model
+from serve.obs.record import RequestRecord
+from serve.runtime.api import InferCall, Tensor
+from serve.runtime.device import Device, find_device
+from serve.runtime.engine import Engine
+from serve.runtime.entry import DevicePlace
+
+FEATURES, CLASSES = 128, 16
+Graphs = list[dict[str, torch.Tensor]]
+#: Asked once a process: the answer takes another one that imports torch and makes a context.
+_gpus = functools.cache(find_gpus)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Models on disk and in this process, graphs, and what they should give."""
+
+    folder: Path
+    dry: bool
+    quick: bool
+
+    def write(self) -> None:
+        """Four seeded models of the paper's size."""
+        hidden, layers = (64, 3) if self.dry else (256, 8)
+        for name, make in MODELS.items():
+            args = {
+                "in_channels": FEATURES,
+                "out_channels": CLASSES,
+                "hidden_channels": hidden,
+                "num_layers": layers,
+            }
+            torch.manual_seed(0)
+            module = make(**args)
+            write_model(self.folder, name, module, factory=f"serve.models.zoo:{name}", args=args)
+
+    def reference(self, name: str) -> torch.nn.Module:
+        """The same model in this process."""
+        hidden, layers = (64, 3) if self.dry else (256, 8)
+        torch.manual_seed(0)
+        return (
+            MODELS[name](FEATURES, CLASSES, hidden_channels=hidden, num_layers=layers)
+            .eval()
+            .requires_grad_(False)
+        )
+
+    def graphs(self, count: int, least: int = 100, most: int = 8_000) -> Graphs:
+        """Sizes log-spaced between so many nodes, with ten edges each."""
+        sizes = np.geomspace(least, 1_000 if self.dry else most, count).astype(int)
+        return [graph(int(n), 10 * int(n), FEATURES, seed=i) for i, n in enumerate(sizes)]
+
+    @contextmanager
+    def engine(
+        self,
+        policy: str,
+        discipline: str,
+        lanes: int | None = None,
+        budget: str | None = None,
+        *,
+        merge: bool = True,
+        cuda_graphs: Literal["auto", "off"] = "auto",
+        graphs: tuple[GraphConfig, ...] = (),
+    ) -> Iterator[tuple[Engine, list[RequestRecord]]]:
+        """A started engine, and the records it makes."""
+        chosen = self._chosen(lanes, budget, cuda_graphs)
+        config = Config(
+            server=ServerConfig(max_queue=4096, max_message="16 MiB"),
+            models=ModelsConfig(
+                repository=str(self.folder), calibration_s=0.3 if self.dry else 6.0
+            ),
+            device=chosen,
+            scheduling=SchedulingConfig(policy=policy, discipline=discipline, merge=merge),
+            graph=graphs,
+        )
+        device = self._device(chosen)
+        if self.dry:
+            count = lanes or 2
+            device = replace(
+                device, lane_cores=((),) * count, parallelism=count, can_suspend=False,
+                places=(DevicePlace("cpu", replay_bytes=int(cuda_graphs == "auto")),),
+            )  # fmt: skip
+        # One for all parts: the first to come calibrates, and time on a GPU is short.
+        kept = Path("build") / ("gpu-dry" if self.dry else "gpu") / "calibrations"
+        cache = CalibrationCache(kept, device=device.name, budget_s=config.models.calibration_s)
+        records: list[RequestRecord] = []
+        engine = Engine(config, device, records.append, cache)
+        try:
+            engine.start()
+            engine.open()
+            yield engine, records
+        finally:
+            engine.stop()
+
+    def budget_for(self, tasks_bytes: int, lanes: int) -> str:
+        """`device.memory_budget` that leaves so much for weights and tasks, or little more."""
+        least, most = 1, 1 << 50
+        while least < most:
+            middle = (least + most) // 2
+            if self._budget_bytes(middle, lanes) < tasks_bytes:
+                least = middle + 1
+            else:
+                most = middle
+        return f"{least} B"
+
+    def _budget_bytes(self, memory_bytes: int, lanes: int) -> int:
+        try:
+            return self._device(self._chosen(lanes, f"{memory_bytes} B")).budget_bytes
+        except ConfigError:
+            return 0
+
+    def _chosen(
+        self, lanes: int | None, budget: str | None, cuda_graphs: Literal["auto", "off"] = "auto"
+    ) -> DeviceConfig:
+        return DeviceConfig(
+            kind="cpu" if self.dry else "cuda", lanes=lanes, memory_budget=budget,
+            cuda_graphs=cuda_graphs,
+        )  # fmt: skip
+
+    def _device(self, chosen: DeviceConfig) -> Device:
+        return find_device(chosen, spare_lanes=False, gpus=None if self.dry else _gpus())
+
+
+def call(name: str, inputs: dict[str, torch.Tensor], **options: Any) -> InferCall:
+    """A request; its tensors are where they are, as those that came off a wire."""
+    kinds = {"x": "FP32", "edge_index": "INT64"}
+    tensors = {
+        key: Tensor(kinds[key], tuple(value.shape), value.numpy().data.cast("B"))
+        for key, value in inputs.items()
+    }
+    arrived = options.pop("arrived_ns", time.monotonic_ns())
+    return InferCall(name, "", tensors, arrived_ns=arrived, **options)
+
+
+def nodes_call(ids: Any, seed: int, model: str = "sage") -> InferCall:
+    """A request for nodes of the resident graph `g`; the seed decides what is sampled."""
+    tensors = {"node_ids": Tensor("INT64", ids.shape, ids.tobytes())}
+    return InferCall(
+        model, "", tensors, arrived_ns=time.monotonic_ns(), graph="g", seed=seed,
+        fanouts=(10, 10, 5),
+    )  # fmt: skip
+
+
+def memory_used_mib() -> int | None:
+    """By the driver's books."""
+    try:
+        said = subprocess.run(
+            ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"],
+            capture_output=True, text=True, timeout=20, check=True,
+        )  # fmt: skip
+        return int(said.stdout.split()[0])
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+
+
+def watch(engine: Engine) -> list[float]:
+    """Processor seconds of every call of the scheduler from now on."""
+    spent: list[float] = []
+    scheduler: Any = engine.driver.scheduler
+    inner = scheduler.handle
+
+    def handle(event: Any, now_ns: Any) -> Any:
+        started = time.thread_time()
+        try:
+            return inner(event, now_ns)
+        finally:
+            spent.append(time.thread_time() - started)
+
+    class Watched:
+        def __getattr__(self, name: str) -> Any:
+            return handle if name == "handle" else getattr(scheduler, name)
+
+    engine.driver.scheduler = Watched()  # type: ignore[assignment]
+    return spent

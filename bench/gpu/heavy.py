@@ -1,0 +1,184 @@
+"""Our kernels where nodes have very many neighbours, and where edges are narrow or odd.
+
+    python -m bench.gpu.heavy [--quick] [--plain] [--dry]
+
+The graphs of the other benches have no node of more than 2,048 neighbours, from which on many teams
+reduce one row in pieces. Here they do: stars of 2,049, 5,000 and 100,000, rows that end where a
+piece does, and a power law of many heavy rows side by side; each with edges int64 and int32, with
+loops added and not, of widths that fill a team and that do not. Sorting, all reductions and all
+scores of attention are compared with float64 on the processor, and must give the same bits twice.
+
+With `--plain` there is no arena, so that compute-sanitizer sees where each tensor ends. `--dry`
+runs the same sources on the processor, thread by thread, where the build has them.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from bench.gpu.kit import Result, Rig, run
+from serve.cuda.graph_kernels import GraphKernels
+from serve.cuda.library import library_path
+
+LIMIT = 1e-4
+HEADS, SLOPE = 2, 0.2
+REDUCTIONS = ("sum", "sum"), ("mean", "mean"), ("max", "amax"), ("min", "amin")
+SCORES = "additive", "dynamic", "dot"
+PLAIN = "--plain"
+
+
+def graphs(quick: bool) -> Iterator[tuple[str, int, Tensor]]:
+    """Name, number of nodes and edges int64 [2, E], in no order."""
+    generator = torch.Generator().manual_seed(0)
+
+    def rows(degrees: list[int], num_nodes: int) -> Tensor:
+        """So many edges into the first nodes, from anywhere, loops among them."""
+        target = torch.arange(len(degrees)).repeat_interleave(torch.tensor(degrees))
+        source = torch.randint(num_nodes, (len(target),), generator=generator)
+        order = torch.randperm(len(target), generator=generator)
+        return torch.stack([source, target])[:, order]
+
+    for degree in (2049, 5000) if quick else (2049, 5000, 100_000):
+        yield f"a star of {degree}", 100, rows([0, degree, *[3] * 60], 100)
+    # A row of more than 2,048 is heavy; pieces are of 1,024 slots, wherever rows begin.
+    yield "rows that end with a piece", 100, rows([1024, 2048, 3072, 1, 2047, 4096, 0, 5], 100)
+    tail = [2500] * 4 if quick else [20_000 // (1 + rank) for rank in range(100)]
+    yield "heavy rows side by side", len(tail) + 50, rows(tail, len(tail) + 50)
+
+
+def body(result: Result, arguments: argparse.Namespace, *, plain: bool) -> None:
+    simt = library_path("libgnnserve_simt.so")
+    if arguments.dry and simt is None:
+        result.check("dry run ends here", True)
+        return
+    rig = Rig.open(8 << 30, dry=arguments.dry, plain=plain)
+    kernels = GraphKernels(str(simt), stream=lambda _: 0) if rig.dry else GraphKernels()
+    quick = arguments.quick or arguments.dry
+    worst: dict[str, float] = {}
+    for name, num_nodes, edges in graphs(quick):
+        for dtype, loops in product((torch.int64, torch.int32), (False, True)):
+            kind = f"{name}, {dtype}, {'loops added' if loops else 'as it is'}"
+            with result.part(kind):
+                there = edges.to(dtype).to(rig.device)
+                made, again = (kernels.csr(there, num_nodes, loops, True) for _ in range(2))
+                found = Sorted(made.cpu(), num_nodes)
+                alike = found.is_like(Sorted(again.cpu(), num_nodes))
+                result.check(f"{kind}: sorted", alike and found.holds(edges, loops))
+                for width in (64,) if dtype == torch.int32 else (6, 64) if quick else (6, 64, 250):
+                    errors = compared(rig, kernels, made, found, width)
+                    key = f"{kind}, {width} wide"
+                    worst[key] = max(errors.values())
+                    result.check(f"{key} within {LIMIT}", worst[key] <= LIMIT, errors)
+    result.put("worst_relative_error", max(worst.values()))
+
+
+def same_twice(work: Callable[[], Tensor]) -> Tensor:
+    """What it gives; raises RuntimeError when it gives other bits the second time."""
+    first, second = work().clone(), work()
+    if not torch.equal(first, second):
+        raise RuntimeError("the same work gave other bits the second time")
+    return second
+
+
+class Sorted:
+    """A graph as the device sorted it, on the processor."""
+
+    def __init__(self, made: Tensor, num_nodes: int) -> None:
+        self.num_nodes = num_nodes
+        self.room = (len(made) - num_nodes - 1) // 2
+        begin = made[: num_nodes + 1].long()
+        self.slots = int(begin[-1])
+        self.source = made[num_nodes + 1 :][: self.slots].long()
+        self.edge = made[num_nodes + 1 + self.room :][: self.slots]
+        self.row = torch.arange(num_nodes).repeat_interleave(begin.diff())
+
+    def is_like(self, other: "Sorted") -> bool:
+        """Bit by bit, but for the slots that belong to nobody."""
+        names = "row", "source", "edge"
+        return all(torch.equal(getattr(self, name), getattr(other, name)) for name in names)
+
+    def holds(self, edges: Tensor, loops: bool) -> bool:
+        """Each of the edges, once; with `loops`, one of every node in place of those there are."""
+        if loops:
+            added = torch.arange(self.num_nodes).expand(2, -1)
+            edges = torch.cat([edges[:, edges[0] != edges[1]], added], dim=1)
+        wanted = edges[1] * self.num_nodes + edges[0]
+        found = self.row * self.num_nodes + self.source
+        return torch.equal(found.sort().values, wanted.sort().values)
+
+    def reduced(self, values: Tensor, kind: str) -> Tensor:
+        """`values` [slots, F] by row; 0 where there are none."""
+        out = torch.zeros(self.num_nodes, values.shape[1], dtype=values.dtype)
+        index = self.row[:, None].expand_as(values)
+        return out.scatter_reduce_(0, index, values, kind, include_self=False)
+
+    def attention(self, score: Tensor, value: Tensor) -> Tensor:
+        """`value` [N, H · C] of the sources by softmax of `score` [slots, H] over each row."""
+        weight = (score - self.reduced(score, "amax")[self.row]).exp()
+        share = weight / self.reduced(weight, "sum")[self.row]
+        parts = by_head(value)[self.source] * share[:, :, None]
+        return self.reduced(parts.flatten(1), "sum")
+
+    def scores(self, score: str, left: Tensor, right: Tensor, att: Tensor) -> Tensor:
+        """[slots, H]; see csrc/include/gnnserve/aggregate.hpp."""
+        left, right = left[self.source], right[self.row]
+        if score == "additive":
+            return functional.leaky_relu(left + right, SLOPE)
+        if score == "dynamic":
+            return by_head(att * functional.leaky_relu(left + right, SLOPE)).sum(2)
+        return SLOPE * by_head(left * right).sum(2)
+
+
+def by_head(x: Tensor) -> Tensor:
+    return x.view(len(x), HEADS, -1)
+
+
+def compared(
+    rig: Rig, kernels: GraphKernels, made: Tensor, found: Sorted, width: int
+) -> dict[str, float]:
+    """Relative error of every reduction and score; raises when bits differ the second time."""
+    generator = torch.Generator().manual_seed(width)
+    rows = found.num_nodes
+    shapes = {
+        "x": (rows, width), "skip": (rows, width), "bias": (width,), "att": (width,),
+        "weight": (found.room,), "left": (rows, HEADS), "right": (rows, HEADS),
+        "other": (rows, width),
+    }  # fmt: skip
+    here = {name: torch.randn(*shape, generator=generator) for name, shape in shapes.items()}
+    there = {name: value.to(rig.device) for name, value in here.items()}
+    exact = {name: value.double() for name, value in here.items()}
+    finish = there["skip"], 0.5, there["bias"], True
+    errors: dict[str, float] = {}
+
+    def compare(name: str, work: Callable[[], Tensor], expected: Tensor) -> None:
+        error = (same_twice(work).cpu().double() - expected).abs().max()
+        errors[name] = float(error / expected.abs().max().clamp(min=1e-6))
+
+    weighted = exact["x"][found.source] * exact["weight"][: found.slots, None]
+    for code, (name, kind) in enumerate(REDUCTIONS):
+        work = partial(kernels.aggregate, made, there["x"], there["weight"], code, *finish)
+        expected = found.reduced(weighted, kind) + 0.5 * exact["skip"] + exact["bias"]
+        compare(name, work, expected.relu())
+    for code, score in enumerate(SCORES):
+        names = ("left", "right") if score == "additive" else ("x", "other")
+        left, right = (there[name] for name in names)
+        work = partial(
+            kernels.attend, made, True, False, code, left, right, there["x"], HEADS, SLOPE, False,
+            there["att"], None, None, None,
+        )  # fmt: skip
+        scored = found.scores(score, exact[names[0]], exact[names[1]], exact["att"])
+        compare(score, work, found.attention(scored, exact["x"]))
+    return errors
+
+
+if __name__ == "__main__":
+    asked = PLAIN in sys.argv
+    if asked:
+        sys.argv.remove(PLAIN)
+    run("heavy", __doc__, partial(body, plain=asked))
