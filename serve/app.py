@@ -119,6 +119,7 @@ class Application:
                 port=server.grpc_port,
                 max_message_bytes=server.max_message_bytes,
                 max_queue=server.max_queue,
+                receive_timeout_s=server.receive_timeout_s,
                 shared_memory=server.offers_shared_memory,
             )
             #: Undoes all of the above, in reverse.

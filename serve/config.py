@@ -42,6 +42,8 @@ class ServerConfig(Section, frozen=True):
     max_message: str = "64 MiB"
     #: Requests accepted and not yet answered; more are refused with a retry hint.
     max_queue: Count = 512
+    #: How long the message of a call may take to arrive once the call has begun.
+    receive_timeout_s: Positive = 10.0
     #: How long a stop waits for accepted requests before it gives up on them.
     drain_timeout_s: Positive = 30.0
     #: Take tensors from shared memory objects of this host, and write answers there: anything in

@@ -9,9 +9,10 @@ import grpc
 import pytest
 
 from serve.rpc.threads import CallThreads
+from serve.rpc.workers import Workers
 
 METHOD = "/Test/Call"
-SHORT_S = 10.0
+SHORT_S = 60.0
 
 
 def eventually(condition):
@@ -25,7 +26,8 @@ class Server:
     """Echoes, at most `most` calls at once; holds what starts with `hold` until let go."""
 
     def __init__(self, most):
-        self.pool = CallThreads(most, f"calls-{id(self)}")
+        self.workers = Workers(most, f"calls-{id(self)}")
+        self.pool = CallThreads(self.workers)
         self.let_go = threading.Event()
         self.seen = queue.Queue()
 
@@ -119,15 +121,15 @@ def test_the_thread_that_was_idle_for_the_shortest_time_serves():
         server.let_go.set()
         assert first.result() == b"hold"
         # The answer is out a moment before its thread is idle.
-        eventually(lambda: len(server.pool._idle) == 2)
+        eventually(lambda: len(server.workers._idle) == 2)
         for _ in range(5):
             ask(b"after", timeout=SHORT_S)
             assert server.seen.get(timeout=SHORT_S)[1] == held_by
-            eventually(lambda: len(server.pool._idle) == 2)
+            eventually(lambda: len(server.workers._idle) == 2)
 
 
 def test_a_call_that_fails_leaves_its_thread_to_the_next():
-    pool = CallThreads(1, "calls-failing")
+    pool = CallThreads(Workers(1, "calls-failing"))
     done = threading.Event()
     pool.submit(lambda: 1 / 0)
     pool.submit(done.set)
