@@ -29,7 +29,7 @@ from serve.models.facts import PACKAGED, compiler
 from serve.models.repository import BrokenModel, scan
 from serve.obs.http import HttpPort
 from serve.obs.journal import JournalWriter
-from serve.obs.metrics import Metrics
+from serve.obs.metrics import Metrics, PortSnapshot
 from serve.obs.offline import make_report
 from serve.obs.record import ServerRun
 from serve.obs.sink import RecordSink
@@ -102,8 +102,8 @@ class Application:
             http = HttpPort(
                 server.host,
                 server.http_port,
-                live=lambda: self._engine.live,
-                ready=lambda: self._engine.ready,
+                live=lambda: self._engine.live and self._rpc.answers,
+                ready=lambda: self._engine.ready and self._rpc.answers,
                 metrics=metrics.text,
                 database=database,
             )
@@ -121,6 +121,9 @@ class Application:
                 max_queue=server.max_queue,
                 receive_timeout_s=server.receive_timeout_s,
                 shared_memory=server.offers_shared_memory,
+            )
+            metrics.show_port(
+                lambda: PortSnapshot(answers=self._rpc.answers, refused=self._rpc.refused)
             )
             #: Undoes all of the above, in reverse.
             self._close = undo.pop_all().close

@@ -25,6 +25,7 @@ from serve.rpc.health import Health
 from serve.rpc.open_calls import OpenCalls, limited, watched
 from serve.rpc.refusals import Refusals
 from serve.rpc.threads import RECEIVE_S, CallThreads
+from serve.rpc.watchdog import Watchdog
 from serve.rpc.workers import Workers
 from serve.runtime.api import Inference
 from serve.runtime.clock import now_ns
@@ -132,6 +133,7 @@ class Server:
             Regions(offered=shared_memory),
         )
         self._health = Health(self._inference, engine.models, engine.served)
+        self._watchdog = Watchdog()
         self._server = grpc.server(
             self._threads,  # type: ignore[arg-type]  # no more than an Executor is asked of it
             options=[
@@ -164,6 +166,11 @@ class Server:
         return self._gate.closed
 
     @property
+    def answers(self) -> bool:
+        """The port answers: the server asks itself."""
+        return self._watchdog.answers
+
+    @property
     def refused(self) -> Mapping[str, int]:
         """Calls that were refused before they were requests, by reason."""
         return self._refusals.counts()
@@ -181,6 +188,7 @@ class Server:
         self._probe_threads.start_kept()
         self._health.start()
         self._server.start()
+        self._watchdog.start(self._own_address)
         return port
 
     @contextmanager
@@ -221,6 +229,7 @@ class Server:
         left = self._gate.wait_empty(grace_s)
         if left:
             _log.warning("gave up on %d requests after %g s", left, grace_s)
+        self._watchdog.stop()
         self._health.stop()
         threading.Event().wait(min(_REFUSE_S, remaining_s()))
         self._server.stop(min(_CLOSE_S, remaining_s())).wait()
