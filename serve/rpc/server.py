@@ -146,9 +146,12 @@ class Server:
         self._health.Watch = watched(limited(self._health.Watch, watches), open_threads)
         self._server.add_generic_rpc_handlers(
             (
-                service_handler(service.NAME, self._inference, service.AS_BYTES),
+                service_handler(service.NAME, self._inference, service.AS_BYTES, self._refusals),
                 service_handler(
-                    own.NAME, own.GnnServeService(engine, facts, report, max_message_bytes)
+                    own.NAME,
+                    own.GnnServeService(engine, facts, report, max_message_bytes),
+                    own.AS_BYTES,
+                    self._refusals,
                 ),
             )
         )
