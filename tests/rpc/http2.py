@@ -51,13 +51,6 @@ class Http2:
         """Send any bytes."""
         self._socket.sendall(_frame(DATA, END_STREAM if end else 0, stream, content))
 
-    def settle(self):
-        """Return when the server has read all that was sent."""
-        self._socket.sendall(_frame(PING, 0, 0, bytes(8)))
-        self.read_until(
-            lambda came: any(kind == PING and flags & ACK for kind, flags, _ in came[0])
-        )
-
     def read_until(self, condition):
         """Take in frames until ``condition(came)``; a minute without any is an error."""
         while not condition(self.came):

@@ -69,6 +69,8 @@ def test_a_call_has_no_thread_before_its_message_is_there():
         # A call that came later was answered, so the first has arrived as well.
         assert channel.unary_unary(METHOD)(b"later", timeout=SHORT_S) == b"later"
         assert len(server.threads) == 1
+        # The answer is out a moment before its thread is idle.
+        eventually(lambda: server.workers._idle)
         messages.put(b"now")
         messages.put(None)
         assert call.result() == b"now"
@@ -118,9 +120,9 @@ def test_the_thread_that_was_idle_for_the_shortest_time_serves():
         ask(b"beside", timeout=SHORT_S)
         _, served_by = server.seen.get(timeout=SHORT_S)
         assert served_by != held_by
+        eventually(lambda: server.workers._idle)
         server.let_go.set()
         assert first.result() == b"hold"
-        # The answer is out a moment before its thread is idle.
         eventually(lambda: len(server.workers._idle) == 2)
         for _ in range(5):
             ask(b"after", timeout=SHORT_S)
