@@ -4,6 +4,7 @@ import ctypes
 import gc
 import logging
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -403,6 +404,11 @@ def keep_threads_to(cores: tuple[int, ...]) -> None:
 def tune_process() -> None:
     """Settings of the serving process that no library sets by itself."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    # Connections, regions and lanes are open files. The soft limit is low for the sake of programs
+    # that use select(), which none of these do.
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     # Keep freed message buffers: handing their pages back and faulting them in again costs more
     # than copying what they hold. Does nothing where the C library has no mallopt.
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
