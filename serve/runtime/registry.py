@@ -145,7 +145,8 @@ class Registry:
         """The served model, the newest version unless given; raises NotFound or NotReady."""
         entry = self._newest.get(name)
         if entry is not None and version not in ("", str(entry.spec.version)):
-            entry = self._entries.get((name, int(version))) if version.isdecimal() else None
+            is_number = version.isascii() and version.isdecimal() and len(version) < 20
+            entry = self._entries.get((name, int(version))) if is_number else None
         if entry is not None:
             return entry
         state, reason = self._states.get(name, ("", ""))
