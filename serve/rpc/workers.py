@@ -50,6 +50,8 @@ class Workers:
         #: Inboxes of idle threads; the last became idle last.
         self._idle: list[SimpleQueue[Work | None]] = []
         self._shut = False
+        #: The last attempt to start a thread failed, which was told.
+        self._short = False
 
     def start_kept(self) -> None:
         """Make the threads that are kept, so that they are there when no more can be made."""
@@ -81,6 +83,7 @@ class Workers:
             self._start()
         except Exception as error:  # whatever a system that is short of something says
             return self._do_without(work, error)
+        self._short = False
         return True
 
     def shutdown(self) -> None:
@@ -104,7 +107,9 @@ class Workers:
                 served = False
             else:
                 served = True
-        _log.error("%s: no thread beside the %d there are: %s", self._name, left, error)
+        if not self._short:
+            self._short = True
+            _log.error("%s: no thread beside the %d there are: %s", self._name, left, error)
         return served
 
     def _serve(self) -> None:

@@ -92,11 +92,13 @@ def test_without_a_new_thread_work_waits_for_one_there_is(name, monkeypatch):
     workers.shutdown()
 
 
-def test_without_any_thread_work_is_refused_and_not_run_later(name, monkeypatch):
+def test_without_any_thread_work_is_refused_and_not_run_later(name, monkeypatch, caplog):
     workers, done = Workers(4, name), []
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", lambda _: [][0])
-        assert not workers.give(lambda: done.append(1))
+        for _ in range(3):
+            assert not workers.give(lambda: done.append(1))
+    assert len(caplog.records) == 1  # and not one for each call
     assert workers.give(lambda: done.append(2))
     eventually(lambda: done == [2])
     workers.shutdown()
