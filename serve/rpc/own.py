@@ -19,6 +19,9 @@ NAME = "gnnserve.v1.GnnServe"
 #: Methods whose messages are handled as bytes.
 AS_BYTES = ("UpdateGraph",)
 
+#: Largest graph that is estimated; the bytes and nanoseconds of larger ones overflow.
+_MAX_COUNT = 10**12
+
 #: Seconds back (0: all) to the QoS report in its JSON shape.
 Report = Callable[[float], dict[str, Any]]
 
@@ -50,8 +53,11 @@ class GnnServeService:
     def Estimate(self, request: pb.EstimateRequest, _: object) -> pb.EstimateResponse:
         """What a request of this size, or by so many ids of a resident graph, would need."""
         for name in ("num_nodes", "num_edges", "num_ids"):
-            if getattr(request, name) < 0:
-                raise InvalidInput(f"{name}: {getattr(request, name)} is negative")
+            value = getattr(request, name)
+            if value < 0:
+                raise InvalidInput(f"{name}: {value} is negative")
+            if value > _MAX_COUNT:
+                raise InvalidInput(f"{name}: {value} is more than {_MAX_COUNT}")
         if request.graph:
             if request.num_nodes or request.num_edges:
                 raise InvalidInput(
