@@ -19,6 +19,7 @@ from serve.obs.record import ServerRun
 from serve.pb import POOL
 from serve.pb import gnnserve_pb2 as _gnnserve_pb2  # noqa: F401  registers the service
 from serve.rpc import own, service
+from serve.rpc.allotment import HEALTH, MAX_REFLECTIONS, MAX_STREAMS, MAX_WATCHERS, Allotment
 from serve.rpc.gate import Gate
 from serve.rpc.handlers import service_handler
 from serve.rpc.health import Health
@@ -26,37 +27,12 @@ from serve.rpc.open_calls import OpenCalls, limited, watched
 from serve.rpc.refusals import Refusals
 from serve.rpc.threads import RECEIVE_S, CallThreads
 from serve.rpc.watchdog import Watchdog
-from serve.rpc.workers import Workers
 from serve.runtime.api import Inference
 from serve.runtime.clock import now_ns
 from serve.runtime.overhead import Arrays, Send
 from serve.runtime.regions import Regions
-from serve.wire import INFER_METHOD, MAX_MESSAGE_BYTES, STREAM_METHOD, encode_request
+from serve.wire import INFER_METHOD, MAX_MESSAGE_BYTES, encode_request
 
-#: Threads beyond those that wait for accepted requests: for refusals and all other methods.
-_SPARE_THREADS = 32
-#: Calls that stay open, by kind.
-_MAX_STREAMS, _MAX_WATCHERS, _MAX_REFLECTIONS = 64, 256, 8
-#: Threads for questions that are answered at once, and those of them that are always there.
-_PROBE_THREADS, _PROBE_THREADS_KEPT = 16, 2
-#: Threads for what changes or looks through a lot.
-_ADMIN_THREADS = 16
-_HEALTH = "grpc.health.v1.Health"
-_PROBES = (
-    *(f"/{_HEALTH}/{method}" for method in ("Check", "List")),
-    *(
-        f"/{service.NAME}/{method}"
-        for method in ("ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata")
-    ),
-)
-_ADMIN = (
-    f"/{service.NAME}/RepositoryModelLoad",
-    f"/{service.NAME}/RepositoryModelUnload",
-    f"/{own.NAME}/UpdateGraph",
-    f"/{own.NAME}/Report",
-)
-_WATCH = f"/{_HEALTH}/Watch"
-_REFLECT = f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"
 #: After the last answer is out, new requests are refused for this long before the connections
 #: close: gRPC ends calls that reach it while it closes with CANCELLED, and clients that were
 #: just answered ask again at once.
@@ -104,32 +80,19 @@ class Server:
         self._max_message_bytes = max_message_bytes
         self._gate = Gate()
         self._refusals = Refusals()
-        # Tenants within their share enter a full queue too, so up to twice as many may wait.
-        threads = 2 * max_queue + _SPARE_THREADS
-        self._probe_threads = Workers(
-            _PROBE_THREADS, "rpc-probe", most_waiting=_PROBE_THREADS, kept=_PROBE_THREADS_KEPT
-        )
-        admin_threads = Workers(_ADMIN_THREADS, "rpc-admin", most_waiting=_ADMIN_THREADS)
-        open_calls = _MAX_STREAMS + _MAX_WATCHERS + _MAX_REFLECTIONS + _SPARE_THREADS
-        open_threads = Workers(open_calls, "rpc-open", most_waiting=open_calls)
+        self._allotment = Allotment(max_queue)
         self._threads = CallThreads(
-            Workers(threads, "rpc", most_waiting=threads),
-            apart={
-                **dict.fromkeys(_PROBES, self._probe_threads),
-                **dict.fromkeys(_ADMIN, admin_threads),
-                **dict.fromkeys((STREAM_METHOD, _WATCH, _REFLECT), open_threads),
-            },
+            self._allotment.ordinary,
+            apart=self._allotment.by_path(),
             receive_s=receive_timeout_s,
             refusals=self._refusals,
         )
-        # What waits for these is bounded by the windows of the streams.
-        self._stream_threads = Workers(threads, "rpc-stream")
         self._inference = service.InferenceService(
             engine,
             facts,
             self._gate,
-            self._stream_threads,
-            OpenCalls(_MAX_STREAMS, "streams", self._refusals),
+            self._allotment.streamed,
+            OpenCalls(MAX_STREAMS, "streams", self._refusals),
             Regions(offered=shared_memory),
         )
         self._health = Health(self._inference, engine.models, engine.served)
@@ -138,12 +101,11 @@ class Server:
             self._threads,  # type: ignore[arg-type]  # no more than an Executor is asked of it
             options=[
                 *_options(max_message_bytes),
-                # One connection may fill the queue and be told so, and open no more calls then.
-                ("grpc.max_concurrent_streams", 2 * max_queue + _SPARE_THREADS),
+                ("grpc.max_concurrent_streams", self._allotment.calls_of_a_connection),
             ],
         )
-        watches = OpenCalls(_MAX_WATCHERS, "watches of health", self._refusals)
-        self._health.Watch = watched(limited(self._health.Watch, watches), open_threads)
+        watches = OpenCalls(MAX_WATCHERS, "watches of health", self._refusals)
+        self._health.Watch = watched(limited(self._health.Watch, watches), self._allotment.open)
         self._server.add_generic_rpc_handlers(
             (
                 service_handler(service.NAME, self._inference, service.AS_BYTES, self._refusals),
@@ -188,7 +150,7 @@ class Server:
                 f"{_bind_error(self._host, self._port) or error}"
             ) from error
         self._port = port
-        self._probe_threads.start_kept()
+        self._allotment.probes.start_kept()
         self._health.start()
         self._server.start()
         self._watchdog.start(self._own_address)
@@ -237,7 +199,7 @@ class Server:
         threading.Event().wait(min(_REFUSE_S, remaining_s()))
         self._server.stop(min(_CLOSE_S, remaining_s())).wait()
         self._threads.shutdown(wait=False)
-        self._stream_threads.shutdown()
+        self._allotment.streamed.shutdown()
         return left
 
     @property
@@ -249,9 +211,9 @@ class Server:
         """Reflection of our services and of those beside them, from our pool."""
         for descriptor in (health_pb2.DESCRIPTOR, reflection._reflection_pb2.DESCRIPTOR):
             POOL.AddSerializedFile(descriptor.serialized_pb)
-        names = (service.NAME, own.NAME, _HEALTH, reflection.SERVICE_NAME)
+        names = (service.NAME, own.NAME, HEALTH, reflection.SERVICE_NAME)
         servicer = reflection.ReflectionServicer(names, pool=POOL)
-        calls = OpenCalls(_MAX_REFLECTIONS, "calls of reflection", self._refusals)
+        calls = OpenCalls(MAX_REFLECTIONS, "calls of reflection", self._refusals)
         servicer.ServerReflectionInfo = limited(servicer.ServerReflectionInfo, calls)
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(
             servicer, _Unregistered(self._server)
