@@ -17,6 +17,7 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from typing import Any
 
+import grpc
 from grpc import _server as grpc_server
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
@@ -83,6 +84,12 @@ class CallThreads(Executor):
         #: Calls without a message, by their states; the last began after the latest look.
         self._awaited: deque[dict[Any, Any]] = deque({} for _ in range(_LOOKS + 1))
         self._shut = threading.Event()
+        if not _KNOWN:
+            _log.warning(
+                "gRPC %s is not known from inside: calls have a thread before their message is "
+                "there, and one whose message never comes keeps its thread",
+                grpc.__version__,
+            )
         threading.Thread(target=self._look, name="rpc-arrivals", daemon=True).start()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
