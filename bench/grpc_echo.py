@@ -31,6 +31,7 @@ from rich.table import Table
 from bench.machine import machine_facts
 from bench.processor import handovers, processor_ns
 from serve.rpc.threads import CallThreads
+from serve.rpc.workers import Workers
 from serve.wire import INFER_METHOD, encode_response
 
 SIZES_BYTES = (10_000, 100_000, 400_000, 4_000_000)
@@ -77,7 +78,7 @@ def serve(kind: str) -> None:
         serve_threads()
         return
     if kind == "ours":
-        serve_threads(pool=CallThreads(8, "rpc"))
+        serve_threads(pool=CallThreads(Workers(8, "rpc")))
         return
     if kind == "infer":
         answer = encode_response("echo", {"output": np.frombuffer(ANSWER, np.float32)})

@@ -4,6 +4,7 @@ import ctypes
 import gc
 import logging
 import os
+import resource
 import shutil
 import sys
 import threading
@@ -28,7 +29,7 @@ from serve.models.facts import PACKAGED, compiler
 from serve.models.repository import BrokenModel, scan
 from serve.obs.http import HttpPort
 from serve.obs.journal import JournalWriter
-from serve.obs.metrics import Metrics
+from serve.obs.metrics import Metrics, PortSnapshot
 from serve.obs.offline import make_report
 from serve.obs.record import ServerRun
 from serve.obs.sink import RecordSink
@@ -106,8 +107,8 @@ class Application:
             http = HttpPort(
                 server.host,
                 server.http_port,
-                live=lambda: self._engine.live,
-                ready=lambda: self._engine.ready,
+                live=lambda: self._engine.live and self._rpc.answers,
+                ready=lambda: self._engine.ready and self._rpc.answers,
                 metrics=metrics.text,
                 database=database,
             )
@@ -123,7 +124,11 @@ class Application:
                 port=server.grpc_port,
                 max_message_bytes=server.max_message_bytes,
                 max_queue=server.max_queue,
+                receive_timeout_s=server.receive_timeout_s,
                 shared_memory=server.offers_shared_memory,
+            )
+            metrics.show_port(
+                lambda: PortSnapshot(answers=self._rpc.answers, refused=self._rpc.refused)
             )
             #: Undoes all of the above, in reverse.
             self._close = undo.pop_all().close
@@ -390,6 +395,11 @@ def keep_threads_to(cores: tuple[int, ...]) -> None:
 def tune_process() -> None:
     """Settings of the serving process that no library sets by itself."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    # Connections, regions and lanes are open files. The soft limit is low for the sake of programs
+    # that use select(), which none of these do.
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     # Keep freed message buffers: handing their pages back and faulting them in again costs more
     # than copying what they hold. Does nothing where the C library has no mallopt.
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

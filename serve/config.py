@@ -38,6 +38,8 @@ class ServerConfig(Section, frozen=True):
     max_queue: Count = 512
     #: How long lanes may take to start, and a model to load or to be compiled.
     start_timeout_s: Positive = 150.0
+    #: How long the message of a call may take to arrive once the call has begun.
+    receive_timeout_s: Positive = 10.0
     #: How long a stop waits for accepted requests before it gives up on them.
     drain_timeout_s: Positive = 30.0
     #: What a stop may take besides; then the process ends by force, with exit code 1.

@@ -4,7 +4,7 @@ The same as ``serve.native.decode_infer`` and ``encode_infer``, whose test oracl
 message. Raw contents are still not handed to the library, which would copy each twice more.
 """
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Container, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -14,8 +14,21 @@ from serve.pb import grpc_service_pb2 as pb
 
 ParameterValue = bool | int | str | float
 
+#: Limits of a message. What one costs to take apart is a multiple of what it holds beside the
+#: contents of tensors; so that comes first, and is counted before anything is made of it.
+MOST_HEAD_BYTES = 16 * 1024
+#: Inputs or outputs, requested outputs and raw contents; of each.
+MOST_TENSORS = 16
+MOST_PARAMETERS = 64
+MOST_DIMENSIONS = 8
+MOST_NAME_BYTES = 256
+#: Contents that are given as numbers and not in raw form.
+MOST_TYPED_BYTES = 256 * 1024
+
+_TENSORS = frozenset({pb.ModelInferRequest.INPUTS_FIELD_NUMBER})
+_CONTENTS = pb.ModelInferRequest.InferInputTensor.CONTENTS_FIELD_NUMBER
 _STREAM_ANSWER = pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER
-_LENGTH_DELIMITED = 2
+_LENGTH_DELIMITED, _GROUP, _GROUP_END = 2, 3, 4
 
 
 class WireError(ValueError):
@@ -29,9 +42,15 @@ class Unsigned(int):
 def decode_infer(is_request: bool, message: bytes | memoryview) -> Infer:
     """A ModelInferRequest or ModelInferResponse; raises WireError."""
     raw_field, kind = _RAW_FIELDS[is_request], _KINDS[is_request]
+    typed_bytes = check_head(message, _TENSORS, _CONTENTS, raw_field)
+    if typed_bytes > MOST_TYPED_BYTES:
+        raise WireError(
+            f"contents: {typed_bytes} bytes of numbers, at most {MOST_TYPED_BYTES} are taken; "
+            "give larger tensors in raw form"
+        )
     rest, raws = _split(message, raw_field)
-    head = _parse(kind, rest)
-    return (
+    head = parse(kind, rest)
+    found = (
         head.model_name,
         head.model_version,
         head.id,
@@ -49,6 +68,8 @@ def decode_infer(is_request: bool, message: bytes | memoryview) -> Infer:
         [(o.name, _values(o.parameters)) for o in head.outputs] if is_request else [],
         raws,
     )
+    _check(found)
+    return found
 
 
 def encode_infer(
@@ -92,7 +113,7 @@ def encode_failure(
 def unwrap_answer(message: bytes) -> tuple[str, bytes | memoryview | None]:
     """The error of a ModelStreamInferResponse and its response, serialized; raises WireError."""
     head, answers = _split(message, _STREAM_ANSWER)
-    error: str = _parse(pb.ModelStreamInferResponse, head).error_message
+    error: str = parse(pb.ModelStreamInferResponse, head).error_message
     if not answers:
         return error, None
     return error, answers[0] if len(answers) == 1 else b"".join(answers)
@@ -100,7 +121,7 @@ def unwrap_answer(message: bytes) -> tuple[str, bytes | memoryview | None]:
 
 def decode_failure(response: bytes | memoryview) -> tuple[str, dict[str, ParameterValue]]:
     """Id and parameters of the response beside an error."""
-    answer = _parse(pb.ModelInferResponse, bytes(response))
+    answer = parse(pb.ModelInferResponse, bytes(response))
     values = _values(answer.parameters)
     return answer.id, {name: value for name, value in values.items() if value is not None}
 
@@ -110,6 +131,74 @@ _RAW_FIELDS = (
     pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER,
     pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER,
 )
+
+
+# -- limits -----------------------------------------------------------------------------------
+
+
+def check_head(
+    message: bytes | memoryview, tensors: Container[int], contents: int, raws: int = 0
+) -> int:
+    """Raise WireError if more than MOST_HEAD_BYTES of `message` lie outside contents of tensors.
+
+    Contents are the fields `contents` of the fields `tensors`, and the fields `raws`. Returns the
+    bytes of the former. Takes no more time than MOST_HEAD_BYTES need.
+    """
+    view = memoryview(message)
+    head_bytes = typed_bytes = 0
+    for number, start, content, end in _fields(view):
+        if number in tensors and content:
+            head_bytes += content - start
+            for inner, inner_start, inner_content, inner_end in _fields(view[content:end]):
+                held = inner_end - inner_content if inner == contents and inner_content else 0
+                typed_bytes += held
+                head_bytes += inner_end - inner_start - held
+                _check_head_bytes(head_bytes)
+        else:
+            head_bytes += (content if number == raws and content else end) - start
+        _check_head_bytes(head_bytes)
+    return typed_bytes
+
+
+def _check_head_bytes(head_bytes: int) -> None:
+    if head_bytes > MOST_HEAD_BYTES:
+        raise WireError(
+            f"message: more than {MOST_HEAD_BYTES} bytes of it are not contents of tensors, "
+            "which is the most taken"
+        )
+
+
+def _check(found: Infer) -> None:
+    """Raise WireError naming what is beyond the limits."""
+    model, version, _, parameters, tensors, requested, raws = found
+    for what, things in (("inputs", tensors), ("outputs", requested), ("raw contents", raws)):
+        _check_count(what, len(things), MOST_TENSORS)
+    count = len(parameters)
+    names = [("model_name", model), ("model_version", version)]
+    names += [("name of a parameter", name) for name in parameters]
+    for position, (name, datatype, shape, held, _) in enumerate(tensors):
+        count += len(held)
+        _check_count(f"dimensions of tensor {position}", len(shape), MOST_DIMENSIONS)
+        names += [
+            (f"name of tensor {position}", name),
+            (f"datatype of tensor {position}", datatype),
+        ]
+        names += [(f"name of a parameter of tensor {position}", key) for key in held]
+    for position, (name, held) in enumerate(requested):
+        count += len(held)
+        names.append((f"name of output {position}", name))
+        names += [(f"name of a parameter of output {position}", key) for key in held]
+    _check_count("parameters", count, MOST_PARAMETERS)
+    for what, text in names:
+        if len(text) > MOST_NAME_BYTES or len(text.encode()) > MOST_NAME_BYTES:
+            raise WireError(
+                f"{what}: {len(text.encode())} bytes, at most {MOST_NAME_BYTES} are taken"
+            )
+
+
+def _check_count(what: str, count: int, most: int) -> None:
+    if count > most:
+        raise WireError(f"{what}: {count} are given, at most {most} are taken")
 
 
 # -- parameters -------------------------------------------------------------------------------
@@ -176,43 +265,65 @@ def _varint(view: memoryview, position: int) -> tuple[int, int]:
     raise WireError("malformed message: a number longer than 10 bytes")
 
 
-def _split(message: bytes | memoryview, number: int) -> tuple[bytes, list[memoryview]]:
-    """The fields `number` of `message` as views, and the message without them."""
-    view = memoryview(message)
-    end = len(view)
-    rest: list[memoryview] = []
-    taken: list[memoryview] = []
-    position = kept = 0
-    try:
-        while position < end:
-            start = position
+def _fields(view: memoryview) -> Iterator[tuple[int, int, int, int]]:
+    """Number, start, start of the content and end of each field, in order.
+
+    The content of what is not length-delimited starts at 0. Fields within a group, which none of
+    our messages has, come with the number 0, and so do its two ends. Raises WireError for bytes
+    that are no message.
+    """
+    end, position = len(view), 0
+    groups: list[int] = []
+    while position < end:
+        start, content = position, 0
+        try:
             tag, position = _varint(view, position)
-            kind = tag & 7
+            number, kind = tag >> 3, tag & 7
+            if not number or tag >> 32 or position - start > 5:
+                raise WireError(f"malformed message: no field's tag at byte {start}")
+            inside = bool(groups)
             if kind == _LENGTH_DELIMITED:
-                size, position = _varint(view, position)
-                if tag >> 3 == number:
-                    taken.append(view[position : position + size])
-                    rest.append(view[kept:start])
-                    kept = position + size
-                position += size
+                size, content = _varint(view, position)
+                position = content + size
             elif kind == 0:
                 _, position = _varint(view, position)
             elif kind == 1:
                 position += 8
             elif kind == 5:
                 position += 4
+            elif kind == _GROUP:
+                groups.append(number)
+                inside = True
+            elif kind == _GROUP_END and groups and groups.pop() == number:
+                pass
             else:
                 raise WireError(f"malformed message: wire type {kind} at byte {start}")
-    except IndexError:
-        position = end + 1
-    if position != end:
+        except IndexError:
+            position = end + 1
+        if position > end:
+            break
+        yield (0, start, 0, position) if inside else (number, start, content, position)
+    if position != end or groups:
         raise WireError(f"malformed message: it ends after {end} bytes within a field")
-    rest.append(view[kept:end])
+
+
+def _split(message: bytes | memoryview, number: int) -> tuple[bytes, list[memoryview]]:
+    """The fields `number` of `message` as views, and the message without them."""
+    view = memoryview(message)
+    rest: list[memoryview] = []
+    taken: list[memoryview] = []
+    kept = 0
+    for field, start, content, end in _fields(view):
+        if field == number and content:
+            taken.append(view[content:end])
+            rest.append(view[kept:start])
+            kept = end
+    rest.append(view[kept:])
     return b"".join(rest), taken
 
 
-def _parse(kind: Any, message: bytes) -> Any:
-    """`message` parsed as a `kind` of protobuf message."""
+def parse(kind: Any, message: bytes) -> Any:
+    """`message` parsed as a `kind` of protobuf message; raises WireError."""
     try:
         return kind.FromString(message)
     except DecodeError as error:

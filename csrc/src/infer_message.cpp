@@ -1,5 +1,6 @@
 #include "gnnserve/infer_message.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -28,13 +29,15 @@ public:
     bool ok() const { return ok_; }
     bool done() const { return !ok_ || rest_.empty(); }
     std::uint32_t field() const { return field_; }
+    std::size_t left() const { return rest_.size(); }
 
     // The next field's number and wire type.
     void tag() {
+        const std::size_t before = rest_.size();
         const std::uint64_t tag = varint();
         wire_ = static_cast<Wire>(tag & 7);
         field_ = static_cast<std::uint32_t>(tag >> 3);
-        require(tag >> 35 == 0);
+        require(tag >> 32 == 0 && before - rest_.size() <= 5);
     }
 
     std::uint64_t varint() {
@@ -195,6 +198,29 @@ bool parse_requested(std::string_view bytes, InferTensor& into) {
     return output.ok();
 }
 
+bool are_named_briefly(const std::vector<InferParameter>& parameters) {
+    return std::all_of(parameters.begin(), parameters.end(), [](const InferParameter& parameter) {
+        return parameter.name.size() <= kMostNameBytes;
+    });
+}
+
+bool are_within_limits(const std::vector<InferTensor>& tensors, std::size_t& parameters) {
+    const auto is_within = [&parameters](const InferTensor& tensor) {
+        parameters += tensor.parameters.size();
+        return tensor.name.size() <= kMostNameBytes && tensor.datatype.size() <= kMostNameBytes &&
+               tensor.shape.size() <= kMostDimensions && are_named_briefly(tensor.parameters);
+    };
+    return tensors.size() <= kMostTensors && std::all_of(tensors.begin(), tensors.end(), is_within);
+}
+
+bool is_within_limits(const InferMessage& message) {
+    std::size_t parameters = message.parameters.size();
+    return message.raws.size() <= kMostTensors && message.model.size() <= kMostNameBytes &&
+           message.version.size() <= kMostNameBytes && are_named_briefly(message.parameters) &&
+           are_within_limits(message.tensors, parameters) &&
+           are_within_limits(message.requested, parameters) && parameters <= kMostParameters;
+}
+
 void put_varint(std::string& out, std::uint64_t value) {
     while (value >= 0x80) {
         out.push_back(static_cast<char>(value | 0x80));
@@ -251,27 +277,38 @@ std::optional<InferMessage> parse_infer(InferKind kind, std::string_view message
     std::uint32_t seen = 0;
     const bool is_request = kind == InferKind::kRequest;
     const std::uint32_t raws = raws_field(kind);
+    std::size_t head_bytes = 0;
     while (!reader.done()) {
+        const std::size_t before = reader.left();
         reader.tag();
         const std::uint32_t field = reader.field();
+        const std::string_view content = reader.bytes();
+        head_bytes += before - reader.left() - (field == raws ? content.size() : 0);
+        reader.require(head_bytes <= kMostHeadBytes);
+        if (!reader.ok()) {
+            return std::nullopt;
+        }
         if (field == raws) {
-            found.raws.push_back(reader.bytes());
+            found.raws.push_back(content);
         } else if (field == kTensors) {
-            reader.require(parse_tensor(reader.bytes(), found.tensors.emplace_back()));
+            reader.require(parse_tensor(content, found.tensors.emplace_back()));
         } else if (field == kParameters) {
-            reader.require(parse_entry(reader.bytes(), found.parameters));
+            reader.require(parse_entry(content, found.parameters));
         } else if (field == kRequested && is_request) {
-            reader.require(parse_requested(reader.bytes(), found.requested.emplace_back()));
+            reader.require(parse_requested(content, found.requested.emplace_back()));
         } else if (field >= kModel && field <= kId) {
             reader.once(seen);
             (field == kModel     ? found.model
              : field == kVersion ? found.version
-                                 : found.id) = reader.bytes();
+                                 : found.id) = content;
         } else {
             return std::nullopt;
         }
     }
-    return reader.ok() ? std::optional(std::move(found)) : std::nullopt;
+    if (!reader.ok() || !is_within_limits(found)) {
+        return std::nullopt;
+    }
+    return found;
 }
 
 std::string write_infer(const InferMessage& message) {

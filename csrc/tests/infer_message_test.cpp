@@ -61,9 +61,68 @@ void test_no_byte_beyond_the_end_is_read() {
     }
 }
 
+// At its limits a message is read, beyond any of them it is not.
+void test_limits() {
+    const auto is_read = [](const InferMessage& message, std::size_t raws = 0) {
+        std::string text = write_infer(message);
+        for (std::size_t i = 0; i < raws; ++i) {
+            text += raw_prefix(InferKind::kRequest, 0);
+        }
+        return parse_infer(InferKind::kRequest, text).has_value();
+    };
+    const std::string name(256, 'n');
+    const std::string long_name(257, 'n');
+    const InferParameter one{"p", Choice::kBool, 1, {}};
+    InferMessage message;
+    message.model = message.version = name;
+    message.tensors.resize(16);
+    message.tensors[0] = {name, name, {1, 2, 3, 4, 5, 6, 7, 8}, {}};
+    message.tensors[1].parameters.resize(30, one);
+    message.parameters.resize(34, one);
+    message.parameters[0].name = name;
+    CHECK(is_read(message, 16));
+    CHECK(!is_read(message, 17));
+
+    const auto is_read_with = [&](auto change) {
+        InferMessage changed = message;
+        change(changed);
+        return is_read(changed);
+    };
+    CHECK(!is_read_with([&](InferMessage& m) { m.model = long_name; }));
+    CHECK(!is_read_with([&](InferMessage& m) { m.version = long_name; }));
+    CHECK(!is_read_with([&](InferMessage& m) { m.parameters[0].name = long_name; }));
+    CHECK(!is_read_with([&](InferMessage& m) { m.tensors[0].name = long_name; }));
+    CHECK(!is_read_with([&](InferMessage& m) { m.tensors[0].datatype = long_name; }));
+    CHECK(!is_read_with([&](InferMessage& m) { m.tensors[1].parameters[0].name = long_name; }));
+    CHECK(!is_read_with([](InferMessage& m) { m.tensors[0].shape.push_back(9); }));
+    CHECK(!is_read_with([&](InferMessage& m) { m.tensors[2].parameters.push_back(one); }));
+    CHECK(!is_read_with([](InferMessage& m) { m.tensors.emplace_back(); }));
+
+    // All but raw contents together.
+    message = {};
+    const std::string head(16 * 1024 - 4, 'h');
+    message.id = head;
+    CHECK(is_read(message));
+    CHECK(!is_read(message, 1));
+}
+
+// As the library has it: a field's tag is at most 5 bytes and 32 bits.
+void test_long_tags() {
+    using namespace std::string_literals;
+    const auto is_read = [](const std::string& text) {
+        return parse_infer(InferKind::kRequest, text).has_value();
+    };
+    CHECK(is_read("\x0a\x01m"s));
+    CHECK(is_read("\x8a\x80\x80\x80\x00\x01m"s));
+    CHECK(!is_read("\x8a\x80\x80\x80\x80\x00\x01m"s));
+    CHECK(!is_read("\x8a\x80\x80\x80\x10\x01m"s));
+}
+
 }  // namespace
 
 int main() {
     test_what_is_written_is_read();
     test_no_byte_beyond_the_end_is_read();
+    test_limits();
+    test_long_tags();
 }

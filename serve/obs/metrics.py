@@ -4,7 +4,7 @@ Records come in after the fact, on the thread of ``sink``; what is true at this 
 lanes, memory) is asked for once per scrape through a function given at construction.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from threading import Lock
 
 import msgspec
@@ -81,6 +81,15 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     def reserved_bytes(self) -> int:
         """What they do."""
         return sum(reserved_bytes for _, reserved_bytes in self.memory_bytes)
+
+
+class PortSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """The gRPC port at one moment."""
+
+    #: It answered the server's own question of late.
+    answers: bool
+    #: Calls refused before they were requests, by reason.
+    refused: Mapping[str, int]
 
 
 class Metrics:
@@ -172,6 +181,10 @@ class Metrics:
             self._memory_ratio.labels(model).observe(measured / record.pmc_estimate_bytes)
             if measured > record.reserve_bytes:
                 self._underestimates.labels(model).inc()
+
+    def show_port(self, snapshot: Callable[[], PortSnapshot]) -> None:
+        """Show the gRPC port too; `snapshot` is called once per scrape."""
+        self.registry.register(_Port(snapshot))
 
     def text(self) -> bytes:
         """The exposition; serve it as `CONTENT_TYPE`."""
@@ -298,3 +311,24 @@ class _Now(Collector):
             ("report_rows_dropped", "Records the database could not take", now.rows_dropped),
         ):
             yield CounterMetricFamily(f"gnnserve_{name}", help_text, value=value)
+
+
+class _Port(Collector):
+    """What is to be said of the gRPC port at the moment of the scrape."""
+
+    def __init__(self, snapshot: Callable[[], PortSnapshot]) -> None:
+        self._snapshot = snapshot
+
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        now = self._snapshot()
+        yield GaugeMetricFamily(
+            "gnnserve_grpc_port_answers", "1: the gRPC port answers the server itself", now.answers
+        )
+        refused = CounterMetricFamily(
+            "gnnserve_transport_refused",
+            "Calls refused before they were requests",
+            labels=("reason",),
+        )
+        for reason, count in now.refused.items():
+            refused.add_metric([reason], count)
+        yield refused

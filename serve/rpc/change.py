@@ -12,6 +12,7 @@ import numpy as np
 from serve.errors import InvalidInput
 from serve.pb import gnnserve_pb2 as pb
 from serve.wire import DATATYPES
+from serve.wire_library import MOST_DIMENSIONS, check_head, parse
 
 #: Tensor to its datatypes, the one it is kept in first, and its shape, -1 for a free dimension.
 _TENSORS: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
@@ -21,6 +22,16 @@ _TENSORS: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
     "remove_edges": (("INT64", "INT32"), (2, -1)),
     "add_edges": (("INT64", "INT32"), (2, -1)),
 }
+
+
+_FIELDS = {pb.UpdateGraphRequest.DESCRIPTOR.fields_by_name[name].number for name in _TENSORS}
+
+
+def parse_update(message: bytes) -> pb.UpdateGraphRequest:
+    """The request in `message`; raises WireError, also when it holds too much beside tensors."""
+    check_head(message, _FIELDS, pb.Tensor.DATA_FIELD_NUMBER)
+    found: pb.UpdateGraphRequest = parse(pb.UpdateGraphRequest, message)
+    return found
 
 
 def decode_change(request: pb.UpdateGraphRequest) -> dict[str, np.ndarray[Any, Any]]:
@@ -43,7 +54,7 @@ def _array(
             f"tensor '{name}': datatype {tensor.datatype or 'missing'}, but "
             f"{' or '.join(datatypes)} is required"
         )
-    shape = tuple(tensor.shape)
+    shape = tuple(tensor.shape[:MOST_DIMENSIONS])
     fits = len(shape) == len(required) and all(
         dim >= 0 and wanted in (-1, dim) for dim, wanted in zip(shape, required, strict=True)
     )

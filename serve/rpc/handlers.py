@@ -12,17 +12,20 @@ from google.protobuf import message_factory
 
 from serve.errors import Unsupported
 from serve.pb import POOL
+from serve.rpc.refusals import MALFORMED, Refusals
 from serve.rpc.status import abort
+from serve.wire import WireError
 
 Behavior = Callable[[Any, grpc.ServicerContext], Any]
 
 
 def service_handler(
-    name: str, servicer: object, as_bytes: Collection[str] = ()
+    name: str, servicer: object, as_bytes: Collection[str], refusals: Refusals
 ) -> grpc.GenericRpcHandler:
     """Handlers for every method of the service `name` of ``serve.pb``.
 
-    Methods named in `as_bytes` get and return serialized messages, all others messages.
+    Methods named in `as_bytes` get and return serialized messages, all others messages. `refusals`
+    counts calls whose serialized message is none.
     """
     handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
     for method in POOL.FindServiceByName(name).methods:
@@ -30,7 +33,7 @@ def service_handler(
         if method.server_streaming and not method.client_streaming:
             raise ValueError(f"{method.full_name}: one request, many answers is not supported")
         wrap = grpc.unary_unary_rpc_method_handler
-        guarded = _guard_unary(behavior)
+        guarded = _guard_unary(behavior, refusals)
         if method.server_streaming:
             wrap, guarded = grpc.stream_stream_rpc_method_handler, _guard_stream(behavior)
         if method.name in as_bytes:
@@ -42,11 +45,13 @@ def service_handler(
     return grpc.method_handlers_generic_handler(name, handlers)
 
 
-def _guard_unary(behavior: Behavior) -> Behavior:
+def _guard_unary(behavior: Behavior, refusals: Refusals) -> Behavior:
     def call(request: Any, context: grpc.ServicerContext) -> Any:
         try:
             return behavior(request, context)
         except Exception as error:
+            if isinstance(error, WireError):
+                refusals.count(MALFORMED)
             abort(context, error)
 
     return call

@@ -11,11 +11,16 @@ from serve.obs.record import ServerRun
 from serve.pb import POOL
 from serve.pb import gnnserve_pb2 as pb
 from serve.rpc import describe
-from serve.rpc.change import decode_change
+from serve.rpc.change import decode_change, parse_update
 from serve.rpc.options import parse_fanouts
 from serve.runtime.api import Inference
 
 NAME = "gnnserve.v1.GnnServe"
+#: Methods whose messages are handled as bytes.
+AS_BYTES = ("UpdateGraph",)
+
+#: Largest graph that is estimated; the bytes and nanoseconds of larger ones overflow.
+_MAX_COUNT = 10**12
 
 #: Seconds back (0: all) to the QoS report in its JSON shape.
 Report = Callable[[float], dict[str, Any]]
@@ -48,8 +53,11 @@ class GnnServeService:
     def Estimate(self, request: pb.EstimateRequest, _: object) -> pb.EstimateResponse:
         """What a request of this size, or by so many ids of a resident graph, would need."""
         for name in ("num_nodes", "num_edges", "num_ids"):
-            if getattr(request, name) < 0:
-                raise InvalidInput(f"{name}: {getattr(request, name)} is negative")
+            value = getattr(request, name)
+            if value < 0:
+                raise InvalidInput(f"{name}: {value} is negative")
+            if value > _MAX_COUNT:
+                raise InvalidInput(f"{name}: {value} is more than {_MAX_COUNT}")
         if request.graph:
             if request.num_nodes or request.num_edges:
                 raise InvalidInput(
@@ -81,13 +89,14 @@ class GnnServeService:
         graphs = self._engine.graphs(request.name)
         return pb.ListGraphsResponse(graphs=[describe.graph(found) for found in graphs])
 
-    def UpdateGraph(self, request: pb.UpdateGraphRequest, _: object) -> pb.UpdateGraphResponse:
+    def UpdateGraph(self, message: bytes, _: object) -> bytes:
         """Change a resident graph."""
+        request = parse_update(message)
         if request.if_version < 0:
             raise InvalidInput(f"if_version: {request.if_version} is negative")
         change = Change(**decode_change(request))
         found = self._engine.update_graph(request.graph, change, request.if_version or None)
-        return pb.UpdateGraphResponse(graph=describe.graph(found))
+        return pb.UpdateGraphResponse(graph=describe.graph(found)).SerializeToString()
 
     def Report(self, request: pb.ReportRequest, _: object) -> pb.ReportResponse:
         """The QoS report."""

@@ -7,32 +7,32 @@ server takes clearly less time than its asyncio one, and a thread that waits cos
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from serve.errors import ConfigError, NotReady
 from serve.obs.record import ServerRun
 from serve.pb import POOL
 from serve.pb import gnnserve_pb2 as _gnnserve_pb2  # noqa: F401  registers the service
 from serve.rpc import own, service
+from serve.rpc.allotment import HEALTH, MAX_REFLECTIONS, MAX_STREAMS, MAX_WATCHERS, Allotment
 from serve.rpc.gate import Gate
 from serve.rpc.handlers import service_handler
 from serve.rpc.health import Health
-from serve.rpc.threads import CallThreads
+from serve.rpc.open_calls import OpenCalls, limited, watched
+from serve.rpc.refusals import Refusals
+from serve.rpc.threads import RECEIVE_S, CallThreads
+from serve.rpc.watchdog import Watchdog
 from serve.runtime.api import Inference
 from serve.runtime.clock import now_ns
 from serve.runtime.overhead import Arrays, Send
 from serve.runtime.regions import Regions
 from serve.wire import INFER_METHOD, MAX_MESSAGE_BYTES, encode_request
 
-#: Threads beyond those that wait for accepted requests: refusals, metadata, health, loads.
-_SPARE_THREADS = 32
-_MAX_STREAMS = 64
 #: After the last answer is out, new requests are refused for this long before the connections
 #: close: gRPC ends calls that reach it while it closes with CANCELLED, and clients that were
 #: just answered ask again at once.
@@ -60,6 +60,7 @@ class Server:
         port: int = 8001,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         max_queue: int = 512,
+        receive_timeout_s: float = RECEIVE_S,
         shared_memory: bool = True,
     ) -> None:
         """Make the services; nothing listens yet.
@@ -72,39 +73,52 @@ class Server:
             port: TCP port; 0: any free one.
             max_message_bytes: Largest message taken or sent.
             max_queue: Requests the engine accepts at once; sizes the thread pools.
+            receive_timeout_s: Time for a call's message to arrive.
             shared_memory: Offer the system shared memory extension.
         """
         self._host, self._port = host, port
         self._max_message_bytes = max_message_bytes
         self._gate = Gate()
-        # Tenants within their share enter a full queue too, so up to twice as many may wait.
-        self._threads = CallThreads(2 * max_queue + _MAX_STREAMS + _SPARE_THREADS, "rpc")
-        self._stream_threads = ThreadPoolExecutor(
-            2 * max_queue + _SPARE_THREADS, thread_name_prefix="rpc-stream"
+        self._refusals = Refusals()
+        self._allotment = Allotment(max_queue)
+        self._threads = CallThreads(
+            self._allotment.ordinary,
+            apart=self._allotment.by_path(),
+            receive_s=receive_timeout_s,
+            refusals=self._refusals,
         )
         self._inference = service.InferenceService(
             engine,
             facts,
             self._gate,
-            self._stream_threads,
-            _MAX_STREAMS,
+            self._allotment.streamed,
+            OpenCalls(MAX_STREAMS, "streams", self._refusals),
             Regions(offered=shared_memory),
         )
         self._health = Health(self._inference, engine.models, engine.served)
+        self._watchdog = Watchdog()
         self._server = grpc.server(
             self._threads,  # type: ignore[arg-type]  # no more than an Executor is asked of it
-            options=_options(max_message_bytes),
+            options=[
+                *_options(max_message_bytes),
+                ("grpc.max_concurrent_streams", self._allotment.calls_of_a_connection),
+            ],
         )
+        watches = OpenCalls(MAX_WATCHERS, "watches of health", self._refusals)
+        self._health.Watch = watched(limited(self._health.Watch, watches), self._allotment.open)
         self._server.add_generic_rpc_handlers(
             (
-                service_handler(service.NAME, self._inference, service.AS_BYTES),
+                service_handler(service.NAME, self._inference, service.AS_BYTES, self._refusals),
                 service_handler(
-                    own.NAME, own.GnnServeService(engine, facts, report, max_message_bytes)
+                    own.NAME,
+                    own.GnnServeService(engine, facts, report, max_message_bytes),
+                    own.AS_BYTES,
+                    self._refusals,
                 ),
             )
         )
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        _enable_reflection(self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, _Unregistered(self._server))
+        self._enable_reflection()
 
     @property
     def in_flight(self) -> int:
@@ -116,6 +130,16 @@ class Server:
         """``stop`` was called."""
         return self._gate.closed
 
+    @property
+    def answers(self) -> bool:
+        """The port answers: the server asks itself."""
+        return self._watchdog.answers
+
+    @property
+    def refused(self) -> Mapping[str, int]:
+        """Calls that were refused before they were requests, by reason."""
+        return self._refusals.counts()
+
     def start(self) -> int:
         """Listen and serve; returns the port. Raises ConfigError if it cannot be bound."""
         try:
@@ -126,8 +150,10 @@ class Server:
                 f"{_bind_error(self._host, self._port) or error}"
             ) from error
         self._port = port
+        self._allotment.probes.start_kept()
         self._health.start()
         self._server.start()
+        self._watchdog.start(self._own_address)
         return port
 
     @contextmanager
@@ -137,9 +163,8 @@ class Server:
         What it yields raises NotReady, with the status, when a request is not answered. Statistics
         begin anew after each.
         """
-        host = _LOOPBACK.get(self._host, self._host)
         options = [*_options(self._max_message_bytes), ("grpc.enable_http_proxy", 0)]
-        with grpc.insecure_channel(_address(host, self._port), options) as channel:
+        with grpc.insecure_channel(self._own_address, options) as channel:
             call: Callable[..., bytes] = channel.unary_unary(INFER_METHOD)
 
             def send(model: str, tensors: Arrays, request_id: str) -> None:
@@ -169,12 +194,40 @@ class Server:
         left = self._gate.wait_empty(grace_s)
         if left:
             _log.warning("gave up on %d requests after %g s", left, grace_s)
+        self._watchdog.stop()
         self._health.stop()
         threading.Event().wait(min(_REFUSE_S, remaining_s()))
         self._server.stop(min(_CLOSE_S, remaining_s())).wait()
         self._threads.shutdown(wait=False)
-        self._stream_threads.shutdown(wait=False)
+        self._allotment.streamed.shutdown()
         return left
+
+    @property
+    def _own_address(self) -> str:
+        """Where the server reaches itself."""
+        return _address(_LOOPBACK.get(self._host, self._host), self._port)
+
+    def _enable_reflection(self) -> None:
+        """Reflection of our services and of those beside them, from our pool."""
+        for descriptor in (health_pb2.DESCRIPTOR, reflection._reflection_pb2.DESCRIPTOR):
+            POOL.AddSerializedFile(descriptor.serialized_pb)
+        names = (service.NAME, own.NAME, HEALTH, reflection.SERVICE_NAME)
+        servicer = reflection.ReflectionServicer(names, pool=POOL)
+        calls = OpenCalls(MAX_REFLECTIONS, "calls of reflection", self._refusals)
+        servicer.ServerReflectionInfo = limited(servicer.ServerReflectionInfo, calls)
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(
+            servicer, _Unregistered(self._server)
+        )
+
+
+class _Unregistered:
+    """Takes the methods of a service as generic ones: of registered ones gRPC tells no path."""
+
+    def __init__(self, server: grpc.Server) -> None:
+        self.add_generic_rpc_handlers = server.add_generic_rpc_handlers
+
+    def add_registered_method_handlers(self, *_: object) -> None:
+        """Register nothing."""
 
 
 def _address(host: str, port: int) -> str:
@@ -193,14 +246,6 @@ def _options(max_message_bytes: int) -> list[tuple[str, int]]:
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ]
-
-
-def _enable_reflection(server: grpc.Server) -> None:
-    """Reflection of our services and of those beside them, from our pool."""
-    for descriptor in (health_pb2.DESCRIPTOR, reflection._reflection_pb2.DESCRIPTOR):
-        POOL.AddSerializedFile(descriptor.serialized_pb)
-    names = (service.NAME, own.NAME, "grpc.health.v1.Health", reflection.SERVICE_NAME)
-    reflection.enable_server_reflection(names, server, pool=POOL)
 
 
 def _bind_error(host: str, port: int) -> str:

@@ -5,22 +5,22 @@ ticket, encode. Messages of ModelInfer and ModelStreamInfer are handled as bytes
 ``serve.wire``. Methods that are missing here answer UNIMPLEMENTED (``handlers``).
 """
 
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
 
 import grpc
 
 import serve
-from serve.errors import InvalidInput, NotFound, QueueFull, RequestCancelled, ServeError
+from serve.errors import InvalidInput, NotFound, RequestCancelled, ServeError
 from serve.obs.record import ServerRun
 from serve.pb import grpc_service_pb2 as pb
 from serve.rpc import describe
 from serve.rpc.convert import decode_call, encode_answer
 from serve.rpc.flight import Flight
 from serve.rpc.gate import Gate
+from serve.rpc.open_calls import OpenCalls
 from serve.rpc.statistics import Statistics
 from serve.rpc.stream import Stream
+from serve.rpc.workers import Workers
 from serve.runtime.api import InferCall, Inference, ModelInfo, Ticket
 from serve.runtime.clock import now_ns
 from serve.runtime.regions import Regions
@@ -29,8 +29,6 @@ from serve.wire import WireRequest, decode_request
 NAME = "inference.GRPCInferenceService"
 #: Methods whose messages are handled as bytes.
 AS_BYTES = ("ModelInfer", "ModelStreamInfer")
-
-_STREAM_RETRY_NS = 1_000_000_000
 
 
 class InferenceService:
@@ -41,8 +39,8 @@ class InferenceService:
         engine: Inference,
         facts: Callable[[], ServerRun],
         gate: Gate,
-        workers: Executor,
-        max_streams: int,
+        workers: Workers,
+        streams: OpenCalls,
         regions: Regions,
     ) -> None:
         self._engine = engine
@@ -51,8 +49,7 @@ class InferenceService:
         self._gate = gate
         #: Threads that serve the requests of streams; each stream also has two of its own.
         self._workers = workers
-        self._max_streams = max_streams
-        self._streams = threading.Semaphore(max_streams)
+        self._streams = streams
         self._statistics = Statistics()
 
     # -- inference ----------------------------------------------------------------------------
@@ -83,13 +80,7 @@ class InferenceService:
         Errors are messages of the stream, unless the metadata `triton_grpc_error: true` asks
         for a stream that ends with the first one's status.
         """
-        if not self._streams.acquire(blocking=False):
-            raise QueueFull(
-                f"{self._max_streams} streams are open, which is the most taken",
-                _STREAM_RETRY_NS,
-            )
-        if not context.add_callback(self._streams.release):
-            self._streams.release()
+        if not self._streams.enter(context):
             return
 
         def infer(request: WireRequest, arrived_ns: int, flight: Flight) -> bytes:

@@ -7,15 +7,17 @@ that a client that does not read cannot fill the memory.
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
+from functools import partial
 from queue import SimpleQueue
 from typing import NamedTuple
 
 import grpc
 
+from serve.errors import QueueFull
 from serve.rpc.flight import Flight
 from serve.rpc.gate import Gate
 from serve.rpc.status import status_of
+from serve.rpc.workers import Workers
 from serve.runtime.clock import now_ns
 from serve.wire import Failure, ParameterValue, WireRequest, decode_request, encode_stream_answer
 
@@ -23,6 +25,9 @@ from serve.wire import Failure, ParameterValue, WireRequest, decode_request, enc
 Infer = Callable[[WireRequest, int, Flight], bytes]
 #: Requests of one stream that are in flight or answered and not yet written.
 WINDOW = 256
+
+_NO_THREAD = "no thread can be had for this request now; try again later"
+_RETRY_NS = 1_000_000_000
 
 
 class _Answer(NamedTuple):
@@ -37,7 +42,7 @@ class _Answer(NamedTuple):
 class Stream:
     """Bookkeeping of one stream; ``close`` may come from any thread at any time."""
 
-    def __init__(self, infer: Infer, gate: Gate, workers: Executor, window: int = WINDOW) -> None:
+    def __init__(self, infer: Infer, gate: Gate, workers: Workers, window: int = WINDOW) -> None:
         self._infer = infer
         self._gate = gate
         self._workers = workers
@@ -54,9 +59,13 @@ class Stream:
 
     def answers(self, messages: Iterator[bytes], *, raise_errors: bool) -> Iterator[bytes]:
         """Serialized messages to send; errors are among them, or end the stream by raising."""
-        threading.Thread(
+        reader = threading.Thread(
             target=self._read, args=(messages,), name="stream-reader", daemon=True
-        ).start()
+        )
+        try:
+            reader.start()
+        except RuntimeError as error:
+            raise QueueFull(f"no thread can read the stream: {error}", _RETRY_NS) from error
         while (answer := self._answers.get()) is not None:
             if isinstance(answer.content, bytes):
                 yield encode_stream_answer(answer.content)
@@ -90,9 +99,10 @@ class Stream:
                 with self._lock:
                     self._busy += 1
                     self._flights.add(flight)
-                self._workers.submit(self._serve, message, arrived_ns, flight)
-        except (grpc.RpcError, RuntimeError):
-            pass  # the client went away, or the workers have: `close` does the rest
+                if not self._workers.give(partial(self._serve, message, arrived_ns, flight)):
+                    self._end(flight, _Answer(QueueFull(_NO_THREAD, _RETRY_NS), "", False))
+        except grpc.RpcError:
+            pass  # the client went away: `close` does the rest
         finally:
             self._done()
 
@@ -107,13 +117,17 @@ class Stream:
             content: bytes | Exception = self._infer(request, arrived_ns, flight)
         except Exception as error:
             content = error
+        self._end(flight, _Answer(content, request_id, inside))
+
+    def _end(self, flight: Flight, answer: _Answer) -> None:
+        """Hand out a request's answer, unless nobody is there to read it."""
         with self._lock:
             self._flights.discard(flight)
             closed = self._closed
             if not closed:
-                self._unsent += inside
-                self._answers.put(_Answer(content, request_id, inside))
-        if closed and inside:
+                self._unsent += answer.inside
+                self._answers.put(answer)
+        if closed and answer.inside:
             self._gate.leave()
         self._done()
 

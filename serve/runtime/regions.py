@@ -21,8 +21,8 @@ from serve.errors import AlreadyExists, InvalidInput, NotFound, QueueFull, Unsup
 _FOLDER = Path("/dev/shm")
 #: Longest name of a file, and of a region.
 _MAX_NAME = 255
-#: Each registered region holds a file open.
-MAX_REGIONS = 1024
+#: Each registered region holds a file open, of which a process has 1,024 by most systems' default.
+MAX_REGIONS = 256
 #: Read at a time: small enough for the second level cache, large enough to cost little.
 PIECE_BYTES = 256 << 10
 _RETRY_NS = 1_000_000_000

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from serve.pb import grpc_service_pb2 as pb
+from serve.pb import grpc_service_pb2_grpc
 from serve.wire import encode_request
 from tests.e2e.support import GOOD, assert_answers
 from tests.outside import PATIENCE_S, metric, wait_for
@@ -197,16 +198,25 @@ def test_unknown_things_are_not_found(call):
     assert error.code() is grpc.StatusCode.NOT_FOUND
     assert re.search("unknown model 'gnc'; .*gat, gcn, gin, sage", error.details())
 
-    request = good_request()
-    request.model_version = "7"
-    error = refusal(call, request.SerializeToString())
-    assert error.code() is grpc.StatusCode.NOT_FOUND
-    assert "model 'gcn' has no version '7'; it has: 1" in error.details()
+    for version in ("7", "\N{ARABIC-INDIC DIGIT ONE}", "9" * 200):
+        request = good_request()
+        request.model_version = version
+        error = refusal(call, request.SerializeToString())
+        assert error.code() is grpc.StatusCode.NOT_FOUND
+        assert f"model 'gcn' has no version '{version}'; it has: 1" in error.details()
 
     ids = encode_request("gcn", {"node_ids": np.arange(3)}, parameters={"graph": "citeseer"})
     error = refusal(call, ids)
     assert error.code() is grpc.StatusCode.NOT_FOUND
     assert "unknown graph 'citeseer'; this server holds: community" in error.details()
+
+
+def test_a_version_of_thousands_of_digits_is_no_bug_of_the_server(server):
+    with grpc.insecure_channel(server.target) as channel, pytest.raises(grpc.RpcError) as caught:
+        grpc_service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelMetadata(
+            pb.ModelMetadataRequest(name="gcn", version="9" * 5000), timeout=PATIENCE_S
+        )
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
 @pytest.mark.parametrize(

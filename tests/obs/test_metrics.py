@@ -4,7 +4,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from serve.obs.host import HostUsage
-from serve.obs.metrics import EngineSnapshot, Metrics
+from serve.obs.metrics import EngineSnapshot, Metrics, PortSnapshot
 from tests.obs.builders import MS, RUN, late, record, unanswered
 
 SNAPSHOT = EngineSnapshot(
@@ -21,6 +21,9 @@ SNAPSHOT = EngineSnapshot(
 
 def scrape(*records):
     metrics = Metrics(RUN, lambda: SNAPSHOT)
+    metrics.show_port(
+        lambda: PortSnapshot(answers=False, refused={"no_thread": 7, "no_message": 0})
+    )
     for row in records:
         metrics.observe(row)
     families = text_string_to_metric_families(metrics.text().decode())
@@ -42,6 +45,13 @@ def test_tritons_names_count_and_add_up():
     assert seen["nv_inference_compute_infer_duration_us", "gcn", "1"] == 14_000
     assert seen["nv_inference_compute_output_duration_us", "gcn", "1"] == 2_000
     assert seen["nv_inference_pending_request_count", "gcn", "1"] == 3
+
+
+def test_the_port_and_what_it_refused_are_shown():
+    seen = scrape()
+    assert seen["gnnserve_grpc_port_answers",] == 0
+    assert seen["gnnserve_transport_refused_total", "no_thread"] == 7
+    assert seen["gnnserve_transport_refused_total", "no_message"] == 0
 
 
 @pytest.mark.parametrize(

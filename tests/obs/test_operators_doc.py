@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from serve.obs.http import HttpPort
-from serve.obs.metrics import EngineSnapshot, Metrics
+from serve.obs.metrics import EngineSnapshot, Metrics, PortSnapshot
 from serve.obs.report import load_report, report_dict
 from tests.obs.builders import RUN, late, record, unanswered
 from tests.sim.test_engine import mixed
@@ -32,6 +32,7 @@ def example_metrics():
         gathered_rows={"cora": (2, 1)}, lane_bytes={0: 1},
     )  # fmt: skip
     metrics = Metrics(RUN, lambda: snapshot)
+    metrics.show_port(lambda: PortSnapshot(answers=True, refused={"no_thread": 1}))
     for row in (record("a"), late("b"), unanswered("c", "CANCELLED", "cancelled")):
         metrics.observe(row)
     return metrics

@@ -339,6 +339,7 @@ def test_describe_estimate_and_report(own, reports):
         ({"num_nodes": -1}, "num_nodes"),
         ({"num_nodes": 1, "num_edges": -1}, "num_edges"),
         ({"num_edges": 1}, "0 nodes"),
+        ({"num_nodes": 2**63 - 1}, "num_nodes: 9223372036854775807 is more than 1000000000000"),
         ({"num_ids": 1}, "without a graph"),
         ({"graph": "held", "num_ids": -1}, "num_ids"),
         ({"graph": "held", "num_ids": 1, "num_nodes": 1}, "graph 'held'"),

@@ -64,6 +64,16 @@ def test_some_inputs_in_the_message(client, region):
         x, edges = inputs()
 
 
+def test_regions_leave_files_for_connections(client, region):
+    names = [f"region {number}" for number in range(255)]  # one more is there already
+    for name in names:
+        client.register_system_shared_memory(name, "/gnnserve_test_rpc", 16)
+    with pytest.raises(InferenceServerException, match="256 shared memory regions"):
+        client.register_system_shared_memory("one more", "/gnnserve_test_rpc", 16)
+    for name in names:
+        client.unregister_system_shared_memory(name)
+
+
 def test_what_is_registered_can_be_asked_for(client, region):
     found = client.get_system_shared_memory_status(as_json=True)["regions"]["data"]
     assert found == {"name": "data", "key": "/gnnserve_test_rpc", "byte_size": "4096"}

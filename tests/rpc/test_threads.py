@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from serve.rpc.threads import CallThreads
+from serve.rpc.workers import Workers
 from tests.waiting import PATIENCE_S, eventually
 
 METHOD = "/Test/Call"
@@ -17,7 +18,8 @@ class Server:
     """Echoes, at most `most` calls at once; holds what starts with `hold` until let go."""
 
     def __init__(self, most):
-        self.pool = CallThreads(most, f"calls-{id(self)}")
+        self.workers = Workers(most, f"calls-{id(self)}")
+        self.pool = CallThreads(self.workers)
         self.let_go = threading.Event()
         self.seen = queue.Queue()
 
@@ -59,6 +61,8 @@ def test_a_call_has_no_thread_before_its_message_is_there():
         # A call that came later was answered, so the first has arrived as well.
         assert channel.unary_unary(METHOD)(b"later", timeout=PATIENCE_S) == b"later"
         assert len(server.threads) == 1
+        # The answer is out a moment before its thread is idle.
+        eventually(lambda: server.workers._idle)
         messages.put(b"now")
         messages.put(None)
         assert call.result() == b"now"
@@ -108,19 +112,18 @@ def test_the_thread_that_was_idle_for_the_shortest_time_serves():
         ask(b"beside", timeout=PATIENCE_S)
         _, served_by = server.seen.get(timeout=PATIENCE_S)
         assert served_by != held_by
-        # An answer is out a moment before its thread is idle.
-        eventually(lambda: len(server.pool._idle) == 1)
+        eventually(lambda: server.workers._idle)
         server.let_go.set()
         assert first.result() == b"hold"
-        eventually(lambda: len(server.pool._idle) == 2)
+        eventually(lambda: len(server.workers._idle) == 2)
         for _ in range(5):
             ask(b"after", timeout=PATIENCE_S)
             assert server.seen.get(timeout=PATIENCE_S)[1] == held_by
-            eventually(lambda: len(server.pool._idle) == 2)
+            eventually(lambda: len(server.workers._idle) == 2)
 
 
 def test_a_call_that_fails_leaves_its_thread_to_the_next():
-    pool = CallThreads(1, "calls-failing")
+    pool = CallThreads(Workers(1, "calls-failing"))
     done = threading.Event()
     pool.submit(lambda: 1 / 0)
     pool.submit(done.set)

@@ -184,6 +184,31 @@ def test_garbage_is_refused_or_is_a_message(garbage):
     assert found.model == parsed.model_name
 
 
+#: Pieces that messages are made of: tags (long ones too), groups and their ends, texts, fields.
+pieces = st.sampled_from(
+    [
+        b"\x0a", b"\x01", b"m", b"\x00", b"\x80", b"\x22", b"\x2a", b"\x2a\x03\x0a\x01x",
+        b"\x3a\x02rr", b"\x2a\x02\x2a\x00", b"\x08\x01", b"\x0d1234", b"\x0912345678",
+        b"\x0b", b"\x0c", b"\xa3\x06", b"\xa4\x06", b"\xa0\x06\x05", b"\xff\xff\xff\xff\x0f",
+        b"\x8a\x80\x80\x80\x00\x01n", b"\x8a\x80\x80\x80\x80\x00\x01n",
+    ]
+)  # fmt: skip
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(pieces | st.binary(max_size=2), max_size=8).map(b"".join), st.booleans())
+def test_pieces_are_a_message_exactly_where_the_library_says_so(message, is_request):
+    def accepted(parse):
+        try:
+            return parse(message) is not None
+        except Exception:
+            return False
+
+    kind = pb.ModelInferRequest if is_request else pb.ModelInferResponse
+    read_alike(is_request, message)
+    assert accepted(lambda m: wire_library.decode_infer(is_request, m)) == accepted(kind.FromString)
+
+
 def test_every_truncation_of_a_message_is_refused_or_is_a_message():
     message = wire.encode_request("gcn", {"x": np.zeros((200, 2), np.float32)}, request_id="r")
     complete = 0

@@ -29,3 +29,17 @@ assert "torch._dynamo" in sys.modules
 
 def test_lanes_start_without_the_compiler_and_can_still_use_it():
     subprocess.run([sys.executable, "-c", LANE], check=True)
+
+
+FILES = """
+import resource
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, most))
+from serve.app import tune_process
+tune_process()
+assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, most)
+"""
+
+
+def test_the_server_may_open_as_many_files_as_the_system_lets_it():
+    subprocess.run([sys.executable, "-c", FILES], check=True)

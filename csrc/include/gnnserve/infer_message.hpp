@@ -5,6 +5,10 @@
 // repeats, all tensors in raw form. A valid message need not be plain (fields in several parts,
 // unknown fields, numbers one by one in `contents`), and whoever reads one that is not leaves it to
 // the library. Texts are not checked for UTF-8.
+//
+// Nor does it read more than it must: a message beyond the limits below is left too, as soon as
+// more than kMostHeadBytes of it lie outside raw contents. So what one costs does not grow with its
+// size.
 #pragma once
 
 #include <cstddef>
@@ -16,6 +20,13 @@
 #include <vector>
 
 namespace gnnserve {
+
+// Limits of a message, as in serve/wire_library.py, which refuses what is beyond them in words.
+inline constexpr std::size_t kMostHeadBytes = 16 * 1024;
+inline constexpr std::size_t kMostTensors = 16;
+inline constexpr std::size_t kMostParameters = 64;
+inline constexpr std::size_t kMostDimensions = 8;
+inline constexpr std::size_t kMostNameBytes = 256;
 
 enum class InferKind : std::uint8_t { kRequest, kResponse };
 
@@ -50,7 +61,7 @@ struct InferMessage {
     std::vector<std::string_view> raws;
 };
 
-// nullopt: not plain, perhaps not even a message.
+// nullopt: not plain, perhaps not even a message, or beyond the limits.
 std::optional<InferMessage> parse_infer(InferKind kind, std::string_view message);
 
 // The message, of either kind, without its raw contents, which may follow; `requested` is

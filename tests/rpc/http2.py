@@ -1,0 +1,94 @@
+"""A client that speaks HTTP/2 badly on purpose: frames written by hand to a socket."""
+
+import socket
+import struct
+from collections import defaultdict
+
+DATA, HEADERS, SETTINGS, PING = 0, 1, 4, 6
+END_STREAM, ACK, END_HEADERS = 1, 1, 4
+_MAX_CONCURRENT_STREAMS, _INITIAL_WINDOW_SIZE = 3, 4
+
+
+class Http2:
+    """One connection; streams are 1, 3, 5 … in the order of ``head``."""
+
+    def __init__(self, port, window_bytes=None):
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=60)
+        self._next = 1
+        self._unread = b""
+        #: What came, by stream: (type, flags, content) of each frame.
+        self.came = defaultdict(list)
+        settings = b""
+        if window_bytes is not None:
+            settings = struct.pack(">HI", _INITIAL_WINDOW_SIZE, window_bytes)
+        self._socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(SETTINGS, 0, 0, settings))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._socket.close()
+
+    def head(self, path, count=1):
+        """Begin `count` calls of a method and send no message; returns the last one's stream."""
+        fields = (
+            (":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "x"),
+            ("te", "trailers"), ("content-type", "application/grpc"),
+        )  # fmt: skip
+        block = b"".join(_literal(name) + _literal(value, first=b"") for name, value in fields)
+        frames = []
+        for _ in range(count):
+            frames.append(_frame(HEADERS, END_HEADERS, self._next, block))
+            self._next += 2
+        self._socket.sendall(b"".join(frames))
+        return self._next - 2
+
+    def message(self, stream, content=b"", end=False):
+        """Send a whole message."""
+        self.data(stream, struct.pack(">BI", 0, len(content)) + content, end)
+
+    def data(self, stream, content, end=False):
+        """Send any bytes."""
+        self._socket.sendall(_frame(DATA, END_STREAM if end else 0, stream, content))
+
+    def read_until(self, condition):
+        """Take in frames until ``condition(came)``; a minute without any is an error."""
+        while not condition(self.came):
+            kind, flags, stream, content = self._read_frame()
+            if kind == SETTINGS and not flags & ACK:
+                self._socket.sendall(_frame(SETTINGS, ACK, 0, b""))
+            elif kind == PING and not flags & ACK:
+                self._socket.sendall(_frame(PING, ACK, 0, content))
+            self.came[stream].append((kind, flags, content))
+
+    def most_streams(self):
+        """How many calls the server takes at once on this connection."""
+        self.read_until(lambda came: any(kind == SETTINGS for kind, *_ in came[0]))
+        content = next(content for kind, _, content in self.came[0] if kind == SETTINGS)
+        return dict(struct.iter_unpack(">HI", content)).get(_MAX_CONCURRENT_STREAMS, 2**31)
+
+    def _read_frame(self):
+        head = self._take(9)
+        size, kind, flags, stream = (
+            struct.unpack(">I", b"\0" + head[:3])[0],
+            *struct.unpack(">BBI", head[3:]),
+        )
+        return kind, flags, stream, self._take(size)
+
+    def _take(self, count):
+        while len(self._unread) < count:
+            more = self._socket.recv(65536)
+            if not more:
+                raise ConnectionError("the server closed the connection")
+            self._unread += more
+        found, self._unread = self._unread[:count], self._unread[count:]
+        return found
+
+
+def _frame(kind, flags, stream, content):
+    return struct.pack(">I", len(content))[1:] + struct.pack(">BBI", kind, flags, stream) + content
+
+
+def _literal(text, first=b"\0"):
+    """A header's name (a literal that is not indexed, with its `first` byte), or its value."""
+    return first + bytes((len(text),)) + text.encode()
