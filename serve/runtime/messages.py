@@ -112,6 +112,11 @@ class GatherRef(msgspec.Struct, frozen=True, array_like=True):
     at: TensorRef
     new: TensorRef
 
+    @property
+    def rows(self) -> int:
+        """Of `x`."""
+        return self.ids.shape[0]
+
 
 class MapTable(Message, frozen=True, tag=True, array_like=True):
     """Map the table before the first run that needs it; for processes whose lanes are threads."""

@@ -19,8 +19,26 @@ HOLD = 2000.0
 RAISE, EXIT, CRASH, DIE_ONCE = -1001.0, -1002.0, -1003.0, -1004.0
 #: As HOLD, and nothing that is raised meanwhile ends it.
 DEAF = 3000.0
+#: Errors that are none of Python's usual ones, too long for a packet, or cannot be told.
+SYS_EXIT, INTERRUPT, LONG, UNTELLABLE, NO_TEXT = -1005.0, -1006.0, -1007.0, -1008.0, -1009.0
+#: An output of a row less, or more, than there are nodes.
+ROW_LESS, ROW_MORE = -1011.0, -1012.0
 
 _HERE = Path(__file__).parent
+
+
+class Untellable(Exception):
+    def __str__(self) -> str:
+        raise SystemExit(5)
+
+
+_ERRORS = {
+    SYS_EXIT: lambda: SystemExit(3),
+    INTERRUPT: KeyboardInterrupt,
+    LONG: lambda: ValueError("long " * 2_000_000),
+    UNTELLABLE: Untellable,
+    NO_TEXT: lambda: ValueError("\ud800 \n"),
+}
 
 
 class Mischief(torch.nn.Module):
@@ -48,8 +66,12 @@ class Mischief(torch.nn.Module):
         elif word == DIE_ONCE and not (_HERE / "died").exists():
             (_HERE / "died").touch()
             os._exit(4)
+        elif word in _ERRORS:
+            raise _ERRORS[word]()
         out: Tensor = self.linear(x)
-        return out
+        if word == ROW_LESS:
+            return out[1:]
+        return torch.cat([out, out[:1]]) if word == ROW_MORE else out
 
 
 def _run_for(seconds: float, *, deaf: bool) -> None:

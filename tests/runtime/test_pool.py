@@ -32,7 +32,18 @@ from serve.runtime.messages import (
 from serve.runtime.pool import LaneDown, LanePool, LaneUp
 from serve.runtime.processes import allocator_facts, lane_environment
 from serve.runtime.shm import SharedPool
-from tests.e2e.mischief import DEAF, HOLD, RAISE
+from tests.e2e.mischief import (
+    DEAF,
+    HOLD,
+    INTERRUPT,
+    LONG,
+    NO_TEXT,
+    RAISE,
+    ROW_LESS,
+    ROW_MORE,
+    SYS_EXIT,
+    UNTELLABLE,
+)
 from tests.harness import ROOT
 from tests.outside import PATIENCE_S, descendants, is_running, wait_for
 from tests.runtime.conftest import held_by_this_process
@@ -159,6 +170,30 @@ def test_what_a_model_raises_is_the_tasks_end_only(talk, trouble):
     assert (error.reason, error.message) == ("model_error", "ValueError: asked to fail at 3 nodes")
     talk.run(0.0)
     assert talk.hear(LANES[0], TaskDone).rows == (NODES,)
+
+
+@pytest.mark.parametrize(
+    ("word", "text"),
+    [
+        (SYS_EXIT, "SystemExit: 3"),
+        (INTERRUPT, "KeyboardInterrupt"),
+        (LONG, "ValueError: " + ("long " * 200)[: 1000 - len("ValueError: …")] + "…"),
+        (UNTELLABLE, "Untellable, whose text cannot be told: it raises SystemExit"),
+        (NO_TEXT, "ValueError: \\ud800"),
+        (ROW_LESS, "model mischief:1: the output has 2 rows of 2; it must have 3 rows of 2"),
+        (ROW_MORE, "model mischief:1: the output has 4 rows of 2; it must have 3 rows of 2"),
+    ],
+)
+def test_whatever_a_model_does_wrong_costs_no_lane(talk, trouble, word, text):
+    talk.load(trouble)
+    before = talk.pool.pids()
+    talk.run(word)
+    error = talk.hear(LANES[0], TaskError)
+    assert error.reason == "model_error"
+    assert error.message.startswith(text)
+    talk.run(0.5, task_id=8)
+    assert talk.hear(LANES[0], TaskDone).task_id == 8
+    assert (talk.pool.pids(), talk.pool.restarts) == (before, 0)
 
 
 def test_a_model_that_does_not_load_is_told(talk, trouble):
