@@ -15,6 +15,7 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Callable
+from typing import NoReturn
 
 from serve.core.commands import (
     AnswerTask,
@@ -80,6 +81,8 @@ _log = logging.getLogger(__name__)
 #: Runs that ended are learned from so many at a time, as long as nobody asks for more: one lesson
 #: by itself finds all it needs out of the caches.
 _LESSONS = 8
+#: Of the process, when the driver's thread is lost.
+EXIT_BUG = 70
 _TO_LANES = (LaunchTask, SuspendTask, ResumeTask, StopTask)
 
 
@@ -277,7 +280,7 @@ class Driver:
                 os.close(bell)
                 if self._on_lane.get(lane_id) is run:
                     if heard := run.ends_with(said):
-                        self._end(lane_id, said)
+                        self._end(run, said)
                     else:
                         self._pool.take_back(lane_id)
         if said is not None and not heard:
@@ -382,17 +385,27 @@ class Driver:
     # --- the driver's thread ------------------------------------------------------------------
 
     def _listen(self) -> None:
-        while not self._stopping:
-            polled = self._pool.poll(self._armed_ns)
-            overheard = [self._overheard.popleft() for _ in range(len(self._overheard))]
-            for lane_id, said in (*overheard, *polled):
-                try:
-                    self._hear(lane_id, said)
-                except Exception:
-                    # A bug; the server goes on with the requests it does not concern.
-                    _log.exception("lane %d: message %s cannot be handled", lane_id, said)
-            with self._lock:
-                self._keep_time()
+        try:
+            while not self._stopping:
+                polled = self._pool.poll(self._armed_ns)
+                for _ in range(len(self._overheard)):
+                    lane_id, said = self._overheard.popleft()
+                    self._hear_safely(lane_id, said, late=True)
+                for lane_id, said in polled:
+                    self._hear_safely(lane_id, said)
+                with self._lock:
+                    self._keep_time()
+        except BaseException:
+            # Without it no request is ever answered again: whoever watches starts another server.
+            _log.critical("a bug ended the driver's thread; the server ends", exc_info=True)
+            _end_process()
+
+    def _hear_safely(self, lane_id: LaneId, said: object, *, late: bool = False) -> None:
+        try:
+            self._hear(lane_id, said, late=late)
+        except Exception:
+            # A bug; the server goes on with the requests it does not concern.
+            _log.exception("lane %d: message %s cannot be handled", lane_id, said)
 
     def learn(self) -> None:
         """Correct the estimates by all runs that ended. Any thread."""
@@ -431,11 +444,16 @@ class Driver:
         if armed_ns is None or armed_ns <= now_ns or (wakeup_ns or armed_ns) < armed_ns:
             self._armed_ns = wakeup_ns
 
-    def _hear(self, lane_id: LaneId, said: object) -> None:
+    def _hear(self, lane_id: LaneId, said: object, *, late: bool) -> None:
+        """`late`: another thread read it, and the lane may be a new one by now."""
         match said:
             case TaskDone() | TaskError():
                 with self._lock:
-                    self._end(lane_id, said)
+                    run = self._on_lane.get(lane_id)
+                    if run is not None and run.ends_with(said):
+                        self._end(run, said)
+                    elif not late:
+                        self._pool.kill(lane_id, f"ended task {said.task_id}, not its own")
             case ModelLoaded(key):
                 if self._registry.lane_answered(lane_id, key):
                     self._lane_ready(lane_id)
@@ -461,11 +479,12 @@ class Driver:
                     if lost:
                         self._carry_out(LaneLost(lost[0], tuple(lost[1:])))
 
-    def _end(self, lane_id: LaneId, said: TaskDone | TaskError) -> None:
-        """The lane's run ended, and the lane is fine. Under the lock."""
-        run = self._on_lane.get(lane_id)
-        if run is None or not run.ends_with(said):
-            return  # The lane died before this was heard: the run is made again.
+    def _end(self, run: Launch, said: TaskDone | TaskError) -> None:
+        """The lane says that its run ended. Under the lock."""
+        lane_id = run.lane_id
+        if wrong := run.complaint(said):
+            self._pool.kill(lane_id, wrong)
+            return
         del self._on_lane[lane_id]
         self._pool.ended(lane_id)
         run.entry.quarantine.ran()
@@ -489,6 +508,11 @@ class Driver:
                 self._lanes_ready.add(lane_id)
                 self._carry_out(LaneReady(lane_id))
                 self._lanes_changed.notify_all()
+
+
+def _end_process() -> NoReturn:
+    logging.shutdown()
+    os._exit(EXIT_BUG)
 
 
 def _how_failed(

@@ -55,8 +55,6 @@ class LaneSetup:
     keep_bytes: int
     #: None: one lane, in a process of its own.
     place: DevicePlace | None = None
-    #: It calibrates, and starts processes of its own for that, which end with it.
-    calibrates: bool = False
     #: It gets what the lanes leave of its cores.
     background: bool = False
 

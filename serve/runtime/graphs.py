@@ -457,9 +457,7 @@ def prepare_nodes(
     return PreparedNodes(layout, staged, found, ids, positions, snapshot)
 
 
-def stage_again(
-    prepared: PreparedNodes, request: NodeRequest, seed: int, pool: SharedPool
-) -> None:
+def stage_again(prepared: PreparedNodes, request: NodeRequest, seed: int, pool: SharedPool) -> None:
     """Lay the same sample out once more where it lies: a run may have changed what it was given.
 
     It is drawn anew, which costs runs that are made once nothing.

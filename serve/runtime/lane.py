@@ -93,8 +93,8 @@ def enter(setup: LaneSetup, pool_file: PassedFile) -> mmap.mmap:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=setup.log_level, format="%(levelname)s %(message)s")
-    if setup.calibrates:
-        os.setpgid(0, 0)
+    # What a model starts ends with it.
+    os.setpgid(0, 0)
     if setup.background:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     else:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeGuard
 
-from serve.core.types import Bytes, Completed, LaneId, Nanos, Usage
+from serve.core.types import Bytes, Completed, FailReason, LaneId, Nanos, Usage
 from serve.runtime.messages import RunTask, TaskDone, TaskError
 
 if TYPE_CHECKING:
@@ -16,6 +16,13 @@ if TYPE_CHECKING:
 #: A run that takes so many times its estimate, and at least so long, is taken for hung.
 _RUN_LIMIT_FACTOR = 200
 _RUN_LIMIT_LEAST_NS = 60_000_000_000
+
+#: Why a run ends that the lane is fine after.
+_REASONS = frozenset(
+    reason.value
+    for reason in (FailReason.MODEL_ERROR, FailReason.OUT_OF_MEMORY, FailReason.STOPPED)
+)
+_FLOAT_BYTES = 4
 
 #: Has a run correct the estimates; keeps nothing of its requests.
 Lesson = Callable[[], None]
@@ -63,6 +70,18 @@ class Launch:
         """Whether the lane says the end of this run."""
         task_id = self.tickets[0].task.task_id
         return isinstance(said, TaskDone | TaskError) and said.task_id == task_id
+
+    def complaint(self, said: TaskDone | TaskError) -> str:
+        """What cannot be true of what the lane says of the end; empty when all can."""
+        if isinstance(said, TaskError):
+            return "" if said.reason in _REASONS else f"failed for the reason {said.reason!r}"
+        if len(said.rows) != len(self.tickets):
+            return f"ended {len(self.tickets)} requests with {len(said.rows)} outputs"
+        for ticket, rows in zip(self.tickets, said.rows, strict=True):
+            size_bytes = _FLOAT_BYTES * rows * said.columns
+            if size_bytes > ticket.output_capacity_bytes:
+                return f"wrote {size_bytes} bytes into {ticket.output_capacity_bytes}"
+        return ""
 
     def ended(self, said: TaskDone) -> Usage:
         """Note the shape of every output; what the run took."""

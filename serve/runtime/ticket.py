@@ -123,6 +123,11 @@ class RequestTicket:
         return 0 if self._layout is None else self._layout.input_bytes
 
     @property
+    def output_capacity_bytes(self) -> int:
+        """Size of the output's place."""
+        return 0 if self._staged is None else self._staged.output_capacity_bytes
+
+    @property
     def spared_bytes(self) -> int:
         """What the staged inputs would take more if their edges were int64."""
         if self._layout is None or not self._layout.narrow_edges:

@@ -1,21 +1,28 @@
 """Lane processes: they start pinned, answer, are missed when they die, and leave nothing."""
 
+import contextlib
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from serve import native
 from serve.core.types import LaneId, TaskId
 from serve.errors import NotReady
 from serve.models.facts import Signature
 from serve.models.repository import find
+from serve.runtime import processes
 from serve.runtime.entry import DevicePlace
 from serve.runtime.messages import (
     LaneStarted,
@@ -28,16 +35,19 @@ from serve.runtime.messages import (
     TaskDone,
     TaskError,
     TensorRef,
+    encode,
 )
 from serve.runtime.pool import LaneDown, LanePool, LaneUp
 from serve.runtime.processes import allocator_facts, lane_environment
 from serve.runtime.shm import SharedPool
 from tests.e2e.mischief import (
     DEAF,
+    GARBAGE,
     HOLD,
     INTERRUPT,
     LONG,
     NO_TEXT,
+    ORPHAN,
     RAISE,
     ROW_LESS,
     ROW_MORE,
@@ -203,19 +213,161 @@ def test_a_model_that_does_not_load_is_told(talk, trouble):
 
 
 def test_a_dead_lane_is_missed_and_comes_back_later_each_time(talk, caplog):
-    caplog.set_level(logging.WARNING, "serve.runtime.pool")
+    caplog.set_level(logging.WARNING, "serve.runtime.successors")
     lane_id, other = LANES
     untouched = talk.pool.pids()[other]
     for restarts in (1, 2, 3):
         before = talk.pool.pids()[lane_id]
         os.kill(before, signal.SIGKILL)
-        assert talk.hear(lane_id, LaneDown).reason == "signal 9"
+        talk.hear(lane_id, LaneDown)
         talk.hear(lane_id, LaneUp)
         assert talk.pool.restarts == restarts
         assert talk.pool.pids()[lane_id] != before
     assert talk.pool.pids()[other] == untouched
     told = [record.getMessage() for record in caplog.records]
-    assert [text.partition("restart in ")[2] for text in told] == ["0.05 s", "0.10 s", "0.20 s"]
+    waits = ("0.05 s", "0.10 s", "0.20 s")
+    assert told == [f"lane 0: lost (signal 9); restart in {wait}" for wait in waits]
+
+
+def test_a_lane_that_leaves_a_child_behind_is_missed_and_the_child_is_ended(talk, trouble):
+    """It holds the lane's end of the channel, and the shared pool."""
+    talk.load(trouble)
+    talk.run(ORPHAN)
+    talk.hear(LANES[0], LaneDown)
+    (child,) = trouble.folder.glob("child.*")
+    wait_for(lambda: not is_running(int(child.suffix[1:])), "the end of the child")
+    child.unlink()
+    talk.hear(LANES[0], LaneUp)
+
+
+def test_a_lane_that_says_nonsense_is_lost_and_the_other_is_not(talk, trouble):
+    for lane_id in LANES:
+        talk.load(trouble, lane_id)
+    before = talk.pool.pids()
+    talk.run(GARBAGE)
+    talk.hear(LANES[0], LaneDown)
+    talk.hear(LANES[0], LaneUp)
+    talk.run(0.5, LANES[1])
+    assert talk.hear(LANES[1], TaskDone).task_id == 7
+    assert talk.pool.pids()[LANES[1]] == before[LANES[1]]
+
+
+@pytest.fixture
+def mute_pool(monkeypatch):
+    """A pool of one lane whose process is this test; what it says, and its kills."""
+    shared = SharedPool(1 << 16)
+    pool = LanePool(((),), shared, keep_bytes=0)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    kills = []
+    monkeypatch.setattr("serve.runtime.processes.kill", kills.append)
+    (host,) = pool._hosts
+    pool._adopt(host, SimpleNamespace(pid=os.getpid()), [ours])
+    yield pool, theirs, kills
+    pool._let_go(host)
+    pool.stop()
+    theirs.close()
+    shared.close()
+
+
+def _packets():
+    """Any bytes, and what lanes say with bytes changed."""
+    said = [
+        encode(TaskDone(7, (3,), 2, 1000, 5, None)),
+        encode(TaskError(7, "model_error", "words")),
+        encode(ModelLoaded("m")),
+        encode(LaneStarted(1, True)),
+    ]
+    changed = st.tuples(
+        st.sampled_from(said), st.lists(st.tuples(st.integers(0, 40), st.integers(0, 255)))
+    ).map(_with_bytes)
+    return st.one_of(st.binary(min_size=1, max_size=300), changed)
+
+
+def _with_bytes(changed):
+    packet, changes = bytearray(changed[0]), changed[1]
+    for place, value in changes:
+        packet[place % len(packet)] = value
+    return bytes(packet)
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(packet=_packets())
+def test_no_packet_of_a_lane_does_more_than_end_it(mute_pool, packet):
+    pool, theirs, kills = mute_pool
+    kills.clear()
+    pool._lanes[LANES[0]].ignored = False
+    theirs.send(packet)
+    said = pool.poll(time.monotonic_ns())
+    assert len(said) + len(kills) == 1, "taken as said, or the lane is ended"
+
+
+def test_a_lane_that_never_stops_talking_is_not_listened_to_for_ever(mute_pool):
+    pool, theirs, _ = mute_pool
+    theirs.setblocking(False)
+    sent = 0
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            sent += bool(theirs.send(encode(ModelLoaded("m"))))
+    heard = len(pool.poll(time.monotonic_ns()))
+    assert 0 < heard < sent
+    while more := pool.poll(time.monotonic_ns()):
+        heard += len(more)
+    assert heard == sent
+
+
+def test_a_process_that_does_not_even_die_is_given_up(mute_pool, monkeypatch):
+    pool, theirs, _ = mute_pool
+    monkeypatch.setattr("serve.runtime.pool._GONE_AFTER_NS", 0)
+    freed = []
+    monkeypatch.setattr(pool._successors, "follow", lambda host, process: freed.append(process))
+    theirs.send(b"no packet")
+    said = []
+    while not said:
+        said = pool.poll(time.monotonic_ns())
+    assert said == [(LANES[0], LaneDown((LANES[0],)))]
+    assert len(freed) == 1
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pool._adopt(pool._hosts[0], freed[0], [ours])
+    theirs.close()
+
+
+def test_who_listens_to_lanes_never_waits_for_a_fork_server(talk, trouble):
+    """It takes seconds to start, and then whoever starts or frees a process waits for it."""
+    talk.load(trouble, LANES[1])
+    starting = processes._one_at_a_time
+    starting.acquire()
+    give_up = threading.Timer(PATIENCE_S, starting.release)
+    give_up.start()
+    try:
+        os.kill(talk.pool.pids()[LANES[0]], signal.SIGKILL)
+        talk.hear(LANES[0], LaneDown)
+        talk.run(0.5, LANES[1])
+        talk.hear(LANES[1], TaskDone)
+        assert give_up.is_alive(), "it waited until that was over"
+    finally:
+        give_up.cancel()
+        give_up.join()
+        if starting.locked():
+            starting.release()
+    talk.hear(LANES[0], LaneUp)
+
+
+def test_a_fork_server_that_does_not_answer_is_replaced(talk, monkeypatch):
+    monkeypatch.setattr("serve.runtime.processes._FORK_WAIT_S", 0.5)
+    before = talk.pool.pids()
+    (server,) = {_parent(pid) for pid in before.values()}
+    os.kill(server, signal.SIGSTOP)
+    try:
+        os.kill(before[LANES[0]], signal.SIGKILL)
+        talk.hear(LANES[0], LaneDown)
+        wait_for(lambda: not is_running(server), "its end")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(server, signal.SIGCONT)
+    monkeypatch.undo()
+    for lane_id in LANES:
+        talk.hear(lane_id, LaneUp)
+    assert set(talk.pool.pids().values()).isdisjoint(before.values())
 
 
 def test_all_lanes_come_back_when_the_fork_server_is_killed(talk):
@@ -241,7 +393,7 @@ def _state(pid: int) -> str:
 def test_a_task_over_its_time_limit_costs_its_lane(talk, trouble):
     talk.load(trouble)
     talk.run(HOLD, limit_ns=100_000_000)
-    assert talk.hear(LANES[0], LaneDown).reason == "signal 9"
+    talk.hear(LANES[0], LaneDown)
     talk.hear(LANES[0], LaneUp)
 
 
@@ -310,7 +462,7 @@ def test_a_run_that_does_not_end_when_stopped_costs_its_lane(talk, trouble, monk
         talk.run(DEAF)
         wait_for(trouble.running, "a running task")
         talk.pool.stop_run(LANES[0], TaskId(7))
-        assert talk.hear(LANES[0], LaneDown).reason == "signal 9"
+        talk.hear(LANES[0], LaneDown)
         talk.hear(LANES[0], LaneUp)
 
 
@@ -333,7 +485,7 @@ def test_a_lane_that_takes_no_more_messages_is_lost(talk, trouble, caplog):
     while "cannot be reached" not in caplog.text:
         talk.pool.send(LANES[0], LoadModel("m", spec, SIGNATURE))
     talk.run(0.0)
-    assert talk.hear(LANES[0], LaneDown).reason == "signal 9"
+    talk.hear(LANES[0], LaneDown)
     talk.hear(LANES[0], LaneUp)
 
 
