@@ -279,8 +279,8 @@ class Driver:
                 ticket.bell = None
                 os.close(bell)
                 if self._on_lane.get(lane_id) is run:
-                    if heard := run.ends_with(said):
-                        self._end(run, said)
+                    if heard := isinstance(said, TaskDone | TaskError):
+                        self._end(lane_id, run, said)
                     else:
                         self._pool.take_back(lane_id)
         if said is not None and not heard:
@@ -450,10 +450,8 @@ class Driver:
             case TaskDone() | TaskError():
                 with self._lock:
                     run = self._on_lane.get(lane_id)
-                    if run is not None and run.ends_with(said):
-                        self._end(run, said)
-                    elif not late:
-                        self._pool.kill(lane_id, f"ended task {said.task_id}, not its own")
+                    if not late or (run is not None and run.ends_with(said)):
+                        self._end(lane_id, run, said)
             case ModelLoaded(key):
                 if self._registry.lane_answered(lane_id, key):
                     self._lane_ready(lane_id)
@@ -479,10 +477,10 @@ class Driver:
                     if lost:
                         self._carry_out(LaneLost(lost[0], tuple(lost[1:])))
 
-    def _end(self, run: Launch, said: TaskDone | TaskError) -> None:
-        """The lane says that its run ended. Under the lock."""
-        lane_id = run.lane_id
-        if wrong := run.complaint(said):
+    def _end(self, lane_id: LaneId, run: Launch | None, said: TaskDone | TaskError) -> None:
+        """The lane says that a run ended, and should be running `run`. Under the lock."""
+        wrong = "ended a run when it had none" if run is None else run.complaint(said)
+        if wrong or run is None:
             self._pool.kill(lane_id, wrong)
             return
         del self._on_lane[lane_id]

@@ -73,6 +73,8 @@ class Launch:
 
     def complaint(self, said: TaskDone | TaskError) -> str:
         """What cannot be true of what the lane says of the end; empty when all can."""
+        if not self.ends_with(said):
+            return f"ended task {said.task_id}, which it does not run"
         if isinstance(said, TaskError):
             return "" if said.reason in _REASONS else f"failed for the reason {said.reason!r}"
         if len(said.rows) != len(self.tickets):
