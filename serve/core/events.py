@@ -12,6 +12,7 @@ from serve.core.types import (
     DeviceId,
     FailReason,
     LaneId,
+    LaneLook,
     Nanos,
     Sized,
     Task,
@@ -92,6 +93,14 @@ class LaneLost(msgspec.Struct, frozen=True):
     others: tuple[LaneId, ...] = ()
 
 
+class LaneSeen(msgspec.Struct, frozen=True):
+    """What the lane that holds the task's run does, as ``LookAtLane`` asked."""
+
+    task_id: TaskId
+    lane_id: LaneId
+    look: LaneLook
+
+
 class BudgetChanged(msgspec.Struct, frozen=True):
     """Models were loaded or unloaded: what is left of the device for tasks."""
 
@@ -127,6 +136,7 @@ Event = (
     | TaskCancelled
     | LaneReady
     | LaneLost
+    | LaneSeen
     | BudgetChanged
     | SlowdownChanged
     | DrainStarted

@@ -20,7 +20,9 @@ from typing import NoReturn
 from serve.core.commands import (
     AnswerTask,
     Command,
+    KillLane,
     LaunchTask,
+    LookAtLane,
     PrepareTask,
     ReleaseTask,
     ResumeTask,
@@ -31,6 +33,7 @@ from serve.core.events import (
     Event,
     LaneLost,
     LaneReady,
+    LaneSeen,
     SlowdownChanged,
     TaskArrived,
     TaskCancelled,
@@ -140,8 +143,8 @@ class Driver:
         self._overheard: deque[tuple[LaneId, object]] = deque()
         self._newest: RequestTicket | None = None
         self._idle_since_ns = 0
-        #: Tasks that were to be launched and are refused, to be told when all commands are done.
-        self._refused: list[TaskFailed] = []
+        #: What came of commands at once, to be told when all of them are done.
+        self._next: list[Event] = []
         self._drained = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._listen, name="driver", daemon=True)
@@ -174,6 +177,11 @@ class Driver:
     def lanes_up(self) -> int:
         """Lanes that have all models and may be given tasks."""
         return len(self._lanes_ready)
+
+    @property
+    def lanes_able(self) -> int:
+        """Those that no run holds which takes far longer than expected."""
+        return len(self._lanes_ready) - self.scheduler.overdue_count
 
     @property
     def alive(self) -> bool:
@@ -335,8 +343,8 @@ class Driver:
         for command in commands:
             if not isinstance(command, _TO_LANES):
                 self._execute(command)
-        while self._refused:
-            self._carry_out(self._refused.pop())
+        while self._next:
+            self._carry_out(self._next.pop())
         if self.scheduler.drained:
             self._drained.set()
         wakeup_ns = self.scheduler.next_wakeup()
@@ -356,17 +364,23 @@ class Driver:
             ):
                 failed = FailReason.QUARANTINED
                 message = f"model {ticket.entry.spec.key}: {reason}"
-                self._refused.append(TaskFailed(task_id, lane_id, failed, message))
+                self._next.append(TaskFailed(task_id, lane_id, failed, message))
             case LaunchTask(_, lane_id, reserve_bytes=reserve_bytes, companions=companions):
                 members = ticket, *(self._tickets[task_id] for task_id in companions)
                 self._on_lane[lane_id] = run = Launch(members, lane_id)
-                self._pool.launch(lane_id, run.message(reserve_bytes), run.limit_ns)
+                self._pool.launch(lane_id, run.message(reserve_bytes))
             case SuspendTask(_, lane_id):
                 self._pool.suspend(lane_id)
             case ResumeTask(_, lane_id):
                 self._pool.resume(lane_id)
             case StopTask(task_id, lane_id):
                 self._pool.stop_run(lane_id, task_id)
+            case LookAtLane(task_id, lane_id):
+                look = self._pool.look(lane_id, task_id)
+                if look is not None:
+                    self._next.append(LaneSeen(task_id, lane_id, look))
+            case KillLane(_, lane_id):
+                self._pool.kill(lane_id, f"a run of {ticket.entry.spec.key} stands still")
             case AnswerTask(_, outcome):
                 ticket.command_answer(outcome)
             case ReleaseTask():

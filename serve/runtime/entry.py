@@ -48,8 +48,8 @@ class LaneSetup:
     cores: tuple[int, ...]
     threads: int
     pool_capacity_bytes: int
-    #: Where its word to stop at lies in the pool's file.
-    stop_word_offset_bytes: int
+    #: Where its words lie in the pool's file.
+    words_offset_bytes: int
     log_level: int
     #: Freed memory to keep from run to run.
     keep_bytes: int

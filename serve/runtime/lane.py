@@ -80,7 +80,7 @@ _WARM_UP_SIZES = ((16, 48), (256, 1024), (2048, 20_480), (16, 48))
 def main(setup: LaneSetup, channel: socket.socket, pool_file: PassedFile) -> None:
     """Entry point of the process."""
     pool = enter(setup, pool_file)
-    stop_word = StopWord(pool, setup.stop_word_offset_bytes)
+    stop_word = StopWord(pool, setup.words_offset_bytes)
     signal.signal(STOP_SIGNAL, stop_word.on_signal)
     Lane(channel, pool, Meter.attach(), setup.keep_bytes, stop_word).serve()
     leave()

@@ -13,10 +13,6 @@ from serve.runtime.messages import RunTask, TaskDone, TaskError
 if TYPE_CHECKING:
     from serve.runtime.ticket import RequestTicket
 
-#: A run that takes so many times its estimate, and at least so long, is taken for hung.
-_RUN_LIMIT_FACTOR = 200
-_RUN_LIMIT_LEAST_NS = 60_000_000_000
-
 #: Why a run ends that the lane is fine after.
 _REASONS = frozenset(
     reason.value
@@ -51,11 +47,6 @@ class Launch:
     @property
     def _sizes(self) -> list[tuple[int, int]]:
         return [(ticket.task.num_nodes, ticket.task.num_edges) for ticket in self.tickets]
-
-    @property
-    def limit_ns(self) -> int:
-        """After so long the run is taken for hung."""
-        return max(_RUN_LIMIT_LEAST_NS, _RUN_LIMIT_FACTOR * self.estimate.run_ns)
 
     def message(self, reserve_bytes: int) -> RunTask:
         """What the lane is to do within `reserve_bytes`, which what is staged counts against."""

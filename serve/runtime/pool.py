@@ -18,9 +18,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 
-from serve.core.types import LaneId, TaskId
+import msgspec
+
+from serve.core.types import LaneId, LaneLook, LaneState, Nanos, TaskId
 from serve.runtime import clock, messages, processes
 from serve.runtime.entry import DevicePlace, LaneSetup
+from serve.runtime.looks import look
 from serve.runtime.messages import MAX_PACKET_BYTES, FromLane, Message, RunTask, Stop
 from serve.runtime.shm import SharedPool
 from serve.runtime.stopping import SIGNAL as STOP_SIGNAL
@@ -29,7 +32,7 @@ from serve.runtime.successors import Successors
 _log = logging.getLogger(__name__)
 
 _STOP_WAIT_S = 2.0
-#: `poll` looks after hung runs this often at least.
+#: `poll` returns this often at least.
 _WATCH_NS = 10_000_000_000
 #: A run told to stop that goes on for so long is ended with its process.
 _STOP_GRACE_NS = 2_000_000_000
@@ -83,10 +86,9 @@ class _Lane:
     cores: tuple[int, ...]
     host: _Host
     channel: socket.socket | None = None
-    #: When the task it runs must have ended, else the lane is taken for hung.
+    #: When the task that it was told to stop must have ended.
     kill_at_ns: int | None = None
-    #: While it is suspended: what is left of that time.
-    left_ns: int | None = None
+    told_to_stop: bool = False
     #: Core its process is pinned to, and whether it executes there now.
     core: int = -1
     executes: bool = False
@@ -187,27 +189,40 @@ class LanePool:
         _kill(lane.host)
         self.wake()
 
-    def launch(self, lane_id: LaneId, task: RunTask, limit_ns: int) -> None:
-        """Have an idle lane run a task on a core of its own; it is killed after `limit_ns`."""
+    def launch(self, lane_id: LaneId, task: RunTask) -> None:
+        """Have an idle lane run a task on a core of its own."""
         lane = self._lanes[lane_id]
         self._take_core(lane)
-        lane.kill_at_ns = clock.now_ns() + limit_ns
+        if lane.told_to_stop:
+            # Perhaps at this very task, which was in a union then.
+            lane.told_to_stop = False
+            self._shared.write_stop(lane_id, 0)
         self.send(lane_id, task)
+
+    def look(self, lane_id: LaneId, task_id: TaskId) -> LaneLook | None:
+        """What the lane, which the task was launched on, does; None: its process is gone."""
+        host = self._lanes[lane_id].host
+        pid = host.pid
+        seen = None if pid is None else look(pid)
+        if seen is None or seen.state is LaneState.STOPPED:
+            return seen
+        if host.place is not None:
+            # What a device does for the lane, its process's threads do not show.
+            return msgspec.structs.replace(seen, state=LaneState.BUSY, cpu_ns=Nanos(clock.now_ns()))
+        if seen.state is LaneState.ASLEEP and self._shared.runs(lane_id) != task_id:
+            return msgspec.structs.replace(seen, state=LaneState.IDLE)
+        return seen
 
     def suspend(self, lane_id: LaneId) -> None:
         """Stop the lane's process, which is its own, where it is; its core is free."""
         lane = self._lanes[lane_id]
         lane.stopped, lane.executes = True, False
-        if lane.kill_at_ns is not None:
-            lane.left_ns, lane.kill_at_ns = lane.kill_at_ns - clock.now_ns(), None
         _signal(lane, signal.SIGSTOP)
 
     def resume(self, lane_id: LaneId) -> None:
         """Let the lane's process go on, on a core of its own."""
         lane = self._lanes[lane_id]
         self._take_core(lane)
-        if lane.left_ns is not None:
-            lane.kill_at_ns, lane.left_ns = clock.now_ns() + lane.left_ns, None
         self._continue(lane)
 
     def stop_run(self, lane_id: LaneId, task_id: TaskId) -> None:
@@ -216,12 +231,12 @@ class LanePool:
         The lane says how it ended, as ever, or is lost: no run outlives this for long.
         """
         lane = self._lanes[lane_id]
-        self._shared.write_word(lane_id, task_id)
+        self._shared.write_stop(lane_id, task_id)
+        lane.told_to_stop = True
         if lane.host.place is not None:
             # It ends at its next allocation; others run in its process.
             return
         lane.kill_at_ns = clock.now_ns() + _STOP_GRACE_NS
-        lane.left_ns = None
         _signal(lane, STOP_SIGNAL)
         self._continue(lane)
         self.wake()
@@ -229,7 +244,7 @@ class LanePool:
     def ended(self, lane_id: LaneId) -> None:
         """The lane's task ended; the lane is idle, and runs if it was stopped just then."""
         lane = self._lanes[lane_id]
-        lane.kill_at_ns = lane.left_ns = None
+        lane.kill_at_ns = None
         lane.executes = False
         self._continue(lane)
         self.take_back(lane_id)
@@ -388,7 +403,7 @@ class LanePool:
         # First from the lanes, then from the system: others must not signal a reused number.
         process, host.process = host.process, None
         for lane in host.lanes:
-            lane.kill_at_ns = lane.left_ns = None
+            lane.kill_at_ns = None
             lane.executes = lane.stopped = lane.lent = False
             assert lane.channel is not None
             with contextlib.suppress(FileNotFoundError):  # it was closed at its other end first
@@ -428,7 +443,7 @@ class LanePool:
         for lane, channel in zip(host.lanes, channels, strict=True):
             lane.channel = channel
             # A stop may have been meant for the process before.
-            lane.kill_at_ns = lane.left_ns = None
+            lane.kill_at_ns = None
             lane.ignored = False
             lane.core = lane.cores[0] if lane.cores else -1
             self._lane_by_fd[channel.fileno()] = lane
@@ -448,14 +463,14 @@ class LanePool:
         setup = self._setup(host.name, host, host.place, host.lanes[0].lane_id)
         return processes.start(setup, len(host.lanes), self._shared.fd)
 
-    def _setup(self, name: str, host: _Host, place: DevicePlace | None, word: int) -> LaneSetup:
-        """`word` is the one that the first lane of the process stops at; the others' follow."""
+    def _setup(self, name: str, host: _Host, place: DevicePlace | None, number: int) -> LaneSetup:
+        """`number` tells where the words of the process's first lane lie; the others' follow."""
         return LaneSetup(
             name=name,
             cores=host.lanes[0].cores,
             threads=self._threads,
             pool_capacity_bytes=self._shared.capacity_bytes,
-            stop_word_offset_bytes=self._shared.word_offset_bytes(word),
+            words_offset_bytes=self._shared.words_offset_bytes(number),
             log_level=logging.getLogger().getEffectiveLevel(),
             keep_bytes=self._keep_bytes,
             place=place,

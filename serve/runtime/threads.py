@@ -50,6 +50,7 @@ from serve.runtime.messages import (
     TaskDone,
     TaskError,
 )
+from serve.runtime.shm import LANE_WORDS_BYTES
 from serve.runtime.stopping import StopWord
 from serve.runtime.tables import Tables
 from serve.runtime.telling import told
@@ -73,7 +74,7 @@ def main(setup: LaneSetup, channels: list[socket.socket], pool_file: PassedFile)
         threads = [
             threading.Thread(
                 target=_serve,
-                args=(channel, pool, device, setup.stop_word_offset_bytes + 8 * index),
+                args=(channel, pool, device, setup.words_offset_bytes + LANE_WORDS_BYTES * index),
                 name=f"lane {index}",
                 daemon=True,
             )

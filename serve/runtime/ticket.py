@@ -15,7 +15,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from serve.core.events import PrepareFailed, TaskPrepared
-from serve.core.types import Completed, FailReason, Outcome, Sized, Task
+from serve.core.types import Completed, Failed, FailReason, Outcome, Sized, Task
 from serve.errors import InvalidInput, InvariantViolation, QueueFull
 from serve.estimate.estimator import NARROW_EDGE_SPARES_BYTES
 from serve.runtime import clock
@@ -145,6 +145,9 @@ class RequestTicket:
 
     def command_answer(self, outcome: Outcome) -> None:
         """Tell the waiting thread how the request ended. Driver."""
+        if isinstance(outcome, Failed) and outcome.reason is FailReason.TIME_LIMIT:
+            words = f"model {self.entry.spec.key}: {outcome.message} (server.max_run_s)"
+            outcome = Failed(outcome.reason, words)
         self._tell(outcome)
 
     @property

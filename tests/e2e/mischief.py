@@ -23,6 +23,8 @@ RAISE, EXIT, CRASH, DIE_ONCE = -1001.0, -1002.0, -1003.0, -1004.0
 DEAF = 3000.0
 #: Errors that are none of Python's usual ones, too long for a packet, or cannot be told.
 SYS_EXIT, INTERRUPT, LONG, UNTELLABLE, NO_TEXT = -1005.0, -1006.0, -1007.0, -1008.0, -1009.0
+#: Sleep for minutes without a look around, the first time.
+DOZE_ONCE = -1010.0
 #: End the process and leave a child behind; say nonsense to the server.
 ORPHAN, GARBAGE = -1013.0, -1014.0
 #: An output of a row less, or more, than there are nodes.
@@ -72,6 +74,9 @@ class Mischief(torch.nn.Module):
             os._exit(4)
         elif word in _ERRORS:
             raise _ERRORS[word]()
+        elif word == DOZE_ONCE and not (_HERE / "dozed").exists():
+            (_HERE / "dozed").touch()
+            time.sleep(600)
         elif word == ORPHAN:
             _leave_a_child()
         elif word == GARBAGE:

@@ -1,16 +1,22 @@
 """What a lane says that cannot be true costs that lane; without its driver a server ends."""
 
+import os
+import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import numpy as np
 import pytest
 
-from serve.core.types import FailReason
+from serve.core.types import FailReason, LaneState
+from serve.errors import DeadlineExceeded
 from serve.runtime import messages
 from serve.runtime.driver import EXIT_BUG
+from serve.runtime.looks import look
 from serve.runtime.messages import TaskDone, TaskError
+from tests.e2e.mischief import DOZE_ONCE
 from tests.harness import ROOT
 from tests.outside import PATIENCE_S, wait_for
 from tests.runtime.test_engine import call, start
@@ -92,6 +98,71 @@ def test_a_lane_that_says_what_cannot_be_is_lost_and_its_request_runs_again(
     wait_for(lambda: engine.driver.scheduler.reserved_bytes == 0, "an empty ledger")
     for _ in range(2):  # or the model would be put aside after some of these
         engine.submit(call(graph)).result()
+
+
+#: Less than a run may take where nothing is set.
+SOON_NS = int(50e9)
+
+
+def test_a_lane_that_somebody_stopped_is_replaced(engine, trouble):
+    before = engine.pool.restarts
+    with ThreadPoolExecutor() as threads:
+        with trouble.holding() as graph:
+            answer = threads.submit(engine.submit(call(graph, timeout_ns=SOON_NS)).result)
+            (stopped,) = wait_for(trouble.running, "a running request")
+            os.kill(stopped, signal.SIGSTOP)
+            wait_for(lambda: trouble.running() - {stopped}, "another run")
+        assert answer.result(PATIENCE_S).record.attempt == 2
+    assert engine.pool.restarts == before + 1
+
+
+def test_a_run_that_sleeps_on_and_on_is_made_again(engine, trouble):
+    graph = trouble.graph(DOZE_ONCE)
+    result = engine.submit(call(graph, timeout_ns=SOON_NS)).result()
+    assert result.record.attempt == 2
+    np.testing.assert_allclose(result.output, trouble.expected(graph), rtol=1e-5, atol=1e-6)
+
+
+def test_a_run_may_take_only_so_long_and_costs_no_lane(engine, trouble, monkeypatch):
+    watch = engine.driver.scheduler._watch
+    monkeypatch.setattr(watch, "_limit_ns", 2_000_000_000)
+    before = engine.pool.pids()
+    words = r"model mischief:1: its run took .* s, a run of it may take 2 s \(server.max_run_s\)"
+    with trouble.holding() as graph, pytest.raises(DeadlineExceeded, match=words):
+        engine.submit(call(graph, timeout_ns=SOON_NS)).result()
+    assert engine.submit(call(trouble.graph())).result().record.attempt == 1
+    assert engine.pool.pids() == before
+
+
+def test_a_server_whose_lanes_are_all_held_by_overlong_runs_is_not_ready(engine, trouble):
+    with ThreadPoolExecutor() as threads:
+        with trouble.holding() as graph:
+            answer = threads.submit(engine.submit(call(graph)).result)
+            wait_for(lambda: not engine.ready, "a server that is not ready")
+        answer.result(PATIENCE_S)
+    assert engine.ready
+
+
+def test_what_a_process_does_is_seen_from_outside():
+    code = "import sys, time\nwhile sys.argv[1] == 'busy': pass\ntime.sleep(600)"
+    for how, state in (("busy", LaneState.BUSY), ("idle", LaneState.ASLEEP)):
+        with subprocess.Popen([sys.executable, "-c", code, how]) as process:
+            try:
+                first = wait_for(
+                    lambda p=process, s=state: (seen := look(p.pid)) and seen.state is s and seen,
+                    f"a process that is {how}",
+                )
+                if how == "busy":
+                    wait_for(lambda p=process, f=first: look(p.pid).cpu_ns > f.cpu_ns, "progress")
+                os.kill(process.pid, signal.SIGSTOP)
+                stopped = wait_for(
+                    lambda p=process: (seen := look(p.pid)).state is LaneState.STOPPED and seen,
+                    "a stopped process",
+                )
+                assert look(process.pid) == stopped
+            finally:
+                process.kill()
+    assert look(process.pid) is None
 
 
 def test_a_server_without_its_drivers_thread_ends():
