@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from serve.core.types import Nanos
 from serve.errors import ConfigError
 from serve.tables import Section, decode_sound, read_toml
 
@@ -44,6 +45,9 @@ class ServerConfig(Section, frozen=True):
     drain_timeout_s: Positive = 30.0
     #: What a stop may take besides; then the process ends by force, with exit code 1.
     stop_timeout_s: Positive = 5.0
+    #: How long a run may take before it is stopped and answered with an error, by the time that it
+    #: had a core; None: 60 s or 200 times its estimate, whichever is more.
+    max_run_s: Positive | None = None
     #: Take tensors from shared memory objects of this host, and write answers there: anything in
     #: /dev/shm that the server may open. `auto`: when it listens on a loopback address only.
     shared_memory: Literal["auto", "on", "off"] = "auto"
@@ -54,6 +58,11 @@ class ServerConfig(Section, frozen=True):
     def max_message_bytes(self) -> int:
         """`max_message` in bytes."""
         return parse_bytes(self.max_message, "server.max_message")
+
+    @property
+    def max_run_ns(self) -> Nanos | None:
+        """`max_run_s` in nanoseconds."""
+        return None if self.max_run_s is None else Nanos(int(self.max_run_s * 1e9) + 1)
 
     @property
     def offers_shared_memory(self) -> bool:

@@ -47,10 +47,24 @@ class ResumeTask(msgspec.Struct, frozen=True):
 
 
 class StopTask(msgspec.Struct, frozen=True):
-    """End the run, suspended or not, as soon as can be: nobody waits for it any more.
+    """End the run, suspended or not, as soon as can be: nobody waits for it, or it took too long.
 
     It ends as any run does, by whatever comes first: it may also finish.
     """
+
+    task_id: TaskId
+    lane_id: LaneId
+
+
+class LookAtLane(msgspec.Struct, frozen=True):
+    """Say what the run's lane does, by ``LaneSeen``; without that it is asked again later."""
+
+    task_id: TaskId
+    lane_id: LaneId
+
+
+class KillLane(msgspec.Struct, frozen=True):
+    """End the lane's process, in which the run goes on no more; ``LaneLost`` follows."""
 
     task_id: TaskId
     lane_id: LaneId
@@ -82,6 +96,14 @@ class RecycleLane(msgspec.Struct, frozen=True):
 
 
 TaskCommand = (
-    PrepareTask | LaunchTask | SuspendTask | ResumeTask | StopTask | AnswerTask | ReleaseTask
+    PrepareTask
+    | LaunchTask
+    | SuspendTask
+    | ResumeTask
+    | StopTask
+    | LookAtLane
+    | KillLane
+    | AnswerTask
+    | ReleaseTask
 )
 Command = TaskCommand | RecycleLane

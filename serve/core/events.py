@@ -12,6 +12,7 @@ from serve.core.types import (
     DeviceId,
     FailReason,
     LaneId,
+    LaneLook,
     Nanos,
     Sized,
     Task,
@@ -99,6 +100,14 @@ class LaneMeasured(msgspec.Struct, frozen=True):
     held_bytes: Bytes
 
 
+class LaneSeen(msgspec.Struct, frozen=True):
+    """What the lane that holds the task's run does, as ``LookAtLane`` asked."""
+
+    task_id: TaskId
+    lane_id: LaneId
+    look: LaneLook
+
+
 class BudgetChanged(msgspec.Struct, frozen=True):
     """Models were loaded or unloaded: what is left of the device for tasks."""
 
@@ -135,6 +144,7 @@ Event = (
     | LaneReady
     | LaneLost
     | LaneMeasured
+    | LaneSeen
     | BudgetChanged
     | SlowdownChanged
     | DrainStarted

@@ -98,6 +98,11 @@ class Fleet:
         return sum(scheduler.suspended_count for scheduler in self._devices)
 
     @property
+    def overdue_count(self) -> int:
+        """See ``Scheduler.overdue_count``."""
+        return sum(scheduler.overdue_count for scheduler in self._devices)
+
+    @property
     def lanes_up(self) -> int:
         """Lanes that can work."""
         return sum(scheduler.lanes_up for scheduler in self._devices)

@@ -80,12 +80,23 @@ class SchedulerParams:
     unions: UnionEstimate | None = None
     #: Tasks in one union, at most.
     most_merged: int = 16
+    #: Whether lanes are looked at when their runs take far too long, see ``watch``; and what any
+    #: run may take. None: 60 s or 200 times its estimate.
+    watched: bool = False
+    run_limit_ns: Nanos | None = None
 
     def __post_init__(self) -> None:
         lane_ids = [lane_id for device in self.devices for lane_id in device.lane_ids]
         if len(set(lane_ids)) != len(lane_ids):
             raise ValueError(f"no lane is of two devices, got {lane_ids}")
-        for name in ("window_ns", "max_queue", "horizon", "patience", "most_merged"):
+        for name in (
+            "window_ns",
+            "max_queue",
+            "horizon",
+            "patience",
+            "most_merged",
+            "run_limit_ns",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from serve.core.lifecycle import State
 from serve.core.ordered import Key
-from serve.core.types import ZERO_NS, Bytes, LaneId, Nanos, Sized, Task, TaskId
+from serve.core.types import ZERO_NS, Bytes, LaneId, LaneLook, Nanos, Sized, Task, TaskId
 
 if TYPE_CHECKING:
     from serve.core.plan import PlannedGroup
@@ -93,6 +93,22 @@ class Run(msgspec.Struct, eq=False):
     #: How long others executed beside it, summed over them; counted from the board's `beside_ns`
     #: while it executes.
     beside_ns: int = 0
+    #: Its lane is looked at when it has executed so long; see ``watch``.
+    look_ns: Nanos = ZERO_NS
+    #: The last look, and how long it had executed then.
+    look: LaneLook | None = None
+    looked_ns: Nanos = ZERO_NS
+    #: Time it took, as far as nothing else kept it from a core; and stood still since.
+    taken_ns: int = 0
+    still_ns: Nanos = ZERO_NS
+    #: It takes far longer than expected.
+    overdue: bool = False
+    #: Why it is stopped, when that is for taking too long.
+    over_limit: str = ""
+
+    def executed_ns(self, now_ns: Nanos) -> Nanos:
+        """How long it has executed."""
+        return Nanos(now_ns - self.launched_ns - self.stood_ns(now_ns))
 
     def stood_ns(self, now_ns: Nanos) -> Nanos:
         """How long it has stood suspended since its launch."""

@@ -18,7 +18,9 @@ from serve.core.board import Board
 from serve.core.commands import (
     AnswerTask,
     Command,
+    KillLane,
     LaunchTask,
+    LookAtLane,
     PrepareTask,
     RecycleLane,
     ReleaseTask,
@@ -37,6 +39,7 @@ from serve.core.events import (
     LaneLost,
     LaneMeasured,
     LaneReady,
+    LaneSeen,
     PrepareFailed,
     SlowdownChanged,
     TaskArrived,
@@ -71,6 +74,7 @@ from serve.core.types import (
     Outcome,
     TaskId,
 )
+from serve.core.watch import NEVER_NS, Verdict, Watch
 from serve.core.window import make_window
 from serve.errors import InvariantViolation
 
@@ -109,6 +113,7 @@ class Scheduler:
         #: Until when an idle lane is held for a task being prepared.
         self._held_until_ns: Nanos | None = None
         self._patience = Patience(params.patience)
+        self._watch = Watch(self._board, params.run_limit_ns)
         self._now = Nanos(0)
         self._handlers: dict[type[Event], Callable[[Any], None]] = {
             TaskArrived: self._on_arrived,
@@ -121,6 +126,7 @@ class Scheduler:
             LaneReady: self._on_lane_ready,
             LaneLost: self._on_lane_lost,
             LaneMeasured: self._on_lane_measured,
+            LaneSeen: self._on_lane_seen,
             BudgetChanged: self._on_budget_changed,
             SlowdownChanged: self._on_slowdown_changed,
             DrainStarted: self._on_drain_started,
@@ -145,6 +151,8 @@ class Scheduler:
             self._recycle_idle()
         while tasks.expires_ns is not None and (expired := tasks.expired()) is not None:
             self._give_up(expired, Expired, Expired(expired.state.label))
+        if self._watch.next_ns <= self._now:
+            tasks.out += [LookAtLane(r.task_id, r.lane_id) for r in self._watch.due(self._now)]
         planner = self._planner
         planned = planner.plan_if_due()
         if tasks.queued and (planned or tasks.moved):
@@ -170,6 +178,10 @@ class Scheduler:
         expires_ns = self._tasks.expires_ns
         if expires_ns is not None and (wake_ns is None or expires_ns < wake_ns):
             wake_ns = expires_ns
+        if self.params.watched and self._board.busy:
+            look_ns = self._watch.next_ns
+            if look_ns < NEVER_NS and (wake_ns is None or look_ns < wake_ns):
+                wake_ns = look_ns
         return wake_ns
 
     @property
@@ -186,6 +198,11 @@ class Scheduler:
     def suspended_count(self) -> int:
         """Runs on lanes that stand suspended."""
         return len(self._board.busy) - self._board.executing_count
+
+    @property
+    def overdue_count(self) -> int:
+        """Runs that take far longer than expected, so that their lanes take no other."""
+        return sum(run.overdue for run in self._board.busy.values())
 
     @property
     def lanes_up(self) -> int:
@@ -298,8 +315,12 @@ class Scheduler:
     def _on_failed(self, event: TaskFailed) -> None:
         run = self._run_of(event.task_id, event.lane_id, TaskFailed)
         self._board.vacate(run, self._now)
-        if not self._split(run, TaskFailed):
-            self._tasks.step(run.members[0], TaskFailed, Failed(event.reason, event.message))
+        if self._split(run, TaskFailed):
+            return
+        outcome = Failed(event.reason, event.message)
+        if run.over_limit and event.reason is FailReason.STOPPED:
+            outcome = Failed(FailReason.TIME_LIMIT, run.over_limit)
+        self._tasks.step(run.members[0], TaskFailed, outcome)
 
     def _on_overran(self, event: TaskOverran) -> None:
         run = self._run_of(event.task_id, event.lane_id, TaskOverran)
@@ -355,13 +376,16 @@ class Scheduler:
                 self._board.vacate(run, self._now)
                 for record in reversed(run.members):
                     record.apart = len(run.members) > 1
-                    self._lose(record, lane_id)
+                    self._lose(record, lane_id, "" if record.apart else run.over_limit)
             # A lane may also be lost while it starts, before it was ever ready.
             self._board.lane_down(lane_id)
         self._planner.stale = True
 
-    def _lose(self, record: Record, lane_id: LaneId) -> None:
-        """The lane died under the record: it is handed over, once."""
+    def _lose(self, record: Record, lane_id: LaneId, over_limit: str) -> None:
+        """The lane died under the record: it is handed over, once, unless it took too long."""
+        if over_limit and not record.state.answered:
+            self._tasks.step(record, Failed, Failed(FailReason.TIME_LIMIT, over_limit))
+            return
         if record.retried and not record.state.answered:
             before = "alone, after it overran" if record.alone else "as another did before"
             message = f"lane {lane_id} died while running it, {before}"
@@ -383,6 +407,21 @@ class Scheduler:
             self._board.lane_down(lane_id)
             self._tasks.out.append(RecycleLane(lane_id))
             self._planner.stale = True
+
+    def _on_lane_seen(self, event: LaneSeen) -> None:
+        run = self._board.busy.get(event.lane_id)
+        if run is None or run.task_id != event.task_id or run.stopping or not run.executing:
+            return
+        verdict = self._watch.seen(run, event.look, self._now)
+        if verdict is Verdict.GOES_ON:
+            return
+        run.stopping = True
+        if verdict is Verdict.STANDS_STILL:
+            self._tasks.out.append(KillLane(run.task_id, run.lane_id))
+            return
+        took_s, may_s = run.taken_ns / 1e9, self._watch.limit_ns(run) / 1e9
+        run.over_limit = f"its run took {took_s:.1f} s, a run of it may take {may_s:g} s"
+        self._tasks.out.append(StopTask(run.task_id, run.lane_id))
 
     def _on_budget_changed(self, event: BudgetChanged) -> None:
         ledger = self._board.ledger
@@ -475,6 +514,8 @@ class Scheduler:
         for record in run.members:
             self._tasks.step(record, ResumeTask)
         self._board.resume(run, self._now)
+        if self.params.watched:
+            self._watch.goes_on(run, self._now)
         self._tasks.out.append(ResumeTask(run.task_id, run.lane_id))
 
     def _launch(self, record: Record) -> bool:
@@ -495,6 +536,8 @@ class Scheduler:
         for member in members[1:]:
             self._leave_plan(member)
         run = self._board.occupy(members, estimate, self._now)
+        if self.params.watched:
+            self._watch.begins(run, self._now)
         for member in members:
             member.run = run
             member.attempt += 1

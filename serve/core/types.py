@@ -213,6 +213,29 @@ class Timeline(msgspec.Struct, frozen=True):
     overloaded: bool = False
 
 
+class LaneState(Enum):
+    """What a lane that holds a run was seen to do."""
+
+    #: Computes, or would if it had a core or what it reads from a disk.
+    BUSY = "busy"
+    #: Every thread sleeps, within the run.
+    ASLEEP = "asleep"
+    #: Every thread sleeps, and the run has not begun, or is over and nobody heard of it yet.
+    IDLE = "idle"
+    #: Somebody else stopped its process.
+    STOPPED = "stopped"
+
+
+class LaneLook(msgspec.Struct, frozen=True):
+    """A look at a lane, to be compared with the one before."""
+
+    state: LaneState
+    #: Time on a core since its process began.
+    cpu_ns: Nanos
+    #: How often its threads gave up a core.
+    turns: int
+
+
 class RejectReason(Enum):
     """Why a task was refused before it was accepted."""
 
@@ -230,6 +253,8 @@ class FailReason(Enum):
     LANE_LOST = "lane_lost"
     #: Its model is not run for a while, for ending lanes.
     QUARANTINED = "quarantined"
+    #: Its run took longer than any may.
+    TIME_LIMIT = "time_limit"
     #: Stopped as nobody waited for it any more; no client hears this.
     STOPPED = "stopped"
 

@@ -40,6 +40,11 @@ def run_union(
     return tuple(torch.split(output, counts))
 
 
+def rows_wanted(graph: Inputs, rows: Literal["node", "graph"]) -> int:
+    """Rows of the output for the graph; with a `batch`, that is read."""
+    return graph["x"].shape[0] if rows == "node" else _graphs_in(graph)
+
+
 def join(
     graphs: Sequence[Inputs], names: Sequence[str]
 ) -> tuple[dict[str, torch.Tensor], list[int]]:
@@ -52,8 +57,8 @@ def join(
         if name == "edge_index":
             joined[name] = _shifted([graph[name] for graph in graphs], firsts)
         elif name == "batch":
+            counts = [_graphs_in(graph) for graph in graphs]
             batches = [_batch(graph) for graph in graphs]
-            counts = [int(batch.max()) + 1 if batch.numel() else 0 for batch in batches]
             joined[name] = _shifted(batches, list(accumulate(counts, initial=0))[:-1])
         elif name == "edge_weight":
             if any(name in graph for graph in graphs):
@@ -74,6 +79,12 @@ def _shifted(parts: Sequence[torch.Tensor], by: Sequence[int]) -> torch.Tensor:
     for part, place, number in zip(parts, torch.split(whole, lengths, -1), by, strict=True):
         torch.add(part, number, out=place)
     return whole
+
+
+def _graphs_in(graph: Inputs) -> int:
+    """How many graphs `batch` tells apart; one without it, none without nodes."""
+    batch, count = graph.get("batch"), graph["x"].shape[0]
+    return min(1, count) if batch is None or not count else int(batch.max()) + 1
 
 
 def _batch(graph: Inputs) -> torch.Tensor:

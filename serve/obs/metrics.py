@@ -34,6 +34,7 @@ _NV_REASON = {
     "model_error": "BACKEND",
     "out_of_memory": "BACKEND",
     "lane_lost": "BACKEND",
+    "time_limit": "BACKEND",
     "quarantined": "BACKEND",
 }
 

@@ -34,9 +34,10 @@ REASONS = {
     "deadline": "the client's own time limit passed",
     "cancelled": "the client went away",
     "invalid_input": "a tensor was malformed",
-    "model_error": "the model raised",
+    "model_error": "the model raised, or gave an output of a wrong shape",
     "out_of_memory": "the run needed more memory than was reserved for it",
-    "lane_lost": "its lane died, twice",
+    "lane_lost": "its lane died or stood still, twice",
+    "time_limit": "its run took longer than any may",
     "quarantined": "its model ends lanes and is not run for a while",
 }
 

@@ -15,11 +15,14 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Callable
+from typing import NoReturn
 
 from serve.core.commands import (
     AnswerTask,
     Command,
+    KillLane,
     LaunchTask,
+    LookAtLane,
     PrepareTask,
     RecycleLane,
     ReleaseTask,
@@ -32,6 +35,7 @@ from serve.core.events import (
     LaneLost,
     LaneMeasured,
     LaneReady,
+    LaneSeen,
     SlowdownChanged,
     TaskArrived,
     TaskCancelled,
@@ -85,6 +89,8 @@ _log = logging.getLogger(__name__)
 #: Runs that ended are learned from so many at a time, as long as nobody asks for more: one lesson
 #: by itself finds all it needs out of the caches.
 _LESSONS = 8
+#: Of the process, when the driver's thread is lost.
+EXIT_BUG = 70
 _TO_LANES = (LaunchTask, SuspendTask, ResumeTask, StopTask)
 
 
@@ -150,8 +156,8 @@ class Driver:
         self._overheard: deque[tuple[LaneId, object]] = deque()
         self._newest: RequestTicket | None = None
         self._idle_since_ns = 0
-        #: Tasks that were to be launched and are refused, to be told when all commands are done.
-        self._refused: list[TaskFailed] = []
+        #: What came of commands at once, to be told when all of them are done.
+        self._next: list[Event] = []
         self._drained = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._listen, name="driver", daemon=True)
@@ -184,6 +190,11 @@ class Driver:
     def lanes_up(self) -> int:
         """Lanes that have all models and may be given tasks."""
         return len(self._lanes_ready)
+
+    @property
+    def lanes_able(self) -> int:
+        """Those that no run holds which takes far longer than expected."""
+        return len(self._lanes_ready) - self.scheduler.overdue_count
 
     @property
     def alive(self) -> bool:
@@ -289,8 +300,8 @@ class Driver:
                 ticket.bell = None
                 os.close(bell)
                 if self._on_lane.get(lane_id) is run:
-                    if heard := run.ends_with(said):
-                        self._end(lane_id, said)
+                    if heard := isinstance(said, TaskDone | TaskError):
+                        self._end(lane_id, run, said)
                     else:
                         self._pool.take_back(lane_id)
         if said is not None and not heard:
@@ -345,8 +356,8 @@ class Driver:
         for command in commands:
             if not isinstance(command, _TO_LANES):
                 self._execute(command)
-        while self._refused:
-            self._carry_out(self._refused.pop())
+        while self._next:
+            self._carry_out(self._next.pop())
         if self.scheduler.drained:
             self._drained.set()
         wakeup_ns = self.scheduler.next_wakeup()
@@ -369,18 +380,24 @@ class Driver:
             ):
                 failed = FailReason.QUARANTINED
                 message = f"model {ticket.entry.spec.key}: {reason}"
-                self._refused.append(TaskFailed(task_id, lane_id, failed, message))
+                self._next.append(TaskFailed(task_id, lane_id, failed, message))
             case LaunchTask(_, lane_id, reserve_bytes=reserve_bytes, companions=companions):
                 members = ticket, *(self._tickets[task_id] for task_id in companions)
                 self._on_lane[lane_id] = run = Launch(members, lane_id)
                 self._last_model[lane_id] = run.entry.spec.key
-                self._pool.launch(lane_id, run.message(reserve_bytes), run.limit_ns)
+                self._pool.launch(lane_id, run.message(reserve_bytes))
             case SuspendTask(_, lane_id):
                 self._pool.suspend(lane_id)
             case ResumeTask(_, lane_id):
                 self._pool.resume(lane_id)
             case StopTask(task_id, lane_id):
                 self._pool.stop_run(lane_id, task_id)
+            case LookAtLane(task_id, lane_id):
+                look = self._pool.look(lane_id, task_id)
+                if look is not None:
+                    self._next.append(LaneSeen(task_id, lane_id, look))
+            case KillLane(_, lane_id):
+                self._pool.kill(lane_id, f"a run of {ticket.entry.spec.key} stands still")
             case AnswerTask(_, outcome):
                 ticket.command_answer(outcome)
             case ReleaseTask():
@@ -408,17 +425,27 @@ class Driver:
     # --- the driver's thread ------------------------------------------------------------------
 
     def _listen(self) -> None:
-        while not self._stopping:
-            polled = self._pool.poll(self._armed_ns)
-            overheard = [self._overheard.popleft() for _ in range(len(self._overheard))]
-            for lane_id, said in (*overheard, *polled):
-                try:
-                    self._hear(lane_id, said)
-                except Exception:
-                    # A bug; the server goes on with the requests it does not concern.
-                    _log.exception("lane %d: message %s cannot be handled", lane_id, said)
-            with self._lock:
-                self._keep_time()
+        try:
+            while not self._stopping:
+                polled = self._pool.poll(self._armed_ns)
+                for _ in range(len(self._overheard)):
+                    lane_id, said = self._overheard.popleft()
+                    self._hear_safely(lane_id, said, late=True)
+                for lane_id, said in polled:
+                    self._hear_safely(lane_id, said)
+                with self._lock:
+                    self._keep_time()
+        except BaseException:
+            # Without it no request is ever answered again: whoever watches starts another server.
+            _log.critical("a bug ended the driver's thread; the server ends", exc_info=True)
+            _end_process()
+
+    def _hear_safely(self, lane_id: LaneId, said: object, *, late: bool = False) -> None:
+        try:
+            self._hear(lane_id, said, late=late)
+        except Exception:
+            # A bug; the server goes on with the requests it does not concern.
+            _log.exception("lane %d: message %s cannot be handled", lane_id, said)
 
     def learn(self) -> None:
         """Correct the estimates by all runs that ended. Any thread."""
@@ -457,11 +484,14 @@ class Driver:
         if armed_ns is None or armed_ns <= now_ns or (wakeup_ns or armed_ns) < armed_ns:
             self._armed_ns = wakeup_ns
 
-    def _hear(self, lane_id: LaneId, said: object) -> None:
+    def _hear(self, lane_id: LaneId, said: object, *, late: bool) -> None:
+        """`late`: another thread read it, and the lane may be a new one by now."""
         match said:
             case TaskDone() | TaskError():
                 with self._lock:
-                    self._end(lane_id, said)
+                    run = self._on_lane.get(lane_id)
+                    if not late or (run is not None and run.ends_with(said)):
+                        self._end(lane_id, run, said)
             case ModelLoaded(key):
                 if self._registry.lane_answered(lane_id, key):
                     self._lane_ready(lane_id)
@@ -492,11 +522,12 @@ class Driver:
                     if lost:
                         self._carry_out(LaneLost(lost[0], tuple(lost[1:])))
 
-    def _end(self, lane_id: LaneId, said: TaskDone | TaskError) -> None:
-        """The lane's run ended, and the lane is fine. Under the lock."""
-        run = self._on_lane.get(lane_id)
-        if run is None or not run.ends_with(said):
-            return  # The lane died before this was heard: the run is made again.
+    def _end(self, lane_id: LaneId, run: Launch | None, said: TaskDone | TaskError) -> None:
+        """The lane says that a run ended, and should be running `run`. Under the lock."""
+        wrong = "ended a run when it had none" if run is None else run.complaint(said)
+        if wrong or run is None:
+            self._pool.kill(lane_id, wrong)
+            return
         del self._on_lane[lane_id]
         self._pool.ended(lane_id)
         run.entry.quarantine.ran()
@@ -520,6 +551,11 @@ class Driver:
                 self._lanes_ready.add(lane_id)
                 self._carry_out(LaneReady(lane_id))
                 self._lanes_changed.notify_all()
+
+
+def _end_process() -> NoReturn:
+    logging.shutdown()
+    os._exit(EXIT_BUG)
 
 
 def _how_failed(

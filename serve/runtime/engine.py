@@ -125,6 +125,8 @@ class Engine:
             max_queue=config.server.max_queue,
             shed_late=chosen.shed_late,
             unions=self._union if chosen.merge else None,
+            watched=True,
+            run_limit_ns=config.server.max_run_ns,
         )
         self.driver = Driver(
             params,
@@ -280,7 +282,7 @@ class Engine:
     @property
     def ready(self) -> bool:
         """See ``api.Inference``."""
-        return self.driver.serving and not self._draining and self.driver.lanes_up > 0
+        return self.driver.serving and not self._draining and self.driver.lanes_able > 0
 
     @property
     def live(self) -> bool:

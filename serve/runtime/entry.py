@@ -61,15 +61,13 @@ class LaneSetup:
     cores: tuple[int, ...]
     threads: int
     pool_capacity_bytes: int
-    #: Where its word to stop at lies in the pool's file.
-    stop_word_offset_bytes: int
+    #: Where its words lie in the pool's file.
+    words_offset_bytes: int
     log_level: int
     #: Freed memory to keep from run to run.
     keep_bytes: int
     #: None: one lane, in a process of its own.
     place: DevicePlace | None = None
-    #: It calibrates, and starts processes of its own for that, which end with it.
-    calibrates: bool = False
     #: It gets what the lanes leave of its cores.
     background: bool = False
 

@@ -110,11 +110,12 @@ class PreparedNodes:
     layout: Layout
     staged: Staged
     found: SampleProbe
-    graph_version: int
+    #: As asked; a client's own memory may hold others by now.
+    ids: np.ndarray
     #: For each asked id, its row of the output.
     positions: np.ndarray
-    #: What the features are gathered from, to be held until no lane needs it any more.
-    x: np.ndarray
+    #: What was sampled, and features are gathered from: held until no lane needs it any more.
+    snapshot: Snapshot
 
 
 class GraphStore:
@@ -420,15 +421,14 @@ def prepare_nodes(
             f"the nodes of graph '{request.graph.name}'"
         )
     started_ns = clock.now_ns()
-    sample = snapshot.sample(ids, request.fanouts, seed & (2**64 - 1))
+    sample, nodes = _draw(snapshot, ids, request, seed)
     num_nodes, num_edges = sample.num_nodes, sample.num_edges
     if num_edges == 0 and not entry.signature.accepts_edgeless:
         raise InvalidInput(
             f"input 'node_ids': its nodes have no in-edges in graph '{request.graph.name}', and "
             f"model '{entry.spec.name}' cannot take a graph of 0 edges"
         )
-    nodes, positions = np.empty(num_nodes, np.int64), np.empty(request.num_ids, np.int64)
-    sample.write_nodes(nodes)
+    positions = np.empty(request.num_ids, np.int64)
     sample.write_positions(positions)
     order, output_bytes = entry.spec.inputs, entry.estimator.output_bytes(num_nodes, num_edges)
     shapes = {"x": (num_nodes, snapshot.num_features), "edge_index": (2, num_edges)}
@@ -437,28 +437,56 @@ def prepare_nodes(
     lists: dict[str, np.ndarray] = {}
     table = _table(request.graph, snapshot) if request.in_place else None
     if table is not None:
-        ids, at, new = snapshot.patched(nodes)
+        rows, at, new = snapshot.patched(nodes)
         if request.hot is not None:
-            request.hot.count(table.number, np.delete(ids, at) if at.size else ids)
-        lists = {GATHERED_IDS: ids, GATHERED_AT: at, GATHERED_NEW: new}
+            request.hot.count(table.number, np.delete(rows, at) if at.size else rows)
+        lists = {GATHERED_IDS: rows, GATHERED_AT: at, GATHERED_NEW: new}
         in_place = {"edge_index": (2, num_edges)} | {name: a.shape for name, a in lists.items()}
         in_pool = plan_layout(in_place, (*order, *lists), output_bytes, narrow_edges=narrow)
     staged = in_pool.at(take_block(pool, in_pool))
     # Nothing below raises: the block is the ticket's to give back.
+    _fill(staged, snapshot, sample, nodes, pool)
+    for ref in staged.inputs:
+        if ref.name in lists:
+            pool.array(ref.offset_bytes, ref.dtype, ref.shape)[:] = lists[ref.name]
+    if table is not None:
+        staged = staged.gathering(table)
+    num_loops = count_loops(staged, pool) if entry.estimator.counts_loops else None
+    took_ns = clock.now_ns() - started_ns
+    found = SampleProbe(request.num_ids, num_nodes, num_edges, took_ns, num_loops)
+    return PreparedNodes(layout, staged, found, ids, positions, snapshot)
+
+
+def stage_again(prepared: PreparedNodes, request: NodeRequest, seed: int, pool: SharedPool) -> None:
+    """Lay the same sample out once more where it lies: a run may have changed what it was given.
+
+    It is drawn anew, which costs runs that are made once nothing.
+    """
+    snapshot = prepared.snapshot
+    sample, nodes = _draw(snapshot, prepared.ids, request, seed)
+    _fill(prepared.staged, snapshot, sample, nodes, pool)
+
+
+def _draw(
+    snapshot: Snapshot, ids: np.ndarray, request: NodeRequest, seed: int
+) -> tuple[native.Sample, np.ndarray]:
+    """The sample, and its nodes; the same for the same snapshot, request and seed."""
+    sample = snapshot.sample(ids, request.fanouts, seed & (2**64 - 1))
+    nodes = np.empty(sample.num_nodes, np.int64)
+    sample.write_nodes(nodes)
+    return sample, nodes
+
+
+def _fill(
+    staged: Staged, snapshot: Snapshot, sample: native.Sample, nodes: np.ndarray, pool: SharedPool
+) -> None:
+    """Write the inputs that a model gets as they lie in the pool."""
     for ref in staged.inputs:
         target = pool.array(ref.offset_bytes, ref.dtype, ref.shape)
         if ref.name == "edge_index":
             sample.write_edges(target, ref.dtype == "int32")
         elif ref.name == "x":
             snapshot.gather(nodes, target)
-        else:
-            target[:] = lists[ref.name]
-    if table is not None:
-        staged = staged.gathering(table)
-    num_loops = count_loops(staged, pool) if entry.estimator.counts_loops else None
-    took_ns = clock.now_ns() - started_ns
-    found = SampleProbe(request.num_ids, num_nodes, num_edges, took_ns, num_loops)
-    return PreparedNodes(layout, staged, found, snapshot.version, positions, snapshot.x)
 
 
 def _table(graph: ResidentGraph, snapshot: Snapshot) -> TableRef | None:

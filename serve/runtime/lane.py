@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,7 +24,7 @@ import torch
 
 from serve.core.types import FailReason
 from serve.cuda.arena import LaneMemory
-from serve.errors import ServeError
+from serve.errors import ModelError, ServeError
 from serve.models.calibrate import Allocator, calibrate
 from serve.models.executors import with_executor
 from serve.models.executors.check import takes_narrow_edges
@@ -33,7 +34,7 @@ from serve.models.loader import LoadedModel, load_model
 from serve.models.repository import ModelSpec
 from serve.models.signature import probe_inputs, probe_signature
 from serve.models.site import Processor, Site
-from serve.models.union import run_union
+from serve.models.union import rows_wanted, run_union
 from serve.native import Meter
 from serve.runtime import messages
 from serve.runtime.entry import LaneSetup, PassedFile
@@ -61,6 +62,7 @@ from serve.runtime.messages import (
 from serve.runtime.shm import map_pool
 from serve.runtime.stopping import SIGNAL as STOP_SIGNAL
 from serve.runtime.stopping import Stopped, StopWord
+from serve.runtime.telling import told, traced
 
 _log = logging.getLogger(__name__)
 
@@ -82,7 +84,7 @@ _WORTH_TELLING_BYTES = 16 << 20
 def main(setup: LaneSetup, channel: socket.socket, pool_file: PassedFile) -> None:
     """Entry point of the process."""
     pool = enter(setup, pool_file)
-    stop_word = StopWord(pool, setup.stop_word_offset_bytes)
+    stop_word = StopWord(pool, setup.words_offset_bytes)
     signal.signal(STOP_SIGNAL, stop_word.on_signal)
     Lane(channel, pool, Meter.attach(), setup.keep_bytes, stop_word).serve()
     leave()
@@ -95,8 +97,8 @@ def enter(setup: LaneSetup, pool_file: PassedFile) -> mmap.mmap:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=setup.log_level, format="%(levelname)s %(message)s")
-    if setup.calibrates:
-        os.setpgid(0, 0)
+    # What a model starts ends with it.
+    os.setpgid(0, 0)
     if setup.background:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     elif setup.computes:
@@ -189,12 +191,16 @@ class Lane:
         try:
             self._stop_word.begin(task.task_id)
             graphs = [{ref.name: self._tensor(ref) for ref in part.inputs} for part in task.parts]
+            wanted = self._shapes_wanted(task, graphs)
             outputs = run_union(self._models[task.key], graphs, self._signatures[task.key].rows)
+            self._check_shapes(task, outputs, wanted)
             if meter is not None:
                 peak, held = meter.peak_bytes() - base_bytes, meter.held_peak_bytes()
             for output, part in zip(outputs, task.parts, strict=True):
                 self._store(output, part)
-        except Exception as error:
+        except Stopped:
+            raise
+        except BaseException as error:
             # The user's code may raise anything; it must not cost the lane.
             return self._failed(task, error)
         finally:
@@ -229,7 +235,32 @@ class Lane:
             self._told_bytes = held_bytes
             self._send(LaneHolds(held_bytes))
 
-    def _failed(self, task: RunTask, error: Exception) -> TaskError:
+    def _shapes_wanted(
+        self, task: RunTask, graphs: list[dict[str, torch.Tensor]]
+    ) -> list[tuple[int, int]]:
+        """Shape of each part's output by the signature; asked before the model gets the graphs."""
+        signature = self._signatures[task.key]
+        return [
+            (
+                rows_wanted(graph, signature.rows) if part.gather is None else part.gather.rows,
+                signature.num_outputs,
+            )
+            for graph, part in zip(graphs, task.parts, strict=True)
+        ]
+
+    def _check_shapes(
+        self, task: RunTask, outputs: Sequence[torch.Tensor], wanted: list[tuple[int, int]]
+    ) -> None:
+        """Raise ModelError unless every output has the shape that it should have."""
+        for output, shape in zip(outputs, wanted, strict=True):
+            if tuple(output.shape) != shape:
+                model, rows = self._models[task.key].spec.key, self._signatures[task.key].rows
+                raise ModelError(
+                    f"model {model}: the output has {_size(output.shape)}; it must have "
+                    f"{_size(shape)}, one row for each {rows}"
+                )
+
+    def _failed(self, task: RunTask, error: BaseException) -> TaskError:
         if self._stop_word.asked(task.task_id):
             return _stopped(task)
         refused_bytes = 0 if self._meter is None else self._meter.refused_bytes()
@@ -238,13 +269,12 @@ class Lane:
             text = f"a tensor of {refused_bytes} bytes would pass its limit of "
             text += f"{task.limit_bytes} bytes"
             return TaskError(task.task_id, FailReason.OUT_OF_MEMORY.value, text)
-        if isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error):
-            text = str(error) or "the system has no memory left"
+        text = told(error)
+        if isinstance(error, MemoryError) or "DefaultCPUAllocator" in text:
+            text = "the system has no memory left" if text == "MemoryError" else text
             return TaskError(task.task_id, FailReason.OUT_OF_MEMORY.value, text)
-        if isinstance(error, ServeError):
-            return TaskError(task.task_id, FailReason.MODEL_ERROR.value, str(error))
-        _log.error("model %s raised", task.key, exc_info=error)
-        text = f"{type(error).__name__}: {error}"
+        if not isinstance(error, ServeError):
+            _log.error("model %s raised\n%s", task.key, traced(error))
         return TaskError(task.task_id, FailReason.MODEL_ERROR.value, text)
 
     def _tensor(self, ref: TensorRef) -> torch.Tensor:
@@ -274,9 +304,9 @@ class Lane:
     def _load(self, message: LoadModel) -> ModelLoaded | ModelFailed:
         try:
             model = self._load_model(message)
-        except Exception as error:
-            _log.exception("model %s does not load", message.key)
-            return ModelFailed(message.key, _public_text(error))
+        except BaseException as error:
+            _log.error("model %s does not load\n%s", message.key, traced(error))
+            return ModelFailed(message.key, told(error))
         self._models[message.key] = model
         self._signatures[message.key] = message.signature
         gc.collect()
@@ -338,9 +368,9 @@ class Lane:
             )
             most = self._replay_most_of(chosen.loaded, signature, site)
             found = msgspec.structs.replace(found, replay_most=most)
-        except Exception as error:
-            _log.exception("model %s cannot be calibrated", message.spec.name)
-            return ModelFailed(message.spec.name, _public_text(error))
+        except BaseException as error:
+            _log.error("model %s cannot be calibrated\n%s", message.spec.name, traced(error))
+            return ModelFailed(message.spec.name, told(error))
         return ModelProbed(signature, msgspec.msgpack.encode(found))
 
     def _replay_most_of(self, model: LoadedModel, signature: Signature, site: Site) -> int:
@@ -366,8 +396,9 @@ def _stopped(task: RunTask) -> TaskError:
     return TaskError(task.task_id, FailReason.STOPPED.value, "nobody waits for it any more")
 
 
-def _public_text(error: Exception) -> str:
-    return str(error) if isinstance(error, ServeError) else f"{type(error).__name__}: {error}"
+def _size(shape: Sequence[int]) -> str:
+    rows, columns = shape
+    return f"{rows} rows of {columns}"
 
 
 def _die_with_parent() -> None:

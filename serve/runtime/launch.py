@@ -7,15 +7,18 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeGuard
 
-from serve.core.types import Bytes, Completed, LaneId, Nanos, Usage
+from serve.core.types import Bytes, Completed, FailReason, LaneId, Nanos, Usage
 from serve.runtime.messages import RunTask, TaskDone, TaskError
 
 if TYPE_CHECKING:
     from serve.runtime.ticket import RequestTicket
 
-#: A run that takes so many times its estimate, and at least so long, is taken for hung.
-_RUN_LIMIT_FACTOR = 200
-_RUN_LIMIT_LEAST_NS = 60_000_000_000
+#: Why a run ends that the lane is fine after.
+_REASONS = frozenset(
+    reason.value
+    for reason in (FailReason.MODEL_ERROR, FailReason.OUT_OF_MEMORY, FailReason.STOPPED)
+)
+_FLOAT_BYTES = 4
 
 #: Has a run correct the estimates; keeps nothing of its requests.
 Lesson = Callable[[], None]
@@ -45,11 +48,6 @@ class Launch:
     def _sizes(self) -> list[tuple[int, int]]:
         return [(ticket.task.num_nodes, ticket.task.num_edges) for ticket in self.tickets]
 
-    @property
-    def limit_ns(self) -> int:
-        """After so long the run is taken for hung."""
-        return max(_RUN_LIMIT_LEAST_NS, _RUN_LIMIT_FACTOR * self.estimate.run_ns)
-
     def message(self, reserve_bytes: int) -> RunTask:
         """What the lane is to do within `reserve_bytes`, which what is staged counts against."""
         first = self.tickets[0]
@@ -63,6 +61,20 @@ class Launch:
         """Whether the lane says the end of this run."""
         task_id = self.tickets[0].task.task_id
         return isinstance(said, TaskDone | TaskError) and said.task_id == task_id
+
+    def complaint(self, said: TaskDone | TaskError) -> str:
+        """What cannot be true of what the lane says of the end; empty when all can."""
+        if not self.ends_with(said):
+            return f"ended task {said.task_id}, which it does not run"
+        if isinstance(said, TaskError):
+            return "" if said.reason in _REASONS else f"failed for the reason {said.reason!r}"
+        if len(said.rows) != len(self.tickets):
+            return f"ended {len(self.tickets)} requests with {len(said.rows)} outputs"
+        for ticket, rows in zip(self.tickets, said.rows, strict=True):
+            size_bytes = _FLOAT_BYTES * rows * said.columns
+            if size_bytes > ticket.output_capacity_bytes:
+                return f"wrote {size_bytes} bytes into {ticket.output_capacity_bytes}"
+        return ""
 
     def ended(self, said: TaskDone) -> Usage:
         """Note the shape of every output; what the run took."""

@@ -5,7 +5,7 @@ never travel here: they lie in the shared pool and messages name their place.
 """
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -114,6 +114,11 @@ class GatherRef(msgspec.Struct, frozen=True, array_like=True):
     at: TensorRef
     new: TensorRef
 
+    @property
+    def rows(self) -> int:
+        """Of `x`."""
+        return self.ids.shape[0]
+
 
 class MapTable(Message, frozen=True, tag=True, array_like=True):
     """Map the table before the first run that needs it; for processes whose lanes are threads."""
@@ -200,6 +205,10 @@ class HotHeld(Message, frozen=True, tag=True, array_like=True):
     failure: str = ""
 
 
+#: What is counted in a run, in numbers that the report's database takes.
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+
+
 class MemoryTaken(Message, frozen=True, tag=True, array_like=True):
     """What of the lane's device is held for good beside what was planned; for GPUs.
 
@@ -214,13 +223,13 @@ class TaskDone(Message, frozen=True, tag=True, array_like=True):
 
     task_id: int
     #: Of each part.
-    rows: tuple[int, ...]
-    columns: int
-    run_ns: int
+    rows: tuple[Count, ...]
+    columns: Count
+    run_ns: Count
     #: Peak of tensor memory during the run, inputs not included; None: not measured.
-    peak_bytes: int | None
+    peak_bytes: Count | None
     #: The same with what kernels took besides.
-    held_bytes: int | None
+    held_bytes: Count | None
 
 
 class TaskError(Message, frozen=True, tag=True, array_like=True):

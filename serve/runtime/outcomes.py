@@ -29,6 +29,7 @@ _FAILURES: dict[FailReason, type[ServeError]] = {
     FailReason.OUT_OF_MEMORY: TooBig,
     FailReason.LANE_LOST: NotReady,
     FailReason.QUARANTINED: NotReady,
+    FailReason.TIME_LIMIT: DeadlineExceeded,
     FailReason.STOPPED: RequestCancelled,
 }
 

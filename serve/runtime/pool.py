@@ -13,33 +13,36 @@ import os
 import select
 import signal
 import socket
-import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
-from queue import Empty, SimpleQueue
 
-from serve.core.types import LaneId, TaskId
+import msgspec
+
+from serve.core.types import LaneId, LaneLook, LaneState, Nanos, TaskId
 from serve.runtime import clock, messages, processes
 from serve.runtime.calibrators import Calibrators
 from serve.runtime.entry import DevicePlace, LaneSetup
 from serve.runtime.heap import private_bytes_of
+from serve.runtime.looks import look
 from serve.runtime.messages import MAX_PACKET_BYTES, FromLane, Message, RunTask, Stop
 from serve.runtime.shm import SharedPool
 from serve.runtime.stopping import SIGNAL as STOP_SIGNAL
+from serve.runtime.successors import Successors
 
 _log = logging.getLogger(__name__)
 
-_BACK_OFF_FIRST_NS = 50_000_000
-_BACK_OFF_MOST_NS = 10_000_000_000
-#: A lane that lived this long starts its back-off anew.
-_HEALTHY_AFTER_NS = 30_000_000_000
 _STOP_WAIT_S = 2.0
-#: `poll` looks after hung runs this often at least.
+#: `poll` returns this often at least.
 _WATCH_NS = 10_000_000_000
 #: A run told to stop that goes on for so long is ended with its process.
 _STOP_GRACE_NS = 2_000_000_000
+#: A killed process that the system does not end for so long is taken for gone: it comes back to no
+#: instruction of its own.
+_GONE_AFTER_NS = 5_000_000_000
+#: Of one lane, before the others' turn.
+_PACKETS_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +54,12 @@ class LaneUp:
 class LaneDown:
     """A process ended, and with it all its lanes; a new one follows by itself."""
 
-    reason: str
     #: Of the process; said once, under the first one's id.
     lane_ids: tuple[LaneId, ...]
+
+
+#: What a lane says, and what is told of it.
+Said = FromLane | LaneUp | LaneDown
 
 
 @dataclass(slots=True)
@@ -65,10 +71,11 @@ class _Host:
     place: DevicePlace | None
     lanes: list["_Lane"]
     process: BaseProcess | None = None
-    started_ns: int = 0
-    failures: int = 0
-    restart_at_ns: int | None = None
-    restarts: int = 0
+    #: Readable when the process has ended, whatever else has its files open; None where the system
+    #: has no such thing: then it has ended when nobody else holds its lanes' channels.
+    pidfd: int | None = None
+    #: It was killed or closed a channel: when it is taken for gone at the latest.
+    gone_at_ns: int | None = None
 
     @property
     def pid(self) -> int | None:
@@ -81,16 +88,17 @@ class _Lane:
     cores: tuple[int, ...]
     host: _Host
     channel: socket.socket | None = None
-    #: When the task it runs must have ended, else the lane is taken for hung.
+    #: When the task that it was told to stop must have ended.
     kill_at_ns: int | None = None
-    #: While it is suspended: what is left of that time.
-    left_ns: int | None = None
+    told_to_stop: bool = False
     #: Core its process is pinned to, and whether it executes there now.
     core: int = -1
     executes: bool = False
     stopped: bool = False
     #: `poll` is not told what the lane says, see `lend`.
     lent: bool = False
+    #: What its process says is ignored: it has said nonsense.
+    ignored: bool = False
 
 
 class LanePool:
@@ -124,11 +132,10 @@ class LanePool:
         self._cores = sorted({core for cores in lane_cores for core in cores})
         self._epoll = select.epoll()
         self._lane_by_fd: dict[int, _Lane] = {}
+        self._host_by_fd: dict[int, _Host] = {}
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._wake_fd, select.EPOLLIN)
-        self._started: SimpleQueue[tuple[_Host, BaseProcess, list[socket.socket]]] = SimpleQueue()
-        self._restarting: dict[LaneId, threading.Thread] = {}
-        self._stopping = False
+        self._successors = Successors(self._start, self.wake)
         self.calibrators = Calibrators(self._executes_on)
 
     @property
@@ -146,7 +153,7 @@ class LanePool:
     @property
     def restarts(self) -> int:
         """How often processes of lanes were started again."""
-        return sum(host.restarts for host in self._hosts)
+        return self._successors.count
 
     def pids(self) -> dict[LaneId, int]:
         """Process id of each lane that has a process."""
@@ -175,23 +182,45 @@ class LanePool:
         try:
             channel.send(messages.encode(message), socket.MSG_DONTWAIT)
         except OSError as error:
-            _log.warning("lane %d: cannot be reached, killing it: %s", lane_id, error)
-            _signal(lane, signal.SIGKILL)
+            self.kill(lane_id, f"cannot be reached: {error}")
 
-    def launch(self, lane_id: LaneId, task: RunTask, limit_ns: int) -> None:
-        """Have an idle lane run a task on a core of its own; it is killed after `limit_ns`."""
+    def kill(self, lane_id: LaneId, why: str) -> None:
+        """End the lane's process, with all that it started; `poll` tells when it is gone."""
+        lane = self._lanes[lane_id]
+        _log.error("lane %d: %s; killing its process", lane_id, why)
+        lane.ignored = True
+        _kill(lane.host)
+        self.wake()
+
+    def launch(self, lane_id: LaneId, task: RunTask) -> None:
+        """Have an idle lane run a task on a core of its own."""
         lane = self._lanes[lane_id]
         self._take_core(lane)
-        lane.kill_at_ns = clock.now_ns() + limit_ns
+        if lane.told_to_stop:
+            # Perhaps at this very task, which was in a union then.
+            lane.told_to_stop = False
+            self._shared.write_stop(lane_id, 0)
         self.send(lane_id, task)
         self.calibrators.look()
+
+    def look(self, lane_id: LaneId, task_id: TaskId) -> LaneLook | None:
+        """What the lane, which the task was launched on, does; None: its process is gone."""
+        host = self._lanes[lane_id].host
+        pid = host.pid
+        seen = None if pid is None else look(pid)
+        if seen is None or seen.state is LaneState.STOPPED:
+            return seen
+        if host.place is not None:
+            # What a device does for the lane, its process's threads do not show.
+            return msgspec.structs.replace(seen, state=LaneState.BUSY, cpu_ns=Nanos(clock.now_ns()))
+        if seen.state is LaneState.ASLEEP and self._shared.runs(lane_id) != task_id:
+            return msgspec.structs.replace(seen, state=LaneState.IDLE)
+        return seen
 
     def suspend(self, lane_id: LaneId) -> None:
         """Stop the lane's process, which is its own, where it is; its core is free."""
         lane = self._lanes[lane_id]
         lane.stopped, lane.executes = True, False
-        if lane.kill_at_ns is not None:
-            lane.left_ns, lane.kill_at_ns = lane.kill_at_ns - clock.now_ns(), None
         _signal(lane, signal.SIGSTOP)
         self.calibrators.look()
 
@@ -199,8 +228,6 @@ class LanePool:
         """Let the lane's process go on, on a core of its own."""
         lane = self._lanes[lane_id]
         self._take_core(lane)
-        if lane.left_ns is not None:
-            lane.kill_at_ns, lane.left_ns = clock.now_ns() + lane.left_ns, None
         self._continue(lane)
         self.calibrators.look()
 
@@ -210,21 +237,21 @@ class LanePool:
         The lane says how it ended, as ever, or is lost: no run outlives this for long.
         """
         lane = self._lanes[lane_id]
-        self._shared.write_word(lane_id, task_id)
+        self._shared.write_stop(lane_id, task_id)
+        lane.told_to_stop = True
         if lane.host.place is not None:
             # It ends at its next allocation; others run in its process.
             return
         lane.kill_at_ns = clock.now_ns() + _STOP_GRACE_NS
-        lane.left_ns = None
         _signal(lane, STOP_SIGNAL)
         self._continue(lane)
         self.wake()
 
     def recycle(self, lane_id: LaneId) -> None:
         """End an idle lane's process; another follows at once."""
-        lane = self._lanes[lane_id]
-        lane.host.failures = 0
-        _signal(lane, signal.SIGKILL)
+        host = self._lanes[lane_id].host
+        self._successors.forgive(host)
+        _kill(host)
 
     def memory_bytes(self) -> dict[LaneId, int]:
         """Private memory of each process of lanes, by its first lane."""
@@ -239,7 +266,7 @@ class LanePool:
     def ended(self, lane_id: LaneId) -> None:
         """The lane's task ended; the lane is idle, and runs if it was stopped just then."""
         lane = self._lanes[lane_id]
-        lane.kill_at_ns = lane.left_ns = None
+        lane.kill_at_ns = None
         lane.executes = False
         self._continue(lane)
         self.take_back(lane_id)
@@ -279,7 +306,7 @@ class LanePool:
         if bell in (fd for fd, _ in ready.poll()):
             return None
         packet = _receive(lane)
-        return self._understand(lane, packet) if packet else None
+        return self._understood(lane, packet) if packet else None
 
     def _watch(self, lane: _Lane, events: int) -> bool:
         """Have `poll` told of these events, and of the lane's end; False when it is gone."""
@@ -322,145 +349,158 @@ class LanePool:
         """Make a waiting `poll` return. Any thread."""
         os.eventfd_write(self._wake_fd, 1)
 
-    def poll(self, until_ns: int | None) -> list[tuple[LaneId, FromLane | LaneUp | LaneDown]]:
+    def poll(self, until_ns: int | None) -> list[tuple[LaneId, Said]]:
         """Wait for lanes, for `wake` or until `until_ns`; what lanes said, in order."""
         now = clock.now_ns()
-        self._attend(now)
+        said = self._attend(now)
         dues = [now + _WATCH_NS]
         if until_ns is not None:
             dues.append(until_ns)
-        dues += [host.restart_at_ns for host in self._hosts if host.restart_at_ns is not None]
+        dues += [host.gone_at_ns for host in self._hosts if host.gone_at_ns is not None]
         dues += [lane.kill_at_ns for lane in self._lanes.values() if lane.kill_at_ns is not None]
-        timeout_s = max(0.0, (min(dues) - now) / 1e9)
-        said: list[tuple[LaneId, FromLane | LaneUp | LaneDown]] = []
+        timeout_s = 0.0 if said else max(0.0, (min(dues) - now) / 1e9)
         for fd, _ in self._epoll.poll(timeout_s):
             if fd == self._wake_fd:
                 os.eventfd_read(self._wake_fd)
                 self._adopt_started(said)
+            elif fd in self._host_by_fd:
+                said += self._lose(self._host_by_fd[fd])
             elif fd in self._lane_by_fd:  # else it was closed with another of its process
                 self._read(self._lane_by_fd[fd], said)
         return said
 
-    def _read(self, lane: _Lane, said: list[tuple[LaneId, FromLane | LaneUp | LaneDown]]) -> None:
-        while (packet := _receive(lane)) is not None:
-            if not packet:
-                said += self._lose(lane.host)
+    def _read(self, lane: _Lane, said: list[tuple[LaneId, Said]]) -> None:
+        for _ in range(_PACKETS_AT_ONCE):
+            packet = _receive(lane)
+            if packet is None:
                 return
-            message = self._understand(lane, packet)
-            said.append((lane.lane_id, message))
+            if not packet:
+                said += self._hung_up(lane)
+                return
+            message = self._understood(lane, packet)
+            if message is not None:
+                said.append((lane.lane_id, message))
             if isinstance(message, messages.TaskDone | messages.TaskError):
                 return
 
-    def _understand(self, lane: _Lane, packet: bytes) -> FromLane | LaneUp:
-        message = messages.decode_from_lane(packet)
+    def _understood(self, lane: _Lane, packet: bytes) -> FromLane | LaneUp | None:
+        """What the packet says; None, and the lane is lost, where that is nothing."""
+        if lane.ignored:
+            return None
+        try:
+            message = messages.decode_from_lane(packet)
+        except Exception as error:
+            # A model may write into any file of its process, also into this channel.
+            self.kill(lane.lane_id, f"said what no lane says: {error!r}")
+            return None
         if not isinstance(message, messages.LaneStarted):
             return message
         _log.info("lane %d: process %d up, cores %s", lane.lane_id, message.pid, lane.cores)
         return LaneUp()
 
-    def _lose(self, host: _Host) -> list[tuple[LaneId, FromLane | LaneUp | LaneDown]]:
-        """A process ended: the last that its lanes said, and then that they are down."""
-        reason = self._bury(host)
-        said: list[tuple[LaneId, FromLane | LaneUp | LaneDown]] = []
+    def _hung_up(self, lane: _Lane) -> list[tuple[LaneId, Said]]:
+        """The lane's end of the channel is closed: its process has ended, or has to."""
+        host = lane.host
+        _kill(host)
+        if host.pidfd is None:
+            return self._lose(host)
+        assert lane.channel is not None
+        # It would be told again and again until the process is gone.
+        self._epoll.unregister(lane.channel)
+        return []
+
+    def _lose(self, host: _Host) -> list[tuple[LaneId, Said]]:
+        """A process is gone: the last that its lanes said, and then that they are down."""
+        # What it started may still write where its inputs lie.
+        _kill(host)
+        said: list[tuple[LaneId, Said]] = []
         for lane in host.lanes:
-            while packet := _receive(lane):
-                said.append((lane.lane_id, self._understand(lane, packet)))
-            self._close(lane)
+            for _ in range(_PACKETS_AT_ONCE):
+                if not (packet := _receive(lane)):
+                    break
+                message = self._understood(lane, packet)
+                if message is not None:
+                    said.append((lane.lane_id, message))
+        self._successors.follow(host, self._let_go(host))
         lane_ids = tuple(lane.lane_id for lane in host.lanes)
-        said.append((lane_ids[0], LaneDown(reason, lane_ids)))
+        said.append((lane_ids[0], LaneDown(lane_ids)))
         return said
 
-    def _close(self, lane: _Lane) -> None:
-        assert lane.channel is not None
-        self._epoll.unregister(lane.channel)
-        del self._lane_by_fd[lane.channel.fileno()]
-        lane.channel.close()
-        lane.channel = None
-        lane.lent = False
-
-    def _bury(self, host: _Host) -> str:
-        """End and free a process that is ending, schedule its successor; says how it ended."""
+    def _let_go(self, host: _Host) -> BaseProcess:
+        """Close all that leads to the process, which is the caller's to free."""
         assert host.process is not None
-        for lane in host.lanes:
-            lane.kill_at_ns = lane.left_ns = None
-            lane.executes = lane.stopped = False
-        self.calibrators.look()
         # First from the lanes, then from the system: others must not signal a reused number.
         process, host.process = host.process, None
-        reason = processes.reap(process)
-        now = clock.now_ns()
-        if now - host.started_ns > _HEALTHY_AFTER_NS:
-            host.failures = 0
-        back_off_ns = min(_BACK_OFF_MOST_NS, _BACK_OFF_FIRST_NS << min(host.failures, 20))
-        host.failures += 1
-        if not self._stopping:
-            host.restart_at_ns = now + back_off_ns
-            _log.warning("%s: lost (%s); restart in %.2f s", host.name, reason, back_off_ns / 1e9)
-        return reason
+        for lane in host.lanes:
+            lane.kill_at_ns = None
+            lane.executes = lane.stopped = lane.lent = False
+            assert lane.channel is not None
+            with contextlib.suppress(FileNotFoundError):  # it was closed at its other end first
+                self._epoll.unregister(lane.channel)
+            del self._lane_by_fd[lane.channel.fileno()]
+            lane.channel.close()
+            lane.channel = None
+        if host.pidfd is not None:
+            self._epoll.unregister(host.pidfd)
+            del self._host_by_fd[host.pidfd]
+            os.close(host.pidfd)
+        host.pidfd = host.gone_at_ns = None
+        self.calibrators.look()
+        return process
 
-    def _attend(self, now_ns: int) -> None:
-        """Restart processes that are due, kill those in which a task hangs."""
+    def _attend(self, now_ns: int) -> list[tuple[LaneId, Said]]:
+        """Kill processes in which a task does not end; lose those that do not even die."""
         for lane in self._lanes.values():
             if lane.kill_at_ns is not None and now_ns >= lane.kill_at_ns:
                 lane.kill_at_ns = None
-                _log.error("lane %d: the task does not end; killing the process", lane.lane_id)
-                if lane.host.process is not None:
-                    lane.host.process.kill()
+                self.kill(lane.lane_id, "the task does not end")
+        said: list[tuple[LaneId, Said]] = []
         for host in self._hosts:
-            if host.restart_at_ns is not None and now_ns >= host.restart_at_ns:
-                host.restart_at_ns = None
-                host.restarts += 1
-                # The fork server may have to be started anew, which takes seconds.
-                thread = threading.Thread(
-                    target=self._respawn, args=(host,), name=f"restart {host.name}", daemon=True
-                )
-                self._restarting[host.lanes[0].lane_id] = thread
-                thread.start()
+            if host.gone_at_ns is not None and now_ns >= host.gone_at_ns:
+                _log.error("%s: killed, and does not end", host.name)
+                said += self._lose(host)
+        return said
 
-    def _respawn(self, host: _Host) -> None:
-        try:
-            process, channels = self._start(host)
-        except (OSError, EOFError) as error:  # EOFError: the fork server died just then
-            _log.error("%s: cannot be started: %r", host.name, error)
-            host.restart_at_ns = clock.now_ns() + _BACK_OFF_MOST_NS
-        else:
-            self._started.put((host, process, channels))
-        if not self._stopping:
-            self.wake()
-
-    def _adopt_started(self, said: list[tuple[LaneId, FromLane | LaneUp | LaneDown]]) -> None:
-        while True:
-            try:
-                host, process, channels = self._started.get_nowait()
-            except Empty:
-                return
+    def _adopt_started(self, said: list[tuple[LaneId, Said]]) -> None:
+        for host, (process, channels) in self._successors.taken():
             self._adopt(host, process, channels)
             for lane in host.lanes:
                 self._read(lane, said)
 
     def _adopt(self, host: _Host, process: BaseProcess, channels: list[socket.socket]) -> None:
-        host.process, host.started_ns = process, clock.now_ns()
+        host.process = process
+        self._successors.began(host, host.name)
         for lane, channel in zip(host.lanes, channels, strict=True):
             lane.channel = channel
             # A stop may have been meant for the process before.
-            lane.kill_at_ns = lane.left_ns = None
+            lane.kill_at_ns = None
+            lane.ignored = False
             lane.core = lane.cores[0] if lane.cores else -1
             self._lane_by_fd[channel.fileno()] = lane
             self._epoll.register(channel, select.EPOLLIN)
+        assert process.pid is not None
+        try:
+            host.pidfd = os.pidfd_open(process.pid)
+        except OSError as error:
+            # Gone already, as its channels tell; or the system does not have it.
+            _log.debug("%s: no descriptor of its process: %s", host.name, error)
+            return
+        self._host_by_fd[host.pidfd] = host
+        self._epoll.register(host.pidfd, select.EPOLLIN)
 
     def _start(self, host: _Host) -> tuple[BaseProcess, list[socket.socket]]:
         """A new process for the host, and our ends of its lanes' channels in their order."""
         setup = self._setup(host.name, host, host.place, host.lanes[0].lane_id)
         return processes.start(setup, len(host.lanes), self._shared.fd)
 
-    def _setup(self, name: str, host: _Host, place: DevicePlace | None, word: int) -> LaneSetup:
-        """`word` is the one that the first lane of the process stops at; the others' follow."""
+    def _setup(self, name: str, host: _Host, place: DevicePlace | None, number: int) -> LaneSetup:
+        """`number` tells where the words of the process's first lane lie; the others' follow."""
         return LaneSetup(
             name=name,
             cores=host.lanes[0].cores,
             threads=self._threads,
             pool_capacity_bytes=self._shared.capacity_bytes,
-            stop_word_offset_bytes=self._shared.word_offset_bytes(word),
+            words_offset_bytes=self._shared.words_offset_bytes(number),
             log_level=logging.getLogger().getEffectiveLevel(),
             keep_bytes=self._keep_bytes,
             place=place,
@@ -477,18 +517,15 @@ class LanePool:
         host = self._hosts[0]
         place = None if host.place is None else host.place.for_calibration()
         setup = self._setup("calibrator", host, place, len(self._lanes))
-        setup = replace(setup, calibrates=True)
         if background:
             setup = replace(setup, background=True, cores=tuple(self._cores[-1:]))
         return self.calibrators.start(setup, self._shared.fd)
 
     def stop(self) -> None:
         """End every process. After this nothing of the pool runs."""
-        self._stopping = True
         self.calibrators.interrupt()
         atexit.unregister(self._kill)
         for host in self._hosts:
-            host.restart_at_ns = None
             for lane in host.lanes:
                 self._continue(lane)
                 self.send(lane.lane_id, Stop())
@@ -496,24 +533,25 @@ class LanePool:
         for host in self._hosts:
             if host.process is not None:
                 host.process.join(max(0.0, (ends_ns - clock.now_ns()) / 1e9))
-                host.process.kill()
-                self._lose(host)
-        for thread in self._restarting.values():
-            thread.join()
-        while not self._started.empty():
-            _, process, channels = self._started.get_nowait()
-            for channel in channels:
-                channel.close()
-            process.kill()
-            processes.reap(process)
+                _kill(host)
+                processes.reap(self._let_go(host))
+        self._successors.end()
         self._epoll.close()
         os.close(self._wake_fd)
 
     def _kill(self) -> None:
         """The interpreter exits without `stop`; lanes would have it wait for them for ever."""
         for host in self._hosts:
-            if host.process is not None:
-                host.process.kill()
+            _kill(host)
+
+
+def _kill(host: _Host) -> None:
+    """End the process, if there is one, and all that it started."""
+    process = host.process
+    if process is not None:
+        processes.kill(process)
+        if host.gone_at_ns is None:
+            host.gone_at_ns = clock.now_ns() + _GONE_AFTER_NS
 
 
 def _receive(lane: _Lane) -> bytes | None:

@@ -43,6 +43,8 @@ _log = logging.getLogger(__name__)
 _PRELOAD_MODULE = "serve.runtime.preload"
 _END_WAIT_S = 2.0
 _START_WAIT_S = 120.0
+#: To start the fork server, which imports torch, and a process from it; more and it is stuck.
+_FORK_WAIT_S = 300.0
 
 #: glibc keeps freed tensor memory instead of handing pages back after every layer and
 #: faulting them in again (bench/arena.py). Between runs lanes give back what is too much.
@@ -80,7 +82,7 @@ def start(setup: LaneSetup, lanes: int, pool_fd: int) -> tuple[BaseProcess, list
         with _one_at_a_time:
             with lane_environment():
                 forkserver.ensure_running()
-            with _no_main_module():
+            with _no_main_module(), _unstuck():
                 process.start()
     except BaseException:
         for side in ours:
@@ -90,6 +92,16 @@ def start(setup: LaneSetup, lanes: int, pool_fd: int) -> tuple[BaseProcess, list
         for side in theirs:
             side.close()
     return process, ours
+
+
+def kill(process: BaseProcess) -> None:
+    """End a process and those it started, as far as they are of its group. Any thread."""
+    # Gone already, or not yet the first of its group.
+    with suppress(ProcessLookupError, ValueError):
+        assert process.pid  # 0 would mean our own group
+        os.killpg(process.pid, signal.SIGKILL)
+    with suppress(ValueError):
+        process.kill()
 
 
 def reap(process: BaseProcess) -> str:
@@ -125,12 +137,7 @@ class Calibrator:
 
     def kill(self) -> None:
         """End the process and those it started; whoever waits for it gets NotReady. Any thread."""
-        # Gone already, or not yet the first of its group.
-        with suppress(ProcessLookupError, ValueError):
-            assert self._process.pid  # 0 would mean our own group
-            os.killpg(self._process.pid, signal.SIGKILL)
-        with suppress(ValueError):
-            self._process.kill()
+        kill(self._process)
 
     def close(self) -> None:
         """Kill, and free what it took here."""
@@ -219,6 +226,25 @@ def lane_environment() -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+@contextmanager
+def _unstuck() -> Iterator[None]:
+    """End a fork server that does not answer within a generous time; a new one takes its place."""
+    server: Any = forkserver._forkserver
+
+    def end() -> None:
+        _log.error("the fork server does not answer; ending it and with it all lanes")
+        os.kill(server._forkserver_pid, signal.SIGKILL)
+
+    watch = threading.Timer(_FORK_WAIT_S, end)
+    watch.daemon = True
+    watch.start()
+    try:
+        yield
+    finally:
+        watch.cancel()
+        watch.join()
 
 
 @contextmanager

@@ -20,8 +20,11 @@ from serve.native import OffsetAllocator
 TENSOR_ALIGNMENT_BYTES = 64
 #: Mapped in and touched at start, so that ordinary requests cause no page fault.
 PREFAULT_BYTES = 32 << 20
-#: Behind the pool, one word for each lane; see ``stopping``.
+#: Behind the pool, two words for each lane: the task to stop, see ``stopping``, and the task whose
+#: run it is in, so that a lane at rest between runs is not taken for a run at rest.
 _WORDS_BYTES = 1 << 16
+LANE_WORDS_BYTES = 16
+RUNS_WORD_BYTES = 8
 
 
 def map_pool(fd: int, capacity_bytes: int) -> mmap.mmap:
@@ -71,15 +74,21 @@ class SharedPool:
         with self._lock:
             self._allocator.free(block.offset_bytes)
 
-    def word_offset_bytes(self, number: int) -> int:
-        """Where the word of that number lies, for those who map the file."""
-        if not 0 <= number < _WORDS_BYTES // 8:
-            raise ValueError(f"word {number}: there are {_WORDS_BYTES // 8}")
-        return self.capacity_bytes + 8 * number
+    def words_offset_bytes(self, number: int) -> int:
+        """Where the words of the lane of that number lie, for those who map the file."""
+        most = _WORDS_BYTES // LANE_WORDS_BYTES
+        if not 0 <= number < most:
+            raise ValueError(f"words of lane {number}: there are {most}")
+        return self.capacity_bytes + LANE_WORDS_BYTES * number
 
-    def write_word(self, number: int, value: int) -> None:
-        """Set the word, for all who map the file at once; 0 at first."""
-        self.array(self.word_offset_bytes(number), "uint64", (1,))[0] = value
+    def write_stop(self, number: int, task_id: int) -> None:
+        """Set the lane's word to stop at, for all who map the file at once; 0 at first."""
+        self.array(self.words_offset_bytes(number), "uint64", (1,))[0] = task_id
+
+    def runs(self, number: int) -> int:
+        """The task that the lane says to be in the run of; 0: none."""
+        offset_bytes = self.words_offset_bytes(number) + RUNS_WORD_BYTES
+        return int(self.array(offset_bytes, "uint64", (1,))[0])
 
     def view(self, offset_bytes: int, size_bytes: int) -> memoryview:
         """The bytes at `offset_bytes`."""

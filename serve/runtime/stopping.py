@@ -11,6 +11,8 @@ import mmap
 import signal
 from types import FrameType
 
+from serve.runtime.shm import RUNS_WORD_BYTES
+
 #: Nothing else in a lane uses it.
 SIGNAL = signal.SIGUSR1
 
@@ -20,10 +22,13 @@ class Stopped(BaseException):
 
 
 class StopWord:
-    """The word of this lane, as the lane sees it; for its main thread."""
+    """The words of this lane, as the lane sees it; for its main thread."""
 
     def __init__(self, pool: mmap.mmap, offset_bytes: int) -> None:
         self._word = ctypes.c_uint64.from_buffer(pool, offset_bytes)
+        #: Tells the server what runs here.
+        self._runs = ctypes.c_uint64.from_buffer(pool, offset_bytes + RUNS_WORD_BYTES)
+        self._runs.value = 0
         #: For the meter.
         self.address = ctypes.addressof(self._word)
         #: The task whose run may be ended by the signal; 0: none.
@@ -31,14 +36,14 @@ class StopWord:
 
     def begin(self, task_id: int) -> None:
         """From now on the run of the task may be ended; raises Stopped if it already is."""
-        self._task_id = task_id
+        self._task_id = self._runs.value = task_id
         if self.asked(task_id):
             self.end()
             raise Stopped
 
     def end(self) -> None:
         """The signal ends nothing any more."""
-        self._task_id = 0
+        self._task_id = self._runs.value = 0
 
     def asked(self, task_id: int) -> bool:
         """Whether the server asked for the end of that task's run."""

@@ -53,8 +53,10 @@ from serve.runtime.messages import (
     TaskDone,
     TaskError,
 )
+from serve.runtime.shm import LANE_WORDS_BYTES
 from serve.runtime.stopping import StopWord
 from serve.runtime.tables import Tables
+from serve.runtime.telling import told
 
 _log = logging.getLogger(__name__)
 
@@ -78,7 +80,7 @@ def main(setup: LaneSetup, channels: list[socket.socket], pool_file: PassedFile)
         threads = [
             threading.Thread(
                 target=_serve,
-                args=(channel, pool, device, setup.stop_word_offset_bytes + 8 * index),
+                args=(channel, pool, device, setup.words_offset_bytes + LANE_WORDS_BYTES * index),
                 name=f"lane {index}",
                 daemon=True,
             )
@@ -308,7 +310,8 @@ class ThreadLane(Lane):
                 memory.insert(task.limit_bytes + placed_bytes)
                 memory.stop_when(self._stop_word.address, task.task_id)
             urgent = self._device.running.begin(self, task.run_ns)
-            if (done := self._replayed(task, graphs, urgent=urgent)) is not None:
+            wanted = self._shapes_wanted(task, graphs)
+            if (done := self._replayed(task, graphs, wanted, urgent=urgent)) is not None:
                 return done
             with self._queue.running(urgent=urgent):
                 # Of all parts, before anything is launched: copies that come later wait for that.
@@ -321,11 +324,12 @@ class ThreadLane(Lane):
                         graph["x"] = self._gathered(gather, graph, until_end)
                 rows_of = self._signatures[task.key].rows
                 outputs = run_union(self._models[task.key], placed, rows_of)
+                self._check_shapes(task, outputs, wanted)
                 for output, part in zip(outputs, task.parts, strict=True):
                     self._store(output, part)
                 if not any(output.numel() for output in outputs):
                     self._queue.finish()
-        except Exception as error:
+        except BaseException as error:
             self._end_or_leave(task, error)
             return self._failed(task, error)
         peak = held = None
@@ -336,7 +340,12 @@ class ThreadLane(Lane):
         return TaskDone(task.task_id, rows, outputs[0].shape[1], 0, peak, held)
 
     def _replayed(
-        self, task: RunTask, graphs: list[dict[str, torch.Tensor]], *, urgent: bool
+        self,
+        task: RunTask,
+        graphs: list[dict[str, torch.Tensor]],
+        wanted: list[tuple[int, int]],
+        *,
+        urgent: bool,
     ) -> TaskDone | None:
         """The run as it was captured; None: it has to be launched."""
         shape = self._shape_of(task, urgent=urgent)
@@ -344,6 +353,8 @@ class ThreadLane(Lane):
         if self._replays is None or shape is None or run is None:
             return None
         output = run.captured.output
+        if tuple(output.shape) != wanted[0]:
+            return None  # Its `batch` tells fewer graphs apart, or more.
         try:
             with self._queue.running(urgent=urgent):
                 self._queue.fill(run.inputs, graphs[0])
@@ -402,14 +413,14 @@ class ThreadLane(Lane):
         except OSError as error:
             return TableMapped(table.number, str(error))
 
-    def _end_or_leave(self, task: RunTask, error: Exception) -> None:
+    def _end_or_leave(self, task: RunTask, error: BaseException) -> None:
         """Wait for what a failed run has launched; a device that cannot even do that is lost."""
         try:
             self._queue.finish()
         except Exception as fault:
             _log.critical("model %s: the device cannot go on: %s", task.key, fault, exc_info=error)
             reason = FailReason.MODEL_ERROR.value
-            self._send(TaskError(task.task_id, reason, f"the device failed: {error}"))
+            self._send(TaskError(task.task_id, reason, f"the device failed: {told(error)}"))
             leave(_EXIT_FAULT)
 
     def _copy_out(self, output: torch.Tensor, place: torch.Tensor) -> None:
@@ -528,7 +539,7 @@ def _pin(pool: mmap.mmap, pinned: Pinned, name: str) -> None:
 
 def _gathered(gather: GatherRef) -> tuple[int, ...]:
     """Bytes of each tensor on the device that stands for a part's features, until the run's end."""
-    x_bytes = 4 * gather.ids.shape[0] * gather.table.shape[1]
+    x_bytes = 4 * gather.rows * gather.table.shape[1]
     return x_bytes, gather.ids.size_bytes, gather.at.size_bytes, gather.new.size_bytes
 
 

@@ -15,12 +15,18 @@ import numpy as np
 from msgspec.structs import replace
 
 from serve.core.events import PrepareFailed, TaskPrepared
-from serve.core.types import Completed, FailReason, Outcome, Sized, Task
+from serve.core.types import Completed, Failed, FailReason, Outcome, Sized, Task
 from serve.errors import InvalidInput, InvariantViolation, QueueFull
 from serve.estimate.estimator import NARROW_EDGE_SPARES_BYTES
 from serve.runtime import clock
 from serve.runtime.api import InferCall, InferResult
-from serve.runtime.graphs import NodeRequest, derived_seed, prepare_nodes
+from serve.runtime.graphs import (
+    NodeRequest,
+    PreparedNodes,
+    derived_seed,
+    prepare_nodes,
+    stage_again,
+)
 from serve.runtime.messages import Part
 from serve.runtime.outcomes import error_of
 from serve.runtime.records import build_record
@@ -65,15 +71,12 @@ class RequestTicket:
         self._asked = source if isinstance(source, NodeRequest) else None
         #: Known once it is sampled for a request by node id.
         self._layout = source if isinstance(source, Layout) else None
-        #: Rows of the output that are asked for, in order; None: all.
-        self._positions: np.ndarray | None = None
         #: What nodes are sampled with, and of which version of the graph.
         self.seed = None
         if self._asked is not None:
             self.seed = derived_seed(request_uid) if call.seed is None else call.seed
-        self.graph_version = 0
-        #: Features that lanes gather from, held until this ticket goes.
-        self._table: np.ndarray | None = None
+        #: The sample, once it is drawn.
+        self._nodes: PreparedNodes | None = None
         self._staged: Staged | None = None
         self._block: Block | None = None
         if prepared is not None:
@@ -110,9 +113,19 @@ class RequestTicket:
         self._driver.cancel(self.task.task_id)
 
     @property
+    def graph_version(self) -> int:
+        """Of the graph that was sampled; 0: none was."""
+        return 0 if self._nodes is None else self._nodes.snapshot.version
+
+    @property
     def input_bytes(self) -> int:
         """Size of the staged inputs."""
         return 0 if self._layout is None else self._layout.input_bytes
+
+    @property
+    def output_capacity_bytes(self) -> int:
+        """Size of the output's place."""
+        return 0 if self._staged is None else self._staged.output_capacity_bytes
 
     @property
     def spared_bytes(self) -> int:
@@ -132,6 +145,9 @@ class RequestTicket:
 
     def command_answer(self, outcome: Outcome) -> None:
         """Tell the waiting thread how the request ended. Driver."""
+        if isinstance(outcome, Failed) and outcome.reason is FailReason.TIME_LIMIT:
+            words = f"model {self.entry.spec.key}: {outcome.message} (server.max_run_s)"
+            outcome = Failed(outcome.reason, words)
         self._tell(outcome)
 
     @property
@@ -189,29 +205,33 @@ class RequestTicket:
     def _stage(self) -> Sized | None:
         """Lay the inputs out in the pool; what the task is then, if it was not known before.
 
-        A sample is drawn once: a task that runs again finds it where it was.
+        A task that runs again is staged again, as it was: its model may have worked in place.
         """
+        if self._asked is not None:
+            return self._stage_nodes(self._asked)
         pool = self._driver.shared
-        if self._asked is not None and self._staged is None:
-            assert self.seed is not None
-            nodes = prepare_nodes(self._asked, self.call, self.entry, self.seed, pool)
-            self._block, self._layout, self._staged = nodes.staged.block, nodes.layout, nodes.staged
-            self._positions, self.graph_version = nodes.positions, nodes.graph_version
-            self._table = nodes.x
-            self.num_loops = nodes.found.num_loops
-            asked, found = self._asked, nodes.found
-            return self._resize(lambda: asked.exact(self.entry.estimator, found))
-        if self._asked is None:
-            assert self._layout is not None
-            if self._block is None:
-                self._block = take_block(pool, self._layout)
-            self._staged = stage(
-                self.call, self._layout, pool, self._block, check_finite=self._driver.check_finite
-            )
-            if self.num_loops is None and self.entry.estimator.counts_loops:
-                self.num_loops = count_loops(self._staged, pool)
-                return self._resize(self._without_loops)
+        assert self._layout is not None
+        if self._block is None:
+            self._block = take_block(pool, self._layout)
+        self._staged = stage(
+            self.call, self._layout, pool, self._block, check_finite=self._driver.check_finite
+        )
+        if self.num_loops is None and self.entry.estimator.counts_loops:
+            self.num_loops = count_loops(self._staged, pool)
+            return self._resize(self._without_loops)
         return None
+
+    def _stage_nodes(self, asked: NodeRequest) -> Sized | None:
+        """The same for the nodes' sample."""
+        pool = self._driver.shared
+        assert self.seed is not None
+        if self._nodes is not None:
+            stage_again(self._nodes, asked, self.seed, pool)
+            return None
+        self._nodes = nodes = prepare_nodes(asked, self.call, self.entry, self.seed, pool)
+        self._block, self._layout, self._staged = nodes.staged.block, nodes.layout, nodes.staged
+        self.num_loops = nodes.found.num_loops
+        return self._resize(lambda: asked.exact(self.entry.estimator, nodes.found))
 
     def _resize(self, exact: Callable[[], Sized]) -> Sized:
         """Go on with what the task turned out to be."""
@@ -237,4 +257,4 @@ class RequestTicket:
         place = self._driver.shared.array(
             self._staged.output_offset_bytes, "float32", self.output_shape
         )
-        return place.copy() if self._positions is None else place[self._positions]
+        return place.copy() if self._nodes is None else place[self._nodes.positions]

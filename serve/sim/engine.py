@@ -18,6 +18,7 @@ from serve.core.commands import (
     AnswerTask,
     Command,
     LaunchTask,
+    LookAtLane,
     PrepareTask,
     ReleaseTask,
     ResumeTask,
@@ -70,6 +71,8 @@ class Simulation:
             SuspendTask: self._suspend,
             ResumeTask: self._resume,
             StopTask: self._stop,
+            # Simulated lanes never hang.
+            LookAtLane: lambda command: None,
             AnswerTask: self._answer,
             ReleaseTask: self._release,
         }

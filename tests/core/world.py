@@ -2,7 +2,9 @@
 
 from serve.core.commands import (
     AnswerTask,
+    KillLane,
     LaunchTask,
+    LookAtLane,
     PrepareTask,
     RecycleLane,
     ReleaseTask,
@@ -191,9 +193,13 @@ class World:
             assert self.reserved(device_id) <= budget, "launched into memory that is not there"
         elif isinstance(command, StopTask):
             assert self.on_lane[command.lane_id] == task_id
-            assert self.answers.keys() >= set(self.members[task_id]), "somebody waits for it"
+            waited_for = set(self.members[task_id]) - self.answers.keys()
+            assert self.params.watched or not waited_for, "somebody waits for it"
             assert task_id not in self.stopping, "stopped twice"
             self.stopping.add(task_id)
+        elif isinstance(command, LookAtLane | KillLane):
+            assert self.on_lane[command.lane_id] == task_id
+            assert command.lane_id not in self.stopped, "it stands suspended"
         elif isinstance(command, SuspendTask):
             assert self.params.device.can_suspend
             assert self.on_lane[command.lane_id] == task_id

@@ -6,7 +6,9 @@ any that means nothing gives a linear layer's answer at once.
 
 import os
 import signal
+import stat
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -20,8 +22,30 @@ LONGEST_HOLD_S = 600.0
 RAISE, EXIT, CRASH, DIE_ONCE = -1001.0, -1002.0, -1003.0, -1004.0
 #: As HOLD, and nothing that is raised meanwhile ends it.
 DEAF = 3000.0
+#: Errors that are none of Python's usual ones, too long for a packet, or cannot be told.
+SYS_EXIT, INTERRUPT, LONG, UNTELLABLE, NO_TEXT = -1005.0, -1006.0, -1007.0, -1008.0, -1009.0
+#: Sleep for minutes without a look around, the first time.
+DOZE_ONCE = -1010.0
+#: End the process and leave a child behind; say nonsense to the server.
+ORPHAN, GARBAGE = -1013.0, -1014.0
+#: An output of a row less, or more, than there are nodes.
+ROW_LESS, ROW_MORE = -1011.0, -1012.0
 
 _HERE = Path(__file__).parent
+
+
+class Untellable(Exception):
+    def __str__(self) -> str:
+        raise SystemExit(5)
+
+
+_ERRORS = {
+    SYS_EXIT: lambda: SystemExit(3),
+    INTERRUPT: KeyboardInterrupt,
+    LONG: lambda: ValueError("long " * 2_000_000),
+    UNTELLABLE: Untellable,
+    NO_TEXT: lambda: ValueError("\ud800 \n"),
+}
 
 
 class Mischief(torch.nn.Module):
@@ -49,8 +73,35 @@ class Mischief(torch.nn.Module):
         elif word == DIE_ONCE and not (_HERE / "died").exists():
             (_HERE / "died").touch()
             os._exit(4)
+        elif word in _ERRORS:
+            raise _ERRORS[word]()
+        elif word == DOZE_ONCE and not (_HERE / "dozed").exists():
+            (_HERE / "dozed").touch()
+            time.sleep(600)
+        elif word == ORPHAN:
+            _leave_a_child()
+        elif word == GARBAGE:
+            _write_to_all_sockets(b"\xc1 no packet")
         out: Tensor = self.linear(x)
-        return out
+        if word == ROW_LESS:
+            return out[1:]
+        return torch.cat([out, out[:1]]) if word == ROW_MORE else out
+
+
+def _leave_a_child() -> None:
+    child = os.fork()
+    if child:
+        (_HERE / f"child.{child}").touch()
+        os._exit(7)
+    time.sleep(600)
+    os._exit(0)
+
+
+def _write_to_all_sockets(data: bytes) -> None:
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                os.write(fd, data)
 
 
 def _run_for(seconds: float, *, deaf: bool) -> None:

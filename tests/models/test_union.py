@@ -8,7 +8,7 @@ from serve.errors import ModelError
 from serve.models.loader import LoadedModel
 from serve.models.repository import ModelSpec
 from serve.models.signature import probe_inputs, probe_signature
-from serve.models.union import join, run_union
+from serve.models.union import join, rows_wanted, run_union
 
 SIZES = ((7, 12, 2), (1, 0, 1), (30, 90, 3))
 
@@ -115,6 +115,15 @@ def test_another_number_of_rows_is_no_answer():
     whole = loaded(Whole(), "x", "edge_index")
     with pytest.raises(ModelError, match="2 graphs merged gave 1 rows, they should give 2"):
         run_union(whole, graphs_for(whole, *SIZES[:2]), "graph")
+
+
+def test_the_rows_that_a_graph_is_to_get():
+    (three,) = graphs_for(GRAPHS, (30, 90, 3))
+    assert (rows_wanted(three, "node"), rows_wanted(three, "graph")) == (30, 3)
+    del three["batch"]
+    assert rows_wanted(three, "graph") == 1
+    for graph in graphs_for(GRAPHS, (0, 0, 0)) + graphs_for(NODES, (0, 0, 0)):
+        assert rows_wanted(graph, "node") == rows_wanted(graph, "graph") == 0
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,28 @@
 """Lane processes: they start pinned, answer, are missed when they die, and leave nothing."""
 
+import contextlib
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from serve import native
-from serve.core.types import LaneId, Nanos, TaskId
+from serve.core.types import LaneId, LaneState, TaskId
 from serve.errors import NotReady
 from serve.models.facts import Signature
 from serve.models.repository import find
+from serve.runtime import processes
 from serve.runtime.entry import DevicePlace
 from serve.runtime.messages import (
     LaneStarted,
@@ -28,11 +35,25 @@ from serve.runtime.messages import (
     TaskDone,
     TaskError,
     TensorRef,
+    encode,
 )
 from serve.runtime.pool import LaneDown, LanePool, LaneUp
 from serve.runtime.processes import allocator_facts, lane_environment
 from serve.runtime.shm import SharedPool
-from tests.e2e.mischief import DEAF, HOLD, RAISE
+from tests.e2e.mischief import (
+    DEAF,
+    GARBAGE,
+    HOLD,
+    INTERRUPT,
+    LONG,
+    NO_TEXT,
+    ORPHAN,
+    RAISE,
+    ROW_LESS,
+    ROW_MORE,
+    SYS_EXIT,
+    UNTELLABLE,
+)
 from tests.harness import ROOT
 from tests.outside import PATIENCE_S, descendants, is_running, wait_for
 from tests.runtime.conftest import assert_nothing_more_is_held, held_by_this_process
@@ -40,7 +61,6 @@ from tests.runtime.conftest import assert_nothing_more_is_held, held_by_this_pro
 LANES = (LaneId(0), LaneId(1))
 NODES, WIDTH, COLUMNS = 3, 4, 2
 OUTPUT_OFFSET = 4096
-NO_LIMIT_NS = 1 << 60
 #: Of the model `mischief`.
 SIGNATURE = Signature(
     num_features=WIDTH, edge_dim=None, num_outputs=COLUMNS, rows="node",
@@ -105,7 +125,6 @@ class Talk:
         self,
         word: float,
         lane_id: LaneId = LANES[0],
-        limit_ns: int = NO_LIMIT_NS,
         task_id: int = 7,
     ):
         x = np.arange(NODES * WIDTH, dtype=np.float32).reshape(NODES, WIDTH)
@@ -117,7 +136,7 @@ class Talk:
         )
         part = Part(inputs, OUTPUT_OFFSET, 4 * NODES * COLUMNS)
         task = RunTask(task_id, "m", (part,), limit_bytes=1 << 30)
-        self.pool.launch(lane_id, task, limit_ns)
+        self.pool.launch(lane_id, task)
         return x
 
     def end(self) -> None:
@@ -163,27 +182,192 @@ def test_what_a_model_raises_is_the_tasks_end_only(talk, trouble):
     assert talk.hear(LANES[0], TaskDone).rows == (NODES,)
 
 
+@pytest.mark.parametrize(
+    ("word", "text"),
+    [
+        (SYS_EXIT, "SystemExit: 3"),
+        (INTERRUPT, "KeyboardInterrupt"),
+        (LONG, "ValueError: " + ("long " * 200)[: 1000 - len("ValueError: …")] + "…"),
+        (UNTELLABLE, "Untellable, whose text cannot be told: it raises SystemExit"),
+        (NO_TEXT, "ValueError: \\ud800"),
+        (ROW_LESS, "model mischief:1: the output has 2 rows of 2; it must have 3 rows of 2"),
+        (ROW_MORE, "model mischief:1: the output has 4 rows of 2; it must have 3 rows of 2"),
+    ],
+)
+def test_whatever_a_model_does_wrong_costs_no_lane(talk, trouble, word, text):
+    talk.load(trouble)
+    before = talk.pool.pids()
+    talk.run(word)
+    error = talk.hear(LANES[0], TaskError)
+    assert error.reason == "model_error"
+    assert error.message.startswith(text)
+    talk.run(0.5, task_id=8)
+    assert talk.hear(LANES[0], TaskDone).task_id == 8
+    assert (talk.pool.pids(), talk.pool.restarts) == (before, 0)
+
+
 def test_a_model_that_does_not_load_is_told(talk, trouble):
     failed = talk.load_wrong(trouble, LANES[0])
     assert failed.key == "wrong"
     assert "shapes" in failed.message
 
 
-def test_a_dead_lane_is_missed_and_comes_back_later_each_time(talk, caplog, monkeypatch):
-    monkeypatch.setattr("serve.runtime.pool._HEALTHY_AFTER_NS", NO_LIMIT_NS)
-    caplog.set_level(logging.WARNING, "serve.runtime.pool")
+def test_a_dead_lane_is_missed_and_comes_back_later_each_time(talk, caplog):
+    caplog.set_level(logging.WARNING, "serve.runtime.successors")
     lane_id, other = LANES
     untouched = talk.pool.pids()[other]
     for restarts in (1, 2, 3):
         before = talk.pool.pids()[lane_id]
         os.kill(before, signal.SIGKILL)
-        assert talk.hear(lane_id, LaneDown).reason == "signal 9"
+        talk.hear(lane_id, LaneDown)
         talk.hear(lane_id, LaneUp)
         assert talk.pool.restarts == restarts
         assert talk.pool.pids()[lane_id] != before
     assert talk.pool.pids()[other] == untouched
     told = [record.getMessage() for record in caplog.records]
-    assert [text.partition("restart in ")[2] for text in told] == ["0.05 s", "0.10 s", "0.20 s"]
+    waits = ("0.05 s", "0.10 s", "0.20 s")
+    assert told == [f"lane 0: lost (signal 9); restart in {wait}" for wait in waits]
+
+
+def test_a_lane_that_leaves_a_child_behind_is_missed_and_the_child_is_ended(talk, trouble):
+    """It holds the lane's end of the channel, and the shared pool."""
+    talk.load(trouble)
+    talk.run(ORPHAN)
+    talk.hear(LANES[0], LaneDown)
+    (child,) = trouble.folder.glob("child.*")
+    wait_for(lambda: not is_running(int(child.suffix[1:])), "the end of the child")
+    child.unlink()
+    talk.hear(LANES[0], LaneUp)
+
+
+def test_a_lane_that_says_nonsense_is_lost_and_the_other_is_not(talk, trouble):
+    for lane_id in LANES:
+        talk.load(trouble, lane_id)
+    before = talk.pool.pids()
+    talk.run(GARBAGE)
+    talk.hear(LANES[0], LaneDown)
+    talk.hear(LANES[0], LaneUp)
+    talk.run(0.5, LANES[1])
+    assert talk.hear(LANES[1], TaskDone).task_id == 7
+    assert talk.pool.pids()[LANES[1]] == before[LANES[1]]
+
+
+@pytest.fixture
+def mute_pool(monkeypatch):
+    """A pool of one lane whose process is this test; what it says, and its kills."""
+    shared = SharedPool(1 << 16)
+    pool = LanePool(((),), shared, keep_bytes=0)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    kills = []
+    monkeypatch.setattr("serve.runtime.processes.kill", kills.append)
+    (host,) = pool._hosts
+    pool._adopt(host, SimpleNamespace(pid=os.getpid()), [ours])
+    yield pool, theirs, kills
+    pool._let_go(host)
+    pool.stop()
+    theirs.close()
+    shared.close()
+
+
+def _packets():
+    """Any bytes, and what lanes say with bytes changed."""
+    said = [
+        encode(TaskDone(7, (3,), 2, 1000, 5, None)),
+        encode(TaskError(7, "model_error", "words")),
+        encode(ModelLoaded("m")),
+        encode(LaneStarted(1, True)),
+    ]
+    changed = st.tuples(
+        st.sampled_from(said), st.lists(st.tuples(st.integers(0, 40), st.integers(0, 255)))
+    ).map(_with_bytes)
+    return st.one_of(st.binary(min_size=1, max_size=300), changed)
+
+
+def _with_bytes(changed):
+    packet, changes = bytearray(changed[0]), changed[1]
+    for place, value in changes:
+        packet[place % len(packet)] = value
+    return bytes(packet)
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(packet=_packets())
+def test_no_packet_of_a_lane_does_more_than_end_it(mute_pool, packet):
+    pool, theirs, kills = mute_pool
+    kills.clear()
+    pool._lanes[LANES[0]].ignored = False
+    theirs.send(packet)
+    said = pool.poll(time.monotonic_ns())
+    assert len(said) + len(kills) == 1, "taken as said, or the lane is ended"
+
+
+def test_a_lane_that_never_stops_talking_is_not_listened_to_for_ever(mute_pool):
+    pool, theirs, _ = mute_pool
+    theirs.setblocking(False)
+    sent = 0
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            sent += bool(theirs.send(encode(ModelLoaded("m"))))
+    heard = len(pool.poll(time.monotonic_ns()))
+    assert 0 < heard < sent
+    while more := pool.poll(time.monotonic_ns()):
+        heard += len(more)
+    assert heard == sent
+
+
+def test_a_process_that_does_not_even_die_is_given_up(mute_pool, monkeypatch):
+    pool, theirs, _ = mute_pool
+    monkeypatch.setattr("serve.runtime.pool._GONE_AFTER_NS", 0)
+    freed = []
+    monkeypatch.setattr(pool._successors, "follow", lambda host, process: freed.append(process))
+    theirs.send(b"no packet")
+    said = []
+    while not said:
+        said = pool.poll(time.monotonic_ns())
+    assert said == [(LANES[0], LaneDown((LANES[0],)))]
+    assert len(freed) == 1
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pool._adopt(pool._hosts[0], freed[0], [ours])
+    theirs.close()
+
+
+def test_who_listens_to_lanes_never_waits_for_a_fork_server(talk, trouble):
+    """It takes seconds to start, and then whoever starts or frees a process waits for it."""
+    talk.load(trouble, LANES[1])
+    starting = processes._one_at_a_time
+    starting.acquire()
+    give_up = threading.Timer(PATIENCE_S, starting.release)
+    give_up.start()
+    try:
+        os.kill(talk.pool.pids()[LANES[0]], signal.SIGKILL)
+        talk.hear(LANES[0], LaneDown)
+        talk.run(0.5, LANES[1])
+        talk.hear(LANES[1], TaskDone)
+        assert give_up.is_alive(), "it waited until that was over"
+    finally:
+        give_up.cancel()
+        give_up.join()
+        if starting.locked():
+            starting.release()
+    talk.hear(LANES[0], LaneUp)
+
+
+def test_a_fork_server_that_does_not_answer_is_replaced(talk, monkeypatch):
+    monkeypatch.setattr("serve.runtime.processes._FORK_WAIT_S", 0.5)
+    before = talk.pool.pids()
+    (server,) = {_parent(pid) for pid in before.values()}
+    os.kill(server, signal.SIGSTOP)
+    try:
+        os.kill(before[LANES[0]], signal.SIGKILL)
+        talk.hear(LANES[0], LaneDown)
+        wait_for(lambda: not is_running(server), "its end")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(server, signal.SIGCONT)
+    monkeypatch.undo()
+    for lane_id in LANES:
+        talk.hear(lane_id, LaneUp)
+    assert set(talk.pool.pids().values()).isdisjoint(before.values())
 
 
 def test_all_lanes_come_back_when_the_fork_server_is_killed(talk):
@@ -206,40 +390,14 @@ def _state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def test_a_task_over_its_time_limit_costs_its_lane(talk, trouble):
-    talk.load(trouble)
-    talk.run(HOLD, limit_ns=100_000_000)
-    assert talk.hear(LANES[0], LaneDown).reason == "signal 9"
-    talk.hear(LANES[0], LaneUp)
-
-
-@pytest.fixture
-def later(monkeypatch):
-    """A function that puts the pool's clock forward."""
-    ahead_ns = [0]
-    monkeypatch.setattr(
-        "serve.runtime.clock.now_ns", lambda: Nanos(time.monotonic_ns() + ahead_ns[0])
-    )
-
-    def put_forward(by_ns: int) -> None:
-        ahead_ns[0] += by_ns
-
-    return put_forward
-
-
-def test_a_lane_is_stopped_in_the_middle_and_goes_on(talk, trouble, later):
-    limit_ns = int(PATIENCE_S * 1e9)
+def test_a_lane_is_stopped_in_the_middle_and_goes_on(talk, trouble):
     talk.load(trouble)
     with trouble.holding() as graph:
-        talk.run(graph.x[0, 0], limit_ns=limit_ns)
+        talk.run(graph.x[0, 0])
         pid = wait_for(trouble.running, "a running task").pop()
         talk.pool.suspend(LANES[0])
         wait_for(lambda: _state(pid) == "T", "the stopped process")
-        # Time while suspended does not count against the limit.
-        later(2 * limit_ns)
-        for _ in range(3):
-            talk.said += talk.pool.poll(0)
-        assert not talk.said
+        assert talk.pool.look(LANES[0], TaskId(7)).state is LaneState.STOPPED
         talk.pool.resume(LANES[0])
         wait_for(lambda: _state(pid) in "RS", "the process going on")
     assert talk.hear(LANES[0], TaskDone).rows == (NODES,)
@@ -295,7 +453,7 @@ def test_a_run_that_does_not_end_when_stopped_costs_its_lane(talk, trouble, monk
         talk.run(DEAF)
         wait_for(trouble.running, "a running task")
         talk.pool.stop_run(LANES[0], TaskId(7))
-        assert talk.hear(LANES[0], LaneDown).reason == "signal 9"
+        talk.hear(LANES[0], LaneDown)
         talk.hear(LANES[0], LaneUp)
 
 
@@ -318,7 +476,7 @@ def test_a_lane_that_takes_no_more_messages_is_lost(talk, trouble, caplog):
     while "cannot be reached" not in caplog.text:
         talk.pool.send(LANES[0], LoadModel("m", spec, SIGNATURE))
     talk.run(0.0)
-    assert talk.hear(LANES[0], LaneDown).reason == "signal 9"
+    talk.hear(LANES[0], LaneDown)
     talk.hear(LANES[0], LaneUp)
 
 

@@ -112,7 +112,7 @@ def test_calibration_runs_where_lanes_run_and_they_take_the_executor_it_chose(ta
 def test_a_process_that_dies_is_all_its_lanes_and_comes_back(talk):
     pid = talk.pool.pids()[LANES[0]]
     os.kill(pid, signal.SIGKILL)
-    assert talk.hear(LANES[0], LaneDown) == LaneDown("signal 9", LANES)
+    assert talk.hear(LANES[0], LaneDown) == LaneDown(LANES)
     for lane_id in LANES:
         talk.hear(lane_id, LaneUp)
     assert talk.pool.restarts == 1

@@ -1,0 +1,154 @@
+"""A run that is made again gives the answer that the first try would have given."""
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.shared_memory import SharedMemory
+
+import numpy as np
+import pytest
+import torch
+from msgspec.structs import replace
+
+from serve.app import calibration_cache, device_of
+from serve.config import load_config
+from serve.core.lifecycle import State
+from serve.estimate.estimator import ModelEstimator
+from serve.models.writer import write_model
+from serve.runtime.api import InferCall, Tensor
+from serve.runtime.clock import now_ns
+from serve.runtime.engine import Engine
+from serve.runtime.regions import Regions
+from tests.e2e.support import Graph
+from tests.outside import PATIENCE_S, wait_for
+from tests.runtime import changeling
+from tests.runtime.test_engine import CONFIG, call
+
+GRAPH_SECTION = """
+[[graph]]
+name = "own"
+file = "own.npz"
+"""
+NODES, EDGES = 40, 160
+#: What ends the first try, and whether two requests are in it.
+ENDS = [("die", False), ("overrun", False), ("die", True), ("overrun", True), ("fail", True)]
+
+
+@pytest.fixture(scope="module")
+def model(trouble):
+    torch.manual_seed(1)
+    module = changeling.build()
+    folder = write_model(trouble.root, "changeling", module, factory="./model.py:build", args={})
+    shutil.copy(changeling.__file__, folder / "model.py")
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory, trouble, model):
+    folder = tmp_path_factory.mktemp("repeats")
+    rng = np.random.default_rng(3)
+    edges = rng.integers(0, NODES, (2, EDGES))
+    x = rng.standard_normal((NODES, 4), dtype=np.float32)
+    np.savez(folder / "own.npz", num_nodes=NODES, edge_index=edges, x=x)
+    path = folder / "server.toml"
+    text = CONFIG.format(repository=trouble.root).replace('"csr"', '"eager"')
+    path.write_text(text + GRAPH_SECTION)
+    config = load_config(path)
+    device = device_of(config)
+    found = Engine(config, device, lambda record: None, calibration_cache(config, device))
+    found.start()
+    found.open()
+    yield found
+    found.stop()
+
+
+def by_tensors(number):
+    rng = np.random.default_rng(number)
+    x = rng.standard_normal((NODES, 4), dtype=np.float32)
+    return call(Graph(x, rng.integers(0, NODES, (2, EDGES))), "changeling", **PATIENT)
+
+
+def by_ids(number):
+    ids = np.random.default_rng(number).integers(0, NODES, 12)
+    tensors = {"node_ids": Tensor("INT64", ids.shape, ids.tobytes())}
+    options = {"graph": "own", "fanouts": (5, 5), "seed": number, **PATIENT}
+    return InferCall("changeling", "", tensors, arrived_ns=now_ns(), **options)
+
+
+#: Nobody is late, so that on a busy machine too all may join a union.
+PATIENT = {"qos_target_ns": int(PATIENCE_S * 1e9)}
+
+
+def all_at_once(engine, trouble, calls):
+    """What comes of the calls, all prepared before the lane is free."""
+    with ThreadPoolExecutor(4) as threads:
+        with trouble.holding() as held:
+            first = threads.submit(engine.submit(call(held)).result)
+            wait_for(trouble.running, "a running request")
+            tickets = [engine.submit(one) for one in calls]
+            answers = [threads.submit(ticket.result) for ticket in tickets]
+            state = engine.driver.scheduler.state
+            for ticket in tickets:
+                wait_for(lambda t=ticket: state(t.task.task_id) is State.READY, "a prepared task")
+        first.result(PATIENCE_S)
+        return [answer.result(PATIENCE_S) for answer in answers]
+
+
+@pytest.mark.parametrize("source", [by_tensors, by_ids])
+@pytest.mark.parametrize(("end", "merged"), ENDS)
+def test_a_model_that_works_in_place_answers_as_at_its_first_try(
+    engine, trouble, model, monkeypatch, source, end, merged
+):
+    entry = engine._registry.get("changeling")
+    # A union of graphs that change is probed as none; each request's place must bear it all the
+    # same. By estimate it takes next to no time, whatever was learned on a busy machine.
+    monkeypatch.setattr(entry, "signature", replace(entry.signature, mergeable=merged))
+    union = ModelEstimator.union
+    monkeypatch.setattr(ModelEstimator, "union", lambda *a: replace(union(*a), run_ns=1))
+    numbers = (1, 2) if merged else (1,)
+    expected = [engine.submit(source(number)).result().output for number in numbers]
+    (model / end).touch()
+    given = all_at_once(engine, trouble, [source(number) for number in numbers])
+    assert not (model / end).exists()
+    for answer, output in zip(given, expected, strict=True):
+        assert answer.record.attempt == 2
+        np.testing.assert_array_equal(answer.output, output)
+
+
+def test_members_of_a_union_are_not_harmed_by_one_another(engine, trouble, monkeypatch):
+    entry = engine._registry.get("changeling")
+    monkeypatch.setattr(entry, "signature", replace(entry.signature, mergeable=True))
+    union = ModelEstimator.union
+    monkeypatch.setattr(ModelEstimator, "union", lambda *a: replace(union(*a), run_ns=1))
+    makers = (by_tensors, by_ids, by_tensors)
+    expected = [engine.submit(make(number)).result().output for number, make in enumerate(makers)]
+    given = all_at_once(engine, trouble, [make(number) for number, make in enumerate(makers)])
+    assert [answer.record.merged for answer in given] == [3, 3, 3]
+    for answer, output in zip(given, expected, strict=True):
+        np.testing.assert_allclose(answer.output, output, rtol=1e-5, atol=1e-6)
+
+
+def test_a_clients_own_memory_is_never_written(engine, model):
+    plain = by_tensors(1)
+    expected = engine.submit(plain).result().output
+    content = b"".join(bytes(tensor.data) for tensor in plain.tensors.values())
+    regions = Regions()
+    memory = SharedMemory(create=True, size=len(content))
+    try:
+        memory.buf[: len(content)] = content
+        regions.register("r", memory.name, 0, len(content))
+        tensors, start = {}, 0
+        for name, tensor in plain.tensors.items():
+            part = regions.part("r", start, len(tensor.data))
+            tensors[name] = Tensor(tensor.datatype, tensor.shape, part)
+            start += len(tensor.data)
+        (model / "die").touch()
+        asked = InferCall("changeling", "", tensors, arrived_ns=now_ns(), **PATIENT)
+        answer = engine.submit(asked).result()
+        assert answer.record.attempt == 2
+        np.testing.assert_array_equal(answer.output, expected)
+        assert bytes(memory.buf[: len(content)]) == content
+    finally:
+        regions.unregister("")
+        memory.close()
+        memory.unlink()
