@@ -73,7 +73,8 @@ class StopSignals:
 
     def stop_by_itself(self) -> None:
         """The server stops without a signal, or after one: the limit counts from the first."""
-        os.write(self._write_fd, bytes((_NO_SIGNAL,)))
+        with suppress(BlockingIOError):  # it is full of signals, then one of them is heard next
+            os.write(self._write_fd, bytes((_NO_SIGNAL,)))
 
     def _hear(self) -> None:
         while (number := self._next()) is not None:
