@@ -99,7 +99,7 @@ class DeviceConfig(Section, frozen=True):
     kind: Literal["auto", "cpu", "cuda"] = "auto"
     #: Budget for weights and running tasks; None: what the device has, less a reserve.
     memory_budget: str | None = None
-    #: Resident execution slots of each device; None: by device (CPU: one per core).
+    #: Resident execution slots of each device; None: by device (CPU: one per core). GPU: up to 28.
     lanes: Count | None = None
     #: Whether runs on a GPU whose shapes recur are captured and replayed, where that gains.
     cuda_graphs: Literal["auto", "off"] = "auto"
