@@ -110,7 +110,7 @@ class DeviceConfig(Section, frozen=True):
     #: limits of the server's control groups, less a reserve.
     memory_budget: str | None = None
     #: Resident execution slots of each device; None: by device (CPU: by the cores, or by the CPU
-    #: quota if that is smaller).
+    #: quota if that is smaller). GPU: up to 28.
     lanes: Count | None = None
     #: What a lane's process may hold between runs beyond its models, as a model leaks, before it is
     #: started anew; None: what lanes keep, and each its part of a quarter of the budget, at least

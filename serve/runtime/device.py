@@ -22,8 +22,9 @@ _MOST_KEPT_BYTES = 256 << 20
 #: What lanes may hold between runs beyond their models and what they may keep: all together of the
 #: budget, and each at least.
 _HELD_SHARE, _LEAST_HELD_BYTES = 1 / 4, 128 << 20
-#: Lanes of a GPU unless the configuration says how many.
-_GPU_LANES = 4
+#: Lanes of a GPU unless the configuration says how many, and at most: torch has 32 streams of a
+#: priority, and one that copies or hot rows use too would make lanes wait for each other.
+_GPU_LANES, _MOST_GPU_LANES = 4, 28
 #: Of a GPU's free memory, kept for the contexts of two processes and what CUDA takes for itself.
 _GPU_RESERVE_BYTES, _GPU_RESERVE_SHARE = 1 << 30, 1 / 32
 #: The calibrator's share of a GPU, and its most.
@@ -150,6 +151,8 @@ def _gpu_device(config: DeviceConfig, found: tuple[Gpu, ...]) -> Device:
     gpus = _chosen(config, found)
     name = gpus[0].name
     lanes = config.lanes or _GPU_LANES
+    if lanes > _MOST_GPU_LANES:
+        raise ConfigError(f"device.lanes: a GPU has at most {_MOST_GPU_LANES}, got {lanes}")
     # Equal devices are given equal work, so each has what the fullest has left.
     least_bytes = min(gpu.free_bytes for gpu in gpus)
     free_bytes = int(least_bytes * (1 - _GPU_RESERVE_SHARE)) - _GPU_RESERVE_BYTES

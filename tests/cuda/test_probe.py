@@ -135,6 +135,13 @@ def test_a_gpu_is_facts(monkeypatch, kind):
     assert found.budget_bytes < place.slab_bytes < GPU.free_bytes - place.calibration_bytes
 
 
+def test_more_lanes_than_a_gpu_has_streams_are_refused(monkeypatch):
+    monkeypatch.setattr(device, "find_gpus", lambda: (GPU,))
+    assert len(find_device(DeviceConfig(lanes=28), spare_lanes=False).lane_cores) == 28
+    with pytest.raises(ConfigError, match=r"device\.lanes: a GPU has at most 28, got 29"):
+        find_device(DeviceConfig(lanes=29), spare_lanes=False)
+
+
 @pytest.mark.parametrize("budget", [None, "2 GiB"])
 def test_what_captured_runs_may_take_is_no_tasks(monkeypatch, budget):
     monkeypatch.setattr(device, "find_gpus", lambda: (GPU,))
