@@ -26,11 +26,11 @@ from torch_geometric.nn import (
 )
 
 from serve.models import zoo
-from serve.models.executors import CannotRun, with_executor
-from serve.models.facts import PACKAGED, Signature
-from serve.models.loader import LoadedModel
+from serve.lane.executors import CannotRun, with_executor
+from serve.models.model_signature import PACKAGED, Signature
+from serve.lane.models.loader import LoadedModel
 from serve.models.repository import ModelSpec
-from serve.models.signature import probe_signature
+from serve.lane.measure.probe_signature import probe_signature
 
 NODE_INPUTS = ("x", "edge_index")
 EDGE_DIM = 8
@@ -190,7 +190,7 @@ def on_executor(
     """
     loaded, signature = make()
     if executor in PACKAGED:
-        from serve.models.executors.compiling import compile_model
+        from serve.lane.executors.compiling import compile_model
 
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(package.parent / "inductor"))
         try:

@@ -6,7 +6,7 @@ import sys
 import torch
 
 from serve.native import Meter
-from serve.runtime.processes import lane_environment
+from serve.server.lanes.processes import lane_environment
 
 
 def become_lane(module: str) -> Meter:

@@ -30,7 +30,7 @@ from rich.table import Table
 from bench.machine import machine_facts
 from bench.policies import Site, this_machine
 from serve.core.commands import Command
-from serve.core.fleet import Fleet, make_scheduler
+from serve.core.fleet.fleet import Fleet, make_scheduler
 from serve.core.params import DeviceFacts, SchedulerParams
 from serve.core.scheduler import Scheduler
 from serve.core.types import Bytes, LaneId, TaskId

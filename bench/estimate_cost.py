@@ -31,7 +31,7 @@ from serve.app import calibration_cache, device_of
 from serve.config import Config, load_config
 from serve.estimate import ModelEstimator
 from serve.estimate.sampling import SampleProbe, SampleSizes
-from serve.runtime.engine import Engine
+from serve.server.engine import Engine
 
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "bench" / "results" / "estimate_cost.json"

@@ -106,7 +106,7 @@ def main() -> None:
 
 def _start(kind: str) -> Connection:
     """A process of its own, with the environment it is to have from its first instruction."""
-    from serve.runtime.processes import LANE_ENVIRONMENT
+    from serve.server.lanes.processes import LANE_ENVIRONMENT
 
     own = LANE_ENVIRONMENT if kind != "stock" else {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     before = dict(os.environ)
@@ -162,7 +162,7 @@ def _serve(kind: str, channel: Connection) -> None:
     """Answer until told to end."""
     import torch
 
-    from serve.models.tracing import trace
+    from serve.lane.measure.tracing import trace
 
     torch.set_num_threads(1)
     run: Callable[[], Any] = lambda: None  # noqa: E731
@@ -198,7 +198,7 @@ def _loaded(kind: str, model: str, shape: str, folder: Path) -> tuple[Any, Any, 
 
     from bench.architectures import NODE_INPUTS, load, on_executor, wrap
     from serve.models import zoo
-    from serve.models.executors import CannotRun
+    from serve.lane.executors import CannotRun
 
     def make() -> tuple[Any, Any]:
         if shape not in SHAPES:
@@ -254,7 +254,7 @@ def _roofline_ms(run: Callable[[], Any], nodes: int, width: int) -> float:
     """What the pass's linear maps and kernels need at the rates of this process."""
     import torch
 
-    from serve.models.executors import kernels
+    from serve.lane.executors import kernels
 
     functional: Any = torch.nn.functional
     counts = {"flops": 0.0, "bytes": 0.0}

@@ -26,7 +26,7 @@ from rich.table import Table
 
 from bench.machine import machine_facts
 from bench.solo import UNLIMITED, records, wait_for_rows
-from serve.wire import INFER_METHOD, decode_response, encode_request
+from serve.wire.messages import INFER_METHOD, decode_response, encode_request
 from tests.harness import ServerProcess
 
 RESULT = Path(__file__).parent / "results" / "first_promise.json"

@@ -32,7 +32,7 @@ from bench.machine import machine_facts
 from bench.processor import handovers, processor_ns
 from serve.rpc.threads import CallThreads
 from serve.rpc.workers import Workers
-from serve.wire import INFER_METHOD, encode_response
+from serve.wire.messages import INFER_METHOD, encode_response
 
 SIZES_BYTES = (10_000, 100_000, 400_000, 4_000_000)
 ANSWER = bytes(28_000)

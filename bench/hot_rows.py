@@ -10,7 +10,7 @@ of all rows can be, for
 
 - random: any rows;
 - degree: what the server starts with;
-- counted: what it has come to (`serve.graphs.hot.HotSet`, after counting and choosing again);
+- counted: what it has come to (`serve.graphs.hot_rows.HotSet`, after counting and choosing again);
 - hindsight: the rows that those further requests ask for most, which nobody can know.
 """
 
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from bench.machine import machine_facts
 from serve.graphs.datasets import load_dataset
-from serve.graphs.hot import HotSet, slots_bytes
+from serve.graphs.hot_rows import HotSet, slots_bytes
 from serve.graphs.load import OpenOptions, Parts, held
 from serve.graphs.resident import ResidentGraph
 from serve.graphs.snapshot import Snapshot

@@ -8,7 +8,7 @@ long. ρ is rate × mean solo time: at 1 there is as much work as one lane alone
 are `slack` + `preemptive`, see the same requests, and differ in
 
 - so many lanes: whatever is ready runs, and nothing is known of the slowdown;
-- the table: all lanes, and the scheduler knows the slowdown (``serve.core.company``);
+- the table: all lanes, and the scheduler knows the slowdown (``serve.core.rules.interference``);
 - the late join: the same without its rule that one that is late in any case leaves room;
 - a table that is wrong: what runs are slowed by taken for 25 % less, or more, than it is;
 - merging: requests of one model may run as one, as in a server.
@@ -32,11 +32,11 @@ from rich.table import Table
 
 from bench.machine import machine_facts
 from bench.policies import Site, missed_share, this_machine
-from serve.core import company
-from serve.core.company import NO_SLOWDOWN
+from serve.core.rules import interference as company
+from serve.core.rules.interference import NO_SLOWDOWN
 from serve.core.params import DeviceFacts, SchedulerParams
 from serve.core.types import Bytes, LaneId
-from serve.runtime.launch import LAUNCH_NS
+from serve.server.launch import LAUNCH_NS
 from serve.sim.device import DeviceModel, Offered
 from serve.sim.engine import simulate
 from serve.sim.report import SimReport

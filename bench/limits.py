@@ -31,7 +31,7 @@ from rich.table import Table
 from bench.bound import most_on_time, unavoidable_violations
 from bench.machine import machine_facts
 from bench.policies import Site, goodput, missed_share, this_machine
-from serve.core.ordered import Key
+from serve.core.state.ordered import Key
 from serve.core.policies import register_policy
 from serve.core.policies.slack import Slack
 from serve.core.types import ZERO_NS, Nanos, Task, TaskId

@@ -14,7 +14,7 @@ from pathlib import Path
 from serve.app import Application
 from serve.config import load_config
 from serve.obs.log import setup_logging
-from serve.runtime.device import find_device
+from serve.server.device import find_device
 
 #: More than any queue can ask for.
 UNCHECKED_BYTES = 1 << 50

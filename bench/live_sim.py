@@ -11,7 +11,7 @@ from typing import Any, Self
 from bench.live_setup import OURS, Traces
 from bench.open_loop import LoadRun
 from bench.policies import missed_share
-from serve.core.fleet import make_scheduler
+from serve.core.fleet.fleet import make_scheduler
 from serve.core.params import LANES_PER_CORE
 from serve.core.types import Bytes, Completed, Estimate, LaneId, Nanos
 from serve.journal import Journal

@@ -31,22 +31,22 @@ from bench.as_lane import become_lane
 from bench.machine import machine_facts
 from serve.app import device_of, offline_estimators
 from serve.config import load_config
-from serve.core.board import Board
+from serve.core.state.device_state import Board
 from serve.core.lifecycle import State
-from serve.core.merging import gather
+from serve.core.rules.merging import gather
 from serve.core.params import DeviceFacts
-from serve.core.plan import Plan
+from serve.core.state.plan import Plan
 from serve.core.policies import get_policy
-from serve.core.record import Record
+from serve.core.state.record import Record
 from serve.core.types import Bytes, Estimate, LaneId, Nanos, QoS, Task, TaskId
 from serve.estimate.estimator import ModelEstimator
-from serve.models.executors import EXECUTORS, with_executor
-from serve.models.loader import LoadedModel, load_model
+from serve.lane.executors import EXECUTORS, with_executor
+from serve.lane.models.loader import LoadedModel, load_model
 from serve.models.repository import find
-from serve.models.signature import probe_inputs, probe_signature
-from serve.models.union import run_union
+from serve.lane.measure.probe_signature import probe_inputs, probe_signature
+from serve.lane.models.union import run_union
 from serve.resources import configs_path
-from serve.runtime.launch import LAUNCH_NS
+from serve.server.launch import LAUNCH_NS
 from serve.workload import MODELS
 
 SIZES = ((30, 120), (100, 500), (300, 2_000), (1_000, 8_000), (3_000, 30_000), (8_000, 80_000))

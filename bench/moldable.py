@@ -24,10 +24,10 @@ from typing import Any
 import torch
 
 from bench.machine import machine_facts
-from serve.models.executors import EXECUTORS, with_executor
-from serve.models.loader import LoadedModel, load_model
+from serve.lane.executors import EXECUTORS, with_executor
+from serve.lane.models.loader import LoadedModel, load_model
 from serve.models.repository import find
-from serve.models.signature import probe_inputs
+from serve.lane.measure.probe_signature import probe_inputs
 from serve.resources import configs_path
 from serve.workload import MODELS
 

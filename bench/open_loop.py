@@ -21,7 +21,7 @@ import grpc
 
 from loadgen.options import LoadOptions
 from loadgen.plan import make_plan
-from serve.wire import INFER_METHOD, decode_response
+from serve.wire.messages import INFER_METHOD, decode_response
 
 #: After this long without an answer a request counts as failed.
 TIMEOUT_S = 20.0

@@ -33,9 +33,9 @@ from bench.machine import machine_facts
 from serve.app import tune_process
 from serve.client import Client
 from serve.config import ModelsConfig
-from serve.models.loader import load_model
+from serve.lane.models.loader import load_model
 from serve.models.repository import find
-from serve.wire import encode_request
+from serve.wire.messages import encode_request
 from tests.harness import ServerProcess
 
 NODES = (100, 1_000, 10_000)

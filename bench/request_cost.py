@@ -41,7 +41,7 @@ from bench.transport import (
     write_score_model,
 )
 from serve.client import Client
-from serve.wire import encode_request
+from serve.wire.messages import encode_request
 from tests.harness import ServerProcess
 
 SIZES = (10_000, 100_000, 1_000_000)

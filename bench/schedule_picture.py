@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from serve.core.commands import AnswerTask, Command, LaunchTask, ResumeTask, SuspendTask
-from serve.core.fleet import make_scheduler
+from serve.core.fleet.fleet import make_scheduler
 from serve.core.types import Bytes, Estimate, Nanos, QoS, Task, TaskId
 from serve.obs.svg import Scale, tag, text
 from serve.sim.device import Offered

@@ -26,7 +26,7 @@ from rich.table import Table
 
 from bench.as_lane import become_lane
 from bench.machine import machine_facts
-from serve.models.executors.kernels import Csr, aggregate
+from serve.lane.executors.kernels import Csr, aggregate
 
 SIZES = ((100, 1_000), (1_000, 10_000), (8_000, 80_000), (50_000, 500_000))
 WIDTHS = (16, 64, 256)

@@ -21,7 +21,7 @@ from bench.open_loop import Shapes
 from loadgen.options import LoadOptions
 from loadgen.plan import make_plan
 from serve.core.types import Bytes, Estimate, Nanos
-from serve.wire import INFER_METHOD, decode_response
+from serve.wire.messages import INFER_METHOD, decode_response
 from serve.workload import PoolSpec, Trace, TraceHeader, TraceItem, WorkloadTask
 from tests.harness import ServerProcess
 

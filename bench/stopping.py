@@ -28,14 +28,14 @@ from serve.app import calibration_cache, device_of
 from serve.config import load_config
 from serve.core.commands import Command, LaunchTask, StopTask
 from serve.core.events import Event, TaskFailed, TaskFinished
-from serve.core.fleet import Fleet
+from serve.core.fleet.fleet import Fleet
 from serve.core.scheduler import Scheduler
 from serve.core.types import Nanos
 from serve.errors import ServeError
 from serve.resources import configs_path
-from serve.runtime import clock
-from serve.runtime.api import InferCall, Tensor
-from serve.runtime.engine import Engine
+from serve.server import clock
+from serve.server.api import InferCall, Tensor
+from serve.server.engine import Engine
 from serve.sim.report import quantile
 from serve.workload import MODELS
 

@@ -16,9 +16,9 @@ import torch
 from bench.architectures import load
 from serve.estimate.calibration import Linear
 from serve.estimate.memory import Trace, peak_at
-from serve.models.calibrate import measure_memory
-from serve.models.probes import Shape, probe_graph
-from serve.models.tracing import trace
+from serve.lane.measure.calibrate import measure_memory
+from serve.lane.measure.probe_graphs import Shape, probe_graph
+from serve.lane.measure.tracing import trace
 
 RESULT = Path(__file__).parent.parent / "docs" / "estimates.svg"
 NODES = 1_000

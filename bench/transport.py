@@ -30,7 +30,7 @@ from bench.grpc_echo import echo_call, start_server
 from bench.machine import machine_facts
 from serve.client import Client
 from serve.models.writer import write_model
-from serve.wire import encode_request
+from serve.wire.messages import encode_request
 from tests.harness import ServerProcess
 
 FEATURES, EDGES_PER_NODE = 32, 10

@@ -13,7 +13,7 @@ from loadgen.inputs import Shapes, make_tensors, makeable
 from loadgen.options import LoadOptions
 from serve.errors import ConfigError
 from serve.graphs.pool import GraphPool
-from serve.wire import ParameterValue, encode_request
+from serve.wire.messages import ParameterValue, encode_request
 from serve.workload import (
     MIX,
     Trace,

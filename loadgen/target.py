@@ -14,7 +14,7 @@ from gevent.event import AsyncResult
 from loadgen.inputs import Shapes
 from serve.errors import NotFound, NotReady
 from serve.pb import gnnserve_pb2, gnnserve_pb2_grpc, grpc_service_pb2, grpc_service_pb2_grpc
-from serve.wire import INFER_METHOD, ParameterValue, WireError, decode_response
+from serve.wire.messages import INFER_METHOD, ParameterValue, WireError, decode_response
 
 _RATE_INSTEAD = "rho needs a gnnserve server: give a rate"
 AnswerT = TypeVar("AnswerT")

@@ -20,7 +20,7 @@ Infer = tuple[
 
 
 def decode_infer(is_request: bool, message: bytes | memoryview) -> Infer | None:
-    """Leaves every message to the protobuf library; see ``serve.wire_library``."""
+    """Leaves every message to the protobuf library; see ``serve.wire.protobuf``."""
     return None
 
 
@@ -33,7 +33,7 @@ def encode_infer(
     tensors: Sequence[TensorHead],
     raws: Sequence[memoryview],
 ) -> bytes | None:
-    """Leaves every message to the protobuf library; see ``serve.wire_library``."""
+    """Leaves every message to the protobuf library; see ``serve.wire.protobuf``."""
     return None
 
 

@@ -25,7 +25,7 @@ from serve.estimate.estimator import ModelEstimator
 from serve.graphs.pool import GraphPool
 from serve.journal import decode
 from serve.models.cache import CalibrationCache
-from serve.models.facts import PACKAGED, compiler
+from serve.models.model_signature import PACKAGED, compiler
 from serve.models.repository import BrokenModel, scan
 from serve.obs.http import HttpPort
 from serve.obs.journal import JournalWriter
@@ -36,13 +36,13 @@ from serve.obs.sink import RecordSink
 from serve.obs.store import RecordStore
 from serve.rpc.options import parse_fanouts
 from serve.rpc.server import Server
-from serve.runtime import clock
-from serve.runtime.api import ModelEstimate
-from serve.runtime.device import Device, find_device
-from serve.runtime.engine import Engine
-from serve.runtime.pages import use_huge_pages
-from serve.runtime.processes import allocator_facts, kill_all
-from serve.runtime.signals import StopSignals
+from serve.server import clock
+from serve.server.api import ModelEstimate
+from serve.server.device import Device, find_device
+from serve.server.engine import Engine
+from serve.server.pages import use_huge_pages
+from serve.server.lanes.processes import allocator_facts, kill_all
+from serve.server.signals import StopSignals
 from serve.sim.engine import simulate
 from serve.sim.replay import budget_of, first_difference, recorded
 from serve.sim.report import SimReport

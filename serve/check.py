@@ -23,7 +23,7 @@ from serve.errors import ConfigError, ServeError
 from serve.files import printable
 from serve.models.repository import BrokenModel, ModelSpec, scan, unknown_names
 from serve.obs.schema import check_ours
-from serve.runtime.trial import Trials
+from serve.server.trial import Trials
 
 Progress = Callable[[str, float], None]
 

@@ -21,7 +21,7 @@ from serve.core.disciplines import DISCIPLINES
 from serve.core.policies import POLICIES
 from serve.errors import ConfigError, ServeError
 from serve.resources import configs_path
-from serve.runtime.api import ModelEstimate
+from serve.server.api import ModelEstimate
 from serve.scratch import temporary_folder
 from serve.sim.report import SimReport
 from serve.steps import Steps

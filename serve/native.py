@@ -61,7 +61,7 @@ def decode_infer(is_request: bool, message: bytes | memoryview) -> Infer | None:
     """A ModelInferRequest, or else a ModelInferResponse, taken apart; raw contents as views of it.
 
     None unless it is plain: every field known, of its type, and not in several parts. Then, as
-    for bytes that are no message and for one beyond the limits of ``serve.wire_library``, the
+    for bytes that are no message and for one beyond the limits of ``serve.wire.protobuf``, the
     protobuf library has the word. Takes microseconds, however large the message.
     """
     return _impl.decode_infer(is_request, message)

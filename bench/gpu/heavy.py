@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from bench.gpu.kit import Result, Rig, run
-from serve.cuda.graph_kernels import GraphKernels
-from serve.cuda.library import library_path
+from serve.lane.cuda.graph_kernels import GraphKernels
+from serve.native_cuda import library_path
 
 LIMIT = 1e-4
 HEADS, SLOPE = 2, 0.2

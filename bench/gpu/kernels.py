@@ -35,9 +35,10 @@ from torch_geometric.nn import (
 from bench.architectures import wrap
 from bench.gpu.kit import MODELS, Result, Rig, graph, run, spread
 from bench.gpu.lanes import first_products
-from serve.models.executors import kernels, with_executor
-from serve.models.executors.kernels import Csr
-from serve.models.loader import LoadedModel
+from serve.lane.executors import with_executor
+from serve.lane.executors import kernels
+from serve.lane.executors.kernels import Csr
+from serve.lane.models.loader import LoadedModel
 
 LIMIT = 1e-4
 FEATURES, CLASSES = 128, 16

@@ -24,9 +24,9 @@ import torch
 from bench.gpu.aims import aim_row
 from bench.gpu.lanes import Lane, first_products
 from bench.machine import machine_facts
-from serve.cuda.arena import DeviceArena, LaneMemory
-from serve.cuda.library import CudaLibrary
-from serve.cuda.queues import Copies, CudaQueue, HostQueue, Queue
+from serve.lane.cuda.arena import DeviceArena, LaneMemory
+from serve.native_cuda import CudaLibrary
+from serve.lane.cuda.queues import Copies, CudaQueue, HostQueue, Queue
 from serve.graphs.generate import generate_edges
 from serve.models import zoo
 
@@ -124,8 +124,8 @@ class Rig:
 
     def use_kernels(self) -> None:
         """Have ``csr`` run on the device, as lanes do. Needs the extension."""
-        from serve.cuda.graph_kernels import GraphKernels
-        from serve.models.executors import kernels
+        from serve.lane.cuda.graph_kernels import GraphKernels
+        from serve.lane.executors import kernels
 
         if kernels.UNAVAILABLE:
             raise RuntimeError(kernels.UNAVAILABLE)

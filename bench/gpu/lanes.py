@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from serve.cuda.arena import LaneMemory
-from serve.cuda.queues import CudaQueue, Queue
+from serve.lane.cuda.arena import LaneMemory
+from serve.lane.cuda.queues import CudaQueue, Queue
 
 _Found = TypeVar("_Found")
 

@@ -29,7 +29,7 @@ from bench.gpu.serving import LIMIT
 from serve.config import GraphConfig
 from serve.estimate.calibration import Calibration
 from serve.graphs.generate import generate_edges
-from serve.runtime.engine import Engine
+from serve.server.engine import Engine
 
 #: Each starts a server for every choice, which takes most of the time.
 _ROUNDS = 2

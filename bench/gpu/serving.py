@@ -34,7 +34,7 @@ from serve.core.disciplines import DISCIPLINES
 from serve.core.policies import POLICIES
 from serve.errors import ServeError
 from serve.obs.record import RequestRecord
-from serve.runtime.engine import Engine
+from serve.server.engine import Engine
 
 LIMIT = 1e-4
 #: The paper's high load, as a share of what one lane can do.

@@ -17,7 +17,7 @@ import torch
 
 from bench.gpu.kit import MODELS, Result, Rig, graph, run, spread
 from bench.gpu.lanes import Lane, at_once
-from serve.cuda.queues import CudaQueue
+from serve.lane.cuda.queues import CudaQueue
 
 _cuda: Any = torch.cuda
 

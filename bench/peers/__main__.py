@@ -46,7 +46,7 @@ from bench.open_loop import GrpcSender, HttpSender, LoadRun, load_process
 from bench.peers.stock import StockModels
 from bench.solo import PAUSE_S, REPEATS, Solo, messages_of, records
 from bench.undisturbed import TRIES, Undisturbed
-from serve.wire import decode_response
+from serve.wire.messages import decode_response
 from serve.workload import PoolSpec, Trace, WorkloadTask
 from tests.harness import free_ports
 

@@ -15,7 +15,7 @@ import grpc
 import numpy as np
 
 from bench.peers.stock import StockModels
-from serve.wire import INFER_METHOD, encode_response
+from serve.wire.messages import INFER_METHOD, encode_response
 
 
 async def main(port: int, runs_nothing: bool) -> None:

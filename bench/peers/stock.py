@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from serve.models.loader import LoadedModel, load_model
+from serve.lane.models.loader import LoadedModel, load_model
 from serve.models.repository import find
-from serve.wire import decode_request, encode_response
+from serve.wire.messages import decode_request, encode_response
 
 REPOSITORY = Path(__file__).parents[2] / "configs" / "models"
 MODELS = ("gcn", "sage", "gin", "gat")

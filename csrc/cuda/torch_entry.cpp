@@ -1,5 +1,5 @@
 // C functions over one process-wide arena: for torch.cuda.memory.CUDAPluggableAllocator, and for
-// serve.cuda.arena through ctypes. Streams are opaque here, so no CUDA is needed to build.
+// serve.lane.cuda.arena through ctypes. Streams are opaque here, so no CUDA is needed to build.
 //
 // NOTE: torch does not check for a null pointer, so a refusal must be an exception. It arrives in
 // Python as a RuntimeError whose text may get lost on the way (inside compiled packages): who

@@ -19,7 +19,7 @@ from typing import Any
 import grpc
 
 from serve.errors import ErrorCode
-from serve.wire import Failure
+from serve.wire.messages import Failure
 
 
 class ClientError(Exception):

@@ -8,7 +8,7 @@ import numpy as np
 
 from serve.pb import gnnserve_pb2
 from serve.pb import grpc_service_pb2 as pb
-from serve.wire import ParameterValue, Response
+from serve.wire.messages import ParameterValue, Response
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from typing import Any, TypedDict
 from serve.client.errors import InvalidRequest
 from serve.client.requests import as_array
 from serve.pb import gnnserve_pb2
-from serve.wire import array_bytes, datatype_of
+from serve.wire.messages import array_bytes, datatype_of
 
 
 class GraphChange(TypedDict, total=False):

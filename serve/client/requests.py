@@ -13,7 +13,7 @@ from typing import Any, TypedDict
 import numpy as np
 
 from serve.client.errors import Exhausted, InvalidRequest
-from serve.wire import Array, ParameterValue, Places, WireError, encode_request
+from serve.wire.messages import Array, ParameterValue, Places, WireError, encode_request
 
 #: What a request may hold, in the order sent, and as which dtype (None: integers as they are).
 _DTYPES: dict[str, str | None] = {

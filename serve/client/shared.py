@@ -15,7 +15,7 @@ from pathlib import Path
 from serve.client.errors import Exhausted
 from serve.native import OffsetAllocator
 from serve.pb import grpc_service_pb2 as pb
-from serve.wire import Array, Places, array_bytes
+from serve.wire.messages import Array, Places, array_bytes
 
 _FOLDER = Path("/dev/shm")
 _ALIGNMENT_BYTES = 64

@@ -6,7 +6,7 @@ from dataclasses import replace
 from serve.client.errors import ClientError, InvalidRequest, from_failure
 from serve.client.facts import Answer
 from serve.client.requests import Request
-from serve.wire import Failure, decode_stream_answer
+from serve.wire.messages import Failure, decode_stream_answer
 
 #: Position of the request in what was streamed, and its answer or what went wrong with it.
 Outcome = tuple[int, Answer | ClientError]

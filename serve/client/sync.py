@@ -33,7 +33,7 @@ from serve.client.shared import SharedMemory
 from serve.client.streaming import Outcome, StreamBook
 from serve.pb import gnnserve_pb2, gnnserve_pb2_grpc, grpc_service_pb2_grpc
 from serve.pb import grpc_service_pb2 as pb
-from serve.wire import INFER_METHOD, MAX_MESSAGE_BYTES, STREAM_METHOD, Array, decode_response
+from serve.wire.messages import INFER_METHOD, MAX_MESSAGE_BYTES, STREAM_METHOD, Array, decode_response
 
 ResultT = TypeVar("ResultT")
 _POLL_S = 0.05
@@ -68,7 +68,7 @@ class Client:
         self._memory: SharedMemory | None = None
         self._registering = threading.Lock()
         self._channel = grpc.insecure_channel(target, channel_options(max_message_bytes))
-        # Without serializers these two carry bytes: see `serve.wire`.
+        # Without serializers these two carry bytes: see `serve.wire.messages`.
         self._infer: Any = self._channel.unary_unary(INFER_METHOD)
         self._stream: Any = self._channel.stream_stream(STREAM_METHOD)
         # Generated stubs carry no types.

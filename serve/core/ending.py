@@ -1,8 +1,8 @@
 """What is told of a task that ran to its end."""
 
-from serve.core.board import Board
-from serve.core.record import Record
-from serve.core.totals import Totals
+from serve.core.state.device_state import Board
+from serve.core.state.record import Record
+from serve.core.state.shared_counts import Totals
 from serve.core.types import Completed, Nanos, Placement, Timeline, Usage
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from serve.core.lifecycle import State
-from serve.core.record import Record
+from serve.core.state.record import Record
 from serve.errors import InvariantViolation
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 Pure arithmetic on numbers: ``calibration`` holds them, ``memory`` and ``timing`` fit them to
 measurements, ``correction`` follows the machine, ``estimator`` answers. The measuring itself
-needs torch and a clock and is elsewhere: see ``serve.models.calibrate``.
+needs torch and a clock and is elsewhere: see ``serve.lane.measure.calibrate``.
 """
 
 from serve.estimate.calibration import Calibration

@@ -2,7 +2,7 @@
 
 By the number of others on the device that executed beside a run, on average over it; all models
 share one table, as what they take from one another is the device's. It starts from requests that
-the server sends itself (``serve.runtime.interference``) and follows every run after that.
+the server sends itself (``serve.server.learning.beside``) and follows every run after that.
 """
 
 import math

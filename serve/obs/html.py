@@ -7,7 +7,7 @@ from importlib.resources import files
 
 import numpy as np
 
-from serve.core.blame import CAUSES
+from serve.core.rules.cause import CAUSES
 from serve.obs import plots, words
 from serve.obs.duration import format_seconds
 from serve.obs.frame import STAGES, Frame

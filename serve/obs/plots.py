@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from serve.core.blame import CAUSES
+from serve.core.rules.cause import CAUSES
 from serve.obs import words
 from serve.obs.frame import STAGES, Column, Frame, ratio
 from serve.obs.report import Violation

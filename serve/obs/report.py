@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from serve.core.blame import CAUSES
+from serve.core.rules.cause import CAUSES
 from serve.obs.frame import Column, Frame, ratio
 from serve.obs.read import read_database
 from serve.obs.record import RequestRecord, ServerRun

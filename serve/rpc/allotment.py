@@ -2,9 +2,10 @@
 
 from grpc_reflection.v1alpha import reflection
 
-from serve.rpc import own, service
+from serve.rpc import service
+from serve.rpc import gnnserve_service as own
 from serve.rpc.workers import Workers
-from serve.wire import STREAM_METHOD
+from serve.wire.messages import STREAM_METHOD
 
 HEALTH = "grpc.health.v1.Health"
 

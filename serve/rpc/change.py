@@ -11,8 +11,8 @@ import numpy as np
 
 from serve.errors import InvalidInput
 from serve.pb import gnnserve_pb2 as pb
-from serve.wire import DATATYPES
-from serve.wire_library import MOST_DIMENSIONS, check_head, parse
+from serve.wire.messages import DATATYPES
+from serve.wire.protobuf import MOST_DIMENSIONS, check_head, parse
 
 #: Tensor to its datatypes, the one it is kept in first, and its shape, -1 for a free dimension.
 _TENSORS: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {

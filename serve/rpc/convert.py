@@ -1,4 +1,4 @@
-"""Between wire messages and ``serve.runtime.api``: what a request must look like, and the answer.
+"""Between wire messages and ``serve.server.api``: what a request must look like, and the answer.
 
 Structure is checked here, by shapes and byte counts alone, so that nothing is allocated for what
 a request merely claims; the values (index ranges, NaN) are checked when the request is prepared.
@@ -13,9 +13,9 @@ import numpy as np
 from serve.errors import InvalidInput, Unsupported
 from serve.pb import grpc_service_pb2 as pb
 from serve.rpc.options import MAX_TEXT, decode_options, effective_timeout_ns, region_part
-from serve.runtime.api import NODE_IDS, InferCall, InferResult, ModelInfo, Tensor, TensorSpec
-from serve.runtime.regions import RegionPart, Regions
-from serve.wire import (
+from serve.server.api import NODE_IDS, InferCall, InferResult, ModelInfo, Tensor, TensorSpec
+from serve.server.regions import RegionPart, Regions
+from serve.wire.messages import (
     DATATYPES,
     REGION,
     Datatype,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from serve.obs.record import ServerRun
 from serve.pb import gnnserve_pb2, model_config_pb2
 from serve.pb import grpc_service_pb2 as pb
-from serve.runtime.api import GraphInfo, ModelEstimate, ModelInfo
+from serve.server.api import GraphInfo, ModelEstimate, ModelInfo
 
 PLATFORM = "pytorch_safetensors"
 BACKEND = "gnnserve"

@@ -1,6 +1,6 @@
 """A request in flight, as far as cancelling goes."""
 
-from serve.runtime.api import Ticket
+from serve.server.api import Ticket
 
 
 class Flight:

@@ -14,7 +14,7 @@ from serve.errors import Unsupported
 from serve.pb import POOL
 from serve.rpc.refusals import MALFORMED, Refusals
 from serve.rpc.status import abort
-from serve.wire import WireError
+from serve.wire.messages import WireError
 
 Behavior = Callable[[Any, grpc.ServicerContext], Any]
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from serve.errors import DeadlineExceeded, InvalidInput, NotFound, Unsupported
-from serve.runtime.regions import RegionPart, Regions
-from serve.wire import REGION, REGION_OFFSET, REGION_SIZE, ParameterValue, Unsigned
+from serve.server.regions import RegionPart, Regions
+from serve.wire.messages import REGION, REGION_OFFSET, REGION_SIZE, ParameterValue, Unsigned
 
 #: Parameters as they came: by name, None where nothing is held.
 Parameters = Mapping[str, ParameterValue | None]

@@ -18,7 +18,8 @@ from serve.errors import ConfigError, NotReady
 from serve.obs.record import ServerRun
 from serve.pb import POOL
 from serve.pb import gnnserve_pb2 as _gnnserve_pb2  # noqa: F401  registers the service
-from serve.rpc import own, service
+from serve.rpc import service
+from serve.rpc import gnnserve_service as own
 from serve.rpc.allotment import HEALTH, MAX_REFLECTIONS, MAX_STREAMS, MAX_WATCHERS, Allotment
 from serve.rpc.gate import Gate
 from serve.rpc.handlers import service_handler
@@ -27,11 +28,11 @@ from serve.rpc.open_calls import OpenCalls, limited, watched
 from serve.rpc.refusals import Refusals
 from serve.rpc.threads import RECEIVE_S, CallThreads
 from serve.rpc.watchdog import Watchdog
-from serve.runtime.api import Inference
-from serve.runtime.clock import now_ns
-from serve.runtime.overhead import Arrays, Send
-from serve.runtime.regions import Regions
-from serve.wire import INFER_METHOD, MAX_MESSAGE_BYTES, encode_request
+from serve.server.api import Inference
+from serve.server.clock import now_ns
+from serve.server.learning.alone import Arrays, Send
+from serve.server.regions import Regions
+from serve.wire.messages import INFER_METHOD, MAX_MESSAGE_BYTES, encode_request
 
 #: After the last answer is out, new requests are refused for this long before the connections
 #: close: gRPC ends calls that reach it while it closes with CANCELLED, and clients that were

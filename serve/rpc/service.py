@@ -2,7 +2,7 @@
 
 A request's way through here: decode, validate (``convert``), submit to the engine, wait for the
 ticket, encode. Messages of ModelInfer and ModelStreamInfer are handled as bytes, see
-``serve.wire``. Methods that are missing here answer UNIMPLEMENTED (``handlers``).
+``serve.wire.messages``. Methods that are missing here answer UNIMPLEMENTED (``handlers``).
 """
 
 from collections.abc import Callable, Iterator
@@ -21,10 +21,10 @@ from serve.rpc.open_calls import OpenCalls
 from serve.rpc.statistics import Statistics
 from serve.rpc.stream import Stream
 from serve.rpc.workers import Workers
-from serve.runtime.api import InferCall, Inference, ModelInfo, Ticket
-from serve.runtime.clock import now_ns
-from serve.runtime.regions import Regions
-from serve.wire import WireRequest, decode_request
+from serve.server.api import InferCall, Inference, ModelInfo, Ticket
+from serve.server.clock import now_ns
+from serve.server.regions import Regions
+from serve.wire.messages import WireRequest, decode_request
 
 NAME = "inference.GRPCInferenceService"
 #: Methods whose messages are handled as bytes.

@@ -10,7 +10,7 @@ from typing import NoReturn
 import grpc
 
 from serve.errors import ErrorCode, InvariantViolation, QueueFull, ServeError
-from serve.wire import WireError
+from serve.wire.messages import WireError
 
 _CODES = {code: grpc.StatusCode[code.status] for code in ErrorCode}
 

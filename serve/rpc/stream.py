@@ -18,8 +18,8 @@ from serve.rpc.flight import Flight
 from serve.rpc.gate import Gate
 from serve.rpc.status import status_of
 from serve.rpc.workers import Workers
-from serve.runtime.clock import now_ns
-from serve.wire import Failure, ParameterValue, WireRequest, decode_request, encode_stream_answer
+from serve.server.clock import now_ns
+from serve.wire.messages import Failure, ParameterValue, WireRequest, decode_request, encode_stream_answer
 
 #: (request, arrived_ns, flight) to the serialized response.
 Infer = Callable[[WireRequest, int, Flight], bytes]

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from serve.rpc import service
-from serve.runtime.clock import now_ns
+from serve.server.clock import now_ns
 
 _log = logging.getLogger(__name__)
 

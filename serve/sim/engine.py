@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from serve.core.blame import violation_cause
+from serve.core.rules.cause import violation_cause
 from serve.core.commands import (
     AnswerTask,
     Command,
@@ -34,7 +34,7 @@ from serve.core.events import (
     TaskPrepared,
     Tick,
 )
-from serve.core.fleet import Fleet, make_scheduler
+from serve.core.fleet.fleet import Fleet, make_scheduler
 from serve.core.params import SchedulerParams
 from serve.core.scheduler import Scheduler
 from serve.core.types import Completed, FailReason, LaneId, Nanos, Task, TaskId, Usage

@@ -19,7 +19,7 @@ from serve.core.events import (
     TaskFinished,
     TaskPrepared,
 )
-from serve.core.fleet import make_scheduler
+from serve.core.fleet.fleet import make_scheduler
 from serve.core.types import Bytes, Estimate, LaneId, Nanos, Task, TaskId
 from serve.errors import ConfigError
 from serve.journal import AnswerLeft, Journal, commands_of, encode_commands

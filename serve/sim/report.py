@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from serve.core.blame import CAUSES
+from serve.core.rules.cause import CAUSES
 from serve.core.types import Completed, Nanos, Outcome, Rejected, Task
 
 

@@ -12,7 +12,7 @@ from bench.peers import __main__ as peers
 from bench.peers.stock import StockModels
 from bench.solo import Solo, messages_of
 from bench.undisturbed import Undisturbed
-from serve.wire import decode_response, encode_request
+from serve.wire.messages import decode_response, encode_request
 from serve.workload import PoolSpec
 
 NEEDS = {"FastAPI, 2 workers": "fastapi", "mosec, 2 workers": "mosec"}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from loadgen.measure import Sample, summarise
 from loadgen.show import show_summary
 from serve import cli
-from serve.runtime.api import ModelEstimate
+from serve.server.api import ModelEstimate
 from serve.steps import Steps
 from serve.terminal import Console
 from serve.workload import TraceHeader

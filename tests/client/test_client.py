@@ -32,7 +32,7 @@ from serve.client.streaming import StreamBook
 from serve.errors import ModelError, QueueFull, TooBig
 from serve.pb import grpc_service_pb2 as pb
 from serve.pb import grpc_service_pb2_grpc
-from serve.runtime.regions import RegionPart
+from serve.server.regions import RegionPart
 from tests.rpc.conftest import REPORT
 from tests.rpc.fakes import CLASSES, FEATURES
 from tests.waiting import PATIENCE_S
@@ -429,7 +429,7 @@ def test_shared_memory_that_cannot_be_had_is_told(make, target):
 def test_importing_the_client_is_cheap():
     script = (
         "import sys, serve.client\n"
-        "heavy = {'torch', 'torch_geometric', 'serve.core', 'serve.runtime', 'serve.rpc'}\n"
+        "heavy = {'torch', 'torch_geometric', 'serve.core', 'serve.server', 'serve.rpc'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -1,6 +1,6 @@
 import pytest
 
-from serve.core.blame import CAUSES, violation_cause
+from serve.core.rules.cause import CAUSES, violation_cause
 from serve.core.types import Completed, GroupId, LaneId, Nanos, Placement, Timeline
 from tests.builders import MS, US, task, usage
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from serve.core.board import Board
-from serve.core.company import ends_ns
+from serve.core.state.device_state import Board
+from serve.core.rules.interference import ends_ns
 from serve.core.events import SlowdownChanged
-from serve.core.plan import Plan
+from serve.core.state.plan import Plan
 from serve.core.policies import get_policy
-from serve.core.record import Record
+from serve.core.state.record import Record
 from serve.core.types import LaneId, Nanos, TaskId
 from tests.builders import MS, US, device, params, task
 from tests.core.world import World, ready

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve.core.demand import RECENT, Demand, WorkByTarget, target_class
+from serve.core.rules.demand import RECENT, Demand, WorkByTarget, target_class
 from serve.core.types import Nanos
 from serve.sim.engine import simulate
 from tests.builders import MS, params

@@ -7,7 +7,7 @@ import pytest
 from serve.core.commands import LaunchTask
 from serve.core.disciplines import DISCIPLINES
 from serve.core.events import DrainStarted, TaskPrepared
-from serve.core.fleet import Fleet, make_scheduler
+from serve.core.fleet.fleet import Fleet, make_scheduler
 from serve.core.scheduler import Scheduler
 from serve.core.types import Completed, LaneId, Rejected, RejectReason, TaskId
 from serve.errors import InvariantViolation

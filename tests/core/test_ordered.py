@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve.core.ordered import SortedKeys
+from serve.core.state.ordered import SortedKeys
 
 
 @given(
@@ -32,7 +32,7 @@ def test_behaves_as_a_sorted_list(monkeypatch_buckets, values, removed, count, b
 def monkeypatch_buckets():
     """Buckets of three, so that splits and empties happen."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("serve.core.ordered._BUCKET", 3)
+        patch.setattr("serve.core.state.ordered._BUCKET", 3)
         yield
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from serve.core.scheduler import Scheduler
-from serve.core.shares import RECENT, Shares
+from serve.core.rules.shares import RECENT, Shares
 from serve.core.types import Completed
 from serve.sim.device import DeviceModel
 from serve.sim.engine import Simulation

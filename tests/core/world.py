@@ -23,7 +23,7 @@ from serve.core.events import (
     TaskPrepared,
     Tick,
 )
-from serve.core.fleet import make_scheduler
+from serve.core.fleet.fleet import make_scheduler
 from serve.core.types import Bytes, Nanos, Task, TaskId
 from tests.builders import usage
 

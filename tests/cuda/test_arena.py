@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from serve.cuda.arena import DeviceArena
-from serve.cuda.library import CUDA_LIBRARY, DEVICE_LIBRARY, library_path, required_path
+from serve.lane.cuda.arena import DeviceArena
+from serve.native_cuda import CUDA_LIBRARY, DEVICE_LIBRARY, library_path, required_path
 from serve.native import COMPILED
 
 pytestmark = pytest.mark.skipif(not COMPILED, reason="the extension was not built")
@@ -138,7 +138,7 @@ def test_the_library_for_cuda_is_named_when_it_is_missing():
 
 
 def test_importing_lanes_does_not_initialise_cuda():
-    code = "import serve.runtime.threads, torch; assert not torch.cuda.is_initialized()"
+    code = "import serve.lane.cuda.lane, torch; assert not torch.cuda.is_initialized()"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

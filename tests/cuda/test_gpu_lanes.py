@@ -16,8 +16,8 @@ import torch
 from bench.gpu import concurrency, equality, kit, staging
 from bench.gpu.kit import Result, Rig
 from bench.gpu.lanes import Lane, at_once, kept_busy
-from serve.cuda import queues
-from serve.cuda.queues import Copies, HostQueue
+from serve.lane.cuda import queues
+from serve.lane.cuda.queues import Copies, HostQueue
 
 WORKSPACE_BYTES = 32 << 20
 

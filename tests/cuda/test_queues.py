@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from serve.cuda import queues
-from serve.cuda.library import CudaError
-from serve.cuda.queues import Copies, CudaQueue, HostQueue, HotRows, Pinned
+from serve.lane.cuda import queues
+from serve.native_cuda import CudaError
+from serve.lane.cuda.queues import Copies, CudaQueue, HostQueue, HotRows, Pinned
 
 
 class Recorder:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from serve.cuda.replays import FixedRun, NoRoom, Replays, RunShape
+from serve.lane.cuda.replays import FixedRun, NoRoom, Replays, RunShape
 
 AFTER = 3
 

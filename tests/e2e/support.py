@@ -14,10 +14,10 @@ import grpc
 import numpy as np
 import torch
 
-from serve.models.loader import LoadedModel, load_model
+from serve.lane.models.loader import LoadedModel, load_model
 from serve.models.repository import find
 from serve.models.writer import write_model
-from serve.wire import INFER_METHOD, Response, decode_response, encode_request
+from serve.wire.messages import INFER_METHOD, Response, decode_response, encode_request
 from tests.e2e import mischief
 from tests.harness import ROOT, ServerProcess
 from tests.outside import PATIENCE_S, is_running, wait_for

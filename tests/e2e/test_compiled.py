@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from serve.client import Client
-from serve.models.executors import with_executor
-from serve.models.executors.check import disagreement
-from serve.models.loader import load_model
-from serve.models.probes import Shape, probe_graph
+from serve.lane.executors import with_executor
+from serve.lane.executors.check import disagreement
+from serve.lane.models.loader import load_model
+from serve.lane.measure.probe_graphs import Shape, probe_graph
 from serve.models.repository import find
-from serve.models.signature import probe_signature
+from serve.lane.measure.probe_signature import probe_signature
 from serve.resources import configs_path
 from tests.e2e.support import assert_equal, random_graph
 from tests.harness import ServerProcess
@@ -48,7 +48,7 @@ def test_a_server_compiles_a_model_and_serves_it(server, reference):
 
 def test_a_package_from_near(server, folder):
     """Agrees everywhere, is used where it may be, borrows its weights, has exact memory."""
-    from serve.models.calibrate import measure_memory
+    from serve.lane.measure.calibrate import measure_memory
 
     spec = find(configs_path() / "models", MODEL)
     eager = load_model(spec)

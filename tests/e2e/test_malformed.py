@@ -10,7 +10,7 @@ import pytest
 
 from serve.pb import grpc_service_pb2 as pb
 from serve.pb import grpc_service_pb2_grpc
-from serve.wire import encode_request
+from serve.wire.messages import encode_request
 from tests.e2e.support import GOOD, assert_answers
 from tests.outside import PATIENCE_S, metric, wait_for
 

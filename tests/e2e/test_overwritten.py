@@ -13,7 +13,7 @@ from tritonclient.utils import InferenceServerException
 
 from serve.pb import grpc_service_pb2 as pb
 from serve.pb import grpc_service_pb2_grpc as stubs
-from serve.wire import encode_request
+from serve.wire.messages import encode_request
 from tests.e2e.support import GOOD, REPOSITORY, Troubled, assert_equal, infer, raw_channel
 from tests.harness import ServerProcess
 from tests.outside import descendants, http_get, metric, wait_for

@@ -8,7 +8,7 @@ import pytest
 from serve.app import Application
 from serve.config import Config, ModelsConfig, ReportConfig, ServerConfig
 from serve.resources import configs_path
-from serve.runtime.engine import Engine
+from serve.server.engine import Engine
 
 
 @pytest.fixture

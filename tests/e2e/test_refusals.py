@@ -13,7 +13,7 @@ import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
 from serve.client import Client
-from serve.wire import encode_request
+from serve.wire.messages import encode_request
 from tests.e2e.support import GOOD, Troubled, assert_answers, infer, random_graph, raw_channel
 from tests.harness import ROOT, ServerProcess
 from tests.outside import PATIENCE_S, metric, row, wait_for

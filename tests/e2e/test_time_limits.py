@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from serve.wire import INFER_METHOD, decode_response, encode_request
+from serve.wire.messages import INFER_METHOD, decode_response, encode_request
 from tests.e2e.support import GOOD, Troubled, assert_equal, infer, raw_channel
 from tests.harness import ServerProcess
 from tests.outside import PATIENCE_S, metric, row, rows, wait_for

@@ -1,7 +1,7 @@
 import pytest
 
 from serve.estimate.calibration import Calibration, Linear, MemoryFit, Ramp, TimeFit
-from serve.models.facts import Signature
+from serve.models.model_signature import Signature
 
 SIGNATURE = Signature(
     num_features=32,

@@ -10,7 +10,7 @@ import pytest
 
 from serve.models import cache as cache_module
 from serve.models.cache import CalibrationCache
-from serve.models.prune import hold, prune
+from serve.models.cache_pruning import hold, prune
 from tests.estimate.conftest import SIGNATURE
 
 
@@ -113,7 +113,7 @@ def test_what_another_process_may_be_writing_stays(tmp_path):
 
 def test_what_a_running_process_holds_stays_until_it_ends(tmp_path):
     path = made(tmp_path, "held.compiled", 64, age_h=9)
-    code = "import sys; from pathlib import Path; from serve.models.prune import hold;"
+    code = "import sys; from pathlib import Path; from serve.models.cache_pruning import hold;"
     code += "print(hold(Path(sys.argv[1])), flush=True); sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", code, str(path)],

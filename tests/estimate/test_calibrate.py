@@ -12,9 +12,9 @@ from bench.architectures import ARCHITECTURES, BOUNDED, NODE_INPUTS, load, wrap
 from serve.errors import ModelError
 from serve.estimate import Calibration, ModelEstimator, Overhead
 from serve.estimate.calibration import Ramp, TimeFit
-from serve.models.calibrate import Allocator, calibrate, measure_memory
-from serve.models.probes import Shape, probe_graph
-from serve.models.tracing import trace
+from serve.lane.measure.calibrate import Allocator, calibrate, measure_memory
+from serve.lane.measure.probe_graphs import Shape, probe_graph
+from serve.lane.measure.tracing import trace
 from tests.metered import run_metered
 
 MAX_BYTES = 1 << 30
@@ -173,11 +173,11 @@ def metered():
     return run_metered("""
         import json, random, torch
         from bench.architectures import load
-        from serve.models.calibrate import Allocator, measure_memory
-        from serve.models.executors import with_executor
-        from serve.models.probes import Shape, probe_graph
+        from serve.lane.measure.calibrate import Allocator, measure_memory
+        from serve.lane.executors import with_executor
+        from serve.lane.measure.probe_graphs import Shape, probe_graph
         from serve.native import Meter
-        from serve.runtime.lane import warm_up
+        from serve.lane.loop import warm_up
         torch.set_num_threads(1)
         meter = Meter.attach()
         rng, left = random.Random(0), []

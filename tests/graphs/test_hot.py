@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from serve.graphs.change import Change
+from serve.graphs.updates import Change
 from serve.graphs.features import FeatureKeeper
-from serve.graphs.hot import HotSet, most_rows, share_memory, slots_bytes
+from serve.graphs.hot_rows import HotSet, most_rows, share_memory, slots_bytes
 from serve.graphs.resident import ResidentGraph
 from serve.graphs.rows import grouped
 
@@ -73,7 +73,7 @@ def test_as_many_rows_as_fit_of_the_highest_degrees(graph, count):
 
 
 def test_the_choice_stays_until_the_table_is_another(graph, monkeypatch):
-    monkeypatch.setattr("serve.graphs.change._LEAST_PATCHED_ROWS", 300)
+    monkeypatch.setattr("serve.graphs.updates._LEAST_PATCHED_ROWS", 300)
     hot = HotSet(memory_for(500))
     first = hot.choice(graph.snapshot)
     graph.update(Change(set_ids=np.arange(5), set_x=np.ones((5, FEATURES), np.float32)))

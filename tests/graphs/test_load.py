@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import save_file
 
 from serve.errors import ConfigError
-from serve.graphs.change import Change
+from serve.graphs.updates import Change
 from serve.graphs.load import OpenOptions, open_dataset, open_graph
 
 EDGES = np.array([[0, 1, 2, 2], [1, 2, 0, 1]])
@@ -45,8 +45,8 @@ def test_the_same_graph_from_every_kind_of_file(tmp_path, kind, mapped):
 
 
 def test_mapped_features_can_change(tmp_path, monkeypatch):
-    monkeypatch.setattr("serve.graphs.change._LEAST_PATCHED_ROWS", 1)
-    monkeypatch.setattr("serve.graphs.change._PATCH_SHARE", 1000)
+    monkeypatch.setattr("serve.graphs.updates._LEAST_PATCHED_ROWS", 1)
+    monkeypatch.setattr("serve.graphs.updates._PATCH_SHARE", 1000)
     graph = opened(write(tmp_path, "folder"), tmp_path, map_above_bytes=0)
     old = graph.snapshot
     new = graph.update(Change(set_ids=np.array([0, 2]), set_x=X[[1, 1]], add_x=X[:1]))

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve.errors import InvalidInput, Mismatch
-from serve.graphs import change as change_module
-from serve.graphs.change import Change
+from serve.graphs import updates as change_module
+from serve.graphs.updates import Change
 from serve.graphs.load import OpenOptions, Parts, held
 
 

@@ -12,9 +12,9 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
-        ("loadgen.run", ("torch", "serve.core", "serve.runtime", "serve.models", "serve.rpc")),
-        ("loadgen.plan", ("torch", "gevent", "locust", "serve.core", "serve.runtime")),
-        ("loadgen.show", ("torch", "gevent", "locust", "serve.core", "serve.runtime")),
+        ("loadgen.run", ("torch", "serve.core", "serve.server", "serve.models", "serve.rpc")),
+        ("loadgen.plan", ("torch", "gevent", "locust", "serve.core", "serve.server")),
+        ("loadgen.show", ("torch", "gevent", "locust", "serve.core", "serve.server")),
         ("serve.workload", ("torch", "numpy", "grpc", "gevent")),
         ("serve.graphs.pool", ("torch", "grpc", "gevent")),
     ],

@@ -16,7 +16,7 @@ from loadgen.show import progress_line, show_summary
 from serve.errors import ConfigError, NotFound
 from serve.graphs.pool import GraphPool
 from serve.terminal import Console
-from serve.wire import decode_request
+from serve.wire.messages import decode_request
 from serve.workload import GraphRef, PoolSpec, Trace, TraceHeader, TraceItem
 
 POOL = PoolSpec(datasets=("pubmed",), count=5, scale=0.02, max_nodes=200, max_edges=1000)

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from serve.models.community import community_graph, labelled
-from serve.models.loader import load_model
+from serve.lane.models.loader import load_model
 from serve.models.repository import ModelSpec, find, scan
-from serve.models.signature import probe_signature
+from serve.lane.measure.probe_signature import probe_signature
 
 MODELS = Path(__file__).parents[2] / "configs" / "models"
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from serve.errors import ConfigError, InvalidInput, ModelError
-from serve.models.loader import load_model
+from serve.lane.models.loader import load_model
 from serve.models.repository import find
 
 X, EDGES = torch.randn(5, 9), torch.tensor([[0, 1, 2, 4], [1, 2, 3, 4]])
@@ -163,7 +163,7 @@ def test_lazy_layers_take_their_width_from_the_weights(put):
 # Loads the spec on stdin, reads every weight, says so, and stays until stdin closes.
 OTHER_LANE = """
 import sys, msgspec
-from serve.models.loader import load_model
+from serve.lane.models.loader import load_model
 from serve.models.repository import ModelSpec
 loaded = load_model(msgspec.json.decode(sys.stdin.readline(), type=ModelSpec))
 print(sum(float(p.sum()) for p in loaded.module.parameters()), flush=True)

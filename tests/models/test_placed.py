@@ -6,12 +6,12 @@ from threading import Barrier
 import pytest
 import torch
 
-from serve.cuda.queues import HostQueue
+from serve.lane.cuda.queues import HostQueue
 from serve.models import zoo
-from serve.models.executors.csr import with_csr
-from serve.models.placed import PlacedModel, load_on
+from serve.lane.executors.csr import with_csr
+from serve.lane.cuda.placed_model import PlacedModel, load_on
 from serve.models.repository import find
-from serve.models.signature import probe_inputs
+from serve.lane.measure.probe_signature import probe_inputs
 from serve.models.writer import write_model
 from tests.waiting import PATIENCE_S
 
@@ -45,7 +45,7 @@ def test_lanes_that_share_a_model_do_not_share_what_a_run_remembers(spec, monkey
         sorted_in.append(args[0].shape[1])
         made(self, *args, **named)
 
-    monkeypatch.setattr("serve.models.executors.kernels.Csr.__init__", watched)
+    monkeypatch.setattr("serve.lane.executors.kernels.Csr.__init__", watched)
     together = Barrier(2)
     first = next(m for m in loaded.module.modules() if "forward" in vars(m))
     inner = first.forward

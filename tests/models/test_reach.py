@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch_geometric.nn import APPNP, GATConv, GCNConv, GINConv, SAGEConv
 
-from serve.models.reach import FARTHEST_HOPS, probe_reach
+from serve.lane.measure.hops import FARTHEST_HOPS, probe_reach
 
 
 class Net(torch.nn.Module):

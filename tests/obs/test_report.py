@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from serve.core.blame import CAUSES
+from serve.core.rules.cause import CAUSES
 from serve.obs.read import read_database
 from serve.obs.report import build_report, load_report, report_dict, wilson_interval
 from serve.obs.store import RecordStore

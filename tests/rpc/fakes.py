@@ -8,7 +8,7 @@ import numpy as np
 
 from serve.errors import NotFound, NotReady, RequestCancelled, ServeError
 from serve.obs.record import RequestRecord, ServerRun
-from serve.runtime.api import (
+from serve.server.api import (
     InferCall,
     InferResult,
     ModelEstimate,
@@ -115,7 +115,7 @@ class FakeTicket:
 
 
 class FakeEngine:
-    """Implements ``serve.runtime.api.Inference``."""
+    """Implements ``serve.server.api.Inference``."""
 
     def __init__(self) -> None:
         self.ready = True

@@ -12,7 +12,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from serve.pb import gnnserve_pb2 as own_pb
 from serve.rpc.server import Server
-from serve.wire import INFER_METHOD, STREAM_METHOD, decode_response, encode_request
+from serve.wire.messages import INFER_METHOD, STREAM_METHOD, decode_response, encode_request
 from tests.rpc.fakes import FACTS, FEATURES, FakeEngine
 from tests.rpc.http2 import HEADERS, Http2
 

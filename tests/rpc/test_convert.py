@@ -6,8 +6,8 @@ import pytest
 from serve.errors import DeadlineExceeded, InvalidInput, Unsupported
 from serve.pb import grpc_service_pb2 as pb
 from serve.rpc.convert import decode_call
-from serve.runtime.regions import Regions
-from serve.wire import decode_request, encode_request
+from serve.server.regions import Regions
+from serve.wire.messages import decode_request, encode_request
 from tests.rpc.fakes import FEATURES, model_info
 
 MODEL = model_info(extra=("edge_weight", "edge_attr", "batch"))

@@ -6,12 +6,14 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from serve import native, wire, wire_library
+from serve import native
+from serve.wire import messages as wire
+from serve.wire import protobuf as wire_library
 from serve.pb import gnnserve_pb2 as own
 from serve.pb import grpc_service_pb2 as pb
 from serve.rpc import change
 from serve.rpc.change import parse_update
-from serve.wire import WireError
+from serve.wire.messages import WireError
 
 MIB = 2**20
 #: Field 100 as a varint and as a group, as no message of ours has them.

@@ -14,7 +14,7 @@ from serve.errors import ConfigError, ModelError, NotReady
 from serve.pb import grpc_service_pb2 as pb
 from serve.pb import grpc_service_pb2_grpc
 from serve.rpc.server import Server
-from serve.wire import INFER_METHOD, STREAM_METHOD, decode_response, encode_request
+from serve.wire.messages import INFER_METHOD, STREAM_METHOD, decode_response, encode_request
 from tests.rpc.fakes import FACTS, FEATURES, FakeEngine
 from tests.waiting import PATIENCE_S, eventually
 

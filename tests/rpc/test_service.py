@@ -10,7 +10,7 @@ import pytest
 from serve.errors import InvalidInput, ModelError, QueueFull, RequestCancelled, TooBig
 from serve.pb import gnnserve_pb2
 from serve.pb import grpc_service_pb2 as pb
-from serve.wire import INFER_METHOD, decode_response, encode_request
+from serve.wire.messages import INFER_METHOD, decode_response, encode_request
 from tests.rpc.fakes import CLASSES, FEATURES
 from tests.waiting import PATIENCE_S, eventually, with_growing_limits
 

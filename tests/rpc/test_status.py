@@ -10,8 +10,8 @@ from serve import client
 from serve.client.errors import error_for
 from serve.errors import InvariantViolation, QueueFull, ServeError
 from serve.rpc.status import INTERNAL_TEXT, MAX_TEXT, status_of
-from serve.runtime.records import refusal_record
-from serve.wire import WireError
+from serve.server.report_rows import refusal_record
+from serve.wire.messages import WireError
 
 EXPECTED = {
     "ConfigError": "INVALID_ARGUMENT",

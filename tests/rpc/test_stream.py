@@ -9,7 +9,7 @@ import pytest
 
 from serve.errors import ModelError, QueueFull
 from serve.pb import grpc_service_pb2 as pb
-from serve.wire import STREAM_METHOD, Failure, decode_stream_answer, encode_request
+from serve.wire.messages import STREAM_METHOD, Failure, decode_stream_answer, encode_request
 from tests.rpc.fakes import FEATURES
 from tests.waiting import PATIENCE_S, eventually
 

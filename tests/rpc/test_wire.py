@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from serve import native, wire, wire_library
+from serve import native
+from serve.wire import messages as wire
+from serve.wire import protobuf as wire_library
 from serve.pb import grpc_service_pb2 as pb
 
 arrays = npst.arrays(

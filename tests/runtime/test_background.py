@@ -12,7 +12,7 @@ from serve.app import calibration_cache, device_of
 from serve.config import load_config
 from serve.errors import ModelError, NotReady
 from serve.models.cache import CalibrationCache
-from serve.runtime.background import BackgroundCompiler
+from serve.server.background import BackgroundCompiler
 from tests.outside import PATIENCE_S, wait_for
 
 

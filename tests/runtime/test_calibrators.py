@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from serve.runtime.messages import LaneStarted, TaskDone
-from serve.runtime.pool import LaneDown
+from serve.ipc.messages import LaneStarted, TaskDone
+from serve.server.lanes.pool import LaneDown
 from tests.e2e.mischief import HOLD
 from tests.outside import PATIENCE_S, wait_for
 from tests.runtime.test_pool import LANES, Talk

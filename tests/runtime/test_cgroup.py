@@ -5,8 +5,8 @@ import os
 import pytest
 
 from serve.config import DeviceConfig
-from serve.runtime.cgroup import Limits, find_limits
-from serve.runtime.device import find_device
+from serve.server.cgroup import Limits, find_limits
+from serve.server.device import find_device
 
 GIB = 1 << 30
 V2 = "30 24 0:26 {root} /sys/fs/cgroup rw,relatime - cgroup2 cgroup2 rw"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from serve.runtime.device import Device
+from serve.server.device import Device
 
 
 @pytest.mark.parametrize(

@@ -16,14 +16,14 @@ from serve.app import calibration_cache, device_of
 from serve.config import load_config
 from serve.core.types import LaneId
 from serve.errors import NotReady, TooBig
-from serve.graphs.change import Change
+from serve.graphs.updates import Change
 from serve.graphs.snapshot import Snapshot
 from serve.journal import decode
 from serve.obs.journal import JournalWriter
-from serve.runtime.api import InferCall, Tensor
-from serve.runtime.engine import Engine
-from serve.runtime.entry import DevicePlace
-from serve.runtime.messages import MemoryTaken
+from serve.server.api import InferCall, Tensor
+from serve.server.engine import Engine
+from serve.lane.start import DevicePlace
+from serve.ipc.messages import MemoryTaken
 from serve.sim.replay import first_difference, recorded
 from tests.e2e.support import FEATURES, Graph, Reference, assert_equal
 from tests.outside import PATIENCE_S, wait_for
@@ -112,7 +112,7 @@ def served(trouble, tmp_path_factory):
     found = Served(trouble, tmp_path_factory.mktemp("devices"))
     with pytest.MonkeyPatch.context() as patch:
         # Memory for hot rows is taken in pieces that all of these small graphs would fit into.
-        patch.setattr("serve.graphs.hot._SEGMENT_BYTES", 512)
+        patch.setattr("serve.graphs.hot_rows._SEGMENT_BYTES", 512)
         found.engine.start()
     found.engine.open()
     yield found
@@ -224,7 +224,7 @@ def test_lanes_gather_features_of_resident_graphs(served, gathers, reference, na
 
 def test_changes_are_seen_at_once_and_whole(served, gathers, reference, monkeypatch):
     """Patches, and features written anew as these grow, while requests come."""
-    monkeypatch.setattr("serve.graphs.change._LEAST_PATCHED_ROWS", 400)
+    monkeypatch.setattr("serve.graphs.updates._LEAST_PATCHED_ROWS", 400)
     x, ids = served.x["floats"].copy(), np.arange(0, NODES, 7)
     before = served.engine._graphs.get("floats").snapshot.x
     versions = {1: x}

@@ -30,11 +30,11 @@ from serve.estimate.estimator import ModelEstimator
 from serve.journal import AnswerLeft, commands_of, decode
 from serve.models.cache import CalibrationCache
 from serve.obs.journal import JournalWriter
-from serve.runtime.api import InferCall, Tensor
-from serve.runtime.engine import Engine
-from serve.runtime.messages import MAX_PACKET_BYTES, decode_from_lane
-from serve.runtime.overhead import IDLE_NS
-from serve.runtime.ticket import RequestTicket
+from serve.server.api import InferCall, Tensor
+from serve.server.engine import Engine
+from serve.ipc.messages import MAX_PACKET_BYTES, decode_from_lane
+from serve.server.learning.alone import IDLE_NS
+from serve.server.ticket import RequestTicket
 from serve.sim.replay import first_difference, recorded
 from tests.e2e.mischief import HOLD, RAISE, SLEEP
 from tests.e2e.support import Graph, random_graph
@@ -130,7 +130,7 @@ def test_only_a_request_alone_on_an_idle_server_teaches_a_solo_time(
         for ticket in (joined, engine.submit(call(trouble.graph(num_nodes=12)))):
             threads.submit(ticket.result)
     # However long it takes to send the next one: it comes right after.
-    monkeypatch.setattr("serve.runtime.driver.IDLE_NS", int(PATIENCE_S * 1e9))
+    monkeypatch.setattr("serve.server.driver.IDLE_NS", int(PATIENCE_S * 1e9))
     engine.submit(call(trouble.graph(num_nodes=12))).result()
     assert [record.alone for record in records] == [True, False, False, False]
     taught = []

@@ -12,10 +12,10 @@ import pytest
 
 from serve.core.types import FailReason, LaneState
 from serve.errors import DeadlineExceeded
-from serve.runtime import messages
-from serve.runtime.driver import EXIT_BUG
-from serve.runtime.looks import look
-from serve.runtime.messages import TaskDone, TaskError
+from serve.ipc import messages
+from serve.server.driver import EXIT_BUG
+from serve.server.lanes.looks import look
+from serve.ipc.messages import TaskDone, TaskError
 from tests.e2e.mischief import DOZE_ONCE
 from tests.harness import ROOT
 from tests.outside import PATIENCE_S, wait_for
@@ -23,8 +23,8 @@ from tests.runtime.test_engine import call, start
 
 DRIVER = """
 import threading
-from serve.runtime.driver import Driver
-from serve.runtime.records import Scheduling
+from serve.server.driver import Driver
+from serve.server.report_rows import Scheduling
 from tests.builders import params
 
 class Pool:
@@ -78,7 +78,7 @@ def test_a_lane_that_says_what_cannot_be_is_lost_and_its_request_runs_again(
     engine, trouble, monkeypatch, lie
 ):
     # Restarted at once, however many lanes were lost before.
-    monkeypatch.setattr("serve.runtime.successors._HEALTHY_AFTER_NS", 0)
+    monkeypatch.setattr("serve.server.lanes.successors._HEALTHY_AFTER_NS", 0)
     lies = [lie]
     decode = messages.decode_from_lane
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from serve.models import zoo
-from serve.models.loader import LoadedModel
+from serve.lane.models.loader import LoadedModel
 from serve.models.repository import find
 from serve.models.writer import write_model
-from serve.runtime import messages
-from serve.runtime.messages import LoadModel, MemoryTaken, ModelLoaded
-from serve.runtime.threads import Device
+from serve.ipc import messages
+from serve.ipc.messages import LoadModel, MemoryTaken, ModelLoaded
+from serve.lane.cuda.lane import Device
 from tests.runtime.test_replays import ARGS, Rig
 
 ROOM_BYTES = 1 << 20

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from serve.cuda import queues
-from serve.models.executors import kernels
-from serve.runtime import threads
-from serve.runtime.entry import DevicePlace, LaneSetup
-from serve.runtime.messages import HotRef, TableRef
-from serve.runtime.threads import Device
+from serve.lane.cuda import queues
+from serve.lane.executors import kernels
+from serve.lane.cuda import lane as threads
+from serve.lane.start import DevicePlace, LaneSetup
+from serve.ipc.messages import HotRef, TableRef
+from serve.lane.cuda.lane import Device
 from tests.outside import wait_for
 
 POOL_BYTES = 1 << 16

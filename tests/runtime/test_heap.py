@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from serve.runtime.heap import Heap, private_bytes
-from serve.runtime.processes import LANE_ENVIRONMENT
+from serve.lane.heap import Heap, private_bytes
+from serve.server.lanes.processes import LANE_ENVIRONMENT
 
 #: 100 MiB in small blocks, freed: what of it is still resident, in MiB, after both heaps tidied up.
 FREE = """
-from serve.runtime.heap import Heap, private_bytes
+from serve.lane.heap import Heap, private_bytes
 small, large = Heap(16 << 20), Heap(256 << 20)
 for heap in (small, large):
     heap.settle()

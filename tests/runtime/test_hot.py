@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from serve.cuda.queues import HostQueue
+from serve.lane.cuda.queues import HostQueue
 from serve.graphs.features import FeatureKeeper, MemoryFile, memory_file
-from serve.graphs.hot import slots_bytes
-from serve.runtime.hot import HotKeeper
-from serve.runtime.messages import HotHeld, HotRef, TableRef
-from serve.runtime.tables import Tables
+from serve.graphs.hot_rows import slots_bytes
+from serve.lane.cuda.hot_rows import HotKeeper
+from serve.ipc.messages import HotHeld, HotRef, TableRef
+from serve.lane.cuda.tables import Tables
 from tests.outside import PATIENCE_S
 from tests.runtime.test_tables import FakePinned
 
@@ -63,7 +63,7 @@ def kept(rows):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "uint8"])
 def test_the_rows_are_those_of_the_table(offers, dtype, monkeypatch):
-    monkeypatch.setattr("serve.runtime.hot._PART_BYTES", 50)
+    monkeypatch.setattr("serve.lane.cuda.hot_rows._PART_BYTES", 50)
     table = offers.table(0 if dtype == "uint8" else 0.5, dtype=dtype.replace("uint8", "float32"))
     assert table.dtype == dtype
     hot = offers.hot([3, 4, 17, 39], table)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from serve.errors import ModelError
-from serve.runtime.interference import is_news, learn_interference
+from serve.server.learning.beside import is_news, learn_interference
 from tests.waiting import PATIENCE_S
 
 #: Reserved for each node of a probe.

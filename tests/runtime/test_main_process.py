@@ -5,7 +5,7 @@ import sys
 
 CODE = """
 import sys
-import serve.app, serve.cli, serve.client, serve.obs.cli_report, serve.runtime.engine
+import serve.app, serve.cli, serve.client, serve.obs.cli_report, serve.server.engine
 heavy = {"torch", "torch_geometric", "pandas", "matplotlib", "scipy"} & sys.modules.keys()
 assert not heavy, f"imported: {heavy}"
 """
@@ -17,7 +17,7 @@ def test_importing_the_server_imports_no_torch():
 
 LANE = """
 import sys
-from serve.runtime import preload
+from serve.lane import preload
 import torch, torch_geometric
 assert "torch._dynamo" not in sys.modules
 # Whoever needs it gets it: PyG when asked about a compiled model, torch when it compiles.

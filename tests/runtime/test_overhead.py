@@ -8,8 +8,8 @@ import pytest
 from serve.errors import NotReady
 from serve.estimate.estimator import ModelEstimator, Overhead
 from serve.obs.record import RequestRecord
-from serve.runtime import overhead as module
-from serve.runtime.overhead import LoneRequests
+from serve.server.learning import alone as module
+from serve.server.learning.alone import LoneRequests
 from tests.estimate.conftest import SIGNATURE, calibration
 
 __all__ = ["calibration"]

@@ -5,12 +5,12 @@ import sys
 
 import pytest
 
-from serve.runtime.pages import heap_parts
+from serve.server.pages import heap_parts
 
 MIB = 1 << 20
 SCRIPT = """
 from pathlib import Path
-from serve.runtime.pages import use_huge_pages
+from serve.server.pages import use_huge_pages
 keep = [bytes([i % 256]) * 1000 for i in range(30_000)]
 huge_bytes = use_huge_pages()
 assert all(one == bytes([i % 256]) * 1000 for i, one in enumerate(keep))

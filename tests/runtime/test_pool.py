@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from serve import native
 from serve.core.types import LaneId, LaneState, TaskId
 from serve.errors import NotReady
-from serve.models.facts import Signature
+from serve.models.model_signature import Signature
 from serve.models.repository import find
-from serve.runtime import processes
-from serve.runtime.entry import DevicePlace
-from serve.runtime.messages import (
+from serve.server.lanes import processes
+from serve.lane.start import DevicePlace
+from serve.ipc.messages import (
     LaneStarted,
     LoadModel,
     ModelFailed,
@@ -37,9 +37,9 @@ from serve.runtime.messages import (
     TensorRef,
     encode,
 )
-from serve.runtime.pool import LaneDown, LanePool, LaneUp
-from serve.runtime.processes import allocator_facts, lane_environment
-from serve.runtime.shm import SharedPool
+from serve.server.lanes.pool import LaneDown, LanePool, LaneUp
+from serve.server.lanes.processes import allocator_facts, lane_environment
+from serve.ipc.shared_pool import SharedPool
 from tests.e2e.mischief import (
     DEAF,
     GARBAGE,
@@ -72,8 +72,8 @@ with open("{log}", "a") as log:
     print(__name__, file=log)
 if __name__ == "__main__":
     import os
-    from serve.runtime.pool import LanePool, LaneUp
-    from serve.runtime.shm import SharedPool
+    from serve.server.lanes.pool import LanePool, LaneUp
+    from serve.ipc.shared_pool import SharedPool
 
     shared = SharedPool(1 << 20)
     pool = LanePool(((min(os.sched_getaffinity(0)),),), shared, keep_bytes=0)
@@ -147,7 +147,7 @@ class Talk:
 @pytest.fixture
 def talk(cores, monkeypatch):
     # Runs that are stopped end by themselves, however long that takes.
-    monkeypatch.setattr("serve.runtime.pool._STOP_GRACE_NS", int(PATIENCE_S * 1e9))
+    monkeypatch.setattr("serve.server.lanes.pool._STOP_GRACE_NS", int(PATIENCE_S * 1e9))
     found = Talk(cores).start()
     yield found
     found.end()
@@ -213,7 +213,7 @@ def test_a_model_that_does_not_load_is_told(talk, trouble):
 
 
 def test_a_dead_lane_is_missed_and_comes_back_later_each_time(talk, caplog):
-    caplog.set_level(logging.WARNING, "serve.runtime.successors")
+    caplog.set_level(logging.WARNING, "serve.server.lanes.successors")
     lane_id, other = LANES
     untouched = talk.pool.pids()[other]
     for restarts in (1, 2, 3):
@@ -259,7 +259,7 @@ def mute_pool(monkeypatch):
     pool = LanePool(((),), shared, keep_bytes=0)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     kills = []
-    monkeypatch.setattr("serve.runtime.processes.kill", kills.append)
+    monkeypatch.setattr("serve.server.lanes.processes.kill", kills.append)
     (host,) = pool._hosts
     pool._adopt(host, SimpleNamespace(pid=os.getpid()), [ours])
     yield pool, theirs, kills
@@ -317,7 +317,7 @@ def test_a_lane_that_never_stops_talking_is_not_listened_to_for_ever(mute_pool):
 
 def test_a_process_that_does_not_even_die_is_given_up(mute_pool, monkeypatch):
     pool, theirs, _ = mute_pool
-    monkeypatch.setattr("serve.runtime.pool._GONE_AFTER_NS", 0)
+    monkeypatch.setattr("serve.server.lanes.pool._GONE_AFTER_NS", 0)
     freed = []
     monkeypatch.setattr(pool._successors, "follow", lambda host, process: freed.append(process))
     theirs.send(b"no packet")
@@ -353,7 +353,7 @@ def test_who_listens_to_lanes_never_waits_for_a_fork_server(talk, trouble):
 
 
 def test_a_fork_server_that_does_not_answer_is_replaced(talk, monkeypatch):
-    monkeypatch.setattr("serve.runtime.processes._FORK_WAIT_S", 0.5)
+    monkeypatch.setattr("serve.server.lanes.processes._FORK_WAIT_S", 0.5)
     before = talk.pool.pids()
     (server,) = {_parent(pid) for pid in before.values()}
     os.kill(server, signal.SIGSTOP)
@@ -447,7 +447,7 @@ def test_a_stop_that_comes_before_the_run_ends_it_too(talk, trouble):
 
 
 def test_a_run_that_does_not_end_when_stopped_costs_its_lane(talk, trouble, monkeypatch):
-    monkeypatch.setattr("serve.runtime.pool._STOP_GRACE_NS", 100_000_000)
+    monkeypatch.setattr("serve.server.lanes.pool._STOP_GRACE_NS", 100_000_000)
     talk.load(trouble)
     with trouble.holding():
         talk.run(DEAF)
@@ -536,7 +536,7 @@ def test_what_changes_the_allocator_changes_its_facts(monkeypatch):
 
 
 def test_without_the_meter_lanes_start_all_the_same_and_the_log_says_so(monkeypatch, caplog):
-    caplog.set_level(logging.WARNING, "serve.runtime.pool")
+    caplog.set_level(logging.WARNING, "serve.server.lanes.pool")
     monkeypatch.setenv("LD_PRELOAD", "")
     monkeypatch.setattr(native, "meter_library_path", lambda: None)
     with lane_environment():

@@ -1,4 +1,4 @@
-from serve.runtime.quarantine import Quarantine
+from serve.server.quarantine import Quarantine
 
 SECOND_NS = 1_000_000_000
 

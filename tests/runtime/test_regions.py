@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from serve.errors import AlreadyExists, InvalidInput, NotFound, QueueFull, Unsupported
-from serve.runtime import regions as module
-from serve.runtime.regions import PIECE_BYTES, Regions
+from serve.server import regions as module
+from serve.server.regions import PIECE_BYTES, Regions
 from tests.runtime.conftest import assert_nothing_more_is_held, held_by_this_process
 
 SIZE = 2 * PIECE_BYTES + 4096

@@ -17,10 +17,10 @@ from serve.errors import ConfigError, ModelError, NotFound, NotReady
 from serve.models import copies
 from serve.models.cache import CalibrationCache
 from serve.models.copies import OwnFiles
-from serve.models.loader import load_model
+from serve.lane.models.loader import load_model
 from serve.models.repository import ModelSpec, find
-from serve.runtime.messages import LoadModel
-from serve.runtime.registry import Registry
+from serve.ipc.messages import LoadModel
+from serve.server.catalogue import Registry
 from tests.estimate.conftest import SIGNATURE
 from tests.estimate.conftest import calibration as _calibration
 

@@ -14,10 +14,10 @@ from serve.config import load_config
 from serve.core.lifecycle import State
 from serve.estimate.estimator import ModelEstimator
 from serve.models.writer import write_model
-from serve.runtime.api import InferCall, Tensor
-from serve.runtime.clock import now_ns
-from serve.runtime.engine import Engine
-from serve.runtime.regions import Regions
+from serve.server.api import InferCall, Tensor
+from serve.server.clock import now_ns
+from serve.server.engine import Engine
+from serve.server.regions import Regions
 from tests.e2e.support import Graph
 from tests.outside import PATIENCE_S, wait_for
 from tests.runtime import changeling

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from serve.cuda.library import CudaError
-from serve.cuda.queues import HostQueue
+from serve.native_cuda import CudaError
+from serve.lane.cuda.queues import HostQueue
 from serve.estimate.calibration import Calibration
 from serve.models import zoo
 from serve.models.repository import find
-from serve.models.signature import probe_signature
+from serve.lane.measure.probe_signature import probe_signature
 from serve.models.writer import write_model
-from serve.runtime import messages
-from serve.runtime.entry import DevicePlace, LaneSetup
-from serve.runtime.messages import (
+from serve.ipc import messages
+from serve.lane.start import DevicePlace, LaneSetup
+from serve.ipc.messages import (
     LoadModel,
     ModelLoaded,
     Part,
@@ -26,8 +26,8 @@ from serve.runtime.messages import (
     TaskDone,
     TensorRef,
 )
-from serve.runtime.stopping import StopWord
-from serve.runtime.threads import Device, ThreadLane
+from serve.ipc.stop_word import StopWord
+from serve.lane.cuda.lane import Device, ThreadLane
 
 FEATURES, CLASSES = 6, 3
 ARGS = {
@@ -217,7 +217,7 @@ def test_calibration_tells_up_to_which_size_replaying_gains(rig, spec, monkeypat
         raced.append((model.executor, recorder))
         return 1152
 
-    monkeypatch.setattr("serve.runtime.threads.replay_most", race)
+    monkeypatch.setattr("serve.lane.cuda.lane.replay_most", race)
     said = rig.lane._probe(ProbeModel(spec, 0.1, 64 << 20, "csr"))
     found = msgspec.msgpack.decode(said.calibration, type=Calibration)
     # The executor that was chosen, in the lane's own memory.

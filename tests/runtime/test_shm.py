@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from serve.runtime.shm import TENSOR_ALIGNMENT_BYTES, SharedPool, map_pool
+from serve.ipc.shared_pool import TENSOR_ALIGNMENT_BYTES, SharedPool, map_pool
 
 
 @pytest.fixture

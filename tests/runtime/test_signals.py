@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from serve.runtime.signals import DRAINING, IGNORED
+from serve.server.signals import DRAINING, IGNORED
 from tests.outside import PATIENCE_S
 
 CHILD = """
 import logging, sys, time
-from serve.runtime.signals import StopSignals
+from serve.server.signals import StopSignals
 logging.basicConfig(stream=sys.stdout, level="INFO", format="%(message)s")
 limit_s, hangs, words = float(sys.argv[1]), sys.argv[2], sys.argv[3:]
 

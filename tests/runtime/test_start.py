@@ -5,7 +5,7 @@ import pytest
 from serve.app import calibration_cache, device_of
 from serve.config import load_config
 from serve.errors import NotReady
-from serve.runtime.engine import Engine
+from serve.server.engine import Engine
 from tests.runtime.test_engine import CONFIG
 
 

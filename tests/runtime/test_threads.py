@@ -18,10 +18,10 @@ from serve.core.types import LaneId
 from serve.errors import ModelError
 from serve.estimate.calibration import Calibration
 from serve.models.repository import find
-from serve.runtime.engine import Engine
-from serve.runtime.entry import DevicePlace
-from serve.runtime.interference import is_news
-from serve.runtime.messages import (
+from serve.server.engine import Engine
+from serve.lane.start import DevicePlace
+from serve.server.learning.beside import is_news
+from serve.ipc.messages import (
     LoadModel,
     ModelFailed,
     ModelLoaded,
@@ -31,7 +31,7 @@ from serve.runtime.messages import (
     TaskError,
     UnloadModel,
 )
-from serve.runtime.pool import LaneDown, LaneUp
+from serve.server.lanes.pool import LaneDown, LaneUp
 from tests.e2e.mischief import RAISE
 from tests.outside import PATIENCE_S, is_running, wait_for
 from tests.runtime.test_engine import CONFIG, call

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from serve.runtime.yielding import Yielding
+from serve.server.lanes.yielding import Yielding
 from tests.outside import descendants, wait_for
 
 

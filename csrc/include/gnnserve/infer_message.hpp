@@ -21,7 +21,7 @@
 
 namespace gnnserve {
 
-// Limits of a message, as in serve/wire_library.py, which refuses what is beyond them in words.
+// Limits of a message, as in serve/wire/protobuf.py, which refuses what is beyond them in words.
 inline constexpr std::size_t kMostHeadBytes = 16 * 1024;
 inline constexpr std::size_t kMostTensors = 16;
 inline constexpr std::size_t kMostParameters = 64;

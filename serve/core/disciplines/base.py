@@ -4,8 +4,8 @@ from typing import Protocol
 
 import msgspec
 
-from serve.core.board import Board
-from serve.core.record import Record, Run
+from serve.core.state.device_state import Board
+from serve.core.state.record import Record, Run
 from serve.core.registry import Registry
 from serve.core.types import Nanos
 

@@ -1,10 +1,10 @@
 """Who may launch next in plan order; shared by the disciplines without a barrier."""
 
-from serve.core.board import Board
-from serve.core.company import company_on
+from serve.core.state.device_state import Board
+from serve.core.rules.interference import company_on
 from serve.core.disciplines.base import WAIT, Launch, Wait
 from serve.core.lifecycle import State
-from serve.core.record import Record
+from serve.core.state.record import Record
 from serve.core.types import Nanos
 
 #: When so many had better not join those that execute, no more are asked: each costs about 10 µs.

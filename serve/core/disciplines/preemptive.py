@@ -5,7 +5,7 @@ lanes than it executes tasks at once. The policy says who is more urgent. Where 
 suspended this is ``rolling``.
 """
 
-from serve.core.board import Board
+from serve.core.state.device_state import Board
 from serve.core.disciplines.base import (
     WAIT,
     Launch,
@@ -16,8 +16,8 @@ from serve.core.disciplines.base import (
     register_discipline,
 )
 from serve.core.disciplines.order import next_launch
-from serve.core.packing import DEFAULT_PRIORITY, urgency
-from serve.core.record import Record, Run
+from serve.core.rules.packing import DEFAULT_PRIORITY, urgency
+from serve.core.state.record import Record, Run
 from serve.core.types import Nanos
 
 

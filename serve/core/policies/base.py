@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from serve.core.ordered import Key, SortedKeys
+from serve.core.state.ordered import Key, SortedKeys
 from serve.core.registry import Registry
 from serve.core.types import Capacity, Group, Nanos, Task
 
 if TYPE_CHECKING:
-    from serve.core.record import Record, Run
+    from serve.core.state.record import Record, Run
 
 
 class Contender(msgspec.Struct, frozen=True):

@@ -7,8 +7,8 @@ here it may be used up.
 
 from collections.abc import Sequence
 
-from serve.core.ordered import Key, SortedKeys
-from serve.core.packing import in_turn, pack, urgency
+from serve.core.state.ordered import Key, SortedKeys
+from serve.core.rules.packing import in_turn, pack, urgency
 from serve.core.policies.base import Policy, register_policy
 from serve.core.types import Capacity, Group, Nanos, Task
 

@@ -7,8 +7,8 @@ that name too.
 
 from collections.abc import Sequence
 
-from serve.core.ordered import Key
-from serve.core.packing import pack, urgency
+from serve.core.state.ordered import Key
+from serve.core.rules.packing import pack, urgency
 from serve.core.policies.base import Policy, register_policy
 from serve.core.types import Capacity, Group, Nanos, Task
 

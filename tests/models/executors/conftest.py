@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from bench.architectures import wrap
-from serve.models.executors import with_executor
-from serve.models.executors.check import disagreement
+from serve.lane.executors import with_executor
+from serve.lane.executors.check import disagreement
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch_geometric.nn import CGConv, GATConv, SAGEConv
 
-from serve.models.executors import choose as choosing
-from serve.models.executors.check import disagreement, takes_narrow_edges
-from serve.models.executors.choose import Options, choose
-from serve.models.executors.csr import CannotRun
-from serve.models.site import Processor
+from serve.lane.executors import choose as choosing
+from serve.lane.executors.check import disagreement, takes_narrow_edges
+from serve.lane.executors.choose import Options, choose
+from serve.lane.executors.csr import CannotRun
+from serve.lane.measure.where_measured import Processor
 
 LIMIT = 1 << 30
 
@@ -66,7 +66,7 @@ def test_falls_back_with_the_reason(fresh, wanted, caplog):
 
 
 def test_an_executor_that_answers_otherwise_never_serves(fresh, monkeypatch):
-    from serve.models.executors.convs import FusedSAGE
+    from serve.lane.executors.convs import FusedSAGE
 
     honest = FusedSAGE.fused
     monkeypatch.setattr(FusedSAGE, "fused", lambda *given: honest(*given) * 1.001)

@@ -2,13 +2,14 @@
 
 import pytest
 
-from serve.models.executors import CannotRun, compiling, with_executor
-from serve.models.executors.compiled import BENEATH
-from serve.models.executors.compiling import compile_apart
-from serve.models.facts import PACKAGED
-from serve.models.loader import load_model
+from serve.lane.executors import CannotRun, with_executor
+from serve.lane.executors import compiling
+from serve.lane.executors.compiled import BENEATH
+from serve.lane.executors.compiling import compile_apart
+from serve.models.model_signature import PACKAGED
+from serve.lane.models.loader import load_model
 from serve.models.repository import find
-from serve.models.signature import probe_signature
+from serve.lane.measure.probe_signature import probe_signature
 from serve.resources import configs_path
 
 

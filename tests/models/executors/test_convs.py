@@ -28,7 +28,7 @@ from torch_geometric.nn import (
     TransformerConv,
 )
 
-from serve.models.executors import kernels
+from serve.lane.executors import kernels
 
 EDGE_DIM = 8  # what bench.architectures.wrap says edge_attr has
 WEIGHTED = ("x", "edge_index", "edge_weight")
@@ -296,8 +296,8 @@ class Halved(LGConv):
 
 @pytest.mark.parametrize("make", [Halved, lambda: CGConv(12)])
 def test_other_messages_keep_their_code(make):
-    from serve.models.executors.graphs import Graphs
-    from serve.models.executors.propagate import Propagated
+    from serve.lane.executors.graphs import Graphs
+    from serve.lane.executors.propagate import Propagated
 
     with pytest.raises(ValueError, match=r"not among those known|its message"):
         Propagated(make().eval(), Graphs())

@@ -3,7 +3,8 @@ import torch
 from torch import nn
 from torch_geometric.nn import CGConv, GCNConv, SAGEConv
 
-from serve.models.executors import CannotRun, kernels
+from serve.lane.executors import CannotRun
+from serve.lane.executors import kernels
 from tests.models.executors.test_convs import CASES
 
 
@@ -72,9 +73,9 @@ def test_without_the_extension_there_is_no_csr(twins, monkeypatch):
 def test_memory_is_linear_in_nodes_and_edges(twins, name):
     """Also for self-loops, which the kernels drop: room is made for all that could stay."""
     from serve.estimate.memory import peak_at
-    from serve.models.calibrate import measure_memory
-    from serve.models.probes import Shape, probe_graph
-    from serve.models.tracing import trace
+    from serve.lane.measure.calibrate import measure_memory
+    from serve.lane.measure.probe_graphs import Shape, probe_graph
+    from serve.lane.measure.tracing import trace
 
     make, options = CASES[name]
     _, other, signature = twins(make, **options)

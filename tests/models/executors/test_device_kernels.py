@@ -7,9 +7,9 @@ is between them and torch. csrc/tests/simt.hpp stands in for CUDA.
 import pytest
 import torch
 
-from serve.cuda.graph_kernels import GraphKernels
-from serve.cuda.library import CudaError, library_path
-from serve.models.executors import kernels
+from serve.lane.cuda.graph_kernels import GraphKernels
+from serve.native_cuda import CudaError, library_path
+from serve.lane.executors import kernels
 from tests.models.executors.test_convs import CASES
 
 SIMT = library_path("libgnnserve_simt.so")
@@ -99,9 +99,9 @@ def test_the_same_graph_has_the_same_answer_bit_by_bit(device, star):
 def test_memory_is_linear_in_nodes_and_edges(on_device, twins):
     """Also where nodes are heavy: they take room whether there are any or not."""
     from serve.estimate.memory import covers, peak_at
-    from serve.models.calibrate import measure_memory
-    from serve.models.probes import Shape, probe_graph
-    from serve.models.tracing import trace
+    from serve.lane.measure.calibrate import measure_memory
+    from serve.lane.measure.probe_graphs import Shape, probe_graph
+    from serve.lane.measure.tracing import trace
 
     make, options = CASES["gat attributed"]
     _, other, signature = twins(make, **options)

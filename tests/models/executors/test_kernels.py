@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from serve.models.executors import kernels
-from serve.models.executors.kernels import Csr
+from serve.lane.executors import kernels
+from serve.lane.executors.kernels import Csr
 
 ROWS, WIDTH, HEADS = 9, 12, 3
 operators = torch.ops.gnnserve

@@ -1,0 +1,1 @@
+"""Several devices: which task goes where, and when it moves."""

@@ -1,0 +1,97 @@
+"""Runs that take far longer than expected: when their lanes are looked at, and what is made of it.
+
+No clock tells whether a run hangs: lanes give way to everything else on the machine, and a run that
+gets no core is late and well. So what counts is what its lane did meanwhile. One that stood still
+between two looks, asleep or stopped, while nothing kept it from going on, goes on no more: its lane
+is lost. One that computes may do so for as long as a run may take, by the time it had a core.
+"""
+
+from enum import Enum
+
+from serve.core.state.device_state import Board
+from serve.core.state.record import Run
+from serve.core.types import LaneLook, LaneState, Nanos
+
+_LEAST_NS, _FACTOR = 1_000_000_000, 50
+#: A run may take so many times its estimate, and at least so long, where nothing else is set.
+_LIMIT_LEAST_NS, _LIMIT_FACTOR = 60_000_000_000, 200
+#: Looks until that limit, at least.
+_LOOKS_TO_LIMIT = 8
+NEVER_NS = Nanos(1 << 62)
+
+
+class Verdict(Enum):
+    """What is to become of a run."""
+
+    GOES_ON = "goes on"
+    STANDS_STILL = "stands still"
+    OVER_LIMIT = "over its limit"
+
+
+class Watch:
+    """When to look at the lanes of a board, and what the looks say."""
+
+    __slots__ = ("_board", "_limit_ns", "next_ns")
+
+    def __init__(self, board: Board, limit_ns: Nanos | None) -> None:
+        """`limit_ns`: what any run may take; None: left to its estimate."""
+        self._board = board
+        self._limit_ns = limit_ns
+        #: Nothing is due before.
+        self.next_ns = NEVER_NS
+
+    def limit_ns(self, run: Run) -> Nanos:
+        """What the run may take."""
+        if self._limit_ns is not None:
+            return self._limit_ns
+        return Nanos(max(_LIMIT_LEAST_NS, _LIMIT_FACTOR * run.run_ns))
+
+    def begins(self, run: Run, now_ns: Nanos) -> None:
+        """The run was launched now."""
+        run.look_ns = self._pause_ns(run)
+        self.goes_on(run, now_ns)
+
+    def goes_on(self, run: Run, now_ns: Nanos) -> None:
+        """The run executes from now on, or still."""
+        due_ns = Nanos(now_ns + run.look_ns - run.executed_ns(now_ns))
+        self.next_ns = min(self.next_ns, due_ns)
+
+    def due(self, now_ns: Nanos) -> list[Run]:
+        """Runs to be looked at now, each again a while later."""
+        self.next_ns = NEVER_NS
+        found = []
+        for run in self._board.busy.values():
+            if not run.executing or run.stopping:
+                continue
+            if run.executed_ns(now_ns) >= run.look_ns:
+                run.look_ns = Nanos(run.executed_ns(now_ns) + self._pause_ns(run))
+                found.append(run)
+            self.goes_on(run, now_ns)
+        return found
+
+    def seen(self, run: Run, look: LaneLook, now_ns: Nanos) -> Verdict:
+        """What comes of a look at the run's lane."""
+        before, run.look = run.look, look
+        executed_ns = run.executed_ns(now_ns)
+        since_ns, run.looked_ns = executed_ns - run.looked_ns, executed_ns
+        if before is None:
+            return Verdict.GOES_ON
+        cpu_ns = max(0, look.cpu_ns - before.cpu_ns)
+        at_rest = look.state in (LaneState.ASLEEP, LaneState.STOPPED)
+        advanced = (look.cpu_ns, look.turns) != (before.cpu_ns, before.turns)
+        run.still_ns = Nanos(run.still_ns + since_ns if at_rest and not advanced else 0)
+        run.taken_ns += min(since_ns, cpu_ns) if look.state is LaneState.BUSY else since_ns
+        patience_ns = self._patience_ns(run)
+        run.overdue = max(2 * run.still_ns, run.taken_ns) >= patience_ns
+        if 2 * run.still_ns >= patience_ns:
+            return Verdict.STANDS_STILL
+        if run.taken_ns >= self.limit_ns(run):
+            return Verdict.OVER_LIMIT
+        return Verdict.GOES_ON
+
+    def _patience_ns(self, run: Run) -> int:
+        """Within so much, one that stands still is noticed: the first half goes unseen."""
+        return max(_LEAST_NS, _FACTOR * run.run_ns)
+
+    def _pause_ns(self, run: Run) -> Nanos:
+        return Nanos(min(self._patience_ns(run) // 2, self.limit_ns(run) // _LOOKS_TO_LIMIT))

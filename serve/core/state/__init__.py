@@ -1,0 +1,1 @@
+"""What the scheduler knows: tasks, plans, memory and progress of each device."""

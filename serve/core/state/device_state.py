@@ -1,0 +1,295 @@
+"""What is decided on: the plan, the lanes and the memory at one moment.
+
+Disciplines read a ``Board`` and propose one move at a time; only the scheduler changes it.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from operator import attrgetter
+
+from serve.core.rules.interference import slowdown_beside
+from serve.core.state.ledger import Ledger
+from serve.core.state.ordered import Key
+from serve.core.params import DeviceFacts
+from serve.core.state.plan import Plan
+from serve.core.policies.base import Contender, Policy
+from serve.core.state.record import Record, Run
+from serve.core.types import ZERO_NS, Estimate, LaneId, Nanos
+from serve.errors import InvariantViolation
+
+#: How a task stands beside others, whatever the policy ranks.
+_FIRST, _AS_RANKED, _LAST = range(3)
+_by_key = attrgetter("key")
+
+
+class Board:
+    """Plan, lanes and memory."""
+
+    __slots__ = (
+        "_arrange",
+        "_at_ns",
+        "_beside_ns",
+        "_full_pace",
+        "_history",
+        "_max_slots",
+        "_pace",
+        "_paces",
+        "_rank_task",
+        "_work_ns",
+        "busy",
+        "can_suspend",
+        "executing_count",
+        "idle",
+        "launch_ns",
+        "ledger",
+        "minds_company",
+        "plan",
+        "slots",
+        "slowdown",
+    )
+
+    def __init__(self, device: DeviceFacts, plan: Plan, policy: Policy) -> None:
+        self.plan = plan
+        self.ledger = Ledger(device.budget_bytes)
+        self.can_suspend = device.can_suspend
+        self.launch_ns = device.launch_ns
+        #: Whether who executes decides if one more is launched; see ``company``.
+        self.minds_company = policy.minds_company and not device.can_suspend
+        #: By number of others that execute; see ``DeviceFacts``.
+        self.slowdown = device.slowdown
+        #: Lanes that are up and hold nothing.
+        self.idle: set[LaneId] = set()
+        #: What each busy lane holds, executing or suspended.
+        self.busy: dict[LaneId, Run] = {}
+        self.executing_count = 0
+        #: Up to `_at_ns`: work that a run which always executed would have done, and the time that
+        #: others would have executed beside it, summed over them. All that execute advance alike.
+        self._work_ns = 0
+        self._beside_ns = 0
+        self._at_ns = Nanos(0)
+        self._max_slots = device.slots
+        #: By number of those that execute, and now.
+        self._paces = self._slowdowns()
+        self._pace = 1.0
+        #: Tasks that may execute at once on the lanes that are up; at least 1, to plan for.
+        self.slots = 1
+        #: The same when all slots execute.
+        self._full_pace = self._paces[-1]
+        self._arrange = policy.arrange
+        self._rank_task = policy.rank
+        #: Since when each (free slots, free memory) held. Long enough to look back over one
+        #: prepare; older entries are lost, and a wait that began before them is cut short.
+        self._history: deque[tuple[Nanos, int, int]] = deque(maxlen=64)
+
+    @property
+    def lanes_up(self) -> int:
+        """Lanes that can work."""
+        return len(self.idle) + len(self.busy)
+
+    @property
+    def open_slots(self) -> int:
+        """Tasks that could execute beside those that do."""
+        return self._max_slots - self.executing_count
+
+    @property
+    def free_slots(self) -> int:
+        """Tasks that could be launched now if memory allows."""
+        lanes, slots = len(self.idle), self._max_slots - self.executing_count
+        return lanes if lanes < slots else slots
+
+    @property
+    def available_bytes(self) -> int:
+        """Memory not reserved; negative after the budget was lowered below its use."""
+        return self.ledger.available_bytes
+
+    def rank(self, record: Record, left_ns: Nanos, now_ns: Nanos) -> tuple[int, Key]:
+        """How urgent the record is beside others with so much run time left, smaller first.
+
+        The policy says so, except that one promoted for waiting too long goes first and one
+        that is answered already goes last. The time left, as alone, is taken as it will be beside
+        as many others as there are slots for.
+        """
+        left_ns = self._paced_ns(left_ns)
+        standing = _FIRST if record.promoted else _LAST if record.state.answered else _AS_RANKED
+        return standing, self._rank_task(record.task, left_ns, now_ns)
+
+    def _paced_ns(self, left_ns: Nanos) -> Nanos:
+        pace = self._full_pace
+        return left_ns if pace == 1.0 else Nanos(int(left_ns * pace))
+
+    def urgent_first(self, joining: Record | None, now_ns: Nanos) -> "list[Run | Record]":
+        """What lanes hold, and one that could be launched, in the order in which slots are given.
+
+        A run is as urgent as its most urgent member.
+        """
+        rank, pace = self._rank_task, self._full_pace
+        done_ns = self._work_ns + self._work_since(now_ns)
+        ranked: list[Contender] = []
+        apart: list[tuple[int, Key, Run | Record]] = []
+        holders: Iterable[Run | Record] = self.busy.values()
+        if joining is not None:
+            holders = [*holders, joining]
+        for holder in holders:
+            if isinstance(holder, Run):
+                left_ns, record = _left_ns(holder, done_ns), holder.members[0]
+                if len(holder.members) > 1:
+                    record = min(holder.members, key=lambda one: self.rank(one, left_ns, now_ns))
+            else:
+                left_ns, record = holder.task.estimate.run_ns, holder
+            if pace != 1.0:
+                left_ns = Nanos(int(left_ns * pace))
+            key = rank(record.task, left_ns, now_ns)
+            if record.promoted or record.state.answered:
+                apart.append((_FIRST if record.promoted else _LAST, key, holder))
+            else:
+                ranked.append(Contender(key, left_ns, holder))
+        ranked.sort(key=_by_key)
+        order = [one.holder for one in self._arrange(ranked, self._max_slots, now_ns)]
+        if apart:
+            apart.sort()
+            order[:0] = [holder for standing, _, holder in apart if standing == _FIRST]
+            order += [holder for standing, _, holder in apart if standing == _LAST]
+        return order
+
+    def lane_up(self, lane_id: LaneId) -> None:
+        """The lane, which was down, can take a run."""
+        self.idle.add(lane_id)
+        self._count_slots()
+
+    def lane_down(self, lane_id: LaneId) -> None:
+        """The lane, which holds nothing, can take no run, if it could before."""
+        self.idle.discard(lane_id)
+        self._count_slots()
+
+    def _count_slots(self) -> None:
+        self.slots = max(1, min(self._max_slots, self.lanes_up))
+
+    def occupy(self, members: tuple[Record, ...], estimate: Estimate, now_ns: Nanos) -> Run:
+        """Give the members an idle lane together, their memory, and a slot to execute in."""
+        lane_id = min(self.idle)
+        run_ns = estimate.run_ns
+        task_id, reserve_bytes = members[0].task.task_id, estimate.reserve_bytes
+        run = Run(task_id, members, lane_id, run_ns, reserve_bytes, now_ns, run_ns, False)
+        self.ledger.reserve(task_id, reserve_bytes)
+        self.idle.remove(lane_id)
+        self.busy[lane_id] = run
+        self._execute(run, now_ns)
+        return run
+
+    def suspend(self, run: Run, now_ns: Nanos) -> None:
+        """The run gives up its slot, not its lane and memory."""
+        self._rest(run, now_ns)
+        run.stopped_ns = now_ns
+
+    def resume(self, run: Run, now_ns: Nanos) -> None:
+        """The run has a slot again."""
+        run.suspended_ns = run.stood_ns(now_ns)
+        self._execute(run, now_ns)
+
+    def vacate(self, run: Run, now_ns: Nanos) -> None:
+        """Take lane and memory back from the run, and its slot if it was executing."""
+        if self.busy.pop(run.lane_id, None) is not run:
+            raise InvariantViolation(f"task {run.task_id} is not on lane {run.lane_id}")
+        self.ledger.give_back(run.task_id)
+        if run.executing:
+            self._rest(run, now_ns)
+        self.idle.add(run.lane_id)
+
+    def note(self, now_ns: Nanos) -> None:
+        """Remember what is free from now on."""
+        slots, available_bytes = self.free_slots, self.ledger.available_bytes
+        history = self._history
+        if not history or history[-1][1] != slots or history[-1][2] != available_bytes:
+            history.append((now_ns, slots, available_bytes))
+
+    def waited_for_ns(self, record: Record, now_ns: Nanos) -> Nanos:
+        """How long lane and memory have stood free for the record, which was being prepared."""
+        if record.prepared_ns != now_ns:
+            return ZERO_NS
+        need_bytes = record.task.reserve_bytes
+        since_ns = self._free_since(need_bytes, record.prepare_started_ns, now_ns)
+        return Nanos(max(0, now_ns - max(since_ns, self.plan.cleared_ns)))
+
+    def _free_since(self, need_bytes: int, after_ns: Nanos, now_ns: Nanos) -> Nanos:
+        """Since when, not before `after_ns`, a lane and `need_bytes` have been free all along."""
+        since_ns = now_ns
+        for start_ns, slots, available_bytes in reversed(self._history):
+            if slots < 1 or available_bytes < need_bytes:
+                break
+            since_ns = start_ns
+            if start_ns <= after_ns:
+                return after_ns
+        return since_ns
+
+    def left_ns(self, run: Run, now_ns: Nanos) -> Nanos:
+        """Estimated time alone that the run still needs, always more than 0."""
+        return _left_ns(run, self._work_ns + self._work_since(now_ns))
+
+    def beside_ns(self, run: Run, now_ns: Nanos) -> Nanos:
+        """How long others have executed beside the run, summed over them."""
+        if not run.executing:
+            return Nanos(run.beside_ns)
+        since_ns = max(0, self.executing_count - 1) * (now_ns - self._at_ns)
+        return Nanos(run.beside_ns + self._beside_ns + since_ns)
+
+    def set_slowdown(self, slowdown: tuple[float, ...], now_ns: Nanos) -> None:
+        """Runs disturb one another like this from now on."""
+        self._advance(now_ns)
+        self.slowdown = slowdown
+        self._paces = self._slowdowns()
+        self._full_pace = self._paces[-1]
+        self._pace = self._paces[self.executing_count]
+
+    def _slowdowns(self) -> list[float]:
+        """Of each that executes, by how many do."""
+        others = range(self._max_slots)
+        return [1.0, *(slowdown_beside(self.slowdown, beside) for beside in others)]
+
+    def _execute(self, run: Run, now_ns: Nanos) -> None:
+        """Count the run among those that execute, and all of them as each other's company."""
+        self._advance(now_ns)
+        run.executing = True
+        run.mark_ns += self._work_ns
+        run.beside_ns -= self._beside_ns
+        beside = self.executing_count
+        self.executing_count = beside + 1
+        self._pace = self._paces[beside + 1]
+        if beside:
+            for other in self.busy.values():
+                if other.co_runners < beside and other.executing:
+                    other.co_runners = beside
+        if run.co_runners < beside:
+            run.co_runners = beside
+
+    def _rest(self, run: Run, now_ns: Nanos) -> None:
+        """The run executes no longer."""
+        self._advance(now_ns)
+        run.executing = False
+        run.mark_ns -= self._work_ns
+        run.beside_ns += self._beside_ns
+        self.executing_count -= 1
+        self._pace = self._paces[self.executing_count]
+
+    def _advance(self, now_ns: Nanos) -> None:
+        """Count up to now at the pace so far; who executes is about to change."""
+        if now_ns == self._at_ns:
+            return
+        self._work_ns += self._work_since(now_ns)
+        if self.executing_count > 1:
+            self._beside_ns += (self.executing_count - 1) * (now_ns - self._at_ns)
+        self._at_ns = now_ns
+
+    def _work_since(self, now_ns: Nanos) -> int:
+        """Work of each run that executes, since the count."""
+        passed_ns = now_ns - self._at_ns
+        return passed_ns if self._pace == 1.0 else int(passed_ns / self._pace)
+
+
+def _left_ns(run: Run, done_ns: int) -> Nanos:
+    """What the run still needs, when one that always executed would have done `done_ns`."""
+    if run.stopping:
+        return Nanos(1)
+    left_ns = run.mark_ns - done_ns if run.executing else run.mark_ns
+    # One that has passed its estimate may end at any moment; to give it a share of it more
+    # would make runs late that end in time (seen in simulation).
+    return Nanos(left_ns if left_ns > 0 else 1)

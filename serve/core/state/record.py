@@ -1,0 +1,117 @@
+"""What the scheduler keeps of each task, and of what each lane holds.
+
+A ``Record`` is one accepted task, from its admission until it is released. A ``Run`` is what a lane
+holds, from launch until the lane gives it back: one task, or several of one model merged.
+"""
+
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
+
+from serve.core.lifecycle import State
+from serve.core.state.ordered import Key
+from serve.core.types import ZERO_NS, Bytes, LaneId, LaneLook, Nanos, Sized, Task, TaskId
+
+if TYPE_CHECKING:
+    from serve.core.state.plan import PlannedGroup
+
+
+class Record(msgspec.Struct, eq=False):
+    """One accepted task: its state and what happened to it so far."""
+
+    task: Task
+    #: The policy's sort key for it.
+    key: Key
+    #: Work ahead of it on arrival, per lane.
+    backlog_ns: Nanos
+    #: Class of its target, and work up to that class that had left when it arrived.
+    target_class: int
+    left_before_ns: int
+    state: State = State.QUEUED
+    #: The group it is planned in or runs in.
+    group: "PlannedGroup | None" = None
+    #: Set exactly while the state is `on_lane`.
+    run: "Run | None" = None
+    #: Runs started, the current one included.
+    attempt: int = 0
+    #: It was handed over once, by a lost lane or as it overran: the next loss is its end.
+    retried: bool = False
+    #: It overran its memory: it runs again with all the device has, so by itself.
+    alone: bool = False
+    #: A union with it failed: it is not merged again.
+    apart: bool = False
+    prepare_started_ns: Nanos = ZERO_NS
+    prepared_ns: Nanos = ZERO_NS
+    prepare_exposed_ns: Nanos = ZERO_NS
+    #: Times a later task took memory that this one, ready, was waiting for.
+    bypassed: int = 0
+    #: It has waited too long and goes before every other.
+    promoted: bool = False
+    #: Its estimated solo time on arrival, which is what it counts for wherever work is summed,
+    #: whatever is learned of it later.
+    work_ns: Nanos = ZERO_NS
+
+    def __post_init__(self) -> None:
+        self.work_ns = self.task.estimate.solo_ns
+
+    def resize(self, found: Sized) -> None:
+        """Go on with what preparing found the task to be; its target stays as promised."""
+        self.task = self.task.found(found)
+
+    def reserve_all(self, budget_bytes: Bytes) -> None:
+        """Have it, pending, run with all the memory there is, so by itself."""
+        estimate = self.task.estimate
+        reserve_bytes = max(estimate.peak_bytes, budget_bytes)
+        self.task = replace(self.task, estimate=replace(estimate, reserve_bytes=reserve_bytes))
+
+
+class Run(msgspec.Struct, eq=False):
+    """What a lane holds, executing or suspended."""
+
+    #: The task by which lanes and commands name the run: the first of its members.
+    task_id: TaskId
+    #: Never empty.
+    members: tuple[Record, ...]
+    lane_id: LaneId
+    #: Estimated, of all members together.
+    run_ns: Nanos
+    reserve_bytes: Bytes
+    launched_ns: Nanos
+    #: Work it still needs, as time alone: from the board's `work_ns` on while it executes, else
+    #: from now on.
+    mark_ns: int
+    executing: bool = True
+    #: Nobody waits for it any more, and its lane was told to stop it.
+    stopping: bool = False
+    #: How long it stood suspended.
+    suspended_ns: Nanos = ZERO_NS
+    #: Since when it stands suspended, when it does.
+    stopped_ns: Nanos = ZERO_NS
+    #: Most other runs seen executing during it.
+    co_runners: int = 0
+    #: How long others executed beside it, summed over them; counted from the board's `beside_ns`
+    #: while it executes.
+    beside_ns: int = 0
+    #: Its lane is looked at when it has executed so long; see ``watch``.
+    look_ns: Nanos = ZERO_NS
+    #: The last look, and how long it had executed then.
+    look: LaneLook | None = None
+    looked_ns: Nanos = ZERO_NS
+    #: Time it took, as far as nothing else kept it from a core; and stood still since.
+    taken_ns: int = 0
+    still_ns: Nanos = ZERO_NS
+    #: It takes far longer than expected.
+    overdue: bool = False
+    #: Why it is stopped, when that is for taking too long.
+    over_limit: str = ""
+
+    def executed_ns(self, now_ns: Nanos) -> Nanos:
+        """How long it has executed."""
+        return Nanos(now_ns - self.launched_ns - self.stood_ns(now_ns))
+
+    def stood_ns(self, now_ns: Nanos) -> Nanos:
+        """How long it has stood suspended since its launch."""
+        if self.executing:
+            return self.suspended_ns
+        return Nanos(self.suspended_ns + now_ns - self.stopped_ns)

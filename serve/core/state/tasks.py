@@ -1,0 +1,208 @@
+"""Every accepted task that is not done, and its moves along the table.
+
+Covers what a move entails wherever tasks are counted: backlog, plan, time limits, tenants' shares,
+demand, the answers and releases owed. Does not cover lanes and memory, nor why a task moves: see
+``scheduler``.
+"""
+
+from serve.core.state.backlog import Backlog
+from serve.core.commands import AnswerTask, Command, ReleaseTask
+from serve.core.events import TaskArrived
+from serve.core.lifecycle import MOVES, Cause, State
+from serve.core.state.ordered import SortedKeys
+from serve.core.state.plan import Plan
+from serve.core.state.record import Record
+from serve.core.state.shared_counts import Totals
+from serve.core.types import Nanos, Outcome, TaskId
+from serve.errors import InvariantViolation
+
+
+class Tasks:
+    """The records, by id, and the one way to change their state."""
+
+    __slots__ = (
+        "_plan",
+        "_remember",
+        "_timers",
+        "_totals",
+        "backlog",
+        "expires_ns",
+        "moved",
+        "now_ns",
+        "out",
+        "pending",
+        "queued",
+        "ready",
+        "records",
+        "work_ns",
+    )
+
+    def __init__(self, backlog: Backlog, plan: Plan, totals: Totals) -> None:
+        self.records: dict[TaskId, Record] = {}
+        self.backlog = backlog
+        #: Accepted tasks not on a lane yet.
+        self.pending = 0
+        #: Σ estimated solo time of tasks pending or on a lane.
+        self.work_ns = 0
+        #: What moves ask the driver to do, in order.
+        self.out: list[Command] = []
+        #: A task moved, or may be launched for another reason, since this was set to False.
+        self.moved = False
+        #: Tasks to be prepared.
+        self.queued = 0
+        #: Tasks that wait for a lane, prepared.
+        self.ready = 0
+        #: The time of the event that is being handled.
+        self.now_ns = Nanos(0)
+        #: When the next time limit passes; None: none ever does.
+        self.expires_ns: Nanos | None = None
+        self._plan = plan
+        #: (expiry, task id) of every unanswered task with a time limit.
+        self._timers = SortedKeys()
+        self._totals = totals
+        self._remember = totals.history.add
+
+    def seen(self, task_id: TaskId) -> None:
+        """The task arrived; raises InvariantViolation when it is there already."""
+        if task_id in self.records:
+            raise self.violation(task_id, "arrived twice")
+        self._totals.newest_id = max(self._totals.newest_id, task_id)
+
+    def admit(self, record: Record) -> None:
+        """The task is accepted and waits to be planned."""
+        task = record.task
+        self.records[task.task_id] = record
+        self._remember((self.now_ns, task.task_id, None, TaskArrived, record.state))
+        self.backlog.add(record)
+        self._totals.shares.enter(task.tenant, record.work_ns)
+        self.pending += 1
+        self.queued += 1
+        self._totals.unanswered += 1
+        self.work_ns += record.work_ns
+        self._time(record)
+
+    def take_out(self, record: Record, now_ns: Nanos) -> None:
+        """The record, pending, goes to another device; to the totals it is where it was."""
+        del self.records[record.task.task_id]
+        self.pending -= 1
+        self.queued -= record.state is State.QUEUED
+        self.ready -= record.state is State.READY
+        self.work_ns -= record.work_ns
+        self.backlog.discard(record)
+        if record.group is not None:
+            self._plan.remove(record, now_ns)
+        self._untime(record)
+
+    def put_in(self, record: Record) -> None:
+        """The record, pending, comes from another device; its place in the plan is still open."""
+        self.records[record.task.task_id] = record
+        self.pending += 1
+        self.queued += record.state is State.QUEUED
+        self.ready += record.state is State.READY
+        self.work_ns += record.work_ns
+        self._time(record)
+
+    def step(self, record: Record, cause: Cause, outcome: Outcome | None = None) -> None:
+        """Move the record along the table, with everything the move entails."""
+        task_id = record.task.task_id
+        before = record.state
+        try:
+            move = MOVES[before, cause]
+        except KeyError:
+            what = f"{cause.__name__} while {before.label}"
+            raise self.violation(task_id, what) from None
+        if not move.changes:
+            return
+        record.state = after = move.after
+        self._remember((self.now_ns, task_id, before, cause, after))
+        self.queued += move.queued
+        self.ready += move.ready
+        if move.stirs:
+            self.moved = True
+        if not move.entails:
+            return
+        if move.leaves_lane:
+            self._leave_lane(record)
+        elif move.leaves_queue:
+            self.pending -= 1
+            self.backlog.discard(record)
+            if move.answers and record.group is not None:
+                self._plan.remove(record, self.now_ns)
+        if move.ends_work:
+            self.work_ns -= record.work_ns
+            self._totals.shares.leave(record.task.tenant, record.work_ns)
+            self._totals.demand.left(record.target_class, record.work_ns)
+        if move.answers:
+            assert outcome is not None
+            self._totals.unanswered -= 1
+            self._untime(record)
+            self.out.append(AnswerTask(task_id, outcome))
+        if move.releases:
+            del self.records[task_id]
+            self.out.append(ReleaseTask(task_id))
+
+    def _leave_lane(self, record: Record) -> None:
+        """A task handed over goes back to the front."""
+        record.run = None
+        if record.state.pending:
+            self.pending += 1
+            self._plan.hand_over(record)
+        else:
+            self._plan.end(record, self.now_ns)
+
+    def known(self, task_id: TaskId) -> bool:
+        """Whether the task arrived, however long ago."""
+        return task_id <= self._totals.newest_id
+
+    def get(self, task_id: TaskId, cause: Cause) -> Record:
+        """The task's record; raises InvariantViolation when `cause` cannot concern it."""
+        record = self.records.get(task_id)
+        if record is None:
+            what = "when done" if self.known(task_id) else "before it arrived"
+            raise self.violation(task_id, f"{cause.__name__} {what}")
+        return record
+
+    def state(self, task_id: TaskId) -> State | None:
+        """Where the task stands; DONE also for a refused one, None if it never arrived."""
+        record = self.records.get(task_id)
+        if record is not None:
+            return record.state
+        return State.DONE if self.known(task_id) else None
+
+    @property
+    def timed_count(self) -> int:
+        """Unanswered tasks with a time limit."""
+        return len(self._timers)
+
+    def expired(self) -> Record | None:
+        """An unanswered task whose time limit has passed, if there is one."""
+        if self.expires_ns is None or self.expires_ns > self.now_ns:
+            return None
+        timer = self._timers.first()
+        assert timer is not None
+        return self.records[TaskId(timer[1])]
+
+    def _time(self, record: Record) -> None:
+        """Its time limit counts, if it has one."""
+        if (expires_ns := record.task.expires_ns) is not None:
+            self._timers.add((expires_ns, record.task.task_id))
+            self._look_at_timers()
+
+    def _untime(self, record: Record) -> None:
+        """Its time limit, if it has one, counts no longer."""
+        if (expires_ns := record.task.expires_ns) is not None:
+            self._timers.remove((expires_ns, record.task.task_id))
+            self._look_at_timers()
+
+    def _look_at_timers(self) -> None:
+        timer = self._timers.first()
+        self.expires_ns = None if timer is None else Nanos(timer[0])
+
+    def story(self, task_id: TaskId) -> tuple[str, ...]:
+        """The task's moves as far as they are remembered, one line each."""
+        return self._totals.history.story(task_id)
+
+    def violation(self, task_id: TaskId, what: str) -> InvariantViolation:
+        """The error to raise when `what` cannot have happened to the task, with its story."""
+        story = "; ".join(self.story(task_id)) or "no story"
+        return InvariantViolation(f"task {task_id}: {what} ({story})")

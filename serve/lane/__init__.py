@@ -1,0 +1,1 @@
+"""The lane process: torch lives here, and only here."""

@@ -1,0 +1,130 @@
+"""Runs of a model captured and replayed on a lane's queue, and whether that gains.
+
+A captured run keeps the addresses it was captured with, so captures have memory of their own
+which no task's buffer is made from. Between the end of one run and the next nothing is kept in
+it but inputs and outputs: intermediate results of all of a lane's captures may lie in the
+same place, as a lane runs one task at a time.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+
+import torch
+
+from serve.lane.cuda.arena import LaneMemory
+from serve.lane.cuda.queues import Queue
+from serve.lane.cuda.replays import FixedRun, NoRoom
+from serve.models.model_signature import Signature
+from serve.lane.models.loader import LoadedModel
+from serve.lane.cuda.placed_model import PlacedModel
+from serve.lane.measure.probe_graphs import Shape, probe_graph
+from serve.lane.measure.where_measured import Site
+
+_log = logging.getLogger(__name__)
+
+#: Nodes and edges raced over, and how often; replaying has to take so much less.
+_SIZES = ((16, 64), (128, 1_024), (1_024, 8_192), (8_192, 65_536))
+_ROUNDS = 7
+_WORTH = 0.95
+_TOLERANCE = 1e-4
+
+
+class Recorder:
+    """Captures runs of one lane."""
+
+    def __init__(self, queue: Queue, memory: LaneMemory | None) -> None:
+        """`memory` is held for good, see ``LaneMemory.hold``; None: it is not managed."""
+        self._queue = queue
+        self._memory = memory
+
+    def capture(
+        self,
+        model: LoadedModel,
+        inputs: Iterable[tuple[str, str, tuple[int, ...]]],
+        *,
+        urgent: bool = False,
+    ) -> FixedRun:
+        """A run of `model` on inputs of these names, dtypes and shapes; nothing is run.
+
+        Raises NoRoom, ValueError for a model that keeps tensors of a run, and what the model or
+        CUDA raises where it waits for the device.
+        """
+        memory = self._memory
+        refusals = 0 if memory is None else memory.refusals()
+        held: AbstractContextManager[None] = nullcontext() if memory is None else memory.held()
+        with held, self._queue.running(urgent=urgent):
+            before = 0 if memory is None else memory.live_bytes()
+            try:
+                places = {
+                    name: torch.zeros(size, dtype=getattr(torch, dtype), device=self._queue.device)
+                    for name, dtype, size in inputs
+                }
+                # Not that zeros arrive behind the first inputs, which come on another stream.
+                self._queue.finish()
+                captured = self._queue.capture(partial(LoadedModel.run, model, places))
+            except Exception:
+                if memory is not None and memory.refusals() > refusals:
+                    raise NoRoom("they need more memory than captured runs have") from None
+                raise
+            if memory is not None:
+                output_bytes = captured.output.untyped_storage().nbytes()
+                own = sum(place.nbytes for place in places.values()) + output_bytes
+                if memory.live_bytes() - before > own:
+                    # It would find there what another run left.
+                    captured.forget()
+                    raise ValueError("the model keeps tensors of a run")
+        return FixedRun(places, captured)
+
+    def replay(
+        self, run: FixedRun, inputs: Mapping[str, torch.Tensor], *, urgent: bool = False
+    ) -> torch.Tensor:
+        """The answer to `inputs`, both on the host; for measuring."""
+        with self._queue.running(urgent=urgent):
+            self._queue.fill(run.inputs, inputs)
+            run.captured.launch()
+            output = run.captured.output
+            place = self._queue.landing(output)
+            if output.numel():
+                self._queue.download(output, place)
+            self._queue.finish()
+        return place
+
+
+def replay_most(model: PlacedModel, signature: Signature, recorder: Recorder, site: Site) -> int:
+    """Nodes and edges together up to which replaying takes at least 5 % less than launching.
+
+    By a race over sizes, the smallest first; 0 where not even that gains, or where runs cannot be
+    captured or give other answers.
+    """
+    most = 0
+    for size in _SIZES:
+        inputs = site.stage(probe_graph(*size, Shape.PLAIN, model.spec.inputs, signature))
+        shapes = [
+            (name, str(value.dtype).removeprefix("torch."), tuple(value.shape))
+            for name, value in inputs.items()
+        ]
+        try:
+            run = recorder.capture(model, shapes)
+        except Exception as error:
+            _log.info("model %s: runs are not captured: %s", model.spec.key, error)
+            return most
+        try:
+            expected, found = model.run(inputs), recorder.replay(run, inputs)
+            scale = float(expected.abs().max()) if expected.numel() else 0.0
+            if not torch.allclose(found, expected, rtol=_TOLERANCE, atol=_TOLERANCE * scale):
+                _log.warning("model %s: captured runs give other answers", model.spec.key)
+                return 0
+            times = {"launched": [0] * _ROUNDS, "replayed": [0] * _ROUNDS}
+            for number in range(_ROUNDS):
+                times["launched"][number] = site.time_ns(partial(model.run, inputs))
+                times["replayed"][number] = site.time_ns(partial(recorder.replay, run, inputs))
+        finally:
+            run.captured.forget()
+        share = min(times["replayed"]) / max(1, min(times["launched"]))
+        _log.info("model %s: replayed runs of %d nodes take %.2f", model.spec.key, size[0], share)
+        if share > _WORTH:
+            break
+        most = sum(size)
+    return most

@@ -1,0 +1,165 @@
+"""The copy that a device's process keeps of the rows that are asked for most.
+
+One piece of memory for each graph, taken once. Lanes use what is in it, or do without: a thread of
+its own fills it, once nobody reads from it any more. Which rows: ``serve.graphs.hot_rows``.
+"""
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from serve.lane.cuda.queues import HotRows, Queue
+from serve.graphs.features import open_memory_file
+from serve.graphs.hot_rows import slots_bytes
+from serve.ipc.messages import HotHeld, HotRef, TableRef
+from serve.lane.cuda.tables import Table, Tables
+
+_log = logging.getLogger(__name__)
+
+#: Copied at once.
+_PART_BYTES = 16 << 20
+
+Tell = Callable[[HotHeld], None]
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What is kept of one graph."""
+
+    #: What it shall be, and who wants to know; None: it is.
+    wanted: tuple[TableRef, HotRef | None, Tell] | None = None
+    #: Numbers of the table and of the choice last wanted.
+    numbers: tuple[int, int | None] = (0, None)
+    memory: torch.Tensor | None = None
+    #: What lanes may use, of the table of that number.
+    rows: HotRows | None = None
+    table: int = 0
+    users: int = 0
+
+    def unused(self) -> bool:
+        """No lane reads from it."""
+        return not self.users
+
+
+class HotKeeper:
+    """The hot rows of one process."""
+
+    def __init__(self, tables: Tables, open_queue: Callable[[], Queue]) -> None:
+        """`open_queue` is called in the thread that copies, when there is something to copy."""
+        self._tables = tables
+        self._open_queue = open_queue
+        self._changed = threading.Condition()
+        self._kept: dict[str, _Kept] = {}
+        self._thread: threading.Thread | None = None
+
+    def offer(self, table: TableRef, hot: HotRef | None, tell: Tell) -> None:
+        """Keep those rows of the table, soon; `tell` is called, by another thread, when it is so.
+
+        Without `hot` none. What is kept already is not copied again.
+        """
+        numbers = table.number, None if hot is None else hot.number
+        with self._changed:
+            kept = self._kept.setdefault(table.graph, _Kept())
+            if numbers == kept.numbers or (hot is None and kept.memory is None):
+                return
+            kept.numbers, kept.wanted = numbers, (table, hot, tell)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="hot rows", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    @property
+    def held_bytes(self) -> int:
+        """What it has of the device."""
+        with self._changed:
+            memories = [kept.memory for kept in self._kept.values()]
+        return sum(memory.nbytes for memory in memories if memory is not None)
+
+    @contextmanager
+    def using(self, table: TableRef) -> Iterator[HotRows | None]:
+        """The table's hot rows as they are now, if there are any; inside, they stay."""
+        with self._changed:
+            kept = self._kept.get(table.graph)
+            rows = None if kept is None or kept.table != table.number else kept.rows
+            if kept is not None and rows is not None:
+                kept.users += 1
+        try:
+            yield rows
+        finally:
+            if kept is not None and rows is not None:
+                with self._changed:
+                    kept.users -= 1
+                    self._changed.notify_all()
+
+    def _work(self) -> None:
+        queue: Queue | None = None
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: any(one.wanted for one in self._kept.values()))
+                kept = next(one for one in self._kept.values() if one.wanted)
+                wanted, kept.wanted, kept.rows = kept.wanted, None, None
+                # Runs that use its memory end, and no others begin.
+                self._changed.wait_for(kept.unused)
+            assert wanted is not None
+            table, hot, tell = wanted
+            if hot is None:
+                continue
+            try:
+                queue = queue or self._open_queue()
+                rows = self._copied(kept, table, hot, queue)
+            except FileNotFoundError:
+                # Others have been chosen, or the table is another; that is on its way.
+                continue
+            except Exception as error:
+                _log.warning(
+                    "graph '%s': no rows are kept on the device: %s; graph.hot_memory = 'off' "
+                    "leaves their memory to tasks", table.graph, error,
+                )  # fmt: skip
+                tell(HotHeld(table.graph, hot.number, str(error)))
+                continue
+            with self._changed:
+                kept.rows, kept.table = rows, table.number
+            _log.info("graph '%s': %d rows are kept on the device", table.graph, hot.count)
+            tell(HotHeld(table.graph, hot.number))
+
+    def _copied(self, kept: _Kept, ref: TableRef, hot: HotRef, queue: Queue) -> HotRows:
+        """The rows, in the graph's memory; returns when all of it is there."""
+        with os.fdopen(open_memory_file(hot.path, hot.number), "rb") as file:
+            ids = np.fromfile(file, np.int64, hot.count)
+        with self._tables.using(ref) as table, queue.running():
+            if not table.direct:
+                raise ValueError("the host reads the features")
+            if kept.memory is None:
+                with self._changed:
+                    kept.memory = torch.empty(
+                        hot.memory_bytes, dtype=torch.uint8, device=queue.device
+                    )
+            rows = _placed(kept.memory, table, hot.count)
+            slot_of = torch.full((table.rows.shape[0],), -1, dtype=torch.int32)
+            slot_of[torch.from_numpy(ids)] = torch.arange(hot.count, dtype=torch.int32)
+            rows.slot_of.copy_(slot_of)
+            row_bytes = table.rows.shape[1] * table.rows.element_size()
+            step = max(1, _PART_BYTES // row_bytes)
+            for start in range(0, hot.count, step):
+                part = torch.from_numpy(ids[start : start + step])
+                rows.rows[start : start + step].copy_(torch.index_select(table.rows, 0, part))
+            queue.finish()
+        return rows
+
+
+def _placed(memory: torch.Tensor, table: Table, count: int) -> HotRows:
+    """Room for `count` rows of the table and their places; raises ValueError if there is not."""
+    num_rows, columns = table.rows.shape
+    first = slots_bytes(num_rows)
+    size_bytes = count * columns * table.rows.element_size()
+    if first + size_bytes > memory.numel():
+        raise ValueError(f"{count} rows take {first + size_bytes} bytes of {memory.numel()}")
+    slot_of = memory[: 4 * num_rows].view(torch.int32)
+    rows = memory[first : first + size_bytes].view(table.rows.dtype).view(count, columns)
+    return HotRows(slot_of, rows)

@@ -1,0 +1,104 @@
+"""A model on a device with memory of its own, and how it is measured there."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from serve.lane.cuda.arena import LaneMemory
+from serve.lane.cuda.queues import Queue
+from serve.estimate.memory import Trace
+from serve.lane.executors import with_executor
+from serve.lane.models.loader import LoadedModel, load_model
+from serve.models.repository import ModelSpec
+from serve.lane.measure.where_measured import Run
+
+
+def load_on(spec: ModelSpec, device: torch.device, executor: str) -> LoadedModel:
+    """The model on `device`, run there by an executor that needs no package.
+
+    All of it is there, for all of the device's streams, when this returns.
+    """
+    loaded = load_model(spec)
+    loaded.module.to(device)
+    # It may compute something of the weights, and has to find them there.
+    loaded = with_executor(loaded, executor)
+    if device.type == "cuda":
+        # Done on the default stream, which no lane's stream waits for.
+        torch.cuda.synchronize(device)
+    return loaded
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedModel(LoadedModel):
+    """A model on a queue's device that takes and gives tensors of the host.
+
+    What it does is what a lane does for a task: up, forward, down.
+    """
+
+    queue: Queue
+    #: On which of its streams.
+    urgent: bool = False
+
+    @classmethod
+    def of(cls, loaded: LoadedModel, queue: Queue, *, urgent: bool = False) -> "PlacedModel":
+        """`loaded`, whose weights are on the queue's device."""
+        return cls(
+            loaded.spec, loaded.module, queue, urgent,
+            executor=loaded.executor, after_run=loaded.after_run,
+        )  # fmt: skip
+
+    def run(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """See ``LoadedModel.run``; inputs that are on the device already are used there."""
+        with self.queue.running(urgent=self.urgent):
+            try:
+                here = {n: t for n, t in inputs.items() if t.device.type == "cpu"}
+                output = LoadedModel.run(self, {**inputs, **self.queue.upload(here)})
+                place = self.queue.landing(output)
+                if output.numel():
+                    self.queue.download(output, place)
+            finally:
+                self.queue.finish()
+        return place
+
+
+class ArenaSite:
+    """A device whose memory a ``DeviceArena`` places."""
+
+    def __init__(self, queue: Queue, memory: LaneMemory) -> None:
+        self.name = str(queue.device)
+        self._queue = queue
+        self._memory = memory
+
+    def place(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """See ``Site``."""
+        with self._queue.running():
+            placed = self._queue.upload(inputs)
+            self._queue.finish()
+        return placed
+
+    def stage(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """See ``Site``."""
+        return self._queue.stage(inputs)
+
+    def trace(self, run: Run, module: torch.nn.Module, num_nodes: int, num_edges: int) -> Trace:
+        """Requested sizes: that placement rounds each block up shows in ``LaneMemory.held_by``."""
+        self._memory.insert(self._memory.most_bytes())
+        try:
+            self._memory.start_trace()
+            run()
+            events = self._memory.take_trace()
+        finally:
+            self._memory.clear()
+        return Trace(num_nodes, num_edges, events, ("",) * len(events))
+
+    def time_ns(self, run: Run) -> int:
+        """Time on the lane: copies, launches and the wait for the last kernel, on our clock."""
+        self._memory.insert(self._memory.most_bytes())
+        try:
+            started = time.perf_counter_ns()
+            run()
+            return time.perf_counter_ns() - started
+        finally:
+            self._memory.clear()

@@ -1,0 +1,37 @@
+"""Ways to run a model: as PyG wrote it, or faster, with the same answers.
+
+    eager          PyG's own code
+    csr            edges sorted once per run, layers over our kernels: `csr`, `convs`, `kernels`
+    compiled       PyG's code, compiled ahead of time: `compiled`, `compiling`
+    csr_compiled   the same over our kernels
+
+An executor is a function from a ``LoadedModel`` to one that runs another way; it takes the module
+over. `choose` decides, when a model is first seen, which one serves it: see there.
+"""
+
+from collections.abc import Callable
+
+from serve.lane.executors.compiled import with_package
+from serve.lane.executors.csr import CannotRun as CannotRun
+from serve.lane.executors.csr import with_csr
+from serve.models.model_signature import PACKAGED, Signature
+from serve.lane.models.loader import LoadedModel
+
+#: Those that need nothing but the model.
+EXECUTORS: dict[str, Callable[[LoadedModel], LoadedModel]] = {
+    "eager": lambda loaded: loaded,
+    "csr": with_csr,
+}
+
+
+def with_executor(
+    loaded: LoadedModel, name: str, signature: Signature | None = None, package: str = ""
+) -> LoadedModel:
+    """`loaded` run by the executor of that name; raises CannotRun saying why it cannot be.
+
+    Those that are compiled need the model's signature and the package made for it.
+    """
+    if name in PACKAGED:
+        assert signature is not None
+        return with_package(loaded, signature, name, package)
+    return EXECUTORS[name](loaded)

@@ -1,0 +1,88 @@
+"""Does an executor answer as PyG does? Asked on odd graphs before it may serve."""
+
+from collections.abc import Iterator
+
+import torch
+
+from serve.models.model_signature import Signature
+from serve.lane.models.loader import LoadedModel
+from serve.lane.measure.probe_graphs import Shape, probe_graph
+from serve.lane.measure.probe_signature import probe_inputs
+from serve.lane.measure.tracing import trace
+
+#: Largest difference, relative to the largest value of the answer.
+TOLERANCE = 1e-4
+
+Inputs = dict[str, torch.Tensor]
+
+
+def disagreement(
+    eager: LoadedModel,
+    other: LoadedModel,
+    signature: Signature,
+    trial: LoadedModel | None = None,
+) -> str:
+    """Empty when both give the same on every probe graph, else on which they do not, and how.
+
+    A graph that `eager` refuses is not asked about, nor one that `trial` does, which is asked
+    first: see ``choose.Options``. A model that does not give the same twice cannot be compared.
+    """
+    if not signature.deterministic:
+        return "the model does not give the same answer twice"
+    for name, inputs in _graphs(eager.spec.inputs, signature):
+        try:
+            if trial is not None:
+                trial.run(inputs)
+            expected = eager.run(inputs)
+        except Exception:
+            continue
+        try:
+            given = other.run(inputs)
+        except Exception as error:
+            return f"on a graph that is {name} it raises {type(error).__name__}: {error}"
+        if given.shape != expected.shape:
+            return f"on a graph that is {name} it gives {list(given.shape)}"
+        error_bound = TOLERANCE * float(expected.abs().max()) if expected.numel() else 0.0
+        if not torch.allclose(given, expected, rtol=0, atol=error_bound, equal_nan=True):
+            difference = float((given - expected).abs().max())
+            return f"on a graph that is {name} it is off by {difference:.2g}"
+    return ""
+
+
+def takes_narrow_edges(loaded: LoadedModel, signature: Signature) -> bool:
+    """Whether int32 edges give the same answers and no tensor that int64 ones do not."""
+    try:
+        for _, inputs in _graphs(loaded.spec.inputs, signature):
+            if not torch.equal(loaded.run(_narrow(inputs)), loaded.run(inputs)):
+                return False
+        size = 60, 3000
+        wide = probe_graph(*size, Shape.PLAIN, loaded.spec.inputs, signature)
+        peaks = [
+            trace(lambda inputs=inputs: loaded.run(inputs), loaded.module, *size).peak_bytes  # type: ignore[misc]
+            for inputs in (_narrow(wide), wide)
+        ]
+    except Exception:
+        return False
+    return peaks[0] <= peaks[1]
+
+
+def _narrow(inputs: Inputs) -> Inputs:
+    return inputs | {"edge_index": inputs["edge_index"].int()}
+
+
+def _graphs(names: tuple[str, ...], signature: Signature) -> Iterator[tuple[str, Inputs]]:
+    """Probe graphs with what is special about them; each of the model's inputs by name."""
+    features, edge_dim = signature.num_features, signature.edge_dim
+    yield "empty", probe_inputs(0, 0, 1, features, edge_dim)
+    yield "without edges", probe_inputs(5, 0, 1, features, edge_dim)
+    yield "one node", probe_inputs(1, 1, 1, features, edge_dim)
+    yield "random", probe_inputs(97, 700, 3, features, edge_dim)
+    for shape in Shape:
+        yield shape.value, probe_graph(70, 300, shape, names, signature)
+    yield "mostly isolated nodes", probe_graph(300, 11, Shape.PLAIN, names, signature)
+    twice = probe_graph(40, 90, Shape.MIXED, names, signature)
+    for name in ("edge_index", "edge_weight", "edge_attr"):
+        if name in twice:
+            dim = 1 if name == "edge_index" else 0
+            twice[name] = torch.cat([twice[name], twice[name]], dim=dim)
+    yield "every edge twice", twice

@@ -1,0 +1,158 @@
+"""Which executor serves a model: the fastest that agrees with PyG, by a short race.
+
+Runs once per model, in the process that calibrates. The race is over sizes from 16 to 8,192 nodes,
+alternating; the executor with the smallest geometric mean of times wins.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from serve.lane.executors import CannotRun, with_executor
+from serve.lane.executors.check import disagreement
+from serve.lane.executors.compiling import TIMEOUT_S, compile_apart
+from serve.models.model_signature import PACKAGED, Signature
+from serve.lane.models.loader import LoadedModel, load_model
+from serve.lane.measure.probe_graphs import Shape, probe_graph
+from serve.models.repository import ModelSpec
+from serve.lane.measure.where_measured import Processor, Site
+
+_log = logging.getLogger(__name__)
+
+#: Nodes and edges raced over; each needs about eight times the memory of the one before.
+_SIZES = ((16, 64), (128, 1_024), (1_024, 8_192), (8_192, 65_536))
+_GROWTH = 8
+_ROUNDS = 3
+#: No size is raced at which PyG would take longer than this.
+_LONG_RUN_NS = 250_000_000
+
+#: What is tried, in order, where an executor is asked for and cannot run the model.
+_INSTEAD = {
+    "csr": ("csr",),
+    "compiled": ("compiled",),
+    "csr_compiled": ("csr_compiled", "csr"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The model on the executor that serves it, and why it is this one, for people.
+
+    No reason is given where it is what the configuration asked for.
+    """
+
+    loaded: LoadedModel
+    reason: str
+
+
+def _on_processor(spec: ModelSpec, name: str) -> LoadedModel:
+    return with_executor(load_model(spec), name)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What may be tried."""
+
+    #: An executor's name, or `auto`: the fastest.
+    wanted: str = "auto"
+    #: No raced graph takes more, as far as smaller ones tell.
+    max_bytes: int = 1 << 30
+    #: Folder for what is compiled; None: `auto` compiles nothing.
+    package: Path | None = None
+    #: What compiling may take.
+    compile_timeout_s: float = TIMEOUT_S
+    #: Told when the compiler starts, which takes a while.
+    compiling: Callable[[], None] = lambda: None
+    #: Where the race is.
+    site: Site = field(default_factory=Processor)
+    #: The model where what it refuses is an error and nothing more; None: it is raced there.
+    trial: LoadedModel | None = None
+    #: Loads a model there for an executor that needs no package.
+    load: Callable[[ModelSpec, str], LoadedModel] = _on_processor
+
+
+def choose(eager: LoadedModel, signature: Signature, options: Options) -> Choice:
+    """The model on the executor that is wanted, or with `auto` on the fastest.
+
+    An executor that cannot run the model or disagrees with PyG is never taken, whatever is
+    wanted: then it is the next that can, at last `eager`, and the reason says why.
+    """
+    if options.wanted == "eager":
+        return Choice(eager, "")
+    problems: list[str] = []
+
+    def attempt(name: str) -> LoadedModel | None:
+        try:
+            found = _made(eager, signature, name, options)
+        except CannotRun as error:
+            problems.append(f"{name} cannot run it: {error}")
+            return None
+        problem = disagreement(eager, found, signature, options.trial)
+        if problem:
+            problems.append(f"{name} gives another answer: {problem}")
+        return None if problem else found
+
+    if options.wanted != "auto":
+        for name in _INSTEAD[options.wanted]:
+            found = attempt(name)
+            if found is not None:
+                return _told(Choice(found, "; ".join(problems)), eager)
+        return _told(Choice(eager, "; ".join(problems)), eager)
+    candidates = [found for found in [attempt("csr")] if found is not None]
+    if options.package is not None:
+        compiled = attempt("csr_compiled" if candidates else "compiled")
+        candidates += [compiled] if compiled is not None else []
+    if not candidates:
+        return _told(Choice(eager, "; ".join(problems)), eager)
+    ratios = _race([eager, *candidates], signature, options.max_bytes, options.site)
+    told = [
+        f"{one.executor} takes {min(ratio):.2f} to {max(ratio):.2f} of PyG's time"
+        for one, ratio in zip(candidates, ratios, strict=True)
+    ]
+    means = [math.exp(sum(map(math.log, ratio)) / len(ratio)) for ratio in ratios]
+    best, winner = min(zip(means, candidates, strict=True), key=lambda found: found[0])
+    return _told(Choice(winner if best < 1 else eager, "; ".join([*told, *problems])), eager)
+
+
+def _made(eager: LoadedModel, signature: Signature, name: str, options: Options) -> LoadedModel:
+    """The model anew, on that executor, compiled first where it has to be."""
+    if name not in PACKAGED:
+        return options.load(eager.spec, name)
+    if options.package is None:
+        raise CannotRun("there is no folder to compile into")
+    options.compiling()
+    compile_apart(eager.spec, signature, name, options.package, options.compile_timeout_s)
+    return with_executor(load_model(eager.spec), name, signature, str(options.package))
+
+
+def _told(choice: Choice, eager: LoadedModel) -> Choice:
+    if choice.loaded is eager:
+        _log.warning("model %s: runs as PyG wrote it: %s", eager.spec.key, choice.reason)
+    elif choice.reason:
+        _log.info("model %s: %s: %s", eager.spec.key, choice.loaded.executor, choice.reason)
+    return choice
+
+
+def _race(
+    contenders: Sequence[LoadedModel], signature: Signature, max_bytes: int, site: Site
+) -> list[list[float]]:
+    """Of all but the first: its time ÷ the first's for every size, by the best of some rounds."""
+    eager = contenders[0]
+    ratios: list[list[float]] = [[] for _ in contenders[1:]]
+    for size in _SIZES:
+        inputs = site.stage(probe_graph(*size, Shape.PLAIN, eager.spec.inputs, signature))
+        best = [math.inf] * len(contenders)
+        for _ in range(_ROUNDS):
+            for i, loaded in enumerate(contenders):
+                run = partial(loaded.run, inputs)
+                best[i] = min(best[i], max(1, site.time_ns(run)))
+        for ratio, own in zip(ratios, best[1:], strict=True):
+            ratio.append(own / best[0])
+        run = partial(eager.run, site.place(inputs))
+        peak_bytes = site.trace(run, eager.module, *size).peak_bytes
+        if _GROWTH * peak_bytes > max_bytes or _GROWTH * best[0] > _LONG_RUN_NS:
+            break
+    return ratios

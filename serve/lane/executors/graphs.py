@@ -1,0 +1,97 @@
+"""The graphs of one run, sorted once and shared by all layers that use them."""
+
+import threading
+
+from torch import Tensor
+
+from serve.lane.executors.kernels import Csr, normalised, spread
+
+
+class Graphs(threading.local):
+    """CSRs and edge weights made in this run, by the tensors they were made from.
+
+    Only tensors that carry a version are remembered (a request's own do, those a model makes in
+    inference mode do not), so that one that was changed in place is sorted again. Every thread has
+    its own: lanes of a GPU share a model.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[object, tuple[tuple[object, ...], object]] = {}
+        #: Edges, their weights, and what was made of them last in the layer that runs.
+        self._recent: tuple[Tensor, Tensor | None, Csr, Tensor | None] | None = None
+
+    def clear(self) -> None:
+        """Forget everything; at the end of a run."""
+        self._made.clear()
+        self._recent = None
+
+    def of_layer(
+        self, edge_index: Tensor, edge_weight: Tensor | None, rows: int
+    ) -> tuple[Csr, Tensor | None]:
+        """The sorted graph, and weights by slot, for a layer that never changes its own edges.
+
+        So they are also remembered where they carry no version, until `leave_layer`.
+        """
+        recent = self._recent
+        if recent is None or recent[0] is not edge_index or recent[2].rows != rows:
+            graph = self.csr(edge_index, rows, edges=edge_weight is not None)
+        elif edge_weight is not None and not recent[2].edges:
+            graph = self.csr(edge_index, rows, edges=True)
+        else:
+            graph = recent[2]
+            if recent[1] is edge_weight:
+                return graph, recent[3]
+        by_slot = self.weights(graph, edge_weight, normalise=False)
+        self._recent = edge_index, edge_weight, graph, by_slot
+        return graph, by_slot
+
+    def leave_layer(self) -> None:
+        """What `of_layer` made is used no more."""
+        self._recent = None
+
+    def csr(
+        self, edge_index: Tensor, rows: int, *, replace_loops: bool = False, edges: bool = False
+    ) -> Csr:
+        """The sorted graph; see ``Csr``."""
+        if edge_index.is_inference():
+            return Csr(edge_index, rows, replace_loops=replace_loops, edges=edges)
+        key = id(edge_index), edge_index._version, replace_loops, edges
+        found = self._made.get(key)
+        # Not in the key: where export traces, a size is a symbol, which has no hash.
+        if found is None or found[1].rows != rows:  # type: ignore[attr-defined]
+            made = Csr(edge_index, rows, replace_loops=replace_loops, edges=edges)
+            # The tensor is kept, so that its id stays its own.
+            found = self._made[key] = (edge_index,), made
+        graph = found[1]
+        assert isinstance(graph, Csr)
+        return graph
+
+    def weights(
+        self, graph: Csr, edge_weight: Tensor | None, *, normalise: bool, missing: float = 1.0
+    ) -> Tensor | None:
+        """`edge_weight` [E] by slot of `graph`; with `normalise` as a graph convolution's.
+
+        None means ones; `missing` is the weight of an added loop that replaces none.
+        """
+        if edge_weight is None and not normalise:
+            return None
+        if edge_weight is not None and edge_weight.is_inference():
+            return self._weights(graph, edge_weight, normalise, missing)
+        version = None if edge_weight is None else edge_weight._version
+        key = id(graph), id(edge_weight), version, normalise, missing
+        found = self._made.get(key)
+        if found is None:
+            made = self._weights(graph, edge_weight, normalise, missing)
+            found = self._made[key] = (graph, edge_weight), made
+        weight = found[1]
+        assert isinstance(weight, Tensor)
+        return weight
+
+    def _weights(
+        self, graph: Csr, edge_weight: Tensor | None, normalise: bool, missing: float
+    ) -> Tensor:
+        by_slot = None if edge_weight is None else spread(graph, edge_weight, missing)
+        if normalise:
+            return normalised(graph, by_slot)
+        assert by_slot is not None
+        return by_slot

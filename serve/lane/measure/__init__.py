@@ -1,0 +1,1 @@
+"""Measure a loaded model: its signature, and what its runs take."""

@@ -1,0 +1,158 @@
+"""What a model takes and gives, found out by running it on tiny graphs.
+
+No model declares its own shapes reliably, so candidates (the config, the factory's arguments,
+the weights' dimensions) are tried in that order and the first that runs wins.
+"""
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Literal
+
+import torch
+
+from serve.errors import ModelError
+from serve.models.model_signature import Signature as Signature
+from serve.lane.models.loader import LoadedModel
+from serve.lane.measure.hops import probe_reach
+from serve.lane.models.union import run_union
+
+_FEATURE_ARGS = ("in_channels", "num_features", "in_features", "num_node_features", "in_dim",
+                 "input_dim", "in_feats")  # fmt: skip
+_EDGE_ARGS = ("edge_dim", "edge_channels", "num_edge_features", "edge_features", "edge_attr_dim")
+_MAX_CANDIDATES = 32
+#: Nodes, edges and graphs of what is merged on trial.
+_UNION = ((7, 12, 3), (64, 256, 4), (11, 20, 1), (40, 400, 2))
+
+
+def probe_signature(loaded: LoadedModel) -> Signature:
+    """Run `loaded` on graphs of at most 11 nodes; raises ModelError when nothing runs."""
+    first: tuple[str, Exception] | None = None
+    for num_features, edge_dim in _candidates(loaded):
+        try:
+            output = loaded.run(probe_inputs(7, 12, 3, num_features, edge_dim))
+        except Exception as error:
+            tried = f"{num_features} features" + (f", edge_dim {edge_dim}" if edge_dim else "")
+            first = first or (f"with {tried}: {type(error).__name__}: {error}", error)
+            continue
+        return _describe(loaded, num_features, edge_dim, output)
+    if first is None:
+        raise ModelError(
+            f"model {loaded.spec.key}: the number of features is unknown; give it as"
+            " model.num_features in config.toml"
+        )
+    raise ModelError(f"model {loaded.spec.key}: no probe graph runs; {first[0]}") from first[1]
+
+
+def probe_inputs(
+    num_nodes: int, num_edges: int, num_graphs: int, num_features: int, edge_dim: int | None
+) -> dict[str, torch.Tensor]:
+    """Every input a model may take, for a seeded random graph of that size.
+
+    `batch` is sorted and names all of `num_graphs` graphs when there are nodes enough.
+    """
+    generator = torch.Generator().manual_seed(num_nodes * 1_000_003 + num_edges)
+    nodes = max(num_nodes, 1)
+    inputs = {
+        "x": torch.randn(num_nodes, num_features, generator=generator),
+        "edge_index": torch.randint(nodes, (2, num_edges), generator=generator),
+        "edge_weight": torch.rand(num_edges, generator=generator),
+        "batch": torch.arange(num_nodes) * num_graphs // nodes,
+    }
+    if edge_dim is not None:
+        inputs["edge_attr"] = torch.randn(num_edges, edge_dim, generator=generator)
+    return inputs
+
+
+def _describe(
+    loaded: LoadedModel, num_features: int, edge_dim: int | None, output: torch.Tensor
+) -> Signature:
+    """What kind of rows come out, and how the model takes degenerate graphs."""
+
+    def run(num_nodes: int, num_edges: int, num_graphs: int) -> torch.Tensor | None:
+        try:
+            return loaded.run(
+                probe_inputs(num_nodes, num_edges, num_graphs, num_features, edge_dim)
+            )
+        except Exception:
+            return None
+
+    key = loaded.spec.key
+    other = run(11, 20, 2)
+    if other is None or other.shape[1] != output.shape[1]:
+        got = "raises" if other is None else f"gives {list(other.shape)}"
+        raise ModelError(
+            f"model {key}: 7 nodes give {list(output.shape)}, but 11 nodes {got};"
+            " it must take graphs of any size and keep its number of columns"
+        )
+    counts = (output.shape[0], other.shape[0])
+    graphs = (3, 2) if "batch" in loaded.spec.inputs else (1, 1)
+    if counts not in ((7, 11), graphs):
+        raise ModelError(
+            f"model {key}: 7 and 11 nodes in {graphs[0]} and {graphs[1]} graphs give {counts[0]}"
+            f" and {counts[1]} rows; there must be one per node or one per graph"
+        )
+    again = run(7, 12, 3)
+    # To rounding: torch's scatter on a GPU adds in any order.
+    deterministic = again is not None and _is_close(again, output)
+    empty, edgeless = run(0, 0, 0), run(3, 0, 1)
+    by_node = counts == (7, 11)
+    hops, exact_hops = probe_reach(loaded, num_features) if by_node else (None, None)
+    return Signature(
+        num_features=num_features,
+        edge_dim=edge_dim,
+        num_outputs=output.shape[1],
+        rows="node" if by_node else "graph",
+        accepts_empty=empty is not None and empty.shape == (0, output.shape[1]),
+        accepts_edgeless=edgeless is not None,
+        deterministic=deterministic,
+        hops=hops,
+        exact_hops=exact_hops,
+        mergeable=deterministic and _is_mergeable(loaded, num_features, edge_dim, counts),
+    )
+
+
+def _is_mergeable(
+    loaded: LoadedModel, num_features: int, edge_dim: int | None, counts: tuple[int, int]
+) -> bool:
+    """Whether graphs of several sizes have the same outputs merged and alone.
+
+    A model that normalises over all nodes, samples, or pools without `batch` does not.
+    """
+    rows: Literal["node", "graph"] = "node" if counts == (7, 11) else "graph"
+    graphs = [probe_inputs(*size, num_features, edge_dim) for size in _UNION]
+    try:
+        alone = [loaded.run(graph) for graph in graphs]
+        merged = run_union(loaded, graphs, rows)
+    except Exception:
+        return False
+    return all(
+        one.shape == other.shape and _is_close(one, other)
+        for one, other in zip(alone, merged, strict=True)
+    )
+
+
+def _is_close(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Within 1e-4 of the expected output's scale."""
+    scale = max(float(expected.abs().max()), 1e-12)
+    return bool(((found - expected).abs() <= 1e-4 * scale).all())
+
+
+def _candidates(loaded: LoadedModel) -> Iterator[tuple[int, int | None]]:
+    """(features, edge_dim) to try, likeliest first."""
+    spec = loaded.spec
+    dims = [
+        int(size)
+        for value in loaded.module.parameters()
+        for size in reversed(value.shape)
+        if value.dim() >= 2
+    ]
+
+    def ranked(names: tuple[str, ...]) -> list[int]:
+        told = [spec.args[name] for name in names if name in spec.args]
+        likely = [size for size in told if type(size) is int and size > 0]
+        return list(dict.fromkeys([*likely, *dims]))[:_MAX_CANDIDATES]
+
+    features = [spec.num_features] if spec.num_features else ranked(_FEATURE_ARGS)
+    if "edge_attr" not in spec.inputs:
+        return product(features, (None,))
+    return product(features, dict.fromkeys([*ranked(_EDGE_ARGS), 1]))

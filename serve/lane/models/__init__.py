@@ -1,0 +1,1 @@
+"""Load models into a lane, and join several requests into one run."""

@@ -1,0 +1,193 @@
+"""A model in a lane's memory, ready to run.
+
+Weights are memory-mapped and assigned, not copied, so lanes that load the same file, or the
+server's own copy of it, share its pages. Nothing is ever unpickled; the only code run is the
+factory the repository names.
+"""
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch.nn.parameter import is_lazy
+
+from serve.errors import InvalidInput, ModelError
+from serve.models.header import read_header
+from serve.models.repository import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A PyG module in eval mode with its weights mapped."""
+
+    spec: ModelSpec
+    module: torch.nn.Module
+    #: What runs it; see ``serve.lane.executors``.
+    executor: str = field(default="eager", kw_only=True)
+    #: Called when a run has ended, also by an error.
+    after_run: Callable[[], None] | None = field(default=None, kw_only=True)
+
+    def run(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """One forward pass without autograd: float32 [rows, C], contiguous.
+
+        `inputs` by name: x float32 [N, F], edge_index int64 [2, E], edge_weight float32 [E],
+        edge_attr float32 [E, D], batch int64 [N]; those the model does not take are ignored. A
+        missing edge_weight means ones, a missing batch means one graph.
+
+        Raises InvalidInput when another input is missing and ModelError when forward returns
+        anything else than a float32 vector or matrix. What forward itself raises passes through,
+        so that the caller can tell running out of memory from a bug in the model.
+        """
+        try:
+            with torch.inference_mode():
+                output = self.module(*(self._argument(name, inputs) for name in self.spec.inputs))
+                return self.checked(output)
+        finally:
+            if self.after_run is not None:
+                self.after_run()
+
+    def checked(self, output: object) -> torch.Tensor:
+        """`output` as float32 [rows, C], contiguous; a vector becomes one column.
+
+        Raises ModelError naming what it is instead.
+        """
+        if not isinstance(output, torch.Tensor) or output.layout != torch.strided:
+            raise ModelError(self._wrong_output(f"a {type(output).__name__}"))
+        if output.dtype != torch.float32 or output.dim() not in (1, 2):
+            raise ModelError(self._wrong_output(f"{output.dtype} {list(output.shape)}"))
+        return (output if output.dim() == 2 else output.unsqueeze(1)).contiguous()
+
+    def _argument(self, name: str, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        value = inputs.get(name)
+        if value is not None:
+            return value
+        if name == "edge_weight":
+            return inputs["x"].new_ones(inputs["edge_index"].shape[1])
+        if name == "batch":
+            return inputs["x"].new_zeros(inputs["x"].shape[0], dtype=torch.int64)
+        raise InvalidInput(f"model '{self.spec.name}' needs the tensor '{name}'")
+
+    def _wrong_output(self, what: str) -> str:
+        return f"model {self.spec.key}: forward returned {what}; it must be torch.float32 [rows, C]"
+
+
+def load_model(spec: ModelSpec) -> LoadedModel:
+    """Build the model and map its weights; raises ModelError saying which step failed on what.
+
+    ConfigError when the weights file has changed since the repository was read.
+    """
+    where = f"model {spec.key}: {spec.config_file}"
+    factory = _resolve(spec)
+    try:
+        module = factory(**spec.args)
+    except Exception as error:
+        raise ModelError(
+            f"{where}: model.args: {spec.factory} with {spec.args}: {_told(error)}"
+        ) from error
+    if not isinstance(module, torch.nn.Module):
+        raise ModelError(
+            f"{where}: model.factory: {spec.factory} returned a {type(module).__name__},"
+            " not a torch.nn.Module"
+        )
+    for name, layer in module.named_modules():
+        # A cached layer answers every later graph with the first one's normalised edges.
+        if getattr(layer, "cached", False) is True:
+            raise ModelError(
+                f"{where}: layer '{name}' ({type(layer).__name__}) has cached=True, which keeps"
+                " one graph's edges for the next request; build it with cached=False"
+            )
+    _map_weights(module, spec)
+    module.eval().requires_grad_(False)
+    return LoadedModel(spec=spec, module=module)
+
+
+def _map_weights(module: torch.nn.Module, spec: ModelSpec) -> None:
+    """Assign the file's tensors, still mapped, to the module's parameters and buffers."""
+    where = f"model {spec.key}: {spec.weights}"
+    read_header(spec.weights_file, told_as=Path(spec.weights))
+    state = load_file(spec.weights_file)
+    for name, wanted in module.state_dict().items():
+        given = state.get(name)
+        # A lazy parameter takes whatever shape the file has.
+        if given is None or is_lazy(wanted):
+            continue
+        if (given.dtype, given.shape) != (wanted.dtype, wanted.shape):
+            raise ModelError(
+                f"{where}: tensor '{name}' is {given.dtype} {list(given.shape)},"
+                f" the model has {wanted.dtype} {list(wanted.shape)}"
+            )
+    missing, unexpected = module.load_state_dict(state, strict=False, assign=True)
+    if missing or unexpected:
+        parts = [
+            f"{verb} {', '.join(sorted(names)[:8])}{', …' if len(names) > 8 else ''}"
+            for verb, names in (("lacks", missing), ("has the unknown", unexpected))
+            if names
+        ]
+        raise ModelError(f"{where}: {' and '.join(parts)}")
+
+
+def _resolve(spec: ModelSpec) -> Callable[..., Any]:
+    """Import the factory's module, or the file beside config.toml, and take the callable."""
+    target, _, attribute = spec.factory.rpartition(":")
+    where = f"model {spec.key}: {spec.config_file}: model.factory {spec.factory!r}"
+    source = spec.source_file
+    try:
+        loaded = importlib.import_module(target) if source is None else _load_file(spec, source)
+    except Exception as error:
+        raise ModelError(f"{where}: {_told(error)}") from error
+    factory = getattr(loaded, attribute, None)
+    if not callable(factory):
+        raise ModelError(f"{where}: {target} has no callable '{attribute}'")
+    result: Callable[..., Any] = factory
+    return result
+
+
+def _load_file(spec: ModelSpec, path: Path) -> ModuleType:
+    """Run a model's own file as a module of its own, once more on every load."""
+    digest = hashlib.sha256(str(path).encode()).hexdigest()[:12]
+    name = f"gnnserve_model_{digest}_{spec.version}"
+    loader = _SourceLoader(name, str(path), spec.own_source or str(path))
+    module_spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+    assert module_spec is not None
+    module = importlib.util.module_from_spec(module_spec)
+    # Dataclasses and torch.export look their module up by name.
+    sys.modules[name] = module
+    try:
+        loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+class _SourceLoader(SourceFileLoader):
+    """Runs what one file holds as the module that lies at another path.
+
+    Byte code that was kept of an earlier load is left alone: it is told to be of today's file by
+    size and time, to the second.
+    """
+
+    def __init__(self, name: str, path: str, read_from: str) -> None:
+        super().__init__(name, path)
+        self._read_from = read_from
+
+    def path_stats(self, path: str) -> Mapping[str, Any]:
+        """Say that there is no file to keep byte code of."""
+        raise OSError(f"{path}: byte code is not kept")
+
+    def get_data(self, path: str) -> bytes:
+        """Return the source."""
+        return Path(self._read_from).read_bytes()
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

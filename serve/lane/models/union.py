@@ -1,0 +1,98 @@
+"""Several requests' graphs as one: their disjoint union, run once and taken apart again.
+
+No edge leads from one graph to another, so a model that looks at nothing but edges, and at `batch`
+where it pools, answers each graph as if it were alone. Which models do is probed, see
+``signature``.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Literal
+
+import torch
+
+from serve.errors import ModelError
+from serve.lane.models.loader import LoadedModel
+
+Inputs = Mapping[str, torch.Tensor]
+
+
+def run_union(
+    model: LoadedModel, graphs: Sequence[Inputs], rows: Literal["node", "graph"]
+) -> tuple[torch.Tensor, ...]:
+    """The outputs float32 [rows, C] of the model for each of `graphs`, from one run.
+
+    `graphs` as for ``LoadedModel.run``, which is what runs when there is only one. `rows`: what
+    the output has one row for. Raises ModelError when the output has another number of rows than
+    the graphs have together.
+    """
+    if len(graphs) == 1:
+        return (model.run(graphs[0]),)
+    joined, counts = join(graphs, model.spec.inputs)
+    output = model.run(joined)
+    if rows == "node":
+        counts = [graph["x"].shape[0] for graph in graphs]
+    if output.shape[0] != sum(counts):
+        raise ModelError(
+            f"model {model.spec.key}: {len(graphs)} graphs merged gave {output.shape[0]} rows, "
+            f"they should give {sum(counts)}"
+        )
+    return tuple(torch.split(output, counts))
+
+
+def rows_wanted(graph: Inputs, rows: Literal["node", "graph"]) -> int:
+    """Rows of the output for the graph; with a `batch`, that is read."""
+    return graph["x"].shape[0] if rows == "node" else _graphs_in(graph)
+
+
+def join(
+    graphs: Sequence[Inputs], names: Sequence[str]
+) -> tuple[dict[str, torch.Tensor], list[int]]:
+    """The named inputs of the union, and how many graphs each of `graphs` counts in `batch`."""
+    nodes = [graph["x"].shape[0] for graph in graphs]
+    firsts = list(accumulate(nodes, initial=0))[:-1]
+    joined = {"x": torch.cat([graph["x"] for graph in graphs])}
+    counts = [min(1, count) for count in nodes]
+    for name in names:
+        if name == "edge_index":
+            joined[name] = _shifted([graph[name] for graph in graphs], firsts)
+        elif name == "batch":
+            counts = [_graphs_in(graph) for graph in graphs]
+            batches = [_batch(graph) for graph in graphs]
+            joined[name] = _shifted(batches, list(accumulate(counts, initial=0))[:-1])
+        elif name == "edge_weight":
+            if any(name in graph for graph in graphs):
+                joined[name] = torch.cat([_weights(graph) for graph in graphs])
+        elif name != "x":
+            joined[name] = torch.cat([graph[name] for graph in graphs])
+    return joined, counts
+
+
+def _shifted(parts: Sequence[torch.Tensor], by: Sequence[int]) -> torch.Tensor:
+    """The parts side by side along the last axis, each with its number added."""
+    dtype = parts[0].dtype
+    for part in parts[1:]:
+        dtype = torch.promote_types(dtype, part.dtype)
+    lengths = [part.shape[-1] for part in parts]
+    shape = (*parts[0].shape[:-1], sum(lengths))
+    whole = torch.empty(shape, dtype=dtype, device=parts[0].device)
+    for part, place, number in zip(parts, torch.split(whole, lengths, -1), by, strict=True):
+        torch.add(part, number, out=place)
+    return whole
+
+
+def _graphs_in(graph: Inputs) -> int:
+    """How many graphs `batch` tells apart; one without it, none without nodes."""
+    batch, count = graph.get("batch"), graph["x"].shape[0]
+    return min(1, count) if batch is None or not count else int(batch.max()) + 1
+
+
+def _batch(graph: Inputs) -> torch.Tensor:
+    found = graph.get("batch")
+    x = graph["x"]
+    return x.new_zeros(x.shape[0], dtype=torch.int64) if found is None else found
+
+
+def _weights(graph: Inputs) -> torch.Tensor:
+    found = graph.get("edge_weight")
+    return graph["x"].new_ones(graph["edge_index"].shape[1]) if found is None else found

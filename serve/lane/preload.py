@@ -1,0 +1,35 @@
+"""Imported once by the fork server that all lanes are forked from: torch, PyG, all a lane needs.
+
+Service managers send SIGTERM to every process of a service, and a terminal that is closed SIGHUP.
+Only the main process acts on them: lanes and their fork server must live until what was accepted is
+answered.
+"""
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+
+from serve.server.signals import DRAINING, IGNORED
+
+
+@contextmanager
+def _left_out(name: str) -> Iterator[None]:
+    """An empty module stands for `name` while open; whoever uses it later gets the real one."""
+    sys.modules[name] = ModuleType(name)
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+
+
+# Importing PyG takes a second, which a restarted lane would pay again. It imports torch._dynamo,
+# which takes as long once more, to look one class up when it is asked about compiled models; torch
+# itself imports that module on first use.
+with _left_out("torch._dynamo"):
+    from serve.models import zoo as zoo
+    from serve.lane import loop as lane
+
+for number in (*DRAINING, *IGNORED):
+    signal.signal(number, signal.SIG_IGN)

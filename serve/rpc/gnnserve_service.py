@@ -1,0 +1,109 @@
+"""Our own service: what the standard lacks. Method names are those of `gnnserve.proto`."""
+
+from collections.abc import Callable
+from typing import Any
+
+from google.protobuf import json_format
+
+from serve.errors import InvalidInput
+from serve.graphs.updates import Change
+from serve.obs.record import ServerRun
+from serve.pb import POOL
+from serve.pb import gnnserve_pb2 as pb
+from serve.rpc import describe
+from serve.rpc.change import decode_change, parse_update
+from serve.rpc.options import parse_fanouts
+from serve.server.api import Inference
+
+NAME = "gnnserve.v1.GnnServe"
+#: Methods whose messages are handled as bytes.
+AS_BYTES = ("UpdateGraph",)
+
+#: Largest graph that is estimated; the bytes and nanoseconds of larger ones overflow.
+_MAX_COUNT = 10**12
+
+#: Seconds back (0: all) to the QoS report in its JSON shape.
+Report = Callable[[float], dict[str, Any]]
+
+
+class GnnServeService:
+    """Implements `gnnserve.v1.GnnServe`."""
+
+    def __init__(
+        self,
+        engine: Inference,
+        facts: Callable[[], ServerRun],
+        report: Report,
+        max_message_bytes: int,
+    ) -> None:
+        self._engine = engine
+        self._facts = facts
+        self._report = report
+        self._max_message_bytes = max_message_bytes
+
+    def Describe(self, _: pb.DescribeRequest, __: object) -> pb.DescribeResponse:
+        """What this server is."""
+        facts = self._facts()
+        answer = pb.DescribeResponse(max_message_bytes=self._max_message_bytes)
+        for field in answer.DESCRIPTOR.fields:
+            if field.name != "max_message_bytes":
+                setattr(answer, field.name, getattr(facts, field.name))
+        return answer
+
+    def Estimate(self, request: pb.EstimateRequest, _: object) -> pb.EstimateResponse:
+        """What a request of this size, or by so many ids of a resident graph, would need."""
+        for name in ("num_nodes", "num_edges", "num_ids"):
+            value = getattr(request, name)
+            if value < 0:
+                raise InvalidInput(f"{name}: {value} is negative")
+            if value > _MAX_COUNT:
+                raise InvalidInput(f"{name}: {value} is more than {_MAX_COUNT}")
+        if request.graph:
+            if request.num_nodes or request.num_edges:
+                raise InvalidInput(
+                    f"graph '{request.graph}': num_ids says how much of it is asked for, "
+                    "not num_nodes and num_edges"
+                )
+            return describe.estimate(
+                self._engine.estimate_sample(
+                    request.model,
+                    request.version,
+                    request.graph,
+                    request.num_ids,
+                    parse_fanouts(request.fanouts or None),
+                )
+            )
+        for name in ("num_ids", "fanouts"):
+            if getattr(request, name):
+                raise InvalidInput(f"{name}: is of no meaning without a graph")
+        if request.num_nodes == 0 and request.num_edges > 0:
+            raise InvalidInput(f"num_edges: {request.num_edges} edges in a graph of 0 nodes")
+        return describe.estimate(
+            self._engine.estimate(
+                request.model, request.version, request.num_nodes, request.num_edges
+            )
+        )
+
+    def ListGraphs(self, request: pb.ListGraphsRequest, _: object) -> pb.ListGraphsResponse:
+        """The resident graphs, or one of them."""
+        graphs = self._engine.graphs(request.name)
+        return pb.ListGraphsResponse(graphs=[describe.graph(found) for found in graphs])
+
+    def UpdateGraph(self, message: bytes, _: object) -> bytes:
+        """Change a resident graph."""
+        request = parse_update(message)
+        if request.if_version < 0:
+            raise InvalidInput(f"if_version: {request.if_version} is negative")
+        change = Change(**decode_change(request))
+        found = self._engine.update_graph(request.graph, change, request.if_version or None)
+        return pb.UpdateGraphResponse(graph=describe.graph(found)).SerializeToString()
+
+    def Report(self, request: pb.ReportRequest, _: object) -> pb.ReportResponse:
+        """The QoS report."""
+        if not request.since_s >= 0:
+            raise InvalidInput(f"since_s: {request.since_s} is not at least 0")
+        found = self._report(request.since_s)
+        # Reports may grow fields before the wire does.
+        return json_format.ParseDict(
+            found, pb.ReportResponse(), ignore_unknown_fields=True, descriptor_pool=POOL
+        )

@@ -1,0 +1,234 @@
+"""What this machine offers to lanes. Facts only: the scheduler gets numbers, not devices."""
+
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from serve.config import DeviceConfig
+from serve.core.params import LANES_PER_CORE
+from serve.server.gpus import Gpu, NoCuda, find_gpus
+from serve.errors import ConfigError
+from serve.server.cgroup import Limits, find_limits
+from serve.lane.start import DevicePlace
+
+_log = logging.getLogger(__name__)
+
+#: Of what is free at start, kept for the operating system, the server and its buffers.
+_RESERVE_SHARE = 0.25
+#: What all lanes together may keep, as a share of the device, and what one may keep at most.
+_KEPT_SHARE = 1 / 8
+_MOST_KEPT_BYTES = 256 << 20
+#: What lanes may hold between runs beyond their models and what they may keep: all together of the
+#: budget, and each at least.
+_HELD_SHARE, _LEAST_HELD_BYTES = 1 / 4, 128 << 20
+#: Lanes of a GPU unless the configuration says how many, and at most: torch has 32 streams of a
+#: priority, and one that copies or hot rows use too would make lanes wait for each other.
+_GPU_LANES, _MOST_GPU_LANES = 4, 28
+#: Of a GPU's free memory, kept for the contexts of two processes and what CUDA takes for itself.
+_GPU_RESERVE_BYTES, _GPU_RESERVE_SHARE = 1 << 30, 1 / 32
+#: The calibrator's share of a GPU, and its most.
+_CALIBRATION_SHARE, _CALIBRATION_BYTES = 1 / 8, 8 << 30
+#: Static memory of a lane: on each of its two streams, cuBLAS keeps 32 MiB and cublasLt 1.
+_LANE_STATIC_BYTES = 2 * (36 << 20)
+#: For captured runs: of a GPU, and at most of a lane. They gain where a graph is small.
+_REPLAY_SHARE, _REPLAY_BYTES = 1 / 32, 256 << 20
+#: For the runs that warm a model up, on one lane at a time: of a GPU, and at most.
+_WARM_UP_SHARE, _WARM_UP_BYTES = 1 / 64, 256 << 20
+#: Room for pieces between buffers, so that what the ledger holds can always be placed.
+_PIECES_SHARE = 1 / 64
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """The device lanes run on, or several equal ones: facts are those of each."""
+
+    #: `cpu`, and the model of the processor where the system tells it.
+    name: str
+    #: Memory for weights and running tasks together.
+    budget_bytes: int
+    #: For each lane, the cores it is pinned to.
+    lane_cores: tuple[tuple[int, ...], ...]
+    #: Tasks that execute at once without sharing a core.
+    parallelism: int
+    #: A running task can be stopped anywhere and resumed.
+    can_suspend: bool
+    #: Freed memory a lane may keep from run to run, so that its pages need not be asked for
+    #: again; not part of `budget_bytes`.
+    keep_bytes: int = 0
+    #: What a lane's process may hold between runs beyond its models before it is started anew.
+    lane_limit_bytes: int | None = None
+    #: Where lanes are threads of one process, for each device; empty: a process each, on one.
+    places: tuple[DevicePlace, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self.places) or 1
+
+    @property
+    def title(self) -> str:
+        """All of them, as shown to people."""
+        return self.name if self.count == 1 else f"{self.name} × {self.count}"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Each one's name, told apart where there are several."""
+        if self.count == 1:
+            return (self.name,)
+        return tuple(f"{self.name} #{number}" for number in range(self.count))
+
+    @property
+    def host_cores(self) -> tuple[int, ...]:
+        """Cores for the server's own threads: the first in eight of those lanes are pinned to.
+
+        Empty where lanes are pinned to none. The first, because an idle server runs a request on
+        the first lane: its end then wakes nobody on another core.
+        """
+        cores = sorted({core for cores in self.lane_cores for core in cores})
+        return tuple(cores[: max(1, len(cores) // 8)])
+
+
+def find_device(
+    config: DeviceConfig,
+    *,
+    spare_lanes: bool,
+    root: Path = Path("/"),
+    gpus: tuple[Gpu, ...] | None = None,
+) -> Device:
+    """The device of the configuration; raises ConfigError when this machine has none such.
+
+    `root` is where `/proc` and the control groups are looked for. With `spare_lanes` there are
+    `LANES_PER_CORE` unless the configuration says how many: a suspended task keeps its lane.
+    `gpus`, where the machine's were looked for before.
+    """
+    if config.kind != "cpu":
+        try:
+            return _gpu_device(config, gpus or find_gpus())
+        except NoCuda as error:
+            if config.kind == "cuda":
+                raise ConfigError(f"device.kind: 'cuda': {error}") from error
+            _log.log(error.level, "no CUDA (%s): serving on the processor", error)
+    limits = find_limits(root)
+    cores = sorted(os.sched_getaffinity(0))
+    at_once = _cores_at_once(len(cores), limits)
+    lanes = config.lanes or at_once * (LANES_PER_CORE if spare_lanes else 1)
+    free_bytes = _free_bytes(root, limits)
+    total_bytes = config.memory_budget_bytes or int(free_bytes * (1 - _RESERVE_SHARE))
+    keep_bytes = min(_MOST_KEPT_BYTES, int(total_bytes * _KEPT_SHARE) // lanes)
+    lane_cores: tuple[tuple[int, ...], ...] = ((),) * lanes
+    if at_once == len(cores):
+        lane_cores = tuple((cores[index % len(cores)],) for index in range(lanes))
+    held_bytes = max(_LEAST_HELD_BYTES, int(total_bytes * _HELD_SHARE) // lanes)
+    return Device(
+        name=f"cpu: {_processor_name()}",
+        budget_bytes=total_bytes - lanes * keep_bytes,
+        lane_cores=lane_cores,
+        parallelism=min(lanes, at_once),
+        can_suspend=True,
+        keep_bytes=keep_bytes,
+        lane_limit_bytes=config.max_lane_memory_bytes or keep_bytes + held_bytes,
+    )
+
+
+def _cores_at_once(cores: int, limits: Limits) -> int:
+    """How many lanes may execute at once: with more than the quota allows, all would be stopped.
+
+    With a quota of less than the cores there are, lanes are pinned to none: whatever else has a
+    quota on this machine would pin its own to the same ones.
+    """
+    if limits.cores is None or limits.cores >= cores:
+        return cores
+    at_once = max(1, int(limits.cores))
+    _log.info(
+        "the CPU quota is %g of %d cores: %d at once, lanes are pinned to none",
+        limits.cores, cores, at_once,
+    )  # fmt: skip
+    return at_once
+
+
+def _gpu_device(config: DeviceConfig, found: tuple[Gpu, ...]) -> Device:
+    gpus = _chosen(config, found)
+    name = gpus[0].name
+    lanes = config.lanes or _GPU_LANES
+    if lanes > _MOST_GPU_LANES:
+        raise ConfigError(f"device.lanes: a GPU has at most {_MOST_GPU_LANES}, got {lanes}")
+    # Equal devices are given equal work, so each has what the fullest has left.
+    least_bytes = min(gpu.free_bytes for gpu in gpus)
+    free_bytes = int(least_bytes * (1 - _GPU_RESERVE_SHARE)) - _GPU_RESERVE_BYTES
+    total_bytes = min(config.memory_budget_bytes or free_bytes, free_bytes)
+    calibration_bytes = min(_CALIBRATION_BYTES, int(total_bytes * _CALIBRATION_SHARE))
+    slab_bytes = total_bytes - calibration_bytes
+    replay_bytes = 0
+    if config.cuda_graphs == "auto":
+        replay_bytes = min(_REPLAY_BYTES, int(total_bytes * _REPLAY_SHARE) // lanes)
+    warm_up_bytes = min(_WARM_UP_BYTES, int(total_bytes * _WARM_UP_SHARE))
+    static_bytes = lanes * _LANE_STATIC_BYTES
+    own_bytes = static_bytes + lanes * replay_bytes + warm_up_bytes
+    budget_bytes = int(slab_bytes * (1 - _PIECES_SHARE)) - own_bytes
+    if budget_bytes <= 0:
+        raise ConfigError(
+            f"device: {name} has {least_bytes} bytes free, of which {total_bytes} may be "
+            f"used; {lanes} lanes need more for themselves (device.memory_budget, device.lanes)"
+        )
+    places = tuple(
+        DevicePlace(
+            f"cuda:{gpu.index}",
+            slab_bytes=slab_bytes,
+            calibration_bytes=calibration_bytes,
+            replay_bytes=replay_bytes,
+            warm_up_bytes=warm_up_bytes,
+            static_bytes=static_bytes,
+        )
+        for gpu in gpus
+    )
+    where = ", ".join(place.name for place in places)
+    _log.info(
+        "serving on %s (%s) with %d lanes, %d MiB each", name, where, lanes, budget_bytes >> 20
+    )
+    return Device(
+        name=f"cuda: {name}",
+        budget_bytes=budget_bytes,
+        lane_cores=((),) * lanes,
+        parallelism=lanes,
+        can_suspend=False,
+        places=places,
+    )
+
+
+def _chosen(config: DeviceConfig, found: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+    """The GPUs to serve on, all of one model: a calibration made on one is good for all."""
+    if config.gpus is None:
+        others = [f"{gpu.index} ({gpu.name})" for gpu in found if gpu.name != found[0].name]
+        if others:
+            _log.warning(
+                "serving on GPUs of the first one's model, %s, and not on %s (device.gpus)",
+                found[0].name,
+                ", ".join(others),
+            )
+        return tuple(gpu for gpu in found if gpu.name == found[0].name)
+    by_index = {gpu.index: gpu for gpu in found}
+    if missing := [index for index in config.gpus if index not in by_index]:
+        raise ConfigError(f"device.gpus: there is no GPU {missing}, only {sorted(by_index)}")
+    if len(set(config.gpus)) < len(config.gpus):
+        raise ConfigError(f"device.gpus: none may be there twice, got {list(config.gpus)}")
+    chosen = tuple(by_index[index] for index in config.gpus)
+    if len({gpu.name for gpu in chosen}) > 1:
+        told = ", ".join(f"{gpu.index} is {gpu.name}" for gpu in chosen)
+        raise ConfigError(f"device.gpus: all must be of one model, but {told}")
+    return chosen
+
+
+def _free_bytes(root: Path, limits: Limits) -> int:
+    """Memory this process may still take: what is available, within its control groups' limits."""
+    lines = (root / "proc/meminfo").read_text("ascii").splitlines()
+    fields = dict(line.split(":", 1) for line in lines)
+    free_bytes = int(fields["MemAvailable"].split()[0]) * 1024
+    return free_bytes if limits.memory_bytes is None else min(free_bytes, limits.memory_bytes)
+
+
+def _processor_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return os.uname().machine

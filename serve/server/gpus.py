@@ -1,0 +1,126 @@
+"""Whether CUDA can be used here, found out without touching it in this process.
+
+Whoever asks CUDA anything gets a context: hundreds of megabytes of device memory for as long as
+the process lives. So the question is put to a process of its own.
+"""
+
+import json
+import logging
+import os
+import runpy
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib import import_module, util
+from pathlib import Path
+from typing import Any
+
+from serve.native_cuda import CUDA_LIBRARY, library_path
+
+_log = logging.getLogger(__name__)
+
+#: Where nothing is in the page cache yet, importing torch alone takes up to a minute.
+_PROBE_TIMEOUT_S = 180.0
+_PROBE = """
+import json, torch
+found = []
+torch.cuda.init()
+for index in range(torch.cuda.device_count()):
+    torch.cuda.set_device(index)
+    facts = torch.cuda.get_device_properties(index)
+    free, total = torch.cuda.mem_get_info(index)
+    found.append([index, facts.name, str(getattr(facts, "uuid", "")), free, total])
+torch.zeros(1, device="cuda").item()
+print("found " + json.dumps(found))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A device CUDA can use."""
+
+    #: In CUDA's order, among those it may see.
+    index: int
+    name: str
+    uuid: str
+    #: Not taken by any process now.
+    free_bytes: int
+    total_bytes: int
+
+
+class NoCuda(Exception):
+    """CUDA cannot be used; the text says why."""
+
+    def __init__(self, reason: str, *, expected: bool = False) -> None:
+        super().__init__(reason)
+        #: For the log: a torch without CUDA is a choice, a driver that fails is a trouble.
+        self.level = logging.INFO if expected else logging.WARNING
+
+
+def find_gpus(
+    cuda_of_torch: Callable[[], str | None] | None = None,
+    ask: Callable[[], str] | None = None,
+    nvml: Any = None,
+) -> tuple[Gpu, ...]:
+    """Every device CUDA can use, at least one; raises NoCuda. The arguments are for tests."""
+    version = (cuda_of_torch or _cuda_of_torch)()
+    if version is None:
+        raise NoCuda("torch is built without it", expected=True)
+    if library_path(CUDA_LIBRARY) is None:
+        raise NoCuda(f"{CUDA_LIBRARY} was not built, see docs/cuda.md")
+    started = time.monotonic()
+    said = (ask or _ask)()
+    _log.info("asking CUDA took %.1f s", time.monotonic() - started)
+    line = next((line for line in said.splitlines() if line.startswith("found ")), None)
+    if line is None:
+        told = said.strip().splitlines()
+        raise NoCuda(told[-1] if told else "the process that tried it said nothing")
+    found = [Gpu(*row) for row in json.loads(line.removeprefix("found "))]
+    if not found:
+        raise NoCuda("there is no device")
+    return tuple(_as_nvml_sees(gpu, nvml) for gpu in found)
+
+
+def _cuda_of_torch() -> str | None:
+    """The CUDA version torch was built for, without importing torch."""
+    spec = util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    version: str | None = runpy.run_path(str(Path(spec.origin).with_name("version.py")))["cuda"]
+    return version
+
+
+def _ask() -> str:
+    """What a process that uses CUDA says."""
+    try:
+        found = subprocess.run(
+            [sys.executable, "-c", _PROBE],
+            capture_output=True,
+            text=True,
+            timeout=_PROBE_TIMEOUT_S,
+            env={**os.environ, "CUDA_MODULE_LOADING": "LAZY"},
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"CUDA did not answer within {_PROBE_TIMEOUT_S:g} s"
+    return found.stdout if found.returncode == 0 else found.stderr
+
+
+def _as_nvml_sees(gpu: Gpu, nvml: Any = None) -> Gpu:
+    """Free memory by the driver's own books, which the probe's context is not part of.
+
+    NVML is missing or refuses in many containers: then the probe's word stands.
+    """
+    try:
+        nvml = nvml or import_module("pynvml")
+        nvml.nvmlInit()
+        try:
+            handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{gpu.uuid}")
+            return replace(gpu, free_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).free))
+        finally:
+            nvml.nvmlShutdown()
+    except Exception as error:
+        _log.info("NVML tells nothing of %s: %s", gpu.name, error)
+        return gpu

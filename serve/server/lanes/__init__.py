@@ -1,0 +1,1 @@
+"""Lane processes as the main process sees them: start, talk, end."""

@@ -1,0 +1,1 @@
+"""What the server learns from its own runs: the cost of a request alone and beside others."""

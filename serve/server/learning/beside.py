@@ -1,0 +1,89 @@
+"""Requests the server sends side by side at start, to learn what runs do to one another.
+
+They go the way of all requests, so what is learned is what a request will meet: other kernels on a
+GPU, the memory bus on cores, and the server's own work beside both. From then on every run is
+learned from in the same way (``serve.estimate.interference``).
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from serve.core.types import Nanos
+from serve.errors import ServeError
+from serve.server import clock
+from serve.server.api import InferCall
+from serve.server.learning.alone import PROBE_EDGES_PER_NODE, PROBE_NODES, probe_call
+
+if TYPE_CHECKING:
+    from serve.server.catalogue import ModelEntry
+    from serve.server.ticket import RequestTicket
+
+_log = logging.getLogger(__name__)
+
+#: At once on a device; what lies between is interpolated.
+_SIDE_BY_SIDE = (2, 3, 4, 6, 8, 12, 16, 24, 32)
+#: Times each number is tried.
+_ROUNDS = 4
+#: Runs of this length tell as much as longer ones.
+_LONGEST_NS = 20_000_000
+#: Targets of the requests: none is to wait for another's sake.
+_TARGET_NS = Nanos(3_600_000_000_000)
+#: The scheduler hears of what differs by so much from what it knows.
+_NEWS = 0.03
+
+
+def learn_interference(
+    entries: Sequence["ModelEntry"],
+    submit: Callable[[InferCall], "RequestTicket"],
+    *,
+    slots: int,
+    budget_bytes: int,
+    devices: int = 1,
+) -> None:
+    """Send the models' requests so many at a time; their runs are learned from as they end.
+
+    The largest probes of which so many fit a device of so many slots and such a budget and that do
+    not run long; with several devices, as many for each.
+    """
+
+    def ask(call: InferCall) -> None:
+        try:
+            submit(msgspec.structs.replace(call, arrived_ns=clock.now_ns())).result()
+        except ServeError as error:
+            _log.warning("model %s beside others: %s", call.model, error)
+
+    for count in (number for number in _SIDE_BY_SIDE if number <= slots):
+        calls = [call for entry in entries if (call := _largest(entry, budget_bytes // count))]
+        if not calls:
+            return
+        at_once = count * devices
+        with ThreadPoolExecutor(at_once) as threads:
+            for turn in range(_ROUNDS):
+                chosen = [calls[(turn + number) % len(calls)] for number in range(at_once)]
+                list(threads.map(ask, chosen))
+
+
+def is_news(learned: Sequence[float], known: Sequence[float]) -> bool:
+    """Whether a table of slowdowns differs enough from another to be told."""
+    if len(learned) != len(known):
+        return True
+    return any(abs(new / old - 1) > _NEWS for new, old in zip(learned, known, strict=True))
+
+
+def _largest(entry: "ModelEntry", limit_bytes: int) -> InferCall | None:
+    """The request for the largest probe that takes no more than that, and not long, if any fits."""
+    chosen = None
+    for num_nodes in PROBE_NODES:
+        size = num_nodes, PROBE_EDGES_PER_NODE * num_nodes
+        estimate = entry.estimator.estimate(*size)
+        if estimate.reserve_bytes <= limit_bytes and (
+            chosen is None or estimate.run_ns <= _LONGEST_NS
+        ):
+            chosen = size
+    if chosen is None:
+        return None
+    return msgspec.structs.replace(probe_call(entry, *chosen), qos_target_ns=_TARGET_NS)

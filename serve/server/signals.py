@@ -1,0 +1,132 @@
+"""The signals a server hears: which have it stop, which it ignores, and the end of its patience.
+
+They are heard by a thread of their own through a pipe that Python's own handler writes to, so they
+are heard whatever the main thread is at: loading a model, or waiting for a lock.
+"""
+
+import logging
+import os
+import select
+import signal
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Event, Thread
+from typing import NoReturn
+
+from serve.server.clock import now_ns
+
+_log = logging.getLogger(__name__)
+
+#: What was accepted is answered, then the server ends. SIGHUP is what a closed terminal sends.
+DRAINING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+#: Otherwise they would end the process at once.
+IGNORED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
+#: In the pipe: the server stops by itself.
+_NO_SIGNAL = 0
+_WORDS_S = 1.0
+
+
+class StopSignals:
+    """Tells the main thread when to stop, and ends the process by force when it takes too long."""
+
+    def __init__(
+        self,
+        first: Callable[[], None],
+        limit_s: float,
+        left: Callable[[], str],
+        last: Callable[[], None],
+    ) -> None:
+        """Hear nothing yet.
+
+        `first` is called at the first signal to stop and must not block. So long after it the
+        process ends by force with exit code 1, and the log has what `left` says is not done.
+        `last` is called before an end by force, as nothing else is.
+        """
+        self._first = first
+        self._limit_s = limit_s
+        self._left = left
+        self._last = last
+        self._stop = Event()
+        self._end_ns: int | None = None
+        self._read_fd, self._write_fd = os.pipe()
+        os.set_blocking(self._write_fd, False)
+        self._thread = Thread(target=self._hear, name="signals", daemon=True)
+
+    def listen(self) -> None:
+        """Hear signals from now on; for the main thread. Nothing is undone."""
+        signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
+        for number in (*DRAINING, *IGNORED):
+            # With `nohup` a closed terminal is to be ignored.
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, _do_nothing)
+        self._thread.start()
+
+    @property
+    def told(self) -> bool:
+        """Whether a signal asked for the end."""
+        return self._stop.is_set()
+
+    def wait(self) -> None:
+        """Return when a signal asked for the end."""
+        self._stop.wait()
+
+    def stop_by_itself(self) -> None:
+        """The server stops without a signal, or after one: the limit counts from the first."""
+        with suppress(BlockingIOError):  # it is full of signals, then one of them is heard next
+            os.write(self._write_fd, bytes((_NO_SIGNAL,)))
+
+    def _hear(self) -> None:
+        while (number := self._next()) is not None:
+            if number in IGNORED:
+                _say(lambda: f"{signal.Signals(number).name} is ignored")
+                continue
+            if self._end_ns is None:
+                self._end_ns = now_ns() + int(self._limit_s * 1e9)
+            if number in DRAINING:
+                self._told_by(signal.Signals(number))
+        self._end_by_force()
+
+    def _next(self) -> int | None:
+        """The next signal; None when time is up."""
+        wait_s = None if self._end_ns is None else max(0.0, (self._end_ns - now_ns()) / 1e9)
+        if not select.select([self._read_fd], [], [], wait_s)[0]:
+            return None
+        return os.read(self._read_fd, 1)[0]
+
+    def _told_by(self, number: signal.Signals) -> None:
+        if self._stop.is_set():
+            self._exit(128 + number)
+        self._stop.set()
+        try:
+            self._first()
+        except Exception:
+            # A bug; this thread is the last that may end for one.
+            told = traceback.format_exc()
+            _say(lambda: told)
+        _say(lambda: f"{number.name}: stopping")
+
+    def _end_by_force(self) -> None:
+        limit = f"not stopped within {self._limit_s:g} s, ending by force"
+        try:
+            _say(lambda: f"{limit}; {self._left()}")
+        finally:
+            self._exit(1)
+
+    def _exit(self, code: int) -> NoReturn:
+        try:
+            self._last()
+        finally:
+            os._exit(code)
+
+
+def _say(words: Callable[[], str]) -> None:
+    """Log a warning, and do not wait for ever: whoever reads the log may have stopped reading."""
+    speaker = Thread(target=lambda: _log.warning("%s", words()), name="signal words", daemon=True)
+    with suppress(RuntimeError):  # there may be no threads left
+        speaker.start()
+        speaker.join(_WORDS_S)
+
+
+def _do_nothing(_number: int, _frame: object) -> None:
+    """Stands for a signal's own effect; what it means is heard through the pipe."""

@@ -1,0 +1,216 @@
+"""Prepare: check a request's content and lay its tensors out in the shared pool.
+
+Shapes and dtypes were checked when the request was decoded. What only the content shows
+(an edge that points nowhere, a feature that is no number) is checked here, in the same pass
+that copies. Runs in the thread that serves the request and lets go of the interpreter lock
+for all that is large.
+"""
+
+import math
+from collections.abc import Mapping
+from itertools import chain
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from serve import native
+from serve.core.types import Nanos
+from serve.errors import InvalidInput, QueueFull
+from serve.server.api import InferCall, Tensor
+from serve.ipc.messages import GatherRef, TableRef, TensorRef
+from serve.ipc.shared_pool import TENSOR_ALIGNMENT_BYTES, Block, SharedPool
+
+#: How soon a client may try again when the pool is full: a few typical requests later.
+_POOL_RETRY_NS = 50_000_000
+
+#: Input tensor to the dtype lanes get it in.
+STAGED_DTYPES = {
+    "x": "float32",
+    "edge_index": "int64",
+    "edge_weight": "float32",
+    "edge_attr": "float32",
+    "batch": "int64",
+}
+#: In the place of `x` where lanes gather it, see ``messages.GatherRef``; no input of a model.
+GATHERED_IDS, GATHERED_AT, GATHERED_NEW = "x.ids", "x.at", "x.new"
+STAGED_DTYPES |= {GATHERED_IDS: "int64", GATHERED_AT: "int64", GATHERED_NEW: "float32"}
+
+
+class Staged(msgspec.Struct, frozen=True):
+    """A request's tensors in the pool."""
+
+    block: Block
+    inputs: tuple[TensorRef, ...]
+    output_offset_bytes: int
+    output_capacity_bytes: int
+    #: None: `x` is in the pool.
+    gather: GatherRef | None = None
+
+    def gathering(self, table: TableRef) -> "Staged":
+        """The same for lanes that gather `x` from the table by what is staged in its place."""
+        places = {ref.name: ref for ref in self.inputs}
+        ids, at, new = (places.pop(name) for name in (GATHERED_IDS, GATHERED_AT, GATHERED_NEW))
+        return replace(self, inputs=tuple(places.values()), gather=GatherRef(table, ids, at, new))
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """Inputs that were staged before the scheduler heard of their request."""
+
+    staged: Staged
+    #: Self-loops among the edges, where they are counted.
+    num_loops: int | None
+    started_ns: Nanos
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """Where each tensor of one request lies, relative to its block; last its output."""
+
+    inputs: tuple[TensorRef, ...]
+    input_bytes: int
+    output_capacity_bytes: int
+    #: Edges lie there as int32.
+    narrow_edges: bool = False
+
+    @property
+    def size_bytes(self) -> int:
+        """The whole block."""
+        return self.input_bytes + self.output_capacity_bytes
+
+    def at(self, block: Block) -> Staged:
+        """The same places in the pool."""
+        start = block.offset_bytes
+        refs = [TensorRef(r.name, r.dtype, r.shape, start + r.offset_bytes) for r in self.inputs]
+        return Staged(block, tuple(refs), start + self.input_bytes, self.output_capacity_bytes)
+
+
+def plan_layout(
+    shapes: Mapping[str, tuple[int, ...]],
+    order: tuple[str, ...],
+    output_bytes: int,
+    *,
+    narrow_edges: bool = False,
+) -> Layout:
+    """Places for the tensors named in `order` that have a shape, then for the output.
+
+    With `narrow_edges` they are int32 there, which must hold the graph's nodes.
+    """
+    offset = 0
+    inputs = []
+    for name in order:
+        shape = shapes.get(name)
+        if shape is not None:
+            dtype = STAGED_DTYPES[name]
+            if narrow_edges and name == "edge_index":
+                dtype = "int32"
+            ref = TensorRef(name, dtype, shape, offset)
+            inputs.append(ref)
+            offset += _aligned(ref.size_bytes)
+    return Layout(tuple(inputs), offset, _aligned(output_bytes), narrow_edges)
+
+
+def stage(
+    call: InferCall, layout: Layout, pool: SharedPool, block: Block, *, check_finite: bool
+) -> Staged:
+    """Check and copy the tensors of `call` into `block`.
+
+    Raises InvalidInput naming the tensor, the position and the rule.
+    """
+    staged = layout.at(block)
+    num_nodes = call.tensors["x"].shape[0]
+    for ref in staged.inputs:
+        source, target = call.tensors[ref.name], pool.view(ref.offset_bytes, ref.size_bytes)
+        if ref.name == "edge_index":
+            _stage_edges(source, target, num_nodes, narrow=layout.narrow_edges)
+        elif ref.name == "batch":
+            _stage_batch(source, target, num_nodes)
+        else:
+            _stage_floats(ref.name, source, target, check_finite=check_finite)
+    return staged
+
+
+def count_loops(staged: Staged, pool: SharedPool) -> int:
+    """Self-loops among the staged edges."""
+    for ref in staged.inputs:
+        if ref.name == "edge_index":
+            source, target = pool.array(ref.offset_bytes, ref.dtype, ref.shape)
+            return int(np.count_nonzero(source == target))
+    return 0
+
+
+def take_block(pool: SharedPool, layout: Layout) -> Block:
+    """A block of the pool for `layout`; raises QueueFull when the pool has no room."""
+    block = pool.allocate(layout.size_bytes)
+    if block is None:
+        raise QueueFull(
+            f"staging memory: the request needs {layout.size_bytes} bytes, "
+            f"{pool.capacity_bytes - pool.used_bytes} of {pool.capacity_bytes} are free",
+            retry_after_ns=_POOL_RETRY_NS,
+        )
+    return block
+
+
+def _stage_edges(source: Tensor, target: memoryview, num_nodes: int, *, narrow: bool) -> None:
+    found = stage_indices(source, target, num_nodes, narrow=narrow)
+    if found is not None:
+        row, column = divmod(found[0], source.shape[1])
+        raise InvalidInput(
+            f"input 'edge_index' [{row}, {column}] is {found[1]}; "
+            f"it must be in [0, {num_nodes}), the rows of 'x'"
+        )
+
+
+def _stage_batch(source: Tensor, target: memoryview, num_nodes: int) -> None:
+    found = stage_indices(source, target, num_nodes)
+    if found is not None:
+        raise InvalidInput(
+            f"input 'batch' [{found[0]}] is {found[1]}; it must be in [0, {num_nodes})"
+        )
+
+
+def stage_indices(
+    source: Tensor, target: memoryview, bound: int, *, narrow: bool = False
+) -> tuple[int, int] | None:
+    """Copy indices as int64; flat position and value of the first not in [0, `bound`).
+
+    `narrow` leaves those that came as int32 so.
+    """
+    width = 4 if narrow else 8
+    is_int32 = source.datatype == "INT32"
+    item_bytes = 4 if is_int32 else 8
+    start = 0
+    for piece in source.pieces():
+        end = start + len(piece) // item_bytes
+        part = target[width * start : width * end]
+        bad = native.stage_indices(piece, is_int32, bound, part, narrow)
+        if bad >= 0:
+            return start + bad, int(np.frombuffer(piece, f"<i{item_bytes}")[bad])
+        start = end
+    return None
+
+
+def _stage_floats(name: str, source: Tensor, target: memoryview, *, check_finite: bool) -> None:
+    start = 0
+    pieces = iter(source.pieces())
+    for piece in pieces:
+        end = start + len(piece)
+        bad = native.stage_features(piece, target[start:end], check_finite)
+        if bad >= 0:
+            value = np.frombuffer(piece, "<f4")[bad]
+            place = np.unravel_index(start // 4 + bad, source.shape)
+            where = ", ".join(str(int(i)) for i in place)
+            count = sum(_count_nonfinite(part) for part in chain((piece,), pieces))
+            raise InvalidInput(
+                f"input '{name}' [{where}] is {value}; features must be finite "
+                f"({count} of {math.prod(source.shape)} are not)"
+            )
+        start = end
+
+
+def _count_nonfinite(piece: bytes | memoryview) -> int:
+    values = np.frombuffer(piece, "<f4")
+    return int(values.size - np.count_nonzero(np.isfinite(values)))
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // TENSOR_ALIGNMENT_BYTES) * TENSOR_ALIGNMENT_BYTES

@@ -1,0 +1,61 @@
+"""Models built and run once, each in a process of its own, without a server."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+from serve.errors import ModelError, NotReady
+from serve.models.model_signature import Signature
+from serve.models.repository import ModelSpec
+from serve.server.lanes.pool import LanePool
+from serve.ipc.shared_pool import SharedPool
+
+#: Whatever the model does, it is ended after so long.
+_TRIAL_TIMEOUT_S = 120.0
+
+
+class Trials:
+    """A place to try models on the processor; closing it ends all processes."""
+
+    def __init__(self) -> None:
+        self._shared = SharedPool(1 << 20)
+        self._pool = LanePool(((),), self._shared, keep_bytes=0)
+
+    def __enter__(self) -> "Trials":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._pool.stop()
+        self._shared.close()
+
+    def run(self, spec: ModelSpec) -> Signature:
+        """Build the model, give it its weights and run it on graphs of a few nodes.
+
+        Raises ModelError saying what fails, also when it ends its process or takes too long.
+        """
+        try:
+            with _stdout_aside(), self._pool.calibrator() as process:
+                return process.try_out(spec, _TRIAL_TIMEOUT_S)
+        except (NotReady, OSError, EOFError) as error:
+            reason = str(error).removesuffix("; see the log")
+            raise ModelError(f"model {spec.key}: {reason}") from error
+
+
+@contextmanager
+def _stdout_aside() -> Iterator[None]:
+    """Have what processes print that are started meanwhile go to standard error."""
+    sys.stdout.flush()
+    ours = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(ours, 1)
+        os.close(ours)

@@ -1,0 +1,1 @@
+"""Bytes to values and back, for both ends of the wire."""

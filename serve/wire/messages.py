@@ -1,0 +1,283 @@
+"""Tensors and inference messages on the wire, for both ends: numpy arrays in, numpy arrays out.
+
+Messages are written and read by ``serve.native`` in one pass in which no tensor is copied but into
+the message that is sent; what is not plain enough for that is left to the protobuf library
+(``serve.wire.protobuf``). What goes over the wire is the same, so either end may be somebody else's.
+
+Messages here are bytes: give `None` as serializer and deserializer to gRPC. Does not cover which
+tensors a model takes: see ``serve.rpc.convert``.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from serve import native
+from serve.wire import protobuf as wire_library
+from serve.wire.protobuf import ParameterValue as ParameterValue
+from serve.wire.protobuf import Unsigned as Unsigned
+from serve.wire.protobuf import WireError as WireError
+
+Array = np.ndarray[Any, np.dtype[Any]]
+#: gRPC method paths whose messages this module writes and reads.
+INFER_METHOD = "/inference.GRPCInferenceService/ModelInfer"
+STREAM_METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
+
+#: Parameters of a tensor that lies in a shared memory region instead of in the message.
+REGION = "shared_memory_region"
+REGION_OFFSET = "shared_memory_offset"
+REGION_SIZE = "shared_memory_byte_size"
+
+#: Largest gRPC message, each way, that clients take and the server takes by default.
+MAX_MESSAGE_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Datatype:
+    """One of the protocol's element types."""
+
+    name: str
+    #: Bytes of one element; 0 for BYTES, whose elements differ.
+    size: int
+    #: Little-endian numpy dtype; None where numpy has none (BF16, BYTES).
+    dtype: np.dtype[Any] | None
+    #: Field of `InferTensorContents` that may hold it; empty: raw form only.
+    contents: str
+
+
+DATATYPES: dict[str, Datatype] = {
+    name: Datatype(name, size, np.dtype(code) if code else None, contents)
+    for name, size, code, contents in (
+        ("BOOL", 1, "?", "bool_contents"),
+        ("UINT8", 1, "u1", "uint_contents"),
+        ("UINT16", 2, "<u2", "uint_contents"),
+        ("UINT32", 4, "<u4", "uint_contents"),
+        ("UINT64", 8, "<u8", "uint64_contents"),
+        ("INT8", 1, "i1", "int_contents"),
+        ("INT16", 2, "<i2", "int_contents"),
+        ("INT32", 4, "<i4", "int_contents"),
+        ("INT64", 8, "<i8", "int64_contents"),
+        ("FP16", 2, "<f2", ""),
+        ("FP32", 4, "<f4", "fp32_contents"),
+        ("FP64", 8, "<f8", "fp64_contents"),
+        ("BF16", 2, "", ""),
+        ("BYTES", 0, "", "bytes_contents"),
+    )
+}
+_NAMES = {kind.dtype: name for name, kind in DATATYPES.items() if kind.dtype is not None}
+
+
+def datatype_of(array: Array) -> str:
+    """The protocol's name for the element type of `array`; raises WireError if it has none."""
+    name = _NAMES.get(array.dtype) or _NAMES.get(array.dtype.newbyteorder("<"))
+    if name is None:
+        raise WireError(f"no wire datatype for numpy {array.dtype}")
+    return name
+
+
+class WireTensor(NamedTuple):
+    """An input or an output as a message names it; its raw contents are elsewhere."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    #: None as a value: the parameter is there and holds nothing.
+    parameters: dict[str, ParameterValue | None]
+    #: An `InferTensorContents` message; None: not given.
+    contents: Any = None
+
+
+class WireOutput(NamedTuple):
+    """An output as a request names it."""
+
+    name: str
+    parameters: dict[str, ParameterValue | None]
+
+
+class Places(NamedTuple):
+    """Where a message's tensors lie in a shared memory region, instead of in the message."""
+
+    region: str
+    #: From the start of the region, by tensor name.
+    offsets_bytes: Mapping[str, int]
+    #: The part of the region that holds them all.
+    block_bytes: int
+
+
+# -- requests ---------------------------------------------------------------------------------
+
+
+class WireRequest(NamedTuple):
+    """A decoded `ModelInferRequest`."""
+
+    model: str
+    version: str
+    request_id: str
+    parameters: Mapping[str, ParameterValue | None]
+    inputs: list[WireTensor]
+    outputs: list[WireOutput]
+    #: Views of the message, starting at any byte: copy them as bytes before anything reads numbers.
+    raws: list[memoryview]
+
+
+def encode_request(
+    model: str,
+    tensors: Mapping[str, Array],
+    *,
+    version: str = "",
+    request_id: str = "",
+    parameters: Mapping[str, ParameterValue | None] | None = None,
+    places: Places | None = None,
+) -> bytes:
+    """A serialized `ModelInferRequest` with all `tensors` in raw form, or at `places`, in order.
+
+    Arrays are taken in any layout and byte order; contiguous little-endian ones are copied once.
+    Python bool, int, str and float become the parameter of that type; None is not sent.
+    """
+    heads, raws = _tensors(tensors, places)
+    return _encode(True, model, version, request_id, parameters, heads, raws)
+
+
+def decode_request(message: bytes) -> WireRequest:
+    """The request in `message`; raises WireError."""
+    found = native.decode_infer(True, message)
+    if found is None:
+        found = wire_library.decode_infer(True, message)
+    model, version, request_id, parameters, inputs, outputs, raws = found
+    return WireRequest(
+        model,
+        version,
+        request_id,
+        parameters,
+        [WireTensor._make(tensor) for tensor in inputs],
+        [WireOutput._make(output) for output in outputs],
+        raws,
+    )
+
+
+# -- responses --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """A decoded `ModelInferResponse`."""
+
+    model: str
+    version: str
+    request_id: str
+    #: Read-only views of the message, by output name.
+    outputs: dict[str, Array]
+    parameters: dict[str, ParameterValue] = field(default_factory=dict)
+
+
+def encode_response(
+    model: str,
+    outputs: Mapping[str, Array],
+    *,
+    version: str = "",
+    request_id: str = "",
+    parameters: Mapping[str, ParameterValue | None] | None = None,
+    places: Places | None = None,
+) -> bytes:
+    """A serialized `ModelInferResponse`; with `places` the raw forms of its outputs are empty."""
+    heads, raws = _tensors(outputs, places)
+    if places is not None:
+        raws = [memoryview(b"")] * len(heads)
+    return _encode(False, model, version, request_id, parameters, heads, raws)
+
+
+def decode_response(message: bytes | memoryview) -> Response:
+    """The answer in `message`; raises WireError when it is none, or has no raw outputs."""
+    found = native.decode_infer(False, message)
+    if found is None:
+        found = wire_library.decode_infer(False, message)
+    model, version, request_id, parameters, heads, _, raws = found
+    if len(raws) != len(heads):
+        raise WireError(f"{len(heads)} outputs but {len(raws)} raw_output_contents")
+    outputs = {}
+    for (name, datatype, shape, *_), raw in zip(heads, raws, strict=True):
+        kind = DATATYPES.get(datatype)
+        if kind is None or kind.dtype is None:
+            raise WireError(f"output '{name}': cannot read datatype {datatype!r}")
+        try:
+            outputs[name] = np.frombuffer(raw, kind.dtype).reshape(shape)
+        except ValueError as error:
+            raise WireError(f"output '{name}': {error}") from error
+    held = {name: "" if value is None else value for name, value in parameters.items()}
+    return Response(model, version, request_id, outputs, held)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error that a stream carries instead of an answer."""
+
+    message: str
+    #: Of the request that failed; empty when the server does not say.
+    request_id: str = ""
+    #: Ours: `status` (gRPC's name of the code) and, when trying again helps, `retry_after_ms`.
+    parameters: dict[str, ParameterValue] = field(default_factory=dict)
+
+
+def encode_stream_answer(answer: bytes | Failure) -> bytes:
+    """A serialized `ModelStreamInferResponse` with a serialized response, or with an error."""
+    if isinstance(answer, bytes):
+        return wire_library.wrap_answer(answer)
+    return wire_library.encode_failure(answer.message, answer.request_id, answer.parameters)
+
+
+def decode_stream_answer(message: bytes) -> Response | Failure:
+    """What a message of a stream holds; raises WireError."""
+    error, answer = wire_library.unwrap_answer(message)
+    if answer is not None and not error:
+        return decode_response(answer)
+    return Failure(
+        error or "an empty message of the stream", *wire_library.decode_failure(answer or b"")
+    )
+
+
+# -- bytes ------------------------------------------------------------------------------------
+
+
+def array_bytes(array: Array) -> memoryview:
+    """The elements of `array`, row-major and little-endian, without a copy where possible."""
+    little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+    return little.reshape(-1).view(np.uint8).data
+
+
+def _tensors(
+    tensors: Mapping[str, Array], places: Places | None
+) -> tuple[list[WireTensor], list[memoryview]]:
+    """What the message says of `tensors`, and their raw contents."""
+    heads, raws = [], []
+    for name, array in tensors.items():
+        parameters: dict[str, ParameterValue | None] = {}
+        if places is not None:
+            parameters = {REGION: places.region, REGION_SIZE: array.nbytes}
+            if offset_bytes := places.offsets_bytes[name]:
+                parameters[REGION_OFFSET] = offset_bytes
+        heads.append(WireTensor(name, datatype_of(array), array.shape, parameters))
+        if places is None:
+            raws.append(_raw(array))
+    return heads, raws
+
+
+def _raw(array: Array) -> memoryview:
+    """`array_bytes` of an array that most often is as it must be."""
+    if array.flags.c_contiguous and array.dtype in _NAMES:
+        return array.data
+    return array_bytes(array)
+
+
+def _encode(
+    is_request: bool,
+    model: str,
+    version: str,
+    request_id: str,
+    parameters: Mapping[str, ParameterValue | None] | None,
+    heads: Sequence[WireTensor],
+    raws: Sequence[memoryview],
+) -> bytes:
+    message = is_request, model, version, request_id, dict(parameters or {}), heads, raws
+    return native.encode_infer(*message) or wire_library.encode_infer(*message)
