@@ -25,12 +25,12 @@ from torch_geometric.nn import (
     global_mean_pool,
 )
 
-from serve.models import zoo
 from serve.lane.executors import CannotRun, with_executor
-from serve.models.model_signature import PACKAGED, Signature
-from serve.lane.models.loader import LoadedModel
-from serve.models.repository import ModelSpec
 from serve.lane.measure.probe_signature import probe_signature
+from serve.lane.models.loader import LoadedModel
+from serve.models import zoo
+from serve.models.model_signature import PACKAGED, Signature
+from serve.models.repository import ModelSpec
 
 NODE_INPUTS = ("x", "edge_index")
 EDGE_DIM = 8

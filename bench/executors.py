@@ -197,8 +197,8 @@ def _loaded(kind: str, model: str, shape: str, folder: Path) -> tuple[Any, Any, 
     import torch
 
     from bench.architectures import NODE_INPUTS, load, on_executor, wrap
-    from serve.models import zoo
     from serve.lane.executors import CannotRun
+    from serve.models import zoo
 
     def make() -> tuple[Any, Any]:
         if shape not in SHAPES:

@@ -32,9 +32,9 @@ from rich.table import Table
 
 from bench.machine import machine_facts
 from bench.policies import Site, missed_share, this_machine
+from serve.core.params import DeviceFacts, SchedulerParams
 from serve.core.rules import interference as company
 from serve.core.rules.interference import NO_SLOWDOWN
-from serve.core.params import DeviceFacts, SchedulerParams
 from serve.core.types import Bytes, LaneId
 from serve.server.launch import LAUNCH_NS
 from serve.sim.device import DeviceModel, Offered

@@ -31,9 +31,9 @@ from rich.table import Table
 from bench.bound import most_on_time, unavoidable_violations
 from bench.machine import machine_facts
 from bench.policies import Site, goodput, missed_share, this_machine
-from serve.core.state.ordered import Key
 from serve.core.policies import register_policy
 from serve.core.policies.slack import Slack
+from serve.core.state.ordered import Key
 from serve.core.types import ZERO_NS, Nanos, Task, TaskId
 from serve.sim.device import DeviceModel, Offered
 from serve.sim.engine import simulate

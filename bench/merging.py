@@ -31,20 +31,20 @@ from bench.as_lane import become_lane
 from bench.machine import machine_facts
 from serve.app import device_of, offline_estimators
 from serve.config import load_config
-from serve.core.state.device_state import Board
 from serve.core.lifecycle import State
-from serve.core.rules.merging import gather
 from serve.core.params import DeviceFacts
-from serve.core.state.plan import Plan
 from serve.core.policies import get_policy
+from serve.core.rules.merging import gather
+from serve.core.state.device_state import Board
+from serve.core.state.plan import Plan
 from serve.core.state.record import Record
 from serve.core.types import Bytes, Estimate, LaneId, Nanos, QoS, Task, TaskId
 from serve.estimate.estimator import ModelEstimator
 from serve.lane.executors import EXECUTORS, with_executor
-from serve.lane.models.loader import LoadedModel, load_model
-from serve.models.repository import find
 from serve.lane.measure.probe_signature import probe_inputs, probe_signature
+from serve.lane.models.loader import LoadedModel, load_model
 from serve.lane.models.union import run_union
+from serve.models.repository import find
 from serve.resources import configs_path
 from serve.server.launch import LAUNCH_NS
 from serve.workload import MODELS

@@ -25,9 +25,9 @@ import torch
 
 from bench.machine import machine_facts
 from serve.lane.executors import EXECUTORS, with_executor
+from serve.lane.measure.probe_signature import probe_inputs
 from serve.lane.models.loader import LoadedModel, load_model
 from serve.models.repository import find
-from serve.lane.measure.probe_signature import probe_inputs
 from serve.resources import configs_path
 from serve.workload import MODELS
 

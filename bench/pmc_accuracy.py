@@ -3,9 +3,9 @@
     python -m bench.pmc_accuracy [--quick] [--data FOLDER] [--minutes M] [--models gcn,sage,…]
         [--datasets pubmed,…] [--executors eager,…]
 
-Each model is measured once per dataset as at load (`serve.lane.measure.calibrate.measure_memory`), for
-each executor, then estimated and run on graphs of each dataset: 25 breadth-first balls of 10 nodes
-to the largest that fits in LIMIT_BYTES, and 10 each of 10 to 2,000 nodes, of the same with
+Each model is measured once per dataset as at load (`serve.lane.measure.calibrate.measure_memory`),
+for each executor, then estimated and run on graphs of each dataset: 25 breadth-first balls of 10
+nodes to the largest that fits in LIMIT_BYTES, and 10 each of 10 to 2,000 nodes, of the same with
 self-loops, and of disjoint unions of 2 to 16 of them, as merged requests are.
 
 This process has a lane's allocator and meter. `measured` is the peak of tensors in that run plus
@@ -43,11 +43,11 @@ from serve.estimate.calibration import Ramp, TimeFit
 from serve.estimate.estimator import SAFETY_FACTOR
 from serve.graphs.datasets import TABLE_4, Dataset, load_dataset
 from serve.graphs.subgraphs import subgraphs
-from serve.lane.measure.calibrate import Allocator, measure_memory
 from serve.lane.executors import EXECUTORS, CannotRun
-from serve.models.model_signature import Signature
-from serve.lane.models.loader import LoadedModel
+from serve.lane.measure.calibrate import Allocator, measure_memory
 from serve.lane.measure.probe_graphs import Shape, probe_graph
+from serve.lane.models.loader import LoadedModel
+from serve.models.model_signature import Signature
 from serve.native import Meter
 
 RESULT = Path(__file__).parent / "results" / "pmc_accuracy.json"

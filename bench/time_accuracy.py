@@ -32,11 +32,11 @@ from bench.machine import machine_facts
 from serve.estimate import ModelEstimator, Overhead
 from serve.graphs.datasets import load_dataset
 from serve.graphs.subgraphs import subgraphs
-from serve.lane.measure.calibrate import Allocator, calibrate
 from serve.lane.executors import EXECUTORS, with_executor
-from serve.models.model_signature import Signature
-from serve.lane.models.loader import LoadedModel
+from serve.lane.measure.calibrate import Allocator, calibrate
 from serve.lane.measure.probe_graphs import Shape, probe_graph
+from serve.lane.models.loader import LoadedModel
+from serve.models.model_signature import Signature
 from serve.native import Meter
 
 RESULT = Path(__file__).parent / "results" / "time_accuracy.json"

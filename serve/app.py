@@ -40,8 +40,8 @@ from serve.server import clock
 from serve.server.api import ModelEstimate
 from serve.server.device import Device, find_device
 from serve.server.engine import Engine
-from serve.server.pages import use_huge_pages
 from serve.server.lanes.processes import allocator_facts, kill_all
+from serve.server.pages import use_huge_pages
 from serve.server.signals import StopSignals
 from serve.sim.engine import simulate
 from serve.sim.replay import budget_of, first_difference, recorded

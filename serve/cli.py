@@ -21,8 +21,8 @@ from serve.core.disciplines import DISCIPLINES
 from serve.core.policies import POLICIES
 from serve.errors import ConfigError, ServeError
 from serve.resources import configs_path
-from serve.server.api import ModelEstimate
 from serve.scratch import temporary_folder
+from serve.server.api import ModelEstimate
 from serve.sim.report import SimReport
 from serve.steps import Steps
 from serve.terminal import Console

@@ -21,15 +21,15 @@ from serve.config import (
     SchedulingConfig,
     ServerConfig,
 )
-from serve.server.gpus import find_gpus
 from serve.errors import ConfigError
+from serve.ipc.setup import DevicePlace
 from serve.models.cache import CalibrationCache
 from serve.models.writer import write_model
 from serve.obs.record import RequestRecord
 from serve.server.api import InferCall, Tensor
 from serve.server.device import Device, find_device
 from serve.server.engine import Engine
-from serve.lane.start import DevicePlace
+from serve.server.gpus import find_gpus
 
 FEATURES, CLASSES = 128, 16
 Graphs = list[dict[str, torch.Tensor]]

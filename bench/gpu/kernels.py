@@ -35,8 +35,7 @@ from torch_geometric.nn import (
 from bench.architectures import wrap
 from bench.gpu.kit import MODELS, Result, Rig, graph, run, spread
 from bench.gpu.lanes import first_products
-from serve.lane.executors import with_executor
-from serve.lane.executors import kernels
+from serve.lane.executors import kernels, with_executor
 from serve.lane.executors.kernels import Csr
 from serve.lane.models.loader import LoadedModel
 

@@ -24,11 +24,11 @@ import torch
 from bench.gpu.aims import aim_row
 from bench.gpu.lanes import Lane, first_products
 from bench.machine import machine_facts
-from serve.lane.cuda.arena import DeviceArena, LaneMemory
-from serve.native_cuda import CudaLibrary
-from serve.lane.cuda.queues import Copies, CudaQueue, HostQueue, Queue
 from serve.graphs.generate import generate_edges
+from serve.lane.cuda.arena import DeviceArena, LaneMemory
+from serve.lane.cuda.queues import Copies, CudaQueue, HostQueue, Queue
 from serve.models import zoo
+from serve.native_cuda import CudaLibrary
 
 RESULTS = Path("build") / "gpu" / "results"
 DRY_RESULTS = Path("build") / "gpu-dry" / "results"

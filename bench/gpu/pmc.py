@@ -18,15 +18,15 @@ import torch
 
 from bench.gpu.kit import MODELS, Result, Rig, run, spread
 from bench.gpu.lanes import Lane
-from serve.lane.cuda.arena import ALIGNMENT_BYTES
 from serve.estimate.calibration import Calibration, Ramp, TimeFit
 from serve.estimate.estimator import ModelEstimator, Overhead
 from serve.graphs.pool import GraphPool
-from serve.lane.measure.calibrate import Allocator, measure_memory
+from serve.lane.cuda.arena import ALIGNMENT_BYTES
 from serve.lane.cuda.placed_model import ArenaSite, PlacedModel, load_on
-from serve.models.repository import find
+from serve.lane.measure.calibrate import Allocator, measure_memory
 from serve.lane.measure.probe_signature import probe_signature
 from serve.lane.measure.where_measured import Processor
+from serve.models.repository import find
 from serve.models.writer import write_model
 from serve.workload import PoolSpec
 

@@ -42,7 +42,13 @@ from serve.client.shared import SharedMemory
 from serve.client.streaming import Outcome, StreamBook
 from serve.pb import gnnserve_pb2, gnnserve_pb2_grpc, grpc_service_pb2_grpc
 from serve.pb import grpc_service_pb2 as pb
-from serve.wire.messages import INFER_METHOD, MAX_MESSAGE_BYTES, STREAM_METHOD, Array, decode_response
+from serve.wire.messages import (
+    INFER_METHOD,
+    MAX_MESSAGE_BYTES,
+    STREAM_METHOD,
+    Array,
+    decode_response,
+)
 
 ResultT = TypeVar("ResultT")
 _POLL_S = 0.05

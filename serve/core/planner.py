@@ -4,17 +4,17 @@ Covers when the window closes, what a planning looks at, and how far the host wo
 cover how tasks are grouped, see ``policies``, nor how a plan is run, see ``disciplines``.
 """
 
-from serve.core.state.backlog import Backlog
-from serve.core.state.device_state import Board
 from serve.core.commands import PrepareTask
 from serve.core.disciplines.base import Discipline
 from serve.core.lifecycle import State
 from serve.core.params import SchedulerParams
 from serve.core.policies import Policy
+from serve.core.rules.window import Window
+from serve.core.state.backlog import Backlog
+from serve.core.state.device_state import Board
 from serve.core.state.record import Record
 from serve.core.state.tasks import Tasks
 from serve.core.types import Capacity, Failed, FailReason, Nanos
-from serve.core.rules.window import Window
 from serve.errors import InvariantViolation
 
 #: Looked up for every task in the plan.

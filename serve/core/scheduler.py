@@ -12,9 +12,6 @@ order, and only a bounded horizon of them is planned at a time.
 from collections.abc import Callable
 from typing import Any
 
-from serve.core.rules.admission import admit
-from serve.core.state.backlog import Backlog
-from serve.core.state.device_state import Board
 from serve.core.commands import (
     AnswerTask,
     Command,
@@ -28,7 +25,6 @@ from serve.core.commands import (
     StopTask,
     SuspendTask,
 )
-from serve.core.rules.demand import target_class
 from serve.core.disciplines import get_discipline
 from serve.core.disciplines.base import Launch, Suspend, Wait
 from serve.core.ending import completed
@@ -52,17 +48,23 @@ from serve.core.events import (
 )
 from serve.core.invariants import check_invariants
 from serve.core.lifecycle import Cause, State, UnionSplit
-from serve.core.rules.merging import gather
-from serve.core.rules.packing import less_urgent
 from serve.core.params import SchedulerParams
-from serve.core.rules.patience import Patience
-from serve.core.state.plan import Plan, PlannedGroup
 from serve.core.planner import Planner
 from serve.core.policies import get_policy
-from serve.core.state.record import Record, Run
+from serve.core.rules.admission import admit
+from serve.core.rules.demand import target_class
+from serve.core.rules.merging import gather
+from serve.core.rules.packing import less_urgent
+from serve.core.rules.patience import Patience
 from serve.core.rules.recycling import Recycling
-from serve.core.state.tasks import Tasks
+from serve.core.rules.watch import NEVER_NS, Verdict, Watch
+from serve.core.rules.window import make_window
+from serve.core.state.backlog import Backlog
+from serve.core.state.device_state import Board
+from serve.core.state.plan import Plan, PlannedGroup
+from serve.core.state.record import Record, Run
 from serve.core.state.shared_counts import Totals
+from serve.core.state.tasks import Tasks
 from serve.core.types import (
     Bytes,
     Cancelled,
@@ -74,8 +76,6 @@ from serve.core.types import (
     Outcome,
     TaskId,
 )
-from serve.core.rules.watch import NEVER_NS, Verdict, Watch
-from serve.core.rules.window import make_window
 from serve.errors import InvariantViolation
 
 #: Moves of one call, by lanes: each lane is launched on once, and each move swaps two at most.

@@ -6,9 +6,10 @@ libraries lack these functions; then nothing is done.
 """
 
 import ctypes
-import mmap
 import os
 import weakref
+
+from serve.ipc.private_memory import bytes_in, private_bytes
 
 _libc = ctypes.CDLL(None)
 _mallopt = getattr(_libc, "mallopt", None)
@@ -55,7 +56,7 @@ class Heap:
 
     def held_bytes(self) -> int:
         """Private memory beyond what was in use when it was settled."""
-        return _private_bytes(os.pread(self._statm_fd, 128, 0)) - self._base_bytes
+        return bytes_in(os.pread(self._statm_fd, 128, 0)) - self._base_bytes
 
     def use_pages_for(self, need_bytes: int) -> None:
         """Large blocks of a run that needs more than may be kept get pages of their own.
@@ -75,26 +76,3 @@ class Heap:
         """
         if _malloc_trim is not None and self.held_bytes() > self._keep_bytes:
             _malloc_trim(self._keep_bytes)
-
-
-def private_bytes() -> int:
-    """Resident memory of this process that it shares with no other."""
-    with open("/proc/self/statm", "rb") as file:
-        return _private_bytes(file.read())
-
-
-def private_bytes_of(pid: int) -> int | None:
-    """The same of another process, with what it has from the one it was forked from.
-
-    None when it is gone.
-    """
-    try:
-        with open(f"/proc/{pid}/statm", "rb") as file:
-            return _private_bytes(file.read())
-    except (OSError, ValueError):
-        return None
-
-
-def _private_bytes(statm: bytes) -> int:
-    _, resident, shared, *_ = statm.split()
-    return (int(resident) - int(shared)) * mmap.PAGESIZE

@@ -23,22 +23,8 @@ import msgspec
 import torch
 
 from serve.core.types import FailReason
-from serve.lane.cuda.arena import LaneMemory
 from serve.errors import ModelError, ServeError
-from serve.lane.measure.calibrate import Allocator, calibrate
-from serve.lane.executors import with_executor
-from serve.lane.executors.check import takes_narrow_edges
-from serve.lane.executors.choose import Options, choose
-from serve.models.model_signature import Signature
-from serve.lane.models.loader import LoadedModel, load_model
-from serve.models.repository import ModelSpec
-from serve.lane.measure.probe_signature import probe_inputs, probe_signature
-from serve.lane.measure.where_measured import Processor, Site
-from serve.lane.models.union import rows_wanted, run_union
-from serve.native import Meter
 from serve.ipc import messages
-from serve.lane.start import LaneSetup, PassedFile
-from serve.lane.heap import Heap
 from serve.ipc.messages import (
     MAX_PACKET_BYTES,
     LaneHolds,
@@ -59,10 +45,24 @@ from serve.ipc.messages import (
     TensorRef,
     UnloadModel,
 )
+from serve.ipc.setup import LaneSetup, PassedFile
 from serve.ipc.shared_pool import map_pool
 from serve.ipc.stop_word import SIGNAL as STOP_SIGNAL
 from serve.ipc.stop_word import Stopped, StopWord
+from serve.lane.cuda.arena import LaneMemory
 from serve.lane.error_text import told, traced
+from serve.lane.executors import with_executor
+from serve.lane.executors.check import takes_narrow_edges
+from serve.lane.executors.choose import Options, choose
+from serve.lane.heap import Heap
+from serve.lane.measure.calibrate import Allocator, calibrate
+from serve.lane.measure.probe_signature import probe_inputs, probe_signature
+from serve.lane.measure.where_measured import Processor, Site
+from serve.lane.models.loader import LoadedModel, load_model
+from serve.lane.models.union import rows_wanted, run_union
+from serve.models.model_signature import Signature
+from serve.models.repository import ModelSpec
+from serve.native import Meter
 
 _log = logging.getLogger(__name__)
 

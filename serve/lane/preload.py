@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
-from serve.server.signals import DRAINING, IGNORED
+from serve.ipc.signals import DRAINING, IGNORED
 
 
 @contextmanager
@@ -29,7 +29,6 @@ def _left_out(name: str) -> Iterator[None]:
 # itself imports that module on first use.
 with _left_out("torch._dynamo"):
     from serve.models import zoo as zoo
-    from serve.lane import loop as lane
 
 for number in (*DRAINING, *IGNORED):
     signal.signal(number, signal.SIG_IGN)

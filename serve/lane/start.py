@@ -1,89 +1,17 @@
 """How a lane's process is entered; light, because the main process imports it to start lanes."""
 
 import socket
-from dataclasses import dataclass, replace
-from typing import Protocol
 
-#: Part of the calibrator's memory for captured runs: one in so many.
-_CAPTURES_OF_CALIBRATION = 16
-
-
-class PassedFile(Protocol):
-    """An open file on its way into another process."""
-
-    def detach(self) -> int:
-        """The file descriptor, now owned by the caller."""
-        ...
-
-
-@dataclass(frozen=True)
-class DevicePlace:
-    """Where the lanes of one process run, when they are threads on a device they share."""
-
-    #: As torch names it: `cuda:0`; `cpu` for tests of everything but the device.
-    name: str
-    #: Device memory for weights, workspaces and the tasks of all its lanes; 0: not managed.
-    slab_bytes: int = 0
-    #: The same for the process that calibrates beside them.
-    calibration_bytes: int = 0
-    #: Of the slab, for the captured runs of each lane; 0: none are captured.
-    replay_bytes: int = 0
-    #: Of the slab, for the runs that warm a model up, on one lane at a time.
-    warm_up_bytes: int = 0
-    #: Of the slab, for what libraries keep, all lanes together.
-    static_bytes: int = 0
-    #: Requests are staged for it, so the shared memory that they lie in is pinned.
-    stages: bool = True
-
-    @property
-    def on_processor(self) -> bool:
-        """The processor stands in for a device."""
-        return self.name == "cpu"
-
-    def for_calibration(self) -> "DevicePlace":
-        """The place of the process that calibrates; it tries captures for lanes without them too.
-
-        What it finds is kept, also for a server that captures.
-        """
-        replay_bytes = max(self.replay_bytes, self.calibration_bytes // _CAPTURES_OF_CALIBRATION)
-        return replace(
-            self, slab_bytes=self.calibration_bytes, replay_bytes=replay_bytes, stages=False
-        )
-
-
-@dataclass(frozen=True)
-class LaneSetup:
-    """What a lane is told at its start."""
-
-    #: For the log: `lane 0`, `calibrator`.
-    name: str
-    #: Cores to be pinned to; empty: left to the kernel.
-    cores: tuple[int, ...]
-    threads: int
-    pool_capacity_bytes: int
-    #: Where its words lie in the pool's file.
-    words_offset_bytes: int
-    log_level: int
-    #: Freed memory to keep from run to run.
-    keep_bytes: int
-    #: None: one lane, in a process of its own.
-    place: DevicePlace | None = None
-    #: It gets what the lanes leave of its cores.
-    background: bool = False
-
-    @property
-    def computes(self) -> bool:
-        """Whether its runs are on this machine's cores, not on a GPU they are launched on."""
-        return self.place is None or self.place.on_processor
+from serve.ipc.setup import LaneSetup, PassedFile
 
 
 def run_lanes(setup: LaneSetup, channels: list[socket.socket], pool_file: PassedFile) -> None:
     """Entry point of the process; torch is imported here, in the fork server's preload."""
     if setup.place is not None:
-        from serve.lane.cuda import lane as threads
+        from serve.lane.cuda import lane as cuda_lane
 
-        threads.main(setup, channels, pool_file)
+        cuda_lane.main(setup, channels, pool_file)
     else:
-        from serve.lane import loop as lane
+        from serve.lane import loop
 
-        lane.main(setup, channels[0], pool_file)
+        loop.main(setup, channels[0], pool_file)

@@ -17,8 +17,8 @@ from pathlib import Path
 import msgspec
 
 from serve.estimate.calibration import FORMAT, Calibration
-from serve.models.model_signature import PACKAGED, Signature
 from serve.models.cache_pruning import hold, prune, touch
+from serve.models.model_signature import PACKAGED, Signature
 
 _log = logging.getLogger(__name__)
 

@@ -2,8 +2,8 @@
 
 from grpc_reflection.v1alpha import reflection
 
-from serve.rpc import service
 from serve.rpc import gnnserve_service as own
+from serve.rpc import service
 from serve.rpc.workers import Workers
 from serve.wire.messages import STREAM_METHOD
 

@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health, health_pb2
 
-from serve.rpc import service
 from serve.rpc import gnnserve_service as own
+from serve.rpc import service
 from serve.server.api import ModelInfo
 
 Models = Callable[[], tuple[ModelInfo, ...]]

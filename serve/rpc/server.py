@@ -18,8 +18,8 @@ from serve.errors import ConfigError, NotReady
 from serve.obs.record import ServerRun
 from serve.pb import POOL
 from serve.pb import gnnserve_pb2 as _gnnserve_pb2  # noqa: F401  registers the service
-from serve.rpc import service
 from serve.rpc import gnnserve_service as own
+from serve.rpc import service
 from serve.rpc.allotment import HEALTH, MAX_REFLECTIONS, MAX_STREAMS, MAX_WATCHERS, Allotment
 from serve.rpc.gate import Gate
 from serve.rpc.handlers import service_handler

@@ -19,7 +19,13 @@ from serve.rpc.gate import Gate
 from serve.rpc.status import status_of
 from serve.rpc.workers import Workers
 from serve.server.clock import now_ns
-from serve.wire.messages import Failure, ParameterValue, WireRequest, decode_request, encode_stream_answer
+from serve.wire.messages import (
+    Failure,
+    ParameterValue,
+    WireRequest,
+    decode_request,
+    encode_stream_answer,
+)
 
 #: (request, arrived_ns, flight) to the serialized response.
 Infer = Callable[[WireRequest, int, Flight], bytes]

@@ -12,11 +12,11 @@ import threading
 from collections.abc import Callable
 
 from serve.errors import ServeError
-from serve.models.cache import CalibrationCache
 from serve.ipc.messages import ProbeModel
+from serve.models.cache import CalibrationCache
+from serve.server.catalogue import ModelEntry, Registry
 from serve.server.lanes.pool import LanePool
 from serve.server.lanes.processes import Calibrator
-from serve.server.catalogue import ModelEntry, Registry
 
 _log = logging.getLogger(__name__)
 

@@ -22,6 +22,7 @@ from serve.errors import ConfigError, NotFound, NotReady, ServeError
 from serve.estimate.calibration import Calibration
 from serve.estimate.estimator import ModelEstimator, Overhead
 from serve.estimate.interference import Interference
+from serve.ipc.messages import LoadModel, ProbeModel
 from serve.models.cache import CalibrationCache
 from serve.models.model_signature import PACKAGED, Signature
 from serve.models.repository import (
@@ -37,9 +38,8 @@ from serve.models.repository import (
 from serve.server import clock
 from serve.server.api import NODE_IDS, ModelInfo, TensorSpec
 from serve.server.lanes.lane_models import LaneModels
-from serve.ipc.messages import LoadModel, ProbeModel
-from serve.server.learning.alone import ASSUMED
 from serve.server.lanes.pool import LanePool
+from serve.server.learning.alone import ASSUMED
 from serve.server.quarantine import Quarantine
 
 _log = logging.getLogger(__name__)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from serve.config import DeviceConfig
 from serve.core.params import LANES_PER_CORE
-from serve.server.gpus import Gpu, NoCuda, find_gpus
 from serve.errors import ConfigError
+from serve.ipc.setup import DevicePlace
 from serve.server.cgroup import Limits, find_limits
-from serve.lane.start import DevicePlace
+from serve.server.gpus import Gpu, NoCuda, find_gpus
 
 _log = logging.getLogger(__name__)
 

@@ -59,13 +59,6 @@ from serve.core.types import (
     TaskId,
 )
 from serve.errors import InvalidInput
-from serve.obs.journal import JournalWriter
-from serve.obs.record import RequestRecord
-from serve.server import clock
-from serve.server.api import InferCall
-from serve.server.graphs import NodeRequest
-from serve.server.learning.beside import is_news
-from serve.server.launch import Launch, Lesson
 from serve.ipc.messages import (
     HotHeld,
     LaneHolds,
@@ -76,11 +69,18 @@ from serve.ipc.messages import (
     TaskDone,
     TaskError,
 )
-from serve.server.learning.alone import IDLE_NS
-from serve.server.lanes.pool import LaneDown, LanePool, LaneUp
-from serve.server.report_rows import Scheduling
-from serve.server.catalogue import ModelEntry, Registry
 from serve.ipc.shared_pool import SharedPool
+from serve.obs.journal import JournalWriter
+from serve.obs.record import RequestRecord
+from serve.server import clock
+from serve.server.api import InferCall
+from serve.server.catalogue import ModelEntry, Registry
+from serve.server.graphs import NodeRequest
+from serve.server.lanes.pool import LaneDown, LanePool, LaneUp
+from serve.server.launch import Launch, Lesson
+from serve.server.learning.alone import IDLE_NS
+from serve.server.learning.beside import is_news
+from serve.server.report_rows import Scheduling
 from serve.server.staging import Layout, Prepared, count_loops, stage
 from serve.server.ticket import RequestTicket
 

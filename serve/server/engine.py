@@ -13,13 +13,14 @@ from contextlib import suppress
 from dataclasses import replace
 
 from serve.config import Config
-from serve.core.rules.interference import NO_SLOWDOWN
 from serve.core.events import BudgetChanged, DrainStarted
 from serve.core.params import DeviceFacts, SchedulerParams
+from serve.core.rules.interference import NO_SLOWDOWN
 from serve.core.types import Bytes, DeviceId, Estimate, LaneId, Nanos, Sized
 from serve.errors import ConfigError, InvalidInput, NotFound, NotReady, ServeError
 from serve.estimate.estimator import Breakdown, ModelEstimator
 from serve.graphs.updates import Change
+from serve.ipc.shared_pool import SharedPool
 from serve.models.cache import CalibrationCache
 from serve.obs.journal import JournalWriter
 from serve.obs.metrics import EngineSnapshot
@@ -33,16 +34,15 @@ from serve.server.api import (
     SampleEstimate,
 )
 from serve.server.background import BackgroundCompiler
+from serve.server.catalogue import ModelEntry, Registry
 from serve.server.device import Device
 from serve.server.driver import Driver
 from serve.server.graphs import Fanouts, GraphStore
-from serve.server.learning.beside import learn_interference
+from serve.server.lanes.pool import LanePool
 from serve.server.launch import LAUNCH_NS
 from serve.server.learning.alone import Arrays, LoneRequests, Send, call_of, shows_solo_time
-from serve.server.lanes.pool import LanePool
+from serve.server.learning.beside import learn_interference
 from serve.server.report_rows import Scheduling, refusal_record
-from serve.server.catalogue import ModelEntry, Registry
-from serve.ipc.shared_pool import SharedPool
 from serve.server.staging import plan_layout
 from serve.server.ticket import RequestTicket
 

@@ -19,17 +19,17 @@ from serve.core.types import Estimate, Nanos, Sized
 from serve.errors import ConfigError, InvalidInput, Mismatch, NotFound, NotReady, TooBig
 from serve.estimate.estimator import ModelEstimator
 from serve.estimate.sampling import SampleProbe, SampleSizes
-from serve.graphs.updates import Change
 from serve.graphs.features import memory_file
 from serve.graphs.hot_rows import HotSet, share_memory
 from serve.graphs.load import OpenOptions, Parts, held, open_dataset, open_graph
 from serve.graphs.resident import ResidentGraph
 from serve.graphs.snapshot import Snapshot
+from serve.graphs.updates import Change
+from serve.ipc.messages import HotHeld, HotRef, MapTable, TableMapped, TableRef
+from serve.ipc.shared_pool import SharedPool
 from serve.models.community import community_graph
 from serve.server import clock
 from serve.server.api import GraphInfo, InferCall
-from serve.ipc.messages import HotHeld, HotRef, MapTable, TableMapped, TableRef
-from serve.ipc.shared_pool import SharedPool
 from serve.server.staging import (
     GATHERED_AT,
     GATHERED_IDS,

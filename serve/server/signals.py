@@ -14,14 +14,11 @@ from contextlib import suppress
 from threading import Event, Thread
 from typing import NoReturn
 
+from serve.ipc.signals import DRAINING, IGNORED
 from serve.server.clock import now_ns
 
 _log = logging.getLogger(__name__)
 
-#: What was accepted is answered, then the server ends. SIGHUP is what a closed terminal sends.
-DRAINING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-#: Otherwise they would end the process at once.
-IGNORED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 #: In the pipe: the server stops by itself.
 _NO_SIGNAL = 0
 _WORDS_S = 1.0

@@ -17,9 +17,9 @@ from msgspec.structs import replace
 from serve import native
 from serve.core.types import Nanos
 from serve.errors import InvalidInput, QueueFull
-from serve.server.api import InferCall, Tensor
 from serve.ipc.messages import GatherRef, TableRef, TensorRef
 from serve.ipc.shared_pool import TENSOR_ALIGNMENT_BYTES, Block, SharedPool
+from serve.server.api import InferCall, Tensor
 
 #: How soon a client may try again when the pool is full: a few typical requests later.
 _POOL_RETRY_NS = 50_000_000

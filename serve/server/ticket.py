@@ -18,6 +18,8 @@ from serve.core.events import PrepareFailed, TaskPrepared
 from serve.core.types import Completed, Failed, FailReason, Outcome, Sized, Task
 from serve.errors import InvalidInput, InvariantViolation, QueueFull
 from serve.estimate.estimator import NARROW_EDGE_SPARES_BYTES
+from serve.ipc.messages import Part
+from serve.ipc.shared_pool import Block
 from serve.server import clock
 from serve.server.api import InferCall, InferResult
 from serve.server.graphs import (
@@ -27,16 +29,14 @@ from serve.server.graphs import (
     prepare_nodes,
     stage_again,
 )
-from serve.ipc.messages import Part
 from serve.server.outcomes import error_of
 from serve.server.report_rows import build_record
-from serve.ipc.shared_pool import Block
 from serve.server.staging import Layout, Prepared, Staged, count_loops, stage, take_block
 
 if TYPE_CHECKING:
+    from serve.server.catalogue import ModelEntry
     from serve.server.driver import Driver
     from serve.server.launch import Launch
-    from serve.server.catalogue import ModelEntry
 
 
 class RequestTicket:

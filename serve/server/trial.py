@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from types import TracebackType
 
 from serve.errors import ModelError, NotReady
+from serve.ipc.shared_pool import SharedPool
 from serve.models.model_signature import Signature
 from serve.models.repository import ModelSpec
 from serve.server.lanes.pool import LanePool
-from serve.ipc.shared_pool import SharedPool
 
 #: Whatever the model does, it is ended after so long.
 _TRIAL_TIMEOUT_S = 120.0

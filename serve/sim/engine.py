@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 
-from serve.core.rules.cause import violation_cause
 from serve.core.commands import (
     AnswerTask,
     Command,
@@ -36,6 +35,7 @@ from serve.core.events import (
 )
 from serve.core.fleet.fleet import Fleet, make_scheduler
 from serve.core.params import SchedulerParams
+from serve.core.rules.cause import violation_cause
 from serve.core.scheduler import Scheduler
 from serve.core.types import Completed, FailReason, LaneId, Nanos, Task, TaskId, Usage
 from serve.sim.device import DeviceModel, Offered, SimulatedDevice

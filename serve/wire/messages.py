@@ -2,7 +2,8 @@
 
 Messages are written and read by ``serve.native`` in one pass in which no tensor is copied but into
 the message that is sent; what is not plain enough for that is left to the protobuf library
-(``serve.wire.protobuf``). What goes over the wire is the same, so either end may be somebody else's.
+(``serve.wire.protobuf``). What goes over the wire is the same, so either end may be somebody
+else's.
 
 Messages here are bytes: give `None` as serializer and deserializer to gRPC. Does not cover which
 tensors a model takes: see ``serve.rpc.convert``.

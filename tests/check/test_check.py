@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 
 from serve import check as checks
 from serve.check import check
-from serve.server.gpus import NoCuda, find_gpus
 from serve.server import trial
+from serve.server.gpus import NoCuda, find_gpus
 from tests.harness import ROOT
 from tests.outside import is_running, wait_for
 

@@ -1,5 +1,5 @@
-from serve.core.state.backlog import Backlog
 from serve.core.policies import get_policy
+from serve.core.state.backlog import Backlog
 from serve.core.state.record import Record
 from serve.core.types import Nanos
 from tests.builders import MS, task

@@ -2,11 +2,11 @@
 
 import pytest
 
-from serve.core.state.device_state import Board
-from serve.core.rules.interference import ends_ns
 from serve.core.events import SlowdownChanged
-from serve.core.state.plan import Plan
 from serve.core.policies import get_policy
+from serve.core.rules.interference import ends_ns
+from serve.core.state.device_state import Board
+from serve.core.state.plan import Plan
 from serve.core.state.record import Record
 from serve.core.types import LaneId, Nanos, TaskId
 from tests.builders import MS, US, device, params, task

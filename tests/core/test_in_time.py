@@ -5,9 +5,9 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve.core.rules.most_in_time import Job, most_in_time
 from serve.core.policies import get_policy
 from serve.core.policies.base import Contender
+from serve.core.rules.most_in_time import Job, most_in_time
 from serve.core.types import Nanos
 from tests.builders import MS, params, task
 from tests.core.world import World

@@ -3,10 +3,10 @@
 import pytest
 
 from serve.core.disciplines import DISCIPLINES, get_discipline
-from serve.core.state.ledger import Ledger
 from serve.core.params import SchedulerParams
-from serve.core.types import Bytes, LaneId, Nanos, TaskId
 from serve.core.rules.window import AdaptiveWindow, FixedWindow
+from serve.core.state.ledger import Ledger
+from serve.core.types import Bytes, LaneId, Nanos, TaskId
 from serve.errors import ConfigError, InvariantViolation
 from tests.builders import MS, US, device, task
 

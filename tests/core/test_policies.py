@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve.core.state.ordered import SortedKeys
-from serve.core.rules.packing import balance_threshold
 from serve.core.policies import POLICIES, get_policy
+from serve.core.rules.packing import balance_threshold
+from serve.core.state.ordered import SortedKeys
 from serve.core.types import Bytes, Capacity, Nanos
 from serve.errors import ConfigError
 from tests.builders import MS, task

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from serve.core.scheduler import Scheduler
 from serve.core.rules.shares import RECENT, Shares
+from serve.core.scheduler import Scheduler
 from serve.core.types import Completed
 from serve.sim.device import DeviceModel
 from serve.sim.engine import Simulation

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from serve.lane.cuda.arena import DeviceArena
-from serve.native_cuda import CUDA_LIBRARY, DEVICE_LIBRARY, library_path, required_path
 from serve.native import COMPILED
+from serve.native_cuda import CUDA_LIBRARY, DEVICE_LIBRARY, library_path, required_path
 
 pytestmark = pytest.mark.skipif(not COMPILED, reason="the extension was not built")
 

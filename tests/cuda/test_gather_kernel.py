@@ -5,8 +5,8 @@ import ctypes
 import pytest
 import torch
 
-from serve.native_cuda import GATHER_THREADS, CudaLibrary, library_path
 from serve.lane.cuda.queues import HostQueue, HotRows
+from serve.native_cuda import GATHER_THREADS, CudaLibrary, library_path
 
 SIMT = library_path("libgnnserve_simt.so")
 pytestmark = pytest.mark.skipif(SIMT is None, reason="only an editable install builds it")

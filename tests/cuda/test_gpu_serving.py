@@ -10,8 +10,8 @@ import pytest
 from bench.gpu import engines, serving
 from bench.gpu.engines import Bench
 from bench.gpu.kit import Result
-from serve.server import gpus as probe
 from serve.server import device as devices
+from serve.server import gpus as probe
 
 GIB = 1 << 30
 

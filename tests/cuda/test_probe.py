@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from serve.config import DeviceConfig
-from serve.server import gpus as probe
-from serve.server.gpus import Gpu, NoCuda, find_gpus
 from serve.errors import ConfigError
 from serve.server import device
+from serve.server import gpus as probe
 from serve.server.device import find_device
+from serve.server.gpus import Gpu, NoCuda, find_gpus
 
 GPU = Gpu(0, "H", "u-1", 80 << 30, 81 << 30)
 SAID = f'noise\nfound [[0, "H", "u-1", {80 << 30}, {81 << 30}]]\n'

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from serve.lane.cuda import queues
-from serve.native_cuda import CudaError
 from serve.lane.cuda.queues import Copies, CudaQueue, HostQueue, HotRows, Pinned
+from serve.native_cuda import CudaError
 
 
 class Recorder:

@@ -6,10 +6,10 @@ import torch
 from serve.client import Client
 from serve.lane.executors import with_executor
 from serve.lane.executors.check import disagreement
-from serve.lane.models.loader import load_model
 from serve.lane.measure.probe_graphs import Shape, probe_graph
-from serve.models.repository import find
 from serve.lane.measure.probe_signature import probe_signature
+from serve.lane.models.loader import load_model
+from serve.models.repository import find
 from serve.resources import configs_path
 from tests.e2e.support import assert_equal, random_graph
 from tests.harness import ServerProcess

@@ -15,8 +15,8 @@ import torch
 from serve import native
 from serve.client import AsyncClient, Client, InvalidRequest, Mismatched, NotFound
 from serve.graphs.rows import Rows
-from serve.models.community import community_graph
 from serve.lane.models.loader import load_model
+from serve.models.community import community_graph
 from serve.models.repository import find
 from serve.wire.messages import encode_request
 from tests.e2e.support import MODELS, REPOSITORY, assert_equal, raw_channel

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from serve.graphs.updates import Change
 from serve.graphs.features import FeatureKeeper
 from serve.graphs.hot_rows import HotSet, most_rows, share_memory, slots_bytes
 from serve.graphs.resident import ResidentGraph
 from serve.graphs.rows import grouped
+from serve.graphs.updates import Change
 
 NODES, FEATURES = 4_000, 8
 ROW_BYTES = 4 * FEATURES

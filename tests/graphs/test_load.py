@@ -6,8 +6,8 @@ import torch
 from safetensors.torch import save_file
 
 from serve.errors import ConfigError
-from serve.graphs.updates import Change
 from serve.graphs.load import OpenOptions, open_dataset, open_graph
+from serve.graphs.updates import Change
 
 EDGES = np.array([[0, 1, 2, 2], [1, 2, 0, 1]])
 X = np.array([[0.5, 1], [2, 3], [4, 5]], np.float32)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from serve.errors import InvalidInput, Mismatch
 from serve.graphs import updates as change_module
-from serve.graphs.updates import Change
 from serve.graphs.load import OpenOptions, Parts, held
+from serve.graphs.updates import Change
 
 
 def opened(num_nodes, edges, x, folder):

@@ -5,14 +5,14 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from serve.lane.cuda.queues import HostQueue
-from serve.lane.cuda.replays import NoRoom
-from serve.models import zoo
 from serve.lane.cuda.capturing import Recorder, replay_most
 from serve.lane.cuda.placed_model import PlacedModel, load_on
-from serve.models.repository import find
+from serve.lane.cuda.queues import HostQueue
+from serve.lane.cuda.replays import NoRoom
 from serve.lane.measure.probe_signature import probe_inputs, probe_signature
 from serve.lane.measure.where_measured import Processor
+from serve.models import zoo
+from serve.models.repository import find
 from serve.models.writer import write_model
 
 ARGS = {"in_channels": 6, "out_channels": 3, "hidden_channels": 8, "num_layers": 2}

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from serve.models.community import community_graph, labelled
-from serve.lane.models.loader import load_model
-from serve.models.repository import ModelSpec, find, scan
 from serve.lane.measure.probe_signature import probe_signature
+from serve.lane.models.loader import load_model
+from serve.models.community import community_graph, labelled
+from serve.models.repository import ModelSpec, find, scan
 
 MODELS = Path(__file__).parents[2] / "configs" / "models"
 

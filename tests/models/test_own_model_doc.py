@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from serve.lane.measure.probe_signature import probe_signature
 from serve.lane.models.loader import load_model
 from serve.models.repository import find
-from serve.lane.measure.probe_signature import probe_signature
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "serve-your-own-model.md"

@@ -6,12 +6,12 @@ from threading import Barrier
 import pytest
 import torch
 
-from serve.lane.cuda.queues import HostQueue
-from serve.models import zoo
-from serve.lane.executors.csr import with_csr
 from serve.lane.cuda.placed_model import PlacedModel, load_on
-from serve.models.repository import find
+from serve.lane.cuda.queues import HostQueue
+from serve.lane.executors.csr import with_csr
 from serve.lane.measure.probe_signature import probe_inputs
+from serve.models import zoo
+from serve.models.repository import find
 from serve.models.writer import write_model
 from tests.waiting import PATIENCE_S
 

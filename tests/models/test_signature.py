@@ -1,10 +1,10 @@
 import pytest
 
 from serve.errors import ModelError
-from serve.models.model_signature import Signature
-from serve.lane.models.loader import load_model
-from serve.models.repository import find
 from serve.lane.measure.probe_signature import probe_inputs, probe_signature
+from serve.lane.models.loader import load_model
+from serve.models.model_signature import Signature
+from serve.models.repository import find
 
 
 def probed(folder):

@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-from serve.lane.cuda.queues import HostQueue
-from serve.models import zoo
-from serve.lane.measure.calibrate import calibrate
 from serve.lane.cuda.capturing import Recorder, replay_most
-from serve.lane.executors import choose
 from serve.lane.cuda.placed_model import ArenaSite, PlacedModel, load_on
-from serve.models.repository import find
+from serve.lane.cuda.queues import HostQueue
+from serve.lane.executors import choose
+from serve.lane.measure.calibrate import calibrate
 from serve.lane.measure.probe_signature import probe_signature
 from serve.lane.measure.where_measured import Processor
+from serve.models import zoo
+from serve.models.repository import find
 from serve.models.writer import write_model
 
 ARGS = {"in_channels": 6, "out_channels": 3, "hidden_channels": 8, "num_layers": 2}

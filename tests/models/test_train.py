@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from serve.errors import ConfigError
+from serve.lane.models.loader import load_model
 from serve.models import zoo
 from serve.models.community import community_graph
-from serve.lane.models.loader import load_model
 from serve.models.repository import ModelSpec, find, scan
 from serve.models.train import FACTORIES, main, read_graph, train_model
 from serve.models.writer import write_model

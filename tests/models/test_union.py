@@ -5,10 +5,10 @@ import torch
 from torch_geometric.nn import GCNConv, SAGEConv, global_mean_pool
 
 from serve.errors import ModelError
-from serve.lane.models.loader import LoadedModel
-from serve.models.repository import ModelSpec
 from serve.lane.measure.probe_signature import probe_inputs, probe_signature
+from serve.lane.models.loader import LoadedModel
 from serve.lane.models.union import join, rows_wanted, run_union
+from serve.models.repository import ModelSpec
 
 SIZES = ((7, 12, 2), (1, 0, 1), (30, 90, 3))
 

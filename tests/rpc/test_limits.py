@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from serve import native
-from serve.wire import messages as wire
-from serve.wire import protobuf as wire_library
 from serve.pb import gnnserve_pb2 as own
 from serve.pb import grpc_service_pb2 as pb
 from serve.rpc import change
 from serve.rpc.change import parse_update
+from serve.wire import messages as wire
+from serve.wire import protobuf as wire_library
 from serve.wire.messages import WireError
 
 MIB = 2**20

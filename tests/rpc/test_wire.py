@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from serve import native
+from serve.pb import grpc_service_pb2 as pb
 from serve.wire import messages as wire
 from serve.wire import protobuf as wire_library
-from serve.pb import grpc_service_pb2 as pb
 
 arrays = npst.arrays(
     dtype=st.sampled_from([k.dtype for k in wire.DATATYPES.values() if k.dtype]),

@@ -4,10 +4,10 @@ import msgspec
 import pytest
 
 from serve.estimate.calibration import Calibration
+from serve.ipc.messages import ModelFailed, ModelProbed, ProbeModel
 from serve.lane.cuda.placed_model import PlacedModel
 from serve.models.repository import find
 from serve.models.writer import write_model
-from serve.ipc.messages import ModelFailed, ModelProbed, ProbeModel
 from tests.runtime.picky import Picky
 from tests.runtime.test_replays import Rig
 

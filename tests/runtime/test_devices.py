@@ -16,14 +16,14 @@ from serve.app import calibration_cache, device_of
 from serve.config import load_config
 from serve.core.types import LaneId
 from serve.errors import NotReady, TooBig
-from serve.graphs.updates import Change
 from serve.graphs.snapshot import Snapshot
+from serve.graphs.updates import Change
+from serve.ipc.messages import MemoryTaken
+from serve.ipc.setup import DevicePlace
 from serve.journal import decode
 from serve.obs.journal import JournalWriter
 from serve.server.api import InferCall, Tensor
 from serve.server.engine import Engine
-from serve.lane.start import DevicePlace
-from serve.ipc.messages import MemoryTaken
 from serve.sim.replay import first_difference, recorded
 from tests.e2e.support import FEATURES, Graph, Reference, assert_equal
 from tests.outside import PATIENCE_S, wait_for

@@ -27,12 +27,12 @@ from serve.errors import (
     TooBig,
 )
 from serve.estimate.estimator import ModelEstimator
+from serve.ipc.messages import MAX_PACKET_BYTES, decode_from_lane
 from serve.journal import AnswerLeft, commands_of, decode
 from serve.models.cache import CalibrationCache
 from serve.obs.journal import JournalWriter
 from serve.server.api import InferCall, Tensor
 from serve.server.engine import Engine
-from serve.ipc.messages import MAX_PACKET_BYTES, decode_from_lane
 from serve.server.learning.alone import IDLE_NS
 from serve.server.ticket import RequestTicket
 from serve.sim.replay import first_difference, recorded

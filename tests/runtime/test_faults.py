@@ -13,9 +13,9 @@ import pytest
 from serve.core.types import FailReason, LaneState
 from serve.errors import DeadlineExceeded
 from serve.ipc import messages
+from serve.ipc.messages import TaskDone, TaskError
 from serve.server.driver import EXIT_BUG
 from serve.server.lanes.looks import look
-from serve.ipc.messages import TaskDone, TaskError
 from tests.e2e.mischief import DOZE_ONCE
 from tests.harness import ROOT
 from tests.outside import PATIENCE_S, wait_for

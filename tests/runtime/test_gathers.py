@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from serve.lane.cuda.queues import HostQueue
 from serve.graphs.features import FeatureKeeper
+from serve.ipc.messages import GatherRef, Part, RunTask, TaskDone, TensorRef
+from serve.lane.cuda.queues import HostQueue
 from serve.models import zoo
 from serve.models.repository import find
 from serve.models.writer import write_model
-from serve.ipc.messages import GatherRef, Part, RunTask, TaskDone, TensorRef
 from tests.runtime.test_replays import ARGS, CLASSES, FEATURES, Rig
 from tests.runtime.test_tables import table_of
 

@@ -6,13 +6,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from serve.models import zoo
-from serve.lane.models.loader import LoadedModel
-from serve.models.repository import find
-from serve.models.writer import write_model
 from serve.ipc import messages
 from serve.ipc.messages import LoadModel, MemoryTaken, ModelLoaded
 from serve.lane.cuda.lane import Device
+from serve.lane.models.loader import LoadedModel
+from serve.models import zoo
+from serve.models.repository import find
+from serve.models.writer import write_model
 from tests.runtime.test_replays import ARGS, Rig
 
 ROOM_BYTES = 1 << 20

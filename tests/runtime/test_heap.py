@@ -6,12 +6,14 @@ import sys
 
 import pytest
 
-from serve.lane.heap import Heap, private_bytes
+from serve.ipc.private_memory import private_bytes
+from serve.lane.heap import Heap
 from serve.server.lanes.processes import LANE_ENVIRONMENT
 
 #: 100 MiB in small blocks, freed: what of it is still resident, in MiB, after both heaps tidied up.
 FREE = """
-from serve.lane.heap import Heap, private_bytes
+from serve.ipc.private_memory import private_bytes
+from serve.lane.heap import Heap
 small, large = Heap(16 << 20), Heap(256 << 20)
 for heap in (small, large):
     heap.settle()

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from serve.lane.cuda.queues import HostQueue
 from serve.graphs.features import FeatureKeeper, MemoryFile, memory_file
 from serve.graphs.hot_rows import slots_bytes
-from serve.lane.cuda.hot_rows import HotKeeper
 from serve.ipc.messages import HotHeld, HotRef, TableRef
+from serve.lane.cuda.hot_rows import HotKeeper
+from serve.lane.cuda.queues import HostQueue
 from serve.lane.cuda.tables import Tables
 from tests.outside import PATIENCE_S
 from tests.runtime.test_tables import FakePinned

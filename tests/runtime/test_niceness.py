@@ -6,8 +6,8 @@ import signal
 import pytest
 import torch
 
+from serve.ipc.setup import DevicePlace, LaneSetup
 from serve.lane import loop as lane
-from serve.lane.start import DevicePlace, LaneSetup
 
 
 class NoFile:

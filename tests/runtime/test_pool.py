@@ -20,10 +20,6 @@ from hypothesis import strategies as st
 from serve import native
 from serve.core.types import LaneId, LaneState, TaskId
 from serve.errors import NotReady
-from serve.models.model_signature import Signature
-from serve.models.repository import find
-from serve.server.lanes import processes
-from serve.lane.start import DevicePlace
 from serve.ipc.messages import (
     LaneStarted,
     LoadModel,
@@ -37,9 +33,13 @@ from serve.ipc.messages import (
     TensorRef,
     encode,
 )
+from serve.ipc.setup import DevicePlace
+from serve.ipc.shared_pool import SharedPool
+from serve.models.model_signature import Signature
+from serve.models.repository import find
+from serve.server.lanes import processes
 from serve.server.lanes.pool import LaneDown, LanePool, LaneUp
 from serve.server.lanes.processes import allocator_facts, lane_environment
-from serve.ipc.shared_pool import SharedPool
 from tests.e2e.mischief import (
     DEAF,
     GARBAGE,

@@ -14,12 +14,12 @@ from safetensors.torch import save_file
 
 from serve.core.types import LaneId
 from serve.errors import ConfigError, ModelError, NotFound, NotReady
+from serve.ipc.messages import LoadModel
+from serve.lane.models.loader import load_model
 from serve.models import copies
 from serve.models.cache import CalibrationCache
 from serve.models.copies import OwnFiles
-from serve.lane.models.loader import load_model
 from serve.models.repository import ModelSpec, find
-from serve.ipc.messages import LoadModel
 from serve.server.catalogue import Registry
 from tests.estimate.conftest import SIGNATURE
 from tests.estimate.conftest import calibration as _calibration

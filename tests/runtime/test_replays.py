@@ -8,15 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from serve.native_cuda import CudaError
-from serve.lane.cuda.queues import HostQueue
 from serve.estimate.calibration import Calibration
-from serve.models import zoo
-from serve.models.repository import find
-from serve.lane.measure.probe_signature import probe_signature
-from serve.models.writer import write_model
 from serve.ipc import messages
-from serve.lane.start import DevicePlace, LaneSetup
 from serve.ipc.messages import (
     LoadModel,
     ModelLoaded,
@@ -26,8 +19,15 @@ from serve.ipc.messages import (
     TaskDone,
     TensorRef,
 )
+from serve.ipc.setup import DevicePlace, LaneSetup
 from serve.ipc.stop_word import StopWord
 from serve.lane.cuda.lane import Device, ThreadLane
+from serve.lane.cuda.queues import HostQueue
+from serve.lane.measure.probe_signature import probe_signature
+from serve.models import zoo
+from serve.models.repository import find
+from serve.models.writer import write_model
+from serve.native_cuda import CudaError
 
 FEATURES, CLASSES = 6, 3
 ARGS = {

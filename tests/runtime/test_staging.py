@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from serve.errors import InvalidInput, QueueFull
+from serve.ipc.shared_pool import TENSOR_ALIGNMENT_BYTES, SharedPool
 from serve.server import regions as regions_module
 from serve.server.api import InferCall, Tensor
 from serve.server.regions import Regions
-from serve.ipc.shared_pool import TENSOR_ALIGNMENT_BYTES, SharedPool
 from serve.server.staging import count_loops, plan_layout, stage, take_block
 
 NODES, EDGES, WIDTH = 5, 7, 3

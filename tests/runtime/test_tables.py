@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from serve.native_cuda import CudaError
-from serve.lane.cuda.queues import HostQueue
 from serve.graphs.features import FeatureKeeper, memory_file
 from serve.ipc.messages import TableRef
+from serve.lane.cuda.queues import HostQueue
 from serve.lane.cuda.tables import Tables
+from serve.native_cuda import CudaError
 
 IDS = torch.tensor([2, 0, 2])
 

@@ -17,10 +17,6 @@ from serve.config import load_config
 from serve.core.types import LaneId
 from serve.errors import ModelError
 from serve.estimate.calibration import Calibration
-from serve.models.repository import find
-from serve.server.engine import Engine
-from serve.lane.start import DevicePlace
-from serve.server.learning.beside import is_news
 from serve.ipc.messages import (
     LoadModel,
     ModelFailed,
@@ -31,7 +27,11 @@ from serve.ipc.messages import (
     TaskError,
     UnloadModel,
 )
+from serve.ipc.setup import DevicePlace
+from serve.models.repository import find
+from serve.server.engine import Engine
 from serve.server.lanes.pool import LaneDown, LaneUp
+from serve.server.learning.beside import is_news
 from tests.e2e.mischief import RAISE
 from tests.outside import PATIENCE_S, is_running, wait_for
 from tests.runtime.test_engine import CONFIG, call

@@ -4,9 +4,9 @@ A group's tasks start as each is prepared and fits. Those that end early leave t
 this is what the barrier costs.
 """
 
-from serve.core.state.device_state import Board
 from serve.core.disciplines.base import WAIT, Launch, Move, register_discipline
 from serve.core.lifecycle import State
+from serve.core.state.device_state import Board
 from serve.core.types import Nanos
 
 

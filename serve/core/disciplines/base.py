@@ -4,9 +4,9 @@ from typing import Protocol
 
 import msgspec
 
+from serve.core.registry import Registry
 from serve.core.state.device_state import Board
 from serve.core.state.record import Record, Run
-from serve.core.registry import Registry
 from serve.core.types import Nanos
 
 

@@ -1,9 +1,9 @@
 """Who may launch next in plan order; shared by the disciplines without a barrier."""
 
-from serve.core.state.device_state import Board
-from serve.core.rules.interference import company_on
 from serve.core.disciplines.base import WAIT, Launch, Wait
 from serve.core.lifecycle import State
+from serve.core.rules.interference import company_on
+from serve.core.state.device_state import Board
 from serve.core.state.record import Record
 from serve.core.types import Nanos
 

@@ -5,7 +5,6 @@ lanes than it executes tasks at once. The policy says who is more urgent. Where 
 suspended this is ``rolling``.
 """
 
-from serve.core.state.device_state import Board
 from serve.core.disciplines.base import (
     WAIT,
     Launch,
@@ -17,6 +16,7 @@ from serve.core.disciplines.base import (
 )
 from serve.core.disciplines.order import next_launch
 from serve.core.rules.packing import DEFAULT_PRIORITY, urgency
+from serve.core.state.device_state import Board
 from serve.core.state.record import Record, Run
 from serve.core.types import Nanos
 

@@ -1,8 +1,8 @@
 """No barrier: a lane takes the next task in plan order as soon as lane and memory are free."""
 
-from serve.core.state.device_state import Board
 from serve.core.disciplines.base import Move, register_discipline
 from serve.core.disciplines.order import next_launch
+from serve.core.state.device_state import Board
 from serve.core.types import Nanos
 
 

@@ -32,12 +32,12 @@ from serve.core.events import (
     TaskPrepared,
     Tick,
 )
+from serve.core.fleet.moving import fitting, movable, pending, ranks, room, stuck
 from serve.core.invariants import check_invariants
 from serve.core.lifecycle import State
-from serve.core.fleet.moving import fitting, movable, pending, ranks, room, stuck
 from serve.core.params import SchedulerParams
-from serve.core.state.record import Record
 from serve.core.scheduler import Scheduler
+from serve.core.state.record import Record
 from serve.core.state.shared_counts import Totals
 from serve.core.types import Bytes, LaneId, Nanos, TaskId
 from serve.errors import InvariantViolation

@@ -5,10 +5,10 @@ Looks at one scheduler at a time and changes nothing; see ``fleet`` for who move
 
 from collections.abc import Iterator
 
-from serve.core.rules.interference import company_on
 from serve.core.lifecycle import State
-from serve.core.state.record import Record
+from serve.core.rules.interference import company_on
 from serve.core.scheduler import Scheduler
+from serve.core.state.record import Record
 
 
 def ranks(scheduler: Scheduler) -> bool:

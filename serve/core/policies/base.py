@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from serve.core.state.ordered import Key, SortedKeys
 from serve.core.registry import Registry
+from serve.core.state.ordered import Key, SortedKeys
 from serve.core.types import Capacity, Group, Nanos, Task
 
 if TYPE_CHECKING:

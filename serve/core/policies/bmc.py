@@ -7,9 +7,9 @@ here it may be used up.
 
 from collections.abc import Sequence
 
-from serve.core.state.ordered import Key, SortedKeys
-from serve.core.rules.packing import in_turn, pack, urgency
 from serve.core.policies.base import Policy, register_policy
+from serve.core.rules.packing import in_turn, pack, urgency
+from serve.core.state.ordered import Key, SortedKeys
 from serve.core.types import Capacity, Group, Nanos, Task
 
 

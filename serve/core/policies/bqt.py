@@ -7,9 +7,9 @@ urgent one. The memory limit is a hard one, as in ``sqtf``.
 
 from collections.abc import Sequence
 
-from serve.core.state.ordered import Key, SortedKeys
-from serve.core.rules.packing import balance_threshold, in_turn, pack, urgency
 from serve.core.policies.base import Policy, register_policy
+from serve.core.rules.packing import balance_threshold, in_turn, pack, urgency
+from serve.core.state.ordered import Key, SortedKeys
 from serve.core.types import Capacity, Group, Nanos, Task
 
 

@@ -7,9 +7,9 @@ that name too.
 
 from collections.abc import Sequence
 
-from serve.core.state.ordered import Key
-from serve.core.rules.packing import pack, urgency
 from serve.core.policies.base import Policy, register_policy
+from serve.core.rules.packing import pack, urgency
+from serve.core.state.ordered import Key
 from serve.core.types import Capacity, Group, Nanos, Task
 
 

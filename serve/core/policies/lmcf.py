@@ -6,9 +6,9 @@ small requests overtake large ones as under ``sqtf``, as far as memory grows wit
 
 from collections.abc import Sequence
 
-from serve.core.state.ordered import Key
-from serve.core.rules.packing import pack, urgency
 from serve.core.policies.base import Policy, register_policy
+from serve.core.rules.packing import pack, urgency
+from serve.core.state.ordered import Key
 from serve.core.types import Capacity, Group, Nanos, Task
 
 

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from heapq import heapreplace
 from operator import itemgetter
 
-from serve.core.rules.most_in_time import MARGIN, Job, most_in_time
-from serve.core.state.ordered import Key, SortedKeys
-from serve.core.rules.packing import pack, urgency
 from serve.core.policies.base import Contender, Policy, register_policy
+from serve.core.rules.most_in_time import MARGIN, Job, most_in_time
+from serve.core.rules.packing import pack, urgency
+from serve.core.state.ordered import Key, SortedKeys
 from serve.core.types import Capacity, Group, Nanos, Task
 
 

@@ -7,9 +7,9 @@ Here the threshold only balances the groups; the limit is tested with the new ta
 
 from collections.abc import Sequence
 
-from serve.core.state.ordered import Key
-from serve.core.rules.packing import balance_threshold, pack, urgency
 from serve.core.policies.base import Policy, register_policy
+from serve.core.rules.packing import balance_threshold, pack, urgency
+from serve.core.state.ordered import Key
 from serve.core.types import Capacity, Group, Nanos, Task
 
 

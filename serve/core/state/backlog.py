@@ -6,8 +6,8 @@ join at once. Planning takes a bounded number from it: the horizon.
 
 from collections import OrderedDict, deque
 
-from serve.core.state.ordered import SortedKeys
 from serve.core.policies import Policy
+from serve.core.state.ordered import SortedKeys
 from serve.core.state.record import Record
 from serve.core.types import Nanos, TaskId
 

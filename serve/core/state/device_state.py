@@ -7,12 +7,12 @@ from collections import deque
 from collections.abc import Iterable
 from operator import attrgetter
 
+from serve.core.params import DeviceFacts
+from serve.core.policies.base import Contender, Policy
 from serve.core.rules.interference import slowdown_beside
 from serve.core.state.ledger import Ledger
 from serve.core.state.ordered import Key
-from serve.core.params import DeviceFacts
 from serve.core.state.plan import Plan
-from serve.core.policies.base import Contender, Policy
 from serve.core.state.record import Record, Run
 from serve.core.types import ZERO_NS, Estimate, LaneId, Nanos
 from serve.errors import InvariantViolation

@@ -4,10 +4,10 @@ A ``Scheduler`` by itself has its own; those of a ``Fleet`` share one, so that a
 share and an overload are the server's and not one device's.
 """
 
-from serve.core.state.device_state import Board
 from serve.core.rules.demand import Demand
-from serve.core.state.history import History
 from serve.core.rules.shares import Shares
+from serve.core.state.device_state import Board
+from serve.core.state.history import History
 from serve.core.types import GroupId, TaskId
 
 

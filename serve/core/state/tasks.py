@@ -5,10 +5,10 @@ demand, the answers and releases owed. Does not cover lanes and memory, nor why 
 ``scheduler``.
 """
 
-from serve.core.state.backlog import Backlog
 from serve.core.commands import AnswerTask, Command, ReleaseTask
 from serve.core.events import TaskArrived
 from serve.core.lifecycle import MOVES, Cause, State
+from serve.core.state.backlog import Backlog
 from serve.core.state.ordered import SortedKeys
 from serve.core.state.plan import Plan
 from serve.core.state.record import Record

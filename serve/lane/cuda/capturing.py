@@ -14,13 +14,13 @@ from functools import partial
 import torch
 
 from serve.lane.cuda.arena import LaneMemory
+from serve.lane.cuda.placed_model import PlacedModel
 from serve.lane.cuda.queues import Queue
 from serve.lane.cuda.replays import FixedRun, NoRoom
-from serve.models.model_signature import Signature
-from serve.lane.models.loader import LoadedModel
-from serve.lane.cuda.placed_model import PlacedModel
 from serve.lane.measure.probe_graphs import Shape, probe_graph
 from serve.lane.measure.where_measured import Site
+from serve.lane.models.loader import LoadedModel
+from serve.models.model_signature import Signature
 
 _log = logging.getLogger(__name__)
 

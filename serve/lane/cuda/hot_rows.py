@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from serve.lane.cuda.queues import HotRows, Queue
 from serve.graphs.features import open_memory_file
 from serve.graphs.hot_rows import slots_bytes
 from serve.ipc.messages import HotHeld, HotRef, TableRef
+from serve.lane.cuda.queues import HotRows, Queue
 from serve.lane.cuda.tables import Table, Tables
 
 _log = logging.getLogger(__name__)

@@ -24,22 +24,6 @@ import msgspec
 import torch
 
 from serve.core.types import FailReason
-from serve.lane.cuda.arena import ALIGNMENT_BYTES, DeviceArena
-from serve.lane.cuda.graph_kernels import GraphKernels
-from serve.native_cuda import CudaError, CudaLibrary
-from serve.lane.cuda.queues import Copies, CudaQueue, HostQueue, Pinned, Queue
-from serve.lane.cuda.replays import FixedRun, Replays, RunShape
-from serve.lane.cuda.capturing import Recorder, replay_most
-from serve.lane.executors import kernels
-from serve.models.model_signature import Signature
-from serve.lane.models.loader import LoadedModel, load_model
-from serve.lane.cuda.placed_model import ArenaSite, PlacedModel, load_on
-from serve.models.repository import ModelSpec
-from serve.lane.measure.where_measured import Processor, Site
-from serve.lane.models.union import run_union
-from serve.lane.start import DevicePlace, LaneSetup, PassedFile
-from serve.lane.cuda.hot_rows import HotKeeper
-from serve.lane.loop import Lane, enter, leave, warm_up
 from serve.ipc.messages import (
     GatherRef,
     LoadModel,
@@ -53,10 +37,26 @@ from serve.ipc.messages import (
     TaskDone,
     TaskError,
 )
+from serve.ipc.setup import DevicePlace, LaneSetup, PassedFile
 from serve.ipc.shared_pool import LANE_WORDS_BYTES
 from serve.ipc.stop_word import StopWord
+from serve.lane.cuda.arena import ALIGNMENT_BYTES, DeviceArena
+from serve.lane.cuda.capturing import Recorder, replay_most
+from serve.lane.cuda.graph_kernels import GraphKernels
+from serve.lane.cuda.hot_rows import HotKeeper
+from serve.lane.cuda.placed_model import ArenaSite, PlacedModel, load_on
+from serve.lane.cuda.queues import Copies, CudaQueue, HostQueue, Pinned, Queue
+from serve.lane.cuda.replays import FixedRun, Replays, RunShape
 from serve.lane.cuda.tables import Tables
 from serve.lane.error_text import told
+from serve.lane.executors import kernels
+from serve.lane.loop import Lane, enter, leave, warm_up
+from serve.lane.measure.where_measured import Processor, Site
+from serve.lane.models.loader import LoadedModel, load_model
+from serve.lane.models.union import run_union
+from serve.models.model_signature import Signature
+from serve.models.repository import ModelSpec
+from serve.native_cuda import CudaError, CudaLibrary
 
 _log = logging.getLogger(__name__)
 

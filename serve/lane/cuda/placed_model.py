@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
+from serve.estimate.memory import Trace
 from serve.lane.cuda.arena import LaneMemory
 from serve.lane.cuda.queues import Queue
-from serve.estimate.memory import Trace
 from serve.lane.executors import with_executor
+from serve.lane.measure.where_measured import Run
 from serve.lane.models.loader import LoadedModel, load_model
 from serve.models.repository import ModelSpec
-from serve.lane.measure.where_measured import Run
 
 
 def load_on(spec: ModelSpec, device: torch.device, executor: str) -> LoadedModel:

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 import torch
 
-from serve.native_cuda import CudaError, CudaLibrary
 from serve.lane.cuda.replays import Captured
+from serve.native_cuda import CudaError, CudaLibrary
 
 #: torch's own annotations stop here.
 _cuda: Any = torch.cuda

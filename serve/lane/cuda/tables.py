@@ -14,10 +14,10 @@ from contextlib import contextmanager
 
 import torch
 
-from serve.native_cuda import CudaError
-from serve.lane.cuda.queues import Pinned
 from serve.graphs.features import open_memory_file
 from serve.ipc.messages import TableRef
+from serve.lane.cuda.queues import Pinned
+from serve.native_cuda import CudaError
 
 _log = logging.getLogger(__name__)
 

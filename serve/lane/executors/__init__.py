@@ -14,8 +14,8 @@ from collections.abc import Callable
 from serve.lane.executors.compiled import with_package
 from serve.lane.executors.csr import CannotRun as CannotRun
 from serve.lane.executors.csr import with_csr
-from serve.models.model_signature import PACKAGED, Signature
 from serve.lane.models.loader import LoadedModel
+from serve.models.model_signature import PACKAGED, Signature
 
 #: Those that need nothing but the model.
 EXECUTORS: dict[str, Callable[[LoadedModel], LoadedModel]] = {

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import torch
 
-from serve.models.model_signature import Signature
-from serve.lane.models.loader import LoadedModel
 from serve.lane.measure.probe_graphs import Shape, probe_graph
 from serve.lane.measure.probe_signature import probe_inputs
 from serve.lane.measure.tracing import trace
+from serve.lane.models.loader import LoadedModel
+from serve.models.model_signature import Signature
 
 #: Largest difference, relative to the largest value of the answer.
 TOLERANCE = 1e-4

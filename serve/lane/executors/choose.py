@@ -14,11 +14,11 @@ from pathlib import Path
 from serve.lane.executors import CannotRun, with_executor
 from serve.lane.executors.check import disagreement
 from serve.lane.executors.compiling import TIMEOUT_S, compile_apart
-from serve.models.model_signature import PACKAGED, Signature
-from serve.lane.models.loader import LoadedModel, load_model
 from serve.lane.measure.probe_graphs import Shape, probe_graph
-from serve.models.repository import ModelSpec
 from serve.lane.measure.where_measured import Processor, Site
+from serve.lane.models.loader import LoadedModel, load_model
+from serve.models.model_signature import PACKAGED, Signature
+from serve.models.repository import ModelSpec
 
 _log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from serve.lane.executors.csr import CannotRun, with_csr
-from serve.models.model_signature import Signature
 from serve.lane.models.loader import LoadedModel
+from serve.models.model_signature import Signature
 
 #: What is compiled (``PACKAGED`` says the names): the model as loaded, or over our operators.
 BENEATH: dict[str, Callable[[LoadedModel], LoadedModel]] = {

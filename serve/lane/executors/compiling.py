@@ -29,9 +29,9 @@ from torch import Tensor
 
 from serve.lane.executors.compiled import BENEATH, CONSTANTS, LEAST, weights_of
 from serve.lane.executors.csr import CannotRun
-from serve.models.model_signature import Signature, compiler
-from serve.lane.models.loader import LoadedModel, load_model
 from serve.lane.measure.probe_graphs import Shape, probe_graph
+from serve.lane.models.loader import LoadedModel, load_model
+from serve.models.model_signature import Signature, compiler
 from serve.models.repository import ModelSpec
 
 _log = logging.getLogger(__name__)

@@ -37,10 +37,10 @@ from serve.estimate.memory import (
     upper_hull,
 )
 from serve.estimate.timing import Timed, fit_time
-from serve.models.model_signature import Signature
-from serve.lane.models.loader import LoadedModel
 from serve.lane.measure.probe_graphs import Shape, probe_graph
 from serve.lane.measure.where_measured import Processor, Site
+from serve.lane.models.loader import LoadedModel
+from serve.models.model_signature import Signature
 
 _log = logging.getLogger(__name__)
 

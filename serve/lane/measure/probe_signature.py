@@ -11,10 +11,10 @@ from typing import Literal
 import torch
 
 from serve.errors import ModelError
-from serve.models.model_signature import Signature as Signature
-from serve.lane.models.loader import LoadedModel
 from serve.lane.measure.hops import probe_reach
+from serve.lane.models.loader import LoadedModel
 from serve.lane.models.union import run_union
+from serve.models.model_signature import Signature as Signature
 
 _FEATURE_ARGS = ("in_channels", "num_features", "in_features", "num_node_features", "in_dim",
                  "input_dim", "in_feats")  # fmt: skip

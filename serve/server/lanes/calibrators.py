@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from serve.errors import NotReady
+from serve.ipc.setup import LaneSetup
 from serve.server.lanes import processes
-from serve.lane.start import LaneSetup
 from serve.server.lanes.yielding import Yielding
 
 

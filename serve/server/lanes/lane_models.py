@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 
 from serve.core.types import LaneId
 from serve.errors import ModelError, NotReady
+from serve.ipc.messages import LoadModel, UnloadModel
 from serve.models.copies import OwnFiles
 from serve.models.repository import ModelSpec
-from serve.ipc.messages import LoadModel, UnloadModel
 from serve.server.lanes.pool import LanePool
 
 

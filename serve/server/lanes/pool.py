@@ -21,16 +21,16 @@ from multiprocessing.process import BaseProcess
 import msgspec
 
 from serve.core.types import LaneId, LaneLook, LaneState, Nanos, TaskId
-from serve.server import clock
 from serve.ipc import messages
-from serve.server.lanes import processes
-from serve.server.lanes.calibrators import Calibrators
-from serve.lane.start import DevicePlace, LaneSetup
-from serve.lane.heap import private_bytes_of
-from serve.server.lanes.looks import look
 from serve.ipc.messages import MAX_PACKET_BYTES, FromLane, Message, RunTask, Stop
+from serve.ipc.private_memory import private_bytes_of
+from serve.ipc.setup import DevicePlace, LaneSetup
 from serve.ipc.shared_pool import SharedPool
 from serve.ipc.stop_word import SIGNAL as STOP_SIGNAL
+from serve.server import clock
+from serve.server.lanes import processes
+from serve.server.lanes.calibrators import Calibrators
+from serve.server.lanes.looks import look
 from serve.server.lanes.successors import Successors
 
 _log = logging.getLogger(__name__)

@@ -24,10 +24,7 @@ import msgspec
 from serve import native
 from serve.errors import ModelError, NotReady
 from serve.estimate.calibration import Calibration
-from serve.models.model_signature import Signature
-from serve.models.repository import ModelSpec
 from serve.ipc import messages
-from serve.lane.start import LaneSetup, PassedFile, run_lanes
 from serve.ipc.messages import (
     MAX_PACKET_BYTES,
     FromLane,
@@ -37,6 +34,10 @@ from serve.ipc.messages import (
     ProbeModel,
     Progress,
 )
+from serve.ipc.setup import LaneSetup, PassedFile
+from serve.lane.start import run_lanes
+from serve.models.model_signature import Signature
+from serve.models.repository import ModelSpec
 
 _log = logging.getLogger(__name__)
 

@@ -2,14 +2,13 @@
 
 import pytest
 
-from serve.lane.executors import CannotRun, with_executor
-from serve.lane.executors import compiling
+from serve.lane.executors import CannotRun, compiling, with_executor
 from serve.lane.executors.compiled import BENEATH
 from serve.lane.executors.compiling import compile_apart
-from serve.models.model_signature import PACKAGED
-from serve.lane.models.loader import load_model
-from serve.models.repository import find
 from serve.lane.measure.probe_signature import probe_signature
+from serve.lane.models.loader import load_model
+from serve.models.model_signature import PACKAGED
+from serve.models.repository import find
 from serve.resources import configs_path
 
 

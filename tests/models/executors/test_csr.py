@@ -3,8 +3,7 @@ import torch
 from torch import nn
 from torch_geometric.nn import CGConv, GCNConv, SAGEConv
 
-from serve.lane.executors import CannotRun
-from serve.lane.executors import kernels
+from serve.lane.executors import CannotRun, kernels
 from tests.models.executors.test_convs import CASES
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from serve.lane.cuda.graph_kernels import GraphKernels
-from serve.native_cuda import CudaError, library_path
 from serve.lane.executors import kernels
+from serve.native_cuda import CudaError, library_path
 from tests.models.executors.test_convs import CASES
 
 SIMT = library_path("libgnnserve_simt.so")
