@@ -7,9 +7,9 @@ import sys
 from textwrap import dedent
 from typing import Any
 
+from bench.kit.servers import ROOT
+from bench.kit.waiting import PATIENCE_S
 from serve import native
-from tests.harness import ROOT
-from tests.waiting import PATIENCE_S
 
 
 def run_metered(script: str) -> Any:

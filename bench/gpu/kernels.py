@@ -32,9 +32,9 @@ from torch_geometric.nn import (
     TransformerConv,
 )
 
-from bench.architectures import wrap
 from bench.gpu.kit import MODELS, Result, Rig, graph, run, spread
 from bench.gpu.lanes import first_products
+from bench.kit.architectures import wrap
 from serve.lane.executors import kernels, with_executor
 from serve.lane.executors.kernels import Csr
 from serve.lane.models.loader import LoadedModel

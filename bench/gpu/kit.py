@@ -23,7 +23,7 @@ import torch
 
 from bench.gpu.aims import aim_row
 from bench.gpu.lanes import Lane, first_products
-from bench.machine import machine_facts
+from bench.kit.machine import machine_facts
 from serve.graphs.generate import generate_edges
 from serve.lane.cuda.arena import DeviceArena, LaneMemory
 from serve.lane.cuda.queues import Copies, CudaQueue, HostQueue, Queue

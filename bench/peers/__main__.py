@@ -16,12 +16,11 @@ recommends for two cores; gnnserve runs by its defaults. `FLOOR` is no peer: a s
 at once without running anything, so what it is late for no server reached by gRPC from Python
 could have saved.
 
-A run that others disturbed is made again (``bench.undisturbed``). `--docs` puts the table into
+A run that others disturbed is made again (``bench.kit.undisturbed``). `--docs` puts the table into
 docs/performance.md.
 """
 
 import argparse
-import json
 import os
 import socket
 import statistics
@@ -38,17 +37,17 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from bench.live import summary
-from bench.live_setup import OURS as SLACK
-from bench.live_setup import Traces, live_server
-from bench.machine import machine_facts
-from bench.open_loop import GrpcSender, HttpSender, LoadRun, load_process
+from bench.kit.live_setup import OURS as SLACK
+from bench.kit.live_setup import Traces, live_server
+from bench.kit.open_loop import GrpcSender, HttpSender, LoadRun, load_process
+from bench.kit.result import DOCS_PATH, write_result
+from bench.kit.servers import free_ports
+from bench.kit.solo import PAUSE_S, REPEATS, Solo, messages_of, records
+from bench.kit.undisturbed import TRIES, Undisturbed
+from bench.live.live import summary
 from bench.peers.stock import StockModels
-from bench.solo import PAUSE_S, REPEATS, Solo, messages_of, records
-from bench.undisturbed import TRIES, Undisturbed
 from serve.wire.messages import decode_response
 from serve.workload import PoolSpec, Trace, WorkloadTask
-from tests.harness import free_ports
 
 POOL = PoolSpec(datasets=("pubmed",), count=25, scale=1.0, min_nodes=100, max_nodes=8_000)
 OURS = "gnnserve"
@@ -70,7 +69,7 @@ SYSTEMS = (OURS, *PEERS)
 START_S = 180.0
 #: Classes of targets, in ms, for which late ones are counted apart.
 TARGETS_MS = (0.0, 3.0, 10.0, float("inf"))
-DOCS = Path(__file__).parents[2] / "docs" / "performance.md"
+DOCS = DOCS_PATH / "performance.md"
 #: What of one of our requests' time is told beside the share of late ones.
 OUR_FACTS = ("late_server", "stages_ms", "excess_of_late")
 
@@ -284,12 +283,11 @@ def main() -> None:
     print(table)
     ordered = sorted(2 * solo.solo_ns / 1e6 for solo in traces.solo.values())
     content = {
-        "machine": machine_facts(),
         "graphs": traces.pool.sources,
         "target_ms": {f"p{q}": float(np.percentile(ordered, q)) for q in (5, 25, 50, 75, 95)},
         "rows": rows,
     }
-    options.out.write_text(json.dumps(content, indent=1) + "\n")
+    write_result(options.out, content)
     if options.docs:
         DOCS.write_text(put_into(DOCS.read_text(), table))
 

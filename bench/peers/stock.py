@@ -4,17 +4,17 @@ All peers get the very bytes that gnnserve gets. One thread, PyG as written, def
 one writes when PyG is put behind a general server.
 """
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from bench.kit.result import ROOT
 from serve.lane.models.loader import LoadedModel, load_model
 from serve.models.repository import find
 from serve.wire.messages import decode_request, encode_response
 
-REPOSITORY = Path(__file__).parents[2] / "configs" / "models"
+REPOSITORY = ROOT / "configs" / "models"
 MODELS = ("gcn", "sage", "gin", "gat")
 _DTYPES: dict[str, Any] = {"FP32": np.float32, "INT64": np.int64, "INT32": np.int32}
 

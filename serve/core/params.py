@@ -9,7 +9,8 @@ from serve.core.types import ZERO_NS, Bytes, LaneId, Nanos, UnionEstimate
 DEFAULT_WINDOW_NS = Nanos(10_000_000)
 
 #: Where tasks can be suspended, a device has more lanes than it executes tasks at once: a suspended
-#: task keeps its lane. So many keep nearly all the targets that can be kept (bench/policies.py).
+#: task keeps its lane. So many keep nearly all the targets that can be kept
+#: (bench/scheduling/policies.py).
 LANES_PER_CORE = 4
 
 

@@ -22,7 +22,7 @@ _SAFETY_BYTES = 4096
 _LARGEST_SCALE = 2.0
 #: Upper quantile ÷ median to start with, at most: a calibration beyond was disturbed.
 _WIDEST_BAND = 2.0
-#: What joining requests into a union takes (bench/merging.py).
+#: What joining requests into a union takes (bench/models/merging.py).
 _JOIN_NS, _JOIN_NS_PER_REQUEST, _JOIN_NS_PER_BYTE = 12_000, 3_500, 0.05
 #: An edge staged as int32 and not as int64, in both of its rows.
 NARROW_EDGE_SPARES_BYTES = 8

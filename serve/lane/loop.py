@@ -71,8 +71,8 @@ _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 #: Lanes compute for milliseconds, the main process acts for microseconds: it must not wait for
 #: them when they share a core, with work for other lanes in its hands. Less nice, they make it wait
-#: for a tick of the kernel, 4 ms, again and again (bench/wakeups.py). Lanes of a GPU launch for
-#: microseconds too: nice, any busy process would leave the device without work.
+#: for a tick of the kernel, 4 ms, again and again (bench/host/wakeups.py). Lanes of a GPU launch
+#: for microseconds too: nice, any busy process would leave the device without work.
 _NICENESS = 19
 #: Nodes and edges of the graphs a model is run on before it serves. A large one among them: what
 #: libraries keep from their first run of that kind would count against the first request's limit.

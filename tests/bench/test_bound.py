@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench import bound
-from bench.bound import most_on_time, unavoidable_violations
+from bench.scheduling import bound
+from bench.scheduling.bound import most_on_time, unavoidable_violations
 from serve.core.disciplines import DISCIPLINES
 from serve.core.policies import POLICIES
 from serve.core.types import Nanos

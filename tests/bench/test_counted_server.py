@@ -1,10 +1,10 @@
-"""What bench/counted_server.py counts."""
+"""What bench/host/counted_server.py counts."""
 
 import importlib
 
 import pytest
 
-from bench import counted_server
+from bench.host import counted_server
 
 
 def test_what_a_part_takes_within_another_is_counted_once(monkeypatch):

@@ -1,9 +1,9 @@
-"""What bench/host_cost.py makes of its rows."""
+"""What bench/host/host_cost.py makes of its rows."""
 
 import pytest
 
-from bench.host_cost import summary
-from bench.live import STAGES
+from bench.host.host_cost import summary
+from bench.live.live import STAGES
 
 
 def row(way: str, server_us: float, late: float | None) -> dict[str, object]:

@@ -1,6 +1,6 @@
 """The live runs told in docs/scheduling.md are those of the results."""
 
-from bench.live_table import PAGE, table, written_into
+from bench.live.live_table import PAGE, table, written_into
 
 
 def test_the_page_shows_the_results_as_they_are():

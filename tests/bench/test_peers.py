@@ -6,12 +6,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from bench.live_setup import Traces
-from bench.open_loop import LoadRun, Seen, load_process
+from bench.kit.live_setup import Traces
+from bench.kit.open_loop import LoadRun, Seen, load_process
+from bench.kit.solo import Solo, messages_of
+from bench.kit.undisturbed import Undisturbed
 from bench.peers import __main__ as peers
 from bench.peers.stock import StockModels
-from bench.solo import Solo, messages_of
-from bench.undisturbed import Undisturbed
 from serve.wire.messages import decode_response, encode_request
 from serve.workload import PoolSpec
 

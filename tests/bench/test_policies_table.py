@@ -2,8 +2,8 @@
 
 import pytest
 
-from bench.page import PAGE, placed
-from bench.policies_table import of_limits, written_into
+from bench.kit.page import PAGE, placed
+from bench.scheduling.policies_table import of_limits, written_into
 
 
 def test_the_page_shows_the_results_as_they_are():

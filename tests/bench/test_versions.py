@@ -1,10 +1,10 @@
-"""How ``bench.versions`` finds the highest rate that passes."""
+"""How ``bench.live.versions`` finds the highest rate that passes."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.versions import bisect, pooled
+from bench.live.versions import bisect, pooled
 
 
 @given(edge=st.floats(1.0, 255.9))

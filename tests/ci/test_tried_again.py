@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from tests.harness import ROOT
-from tests.waiting import PATIENCE_S
+from bench.kit.servers import ROOT
+from bench.kit.waiting import PATIENCE_S
 
 #: No more than is needed, as that takes time.
 PLUGINS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin"}

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import free_ports
-from tests.waiting import PATIENCE_S, eventually, wait_for, with_growing_limits
+from bench.kit.servers import free_ports
+from bench.kit.waiting import PATIENCE_S, eventually, wait_for, with_growing_limits
 
 
 def test_the_first_truthy_result_counts():
@@ -19,7 +19,9 @@ def test_what_never_comes_is_named():
 
 
 def test_a_condition_that_says_what_it_is(monkeypatch):
-    monkeypatch.setattr("tests.waiting.wait_for", lambda true, what: seen.append((true(), what)))
+    monkeypatch.setattr(
+        "bench.kit.waiting.wait_for", lambda true, what: seen.append((true(), what))
+    )
     seen = []
     eventually(lambda: 1 < 2)
     assert seen == [(True, "eventually(lambda: 1 < 2)")]

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.kit.servers import ROOT
 from loadgen.measure import Sample, summarise
 from loadgen.show import show_summary
 from serve import cli
@@ -17,7 +18,6 @@ from serve.server.api import ModelEstimate
 from serve.steps import Steps
 from serve.terminal import Console
 from serve.workload import TraceHeader
-from tests.harness import ROOT
 
 #: What markup makes of it: [model.args] is eaten, [/b] an error, :smile: a picture.
 HOSTILE = "[model.args] is x[red]y in a[/b] :smile:"

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.harness import ROOT
+from bench.kit.servers import ROOT
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import grpc
 import numpy as np
 import pytest
 
+from bench.kit.waiting import PATIENCE_S
 from serve.client import (
     Answer,
     AsyncClient,
@@ -35,7 +36,6 @@ from serve.pb import grpc_service_pb2_grpc
 from serve.server.regions import RegionPart
 from tests.rpc.conftest import REPORT
 from tests.rpc.fakes import CLASSES, FEATURES
-from tests.waiting import PATIENCE_S
 
 X = np.arange(3 * FEATURES, dtype=np.float32).reshape(3, FEATURES)
 EDGES = np.array([[0, 1], [1, 2]], np.int64)

@@ -2,8 +2,8 @@
 
 import pytest
 
+from bench.kit.servers import ServerProcess
 from tests.e2e.support import Reference, raw_channel
-from tests.harness import ServerProcess
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from bench.kit.processes import PATIENCE_S
+from bench.kit.servers import ServerProcess
 from serve.client import Client
 from serve.lane.executors import with_executor
 from serve.lane.executors.check import disagreement
@@ -12,8 +14,6 @@ from serve.lane.models.loader import load_model
 from serve.models.repository import find
 from serve.resources import configs_path
 from tests.e2e.support import assert_equal, random_graph
-from tests.harness import ServerProcess
-from tests.outside import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 MODEL = "gat"

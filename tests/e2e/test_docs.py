@@ -4,9 +4,9 @@ import re
 
 import pytest
 
+from bench.kit.servers import ROOT, ServerProcess
 from serve.models.repository import scan
 from tests.e2e.support import run_python
-from tests.harness import ROOT, ServerProcess
 
 README = (ROOT / "README.md").read_text()
 OWN_MODEL = (ROOT / "docs" / "serve-your-own-model.md").read_text()

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.harness import ROOT, ServerProcess
+from bench.kit.servers import ROOT, ServerProcess
 
 MODELS = """
 import torch

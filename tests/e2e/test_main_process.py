@@ -4,8 +4,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from bench.kit.processes import descendants, http_get
 from tests.e2e.support import GOOD, MODELS, assert_answers, infer
-from tests.outside import descendants, http_get
 
 
 def libraries(pid: int) -> str:

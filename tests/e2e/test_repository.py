@@ -14,6 +14,8 @@ import torch
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
+from bench.kit.processes import metric, wait_for
+from bench.kit.servers import ServerProcess
 from serve.models.writer import write_model
 from tests.e2e import mischief
 from tests.e2e.support import (
@@ -25,8 +27,6 @@ from tests.e2e.support import (
     infer,
     raw_channel,
 )
-from tests.harness import ServerProcess
-from tests.outside import metric, wait_for
 
 
 @pytest.fixture(scope="module")

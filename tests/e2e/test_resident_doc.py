@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.kit.servers import ROOT, ServerProcess
 from serve.config import load_config
 from serve.models.community import community_graph
 from tests.e2e.support import run_python
-from tests.harness import ROOT, ServerProcess
 
 PAGE = (ROOT / "docs" / "resident-graphs.md").read_text()
 _FENCE = re.compile(r"(?:<!-- (.*?) -->\n)?^```(\w+)\n(.*?)^```$", re.M | re.S)

@@ -6,14 +6,14 @@ import sys
 
 import pytest
 
-from tests.harness import ROOT
-from tests.waiting import PATIENCE_S
+from bench.kit.servers import ROOT
+from bench.kit.waiting import PATIENCE_S
 
 
 @pytest.mark.slow
 def test_a_soak_leaves_nothing_behind(tmp_path):
     out = tmp_path / "soak.json"
-    command = [sys.executable, "-m", "bench.soak", "--out", str(out)]
+    command = [sys.executable, "-m", "bench.live.soak", "--out", str(out)]
     # A load that a machine can carry unless it is very busy; then some are refused, and told so.
     options = ["--requests", "300", "--rho", "0.4", "--calibration", "1"]
     done = subprocess.run(

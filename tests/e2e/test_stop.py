@@ -14,10 +14,17 @@ from pathlib import Path
 import grpc
 import pytest
 
+from bench.kit.processes import (
+    PATIENCE_S,
+    descendants,
+    is_running,
+    rows,
+    shared_memory_names,
+    wait_for,
+)
+from bench.kit.servers import ServerProcess
 from tests.e2e.mischief import HOLD, SLEEP
 from tests.e2e.support import GOOD, REPOSITORY, Troubled, infer, random_graph, raw_channel
-from tests.harness import ServerProcess
-from tests.outside import PATIENCE_S, descendants, is_running, rows, shared_memory_names, wait_for
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 

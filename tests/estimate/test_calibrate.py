@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from bench.architectures import ARCHITECTURES, BOUNDED, NODE_INPUTS, load, wrap
+from bench.kit.architectures import ARCHITECTURES, BOUNDED, NODE_INPUTS, load, wrap
 from serve.errors import ModelError
 from serve.estimate import Calibration, ModelEstimator, Overhead
 from serve.estimate.calibration import Ramp, TimeFit
@@ -172,7 +172,7 @@ def metered():
     """What a process with a lane's meter saw: `left` by runs once warmed up, `seen` in others."""
     return run_metered("""
         import json, random, torch
-        from bench.architectures import load
+        from bench.kit.architectures import load
         from serve.lane.measure.calibrate import Allocator, measure_memory
         from serve.lane.executors import with_executor
         from serve.lane.measure.probe_graphs import Shape, probe_graph

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.waiting import PATIENCE_S
+from bench.kit.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 FAKE_SERVER = Path(__file__).with_name("fake_server.py")

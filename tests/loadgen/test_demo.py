@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.waiting import PATIENCE_S, wait_for
+from bench.kit.waiting import PATIENCE_S, wait_for
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.kit.waiting import PATIENCE_S
 from serve.workload import Trace
-from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,7 +11,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from tests.harness import ROOT, free_ports
+from bench.kit.servers import ROOT, free_ports
 
 LOCUST = [sys.executable, "-m", "locust", "-f", "loadgen/locustfile.py"]
 SMALL = ["--scale", "0.01", "--max-nodes", "200", "--max-edges", "2000"]

@@ -6,6 +6,7 @@ from threading import Barrier
 import pytest
 import torch
 
+from bench.kit.waiting import PATIENCE_S
 from serve.lane.cuda.placed_model import PlacedModel, load_on
 from serve.lane.cuda.queues import HostQueue
 from serve.lane.executors.csr import with_csr
@@ -13,7 +14,6 @@ from serve.lane.measure.probe_signature import probe_inputs
 from serve.models import zoo
 from serve.models.repository import find
 from serve.models.writer import write_model
-from tests.waiting import PATIENCE_S
 
 ARGS = {"in_channels": 6, "out_channels": 3, "hidden_channels": 8, "num_layers": 3}
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from textwrap import dedent
 
-from tests.waiting import PATIENCE_S
+from bench.kit.waiting import PATIENCE_S
 
 SCRIPT = dedent("""
     import sys

@@ -12,9 +12,9 @@ from contextlib import contextmanager, suppress
 import pytest
 
 import serve.obs.http
+from bench.kit.waiting import PATIENCE_S, wait_for
 from serve.errors import ConfigError
 from serve.obs.http import HttpPort
-from tests.waiting import PATIENCE_S, wait_for
 
 
 class Facts:

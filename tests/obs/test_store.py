@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from bench.kit.waiting import wait_for
 from serve.errors import ConfigError
 from serve.obs.read import read_database, read_rows
 from serve.obs.report import report_of
@@ -17,7 +18,6 @@ from serve.obs.schema import SCHEMA_VERSION
 from serve.obs.sink import COMMIT_INTERVAL_S, RecordSink
 from serve.obs.store import RecordStore
 from tests.obs.builders import RUN, late, record, unanswered
-from tests.waiting import wait_for
 
 
 def store_all(path, *records):

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from bench.kit.waiting import wait_for
 from serve.errors import NotFound, NotReady, RequestCancelled, ServeError
 from serve.obs.record import RequestRecord, ServerRun
 from serve.server.api import (
@@ -15,7 +16,6 @@ from serve.server.api import (
     ModelInfo,
     TensorSpec,
 )
-from tests.waiting import wait_for
 
 FEATURES, CLASSES = 4, 3
 FACTS = ServerRun(

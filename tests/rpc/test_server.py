@@ -10,13 +10,13 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from bench.kit.waiting import PATIENCE_S, eventually
 from serve.errors import ConfigError, ModelError, NotReady
 from serve.pb import grpc_service_pb2 as pb
 from serve.pb import grpc_service_pb2_grpc
 from serve.rpc.server import Server
 from serve.wire.messages import INFER_METHOD, STREAM_METHOD, decode_response, encode_request
 from tests.rpc.fakes import FACTS, FEATURES, FakeEngine
-from tests.waiting import PATIENCE_S, eventually
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

@@ -7,12 +7,12 @@ import grpc
 import numpy as np
 import pytest
 
+from bench.kit.waiting import PATIENCE_S, eventually, with_growing_limits
 from serve.errors import InvalidInput, ModelError, QueueFull, RequestCancelled, TooBig
 from serve.pb import gnnserve_pb2
 from serve.pb import grpc_service_pb2 as pb
 from serve.wire.messages import INFER_METHOD, decode_response, encode_request
 from tests.rpc.fakes import CLASSES, FEATURES
-from tests.waiting import PATIENCE_S, eventually, with_growing_limits
 
 X = np.arange(3 * FEATURES, dtype=np.float32).reshape(3, FEATURES)
 EDGES = np.array([[0, 1], [1, 2]], np.int64)

@@ -7,11 +7,11 @@ import grpc
 import numpy as np
 import pytest
 
+from bench.kit.waiting import PATIENCE_S, eventually
 from serve.errors import ModelError, QueueFull
 from serve.pb import grpc_service_pb2 as pb
 from serve.wire.messages import STREAM_METHOD, Failure, decode_stream_answer, encode_request
 from tests.rpc.fakes import FEATURES
-from tests.waiting import PATIENCE_S, eventually
 
 TENSORS = {
     "x": np.ones((2, FEATURES), np.float32),

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 import grpc
 import pytest
 
+from bench.kit.waiting import PATIENCE_S, eventually
 from serve.rpc.threads import CallThreads
 from serve.rpc.workers import Workers
-from tests.waiting import PATIENCE_S, eventually
 
 METHOD = "/Test/Call"
 

@@ -7,8 +7,8 @@ import pytest
 
 triton = pytest.importorskip("tritonclient.grpc")
 
+from bench.kit.waiting import PATIENCE_S  # noqa: E402
 from tests.rpc.fakes import CLASSES, FEATURES  # noqa: E402
-from tests.waiting import PATIENCE_S  # noqa: E402
 
 X = np.arange(3 * FEATURES, dtype=np.float32).reshape(3, FEATURES)
 EDGES = np.array([[0, 1], [1, 2]], np.int64)

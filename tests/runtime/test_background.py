@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from bench.kit.processes import PATIENCE_S, wait_for
 from serve.app import calibration_cache, device_of
 from serve.config import load_config
 from serve.errors import ModelError, NotReady
 from serve.models.cache import CalibrationCache
 from serve.server.background import BackgroundCompiler
-from tests.outside import PATIENCE_S, wait_for
 
 
 class Process:

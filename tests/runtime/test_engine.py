@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from bench.kit.processes import PATIENCE_S, wait_for
+from bench.kit.waiting import with_growing_limits
 from serve.app import calibration_cache, device_of
 from serve.config import load_config
 from serve.core.commands import LaunchTask
@@ -38,9 +40,7 @@ from serve.server.ticket import RequestTicket
 from serve.sim.replay import first_difference, recorded
 from tests.e2e.mischief import HOLD, RAISE, SLEEP
 from tests.e2e.support import Graph, random_graph
-from tests.outside import PATIENCE_S, wait_for
 from tests.runtime.conftest import assert_nothing_more_is_held, held_by_this_process
-from tests.waiting import with_growing_limits
 
 CONFIG = """
 [server]

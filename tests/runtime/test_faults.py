@@ -10,6 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from bench.kit.processes import PATIENCE_S, wait_for
+from bench.kit.servers import ROOT
 from serve.core.types import FailReason, LaneState
 from serve.errors import DeadlineExceeded
 from serve.ipc import messages
@@ -17,8 +19,6 @@ from serve.ipc.messages import TaskDone, TaskError
 from serve.server.driver import EXIT_BUG
 from serve.server.lanes.looks import look
 from tests.e2e.mischief import DOZE_ONCE
-from tests.harness import ROOT
-from tests.outside import PATIENCE_S, wait_for
 from tests.runtime.test_engine import call, start
 
 DRIVER = """

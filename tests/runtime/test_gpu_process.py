@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from bench.kit.processes import wait_for
 from serve.ipc.messages import HotRef, TableRef
 from serve.ipc.setup import DevicePlace, LaneSetup
 from serve.lane.cuda import lane as threads
 from serve.lane.cuda import queues
 from serve.lane.cuda.lane import Device
 from serve.lane.executors import kernels
-from tests.outside import wait_for
 
 POOL_BYTES = 1 << 16
 

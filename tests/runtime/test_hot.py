@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from bench.kit.processes import PATIENCE_S
 from serve.graphs.features import FeatureKeeper, MemoryFile, memory_file
 from serve.graphs.hot_rows import slots_bytes
 from serve.ipc.messages import HotHeld, HotRef, TableRef
 from serve.lane.cuda.hot_rows import HotKeeper
 from serve.lane.cuda.queues import HostQueue
 from serve.lane.cuda.tables import Tables
-from tests.outside import PATIENCE_S
 from tests.runtime.test_tables import FakePinned
 
 ROWS, COLUMNS = 40, 6

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from bench.kit.waiting import PATIENCE_S
 from serve.errors import ModelError
 from serve.server.learning.beside import is_news, learn_interference
-from tests.waiting import PATIENCE_S
 
 #: Reserved for each node of a probe.
 NODE_BYTES = 1000

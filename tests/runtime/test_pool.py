@@ -17,6 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from bench.kit.processes import PATIENCE_S, descendants, is_running, wait_for
+from bench.kit.servers import ROOT
 from serve import native
 from serve.core.types import LaneId, LaneState, TaskId
 from serve.errors import NotReady
@@ -54,8 +56,6 @@ from tests.e2e.mischief import (
     SYS_EXIT,
     UNTELLABLE,
 )
-from tests.harness import ROOT
-from tests.outside import PATIENCE_S, descendants, is_running, wait_for
 from tests.runtime.conftest import assert_nothing_more_is_held, held_by_this_process
 
 LANES = (LaneId(0), LaneId(1))

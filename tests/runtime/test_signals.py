@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from bench.kit.processes import PATIENCE_S
 from serve.server.signals import DRAINING, IGNORED
-from tests.outside import PATIENCE_S
 
 CHILD = """
 import logging, sys, time

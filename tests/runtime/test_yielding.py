@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.kit.processes import descendants, wait_for
 from serve.server.lanes.yielding import Yielding
-from tests.outside import descendants, wait_for
 
 
 def stands_still(pid: int) -> bool:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.schedule_picture import DOCS, PICTURES, picture
+from bench.scheduling.schedule_picture import DOCS, PICTURES, picture
 from serve.core.commands import AnswerTask, LaunchTask, ResumeTask, SuspendTask
 from serve.core.lifecycle import mermaid
 from serve.core.scheduler import Scheduler

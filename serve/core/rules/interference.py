@@ -4,7 +4,7 @@ Runs on one device slow one another: beside k others each takes `slowdown[k]` ti
 alone, and all that execute advance alike. Where that is much, a free lane is not yet a reason to
 launch: two runs that would each be in time one after the other can both be late side by side.
 Asked are those that execute and the one that would join, as if no other came
-(`python -m bench.interference` shows what it gives).
+(`python -m bench.scheduling.interference` shows what it gives).
 """
 
 from bisect import bisect_right

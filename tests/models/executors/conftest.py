@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from bench.architectures import wrap
+from bench.kit.architectures import wrap
 from serve.lane.executors import with_executor
 from serve.lane.executors.check import disagreement
 

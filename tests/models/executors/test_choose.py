@@ -19,7 +19,7 @@ def fresh(twins, monkeypatch):
     """The eager model and its signature; loading it again gives a new one of the same weights."""
 
     def build(make):
-        from bench.architectures import wrap
+        from bench.kit.architectures import wrap
 
         def load(_=None):
             torch.manual_seed(5)

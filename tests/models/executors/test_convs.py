@@ -30,7 +30,7 @@ from torch_geometric.nn import (
 
 from serve.lane.executors import kernels
 
-EDGE_DIM = 8  # what bench.architectures.wrap says edge_attr has
+EDGE_DIM = 8  # what bench.kit.architectures.wrap says edge_attr has
 WEIGHTED = ("x", "edge_index", "edge_weight")
 ATTRIBUTED = ("x", "edge_index", "edge_attr")
 

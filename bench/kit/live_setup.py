@@ -1,0 +1,126 @@
+"""What ``bench.live.live`` serves and sends: servers by system, traces with targets, processor time."""
+
+import statistics
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench.kit.servers import ServerProcess
+from bench.kit.solo import Solo, measure_solo
+from serve.config import ModelsConfig
+from serve.graphs.pool import GraphPool
+from serve.sim.workload import BASELINES
+from serve.workload import (
+    PoolSpec,
+    Trace,
+    TraceHeader,
+    TraceItem,
+    WorkloadTask,
+    build_trace,
+    rate_for_rho,
+    workload_tasks,
+)
+
+OURS = "slack+preemptive"
+QOS_FACTOR = 2.0
+#: A server by itself would take three quarters of what is free. What lanes may keep of freed memory
+#: follows from it: with little of it they get pages of their own for every larger run.
+MEMORY_BUDGET = "8 GiB"
+
+
+@contextmanager
+def live_server(
+    folder: Path,
+    system: str,
+    executor: str = "auto",
+    module: str = "bench.kit.live_server",
+    **report: object,
+) -> Iterator[ServerProcess]:
+    """A server of `system`, ready: policy+discipline, a baseline, or @ and another checkout.
+
+    `executor` as in the configuration's `models.executor`; `module` runs this checkout's server.
+    """
+    policy, _, discipline = system.partition("+")
+    run = [module]
+    checkout = None
+    if system.startswith("@"):
+        policy, discipline = "slack", "preemptive"
+        run, checkout = ["serve", "serve"], Path(system[1:])
+    if system in BASELINES:
+        policy, discipline = "fifo", "rolling"
+        run += ["--at-once", str(BASELINES[system] or 1 << 20)]
+    folder.mkdir(parents=True)
+    cache = "" if checkout is None else "-of-the-other"
+    # Calibrated by this code on this machine now, once for all systems.
+    models: dict[str, object] = {"cache": str(folder.parent / f"cache{cache}")}
+    if executor != "auto":  # another checkout may be older than this key
+        models["executor"] = executor
+    with ServerProcess(
+        folder,
+        policy=policy,
+        discipline=discipline,
+        sections={
+            "device": {"memory_budget": MEMORY_BUDGET},
+            "models": models,
+            "report": report,
+            # Merging is ours: neither the paper's way nor a baseline knows it.
+            "scheduling": {} if system == OURS or checkout else {"merge": False},
+        },
+        module=tuple(run),
+        checkout=checkout,
+        calibration_s=ModelsConfig().calibration_s,
+    ) as server:
+        yield server
+
+
+class Traces:
+    """Traces by seed and ρ, with targets, saved as files."""
+
+    def __init__(
+        self, folder: Path, workload: str, count: int, cores: int, pool: PoolSpec | None = None
+    ) -> None:
+        self.pool = GraphPool(pool or PoolSpec())
+        self._folder, self._workload, self._count, self._cores = folder, workload, count, cores
+        self.solo: dict[WorkloadTask, Solo] = {}
+
+    def measure(self, server: ServerProcess, seeds: Sequence[int]) -> None:
+        """Find out what every request of these seeds takes alone."""
+        tasks = [task for seed in seeds for task in self.tasks(seed)]
+        self.solo = measure_solo(server, tasks, self.pool.spec)
+
+    @property
+    def solo_ms(self) -> dict[str, float]:
+        """Quantiles of the solo times of all requests."""
+        ordered = sorted(solo.solo_ns for solo in self.solo.values())
+        return {f"p{q}": ordered[len(ordered) * q // 100] / 1e6 for q in (5, 25, 50, 75, 95, 99)}
+
+    def make(self, rho: float, seed: int) -> tuple[Trace, Path]:
+        """The trace, and where it is saved."""
+        tasks = self.tasks(seed)
+        solo_s = statistics.fmean(self.solo[task].solo_ns for task in tasks) / 1e9
+        header = TraceHeader(
+            workload=self._workload,
+            seed=seed,
+            rate_hz=rate_for_rho(rho, solo_s, self._cores),
+            rho=rho,
+            mean_solo_s=solo_s,
+            lanes=self._cores,
+            pool=self.pool.spec,
+            sources=self.pool.sources,
+        )
+        # A light load takes long: half as many requests do.
+        count = self._count if rho >= 0.2 else self._count // 2
+        trace = build_trace(header, tasks, count=count).with_targets(
+            lambda item: round(QOS_FACTOR * self.solo_of(item).solo_ns / 1000)
+        )
+        path = self._folder / f"{self._workload}-{rho:g}-{seed}.jsonl"
+        trace.save(path)
+        return trace, path
+
+    def solo_of(self, item: TraceItem) -> Solo:
+        """What the request takes alone."""
+        return self.solo[WorkloadTask(item.model, item.graph)]
+
+    def tasks(self, seed: int) -> tuple[WorkloadTask, ...]:
+        """What is asked, over and over."""
+        return workload_tasks(self._workload, self.pool.refs, seed)

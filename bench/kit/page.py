@@ -1,0 +1,30 @@
+"""Tables of docs/scheduling.md that are made from results, each between markers in the page."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from bench.kit.result import DOCS_PATH, RESULTS
+
+PAGE = DOCS_PATH / "scheduling.md"
+
+
+def result(name: str) -> Any:
+    """What the bench of that name wrote."""
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table."""
+    ruled = ["|" + "---|" * len(head)]
+    lines = ["| " + " | ".join(row) + " |" for row in (head, *rows)]
+    return "\n".join([lines[0], *ruled, *lines[1:]])
+
+
+def placed(page: str, marker: str, table: str) -> str:
+    """The page with the table behind its marker, up to the next end; ValueError if it has none."""
+    before, start, rest = page.partition(f"<!-- {marker} -->\n")
+    _, end, after = rest.partition("\n<!-- end -->")
+    if not end:
+        raise ValueError(f"{PAGE}: no place for the table '{marker}'")
+    return before + start + table + end + after

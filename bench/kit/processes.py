@@ -1,0 +1,94 @@
+"""A server looked at from outside: its ports, its database, its processes."""
+
+import os
+import re
+import sqlite3
+import urllib.error
+import urllib.request
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from bench.kit.servers import ServerProcess
+from bench.kit.waiting import PATIENCE_S, wait_for
+
+__all__ = [
+    "PATIENCE_S", "descendants", "http_get", "is_running", "metric", "row", "rows",
+    "shared_memory_names", "wait_for",
+]  # fmt: skip
+
+
+def http_get(server: ServerProcess, path: str) -> tuple[int, str]:
+    """Status and body; status 0 while nobody listens."""
+    try:
+        url = f"http://127.0.0.1:{server.http_port}{path}"
+        with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+    except OSError:  # also when it stops listening just then
+        return 0, ""
+
+
+def metric(server: ServerProcess, name: str) -> float:
+    """A metric without labels, now."""
+    _, text = http_get(server, "/metrics")
+    found = re.search(rf"^{name} (\S+)$", text, re.M)
+    assert found, f"{name} is not in\n{text}"
+    return float(found[1])
+
+
+def rows(server: ServerProcess, where: str = "", *values: object) -> list[dict[str, Any]]:
+    """Rows of the report's database in order of arrival; they come with up to a second's delay."""
+    uri = f"file:{server.database}?mode=ro"
+    with closing(sqlite3.connect(uri, uri=True, timeout=PATIENCE_S)) as db:
+        db.row_factory = sqlite3.Row
+        query = f"SELECT * FROM request {where and 'WHERE ' + where} ORDER BY row_id"
+        return [dict(row) for row in db.execute(query, values)]
+
+
+def row(server: ServerProcess, where: str, *values: object) -> dict[str, Any]:
+    """The one row that fits, once it is there."""
+    found = wait_for(lambda: rows(server, where, *values), f"a row with {where} {values}")
+    assert len(found) == 1
+    return found[0]
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """Command lines of all processes below `pid`, by process id."""
+    parents: dict[int, int] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            stat = (folder / "stat").read_text()
+        except OSError:
+            continue  # it has just ended
+        parents[int(folder.name)] = int(stat.rpartition(")")[2].split()[1])
+    below: set[int] = set()
+    grown = {pid}
+    while grown:
+        below |= grown
+        grown = {child for child, parent in parents.items() if parent in below} - below
+    return {child: _command(child) for child in below - {pid}}
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
+
+
+def is_running(pid: int) -> bool:
+    """Whether it exists and is no zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def shared_memory_names() -> set[str]:
+    """Named shared memory on this machine."""
+    folder = Path("/dev/shm")
+    return set(os.listdir(folder)) if folder.is_dir() else set()

@@ -1,0 +1,192 @@
+"""A real server in a process of its own, for end-to-end tests and benches."""
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+
+from bench.kit.result import ROOT
+from bench.kit.waiting import PATIENCE_S
+
+_START_TIMEOUT_S = 2 * PATIENCE_S
+#: It drains for as long as others are waited for, and then has to end.
+_STOP_TIMEOUT_S = 2 * PATIENCE_S
+#: Not one of those the system gives to connections and to whoever asks for any: it could be taken
+#: until the server listens there, which on a loaded machine is a minute later.
+_PORTS = range(10_000, 32_000)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports nobody listens on now."""
+    found: set[int] = set()
+    while len(found) < count:
+        port = random.SystemRandom().choice(_PORTS)
+        with socket.socket() as one, suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            found.add(port)
+    return list(found)
+
+
+class ServerProcess:
+    """`gnnserve serve` with a configuration of its own in `folder`; ready when entered.
+
+    `module` is what Python runs, with its arguments, in `checkout` with the `.venv` there, or else
+    here. With `own_group` it leads a process group, so
+    that a signal reaches all of its processes.
+    `calibration_s` is short, for tests; whoever measures gives what a server takes.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        policy: str = "sqtf",
+        discipline: str = "rolling",
+        repository: Path = ROOT / "configs" / "models",
+        sections: dict[str, dict[str, object]] | None = None,
+        graphs: tuple[dict[str, object], ...] = (),
+        environment: dict[str, str] | None = None,
+        own_group: bool = False,
+        module: tuple[str, ...] = ("serve", "serve"),
+        checkout: Path | None = None,
+        calibration_s: float = 1.0,
+    ) -> None:
+        self.folder = folder
+        self.grpc_port, self.http_port = free_ports(2)
+        self.target = f"127.0.0.1:{self.grpc_port}"
+        self.database = folder / "report.db"
+        self.log = folder / "server.log"
+        table: dict[str, dict[str, object]] = {
+            "server": {
+                "grpc_port": self.grpc_port,
+                "http_port": self.http_port,
+                "drain_timeout_s": PATIENCE_S,
+            },
+            "models": {"repository": str(repository)},
+            "device": {"memory_budget": "2 GiB"},
+            "scheduling": {"policy": policy, "discipline": discipline},
+            "report": {"database": str(self.database)},
+        }
+        if checkout is None:  # another may be older than these keys
+            table["models"]["calibration_s"] = calibration_s
+            # However busy the machine is, stops end in order.
+            table["server"]["stop_timeout_s"] = 60
+            table["server"]["start_timeout_s"] = _START_TIMEOUT_S
+        for name, values in (sections or {}).items():
+            table.setdefault(name, {}).update(values)
+        self.config = folder / "server.toml"
+        text = "".join(_section(name, table[name]) for name in table)
+        text += "".join(_section("[graph]", graph) for graph in graphs)
+        self.config.write_text(text)
+        self._environment = {**os.environ, **(environment or {})}
+        self._own_group = own_group
+        python = sys.executable if checkout is None else str(checkout / ".venv" / "bin" / "python")
+        self._command = [python, "-m", *module, "--config", str(self.config)]
+        self._checkout = checkout or ROOT
+        self._lines: list[str] = []
+        self._ready = threading.Event()
+        self.process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> "ServerProcess":
+        self.start()
+        try:
+            self.wait_ready()
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    @contextmanager
+    def starting(self) -> Iterator["ServerProcess"]:
+        """Like entering it, without waiting until it is ready; see `wait_ready`."""
+        with ExitStack() as stack:
+            self.start()
+            stack.push(self.__exit__)
+            yield self
+
+    def start(self) -> None:
+        """Start the process, for the caller to stop."""
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                self._command,
+                cwd=self._checkout,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=self._environment,
+                start_new_session=self._own_group,
+            )
+        reader = threading.Thread(target=self._read, args=(self.process,), daemon=True)
+        reader.start()
+
+    @property
+    def said_ready(self) -> bool:
+        """Whether it has printed `ready`."""
+        return "ready\n" in self._lines
+
+    def wait_ready(self) -> None:
+        """Return once it has printed `ready`."""
+        self._ready.wait(_START_TIMEOUT_S)
+        if not self.said_ready:
+            raise AssertionError(f"the server is not ready:\n{self.log.read_text()}")
+
+    @property
+    def pid(self) -> int:
+        """Process id of the main process."""
+        assert self.process is not None
+        return self.process.pid
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.process is not None and self.process.poll() is None:
+            code = self.stop()
+            assert kind is not None or code == 0, f"exit {code}:\n{self.log.read_text()}"
+
+    def stop(self) -> int:
+        """SIGTERM, then the exit code."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait(self) -> int:
+        """The exit code of a server that was told to stop."""
+        assert self.process is not None
+        try:
+            return self.process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"the server does not stop:\n{self.log.read_text()}") from None
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait(PATIENCE_S)
+
+    def _read(self, process: "subprocess.Popen[str]") -> None:
+        assert process.stdout is not None
+        with process.stdout as lines:
+            for line in lines:
+                self._lines.append(line)
+                if line == "ready\n":
+                    self._ready.set()
+        self._ready.set()
+
+
+def _section(name: str, values: dict[str, object]) -> str:
+    lines = [f"[{name}]"]
+    for key, value in values.items():
+        text = str(value).lower() if isinstance(value, bool) else repr(value)
+        lines.append(f"{key} = {text}".replace("'", '"'))
+    return "\n".join(lines) + "\n\n"
