@@ -62,7 +62,8 @@ cpp: $(PACKAGE) ## C++ tests: plain, under ASan and UBSan, under TSan
 	     cmake --build --preset $$preset -- --quiet; ctest --preset $$preset); done
 
 bench: $(PACKAGE) ## Measure on this machine; results go to bench/results/
-	@for script in $$(grep -l __main__ bench/*.py); do printf '\033[1m==> %s\033[0m\n' $$script; $(PY) $$script; done
+	@for script in $$(grep -l __main__ bench/*/*.py | grep -v ^bench/gpu | sed 's|/__main__||; s|\.py$$||; s|/|.|g'); do \
+	    printf '\033[1m==> %s\033[0m\n' $$script; $(PY) -m $$script; done
 
 gpu-check: ## On a machine with CUDA, without network or .venv: build, test and measure; ARGS="--only arena"
 	@$(or $(PYTHON),python3) bench/gpu/check.py $(ARGS)

@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.kit.result import write_result
+from bench.kit.result import RESULTS, write_result
 from serve.graphs.datasets import TABLE_4, load_dataset
 from serve.graphs.load import OpenOptions, Parts, held
 from serve.graphs.snapshot import Snapshot
 
-RESULTS = RESULTS / "sampling.json"
+RESULT = RESULTS / "sampling.json"
 GRAPHS = ("pubmed", "artist", "amazon")
 FANOUTS = (10, 10)
 Ids = NDArray[np.int64]
@@ -211,7 +211,7 @@ def main() -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true", help="a fifth of the rounds")
-    parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--output", type=Path, default=RESULT)
     options = parser.parse_args()
     rounds = 20 if options.quick else 100
     graphs: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""What ``bench.live.live`` serves and sends: servers by system, traces with targets, processor time."""
+"""What live benches serve and send: servers by system, traces with targets, processor time."""
 
 import statistics
 from collections.abc import Iterator, Sequence

@@ -1,17 +1,10 @@
 """Tables of docs/scheduling.md that are made from results, each between markers in the page."""
 
-import json
 from collections.abc import Sequence
-from typing import Any
 
-from bench.kit.result import DOCS_PATH, RESULTS
+from bench.kit.result import DOCS_PATH
 
 PAGE = DOCS_PATH / "scheduling.md"
-
-
-def result(name: str) -> Any:
-    """What the bench of that name wrote."""
-    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

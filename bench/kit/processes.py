@@ -45,12 +45,15 @@ def rows(server: ServerProcess, where: str = "", *values: object) -> list[dict[s
     with closing(sqlite3.connect(uri, uri=True, timeout=PATIENCE_S)) as db:
         db.row_factory = sqlite3.Row
         query = f"SELECT * FROM request {where and 'WHERE ' + where} ORDER BY row_id"
-        return [dict(row) for row in db.execute(query, values)]
+        found: list[dict[str, Any]] = [dict(row) for row in db.execute(query, values)]
+        return found
 
 
 def row(server: ServerProcess, where: str, *values: object) -> dict[str, Any]:
     """The one row that fits, once it is there."""
-    found = wait_for(lambda: rows(server, where, *values), f"a row with {where} {values}")
+    found: list[dict[str, Any]] = wait_for(
+        lambda: rows(server, where, *values), f"a row with {where} {values}"
+    )
     assert len(found) == 1
     return found[0]
 

@@ -1,4 +1,4 @@
-"""The tables of docs/scheduling.md on live runs, from what ``bench.live.live``, ``bench.host.wakeups`` wrote.
+"""The tables of docs/scheduling.md on live runs, from what ``live`` and ``wakeups`` wrote.
 
     python -m bench.live.live_table
 
@@ -9,7 +9,8 @@ import textwrap
 from typing import Any
 
 from bench.kit.live_setup import OURS
-from bench.kit.page import PAGE, markdown, placed, result
+from bench.kit.page import PAGE, markdown, placed
+from bench.kit.result import read_result
 
 #: Who takes processor time, as `bench.live.live` names them.
 USERS = ("lanes", "server", "client")
@@ -98,9 +99,9 @@ def wakeups(content: dict[str, Any]) -> str:
 def written_into(page: str) -> str:
     """The page with the tables of today's results."""
     for marker, name in BENCHES.items():
-        page = placed(page, marker, section(result(name)))
-    page = placed(page, "live tails", tails(result("live")))
-    return placed(page, "wakeups", wakeups(result("wakeups")))
+        page = placed(page, marker, section(read_result(name)))
+    page = placed(page, "live tails", tails(read_result("live")))
+    return placed(page, "wakeups", wakeups(read_result("wakeups")))
 
 
 def main() -> None:

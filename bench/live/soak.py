@@ -1,6 +1,7 @@
 """Many mixed requests at a high load, then a look at what is left of them: nothing, it must be.
 
-    python -m bench.live.soak [--requests 10000] [--rho 0.8] [--policy P] [--discipline D] [--seed S]
+    python -m bench.live.soak [--requests 10000] [--rho 0.8] [--policy P] [--discipline D]
+        [--seed S]
 
 A server of its own gets an open-loop Poisson load of all four demo models (`gnnserve load`), after
 a warm-up that has made whatever is made once. Checked afterwards: every request was answered, once,

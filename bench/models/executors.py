@@ -1,6 +1,7 @@
 """Forward passes by the server's executors against stock PyG, as a user would run each.
 
-    python -m bench.models.executors [--quick] [--models gcn,sage,gin,gat] [--rounds N] [--architectures]
+    python -m bench.models.executors [--quick] [--models gcn,sage,gin,gat] [--rounds N]
+        [--architectures]
 
 Three processes hold the same models (`serve.models.zoo`, 3 × 64 and 8 × 256, 100 features, 12
 classes) and graphs (random, 10 edges a node), on one thread each: `stock` is plain PyG with the

@@ -1,7 +1,7 @@
 """Estimated against measured peak memory, for PyG models on subgraphs of the paper's datasets.
 
-    python -m bench.models.pmc_accuracy [--quick] [--data FOLDER] [--minutes M] [--models gcn,sage,…]
-        [--datasets pubmed,…] [--executors eager,…]
+    python -m bench.models.pmc_accuracy [--quick] [--data FOLDER] [--minutes M]
+        [--models gcn,sage,…] [--datasets pubmed,…] [--executors eager,…]
 
 Each model is measured once per dataset as at load (`serve.lane.measure.calibrate.measure_memory`),
 for each executor, then estimated and run on graphs of each dataset: 25 breadth-first balls of 10

@@ -1,6 +1,7 @@
 """Estimated against measured run time, on graphs that were not used for calibration.
 
-    python -m bench.models.time_accuracy [--quick] [--data FOLDER] [--budget S] [--executors eager,…]
+    python -m bench.models.time_accuracy [--quick] [--data FOLDER] [--budget S]
+        [--executors eager,…]
 
 This process has a lane's allocator. Each model is calibrated as at load, for each executor, then
 timed on subgraphs and random graphs of 20 to 20,000 nodes, twice: the second time much later, so
@@ -29,6 +30,7 @@ from rich.table import Table
 
 from bench.kit.architectures import load
 from bench.kit.as_lane import become_lane
+from bench.kit.machine import machine_facts
 from bench.kit.result import RESULTS, write_result
 from serve.estimate import ModelEstimator, Overhead
 from serve.graphs.datasets import load_dataset
@@ -91,6 +93,7 @@ def _kept(circumstances: dict[str, Any], executors: list[str]) -> list[dict[str,
     if not RESULT.exists():
         return []
     before = json.loads(RESULT.read_text())
+    circumstances = {**circumstances, "machine": machine_facts()}
     if any(before.get(key) != value for key, value in circumstances.items()):
         return []
     return [row for row in before["models"] if row["executor"] not in executors]

@@ -1,4 +1,4 @@
-"""Draws what ``bench.scheduling.figures`` found: the paper's four figures, low load left, high load right."""
+"""Draws the paper's four figures from what ``figures`` found: low load left, high load right."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,6 +1,6 @@
 """How long it takes to simulate a million requests.
 
-    python -m bench.scheduling.million [--quick] [--requests 1000000] [--out bench/results/million.json]
+    python -m bench.scheduling.million [--quick] [--requests 1000000] [--out FILE]
 
 `slack` under `preemptive`, two cores with four lanes each, log-normal run times around 2 ms,
 Poisson arrivals at ρ 0.7. Making the requests is not counted. Wall clock and processor time of the

@@ -1,7 +1,7 @@
 """Every policy under every discipline, the baselines and the bound over a sweep of the load.
 
-    python -m bench.scheduling.policies [--quick] [--seeds 3] [--requests 1000] [--workloads gcn,mix]
-        [--out FILE] [--picture FILE]
+    python -m bench.scheduling.policies [--quick] [--seeds 3] [--requests 1000]
+        [--workloads gcn,mix] [--out FILE] [--picture FILE]
 
 Simulated (``serve.sim``): the scheduler that serves, on a virtual clock, with the run times
 calibrated on this machine for the four models of configs/dev.toml; true times differ from the

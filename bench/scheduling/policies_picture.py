@@ -1,4 +1,4 @@
-"""Draws what ``bench.scheduling.policies`` found: share missed over the load, one panel per workload."""
+"""Draws what ``policies`` found: the share missed over the load, one panel per workload."""
 
 from typing import Any
 

@@ -8,7 +8,8 @@ Replaces what stands between the markers; `tests/bench` checks that page and res
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bench.kit.page import PAGE, markdown, placed, result
+from bench.kit.page import PAGE, markdown, placed
+from bench.kit.result import read_result
 
 RHOS = (0.1, 0.3, 0.5, 0.7, 0.9, 1.1, 1.5)
 OURS = "slack+preemptive"
@@ -76,10 +77,10 @@ def _share(share: float, digits: int = 1) -> str:
 
 def written_into(page: str) -> str:
     """The page with the tables of today's results."""
-    policies = result("policies")
+    policies = read_result("policies")
     page = placed(page, "policies", of_systems(policies, SYSTEMS, "mix | "))
     page = placed(page, "windows", of_systems(policies, WINDOWS, "window | "))
-    return placed(page, "limits", of_limits(result("limits")))
+    return placed(page, "limits", of_limits(read_result("limits")))
 
 
 def main() -> None:
