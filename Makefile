@@ -33,7 +33,7 @@ SAY := @printf '\033[1m==> %s\033[0m\n'
 
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 
-.PHONY: help setup demo test test-ci test-fast cpp bench gpu-check check lint type arch generated format proto stub \
+.PHONY: help setup demo test test-ci test-fast cpp bench gpu-check check lint type arch generated format proto client stub \
         wheel clean
 
 help: ## List the targets
@@ -88,9 +88,10 @@ arch: $(PACKAGE) ## Who may import whom
 	$(SAY) "imports"
 	@$(BIN)/lint-imports
 
-generated: $(PACKAGE) ## serve/pb and serve/_core.pyi are what their sources make
+generated: $(PACKAGE) ## serve/pb, serve/_core.pyi and the client for threads are what their sources make
 	$(SAY) "generated files"
 	@$(PY) protos/generate.py --check
+	@$(PY) .ci/sync_client.py --check
 	@$(PY) -m nanobind.stubgen -q -m serve._core -o build/_core.pyi
 	@diff -u serve/_core.pyi build/_core.pyi
 
@@ -101,6 +102,9 @@ format: $(PACKAGE) ## Fix what ruff and clang-format can
 
 proto: $(PACKAGE) ## Write serve/pb from protos/
 	@$(PY) protos/generate.py
+
+client: $(PACKAGE) ## Write serve/client/sync.py from serve/client/aio.py
+	@$(PY) .ci/sync_client.py
 
 stub: $(PACKAGE) ## Write serve/_core.pyi from the built extension
 	@$(PY) -m nanobind.stubgen -q -m serve._core -o serve/_core.pyi

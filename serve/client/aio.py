@@ -1,4 +1,4 @@
-"""The client for asyncio; its methods are those of ``sync.Client``, to be awaited."""
+"""The client for asyncio, from which ``sync`` is made: after a change, `make client`."""
 
 import asyncio
 import contextlib
@@ -67,7 +67,16 @@ class AsyncClient:
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         shared_memory_bytes: int = 0,
     ) -> None:
-        """Arguments as of ``sync.Client``; to be made inside a running event loop."""
+        """Connect on first use; to be made inside a running event loop.
+
+        Args:
+            target: `host:port`.
+            timeout_s: For calls that have no time limit of their own; None: wait for ever.
+            max_message_bytes: Largest message sent or taken; the server has its own limit.
+            shared_memory_bytes: For a server on this host that offers it: how much memory to
+                share with it. Tensors of single requests then travel there as long as there is
+                room, and are sent otherwise; those of streams are always sent.
+        """
         self._timeout_s = timeout_s
         self._max_message_bytes = max_message_bytes
         self._shared_memory_bytes = shared_memory_bytes
@@ -104,7 +113,16 @@ class AsyncClient:
         await self._channel.close()
 
     async def infer(self, model: str, data: Any = None, **options: Unpack[Options]) -> Answer:
-        """One prediction; arguments as of ``sync.Client.infer``."""
+        """One prediction: of `data` (a PyG `Data`), of arrays, or of nodes of a resident graph.
+
+        Args:
+            model: Name in the server's repository.
+            data: Anything with `x` [N, F], `edge_index` [2, E] and maybe `edge_weight` [E],
+                `edge_attr` [E, D], `batch` [N]. What the model does not take is not sent.
+            **options: The fields of ``Request``: the same arrays by keyword, `node_ids` with
+                `graph`, `qos_target_s`, `timeout_s`, `priority`, `tenant`, `seed`, `version`,
+                `request_id`.
+        """
         return await self.ask(Request(model=model, data=data, **options))
 
     async def ask(self, request: Request) -> Answer:
@@ -126,7 +144,8 @@ class AsyncClient:
     ) -> AsyncIterator[Outcome]:
         """Many predictions over one stream: `(position, answer or error)`, as they finish.
 
-        A request that fails does not end the stream.
+        A request that fails does not end the stream. Requests are taken from the iterable as
+        the server can take them.
         """
         book = StreamBook()
         broken: list[BaseException] = []
@@ -202,7 +221,14 @@ class AsyncClient:
     async def update_graph(
         self, graph: str, *, if_version: int | None = None, **change: Unpack[GraphChange]
     ) -> GraphFacts:
-        """Change a graph the server holds; arguments as of ``sync.Client.update_graph``."""
+        """Change a graph the server holds: all of it, or nothing and an error.
+
+        Args:
+            graph: Its name.
+            if_version: Raises Mismatched unless this is its version; None: any will do.
+            **change: See ``GraphChange``: `add_x`, `set_ids` with `set_x`, `remove_edges`,
+                `add_edges`.
+        """
         request = change_request(graph, change, if_version)
         return GraphFacts.of((await self._call(self._own.UpdateGraph, request)).graph)
 

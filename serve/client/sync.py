@@ -1,9 +1,16 @@
-"""The client for threads."""
+"""The client for threads, made from ``aio``: edit that, then `make client`."""
 
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
@@ -193,7 +200,8 @@ class Client:
 
     def report(self, since_s: float = 0.0) -> dict[str, Any]:
         """The QoS report over the last `since_s` seconds (0: all), as `gnnserve report --json`."""
-        return report_of(self._call(self._own.Report, gnnserve_pb2.ReportRequest(since_s=since_s)))
+        request = gnnserve_pb2.ReportRequest(since_s=since_s)
+        return report_of(self._call(self._own.Report, request))
 
     def describe(self) -> ServerFacts:
         """What the server runs on and how it schedules."""
@@ -202,7 +210,8 @@ class Client:
     def graphs(self, name: str = "") -> tuple[GraphFacts, ...]:
         """The graphs the server holds, or the one of that name."""
         request = gnnserve_pb2.ListGraphsRequest(name=name)
-        return tuple(map(GraphFacts.of, self._call(self._own.ListGraphs, request).graphs))
+        found = self._call(self._own.ListGraphs, request)
+        return tuple(map(GraphFacts.of, found.graphs))
 
     def update_graph(
         self, graph: str, *, if_version: int | None = None, **change: Unpack[GraphChange]
@@ -216,11 +225,12 @@ class Client:
                 `add_edges`.
         """
         request = change_request(graph, change, if_version)
-        return GraphFacts.of(self._call(self._own.UpdateGraph, request).graph)
+        return GraphFacts.of((self._call(self._own.UpdateGraph, request)).graph)
 
     def models(self) -> tuple[ModelFacts, ...]:
         """Every model of the repository, loaded or not."""
-        return models_of(self._call(self._standard.RepositoryIndex, pb.RepositoryIndexRequest()))
+        request = pb.RepositoryIndexRequest()
+        return models_of(self._call(self._standard.RepositoryIndex, request))
 
     def ready(self, model: str = "", version: str = "") -> bool:
         """Whether the server, or the model, takes requests now; False if it cannot be reached."""
@@ -229,7 +239,7 @@ class Client:
                 found = self._call(self._standard.ServerReady, pb.ServerReadyRequest())
                 return bool(found.ready)
             request = pb.ModelReadyRequest(name=model, version=version)
-            return bool(self._call(self._standard.ModelReady, request).ready)
+            return bool((self._call(self._standard.ModelReady, request)).ready)
         except Unavailable:
             return False
 
@@ -298,7 +308,10 @@ class Client:
         return self._inputs[key]
 
     def _call(
-        self, method: Callable[..., ResultT], request: object, timeout_s: float | None = None
+        self,
+        method: Callable[..., ResultT],
+        request: object,
+        timeout_s: float | None = None,
     ) -> ResultT:
         """One call, with errors as ours."""
         try:

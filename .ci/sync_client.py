@@ -1,0 +1,62 @@
+"""Write serve/client/sync.py from serve/client/aio.py, or check that it is up to date.
+
+    python .ci/sync_client.py [--check]
+
+The two clients are the same code, awaited or not, so only one of them is written by hand.
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+CLIENT = Path(__file__).resolve().parents[1] / "serve" / "client"
+SUMMARY = "The client for threads, made from ``aio``: edit that, then `make client`"
+#: Pattern in the asyncio client -> what the client for threads has there, in this order.
+RULES = [
+    (r"The client for asyncio, from which.*?`make client`", SUMMARY),
+    (r"Calls one server from one event loop\.", "Calls one server; may be shared by threads."),
+    (r"; to be made inside a running event loop", ""),
+    (r"the server can take them\.", "the server can take them, in a thread of their own."),
+    (r"\n\nasync def _each\(.*", ""),
+    (r"_each\((\w+)\)", r"\1"),
+    (r"Iterable\[Request\] \| AsyncIterable\[Request\]", "Iterable[Request]"),
+    (r"Awaitable\[(\w+)\]", r"\1"),
+    (r"\n    Awaitable,", ""),
+    (r"\n    Async(Iterable|Iterator),(?=.*\n    \1,)", ""),
+    (r"__a(enter|exit)__", r"__\1__"),
+    (r"\bAsync(Client|Iterable|Iterator)\b", r"\1"),
+    (r"\b(?:async|await) ", ""),
+    (r"asyncio\.sleep", "time.sleep"),
+    (r"\basyncio\b", "threading"),
+    (r"grpc\.aio\.", "grpc."),
+    (r"for outcome in (.*?):\s+yield outcome", r"yield from \1"),
+]
+
+
+def made(source: str) -> str:
+    """The client for threads from the text of the one for asyncio, formatted."""
+    for pattern, replacement in RULES:
+        source = re.sub(pattern, replacement, source, flags=re.DOTALL)
+    return _ruff(_ruff(source, "check", "--fix", "--select", "I"), "format")
+
+
+def _ruff(source: str, *command: str) -> str:
+    ruff = [sys.executable, "-m", "ruff", *command, "--quiet"]
+    ruff += ["--stdin-filename", str(CLIENT / "sync.py"), "-"]
+    return subprocess.run(ruff, input=source, capture_output=True, text=True, check=True).stdout
+
+
+def main() -> int:
+    target = CLIENT / "sync.py"
+    text = made((CLIENT / "aio.py").read_text(encoding="utf-8"))
+    if "--check" not in sys.argv:
+        target.write_text(text, encoding="utf-8")
+    elif target.read_text(encoding="utf-8") != text:
+        print(f"{target} is not what aio.py makes: run `make client`")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
