@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from serve.core.params import DeviceFacts, SchedulerParams
-from serve.core.rules.interference import NO_SLOWDOWN
+from serve.core.slowdown import NO_SLOWDOWN
 from serve.core.types import (
     Bytes,
     Estimate,

@@ -33,7 +33,7 @@ from bench.kit.result import write_result
 from bench.scheduling.policies import Site, missed_share, this_machine
 from serve.core.params import DeviceFacts, SchedulerParams
 from serve.core.rules import interference as company
-from serve.core.rules.interference import NO_SLOWDOWN
+from serve.core.slowdown import NO_SLOWDOWN
 from serve.core.types import Bytes, LaneId
 from serve.server.launch import LAUNCH_NS
 from serve.sim.device import DeviceModel, Offered

@@ -5,7 +5,7 @@ Each is handed to ``Scheduler.handle(event, now_ns)``. See ``commands`` for what
 
 import msgspec
 
-from serve.core.rules.interference import check_slowdown
+from serve.core.slowdown import check_slowdown
 from serve.core.types import (
     FIRST_DEVICE,
     Bytes,

@@ -2,25 +2,23 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from serve.core.fleet.fleet import Fleet
 from serve.core.lifecycle import State
+from serve.core.scheduler import Scheduler
 from serve.core.state.record import Record
 from serve.errors import InvariantViolation
 
-if TYPE_CHECKING:
-    from serve.core.scheduler import Scheduler
 
-
-def check_invariants(*schedulers: "Scheduler") -> None:
-    """Raise InvariantViolation naming the first rule that does not hold.
-
-    Of one scheduler, or of all that share their ``Totals``.
-    """
-    for scheduler in schedulers:
+def check_invariants(scheduler: Scheduler | Fleet) -> None:
+    """Raise InvariantViolation naming the first rule that does not hold. Looks at everything."""
+    devices = scheduler.schedulers if isinstance(scheduler, Fleet) else (scheduler,)
+    for device in devices:
         for check in (_memory, _lanes, _counters, _plan, _membership):
-            check(scheduler)
-    _totals(schedulers)
+            check(device)
+    _totals(devices)
+    idle = isinstance(scheduler, Fleet) and scheduler.has_idle_device_with_work_elsewhere()
+    _require(not idle, "a device idles while another has a queue for it")
 
 
 def _require(holds: bool, rule: str) -> None:
@@ -28,7 +26,7 @@ def _require(holds: bool, rule: str) -> None:
         raise InvariantViolation(rule)
 
 
-def _memory(scheduler: "Scheduler") -> None:
+def _memory(scheduler: Scheduler) -> None:
     ledger = scheduler._board.ledger
     runs = {run.task_id: run for run in scheduler._board.busy.values()}
     _require(ledger.holders() == runs.keys(), "exactly the runs on lanes hold memory")
@@ -38,7 +36,7 @@ def _memory(scheduler: "Scheduler") -> None:
     _require(ledger.available_bytes == left_bytes, "what is not reserved is available")
 
 
-def _lanes(scheduler: "Scheduler") -> None:
+def _lanes(scheduler: Scheduler) -> None:
     board = scheduler._board
     _require(not (board.idle & board.busy.keys()), "a lane is idle or busy")
     _require(board.idle | board.busy.keys() <= scheduler._lane_ids, "only known lanes are up")
@@ -62,7 +60,7 @@ def _lanes(scheduler: "Scheduler") -> None:
         _require((record.run is not None) == record.state.on_lane, "no run without a lane")
 
 
-def _counters(scheduler: "Scheduler") -> None:
+def _counters(scheduler: Scheduler) -> None:
     records = scheduler._tasks.records.values()
     _require(all(r.state is not State.DONE for r in records), "tasks that are done are forgotten")
     _require(scheduler._tasks.pending == sum(r.state.pending for r in records), "pending count")
@@ -75,7 +73,7 @@ def _counters(scheduler: "Scheduler") -> None:
     _require(scheduler._tasks.timed_count == timed, "one timer for each time limit")
 
 
-def _totals(schedulers: Sequence["Scheduler"]) -> None:
+def _totals(schedulers: Sequence[Scheduler]) -> None:
     totals = schedulers[0]._totals
     records = [r for scheduler in schedulers for r in scheduler._tasks.records.values()]
     ids = {r.task.task_id for r in records}
@@ -90,7 +88,7 @@ def _totals(schedulers: Sequence["Scheduler"]) -> None:
         _require(totals.demand.there_ns(at) == there_ns, "work by target")
 
 
-def _plan(scheduler: "Scheduler") -> None:
+def _plan(scheduler: Scheduler) -> None:
     plan = scheduler._plan
     members = [r for g in plan.groups for r in g.members]
     _require(len(members) == len({r.task.task_id for r in members}), "a task is planned once")
@@ -110,7 +108,7 @@ def _plan(scheduler: "Scheduler") -> None:
             _require(index == 0, "one held group at a time")
 
 
-def _membership(scheduler: "Scheduler") -> None:
+def _membership(scheduler: Scheduler) -> None:
     backlog = scheduler._backlog
     pending = {i: r for i, r in scheduler._tasks.records.items() if r.state.pending}
     for task_id, record in pending.items():

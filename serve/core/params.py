@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from serve.core.rules.interference import NO_SLOWDOWN, check_slowdown
+from serve.core.slowdown import NO_SLOWDOWN, check_slowdown
 from serve.core.types import ZERO_NS, Bytes, LaneId, Nanos, UnionEstimate
 
 DEFAULT_WINDOW_NS = Nanos(10_000_000)

@@ -46,7 +46,6 @@ from serve.core.events import (
     TaskPrepared,
     Tick,
 )
-from serve.core.invariants import check_invariants
 from serve.core.lifecycle import Cause, State, UnionSplit
 from serve.core.params import SchedulerParams
 from serve.core.planner import Planner
@@ -61,8 +60,8 @@ from serve.core.rules.watch import NEVER_NS, Verdict, Watch
 from serve.core.rules.window import make_window
 from serve.core.state.backlog import Backlog
 from serve.core.state.device_state import Board
-from serve.core.state.plan import Plan, PlannedGroup
-from serve.core.state.record import Record, Run
+from serve.core.state.plan import Plan
+from serve.core.state.record import PlannedGroup, Record, Run
 from serve.core.state.shared_counts import Totals
 from serve.core.state.tasks import Tasks
 from serve.core.types import (
@@ -246,10 +245,6 @@ class Scheduler:
     def story(self, task_id: TaskId) -> tuple[str, ...]:
         """The task's moves as far as they are remembered, one line each."""
         return self._tasks.story(task_id)
-
-    def check_invariants(self) -> None:
-        """Raise InvariantViolation if the state contradicts itself. Looks at everything."""
-        check_invariants(self)
 
     # Events.
 

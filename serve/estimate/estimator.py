@@ -30,6 +30,10 @@ NARROW_EDGE_SPARES_BYTES = 8
 _PLACES_BYTES = 512
 
 
+#: Overhead until it is measured: base in ns, ns per KiB of inputs.
+ASSUMED_OVERHEAD = (200_000, 100)
+
+
 class Overhead:
     """What a request takes beyond its calibrated run, for all models alike.
 

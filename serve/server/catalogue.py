@@ -20,7 +20,7 @@ import msgspec
 from serve.core.types import Bytes
 from serve.errors import ConfigError, NotFound, NotReady, ServeError
 from serve.estimate.calibration import Calibration
-from serve.estimate.estimator import ModelEstimator, Overhead
+from serve.estimate.estimator import ASSUMED_OVERHEAD, ModelEstimator, Overhead
 from serve.estimate.interference import Interference
 from serve.ipc.messages import LoadModel, ProbeModel
 from serve.models.cache import CalibrationCache
@@ -39,7 +39,6 @@ from serve.server import clock
 from serve.server.api import NODE_IDS, ModelInfo, TensorSpec
 from serve.server.lanes.lane_models import LaneModels
 from serve.server.lanes.pool import LanePool
-from serve.server.learning.alone import ASSUMED
 from serve.server.quarantine import Quarantine
 
 _log = logging.getLogger(__name__)
@@ -172,7 +171,7 @@ class Registry:
         #: What serves until it is compiled in the background; None ends whoever waits for it.
         self.to_compile: SimpleQueue[ModelEntry | None] = SimpleQueue()
         #: What the server adds to a run, shared by all models.
-        self.overhead = Overhead(*ASSUMED)
+        self.overhead = Overhead(*ASSUMED_OVERHEAD)
         self.interference = Interference()
 
     @property

@@ -15,7 +15,7 @@ from dataclasses import replace
 from serve.config import Config
 from serve.core.events import BudgetChanged, DrainStarted
 from serve.core.params import DeviceFacts, SchedulerParams
-from serve.core.rules.interference import NO_SLOWDOWN
+from serve.core.slowdown import NO_SLOWDOWN
 from serve.core.types import Bytes, DeviceId, Estimate, LaneId, Nanos, Sized
 from serve.errors import ConfigError, InvalidInput, NotFound, NotReady, ServeError
 from serve.estimate.estimator import Breakdown, ModelEstimator

@@ -4,7 +4,7 @@ import pytest
 
 from serve.core.events import SlowdownChanged
 from serve.core.policies import get_policy
-from serve.core.rules.interference import ends_ns
+from serve.core.slowdown import ends_ns
 from serve.core.state.device_state import Board
 from serve.core.state.plan import Plan
 from serve.core.state.record import Record

@@ -22,6 +22,7 @@ from serve.core.events import (
     TaskFinished,
     TaskPrepared,
 )
+from serve.core.invariants import check_invariants
 from serve.core.scheduler import Scheduler
 from serve.core.types import (
     Bytes,
@@ -543,7 +544,7 @@ def test_impossible_events_name_what_is_wrong():
     scheduler.handle(TaskPrepared(TaskId(0)), Nanos(0))
     with pytest.raises(InvariantViolation, match="from lane 3 while on lane 0"):
         scheduler.handle(TaskFinished(TaskId(0), L3, usage()), Nanos(0))
-    scheduler.check_invariants()
+    check_invariants(scheduler)
     assert scheduler.running_count == 1
 
 

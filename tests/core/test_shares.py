@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from serve.core.invariants import check_invariants
 from serve.core.rules.shares import RECENT, Shares
 from serve.core.scheduler import Scheduler
 from serve.core.types import Completed
@@ -77,7 +78,7 @@ def missed(requests, tenant):
     )  # fmt: skip
     simulation = Simulation(Scheduler(chosen), DeviceModel())
     simulation.run(requests)
-    simulation.scheduler.check_invariants()
+    check_invariants(simulation.scheduler)
     of = [row for row in simulation.answered if row.task.tenant == tenant]
     kept = sum(isinstance(row.outcome, Completed) and row.cause is None for row in of)
     return 1 - kept / len(of)

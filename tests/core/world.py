@@ -24,6 +24,7 @@ from serve.core.events import (
     Tick,
 )
 from serve.core.fleet.fleet import make_scheduler
+from serve.core.invariants import check_invariants
 from serve.core.types import Bytes, Nanos, Task, TaskId
 from tests.builders import usage
 
@@ -245,7 +246,7 @@ class World:
 
     def _check(self):
         scheduler = self.scheduler
-        scheduler.check_invariants()
+        check_invariants(scheduler)
         for device_id, device in enumerate(self.params.devices):
             reserved = self.reserved(device_id)
             ceiling = max(self.budgets[device_id], min(self.ceilings[device_id], reserved))

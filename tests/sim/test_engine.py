@@ -7,6 +7,7 @@ import pytest
 
 from serve.core.commands import LaunchTask, ResumeTask
 from serve.core.disciplines.base import Wait
+from serve.core.invariants import check_invariants
 from serve.core.policies import POLICIES
 from serve.core.scheduler import Scheduler
 from serve.core.types import Completed, Nanos
@@ -28,7 +29,7 @@ def offered(task_id, run_ms, at_ms=0.0, **fields):
 def latencies_ms(requests, model=INSTANT, **choices):
     simulation = Simulation(Scheduler(params(**choices)), model)
     simulation.run(requests)
-    simulation.scheduler.check_invariants()
+    check_invariants(simulation.scheduler)
     assert simulation.scheduler.reserved_bytes == 0
     rows = sorted(simulation.answered, key=lambda row: row.task.task_id)
     return [(row.answered_ns - row.task.arrived_ns) / MS for row in rows]

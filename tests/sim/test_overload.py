@@ -2,6 +2,7 @@
 
 import pytest
 
+from serve.core.invariants import check_invariants
 from serve.core.scheduler import Scheduler
 from serve.core.types import Completed, Rejected, RejectReason
 from serve.sim.device import DeviceModel
@@ -19,7 +20,7 @@ def answers(requests, shed_late):
     )  # fmt: skip
     simulation = Simulation(Scheduler(chosen), DeviceModel())
     simulation.run(requests)
-    simulation.scheduler.check_invariants()
+    check_invariants(simulation.scheduler)
     return sorted(simulation.answered, key=lambda row: row.task.task_id)
 
 

@@ -33,7 +33,6 @@ from serve.core.events import (
     Tick,
 )
 from serve.core.fleet.moving import fitting, movable, pending, ranks, room, stuck
-from serve.core.invariants import check_invariants
 from serve.core.lifecycle import State
 from serve.core.params import SchedulerParams
 from serve.core.scheduler import Scheduler
@@ -145,11 +144,14 @@ class Fleet:
         """See ``Scheduler.story``; its moves between devices are not part of it."""
         return self._totals.history.story(task_id)
 
-    def check_invariants(self) -> None:
-        """Raise InvariantViolation if the state contradicts itself. Looks at everything."""
-        check_invariants(*self._devices)
-        if next(self._steals(), None) is not None:
-            raise InvariantViolation("a device idles while another has a queue for it")
+    @property
+    def schedulers(self) -> tuple[Scheduler, ...]:
+        """One for each device."""
+        return tuple(self._devices)
+
+    def has_idle_device_with_work_elsewhere(self) -> bool:
+        """Whether a task could move to an idle device at once; never between two events."""
+        return next(self._steals(), None) is not None
 
     # Who is concerned.
 

@@ -10,45 +10,17 @@ Asked are those that execute and the one that would join, as if no other came
 from bisect import bisect_right
 from collections.abc import Sequence
 from math import inf
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from serve.core.state.device_state import Board
-    from serve.core.state.record import Record, Run
-    from serve.core.types import Nanos, Task
-
-#: By number of others that execute: none disturbs another.
-NO_SLOWDOWN = (1.0,)
+from serve.core.slowdown import ends_ns, slowdown_beside
+from serve.core.state.device_state import Board
+from serve.core.state.record import Record, Run
+from serve.core.types import Nanos, Task
 
 #: Ends are taken for so much later than expected: run times are not exact.
 MARGIN = 1.1
 
 
-def check_slowdown(slowdown: Sequence[float]) -> None:
-    """Raise ValueError unless it starts at 1 and never falls."""
-    if not slowdown or slowdown[0] != 1.0 or list(slowdown) != sorted(slowdown):
-        raise ValueError(f"slowdown must start at 1 and never fall, got {list(slowdown)}")
-
-
-def slowdown_beside(slowdown: Sequence[float], others: int) -> float:
-    """The slowdown of a run with so many others beside it."""
-    return slowdown[others] if others < len(slowdown) else slowdown[-1]
-
-
-def ends_ns(left_ns: Sequence[float], slowdown: Sequence[float]) -> list[float]:
-    """When each of some runs ends, from now, if they execute together and no other joins.
-
-    `left_ns`: time alone that each still needs, ascending.
-    """
-    end_ns, done_ns, ends = 0.0, 0.0, []
-    for others, need_ns in zip(range(len(left_ns) - 1, -1, -1), left_ns, strict=True):
-        end_ns += (need_ns - done_ns) * slowdown_beside(slowdown, others)
-        done_ns = need_ns
-        ends.append(end_ns)
-    return ends
-
-
-def company_on(board: "Board", now_ns: "Nanos") -> "Company | None":
+def company_on(board: Board, now_ns: Nanos) -> "Company | None":
     """Those on the device whom one more would disturb, if any, and if the policy minds.
 
     Not where runs are suspended: that the most urgent execute keeps more targets there.
@@ -63,7 +35,7 @@ class Company:
 
     __slots__ = ("_ends", "_lefts", "_limits", "_now_ns", "_slowdown")
 
-    def __init__(self, board: "Board", now_ns: "Nanos") -> None:
+    def __init__(self, board: Board, now_ns: Nanos) -> None:
         runs = sorted(
             (board.left_ns(run, now_ns), lane_id, _time_ns(run, now_ns))
             for lane_id, run in board.busy.items()
@@ -75,7 +47,7 @@ class Company:
         self._limits = [limit_ns for _, _, limit_ns in runs]
         self._ends = ends_ns(self._lefts, self._slowdown)
 
-    def admits(self, record: "Record") -> bool:
+    def admits(self, record: Record) -> bool:
         """Whether to launch the record, READY, beside them, and not to wait for one to end.
 
         - If it will be in time, no more than one of them, in time so far, is made late by it.
@@ -102,12 +74,12 @@ class Company:
         )
 
 
-def leaves_room(late: "Task", slowdown: Sequence[float], executing: int) -> bool:
+def leaves_room(late: Task, slowdown: Sequence[float], executing: int) -> bool:
     """Whether one like it that comes after it joined those that execute can still be in time."""
     most = late.qos.target_ns / late.estimate.solo_ns / MARGIN
     return slowdown_beside(slowdown, executing + 1) <= max(1.0, most)
 
 
-def _time_ns(run: "Run", now_ns: "Nanos") -> float:
+def _time_ns(run: Run, now_ns: Nanos) -> float:
     """How long the run may still take for all its members to be in time."""
     return min((r.task.due_ns for r in run.members if not r.state.answered), default=inf) - now_ns

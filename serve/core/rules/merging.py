@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from math import ceil, inf
 
 from serve.core.lifecycle import State
-from serve.core.rules.interference import slowdown_beside
+from serve.core.slowdown import slowdown_beside
 from serve.core.state.device_state import Board
 from serve.core.state.record import Record
 from serve.core.types import Estimate, Nanos, UnionEstimate

@@ -9,7 +9,7 @@ from operator import attrgetter
 
 from serve.core.params import DeviceFacts
 from serve.core.policies.base import Contender, Policy
-from serve.core.rules.interference import slowdown_beside
+from serve.core.slowdown import slowdown_beside
 from serve.core.state.ledger import Ledger
 from serve.core.state.ordered import Key
 from serve.core.state.plan import Plan

@@ -6,24 +6,8 @@ holds groups, a task handed over by a lost lane, one that has waited too long, a
 a fixed window.
 """
 
-import msgspec
-
-from serve.core.state.record import Record
-from serve.core.types import ZERO_NS, GroupId, Nanos
-
-
-class PlannedGroup(msgspec.Struct, eq=False):
-    """Tasks planned together, as far as they have not been launched or answered."""
-
-    #: In launch order.
-    members: list[Record]
-    #: Members as planned.
-    size: int
-    pinned: bool
-    #: Given with its first launch.
-    group_id: GroupId | None = None
-    #: Members on a lane now.
-    active: int = 0
+from serve.core.state.record import PlannedGroup, Record
+from serve.core.types import ZERO_NS, Nanos
 
 
 class Plan:

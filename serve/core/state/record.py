@@ -1,20 +1,16 @@
 """What the scheduler keeps of each task, and of what each lane holds.
 
 A ``Record`` is one accepted task, from its admission until it is released. A ``Run`` is what a lane
-holds, from launch until the lane gives it back: one task, or several of one model merged.
+holds, from launch until the lane gives it back: one task, or several of one model merged. A
+``PlannedGroup`` is what the plan has of tasks that are to run together.
 """
-
-from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
 
 from serve.core.lifecycle import State
 from serve.core.state.ordered import Key
-from serve.core.types import ZERO_NS, Bytes, LaneId, LaneLook, Nanos, Sized, Task, TaskId
-
-if TYPE_CHECKING:
-    from serve.core.state.plan import PlannedGroup
+from serve.core.types import ZERO_NS, Bytes, GroupId, LaneId, LaneLook, Nanos, Sized, Task, TaskId
 
 
 class Record(msgspec.Struct, eq=False):
@@ -115,3 +111,17 @@ class Run(msgspec.Struct, eq=False):
         if self.executing:
             return self.suspended_ns
         return Nanos(self.suspended_ns + now_ns - self.stopped_ns)
+
+
+class PlannedGroup(msgspec.Struct, eq=False):
+    """Tasks planned together, as far as they have not been launched or answered."""
+
+    #: In launch order.
+    members: list[Record]
+    #: Members as planned.
+    size: int
+    pinned: bool
+    #: Given with its first launch.
+    group_id: GroupId | None = None
+    #: Members on a lane now.
+    active: int = 0

@@ -33,8 +33,6 @@ Arrays = Mapping[str, np.ndarray[Any, np.dtype[Any]]]
 #: The last argument is its id, by which the engine knows its own.
 Send = Callable[[str, Arrays, str], object]
 
-#: Until it is measured: base in ns, ns per KiB of inputs.
-ASSUMED = (200_000, 100)
 #: A request that comes after so long with nothing to do, and stays alone, shows a solo time.
 IDLE_NS = Nanos(10_000_000)
 #: Nodes of the graphs sent, with 10 edges a node, as far as their features leave room.
