@@ -380,8 +380,8 @@ def keep_threads_to(cores: tuple[int, ...]) -> None:
 
     They hand a request from one to the next and hold one interpreter lock. On one core that is a
     switch; between cores each step wakes an idle core and moves the lock's cache lines
-    (docs/performance.md). The main thread, which only waits for signals, keeps all cores: it stands
-    for the process where that is asked what it may use.
+    (docs/measurements/host.md). The main thread, which only waits for signals, keeps all cores: it
+    stands for the process where that is asked what it may use.
     """
     if not cores:
         return

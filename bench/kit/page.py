@@ -1,10 +1,6 @@
-"""Tables of docs/scheduling.md that are made from results, each between markers in the page."""
+"""Tables in docs/measurements that are made from results, each between markers in its page."""
 
 from collections.abc import Sequence
-
-from bench.kit.result import DOCS_PATH
-
-PAGE = DOCS_PATH / "scheduling.md"
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -19,5 +15,5 @@ def placed(page: str, marker: str, table: str) -> str:
     before, start, rest = page.partition(f"<!-- {marker} -->\n")
     _, end, after = rest.partition("\n<!-- end -->")
     if not end:
-        raise ValueError(f"{PAGE}: no place for the table '{marker}'")
+        raise ValueError(f"no place for the table '{marker}'")
     return before + start + table + end + after

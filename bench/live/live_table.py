@@ -1,4 +1,4 @@
-"""The tables of docs/scheduling.md on live runs, from what ``live`` and ``wakeups`` wrote.
+"""The tables of docs/measurements/live.md on live runs, from what ``live`` and ``wakeups`` wrote.
 
     python -m bench.live.live_table
 
@@ -9,9 +9,10 @@ import textwrap
 from typing import Any
 
 from bench.kit.live_setup import OURS
-from bench.kit.page import PAGE, markdown, placed
-from bench.kit.result import read_result
+from bench.kit.page import markdown, placed
+from bench.kit.result import DOCS_PATH, read_result
 
+PAGE = DOCS_PATH / "measurements" / "live.md"
 #: Who takes processor time, as `bench.live.live` names them.
 USERS = ("lanes", "server", "client")
 #: By the marker in the page.

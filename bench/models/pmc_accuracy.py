@@ -449,7 +449,7 @@ def show(document: dict[str, Any]) -> None:
 
 
 def markdown(document: dict[str, Any]) -> str:
-    """The tables of docs/estimates.md."""
+    """The tables of docs/measurements/estimates.md."""
     lines = [
         "| graphs | runs | GCN, SAGE, GIN, GAT | the other linear ones | above reserve |",
         "|---|---|---|---|---|",

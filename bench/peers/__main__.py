@@ -17,7 +17,7 @@ at once without running anything, so what it is late for no server reached by gR
 could have saved.
 
 A run that others disturbed is made again (``bench.kit.undisturbed``). `--docs` puts the table into
-docs/performance.md.
+docs/measurements/peers.md.
 """
 
 import argparse
@@ -69,7 +69,7 @@ SYSTEMS = (OURS, *PEERS)
 START_S = 180.0
 #: Classes of targets, in ms, for which late ones are counted apart.
 TARGETS_MS = (0.0, 3.0, 10.0, float("inf"))
-DOCS = DOCS_PATH / "performance.md"
+DOCS = DOCS_PATH / "measurements" / "peers.md"
 #: What of one of our requests' time is told beside the share of late ones.
 OUR_FACTS = ("late_server", "stages_ms", "excess_of_late")
 

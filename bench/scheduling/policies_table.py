@@ -1,4 +1,4 @@
-"""The tables of docs/scheduling.md on policies, windows and limits, from what the benches wrote.
+"""The tables of docs/measurements/policies.md, from what the benches wrote.
 
     python -m bench.scheduling.policies_table
 
@@ -8,9 +8,10 @@ Replaces what stands between the markers; `tests/bench` checks that page and res
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bench.kit.page import PAGE, markdown, placed
-from bench.kit.result import read_result
+from bench.kit.page import markdown, placed
+from bench.kit.result import DOCS_PATH, read_result
 
+PAGE = DOCS_PATH / "measurements" / "policies.md"
 RHOS = (0.1, 0.3, 0.5, 0.7, 0.9, 1.1, 1.5)
 OURS = "slack+preemptive"
 #: System of ``bench.scheduling.policies`` and how the page calls it.

@@ -1,4 +1,4 @@
-"""The live runs told in docs/scheduling.md are those of the results."""
+"""The live runs told in docs/measurements/live.md are those of the results."""
 
 from bench.live.live_table import PAGE, table, written_into
 

@@ -1,9 +1,9 @@
-"""What docs/scheduling.md tells of simulated policies, windows and limits is what was found."""
+"""What docs/measurements/policies.md tells is what was found."""
 
 import pytest
 
-from bench.kit.page import PAGE, placed
-from bench.scheduling.policies_table import of_limits, written_into
+from bench.kit.page import placed
+from bench.scheduling.policies_table import PAGE, of_limits, written_into
 
 
 def test_the_page_shows_the_results_as_they_are():
