@@ -1,10 +1,11 @@
 """What both clients set up alike."""
 
 from serve.client.requests import Request
+from serve.inputs import INPUTS
 
 #: Inputs every graph request has, and those that only some models take.
-REQUIRED = ("x", "edge_index")
-OPTIONAL = ("edge_weight", "edge_attr", "batch")
+REQUIRED = tuple(name for name, each in INPUTS.items() if each.always)
+OPTIONAL = tuple(name for name, each in INPUTS.items() if not each.always)
 
 
 def channel_options(max_message_bytes: int) -> list[tuple[str, int]]:

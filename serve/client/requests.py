@@ -13,16 +13,13 @@ from typing import Any, TypedDict
 import numpy as np
 
 from serve.client.errors import Exhausted, InvalidRequest
+from serve.inputs import INPUTS
 from serve.wire.messages import Array, ParameterValue, Places, WireError, encode_request
 
 #: What a request may hold, in the order sent, and as which dtype (None: integers as they are).
 _DTYPES: dict[str, str | None] = {
-    "x": "<f4",
-    "edge_index": None,
-    "edge_weight": "<f4",
-    "edge_attr": "<f4",
-    "batch": "<i8",
-    "node_ids": "<i8",
+    **{name: None if each.also else each.dtype for name, each in INPUTS.items()},
+    "node_ids": "int64",
 }
 _INT32 = np.iinfo(np.int32)
 

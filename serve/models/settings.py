@@ -10,11 +10,11 @@ from msgspec import Meta
 
 from serve.errors import ConfigError
 from serve.files import open_regular
+from serve.inputs import InputName
 from serve.tables import Section, decode_table, read_toml
 
 CONFIG_FILE = "config.toml"
 
-InputName = Literal["x", "edge_index", "edge_weight", "edge_attr", "batch"]
 Dimension = Annotated[int, Meta(ge=1)]
 Fanout = Annotated[int, Meta(ge=-1)]
 

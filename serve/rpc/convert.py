@@ -11,6 +11,7 @@ from math import prod
 import numpy as np
 
 from serve.errors import InvalidInput, Unsupported
+from serve.inputs import COUNTED_BY, INPUTS
 from serve.pb import grpc_service_pb2 as pb
 from serve.rpc.options import MAX_TEXT, decode_options, effective_timeout_ns, region_part
 from serve.server.api import NODE_IDS, InferCall, InferResult, ModelInfo, Tensor, TensorSpec
@@ -31,9 +32,7 @@ from serve.wire.messages import (
 OUTPUT = "output"
 
 #: Inputs that may come in another datatype than the model's own.
-_ALSO = {"edge_index": "INT32"}
-#: Inputs of one entry per edge or per node, and the axis of the tensor that counts them.
-_PER = {"edge_weight": ("edge_index", 1), "edge_attr": ("edge_index", 1), "batch": ("x", 0)}
+_ALSO = {name: each.also for name, each in INPUTS.items() if each.also}
 
 
 def decode_call(
@@ -297,11 +296,13 @@ def _check_together(tensors: Mapping[str, Tensor], graph: str | None, model: Mod
                 f"tensor '{spec.name}' is missing; model '{model.name}' requires "
                 f"{', '.join(s.name for s in model.inputs if not s.optional)}"
             )
-    for name, (counted, axis) in _PER.items():
-        if name in tensors and counted in tensors:
-            rows, count = tensors[name].shape[0], tensors[counted].shape[axis]
+    for name, each in INPUTS.items():
+        per, axis = each.per
+        counted, counted_axis = COUNTED_BY[per]
+        if name != counted and name in tensors and counted in tensors:
+            rows, count = tensors[name].shape[axis], tensors[counted].shape[counted_axis]
             if rows != count:
-                things = "edges" if axis else "nodes"
+                things = "edges" if per == "E" else "nodes"
                 raise InvalidInput(
                     f"tensor '{name}': {rows} rows, but '{counted}' has {count} {things}"
                 )

@@ -22,6 +22,7 @@ from serve.errors import ConfigError, NotFound, NotReady, ServeError
 from serve.estimate.calibration import Calibration
 from serve.estimate.estimator import ASSUMED_OVERHEAD, ModelEstimator, Overhead
 from serve.estimate.interference import Interference
+from serve.inputs import INPUTS, Size
 from serve.ipc.messages import LoadModel, ProbeModel
 from serve.models.cache import CalibrationCache
 from serve.models.model_signature import PACKAGED, Signature
@@ -50,16 +51,6 @@ _DRAIN_TIMEOUT_S = 60.0
 #: Told what is being done, and how much of it is done, 0 to 1.
 Progress = Callable[[str, float], None]
 
-_INPUT_SPECS = {
-    "x": ("FP32", (-1, -1)),
-    "edge_index": ("INT64", (2, -1)),
-    "edge_weight": ("FP32", (-1,)),
-    "edge_attr": ("FP32", (-1, -1)),
-    "batch": ("INT64", (-1,)),
-}
-#: Inputs a request may leave out: the model's own default is used.
-_OPTIONAL_INPUTS = frozenset({"edge_weight", "batch"})
-
 
 @dataclass(slots=True)
 class ModelEntry:
@@ -85,14 +76,11 @@ class ModelEntry:
     def describe(self, graphs: tuple[str, ...], qos_factor: float) -> ModelInfo:
         """What is told of it while it serves; `graphs` are those that it can be asked about."""
         spec, signature = self.spec, self.signature
-        inputs = []
-        for name in spec.inputs:
-            datatype, shape = _INPUT_SPECS[name]
-            if name == "x":
-                shape = (-1, signature.num_features)
-            elif name == "edge_attr" and signature.edge_dim is not None:
-                shape = (-1, signature.edge_dim)
-            inputs.append(TensorSpec(name, datatype, shape, name in _OPTIONAL_INPUTS))
+        sizes: dict[Size, int] = {"F": signature.num_features, "D": signature.edge_dim or -1}
+        inputs = [
+            TensorSpec(each.name, each.datatype, each.shape_of(sizes), each.optional)
+            for each in map(INPUTS.__getitem__, spec.inputs)
+        ]
         if graphs:
             inputs.append(NODE_IDS)
         output = TensorSpec("output", "FP32", (-1, signature.num_outputs))

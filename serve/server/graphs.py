@@ -25,6 +25,7 @@ from serve.graphs.load import OpenOptions, Parts, held, open_dataset, open_graph
 from serve.graphs.resident import ResidentGraph
 from serve.graphs.snapshot import Snapshot
 from serve.graphs.updates import Change
+from serve.inputs import INPUTS
 from serve.ipc.messages import HotHeld, HotRef, MapTable, TableMapped, TableRef
 from serve.ipc.shared_pool import SharedPool
 from serve.models.community import community_graph
@@ -58,8 +59,6 @@ _PROBE_REPEATS = 5
 _PROBE_LIMIT_NS = 150_000_000
 #: Choices of fan-outs remembered; clients may come with any.
 _MOST_SIZES = 64
-#: Inputs that a request by node id leaves to the model's defaults.
-_LEFT_OUT = frozenset({"edge_weight", "batch"})
 
 Fanouts = tuple[int, ...] | Literal["all"]
 Progress = Callable[[str, float], None]
@@ -372,7 +371,8 @@ def check_fit(graph: ResidentGraph, entry: "ModelEntry") -> None:
             f"graph '{graph.name}' has {num_features} features, model '{name}' takes "
             f"{signature.num_features}"
         )
-    missing = set(entry.spec.inputs) - {"x", "edge_index"} - _LEFT_OUT
+    given = INPUTS.keys() - {name for name, each in INPUTS.items() if each.always or each.optional}
+    missing = given & set(entry.spec.inputs)
     if missing:
         raise Mismatch(
             f"model '{name}' takes {', '.join(sorted(missing))}, which graph '{graph.name}' "

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from serve import native
 from serve.core.types import Nanos
 from serve.errors import InvalidInput, QueueFull
+from serve.inputs import INPUTS
 from serve.ipc.messages import GatherRef, TableRef, TensorRef
 from serve.ipc.shared_pool import TENSOR_ALIGNMENT_BYTES, Block, SharedPool
 from serve.server.api import InferCall, Tensor
@@ -24,17 +25,15 @@ from serve.server.api import InferCall, Tensor
 #: How soon a client may try again when the pool is full: a few typical requests later.
 _POOL_RETRY_NS = 50_000_000
 
-#: Input tensor to the dtype lanes get it in.
-STAGED_DTYPES = {
-    "x": "float32",
-    "edge_index": "int64",
-    "edge_weight": "float32",
-    "edge_attr": "float32",
-    "batch": "int64",
-}
 #: In the place of `x` where lanes gather it, see ``messages.GatherRef``; no input of a model.
 GATHERED_IDS, GATHERED_AT, GATHERED_NEW = "x.ids", "x.at", "x.new"
-STAGED_DTYPES |= {GATHERED_IDS: "int64", GATHERED_AT: "int64", GATHERED_NEW: "float32"}
+#: Tensor of a request to the dtype lanes get it in.
+STAGED_DTYPES = {
+    **{name: each.dtype for name, each in INPUTS.items()},
+    GATHERED_IDS: "int64",
+    GATHERED_AT: "int64",
+    GATHERED_NEW: "float32",
+}
 
 
 class Staged(msgspec.Struct, frozen=True):

@@ -37,6 +37,7 @@ from serve.estimate.memory import (
     upper_hull,
 )
 from serve.estimate.timing import Timed, fit_time
+from serve.inputs import INPUTS, Size
 from serve.lane.measure.probe_graphs import Shape, probe_graph
 from serve.lane.measure.where_measured import Processor, Site
 from serve.lane.models.loader import LoadedModel
@@ -178,14 +179,14 @@ class _Probe:
 
     def input_bytes(self) -> Linear:
         """What its inputs take when staged."""
-        per_edge = {
-            "edge_index": 16,
-            "edge_weight": 4,
-            "edge_attr": 4 * (self.signature.edge_dim or 0),
+        sizes: dict[Size, int] = {
+            "F": self.signature.num_features,
+            "D": self.signature.edge_dim or 0,
         }
-        names = self.loaded.spec.inputs
-        nodes = 4 * self.signature.num_features + (8 if "batch" in names else 0)
-        return Linear(nodes, sum(per_edge.get(name, 0) for name in names), 0.0)
+        each_bytes = {"N": 0, "E": 0}
+        for name in self.loaded.spec.inputs:
+            each_bytes[INPUTS[name].per[0]] += INPUTS[name].bytes_each(sizes)
+        return Linear(each_bytes["N"], each_bytes["E"], 0.0)
 
     def output_bytes(self) -> Linear:
         """The most its output takes: without knowing the batch, each node may be a graph."""

@@ -5,6 +5,7 @@ A resident graph is sampled as many hops out as the model looks, and no further.
 
 import torch
 
+from serve.inputs import INPUTS
 from serve.lane.models.loader import LoadedModel
 
 #: Models that look further count as looking everywhere.
@@ -21,7 +22,7 @@ def probe_reach(loaded: LoadedModel, num_features: int) -> tuple[int | None, int
     every node less than so many hops away, a row is what it is in the whole graph. That is a hop
     more for layers that count a neighbour's in-edges, as GCN does for its degree.
     """
-    if set(loaded.spec.inputs) - {"x", "edge_index", "edge_weight", "batch"}:
+    if not all(INPUTS[name].always or INPUTS[name].optional for name in loaded.spec.inputs):
         return None, None
     beside, target = _PATH_NODES, _PATH_NODES + 1
     path = torch.stack([torch.arange(_PATH_NODES - 1), torch.arange(1, _PATH_NODES)])

@@ -5,13 +5,13 @@ the number of graphs G in `batch`. Live bytes are linear in those too, so their 
 everything between: no loops or only loops, one graph or one per node.
 """
 
-from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
 import numpy as np
 import torch
 
+from serve.inputs import INPUTS, Input, Size
 from serve.models.model_signature import Signature
 
 
@@ -41,8 +41,7 @@ def probe_graph(
 ) -> dict[str, torch.Tensor]:
     """The named inputs of a model for a seeded graph; at least two nodes.
 
-    x float32 [N, F], edge_index int64 [2, E], edge_weight float32 [E], edge_attr float32 [E, D],
-    batch int64 [N].
+    Their dtypes and shapes are those of ``serve.inputs``.
     """
     rng = np.random.default_rng((num_nodes, num_edges))
     # With a ring, no node of a graph with edges enough is left without one.
@@ -61,11 +60,17 @@ def probe_graph(
         batch = np.arange(num_nodes)
     elif shape is Shape.LOPSIDED:
         batch = np.maximum(0, np.arange(num_nodes) - num_nodes // 2)
-    made: dict[str, Callable[[], Any]] = {
-        "x": lambda: rng.random((num_nodes, signature.num_features), dtype=np.float32),
-        "edge_index": lambda: np.stack([source, target]),
-        "edge_weight": lambda: rng.random(num_edges, dtype=np.float32),
-        "edge_attr": lambda: rng.random((num_edges, signature.edge_dim or 0), dtype=np.float32),
-        "batch": lambda: batch,
+    ids = {"N": np.stack([source, target]), "G": batch}
+    sizes: dict[Size, int] = {
+        "N": num_nodes,
+        "E": num_edges,
+        "F": signature.num_features,
+        "D": signature.edge_dim or 0,
     }
-    return {name: torch.from_numpy(made[name]()) for name in inputs}
+
+    def made(each: Input) -> Any:
+        if each.ids_below is not None:
+            return ids[each.ids_below]
+        return rng.random(each.shape_of(sizes), dtype=np.float32)
+
+    return {name: torch.from_numpy(made(INPUTS[name])) for name in inputs}

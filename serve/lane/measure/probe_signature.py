@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 
 from serve.errors import ModelError
+from serve.inputs import INPUTS, Size
 from serve.lane.measure.hops import probe_reach
 from serve.lane.models.loader import LoadedModel
 from serve.lane.models.union import run_union
@@ -52,14 +53,19 @@ def probe_inputs(
     """
     generator = torch.Generator().manual_seed(num_nodes * 1_000_003 + num_edges)
     nodes = max(num_nodes, 1)
-    inputs = {
-        "x": torch.randn(num_nodes, num_features, generator=generator),
-        "edge_index": torch.randint(nodes, (2, num_edges), generator=generator),
-        "edge_weight": torch.rand(num_edges, generator=generator),
-        "batch": torch.arange(num_nodes) * num_graphs // nodes,
+    ids = {
+        "N": torch.randint(nodes, (2, num_edges), generator=generator),
+        "G": torch.arange(num_nodes) * num_graphs // nodes,
     }
-    if edge_dim is not None:
-        inputs["edge_attr"] = torch.randn(num_edges, edge_dim, generator=generator)
+    sizes: dict[Size, int] = {"N": num_nodes, "E": num_edges, "F": num_features, "D": edge_dim or 0}
+    inputs = {}
+    for name, each in INPUTS.items():
+        if each.ids_below is not None:
+            inputs[name] = ids[each.ids_below]
+        elif "D" not in each.shape or edge_dim is not None:
+            # What may be left out are weights: not negative, as layers take roots of their sums.
+            draw = torch.rand if each.optional else torch.randn
+            inputs[name] = draw(each.shape_of(sizes), generator=generator)
     return inputs
 
 
@@ -153,6 +159,6 @@ def _candidates(loaded: LoadedModel) -> Iterator[tuple[int, int | None]]:
         return list(dict.fromkeys([*likely, *dims]))[:_MAX_CANDIDATES]
 
     features = [spec.num_features] if spec.num_features else ranked(_FEATURE_ARGS)
-    if "edge_attr" not in spec.inputs:
+    if not any("D" in INPUTS[name].shape for name in spec.inputs):
         return product(features, (None,))
     return product(features, dict.fromkeys([*ranked(_EDGE_ARGS), 1]))

@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 from torch.nn.parameter import is_lazy
 
 from serve.errors import InvalidInput, ModelError
+from serve.inputs import COUNTED_BY, INPUTS
 from serve.models.header import read_header
 from serve.models.repository import ModelSpec
 
@@ -70,14 +71,23 @@ class LoadedModel:
         value = inputs.get(name)
         if value is not None:
             return value
-        if name == "edge_weight":
-            return inputs["x"].new_ones(inputs["edge_index"].shape[1])
-        if name == "batch":
-            return inputs["x"].new_zeros(inputs["x"].shape[0], dtype=torch.int64)
+        if INPUTS[name].optional:
+            return default_input(name, inputs)
         raise InvalidInput(f"model '{self.spec.name}' needs the tensor '{name}'")
 
     def _wrong_output(self, what: str) -> str:
         return f"model {self.spec.key}: forward returned {what}; it must be torch.float32 [rows, C]"
+
+
+def default_input(name: str, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """What stands for an optional input that a request left out: its default, for each entry."""
+    wanted = INPUTS[name]
+    per, _ = wanted.per
+    counted, axis = COUNTED_BY[per]
+    shape = wanted.shape_of({per: inputs[counted].shape[axis]})
+    x = inputs["x"]
+    assert wanted.default is not None
+    return x.new_full(shape, wanted.default, dtype=getattr(torch, wanted.dtype))
 
 
 def load_model(spec: ModelSpec) -> LoadedModel:

@@ -12,7 +12,8 @@ from typing import Literal
 import torch
 
 from serve.errors import ModelError
-from serve.lane.models.loader import LoadedModel
+from serve.inputs import INPUTS
+from serve.lane.models.loader import LoadedModel, default_input
 
 Inputs = Mapping[str, torch.Tensor]
 
@@ -51,20 +52,19 @@ def join(
     """The named inputs of the union, and how many graphs each of `graphs` counts in `batch`."""
     nodes = [graph["x"].shape[0] for graph in graphs]
     firsts = list(accumulate(nodes, initial=0))[:-1]
-    joined = {"x": torch.cat([graph["x"] for graph in graphs])}
+    joined: dict[str, torch.Tensor] = {}
     counts = [min(1, count) for count in nodes]
-    for name in names:
-        if name == "edge_index":
-            joined[name] = _shifted([graph[name] for graph in graphs], firsts)
-        elif name == "batch":
+    for name in dict.fromkeys(["x", *names]):
+        if not any(name in graph for graph in graphs) and INPUTS[name].ids_below is None:
+            continue  # left out by all: the model's default
+        parts = [graph[name] if name in graph else default_input(name, graph) for graph in graphs]
+        if INPUTS[name].ids_below == "N":
+            joined[name] = _shifted(parts, firsts)
+        elif INPUTS[name].ids_below == "G":
             counts = [_graphs_in(graph) for graph in graphs]
-            batches = [_batch(graph) for graph in graphs]
-            joined[name] = _shifted(batches, list(accumulate(counts, initial=0))[:-1])
-        elif name == "edge_weight":
-            if any(name in graph for graph in graphs):
-                joined[name] = torch.cat([_weights(graph) for graph in graphs])
-        elif name != "x":
-            joined[name] = torch.cat([graph[name] for graph in graphs])
+            joined[name] = _shifted(parts, list(accumulate(counts, initial=0))[:-1])
+        else:
+            joined[name] = torch.cat(parts)
     return joined, counts
 
 
@@ -85,14 +85,3 @@ def _graphs_in(graph: Inputs) -> int:
     """How many graphs `batch` tells apart; one without it, none without nodes."""
     batch, count = graph.get("batch"), graph["x"].shape[0]
     return min(1, count) if batch is None or not count else int(batch.max()) + 1
-
-
-def _batch(graph: Inputs) -> torch.Tensor:
-    found = graph.get("batch")
-    x = graph["x"]
-    return x.new_zeros(x.shape[0], dtype=torch.int64) if found is None else found
-
-
-def _weights(graph: Inputs) -> torch.Tensor:
-    found = graph.get("edge_weight")
-    return graph["x"].new_ones(graph["edge_index"].shape[1]) if found is None else found

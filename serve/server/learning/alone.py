@@ -16,6 +16,8 @@ import numpy as np
 
 from serve.core.types import Nanos
 from serve.errors import ServeError
+from serve.inputs import INPUTS, Input
+from serve.inputs import Size as SizeName
 from serve.obs.record import RequestRecord
 from serve.server import clock
 from serve.server.api import InferCall, Tensor
@@ -134,15 +136,23 @@ def _sizes(entry: "ModelEntry", largest_bytes: int) -> list[tuple[int, int]]:
 def probe_tensors(entry: "ModelEntry", num_nodes: int, num_edges: int) -> Arrays:
     """A random graph with every input the model takes."""
     rng = np.random.default_rng(num_nodes)
-    width = entry.signature.num_features
-    arrays: dict[str, np.ndarray[Any, np.dtype[Any]]] = {
-        "x": rng.standard_normal((num_nodes, width), dtype=np.float32),
-        "edge_index": rng.integers(0, num_nodes, (2, num_edges), dtype=np.int64),
-        "edge_weight": np.ones(num_edges, np.float32),
-        "edge_attr": np.ones((num_edges, entry.signature.edge_dim or 1), np.float32),
-        "batch": np.zeros(num_nodes, np.int64),
+    signature = entry.signature
+    sizes: dict[SizeName, int] = {
+        "N": num_nodes,
+        "E": num_edges,
+        "F": signature.num_features,
+        "D": signature.edge_dim or 1,
     }
-    return {name: arrays[name] for name in entry.spec.inputs}
+
+    def made(each: Input) -> np.ndarray[Any, np.dtype[Any]]:
+        shape = each.shape_of(sizes)
+        if each.ids_below == "N":
+            return rng.integers(0, num_nodes, shape, dtype=np.int64)
+        if each.default is not None:
+            return np.full(shape, each.default, each.dtype)
+        return rng.standard_normal(shape, dtype=np.float32)
+
+    return {name: made(INPUTS[name]) for name in entry.spec.inputs}
 
 
 def probe_call(entry: "ModelEntry", num_nodes: int, num_edges: int) -> InferCall:
