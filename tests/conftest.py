@@ -1,7 +1,22 @@
 """What holds for all tests."""
 
+import logging
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 # How long an example takes, and making it up, is up to what else the machine does.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before():
+    """A command run within the test sets up logging for its process; the next test has pytest's."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    if root.handlers != handlers or root.level != level:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+        logging.captureWarnings(False)

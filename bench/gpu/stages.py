@@ -60,7 +60,8 @@ def stages(quick: Collection[str] = (), *, dry: bool = False) -> list[Stage]:
     alive = [bench("arena", 20, 15), bench("equality", 40, 25), bench("heavy", 45, 20)]
     checked = [] if dry else [_sanitized(python, tool) for tool in ("memcheck", "racecheck")]
     engine = [
-        bench("unions", 60, 30, _ENGINE),
+        # The first to start an engine: it calibrates the models for all of them.
+        bench("unions", 110, 80, _ENGINE),
         bench("pmc", 60, 20, _ENGINE),
         bench("serving", 200, 60, _ENGINE, "equality"),
         bench("serving", 150, 60, _ENGINE, "soak"),

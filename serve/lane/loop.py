@@ -60,6 +60,7 @@ from serve.lane.measure.probe_signature import probe_inputs, probe_signature
 from serve.lane.measure.where_measured import Processor, Site
 from serve.lane.models.loader import LoadedModel, load_model
 from serve.lane.models.union import rows_wanted, run_union
+from serve.lane.torch_state import TorchState
 from serve.models.model_signature import Signature
 from serve.models.repository import ModelSpec
 from serve.native import Meter
@@ -140,11 +141,15 @@ class Lane:
         self._told_bytes = 0
         self._models: dict[str, LoadedModel] = {}
         self._signatures: dict[str, Signature] = {}
+        #: Torch's own settings as runs find them, and models that were seen to change them.
+        self._state = TorchState.now()
+        self._meddlers: set[str] = set()
 
     def serve(self) -> None:
         """Answer until told to stop or the server is gone."""
         gc.collect()
         gc.freeze()
+        self._state = TorchState.now()
         self._send(LaneStarted(os.getpid(), self._meter is not None))
         while True:
             packet = self._channel.recv(MAX_PACKET_BYTES)
@@ -154,9 +159,11 @@ class Lane:
             if isinstance(message, RunTask):
                 answer = self._run(message)
                 self._send(answer)
+                self._restore(message.key)
                 self._tidy(answer)
             elif isinstance(message, LoadModel):
                 self._send(self._load(message))
+                self._state = TorchState.now()
             elif isinstance(message, UnloadModel):
                 self._unload(message.key)
             elif isinstance(message, ProbeModel):
@@ -210,6 +217,13 @@ class Lane:
         run_ns = time.monotonic_ns() - started_ns
         rows = tuple(output.shape[0] for output in outputs)
         return TaskDone(task.task_id, rows, outputs[0].shape[1], run_ns, peak, held)
+
+    def _restore(self, key: str) -> None:
+        """Bring back what a run of the model changed of torch itself; said once for each model."""
+        changed = self._state.restore()
+        if changed and key not in self._meddlers:
+            self._meddlers.add(key)
+            _log.warning("model %s changed torch's settings, which are restored: %s", key, changed)
 
     def _use_pages_for(self, need_bytes: int) -> None:
         """Get ready for a run that needs so much."""

@@ -28,6 +28,8 @@ SYS_EXIT, INTERRUPT, LONG, UNTELLABLE, NO_TEXT = -1005.0, -1006.0, -1007.0, -100
 DOZE_ONCE = -1010.0
 #: End the process and leave a child behind; say nonsense to the server.
 ORPHAN, GARBAGE = -1013.0, -1014.0
+#: Change torch for everybody; say how torch is.
+MEDDLE, TELL = -1015.0, -1016.0
 #: An output of a row less, or more, than there are nodes.
 ROW_LESS, ROW_MORE = -1011.0, -1012.0
 
@@ -78,6 +80,17 @@ class Mischief(torch.nn.Module):
         elif word == DOZE_ONCE and not (_HERE / "dozed").exists():
             (_HERE / "dozed").touch()
             time.sleep(600)
+        elif word == MEDDLE:
+            torch.set_default_dtype(torch.float64)
+            torch.set_default_device("meta")
+            torch.set_num_threads(3)
+            torch.use_deterministic_algorithms(True)
+            torch._C._set_grad_enabled(True)
+        elif word == TELL:
+            made = torch.ones(1)
+            threads = torch.get_num_threads()
+            sure = torch.are_deterministic_algorithms_enabled()
+            raise ValueError(f"{made.dtype} {made.device} {threads} {sure}")
         elif word == ORPHAN:
             _leave_a_child()
         elif word == GARBAGE:

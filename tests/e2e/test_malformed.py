@@ -203,7 +203,8 @@ def test_unknown_things_are_not_found(call):
         request.model_version = version
         error = refusal(call, request.SerializeToString())
         assert error.code() is grpc.StatusCode.NOT_FOUND
-        assert f"model 'gcn' has no version '{version}'; it has: 1" in error.details()
+        told = version if len(version) < 100 else "9+…"
+        assert re.search(f"model 'gcn' has no version '{told}'; it has: 1", error.details())
 
     ids = encode_request("gcn", {"node_ids": np.arange(3)}, parameters={"graph": "citeseer"})
     error = refusal(call, ids)

@@ -48,12 +48,14 @@ from tests.e2e.mischief import (
     HOLD,
     INTERRUPT,
     LONG,
+    MEDDLE,
     NO_TEXT,
     ORPHAN,
     RAISE,
     ROW_LESS,
     ROW_MORE,
     SYS_EXIT,
+    TELL,
     UNTELLABLE,
 )
 from tests.runtime.conftest import assert_nothing_more_is_held, held_by_this_process
@@ -204,6 +206,18 @@ def test_whatever_a_model_does_wrong_costs_no_lane(talk, trouble, word, text):
     talk.run(0.5, task_id=8)
     assert talk.hear(LANES[0], TaskDone).task_id == 8
     assert (talk.pool.pids(), talk.pool.restarts) == (before, 0)
+
+
+def test_what_a_run_changes_of_torch_is_brought_back(talk, trouble):
+    talk.load(trouble)
+    talk.run(TELL)
+    before = talk.hear(LANES[0], TaskError).message
+    assert "float32 cpu" in before
+    for _ in range(2):
+        talk.run(MEDDLE)
+        talk.hear(LANES[0], TaskDone)
+        talk.run(TELL)
+        assert talk.hear(LANES[0], TaskError).message == before
 
 
 def test_a_model_that_does_not_load_is_told(talk, trouble):

@@ -1,0 +1,44 @@
+"""What torch keeps for a whole process: a model that changes it changes the answers of others."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class TorchState:
+    """Settings that a run may find changed, and must not leave so."""
+
+    dtype: torch.dtype
+    device: torch.device
+    threads: int
+    deterministic: bool
+    grad: bool
+
+    @classmethod
+    def now(cls) -> "TorchState":
+        """As they are in this thread."""
+        return cls(
+            torch.get_default_dtype(),
+            torch.empty(0).device,  # a tenth of what asking for the default takes
+            torch.get_num_threads(),
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_grad_enabled(),
+        )
+
+    def restore(self) -> str:
+        """Bring them back; what was another, for the log, empty when nothing was."""
+        found = TorchState.now()
+        if found == self:
+            return ""
+        pairs: list[tuple[str, Any, Any]] = [
+            (name, getattr(self, name), getattr(found, name)) for name in self.__slots__
+        ]
+        if found.device != self.device:
+            torch.set_default_device(self.device)
+        torch.set_default_dtype(self.dtype)
+        torch.set_num_threads(self.threads)
+        torch.use_deterministic_algorithms(self.deterministic)
+        torch.set_grad_enabled(self.grad)
+        return ", ".join(f"{name} {now} was {was}" for name, was, now in pairs if was != now)
