@@ -9,8 +9,8 @@ from bench.kit.processes import PATIENCE_S, wait_for
 from serve.ipc.messages import LaneStarted, TaskDone
 from serve.server.lanes.pool import LaneDown
 from tests.e2e.mischief import HOLD
-from tests.runtime.test_pool import LANES, Talk
-from tests.runtime.test_yielding import stands_still
+from tests.server.test_pool import LANES, Talk
+from tests.server.test_yielding import stands_still
 
 
 @pytest.fixture

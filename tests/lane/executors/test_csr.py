@@ -4,7 +4,7 @@ from torch import nn
 from torch_geometric.nn import CGConv, GCNConv, SAGEConv
 
 from serve.lane.executors import CannotRun, kernels
-from tests.models.executors.test_convs import CASES
+from tests.lane.executors.test_convs import CASES
 
 
 class Doubled(GCNConv):

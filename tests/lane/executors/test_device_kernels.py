@@ -10,7 +10,7 @@ import torch
 from serve.lane.cuda.graph_kernels import GraphKernels
 from serve.lane.executors import kernels
 from serve.native_cuda import CudaError, library_path
-from tests.models.executors.test_convs import CASES
+from tests.lane.executors.test_convs import CASES
 
 SIMT = library_path("libgnnserve_simt.so")
 operators = torch.ops.gnnserve

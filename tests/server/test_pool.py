@@ -58,7 +58,7 @@ from tests.e2e.mischief import (
     TELL,
     UNTELLABLE,
 )
-from tests.runtime.conftest import assert_nothing_more_is_held, held_by_this_process
+from tests.server.conftest import assert_nothing_more_is_held, held_by_this_process
 
 LANES = (LaneId(0), LaneId(1))
 NODES, WIDTH, COLUMNS = 3, 4, 2

@@ -10,8 +10,8 @@ from serve.lane.cuda.queues import HostQueue
 from serve.models import zoo
 from serve.models.repository import find
 from serve.models.writer import write_model
-from tests.runtime.test_replays import ARGS, CLASSES, FEATURES, Rig
-from tests.runtime.test_tables import table_of
+from tests.lane.cuda.test_recurring_runs import ARGS, CLASSES, FEATURES, Rig
+from tests.lane.cuda.test_tables import table_of
 
 ROWS, PARTS = 30, 3
 

@@ -8,8 +8,8 @@ from serve.ipc.messages import ModelFailed, ModelProbed, ProbeModel
 from serve.lane.cuda.placed_model import PlacedModel
 from serve.models.repository import find
 from serve.models.writer import write_model
-from tests.runtime.picky import Picky
-from tests.runtime.test_replays import Rig
+from tests.server.picky import Picky
+from tests.lane.cuda.test_recurring_runs import Rig
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def on_device(monkeypatch):
 
 
 def probed(folder, executor, **args):
-    write_model(folder, "m", Picky(**args), factory="tests.runtime.picky:Picky", args=args)
+    write_model(folder, "m", Picky(**args), factory="tests.server.picky:Picky", args=args)
     rig = Rig()
     try:
         return rig.lane._probe(ProbeModel(find(folder, "m"), 0.1, 32 << 20, executor))

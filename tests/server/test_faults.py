@@ -19,7 +19,7 @@ from serve.ipc.messages import TaskDone, TaskError
 from serve.server.driver import EXIT_BUG
 from serve.server.lanes.looks import look
 from tests.e2e.mischief import DOZE_ONCE
-from tests.runtime.test_engine import call, start
+from tests.server.test_engine import call, start
 
 DRIVER = """
 import threading

@@ -20,8 +20,8 @@ from serve.server.clock import now_ns
 from serve.server.engine import Engine
 from serve.server.regions import Regions
 from tests.e2e.support import Graph
-from tests.runtime import changeling
-from tests.runtime.test_engine import CONFIG, call
+from tests.server import changeling
+from tests.server.test_engine import CONFIG, call
 
 GRAPH_SECTION = """
 [[graph]]

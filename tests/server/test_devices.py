@@ -27,7 +27,7 @@ from serve.server.api import InferCall, Tensor
 from serve.server.engine import Engine
 from serve.sim.replay import first_difference, recorded
 from tests.e2e.support import FEATURES, Graph, Reference, assert_equal
-from tests.runtime.test_engine import CONFIG, call
+from tests.server.test_engine import CONFIG, call
 
 DEVICES = 2
 NODES = 500

@@ -6,7 +6,7 @@ from serve.app import calibration_cache, device_of
 from serve.config import load_config
 from serve.errors import NotReady
 from serve.server.engine import Engine
-from tests.runtime.test_engine import CONFIG
+from tests.server.test_engine import CONFIG
 
 
 def test_lanes_that_do_not_start_in_time_are_told_with_the_limit(trouble, tmp_path):

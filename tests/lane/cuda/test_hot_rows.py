@@ -13,7 +13,7 @@ from serve.ipc.messages import HotHeld, HotRef, TableRef
 from serve.lane.cuda.hot_rows import HotKeeper
 from serve.lane.cuda.queues import HostQueue
 from serve.lane.cuda.tables import Tables
-from tests.runtime.test_tables import FakePinned
+from tests.lane.cuda.test_tables import FakePinned
 
 ROWS, COLUMNS = 40, 6
 

@@ -40,7 +40,7 @@ from serve.server.ticket import RequestTicket
 from serve.sim.replay import first_difference, recorded
 from tests.e2e.mischief import HOLD, RAISE, SLEEP
 from tests.e2e.support import Graph, random_graph
-from tests.runtime.conftest import assert_nothing_more_is_held, held_by_this_process
+from tests.server.conftest import assert_nothing_more_is_held, held_by_this_process
 
 CONFIG = """
 [server]

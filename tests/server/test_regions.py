@@ -10,7 +10,7 @@ import pytest
 from serve.errors import AlreadyExists, InvalidInput, NotFound, QueueFull, Unsupported
 from serve.server import regions as module
 from serve.server.regions import PIECE_BYTES, Regions
-from tests.runtime.conftest import assert_nothing_more_is_held, held_by_this_process
+from tests.server.conftest import assert_nothing_more_is_held, held_by_this_process
 
 SIZE = 2 * PIECE_BYTES + 4096
 

@@ -13,7 +13,7 @@ from serve.lane.models.loader import LoadedModel
 from serve.models import zoo
 from serve.models.repository import find
 from serve.models.writer import write_model
-from tests.runtime.test_replays import ARGS, Rig
+from tests.lane.cuda.test_recurring_runs import ARGS, Rig
 
 ROOM_BYTES = 1 << 20
 

@@ -34,8 +34,8 @@ from serve.server.engine import Engine
 from serve.server.lanes.pool import LaneDown, LaneUp
 from serve.server.learning.beside import is_news
 from tests.e2e.mischief import RAISE
-from tests.runtime.test_engine import CONFIG, call
-from tests.runtime.test_pool import COLUMNS, LANES, NODES, OUTPUT_OFFSET, Talk
+from tests.server.test_engine import CONFIG, call
+from tests.server.test_pool import COLUMNS, LANES, NODES, OUTPUT_OFFSET, Talk
 
 
 @pytest.fixture(scope="module")
