@@ -8,8 +8,8 @@ from serve.ipc.messages import ModelFailed, ModelProbed, ProbeModel
 from serve.lane.cuda.placed_model import PlacedModel
 from serve.models.repository import find
 from serve.models.writer import write_model
-from tests.server.picky import Picky
 from tests.lane.cuda.test_recurring_runs import Rig
+from tests.server.picky import Picky
 
 
 @pytest.fixture
