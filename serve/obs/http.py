@@ -129,7 +129,7 @@ class _Server(ThreadingHTTPServer):
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
         #: Until when the client of each open connection must have done its part; None: its answer
-        #: is being made. The oldest first.
+        #: is being made. In the order in which these turns began.
         self._open: dict[socket.socket, float | None] = {}
         self._changed = Condition()
         super().__init__(address, handler)
@@ -139,6 +139,7 @@ class _Server(ThreadingHTTPServer):
         with self._changed:
             self._open[request] = time.monotonic() + _CLIENT_S
             if len(self._open) > _MAX_CONNECTIONS:
+                # The newcomer itself, when all others are being answered.
                 oldest = next(one for one, until_s in self._open.items() if until_s is not None)
                 del self._open[oldest]
                 _hang_up(oldest)
@@ -163,6 +164,8 @@ class _Server(ThreadingHTTPServer):
         """Whether the client is to take its answer now, or that is still being made."""
         with self._changed:
             if connection in self._open:
+                # Anew, so that the order is that in which clients' turns began.
+                del self._open[connection]
                 self._open[connection] = time.monotonic() + _CLIENT_S if waits else None
 
     def close_connections(self) -> None:
