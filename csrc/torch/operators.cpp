@@ -1,5 +1,5 @@
 // The kernels along edges as PyTorch operators, so that export, tracing and compiled packages can
-// call them. What they mean is told in serve/models/executors/operators.py.
+// call them. What they mean is told in serve/lane/executors/kernels.py.
 
 #include "operators.hpp"
 
