@@ -6,12 +6,14 @@ import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from bench.kit.waiting import PATIENCE_S
 from serve.core.types import LaneId
 from serve.errors import ConfigError, ModelError, NotFound, NotReady
 from serve.ipc.messages import LoadModel
@@ -39,6 +41,7 @@ class Lanes:
     refused: dict[int, str] = field(default_factory=dict)
     #: (weights, code) that each lane read last, by model and version.
     read: dict[tuple[int, str], tuple[bytes, bytes]] = field(default_factory=dict)
+    calibrators: object = field(default_factory=lambda: SimpleNamespace(interrupted=False))
 
     def send(self, lane_id, message):
         if isinstance(message, LoadModel):
@@ -97,6 +100,7 @@ def make_registry(tmp_path, folder, lanes, budget_bytes=1 << 20):
         executor="eager",
         qos_factor=2.0,
         calibration_s=1.0,
+        start_timeout_s=PATIENCE_S,
         budget_bytes=budget_bytes,
         budget_changed=lambda weights_bytes: None,
         lock=threading.Lock(),

@@ -20,6 +20,7 @@ from serve.ipc.messages import (
     TensorRef,
 )
 from serve.ipc.setup import DevicePlace, LaneSetup
+from serve.ipc.shared_pool import LANE_WORDS_BYTES
 from serve.ipc.stop_word import StopWord
 from serve.lane.cuda.lane import Device, ThreadLane
 from serve.lane.cuda.queues import HostQueue
@@ -53,7 +54,9 @@ class Rig:
         self.ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         place = DevicePlace("cpu", replay_bytes=replay_bytes, **place)
         self.device = Device.open(LaneSetup("test", (), 1, 0, 0, 30, 0, place=place), self.pool)
-        self.lane = ThreadLane(theirs, self.pool, self.device, StopWord(self.pool, POOL_BYTES - 8))
+        self.lane = ThreadLane(
+            theirs, self.pool, self.device, StopWord(self.pool, POOL_BYTES - LANE_WORDS_BYTES)
+        )
         self._theirs = theirs
         self.rng = np.random.default_rng(0)
 
