@@ -76,9 +76,10 @@ class ServerProcess:
         }
         if checkout is None:  # another may be older than these keys
             table["models"]["calibration_s"] = calibration_s
-            # However busy the machine is, stops end in order.
+            # However busy the machine is, stops end in order, and runs may be held.
             table["server"]["stop_timeout_s"] = 60
             table["server"]["start_timeout_s"] = _START_TIMEOUT_S
+            table["server"]["max_run_s"] = _START_TIMEOUT_S
         for name, values in (sections or {}).items():
             table.setdefault(name, {}).update(values)
         self.config = folder / "server.toml"

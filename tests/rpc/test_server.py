@@ -124,7 +124,7 @@ def test_health_has_the_methods_of_later_releases_of_its_protocol(engine, monkey
         "add_HealthServicer_to_server",
         lambda servicer, _: added.append(servicer.Later),
     )
-    make_server(engine, port=0)
+    make_server(engine, port=0).stop(0.0)
     assert added[0](None, None) == "unimplemented"
 
 
