@@ -1,6 +1,6 @@
-// The C functions over the kernels along edges, for serve.lane.cuda.graph_kernels. All pointers are the
-// device's and may be null where aggregate.hpp says so; every function returns a cudaError_t as a
-// number. Nothing is allocated and nothing is waited for.
+// The C functions over the kernels along edges, for serve.lane.cuda.graph_kernels. All pointers are
+// the device's and may be null where aggregate.hpp says so; every function returns a cudaError_t as
+// a number. Nothing is allocated and nothing is waited for.
 #pragma once
 
 #include "aggregate.cuh"
