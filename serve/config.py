@@ -116,6 +116,9 @@ class DeviceConfig(Section, frozen=True):
     #: started anew; None: what lanes keep, and each its part of a quarter of the budget, at least
     #: 128 MiB. Not for lanes on a GPU.
     max_lane_memory: str | None = None
+    #: Niceness of lanes that compute. With 19 the server's own threads take a core before them, and
+    #: so does any other program of the same session or control group; 0 shares evenly.
+    lane_niceness: Annotated[int, Meta(ge=0, le=19)] = 19
     #: Whether runs on a GPU whose shapes recur are captured and replayed, where that gains.
     cuda_graphs: Literal["auto", "off"] = "auto"
     #: GPUs to serve on, in CUDA's order; None: all of the first one's model.

@@ -5,9 +5,14 @@ import logging
 import pytest
 from hypothesis import HealthCheck, settings
 
+from bench.kit.servers import ServerProcess
+
 # How long an example takes, and making it up, is up to what else the machine does.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
+
+# Tests may run beside other programs, and lanes that give way to them would take minutes.
+ServerProcess.lane_niceness = 0
 
 
 @pytest.fixture(autouse=True)

@@ -43,6 +43,10 @@ class ServerProcess:
     `calibration_s` is short, for tests; whoever measures gives what a server takes.
     """
 
+    #: `device.lane_niceness` of all; None: the server's default. Tests set it to 0, so that lanes
+    #: get their share of a core beside any other program.
+    lane_niceness: int | None = None
+
     def __init__(
         self,
         folder: Path,
@@ -80,6 +84,8 @@ class ServerProcess:
             table["server"]["stop_timeout_s"] = 60
             table["server"]["start_timeout_s"] = _START_TIMEOUT_S
             table["server"]["max_run_s"] = _START_TIMEOUT_S
+            if self.lane_niceness is not None:
+                table["device"]["lane_niceness"] = self.lane_niceness
         for name, values in (sections or {}).items():
             table.setdefault(name, {}).update(values)
         self.config = folder / "server.toml"

@@ -65,12 +65,9 @@ class LaneSetup:
     log_level: int
     #: Freed memory to keep from run to run.
     keep_bytes: int
+    #: Niceness of the process. Positive for lanes that compute: the server's threads go first.
+    niceness: int = 0
     #: None: one lane, in a process of its own.
     place: DevicePlace | None = None
     #: It gets what the lanes leave of its cores.
     background: bool = False
-
-    @property
-    def computes(self) -> bool:
-        """Whether its runs are on this machine's cores, not on a GPU they are launched on."""
-        return self.place is None or self.place.on_processor

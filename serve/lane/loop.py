@@ -70,11 +70,6 @@ _log = logging.getLogger(__name__)
 _TORCH_DTYPES = {"float32": torch.float32, "int64": torch.int64, "int32": torch.int32}
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
-#: Lanes compute for milliseconds, the main process acts for microseconds: it must not wait for
-#: them when they share a core, with work for other lanes in its hands. Less nice, they make it wait
-#: for a tick of the kernel, 4 ms, again and again (bench/host/wakeups.py). Lanes of a GPU launch
-#: for microseconds too: nice, any busy process would leave the device without work.
-_NICENESS = 19
 #: Nodes and edges of the graphs a model is run on before it serves. A large one among them: what
 #: libraries keep from their first run of that kind would count against the first request's limit.
 _WARM_UP_SIZES = ((16, 48), (256, 1024), (2048, 20_480), (16, 48))
@@ -102,8 +97,8 @@ def enter(setup: LaneSetup, pool_file: PassedFile) -> mmap.mmap:
     os.setpgid(0, 0)
     if setup.background:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    elif setup.computes:
-        os.nice(_NICENESS)
+    elif setup.niceness:
+        os.nice(setup.niceness)
     if setup.cores:
         os.sched_setaffinity(0, setup.cores)
     torch.set_num_threads(setup.threads)

@@ -77,7 +77,13 @@ class Engine:
             _STAGED_PER_LANE * lanes * max(2 * config.server.max_message_bytes, 64 << 20)
         )
         self._shared = shared
-        self.pool = LanePool(device.lane_cores, shared, device.keep_bytes, places=device.places)
+        self.pool = LanePool(
+            device.lane_cores,
+            shared,
+            device.keep_bytes,
+            places=device.places,
+            niceness=config.device.lane_niceness,
+        )
         # Graphs are held by the host, so they count where its memory is the device's.
         self._graphs_count = not device.places
         #: By lane, see ``MemoryTaken``.
@@ -235,6 +241,7 @@ class Engine:
         lone.send(_LONE_LAST)
         lone.teach(self._registry.overhead)
         self.driver.serving = True
+        self.pool.calibrators.niceness = self._config.device.lane_niceness
         if self._compiler is not None:
             self._compiler.start()
 

@@ -6,8 +6,12 @@ import signal
 import pytest
 import torch
 
+from bench.kit.servers import ServerProcess
 from serve.ipc.setup import DevicePlace, LaneSetup
+from serve.ipc.shared_pool import SharedPool
 from serve.lane import loop as lane
+from serve.server.lanes import processes
+from serve.server.lanes.pool import LanePool
 
 
 class NoFile:
@@ -15,17 +19,67 @@ class NoFile:
         return os.open(os.devnull, os.O_RDONLY)
 
 
-@pytest.mark.parametrize(
-    ("place", "made_nice"),
-    [(None, True), (DevicePlace("cpu"), True), (DevicePlace("cuda:0"), False)],
-)
-def test_lanes_that_compute_are_nice_and_lanes_of_a_gpu_are_not(monkeypatch, place, made_nice):
-    asked = []
-    monkeypatch.setattr(os, "nice", asked.append)
+@pytest.mark.parametrize(("niceness", "asked"), [(0, []), (7, [7])])
+def test_a_process_takes_the_niceness_it_is_told(monkeypatch, niceness, asked):
+    found = []
+    monkeypatch.setattr(os, "nice", found.append)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     for name in ("_die_with_parent", "_release_fork_server"):
         monkeypatch.setattr(lane, name, lambda: None)
     monkeypatch.setattr(lane, "map_pool", lambda *_: None)
-    lane.enter(LaneSetup("lane", (), 1, 0, 0, 30, 0, place=place), NoFile())
-    assert bool(asked) == made_nice
+    lane.enter(LaneSetup("lane", (), 1, 0, 0, 30, 0, niceness=niceness), NoFile())
+    assert found == asked
+
+
+@pytest.mark.parametrize(
+    ("places", "niceness"),
+    [((), 7), ((DevicePlace("cpu"),), 7), ((DevicePlace("cuda:0"),), 0)],
+)
+def test_lanes_that_compute_are_nice_and_lanes_of_a_gpu_are_not(monkeypatch, places, niceness):
+    """A calibrator is neither until the server serves: nobody's request waits for a core."""
+    setups = []
+
+    def start(setup, *_):
+        setups.append(setup)
+        raise OSError("none is started here")
+
+    monkeypatch.setattr(processes, "start", start)
+    shared = SharedPool(1 << 20)
+    pool = LanePool(((),), shared, 0, places=places, niceness=7)
+    try:
+        with pytest.raises(OSError, match="none is started"):
+            pool.start()
+        for limit in (0, 7):
+            pool.calibrators.niceness = limit
+            with pytest.raises(OSError, match="none is started"), pool.calibrator():
+                pass
+    finally:
+        pool.stop()
+        shared.close()
+    assert [setup.niceness for setup in setups] == [niceness, 0, niceness]
+
+
+def test_lanes_have_the_niceness_of_the_configuration(tmp_path):
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    with ServerProcess(tmp_path, sections={"device": {"lane_niceness": 3}}) as server:
+        assert os.getpriority(os.PRIO_PROCESS, server.pid) == own
+        found = {os.getpriority(os.PRIO_PROCESS, pid) for pid in processes_below(server.pid)}
+    assert max(found) == min(19, own + 3)
+
+
+def processes_below(pid):
+    """Every process that descends from `pid`."""
+    parents = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/stat") as file:
+                    parents[int(entry)] = int(file.read().rpartition(")")[2].split()[1])
+            except OSError:
+                continue  # it ended just now
+    found, new = set(), {pid}
+    while new:
+        new = {child for child, parent in parents.items() if parent in new}
+        found |= new
+    return found

@@ -17,6 +17,8 @@ class Calibrators:
         self._executes_on = executes_on
         self._running: set[processes.Calibrator] = set()
         self._background: Yielding | None = None
+        #: Upper bound of their niceness: 0 while the server starts and no request waits for a core.
+        self.niceness = 0
         #: No model is measured any more.
         self.interrupted = False
 

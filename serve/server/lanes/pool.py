@@ -113,12 +113,18 @@ class LanePool:
         keep_bytes: int,
         threads: int = 1,
         places: Sequence[DevicePlace] = (),
+        niceness: int = 0,
     ) -> None:
-        """One lane for each of `lane_cores`, in a process of its own.
+        """Make one lane for each of `lane_cores`, in a process of its own.
 
-        With `places`, so many on each, as threads of one process there; those of the first place
-        come first.
+        With `places`, make that many on each place, as threads of one process; the lanes of the
+        first place come first. `niceness` is that of lanes that compute on this machine's cores.
         """
+        #: Lanes compute for milliseconds, the server's threads for microseconds. A server thread
+        #: that shares a core with a lane of its own niceness waits for a tick of the kernel, 4 ms
+        #: (bench/host/wakeups.py). Lanes of a GPU launch for microseconds too: nice ones would
+        #: leave the device without work beside any busy process.
+        self._niceness = niceness if all(place.on_processor for place in places) else 0
         self._shared = shared
         self._keep_bytes = keep_bytes
         self._threads = threads
@@ -505,6 +511,7 @@ class LanePool:
             words_offset_bytes=self._shared.words_offset_bytes(number),
             log_level=logging.getLogger().getEffectiveLevel(),
             keep_bytes=self._keep_bytes,
+            niceness=self._niceness,
             place=place,
         )
 
@@ -519,6 +526,7 @@ class LanePool:
         host = self._hosts[0]
         place = None if host.place is None else host.place.for_calibration()
         setup = self._setup("calibrator", host, place, len(self._lanes))
+        setup = replace(setup, niceness=min(self._niceness, self.calibrators.niceness))
         if background:
             setup = replace(setup, background=True, cores=tuple(self._cores[-1:]))
         return self.calibrators.start(setup, self._shared.fd)
