@@ -41,7 +41,6 @@ from serve.server.api import ModelEstimate
 from serve.server.device import Device, find_device
 from serve.server.engine import Engine
 from serve.server.lanes.processes import allocator_facts, kill_all
-from serve.server.pages import use_huge_pages
 from serve.server.signals import StopSignals
 from serve.sim.engine import simulate
 from serve.sim.replay import budget_of, first_difference, recorded
@@ -159,11 +158,8 @@ class Application:
         gc.collect()
         gc.freeze()
         keep_threads_to(self._host_cores)
-        # Requests are timed with what serves them; then once more, for what these came to need.
-        use_huge_pages()
         with self._rpc.own_requests() as send:
             self._engine.open(progress, send)
-        _log.debug("%d MiB of the heap lie in huge pages", use_huge_pages() >> 20)
         if not self._signals.told:
             _log.info("serving: gRPC on port %d, HTTP on port %d", port, self._http.port)
             ready(port, self._http.port)

@@ -55,7 +55,8 @@ PARTS = {
     "commands": (
         "serve.server.driver:Driver._carry_out",
         "serve.server.driver:Driver._execute",
-        "serve.server.ticket:RequestTicket._tell",
+        "serve.server.ticket:RequestTicket.command_prepare",
+        "serve.server.ticket:RequestTicket.command_answer",
     ),
     "to a lane": (
         "serve.server.launch:Launch.message",
@@ -65,15 +66,11 @@ PARTS = {
         "serve.server.lanes.pool:LanePool.resume",
     ),
     "from a lane": (
-        "serve.server.driver:Driver.listen",
-        "serve.server.lanes.pool:LanePool.lend",
-        "serve.server.lanes.pool:LanePool.overhear",
         "serve.server.lanes.pool:LanePool.poll",
         "serve.server.driver:Driver._hear",
         "serve.server.driver:Driver._keep_time",
         "serve.server.driver:Driver._end",
     ),
-    "wait": ("serve.server.ticket:RequestTicket._word",),
     "answer": (
         "serve.server.ticket:RequestTicket.result",
         "serve.server.ticket:RequestTicket._read_output",

@@ -1,11 +1,10 @@
 """The live driver of the scheduler: one lock, one thread, and every handler thread lends a hand.
 
-Whoever has an event (the thread a request came in on, which also listens to the lane that runs
-it; the driver's own thread, which listens to all others and keeps the timers) takes the lock, asks
-the scheduler what to do and does it. All that is done under the lock is a few microseconds of
-dictionary work, a packet to a lane, or a word to a waiting thread; nothing there blocks. See
-``serve.core.scheduler`` for the decisions and ``docs/architecture.md`` for a request's way through
-all this.
+Whoever has an event (the thread a request came in on; the driver's own thread, which listens to the
+lanes and keeps the timers) takes the lock, asks the scheduler what to do and does it. The work
+under the lock is a few microseconds of dictionary work, a packet to a lane, or a word to a waiting
+thread; nothing there blocks. See ``serve.core.scheduler`` for the decisions and
+``docs/architecture.md`` for a request's way through all this.
 """
 
 import itertools
@@ -13,7 +12,6 @@ import logging
 import os
 import threading
 import uuid
-from collections import deque
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -152,8 +150,6 @@ class Driver:
         self._held_bytes: dict[LaneId, int] = {}
         #: Lanes started anew since they held too much.
         self.recycled = 0
-        #: What requests' threads read from lanes that is the driver's thread's to hear.
-        self._overheard: deque[tuple[LaneId, object]] = deque()
         self._newest: RequestTicket | None = None
         self._idle_since_ns = 0
         #: What came of commands at once, to be told when all of them are done.
@@ -276,41 +272,6 @@ class Driver:
             if task_id in self._tickets:
                 self._carry_out(TaskCancelled(task_id))
 
-    def listen(self, ticket: RequestTicket) -> bool:
-        """Wait in the ticket's own thread for the lane that runs it, if one does, and hear it.
-
-        So that an answer wakes one thread and not two. True: the lane said something; False: no
-        lane runs it, or the lane is another's to hear: the ticket is told, or has to wait for it.
-        """
-        with self._lock:
-            run = ticket.run
-            if run is None or not ticket.untold or self._on_lane.get(run.lane_id) is not run:
-                return False
-            lane_id = run.lane_id
-            if len(self._on_lane) > 1 or run.tickets[0] is not ticket:
-                return False  # With several runs the driver's thread is about anyway.
-            if not self._pool.lend(lane_id):
-                return False
-            bell = ticket.bell = os.eventfd(0, os.EFD_CLOEXEC)
-        said, heard = None, False
-        try:
-            said = self._pool.overhear(lane_id, bell)
-        finally:
-            with self._lock:
-                ticket.bell = None
-                os.close(bell)
-                if self._on_lane.get(lane_id) is run:
-                    if heard := isinstance(said, TaskDone | TaskError):
-                        self._end(lane_id, run, said)
-                    else:
-                        self._pool.take_back(lane_id)
-        if said is not None and not heard:
-            # Of a model, or of the next run: the driver's thread had heard the end of this one.
-            self._overheard.append((lane_id, said))
-            self._pool.wake()
-        # Not again where nothing was heard: a lane that is gone would say so over and over.
-        return said is not None
-
     def unhold(self, ticket: RequestTicket, outcome: Outcome | None) -> None:
         """The serving thread is done with the ticket's buffers; how it ended, if it was told."""
         with self._lock:
@@ -427,11 +388,7 @@ class Driver:
     def _listen(self) -> None:
         try:
             while not self._stopping:
-                polled = self._pool.poll(self._armed_ns)
-                for _ in range(len(self._overheard)):
-                    lane_id, said = self._overheard.popleft()
-                    self._hear_safely(lane_id, said, late=True)
-                for lane_id, said in polled:
+                for lane_id, said in self._pool.poll(self._armed_ns):
                     self._hear_safely(lane_id, said)
                 with self._lock:
                     self._keep_time()
@@ -440,9 +397,9 @@ class Driver:
             _log.critical("a bug ended the driver's thread; the server ends", exc_info=True)
             _end_process()
 
-    def _hear_safely(self, lane_id: LaneId, said: object, *, late: bool = False) -> None:
+    def _hear_safely(self, lane_id: LaneId, said: object) -> None:
         try:
-            self._hear(lane_id, said, late=late)
+            self._hear(lane_id, said)
         except Exception:
             # A bug; the server goes on with the requests it does not concern.
             _log.exception("lane %d: message %s cannot be handled", lane_id, said)
@@ -484,14 +441,11 @@ class Driver:
         if armed_ns is None or armed_ns <= now_ns or (wakeup_ns or armed_ns) < armed_ns:
             self._armed_ns = wakeup_ns
 
-    def _hear(self, lane_id: LaneId, said: object, *, late: bool) -> None:
-        """`late`: another thread read it, and the lane may be a new one by now."""
+    def _hear(self, lane_id: LaneId, said: object) -> None:
         match said:
             case TaskDone() | TaskError():
                 with self._lock:
-                    run = self._on_lane.get(lane_id)
-                    if not late or (run is not None and run.ends_with(said)):
-                        self._end(lane_id, run, said)
+                    self._end(lane_id, self._on_lane.get(lane_id), said)
             case ModelLoaded(key):
                 if self._registry.lane_answered(lane_id, key):
                     self._lane_ready(lane_id)

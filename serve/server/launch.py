@@ -5,7 +5,7 @@ Belongs to the driver's lock, like the tickets.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING
 
 from serve.core.types import Bytes, Completed, FailReason, LaneId, Nanos, Usage
 from serve.ipc.messages import RunTask, TaskDone, TaskError
@@ -57,14 +57,9 @@ class Launch:
         limit_bytes = max(0, reserve_bytes - staged_bytes)
         return RunTask(first.task.task_id, self.entry.key, parts, limit_bytes, self.estimate.run_ns)
 
-    def ends_with(self, said: object) -> TypeGuard[TaskDone | TaskError]:
-        """Whether the lane says the end of this run."""
-        task_id = self.tickets[0].task.task_id
-        return isinstance(said, TaskDone | TaskError) and said.task_id == task_id
-
     def complaint(self, said: TaskDone | TaskError) -> str:
         """What cannot be true of what the lane says of the end; empty when all can."""
-        if not self.ends_with(said):
+        if said.task_id != self.tickets[0].task.task_id:
             return f"ended task {said.task_id}, which it does not run"
         if isinstance(said, TaskError):
             return "" if said.reason in _REASONS else f"failed for the reason {said.reason!r}"

@@ -2,11 +2,9 @@
 
 The thread that got the request from the transport waits here. When the scheduler says so, that
 same thread prepares the request's tensors, so that preparing the next group needs no thread of
-its own and no hand-over; then it waits for the answer, which it reads from the lane itself where
-it was launched before it began to wait.
+its own and no hand-over; then it waits for the answer.
 """
 
-import os
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
@@ -84,8 +82,6 @@ class RequestTicket:
             self.num_loops = prepared.num_loops
         #: None: prepare now. Anything else is the answer.
         self._mailbox: SimpleQueue[Outcome | None] = SimpleQueue()
-        #: An eventfd to be rung when it is told something, while its thread listens to a lane.
-        self.bell: int | None = None
         #: The block goes back when the answer was read and no lane touches it any more.
         self._holds = 2
         self._launched = False
@@ -96,7 +92,7 @@ class RequestTicket:
         """See ``api.Ticket``."""
         outcome = None
         try:
-            while (outcome := self._word()) is None:
+            while (outcome := self._mailbox.get()) is None:
                 self._prepare()
             output = self._read_output(outcome)
             record = build_record(self, outcome, clock.now_ns(), self._driver.scheduling)
@@ -141,30 +137,14 @@ class RequestTicket:
 
     def command_prepare(self) -> None:
         """Tell the waiting thread to prepare. Driver."""
-        self._tell(None)
+        self._mailbox.put(None)
 
     def command_answer(self, outcome: Outcome) -> None:
         """Tell the waiting thread how the request ended. Driver."""
         if isinstance(outcome, Failed) and outcome.reason is FailReason.TIME_LIMIT:
             words = f"model {self.entry.spec.key}: {outcome.message} (server.max_run_s)"
             outcome = Failed(outcome.reason, words)
-        self._tell(outcome)
-
-    @property
-    def untold(self) -> bool:
-        """Nothing was said to the waiting thread that it has not taken."""
-        return self._mailbox.empty()
-
-    def _tell(self, word: Outcome | None) -> None:
-        self._mailbox.put(word)
-        if self.bell is not None:
-            os.eventfd_write(self.bell, 1)
-
-    def _word(self) -> Outcome | None:
-        """What the thread that serves it is told next."""
-        while self.untold and self._driver.listen(self):
-            pass
-        return self._mailbox.get()
+        self._mailbox.put(outcome)
 
     def launch(self) -> Part:
         """What the lane needs of it, which runs from now on. Driver, after it was prepared."""

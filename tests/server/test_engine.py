@@ -1,8 +1,5 @@
 """The engine in this process: a request's way through it, and that nothing stays behind."""
 
-import os
-import select
-import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +26,6 @@ from serve.errors import (
     TooBig,
 )
 from serve.estimate.estimator import ModelEstimator
-from serve.ipc.messages import MAX_PACKET_BYTES, decode_from_lane
 from serve.journal import AnswerLeft, commands_of, decode
 from serve.models.cache import CalibrationCache
 from serve.obs.journal import JournalWriter
@@ -212,84 +208,6 @@ def test_a_lone_request_is_staged_before_it_arrives_and_launched_in_that_step(
     (arrived, commands), (ended, _) = seen
     assert (type(arrived), commands, type(ended)) == (TaskArrived, [LaunchTask], TaskFinished)
     assert 0 < record.prepare_exposed_ns <= record.prepare_ns < record.latency_ns
-
-
-def test_who_waits_for_an_answer_reads_it_from_the_lane(engine, trouble, monkeypatch):
-    read_by_driver = []
-    read = engine.pool._read
-    monkeypatch.setattr(engine.pool, "_read", lambda *a: (read_by_driver.append(a), read(*a)))
-    with ThreadPoolExecutor() as threads:
-        with trouble.holding() as graph:
-            ticket = engine.submit(call(graph))
-            answer = threads.submit(ticket.result)
-            wait_for(lambda: ticket.bell is not None, "its thread to listen")
-        assert answer.result(PATIENCE_S).record.status == "OK"
-    assert not read_by_driver
-
-
-def test_who_listens_to_a_lane_is_told_of_a_cancellation_before_the_run_ends(
-    engine, trouble, monkeypatch
-):
-    monkeypatch.setattr(engine.pool, "stop_run", lambda *run: None)
-    with ThreadPoolExecutor() as threads, trouble.holding() as graph:
-        ticket = engine.submit(call(graph))
-        answer = threads.submit(ticket.result)
-        wait_for(lambda: ticket.bell is not None, "its thread to listen")
-        wait_for(trouble.running, "a running request")
-        ticket.cancel()
-        with pytest.raises(RequestCancelled, match="while running"):
-            answer.result(PATIENCE_S)
-        assert trouble.running()
-        assert engine.snapshot().reserved_bytes > 0
-    # The driver's thread hears the end: nothing stays reserved.
-    wait_for(lambda: not engine.driver.tickets(), "the end of the run")
-
-
-def test_who_reads_the_end_of_the_next_run_passes_it_on(engine, trouble, monkeypatch):
-    """The driver's thread was quicker, and another run began before the lane was read."""
-    pool = engine.pool
-    launch, (process,) = pool.launch, pool.pids().values()
-
-    def launch_on_a_stopped_lane(*run):
-        os.kill(process, signal.SIGSTOP)
-        launch(*run)
-
-    def late(lane_id, bell):
-        pool.take_back(lane_id)
-        select.select([bell], [], [], PATIENCE_S)
-        pool.lend(lane_id)
-        os.kill(process, signal.SIGCONT)
-        channel = pool._lanes[lane_id].channel
-        select.select([channel], [], [], PATIENCE_S)
-        return decode_from_lane(channel.recv(MAX_PACKET_BYTES))
-
-    monkeypatch.setattr(pool, "overhear", late)
-    with ThreadPoolExecutor() as threads:
-        with trouble.holding() as graph:
-            first = engine.submit(call(graph))
-            answer = threads.submit(first.result)
-            wait_for(lambda: first.bell is not None, "its thread to listen")
-            # Nobody but the first one's thread is there to hear its end.
-            monkeypatch.setattr(pool, "launch", launch_on_a_stopped_lane)
-            following = engine.submit(call(trouble.graph()))
-            wait_for(
-                lambda: engine.driver.scheduler.state(following.task.task_id) is State.READY,
-                "the next to be prepared",
-            )
-        assert answer.result(PATIENCE_S).record.status == "OK"
-        assert threads.submit(following.result).result(PATIENCE_S).record.status == "OK"
-
-
-def test_who_listens_to_a_lane_that_dies_has_the_request_run_again(engine, trouble):
-    with ThreadPoolExecutor() as threads:
-        with trouble.holding() as graph:
-            ticket = engine.submit(call(graph))
-            answer = threads.submit(ticket.result)
-            (first,) = wait_for(trouble.running, "a running request")
-            wait_for(lambda: ticket.bell is not None, "its thread to listen")
-            os.kill(first, signal.SIGKILL)
-            wait_for(lambda: trouble.running() - {first}, "another run")
-        assert answer.result(PATIENCE_S).record.attempt == 2
 
 
 def test_lanes_are_told_before_threads(engine, trouble, monkeypatch):

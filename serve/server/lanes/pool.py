@@ -2,8 +2,7 @@
 
 A process holds one lane, which can then be suspended, or all lanes of one device as threads.
 Does not decide what runs: the driver polls for what lanes said and is told when one is lost.
-Only the driver's own thread calls `poll`; `send` may be called from any thread, and a thread that
-waits for one lane's answer may read it itself, see `lend`.
+Only the driver's own thread calls `poll`; `send` may be called from any thread.
 """
 
 import atexit
@@ -97,8 +96,6 @@ class _Lane:
     core: int = -1
     executes: bool = False
     stopped: bool = False
-    #: `poll` is not told what the lane says, see `lend`.
-    lent: bool = False
     #: What its process says is ignored: it has said nonsense.
     ignored: bool = False
 
@@ -277,54 +274,7 @@ class LanePool:
         lane.kill_at_ns = None
         lane.executes = False
         self._continue(lane)
-        self.take_back(lane_id)
         self.calibrators.look()
-
-    def lend(self, lane_id: LaneId) -> bool:
-        """Leave the lane to a thread that waits for its answer; False when the lane is gone.
-
-        `poll` is then told only of its end, until `ended` or `take_back`. Driver's lock.
-        """
-        lane = self._lanes[lane_id]
-        lane.lent = self._watch(lane, 0)
-        return lane.lent
-
-    def take_back(self, lane_id: LaneId) -> None:
-        """`poll` is told again what the lane says. Driver's lock."""
-        lane = self._lanes[lane_id]
-        if lane.lent:
-            lane.lent = False
-            self._watch(lane, select.EPOLLIN)
-
-    def overhear(self, lane_id: LaneId, bell: int) -> FromLane | LaneUp | None:
-        """Wait for what a lane that was lent says.
-
-        None: the eventfd `bell` rang first, `poll` has read it, or the lane is gone, which `poll`
-        tells.
-        """
-        lane = self._lanes[lane_id]
-        channel = lane.channel
-        ready = select.poll()
-        ready.register(bell, select.POLLIN)
-        try:
-            if channel is not None:
-                ready.register(channel, select.POLLIN)
-        except ValueError:  # closed just now
-            return None
-        if bell in (fd for fd, _ in ready.poll()):
-            return None
-        packet = _receive(lane)
-        return self._understood(lane, packet) if packet else None
-
-    def _watch(self, lane: _Lane, events: int) -> bool:
-        """Have `poll` told of these events, and of the lane's end; False when it is gone."""
-        try:
-            if lane.channel is None:
-                return False
-            self._epoll.modify(lane.channel, events)
-        except (OSError, ValueError):
-            return False  # just now
-        return True
 
     def _executes_on(self, cores: Sequence[int]) -> bool:
         """Whether a lane executes on one of them, or on any where lanes are pinned to none."""
@@ -441,7 +391,7 @@ class LanePool:
         process, host.process = host.process, None
         for lane in host.lanes:
             lane.kill_at_ns = None
-            lane.executes = lane.stopped = lane.lent = False
+            lane.executes = lane.stopped = False
             assert lane.channel is not None
             with contextlib.suppress(FileNotFoundError):  # it was closed at its other end first
                 self._epoll.unregister(lane.channel)
