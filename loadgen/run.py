@@ -29,7 +29,7 @@ def run_load(
 ) -> LoadSummary:
     """Load `options.target` and return what was seen. SIGINT or SIGTERM end it early.
 
-    Raises ConfigError, NotFound or NotReady before the first request, never after.
+    Raises ConfigError, UnknownName or NotReady before the first request, never after.
     """
     options.check()
     target = Target(options.target)

@@ -12,7 +12,7 @@ import grpc
 from gevent.event import AsyncResult
 
 from loadgen.inputs import Shapes
-from serve.errors import NotFound, NotReady
+from serve.errors import NotReady, UnknownName
 from serve.pb import gnnserve_pb2, gnnserve_pb2_grpc, grpc_service_pb2, grpc_service_pb2_grpc
 from serve.wire.messages import INFER_METHOD, ParameterValue, WireError, decode_response
 
@@ -72,7 +72,7 @@ class Target:
         return tuple(dict.fromkeys(model.name for model in answer.models))
 
     def inputs(self, model: str) -> Shapes:
-        """Names and shapes from the model's metadata; raises NotFound or NotReady."""
+        """Names and shapes from the model's metadata; raises UnknownName or NotReady."""
         request = grpc_service_pb2.ModelMetadataRequest(name=model)
         metadata = self._ask(self._inference.ModelMetadata, request)
         return {tensor.name: tuple(tensor.shape) for tensor in metadata.inputs}
@@ -128,7 +128,7 @@ class Target:
         except grpc.RpcError as error:
             text = f"{self.address}: {error.details()}"
             if error.code() is grpc.StatusCode.NOT_FOUND:
-                raise NotFound(text) from None
+                raise UnknownName(text) from None
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 raise NotReady(f"{text}; {instead}" if instead else text) from None
             raise NotReady(f"{text} ({error.code().name})") from None

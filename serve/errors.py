@@ -5,8 +5,8 @@ The tree (`code` in brackets; ``ErrorCode`` is the table of codes and what they 
     ServeError [INTERNAL]
     ├── ConfigError [INVALID]          a configuration file or a model's config is wrong
     ├── InvalidInput [INVALID]         a request is malformed: names tensor, index and rule
-    ├── NotFound [NOT_FOUND]           unknown model, version or graph
-    ├── AlreadyExists [EXISTS]         that name is taken
+    ├── UnknownName [NOT_FOUND]        no model, version or graph has that name
+    ├── NameTaken [EXISTS]             that name is taken
     ├── Mismatch [PRECONDITION]        things that exist do not fit each other: names both
     ├── NotReady [UNAVAILABLE]         loading, draining, or no lane is left to run it
     ├── TooBig [EXHAUSTED]             one request needs more than the device has
@@ -62,13 +62,13 @@ class InvalidInput(ServeError):
     code = ErrorCode.INVALID
 
 
-class NotFound(ServeError):
+class UnknownName(ServeError):
     """A model, a version or a graph by that name is not here."""
 
     code = ErrorCode.NOT_FOUND
 
 
-class AlreadyExists(ServeError):
+class NameTaken(ServeError):
     """Something by that name is here already."""
 
     code = ErrorCode.EXISTS

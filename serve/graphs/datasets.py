@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from serve.errors import ConfigError, NotFound
+from serve.errors import ConfigError, UnknownName
 from serve.graphs.archive import read_archive
 from serve.graphs.generate import both_directions, generate_edges
 
@@ -67,7 +67,7 @@ def load_dataset(
     """The dataset `name`: `<name>.npz` or `<name>_topology.npz` in `folder`, else generated.
 
     `scale` multiplies node and edge counts of generated graphs; real ones stay as they are.
-    Raises NotFound for a name that is neither in Table 4 nor a file, ConfigError for a bad file.
+    Raises UnknownName for a name that is neither in Table 4 nor a file, ConfigError for a bad file.
     """
     path = find_file(name, folder)
     if path is not None:
@@ -76,7 +76,7 @@ def load_dataset(
         return _dataset(name, archive.num_nodes, edges, f"file {path.name}")
     if name not in TABLE_4:
         where = f"no file {name}.npz in {folder}" if folder else "no folder of graphs was given"
-        raise NotFound(f"graph '{name}': {where}, and it is not one of {', '.join(TABLE_4)}")
+        raise UnknownName(f"graph '{name}': {where}, and it is not one of {', '.join(TABLE_4)}")
     if not 0 < scale <= 1:
         raise ConfigError(f"scale: {scale} must be more than 0 and at most 1")
     spec = TABLE_4[name]

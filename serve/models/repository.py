@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from serve.errors import ConfigError, NotFound
+from serve.errors import ConfigError, UnknownName
 from serve.files import open_regular, printable
 from serve.models.header import read_header
 from serve.models.settings import CONFIG_FILE, ModelConfig, read_settings
@@ -99,22 +99,24 @@ def scan(root: Path) -> tuple[ModelSpec | BrokenModel, ...]:
 
 
 def scan_model(root: Path, name: str) -> tuple[ModelSpec | BrokenModel, ...]:
-    """The same for one model; raises NotFound for an unknown name."""
+    """The same for one model; raises UnknownName for an unknown name."""
     names = _names(root)
     if name not in names:
-        raise NotFound(f"unknown model '{_clipped(name)}'; the repository holds: {_listed(names)}")
+        raise UnknownName(
+            f"unknown model '{_clipped(name)}'; the repository holds: {_listed(names)}"
+        )
     return tuple(_scan_model(root / name))
 
 
 def find(root: Path, name: str, version: str = "") -> ModelSpec:
     """One version of a model, the newest when `version` is empty.
 
-    Raises NotFound for an unknown name or version, ConfigError for a broken one.
+    Raises UnknownName for an unknown name or version, ConfigError for a broken one.
     """
     found = scan_model(root, name)
     versions = {str(entry.version): entry for entry in found if entry.version is not None}
     if version and versions and version not in versions:
-        raise NotFound(
+        raise UnknownName(
             f"model '{name}' has no version '{_clipped(version)}'; it has: {_listed(versions)}"
         )
     entry = versions[version] if version in versions else (list(versions.values()) or found)[-1]

@@ -54,7 +54,7 @@ def decode_call(
     Raises:
         InvalidInput: The request is malformed.
         DeadlineExceeded: It came after its own deadline.
-        NotFound: It names a shared memory region that is not registered.
+        UnknownName: It names a shared memory region that is not registered.
         Unsupported: It needs an extension that is not offered.
     """
     if len(request.request_id) > MAX_TEXT:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from serve.errors import DeadlineExceeded, InvalidInput, NotFound, Unsupported
+from serve.errors import DeadlineExceeded, InvalidInput, UnknownName, Unsupported
 from serve.server.regions import RegionPart, Regions
 from serve.wire.messages import REGION, REGION_OFFSET, REGION_SIZE, ParameterValue, Unsigned
 
@@ -118,7 +118,7 @@ def _checked(value: ParameterValue | None, name: str, kinds: tuple[type, ...]) -
 def region_part(parameters: Parameters, of: str, regions: Regions) -> RegionPart:
     """The part of a shared memory region that the parameters of a tensor name.
 
-    Raises InvalidInput, NotFound or Unsupported, naming the tensor as `of`.
+    Raises InvalidInput, UnknownName or Unsupported, naming the tensor as `of`.
     """
     try:
         size_bytes = _integer(parameters, REGION_SIZE, 0, 2**63 - 1)
@@ -126,7 +126,7 @@ def region_part(parameters: Parameters, of: str, regions: Regions) -> RegionPart
             raise InvalidInput(f"parameter '{REGION_SIZE}' is missing")
         offset_bytes = _integer(parameters, REGION_OFFSET, 0, 2**63 - 1) or 0
         return regions.part(_text(parameters, REGION) or "", offset_bytes, size_bytes)
-    except (InvalidInput, NotFound, Unsupported) as error:
+    except (InvalidInput, UnknownName, Unsupported) as error:
         raise type(error)(f"{of}: {error}") from error
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import grpc
 
 import serve
-from serve.errors import InvalidInput, NotFound, RequestCancelled, ServeError
+from serve.errors import InvalidInput, RequestCancelled, ServeError, UnknownName
 from serve.obs.record import ServerRun
 from serve.pb import grpc_service_pb2 as pb
 from serve.rpc import describe
@@ -279,4 +279,4 @@ class InferenceService:
 
 def _check_repository(name: str) -> None:
     if name:
-        raise NotFound(f"repository '{name}': there is one repository, and it has no name")
+        raise UnknownName(f"repository '{name}': there is one repository, and it has no name")

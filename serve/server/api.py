@@ -184,7 +184,7 @@ class Inference(Protocol):
         ...
 
     def submit(self, call: InferCall) -> Ticket:
-        """Estimate and admit; raises NotFound, NotReady or InvalidInput.
+        """Estimate and admit; raises UnknownName, NotReady or InvalidInput.
 
         Every other end of the request comes from ``Ticket.result()``.
         """
@@ -205,7 +205,7 @@ class Inference(Protocol):
         ...
 
     def model(self, name: str, version: str = "") -> ModelInfo:
-        """One loaded model, newest version unless given. Raises NotFound or NotReady."""
+        """One loaded model, newest version unless given. Raises UnknownName or NotReady."""
         ...
 
     def load(self, name: str) -> None:
@@ -235,13 +235,13 @@ class Inference(Protocol):
         ...
 
     def graphs(self, name: str = "") -> tuple[GraphInfo, ...]:
-        """The resident graphs, or the one of that name. Raises NotFound."""
+        """The resident graphs, or the one of that name. Raises UnknownName."""
         ...
 
     def update_graph(self, name: str, change: Change, if_version: int | None) -> GraphInfo:
         """Change a resident graph, as a whole or not at all; what it is then.
 
-        Raises NotFound, InvalidInput, Mismatch when `if_version` is not the newest, and TooBig
+        Raises UnknownName, InvalidInput, Mismatch when `if_version` is not the newest, and TooBig
         when it would take more than the device has.
         """
         ...

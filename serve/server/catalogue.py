@@ -18,7 +18,7 @@ from queue import SimpleQueue
 import msgspec
 
 from serve.core.types import Bytes
-from serve.errors import ConfigError, NotFound, NotReady, ServeError
+from serve.errors import ConfigError, NotReady, ServeError, UnknownName
 from serve.estimate.calibration import Calibration
 from serve.estimate.estimator import ASSUMED_OVERHEAD, ModelEstimator, Overhead
 from serve.estimate.interference import Interference
@@ -177,7 +177,7 @@ class Registry:
         return entry.spec.qos_factor or self._qos_factor
 
     def get(self, name: str, version: str = "") -> ModelEntry:
-        """The served model, the newest version unless given; raises NotFound or NotReady."""
+        """The served model, the newest version unless given; raises UnknownName or NotReady."""
         entry = self._newest.get(name)
         number = int(version) if is_version(version) else None
         if entry is not None and version not in ("", str(entry.spec.version)):
@@ -214,11 +214,11 @@ class Registry:
             try:
                 return self._load(name, progress or (lambda step, fraction: None))
             except ServeError as error:
-                if isinstance(error, NotFound) or name in self._newest:
+                if isinstance(error, UnknownName) or name in self._newest:
                     self._states.pop(name, None)
                 else:
                     self._states[name] = ("UNAVAILABLE", str(error))
-                if not isinstance(error, NotFound):  # a name that a client made up
+                if not isinstance(error, UnknownName):  # a name that a client made up
                     _log.error("loading %s: %s", name, error)
                 raise
 

@@ -17,7 +17,7 @@ from serve.core.events import BudgetChanged, DrainStarted
 from serve.core.params import DeviceFacts, SchedulerParams
 from serve.core.slowdown import NO_SLOWDOWN
 from serve.core.types import Bytes, DeviceId, Estimate, LaneId, Nanos, Sized
-from serve.errors import ConfigError, InvalidInput, NotFound, NotReady, ServeError
+from serve.errors import ConfigError, InvalidInput, NotReady, ServeError, UnknownName
 from serve.estimate.estimator import Breakdown, ModelEstimator
 from serve.graphs.updates import Change
 from serve.ipc.shared_pool import SharedPool
@@ -308,7 +308,7 @@ class Engine:
         """See ``api.Inference``."""
         if client_id == self._own_id:
             return
-        if isinstance(error, NotFound):
+        if isinstance(error, UnknownName):
             # Names that clients make up must not become labels of metrics.
             model, version = "unknown", ""
         uid = f"{self.driver.boot_id}-r{next(self._refusals)}"

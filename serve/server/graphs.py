@@ -16,7 +16,7 @@ import numpy as np
 from serve import native
 from serve.config import Config, GraphConfig
 from serve.core.types import Estimate, Nanos, Sized
-from serve.errors import ConfigError, InvalidInput, Mismatch, NotFound, NotReady, TooBig
+from serve.errors import ConfigError, InvalidInput, Mismatch, NotReady, TooBig, UnknownName
 from serve.estimate.estimator import ModelEstimator
 from serve.estimate.sampling import SampleProbe, SampleSizes
 from serve.graphs.features import memory_file
@@ -200,10 +200,10 @@ class GraphStore:
             )
 
     def get(self, name: str) -> ResidentGraph:
-        """The graph of that name; raises NotFound."""
+        """The graph of that name; raises UnknownName."""
         graph = self._graphs.get(name)
         if graph is None:
-            raise NotFound(
+            raise UnknownName(
                 f"unknown graph '{name}'; this server holds: {', '.join(self._graphs) or 'none'}"
             )
         return graph
@@ -353,7 +353,7 @@ class GraphStore:
             return open_dataset(
                 config.name, config.dataset, folder, config.scale, options, progress
             )
-        except NotFound as error:
+        except UnknownName as error:
             raise ConfigError(f"graph '{config.name}': {error}, nor 'community'") from error
 
 

@@ -15,12 +15,12 @@ from serve.errors import (
     InvalidInput,
     InvariantViolation,
     ModelError,
-    NotFound,
     NotReady,
     QueueFull,
     RequestCancelled,
     ServeError,
     TooBig,
+    UnknownName,
 )
 
 _FAILURES: dict[FailReason, type[ServeError]] = {
@@ -36,7 +36,7 @@ _FAILURES: dict[FailReason, type[ServeError]] = {
 #: Reasons of requests refused before they became tasks, where the class says more than the code.
 _REFUSALS: dict[type[ServeError], str] = {
     InvalidInput: FailReason.INVALID_INPUT.value,
-    NotFound: "not_found",
+    UnknownName: "not_found",
     NotReady: "not_ready",
 }
 

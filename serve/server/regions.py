@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from serve.errors import AlreadyExists, InvalidInput, NotFound, QueueFull, Unsupported
+from serve.errors import InvalidInput, NameTaken, QueueFull, UnknownName, Unsupported
 
 #: Where the system keeps the objects of `shm_open`.
 _FOLDER = Path("/dev/shm")
@@ -121,14 +121,14 @@ class Regions:
     def register(self, name: str, key: str, offset_bytes: int, size_bytes: int) -> None:
         """Open the object `key` as region `name`.
 
-        Raises AlreadyExists, InvalidInput, or QueueFull when `MAX_REGIONS` are registered.
+        Raises NameTaken, InvalidInput, or QueueFull when `MAX_REGIONS` are registered.
         """
         self._require_offered()
         if not 1 <= len(name) <= _MAX_NAME:
             raise InvalidInput(f"name: {len(name)} characters, 1 to {_MAX_NAME} are taken")
         with self._lock:
             if name in self._regions:
-                raise AlreadyExists(f"shared memory region '{name}' is registered already")
+                raise NameTaken(f"shared memory region '{name}' is registered already")
             if len(self._regions) >= MAX_REGIONS:
                 raise QueueFull(
                     f"{MAX_REGIONS} shared memory regions are registered, which is the most taken",
@@ -146,13 +146,13 @@ class Regions:
                 self._regions.clear()
 
     def registered(self, name: str = "") -> tuple[Region, ...]:
-        """The region `name`, or all if it is empty; raises NotFound."""
+        """The region `name`, or all if it is empty; raises UnknownName."""
         self._require_offered()
         with self._lock:
             return (self._find(name),) if name else tuple(self._regions.values())
 
     def part(self, name: str, offset_bytes: int, size_bytes: int) -> RegionPart:
-        """Bytes of the region `name`; raises NotFound or InvalidInput."""
+        """Bytes of the region `name`; raises UnknownName or InvalidInput."""
         self._require_offered()
         with self._lock:
             region = self._find(name)
@@ -166,7 +166,7 @@ class Regions:
     def _find(self, name: str) -> Region:
         region = self._regions.get(name)
         if region is None:
-            raise NotFound(f"unknown shared memory region '{name}'")
+            raise UnknownName(f"unknown shared memory region '{name}'")
         return region
 
     def _require_offered(self) -> None:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from serve.errors import ConfigError, NotFound
+from serve.errors import ConfigError, UnknownName
 from serve.graphs.datasets import TABLE_4, load_dataset
 
 
@@ -34,9 +34,9 @@ def test_any_file_can_be_a_dataset(tmp_path):
 
 
 def test_unknown_name_says_where_it_looked(tmp_path):
-    with pytest.raises(NotFound, match=r"no file cora\.npz in .*not one of pubmed, artist"):
+    with pytest.raises(UnknownName, match=r"no file cora\.npz in .*not one of pubmed, artist"):
         load_dataset("cora", folder=tmp_path)
-    with pytest.raises(NotFound, match="no folder of graphs was given"):
+    with pytest.raises(UnknownName, match="no folder of graphs was given"):
         load_dataset("cora")
     with pytest.raises(ConfigError, match="no such folder of graphs"):
         load_dataset("pubmed", folder=tmp_path / "absent")

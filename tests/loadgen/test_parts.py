@@ -13,7 +13,7 @@ from loadgen.measure import Sample, summarise
 from loadgen.options import LoadOptions
 from loadgen.plan import make_plan
 from loadgen.show import progress_line, show_summary
-from serve.errors import ConfigError, NotFound
+from serve.errors import ConfigError, UnknownName
 from serve.graphs.pool import GraphPool
 from serve.terminal import Console
 from serve.wire.messages import decode_request
@@ -47,7 +47,7 @@ class FakeServer:
 
     def inputs(self, model):
         if model not in INPUTS:
-            raise NotFound(f"unknown model '{model}'; the repository holds: gcn, gat")
+            raise UnknownName(f"unknown model '{model}'; the repository holds: gcn, gat")
         return INPUTS[model]
 
 
@@ -104,7 +104,7 @@ def test_inputs_that_cannot_be_made_are_named(shapes, message):
 
 
 def test_a_model_that_is_not_there_is_refused_in_the_servers_words():
-    with pytest.raises(NotFound, match="unknown model 'gnn'; the repository holds: gcn, gat"):
+    with pytest.raises(UnknownName, match="unknown model 'gnn'; the repository holds: gcn, gat"):
         make_plan(replace(OPTIONS, workload="gnn"), FakeServer())
 
 

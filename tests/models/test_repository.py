@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from serve.errors import ConfigError, NotFound
+from serve.errors import ConfigError, UnknownName
 from serve.models.repository import BrokenModel, ModelSpec, content_hash, find, scan
 
 
@@ -195,7 +195,7 @@ def test_versions_are_numbers_and_the_newest_is_the_default(put):
     assert find(root, "mine").version == 10
     assert find(root, "mine", "2").version == 2
     for version in ("3", "v1", "01", "-1"):
-        with pytest.raises(NotFound, match=f"no version '{version}'; it has: 1, 2, 10"):
+        with pytest.raises(UnknownName, match=f"no version '{version}'; it has: 1, 2, 10"):
             find(root, "mine", version)
 
 
@@ -235,7 +235,7 @@ def test_an_unreadable_folder_harms_no_neighbour(put, monkeypatch):
 @pytest.mark.parametrize("name", ["nope", "../models/mine", "mine/1", "..", ""])
 def test_unknown_name(put, name):
     root = put().parent
-    with pytest.raises(NotFound, match="the repository holds: mine"):
+    with pytest.raises(UnknownName, match="the repository holds: mine"):
         find(root, name)
 
 

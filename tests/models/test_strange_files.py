@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from serve import tables
-from serve.errors import ConfigError, NotFound
+from serve.errors import ConfigError, UnknownName
 from serve.models.repository import BrokenModel, ModelSpec, content_hash, find, scan
 
 CONFIG = '[model]\nfactory = "./model.py:Node"\n'
@@ -187,7 +187,7 @@ def test_names_that_are_no_text(put, make):
         if isinstance(one, BrokenModel):
             one.reason.encode()
     assert len(found) == {"folder": 2, "version": 1, "link": 1}[make]
-    with pytest.raises(NotFound) as caught:
+    with pytest.raises(UnknownName) as caught:
         find(folder.parent, "nobody")
     str(caught.value).encode()
 
@@ -222,9 +222,9 @@ def test_what_turned_strange_since_the_scan_is_refused(put, file):
 @pytest.mark.parametrize("version", ["9" * 5000, "١", "²", "1" * 18, "1 ", "+1", "1_0"])
 def test_versions_that_clients_make_up(put, version):
     root: Path = put().parent
-    with pytest.raises(NotFound) as caught:
+    with pytest.raises(UnknownName) as caught:
         find(root, "mine", version)
     assert len(str(caught.value)) < 300
-    with pytest.raises(NotFound) as caught:
+    with pytest.raises(UnknownName) as caught:
         find(root, version, version)
     assert len(str(caught.value)) < 300

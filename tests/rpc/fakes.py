@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from bench.kit.waiting import wait_for
-from serve.errors import NotFound, NotReady, RequestCancelled, ServeError
+from serve.errors import NotReady, RequestCancelled, ServeError, UnknownName
 from serve.obs.record import RequestRecord, ServerRun
 from serve.server.api import (
     InferCall,
@@ -173,14 +173,14 @@ class FakeEngine:
     def model(self, name: str, version: str = "") -> ModelInfo:
         info = self.infos.get(name)
         if info is None or (version and version != info.version):
-            raise NotFound(f"no model '{name}' version '{version}'; there are gcn, gin")
+            raise UnknownName(f"no model '{name}' version '{version}'; there are gcn, gin")
         if info.state != "READY":
             raise NotReady(f"model '{name}' is {info.state}")
         return info
 
     def load(self, name: str) -> None:
         if name not in self.infos:
-            raise NotFound(f"no model '{name}' in the repository")
+            raise UnknownName(f"no model '{name}' in the repository")
         self.infos[name] = replace(self.infos[name], state="READY", reason="")
 
     def unload(self, name: str) -> None:
@@ -189,7 +189,7 @@ class FakeEngine:
     def estimate_sample(
         self, name: str, version: str, graph: str, num_ids: int, fanouts: object = None
     ) -> ModelEstimate:
-        raise NotFound(f"no graph '{graph}'")
+        raise UnknownName(f"no graph '{graph}'")
 
     def estimate(self, name: str, version: str, num_nodes: int, num_edges: int) -> ModelEstimate:
         info = self.model(name, version)

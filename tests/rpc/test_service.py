@@ -107,7 +107,7 @@ def test_bad_requests_are_refused_and_the_server_lives(infer, send, code, says):
 def test_refusals_are_told_to_the_engine_for_the_report(infer, engine):
     for bad in (message(model="nope"), encode_request("gcn", {"x": X})):
         fails(infer, bad)
-    assert engine.refusals == [("nope", "NotFound"), ("gcn", "InvalidInput")]
+    assert engine.refusals == [("nope", "UnknownName"), ("gcn", "InvalidInput")]
 
 
 @pytest.mark.parametrize("where", ["refuse_with", "fail_with"])

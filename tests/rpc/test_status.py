@@ -16,7 +16,7 @@ from serve.wire.messages import WireError
 EXPECTED = {
     "ConfigError": "INVALID_ARGUMENT",
     "InvalidInput": "INVALID_ARGUMENT",
-    "NotFound": "NOT_FOUND",
+    "UnknownName": "NOT_FOUND",
     "Mismatch": "FAILED_PRECONDITION",
     "NotReady": "UNAVAILABLE",
     "TooBig": "RESOURCE_EXHAUSTED",
@@ -24,15 +24,15 @@ EXPECTED = {
     "DeadlineExceeded": "DEADLINE_EXCEEDED",
     "RequestCancelled": "CANCELLED",
     "ModelError": "INTERNAL",
-    "AlreadyExists": "ALREADY_EXISTS",
+    "NameTaken": "ALREADY_EXISTS",
     "Unsupported": "UNIMPLEMENTED",
     "InvariantViolation": "INTERNAL",
     "ServeError": "INTERNAL",
 }
 RAISED = {
     "INVALID_ARGUMENT": client.InvalidRequest,
-    "NOT_FOUND": client.NotFound,
-    "ALREADY_EXISTS": client.AlreadyExists,
+    "NOT_FOUND": client.UnknownName,
+    "ALREADY_EXISTS": client.NameTaken,
     "FAILED_PRECONDITION": client.Mismatched,
     "UNAVAILABLE": client.Unavailable,
     "RESOURCE_EXHAUSTED": client.Exhausted,

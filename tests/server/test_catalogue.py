@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from bench.kit.waiting import PATIENCE_S
 from serve.core.types import LaneId
-from serve.errors import ConfigError, ModelError, NotFound, NotReady
+from serve.errors import ConfigError, ModelError, NotReady, UnknownName
 from serve.ipc.messages import LoadModel
 from serve.lane.models.loader import load_model
 from serve.models import copies
@@ -177,7 +177,7 @@ def test_a_failed_load_lets_no_version_go(folder, registry):
     assert registry.get("m") is entry
     shutil.rmtree(folder / "3")
     assert registry.load("m").spec.version == 1
-    with pytest.raises(NotFound):
+    with pytest.raises(UnknownName):
         registry.get("m", "2")
 
 
@@ -241,7 +241,7 @@ def test_without_a_process_to_calibrate_in_the_old_version_serves(
 
 
 def test_names_that_clients_make_up_are_not_logged(registry, caplog):
-    with pytest.raises(NotFound):
+    with pytest.raises(UnknownName):
         registry.load("n" * 5000)
     assert caplog.text == ""
 
@@ -274,7 +274,7 @@ def test_a_version_that_is_none_is_not_found_of_a_model_that_is_not_served(folde
     with pytest.raises(ConfigError):
         registry.load("m")
     for version in ("9" * 5000, "2"):
-        with pytest.raises((NotFound, NotReady)) as caught:
+        with pytest.raises((UnknownName, NotReady)) as caught:
             registry.get("m", version)
         assert len(str(caught.value)) < 500
 
@@ -282,7 +282,7 @@ def test_a_version_that_is_none_is_not_found_of_a_model_that_is_not_served(folde
 @pytest.mark.parametrize("version", ["9" * 5000, "١", "²", "01", "+1", "1 ", "2", "-1"])
 def test_a_version_that_is_none_is_not_found(registry, version):
     registry.load("m")
-    with pytest.raises(NotFound, match="has no version") as caught:
+    with pytest.raises(UnknownName, match="has no version") as caught:
         registry.get("m", version)
     assert len(str(caught.value)) < 300
 

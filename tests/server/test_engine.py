@@ -19,11 +19,11 @@ from serve.errors import (
     DeadlineExceeded,
     InvalidInput,
     ModelError,
-    NotFound,
     NotReady,
     QueueFull,
     RequestCancelled,
     TooBig,
+    UnknownName,
 )
 from serve.estimate.estimator import ModelEstimator
 from serve.journal import AnswerLeft, commands_of, decode
@@ -254,10 +254,10 @@ def test_runs_are_learned_from_in_batches_and_with_their_records(
 
 
 def test_refusals_before_a_ticket(engine, trouble, records):
-    with pytest.raises(NotFound, match="unknown model 'nobody'"):
+    with pytest.raises(UnknownName, match="unknown model 'nobody'"):
         engine.submit(call(trouble.graph(), model="nobody"))
     ids = {"node_ids": Tensor("INT64", (1,), bytes(8))}
-    with pytest.raises(NotFound, match="unknown graph 'g'"):
+    with pytest.raises(UnknownName, match="unknown graph 'g'"):
         engine.submit(InferCall("gcn", "", ids, arrived_ns=0, graph="g"))
     assert records == []
 

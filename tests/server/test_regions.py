@@ -7,7 +7,7 @@ from multiprocessing import shared_memory
 import numpy as np
 import pytest
 
-from serve.errors import AlreadyExists, InvalidInput, NotFound, QueueFull, Unsupported
+from serve.errors import InvalidInput, NameTaken, QueueFull, UnknownName, Unsupported
 from serve.server import regions as module
 from serve.server.regions import PIECE_BYTES, Regions
 from tests.server.conftest import assert_nothing_more_is_held, held_by_this_process
@@ -57,7 +57,7 @@ def test_a_part_lies_within_its_region(regions, offset, size):
 
 def test_names_are_used_once_and_forgotten(regions, memory):
     key = memory.name
-    with pytest.raises(AlreadyExists, match="'r' is registered already"):
+    with pytest.raises(NameTaken, match="'r' is registered already"):
         regions.register("r", key, 0, 8)
     regions.register("s", key, 0, 8)
     assert [region.name for region in regions.registered()] == ["r", "s"]
@@ -67,7 +67,7 @@ def test_names_are_used_once_and_forgotten(regions, memory):
     regions.unregister("never there")
     assert read(part) == bytes(range(8)), "a request that uses it goes on"
     for call in (regions.registered, lambda name: regions.part(name, 0, 1)):
-        with pytest.raises(NotFound, match="unknown shared memory region 's'"):
+        with pytest.raises(UnknownName, match="unknown shared memory region 's'"):
             call("s")
     regions.unregister("")
     assert regions.registered() == ()
