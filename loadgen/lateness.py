@@ -25,7 +25,7 @@ _COLUMNS = {
 
 
 @dataclass(slots=True)
-class _Model:
+class _ModelLateness:
     requests: int = 0
     answered: int = 0
     late: int = 0
@@ -37,7 +37,7 @@ class Lateness:
     """Counts by model of what was answered and how late, cheap to add to and to read."""
 
     def __init__(self) -> None:
-        self._models: dict[str, _Model] = {}
+        self._models: dict[str, _ModelLateness] = {}
 
     def clear(self) -> None:
         """Forget everything: another run begins."""
@@ -45,7 +45,7 @@ class Lateness:
 
     def add(self, sample: Sample) -> None:
         """Count one request."""
-        model = self._models.setdefault(sample.model, _Model())
+        model = self._models.setdefault(sample.model, _ModelLateness())
         model.requests += 1
         if sample.answered:
             model.answered += 1
@@ -59,7 +59,7 @@ class Lateness:
         return [_row(name, model) for name, model in sorted(self._models.items())]
 
 
-def _row(name: str, model: _Model) -> dict[str, object]:
+def _row(name: str, model: _ModelLateness) -> dict[str, object]:
     over = quantiles(model.recent)
     answered = model.answered or 1
     return {

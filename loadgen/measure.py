@@ -50,7 +50,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
         return self.answered and over is not None and over > 1
 
 
-class Quantiles(msgspec.Struct, frozen=True):
+class Distribution(msgspec.Struct, frozen=True):
     """Of a distribution; all 0 when it is empty."""
 
     mean: float = 0.0
@@ -66,8 +66,8 @@ class ModelSummary(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
     answered: int
     late: int
-    latency_ms: Quantiles
-    latency_over_qt: Quantiles
+    latency_ms: Distribution
+    latency_over_qt: Distribution
 
 
 class LoadSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,9 +90,9 @@ class LoadSummary(msgspec.Struct, frozen=True, kw_only=True):
     missed_rate: float
     offered_hz: float
     answered_hz: float
-    latency_ms: Quantiles
-    latency_over_qt: Quantiles
-    send_lag_ms: Quantiles
+    latency_ms: Distribution
+    latency_over_qt: Distribution
+    send_lag_ms: Distribution
     #: CPU time of the generator ÷ elapsed time; 1 is one core.
     generator_cpu: float
     by_model: dict[str, ModelSummary]
@@ -148,13 +148,13 @@ def summarise(
     )
 
 
-def quantiles(values: Iterable[float]) -> Quantiles:
+def quantiles(values: Iterable[float]) -> Distribution:
     """Mean, median, 90th and 99th percentile and largest of `values`."""
     array = np.fromiter(values, dtype=np.float64)
     if not array.size:
-        return Quantiles()
+        return Distribution()
     p50, p90, p99 = np.percentile(array, [50, 90, 99]).tolist()
-    return Quantiles(float(array.mean()), p50, p90, p99, float(array.max()))
+    return Distribution(float(array.mean()), p50, p90, p99, float(array.max()))
 
 
 def _of_model(samples: list[Sample]) -> ModelSummary:
@@ -168,11 +168,11 @@ def _of_model(samples: list[Sample]) -> ModelSummary:
     )
 
 
-def _latency_ms(answered: list[Sample]) -> Quantiles:
+def _latency_ms(answered: list[Sample]) -> Distribution:
     return quantiles(sample.latency_ns / 1e6 for sample in answered)
 
 
-def _over_qt(answered: list[Sample]) -> Quantiles:
+def _over_qt(answered: list[Sample]) -> Distribution:
     return quantiles(over for sample in answered if (over := sample.over_target) is not None)
 
 
@@ -180,7 +180,7 @@ def _share(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-def _warnings(lag: Quantiles, cpu: float, unfinished: int) -> list[str]:
+def _warnings(lag: Distribution, cpu: float, unfinished: int) -> list[str]:
     warnings = []
     if lag.p99 > LAG_LIMIT_MS:
         warnings.append(

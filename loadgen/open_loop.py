@@ -16,7 +16,7 @@ from gevent.monkey import get_original
 from gevent.pool import Group
 
 from loadgen.measure import LoadSummary, Sample, summarise
-from loadgen.plan import Plan
+from loadgen.plan import LoadPlan
 from loadgen.target import Target
 
 #: Timers of the event loop and waking up are off by 0.2 to 0.8 ms, a tenth of a small target: wake
@@ -27,7 +27,7 @@ _EARLY_NS = 400_000
 class OpenLoop:
     """One run of one plan. `samples` grows while `run` runs."""
 
-    def __init__(self, plan: Plan, target: Target, timeout_s: float) -> None:
+    def __init__(self, plan: LoadPlan, target: Target, timeout_s: float) -> None:
         self.plan = plan
         self.sent = 0
         self.samples: list[Sample] = []

@@ -28,7 +28,7 @@ from serve.workload import (
 _Inputs = Mapping[str, Shapes]
 
 
-class Server(Protocol):
+class ServerUnderLoad(Protocol):
     """What a plan asks of the server."""
 
     def models(self) -> tuple[str, ...]:
@@ -53,7 +53,7 @@ class Server(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LoadPlan:
     """What to send and when."""
 
     trace: Trace
@@ -61,7 +61,7 @@ class Plan:
     messages: tuple[bytes, ...]
 
 
-def make_plan(options: LoadOptions, server: Server) -> Plan:
+def make_plan(options: LoadOptions, server: ServerUnderLoad) -> LoadPlan:
     """Read or draw the trace of `options`, save it if asked to, and encode its requests.
 
     Raises ConfigError for options, traces or graphs that do not fit together.
@@ -82,14 +82,14 @@ def make_plan(options: LoadOptions, server: Server) -> Plan:
         raise ConfigError("no request falls into this run: make it longer or the rate higher")
     if options.save_trace is not None:
         trace.save(options.save_trace)
-    return Plan(trace, _encode(trace, inputs, pool))
+    return LoadPlan(trace, _encode(trace, inputs, pool))
 
 
-def _inputs(models: Iterable[str], server: Server) -> _Inputs:
+def _inputs(models: Iterable[str], server: ServerUnderLoad) -> _Inputs:
     return {model: makeable(model, server.inputs(model)) for model in models}
 
 
-def _draw(options: LoadOptions, inputs: _Inputs, pool: GraphPool, server: Server) -> Trace:
+def _draw(options: LoadOptions, inputs: _Inputs, pool: GraphPool, server: ServerUnderLoad) -> Trace:
     tasks = workload_tasks(options.workload, pool.refs, options.seed, tuple(inputs))
     header = TraceHeader(
         workload=options.workload,
@@ -118,7 +118,7 @@ def _mean_solo_s(
     options: LoadOptions,
     inputs: _Inputs,
     pool: GraphPool,
-    server: Server,
+    server: ServerUnderLoad,
 ) -> float:
     """By the server's estimates, or measured: each task is sent once, by itself."""
     if options.end_to_end:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from loadgen.measure import LoadSummary, Quantiles, Sample, quantiles
+from loadgen.measure import Distribution, LoadSummary, Sample, quantiles
 from serve.terminal import Console
 from serve.workload import Trace
 
@@ -90,7 +90,7 @@ def _failures(summary: LoadSummary) -> Table:
     return table
 
 
-def _cells(values: Quantiles) -> list[str]:
+def _cells(values: Distribution) -> list[str]:
     return [f"{v:.2f}" for v in (values.mean, values.p50, values.p90, values.p99, values.max)]
 
 

@@ -17,7 +17,7 @@ from serve.pb import gnnserve_pb2, gnnserve_pb2_grpc, grpc_service_pb2, grpc_ser
 from serve.wire.messages import INFER_METHOD, ParameterValue, WireError, decode_response
 
 _RATE_INSTEAD = "rho needs a gnnserve server: give a rate"
-AnswerT = TypeVar("AnswerT")
+ResultT = TypeVar("ResultT")
 
 _CONNECT_S = 10.0
 _ASK_S = 30.0
@@ -26,7 +26,7 @@ _REST_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Reply:
     """How one request ended."""
 
     #: `perf_counter_ns()` when the answer was here.
@@ -101,7 +101,7 @@ class Target:
             raise NotReady(f"{self.address}: {answer.message} ({answer.status})")
         return (answer.done_ns - sent_ns) / 1e9
 
-    def infer(self, message: bytes, timeout_s: float) -> Answer:
+    def infer(self, message: bytes, timeout_s: float) -> Reply:
         """Send one encoded request; blocks this greenlet only."""
         done = AsyncResult()
         # NOTE: a blocking call would take one of the 1,024 threads gevent gives gRPC, and stall
@@ -114,14 +114,14 @@ class Target:
             call.cancel()
         code = call.code()
         if code is not grpc.StatusCode.OK:
-            return Answer(done_ns, code.name, call.details() or "")
+            return Reply(done_ns, code.name, call.details() or "")
         data: bytes = call.result()
         try:
-            return Answer(done_ns, "OK", "", len(data), decode_response(data).parameters)
+            return Reply(done_ns, "OK", "", len(data), decode_response(data).parameters)
         except WireError as error:
-            return Answer(done_ns, "MALFORMED", str(error), len(data))
+            return Reply(done_ns, "MALFORMED", str(error), len(data))
 
-    def _ask(self, method: Callable[..., AnswerT], request: Any, instead: str = "") -> AnswerT:
+    def _ask(self, method: Callable[..., ResultT], request: Any, instead: str = "") -> ResultT:
         """The answer; `instead`: what to do when the server does not offer the method."""
         try:
             return method(request, timeout=_ASK_S)

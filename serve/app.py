@@ -34,8 +34,8 @@ from serve.obs.offline import make_report
 from serve.obs.record import ServerRun
 from serve.obs.sink import RecordSink
 from serve.obs.store import RecordStore
-from serve.rpc.options import parse_fanouts
-from serve.rpc.server import Server
+from serve.rpc.parameters import parse_fanouts
+from serve.rpc.server import GrpcServer
 from serve.server import clock
 from serve.server.api import ModelEstimate
 from serve.server.device import Device, find_device
@@ -113,7 +113,7 @@ class Application:
             )
             undo.callback(http.stop)
             self._http = http
-            self._rpc = Server(
+            self._rpc = GrpcServer(
                 self._engine,
                 lambda: msgspec.structs.replace(
                     run, budget_bytes=self._engine.snapshot().budget_bytes

@@ -37,7 +37,7 @@ from serve.client.facts import (
     report_of,
 )
 from serve.client.graphs import GraphChange, change_request
-from serve.client.requests import Options, Request, fanouts_text
+from serve.client.requests import Request, RequestFields, fanouts_text
 from serve.client.shared import SharedMemory
 from serve.client.streaming import Outcome, StreamBook
 from serve.pb import gnnserve_pb2, gnnserve_pb2_grpc, grpc_service_pb2_grpc
@@ -112,7 +112,7 @@ class AsyncClient:
                 await self._call(self._standard.SystemSharedMemoryUnregister, forget, _FORGET_S)
         await self._channel.close()
 
-    async def infer(self, model: str, data: Any = None, **options: Unpack[Options]) -> Answer:
+    async def infer(self, model: str, data: Any = None, **options: Unpack[RequestFields]) -> Answer:
         """One prediction: of `data` (a PyG `Data`), of arrays, or of nodes of a resident graph.
 
         Args:

@@ -24,7 +24,7 @@ _DTYPES: dict[str, str | None] = {
 _INT32 = np.iinfo(np.int32)
 
 
-class Options(TypedDict, total=False):
+class RequestFields(TypedDict, total=False):
     """The fields of ``Request`` that ``infer`` takes by keyword."""
 
     x: Any

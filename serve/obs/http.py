@@ -39,7 +39,7 @@ _REPORT_TYPES: dict[str, tuple[Literal["html", "json"], str]] = {
     "/report": ("html", "text/html; charset=utf-8"),
     "/report.json": ("json", "application/json"),
 }
-Answer = tuple[HTTPStatus, str, bytes]
+HttpAnswer = tuple[HTTPStatus, str, bytes]
 
 _MAX_CONNECTIONS = 64
 #: For a client to send its request, and again to take the answer.
@@ -69,7 +69,7 @@ class HttpPort:
         self._metrics = metrics
         self._database = database
         try:
-            self._server = _Server((host, port), _handler(self._answer))
+            self._server = _HttpServer((host, port), _handler(self._answer))
         except (OSError, OverflowError) as error:
             reason = "already in use" if _is_taken(error) else str(error)
             raise ConfigError(
@@ -94,7 +94,7 @@ class HttpPort:
         self._server.server_close()
         self._server.close_connections()
 
-    def _answer(self, target: str) -> Answer:
+    def _answer(self, target: str) -> HttpAnswer:
         url = urlsplit(target)
         if url.path == "/v2/health/live":
             return _health(self._live())
@@ -107,7 +107,7 @@ class HttpPort:
         known = "/v2/health/live /v2/health/ready /metrics /report /report.json"
         return _text(HTTPStatus.NOT_FOUND, f"nothing at {url.path}; there is {known}")
 
-    def _report(self, form: Literal["html", "json"], content_type: str, since: str) -> Answer:
+    def _report(self, form: Literal["html", "json"], content_type: str, since: str) -> HttpAnswer:
         try:
             since_s = parse_duration(since) if since else 0.0
             return HTTPStatus.OK, content_type, make_report(self._database, form, since_s)
@@ -119,7 +119,7 @@ class HttpPort:
             return _text(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
 
 
-class _Server(ThreadingHTTPServer):
+class _HttpServer(ThreadingHTTPServer):
     daemon_threads = True
     #: `close_connections` waits, and not for ever.
     block_on_close = False
@@ -185,11 +185,11 @@ class _Server(ThreadingHTTPServer):
             _log.exception("the HTTP request of %s failed", client_address)
 
 
-def _handler(answer: Callable[[str], Answer]) -> type[BaseHTTPRequestHandler]:
+def _handler(answer: Callable[[str], HttpAnswer]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         #: Of one word of the request, and of the whole answer.
         timeout = _CLIENT_S
-        server: _Server
+        server: _HttpServer
         server_version = "gnnserve"
         sys_version = ""
 
@@ -229,11 +229,11 @@ def _hang_up(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RDWR)
 
 
-def _text(status: HTTPStatus, message: str) -> Answer:
+def _text(status: HTTPStatus, message: str) -> HttpAnswer:
     return status, "text/plain; charset=utf-8", f"{message}\n".encode()
 
 
-def _health(good: bool) -> Answer:
+def _health(good: bool) -> HttpAnswer:
     if good:
         return _text(HTTPStatus.OK, "ok")
     return _text(HTTPStatus.SERVICE_UNAVAILABLE, "not now")

@@ -10,7 +10,7 @@ from serve.obs.record import RequestRecord
 _Kind = tuple[str, str, str, bool]
 
 
-class Sample:
+class RowSampler:
     """Of the requests of one batch that never reached a lane: some, and the number of the others.
 
     A request that was launched always has its row. So has the first of each kind, which also tells

@@ -7,7 +7,7 @@ from itertools import chain
 from queue import SimpleQueue
 
 from serve.obs.record import RequestRecord
-from serve.obs.sampling import Sample
+from serve.obs.sampling import RowSampler
 from serve.obs.store import RecordStore
 
 _log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class RecordSink:
     def _store_batch(self, batch: Iterable[RequestRecord | None]) -> bool:
         """Store, commit and observe a batch; True when the end mark was in it."""
         closed = False
-        sample = Sample(_MOST_UNLAUNCHED)
+        sampler = RowSampler(_MOST_UNLAUNCHED)
         for record in batch:
             if record is None:
                 closed = True
@@ -76,9 +76,9 @@ class RecordSink:
             self._observe(record)
             # NOTE: row by row on purpose: SQLite lets go of the interpreter lock in every insert,
             # so a thread that answers requests waits for one row at most, not for the batch.
-            if sample.has_row(record):
+            if sampler.has_row(record):
                 self._store.insert(record)
-        for record in sample.rest():
+        for record in sampler.rest():
             self._store.insert(record)
         self._store.commit()
         return closed

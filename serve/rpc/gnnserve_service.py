@@ -12,7 +12,7 @@ from serve.pb import POOL
 from serve.pb import gnnserve_pb2 as pb
 from serve.rpc import describe
 from serve.rpc.change import decode_change, parse_update
-from serve.rpc.options import parse_fanouts
+from serve.rpc.parameters import parse_fanouts
 from serve.server.api import Inference
 
 NAME = "gnnserve.v1.GnnServe"
@@ -23,7 +23,7 @@ AS_BYTES = ("UpdateGraph",)
 _MAX_COUNT = 10**12
 
 #: Seconds back (0: all) to the QoS report in its JSON shape.
-Report = Callable[[float], dict[str, Any]]
+ReportSource = Callable[[float], dict[str, Any]]
 
 
 class GnnServeService:
@@ -33,7 +33,7 @@ class GnnServeService:
         self,
         engine: Inference,
         facts: Callable[[], ServerRun],
-        report: Report,
+        report: ReportSource,
         max_message_bytes: int,
     ) -> None:
         self._engine = engine

@@ -48,14 +48,14 @@ _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 _log = logging.getLogger(__name__)
 
 
-class Server:
+class GrpcServer:
     """Serves an engine over gRPC, from ``start`` to ``stop``."""
 
     def __init__(
         self,
         engine: Inference,
         facts: Callable[[], ServerRun],
-        report: own.Report,
+        report: own.ReportSource,
         *,
         host: str = "127.0.0.1",
         port: int = 8001,

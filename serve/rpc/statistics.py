@@ -27,7 +27,7 @@ class _Duration:
 
 
 @dataclass(slots=True)
-class _Model:
+class _ModelTotals:
     """Totals of one version; the four stages always have equal counts: load generators insist."""
 
     last_unix_ms: int = 0
@@ -44,7 +44,7 @@ class Statistics:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._models: dict[tuple[str, str], _Model] = {}
+        self._models: dict[tuple[str, str], _ModelTotals] = {}
         #: Counted when somebody asks: nobody who was answered waits for sums.
         self._uncounted: deque[RequestRecord] = deque()
 
@@ -59,7 +59,7 @@ class Statistics:
         """Under the lock."""
         while self._uncounted:
             record = self._uncounted.popleft()
-            model = self._models.setdefault((record.model, record.version), _Model())
+            model = self._models.setdefault((record.model, record.version), _ModelTotals())
             done_ms = (record.arrived_unix_ns + record.latency_ns) // 1_000_000
             model.last_unix_ms = max(model.last_unix_ms, done_ms)
             model.success.add(record.latency_ns)
@@ -71,13 +71,13 @@ class Statistics:
     def failed(self, name: str, version: str, latency_ns: int) -> None:
         """A request for a model that exists ended in an error."""
         with self._lock:
-            self._models.setdefault((name, version), _Model()).fail.add(latency_ns)
+            self._models.setdefault((name, version), _ModelTotals()).fail.add(latency_ns)
 
     def message(self, name: str, version: str) -> pb.ModelStatistics:
         """The totals of one version, all zero if it was never asked for."""
         with self._lock:
             self._count()
-            model = self._models.get((name, version)) or _Model()
+            model = self._models.get((name, version)) or _ModelTotals()
             return pb.ModelStatistics(
                 name=name,
                 version=version,

@@ -36,7 +36,7 @@ _NO_THREAD = "no thread can be had for this request now; try again later"
 _RETRY_NS = 1_000_000_000
 
 
-class _Answer(NamedTuple):
+class _Outgoing(NamedTuple):
     """What became of one request of the stream."""
 
     content: bytes | Exception
@@ -61,7 +61,7 @@ class Stream:
         self._unsent = 0
         self._flights: set[Flight] = set()
         #: None: the stream is complete.
-        self._answers: SimpleQueue[_Answer | None] = SimpleQueue()
+        self._answers: SimpleQueue[_Outgoing | None] = SimpleQueue()
 
     def answers(self, messages: Iterator[bytes], *, raise_errors: bool) -> Iterator[bytes]:
         """Serialized messages to send; errors are among them, or end the stream by raising."""
@@ -106,7 +106,7 @@ class Stream:
                     self._busy += 1
                     self._flights.add(flight)
                 if not self._workers.give(partial(self._serve, message, arrived_ns, flight)):
-                    self._end(flight, _Answer(QueueFull(_NO_THREAD, _RETRY_NS), "", False))
+                    self._end(flight, _Outgoing(QueueFull(_NO_THREAD, _RETRY_NS), "", False))
         except grpc.RpcError:
             pass  # the client went away: `close` does the rest
         finally:
@@ -123,9 +123,9 @@ class Stream:
             content: bytes | Exception = self._infer(request, arrived_ns, flight)
         except Exception as error:
             content = error
-        self._end(flight, _Answer(content, request_id, inside))
+        self._end(flight, _Outgoing(content, request_id, inside))
 
-    def _end(self, flight: Flight, answer: _Answer) -> None:
+    def _end(self, flight: Flight, answer: _Outgoing) -> None:
         """Hand out a request's answer, unless nobody is there to read it."""
         with self._lock:
             self._flights.discard(flight)
@@ -137,7 +137,7 @@ class Stream:
             self._gate.leave()
         self._done()
 
-    def _sent(self, answer: _Answer) -> None:
+    def _sent(self, answer: _Outgoing) -> None:
         self._window.release()
         with self._lock:
             leaves = answer.inside and not self._closed

@@ -2,7 +2,7 @@ import grpc
 import pytest
 
 from serve.pb import gnnserve_pb2_grpc, grpc_service_pb2_grpc
-from serve.rpc.server import Server
+from serve.rpc.server import GrpcServer
 from tests.rpc.fakes import FACTS, FakeEngine
 
 REPORT = {
@@ -37,7 +37,9 @@ def server(engine, reports):
         reports.append(since_s)
         return REPORT
 
-    server = Server(engine, lambda: FACTS, report, port=0, max_message_bytes=2**20, max_queue=16)
+    server = GrpcServer(
+        engine, lambda: FACTS, report, port=0, max_message_bytes=2**20, max_queue=16
+    )
     server.port = server.start()
     yield server
     engine.let_go()

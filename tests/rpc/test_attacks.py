@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from serve.pb import gnnserve_pb2 as own_pb
-from serve.rpc.server import Server
+from serve.rpc.server import GrpcServer
 from serve.wire.messages import INFER_METHOD, STREAM_METHOD, decode_response, encode_request
 from tests.rpc.fakes import FACTS, FEATURES, FakeEngine
 from tests.rpc.http2 import HEADERS, Http2
@@ -76,7 +76,7 @@ def test_calls_without_a_message_keep_nobody_from_the_server(server, channel, pa
 @pytest.fixture
 def hasty():
     """A server in which messages arrive within a second."""
-    server = Server(
+    server = GrpcServer(
         FakeEngine(), lambda: FACTS, lambda _: {}, port=0, max_queue=16, receive_timeout_s=1.0
     )
     with grpc.insecure_channel(f"127.0.0.1:{server.start()}") as channel:

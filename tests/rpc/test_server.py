@@ -14,7 +14,7 @@ from bench.kit.waiting import PATIENCE_S, eventually
 from serve.errors import ConfigError, ModelError, NotReady
 from serve.pb import grpc_service_pb2 as pb
 from serve.pb import grpc_service_pb2_grpc
-from serve.rpc.server import Server
+from serve.rpc.server import GrpcServer
 from serve.wire.messages import INFER_METHOD, STREAM_METHOD, decode_response, encode_request
 from tests.rpc.fakes import FACTS, FEATURES, FakeEngine
 
@@ -38,7 +38,7 @@ def check(health, name=""):
 
 
 def make_server(engine, **options):
-    return Server(engine, lambda: FACTS, lambda since_s: {}, **options)
+    return GrpcServer(engine, lambda: FACTS, lambda since_s: {}, **options)
 
 
 def test_a_taken_port_is_a_precise_error(server, engine):

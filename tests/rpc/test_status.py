@@ -31,8 +31,8 @@ EXPECTED = {
 }
 RAISED = {
     "INVALID_ARGUMENT": client.InvalidRequest,
-    "NOT_FOUND": client.UnknownName,
-    "ALREADY_EXISTS": client.NameTaken,
+    "NOT_FOUND": client.NotFound,
+    "ALREADY_EXISTS": client.AlreadyExists,
     "FAILED_PRECONDITION": client.Mismatched,
     "UNAVAILABLE": client.Unavailable,
     "RESOURCE_EXHAUSTED": client.Exhausted,

@@ -1,0 +1,139 @@
+"""Request parameters: the ones this server understands, with their types and ranges."""
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from serve.errors import DeadlineExceeded, InvalidInput
+from serve.wire.messages import ParameterValue, Unsigned
+
+#: Parameters by name, as they arrived; None for one that holds no value.
+Parameters = Mapping[str, ParameterValue | None]
+#: Member of the protocol's `InferParameter` that a Python type is decoded from.
+_MEMBERS = {
+    bool: "bool_param",
+    int: "int64_param",
+    str: "string_param",
+    float: "double_param",
+    Unsigned: "uint64_param",
+    type(None): "no value",
+}
+
+#: Longest string parameter or request id, in characters.
+MAX_TEXT = 256
+#: Most hops that are sampled for one request.
+MAX_HOPS = 16
+#: Durations are kept as nanoseconds in 64 bits.
+_MAX_US = (2**63 - 1) // 1000
+_MAX_PRIORITY = 2**31 - 1
+#: gRPC reports some 292 years for a call without a deadline.
+_NO_DEADLINE_S = 1e9
+
+
+class RequestParameters(NamedTuple):
+    """The parameters of one inference request, checked; see ``InferCall`` for their meaning."""
+
+    qos_target_ns: int | None = None
+    #: The smaller of the parameter `timeout` and the gRPC deadline; None without either.
+    timeout_ns: int | None = None
+    priority: int = 0
+    tenant: str = ""
+    seed: int | None = None
+    graph: str | None = None
+    fanouts: tuple[int, ...] | Literal["all"] | None = None
+
+
+def decode_parameters(parameters: Parameters, remaining_s: float) -> RequestParameters:
+    """Check the known parameters and ignore all others, since clients add their own.
+
+    Args:
+        parameters: As decoded from the message.
+        remaining_s: Seconds until the gRPC deadline.
+
+    Raises:
+        InvalidInput: A value has the wrong type or is out of range.
+        DeadlineExceeded: The deadline passed before the request arrived.
+    """
+    if not parameters:
+        return RequestParameters(timeout_ns=_timeout_ns(None, remaining_s))
+    qos_target_us = integer(parameters, "qos_target_us", 1, _MAX_US)
+    timeout_us = integer(parameters, "timeout", 0, _MAX_US)
+    return RequestParameters(
+        qos_target_ns=None if qos_target_us is None else qos_target_us * 1000,
+        timeout_ns=_timeout_ns(timeout_us, remaining_s),
+        priority=integer(parameters, "priority", 0, _MAX_PRIORITY, (Unsigned,)) or 0,
+        tenant=text(parameters, "tenant") or "",
+        seed=integer(parameters, "seed", -(2**63), 2**63 - 1),
+        graph=text(parameters, "graph"),
+        fanouts=parse_fanouts(text(parameters, "fanouts")),
+    )
+
+
+def parse_fanouts(given: str | None) -> tuple[int, ...] | Literal["all"] | None:
+    """Parse comma-separated fan-outs or the word `all`; raises InvalidInput."""
+    if given is None or given == "all":
+        return given  # type: ignore[return-value]
+    words = given.split(",")
+    try:
+        found = tuple(int(word) for word in words)
+    except ValueError:
+        found = ()
+    if not 0 < len(found) <= MAX_HOPS or not all(
+        fanout == -1 or 1 <= fanout < 2**31 for fanout in found
+    ):
+        raise InvalidInput(
+            f"parameter 'fanouts': {given!r} is neither 'all' nor 1 to {MAX_HOPS} numbers "
+            "separated by commas, each positive or -1 (all)"
+        )
+    return found
+
+
+def integer(
+    parameters: Parameters,
+    name: str,
+    low: int,
+    high: int,
+    also: tuple[type, ...] = (),
+) -> int | None:
+    """Return the integer parameter `name`, which must lie in [low, high]; None if absent."""
+    if name not in parameters:
+        return None
+    value: int = _typed(parameters[name], name, (int, *also))
+    if not low <= value <= high:
+        raise InvalidInput(f"parameter '{name}': {value} is not in [{low}, {high}]")
+    return value
+
+
+def text(parameters: Parameters, name: str) -> str | None:
+    """Return the string parameter `name`; None if absent."""
+    if name not in parameters:
+        return None
+    value: str = _typed(parameters[name], name, (str,))
+    if len(value) > MAX_TEXT:
+        raise InvalidInput(
+            f"parameter '{name}': {len(value)} characters, at most {MAX_TEXT} are taken"
+        )
+    return value
+
+
+def _typed(value: ParameterValue | None, name: str, kinds: tuple[type, ...]) -> Any:
+    """Return `value`; raises InvalidInput unless its type is one of `kinds`."""
+    if type(value) not in kinds:
+        wanted = " or ".join(_MEMBERS[kind] for kind in kinds)
+        raise InvalidInput(
+            f"parameter '{name}': {_MEMBERS[type(value)]} is given, expected {wanted}"
+        )
+    return value
+
+
+def _timeout_ns(timeout_us: int | None, remaining_s: float) -> int | None:
+    """Return the smaller of the parameter and the gRPC deadline; None when neither is set."""
+    limits = []
+    if timeout_us:  # clients send 0 for "none"
+        limits.append(timeout_us * 1000)
+    if remaining_s < _NO_DEADLINE_S:
+        limits.append(int(remaining_s * 1e9))
+    if not limits:
+        return None
+    if min(limits) <= 0:
+        raise DeadlineExceeded("the gRPC deadline had passed when the request arrived")
+    return min(limits)
