@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bench.kit.result import ROOT
-from serve.client.requests import Options, Request
+from serve.client.requests import Request, RequestFields
 from serve.inputs import COUNTED_BY, INPUTS, InputName
 
 #: Keyword arguments and docstrings of the client, and layers that have such arguments themselves.
@@ -21,7 +21,7 @@ def test_the_type_for_configurations_has_every_name():
 
 def test_the_client_takes_every_input_by_keyword():
     assert INPUTS.keys() <= {field.name for field in fields(Request)}
-    assert INPUTS.keys() <= get_type_hints(Options).keys()
+    assert INPUTS.keys() <= get_type_hints(RequestFields).keys()
 
 
 def test_nobody_else_spells_the_names_of_optional_inputs():
