@@ -1,6 +1,5 @@
 """The pictures in docs/scheduling.md are what the scheduler does."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from serve.core.types import Nanos
 from serve.sim.device import DeviceModel, Offered
 from serve.sim.engine import Simulation
 from tests.builders import MS, params, task
+from tests.docs.pages import texts
 
 PAGE = Path(__file__).parents[2] / "docs" / "scheduling.md"
 
@@ -81,6 +81,6 @@ def test_life_cycle_diagram():
 
 
 def test_the_example_runs(capsys):
-    (block,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    (block,) = texts("docs/scheduling.md", "python", "simulator")
     exec(block, {"requests": requests()})
     assert capsys.readouterr().out.startswith("0.0 0.")

@@ -1,4 +1,4 @@
-"""The operator's page: its commands work and its table of metrics is complete."""
+"""docs/operators.md: its commands work and its table of metrics is complete."""
 
 import os
 import re
@@ -13,16 +13,17 @@ from prometheus_client.parser import text_string_to_metric_families
 from serve.obs.http import HttpPort
 from serve.obs.metrics import EngineSnapshot, Metrics, PortSnapshot
 from serve.obs.report import load_report, report_dict
+from tests.docs.pages import GUIDES, texts
 from tests.obs.builders import RUN, late, record, unanswered
 from tests.sim.test_engine import mixed
 from tests.sim.test_replay import lines_of
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "operators.md").read_text(encoding="utf-8")
+PAGE = GUIDES["docs/operators.md"]
 
 
-def blocks(kind):
-    return re.findall(rf"^```{kind}\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)
+def blocks(language, mark=""):
+    return texts("docs/operators.md", language, mark)
 
 
 def example_metrics():
@@ -57,7 +58,7 @@ def run(script, folder):
 
 
 def test_commands_on_a_journal_work_and_a_changed_one_is_told(tmp_path):
-    (script,) = blocks("sh journal")
+    (script,) = blocks("sh", "journal")
     lines = lines_of(mixed(0.5, 200, 2, seed=1))
     (tmp_path / "journal.jsonl").write_bytes(b"".join(lines))
     done = run(script, tmp_path)
@@ -75,7 +76,7 @@ def test_commands_on_a_journal_work_and_a_changed_one_is_told(tmp_path):
 
 
 def test_the_check_before_a_start_works(tmp_path):
-    (script,) = blocks("sh check")
+    (script,) = blocks("sh", "check")
     (tmp_path / "models").mkdir()
     (tmp_path / "gnnserve.toml").write_text("")
     done = run(script, tmp_path)
@@ -84,7 +85,7 @@ def test_the_check_before_a_start_works(tmp_path):
 
 
 def test_commands_on_a_database_work(database, tmp_path):
-    scripts = blocks("sh")
+    scripts = blocks("sh", "database")
     assert len(scripts) >= 3
     for script in scripts:
         shutil.copy(database, tmp_path / "gnnserve.db")
@@ -104,7 +105,7 @@ def test_commands_on_a_server_work(database, tmp_path):
     )  # fmt: skip
     http.start()
     try:
-        for script in blocks("sh server"):
+        for script in blocks("sh", "server"):
             assert "localhost:8002" in script
             script = script.replace("localhost:8002", f"127.0.0.1:{http.port}")
             done = run(script.replace("curl -s ", "curl -sS --fail "), tmp_path)
@@ -121,7 +122,7 @@ def test_the_table_of_metrics_is_what_a_scrape_shows():
             histogram = family.type == "histogram"
             name = re.sub(r"_(bucket|count|sum)$", "", sample.name) if histogram else sample.name
             shown.add(name)
-    table = PAGE[PAGE.index("| metric |") : PAGE.index("Queries to begin with")]
+    table = PAGE[PAGE.index("| metric |") : PAGE.index("```promql")]
     told = set(re.findall(r"`((?:nv|gnnserve)_\w+)`", table))
     # Appears with the first run that took more than was reserved.
     assert told - shown == {"gnnserve_memory_underestimates_total"}
