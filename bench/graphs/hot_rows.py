@@ -10,7 +10,7 @@ of all rows can be, for
 
 - random: any rows;
 - degree: what the server starts with;
-- counted: what it has come to (`serve.graphs.hot_rows.HotSet`, after counting and choosing again);
+- counted: what it has come to (`serve.graphs.hot_set.HotSet`, after counting and choosing again);
 - hindsight: the rows that those further requests ask for most, which nobody can know.
 """
 
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from bench.kit.result import RESULTS, write_result
 from serve.graphs.datasets import load_dataset
-from serve.graphs.hot_rows import HotSet, slots_bytes
+from serve.graphs.hot_set import HotSet, slots_bytes
 from serve.graphs.load import OpenOptions, Parts, held
 from serve.graphs.resident import ResidentGraph
 from serve.graphs.snapshot import Snapshot
@@ -104,14 +104,14 @@ def served(
     rows = len(snapshot.x)
     count = int(share * rows)
     hot = HotSet(slots_bytes(rows) + count * snapshot.x.itemsize * FEATURES)
-    first = hot.choice(snapshot)
+    first = hot.rows(snapshot)
     assert first is not None
     assert first.count == count
     changes = 0
     for nodes in learned:
         hot.count(first.table, nodes)
         changes += hot.reconsider(snapshot)
-    last = hot.choice(snapshot)
+    last = hot.rows(snapshot)
     assert last is not None
     counts = np.zeros(rows, np.int64)
     for nodes in asked:

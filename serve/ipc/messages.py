@@ -93,14 +93,14 @@ class TableRef(msgspec.Struct, frozen=True, array_like=True):
         return self.shape[1] * _ITEM_BYTES[self.dtype]
 
 
-class HotRef(msgspec.Struct, frozen=True, array_like=True):
+class HotSetRef(msgspec.Struct, frozen=True, array_like=True):
     """Rows of a table that a device is to keep a copy of, in a file: int64 [count], ascending."""
 
     #: No other choice of rows has it.
     number: int
     path: str
     count: int
-    #: What the graph's hot rows may take of the device, always the same.
+    #: Memory for the graph's hot set on each device, constant while the server runs.
     memory_bytes: int
 
 
@@ -125,7 +125,7 @@ class MapTable(Message, frozen=True, tag=True, array_like=True):
 
     table: TableRef
     #: None: no rows are copied.
-    hot: HotRef | None = None
+    hot: HotSetRef | None = None
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
@@ -196,11 +196,11 @@ class TableMapped(Message, frozen=True, tag=True, array_like=True):
     failure: str = ""
 
 
-class HotHeld(Message, frozen=True, tag=True, array_like=True):
+class HotSetHeld(Message, frozen=True, tag=True, array_like=True):
     """The device has the rows, or why it cannot have them."""
 
     graph: str
-    #: Of the ``HotRef``.
+    #: Of the ``HotSetRef``.
     number: int
     failure: str = ""
 
@@ -255,7 +255,7 @@ FromLane = (
     | ModelProbed
     | Progress
     | TableMapped
-    | HotHeld
+    | HotSetHeld
     | MemoryTaken
     | TaskDone
     | TaskError

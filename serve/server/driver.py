@@ -58,7 +58,7 @@ from serve.core.types import (
 )
 from serve.errors import InvalidInput
 from serve.ipc.messages import (
-    HotHeld,
+    HotSetHeld,
     LaneHolds,
     MemoryTaken,
     ModelFailed,
@@ -73,11 +73,11 @@ from serve.obs.record import RequestRecord
 from serve.server import clock
 from serve.server.api import InferCall
 from serve.server.catalogue import ModelEntry, Registry
-from serve.server.graphs import NodeRequest
 from serve.server.lanes.pool import LaneDown, LanePool, LaneUp
 from serve.server.launch import Launch, Lesson
 from serve.server.learning.alone import IDLE_NS
 from serve.server.learning.beside import is_news
+from serve.server.node_requests import NodeRequest
 from serve.server.report_rows import Scheduling
 from serve.server.staging import Layout, Prepared, count_loops, stage
 from serve.server.ticket import RequestTicket
@@ -107,7 +107,7 @@ class Driver:
         scheduling: Scheduling,
         check_finite: bool,
         journal: JournalWriter | None = None,
-        of_tables: Callable[[TableMapped | HotHeld], None] = lambda said: None,
+        of_tables: Callable[[TableMapped | HotSetHeld], None] = lambda said: None,
         lane_came_back: Callable[[LaneId], None] = lambda lane_id: None,
         memory_taken: Callable[[LaneId, int], None] = lambda lane_id, unplanned_bytes: None,
     ) -> None:
@@ -456,7 +456,7 @@ class Driver:
             case LaneHolds(held_bytes):
                 self._held_bytes[lane_id] = held_bytes
                 self.handle(LaneMeasured(lane_id, Bytes(held_bytes)))
-            case TableMapped() | HotHeld():
+            case TableMapped() | HotSetHeld():
                 self._of_tables(said)
             case MemoryTaken(unplanned_bytes):
                 self._memory_taken(lane_id, unplanned_bytes)

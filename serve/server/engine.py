@@ -37,11 +37,12 @@ from serve.server.background import BackgroundCompiler
 from serve.server.catalogue import ModelEntry, Registry
 from serve.server.device import Device
 from serve.server.driver import Driver
-from serve.server.graphs import Fanouts, GraphStore
+from serve.server.graphs import GraphStore
 from serve.server.lanes.pool import LanePool
 from serve.server.launch import LAUNCH_NS
 from serve.server.learning.alone import Arrays, LoneRequests, Send, call_of, shows_solo_time
 from serve.server.learning.beside import learn_interference
+from serve.server.node_requests import Fanouts, NodeRequests
 from serve.server.report_rows import Scheduling, refusal_record
 from serve.server.staging import plan_layout
 from serve.server.ticket import RequestTicket
@@ -95,6 +96,7 @@ class Engine:
             self._graphs_changed,
             hot_budget_bytes=0 if self._graphs_count else device.budget_bytes,
         )
+        self._node_requests = NodeRequests(self._graphs)
         self._lock = threading.Lock()
         self._registry = Registry(
             config.path(config.models.repository),
@@ -146,7 +148,7 @@ class Engine:
             ),
             check_finite=config.server.reject_nonfinite,
             journal=journal,
-            of_tables=self._graphs.said,
+            of_tables=self._graphs.tables.answered,
             lane_came_back=self._offer_tables_to,
             memory_taken=self._memory_taken,
         )
@@ -202,7 +204,7 @@ class Engine:
         if names and not self._registry.entries:
             raise NotReady(f"none of {len(names)} models can be served; see the log")
         for entry in self._registry.entries:
-            self._graphs.warm(entry)
+            self._node_requests.warm(entry)
         self._offer_tables()
 
     def open(
@@ -356,7 +358,7 @@ class Engine:
     ) -> ModelEstimate:
         """See ``api.Inference``."""
         entry = self._registry.get(name, version)
-        request = self._graphs.request(graph, num_ids, fanouts, entry)
+        request = self._node_requests.make(graph, num_ids, fanouts, entry)
         with self._lock:
             size = request.sizes.expected(num_ids)
             usual = entry.estimator.describe(size.num_nodes, size.num_edges)
@@ -414,7 +416,7 @@ class Engine:
         self.driver.learn()
         if record.graph:
             # Sampling is learned by itself; which nodes are asked for most, beside.
-            if self._graphs.reconsider(record.graph):
+            if self._graphs.tables.reconsider(record.graph):
                 self._offer_tables()
             return
         if not shows_solo_time(record):
@@ -450,7 +452,7 @@ class Engine:
                 ),
                 rows_dropped=rows_dropped,
                 executors={(e.spec.name, str(e.spec.version)): e.executor for e in entries},
-                gathered_rows=self._graphs.gathered_rows(),
+                gathered_rows=self._graphs.tables.gathered_rows(),
             )
 
     def _send(self, model: str, tensors: Arrays, own_id: str) -> None:
@@ -461,7 +463,7 @@ class Engine:
             entry = self._registry.get(call.model, call.version)
             if call.graph is not None:
                 num_ids = call.tensors["node_ids"].shape[0]
-                request = self._graphs.request(call.graph, num_ids, call.fanouts, entry)
+                request = self._node_requests.make(call.graph, num_ids, call.fanouts, entry)
                 with self._lock:
                     if self._may_run(entry):
                         size = request.expected(entry.estimator)
@@ -528,7 +530,7 @@ class Engine:
         return entry.estimator.union(sizes)
 
     def _weights_changed(self, weights_bytes: Bytes) -> None:
-        taken_bytes = weights_bytes + self._graphs.hot_bytes
+        taken_bytes = weights_bytes + self._graphs.tables.hot_bytes
         taken_bytes += self._graphs.held_bytes if self._graphs_count else 0
         left_bytes = self._device.budget_bytes - taken_bytes
         for number, lane_ids in enumerate(self.pool.lane_ids_by_device):
@@ -549,7 +551,7 @@ class Engine:
     def _offer_tables_to(self, lane_id: LaneId) -> None:
         """The same for one device, if the lane is its first."""
         if any(lane_id == lane_ids[0] for lane_ids in self.pool.lane_ids_by_device):
-            for message in self._graphs.offers():
+            for message in self._graphs.tables.offers():
                 self.pool.send(lane_id, message)
 
     def _graphs_changed(self) -> None:

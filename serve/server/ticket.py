@@ -20,13 +20,8 @@ from serve.ipc.messages import Part
 from serve.ipc.shared_pool import Block
 from serve.server import clock
 from serve.server.api import InferCall, InferResult
-from serve.server.graphs import (
-    NodeRequest,
-    PreparedNodes,
-    derived_seed,
-    prepare_nodes,
-    stage_again,
-)
+from serve.server.node_requests import NodeRequest
+from serve.server.node_sampling import PreparedNodes, derived_seed, prepare_nodes, stage_again
 from serve.server.outcomes import error_of
 from serve.server.report_rows import build_record
 from serve.server.staging import Layout, Prepared, Staged, count_loops, stage, take_block

@@ -19,7 +19,7 @@ from serve.core.types import LaneId
 from serve.errors import NotReady, TooBig
 from serve.graphs.snapshot import Snapshot
 from serve.graphs.updates import Change
-from serve.ipc.messages import MemoryTaken
+from serve.ipc.messages import MemoryTaken, TableMapped
 from serve.ipc.setup import DevicePlace
 from serve.journal import decode
 from serve.obs.journal import JournalWriter
@@ -112,7 +112,7 @@ def served(trouble, tmp_path_factory):
     found = Served(trouble, tmp_path_factory.mktemp("devices"))
     with pytest.MonkeyPatch.context() as patch:
         # Memory for hot rows is taken in pieces that all of these small graphs would fit into.
-        patch.setattr("serve.graphs.hot_rows._SEGMENT_BYTES", 512)
+        patch.setattr("serve.graphs.hot_set._SEGMENT_BYTES", 512)
         found.engine.start()
     found.engine.open()
     yield found
@@ -198,7 +198,9 @@ def test_a_device_that_dies_runs_its_task_again_and_the_other_goes_on(served, tr
 @pytest.fixture
 def gathers(served, monkeypatch):
     """How often the host gathered features."""
-    wait_for(lambda: served.engine._graphs._in_place, "a device to say that it can gather")
+    wait_for(
+        lambda: served.engine._graphs.tables.gathered_by_lanes, "a device to say that it can gather"
+    )
     found = []
     gather = Snapshot.gather
 
@@ -269,10 +271,11 @@ def test_devices_keep_hot_rows_and_take_them_anew_after_changes(served, gathers,
     store = served.engine._graphs
     for name in FEATURES_OF:
         snapshot = store.get(name).snapshot
-        choice = store._hot[name].choice(snapshot)
-        assert 0 < choice.count < NODES
+        hot_set = store.tables.hot_set(name)
+        rows = hot_set.rows(snapshot)
+        assert 0 < rows.count < NODES
         wait_for(
-            lambda hot=store._hot[name], choice=choice: hot._held == choice.file.number,
+            lambda hot_set=hot_set, rows=rows: hot_set._held == rows.file.number,
             "a device to say that it has the rows",
         )
     before = served.engine.snapshot().gathered_rows
@@ -290,23 +293,23 @@ def test_devices_keep_hot_rows_and_take_them_anew_after_changes(served, gathers,
 
 
 def test_the_host_gathers_where_lanes_cannot(served, gathers, reference):
-    store = served.engine._graphs
+    tables = served.engine._graphs.tables
     ids = np.array([5, 6])
     expected, _ = served.ask_nodes("floats", ids)
-    (table, *_) = store.tables()
-    store.mapped(table.number + 1000, "superseded and gone")
-    assert store._in_place
-    store.mapped(table.number, "no such file")
+    number = tables.offers()[0].table.number
+    tables.answered(TableMapped(number + 1000, "superseded and gone"))
+    assert tables.gathered_by_lanes
+    tables.answered(TableMapped(number, "no such file"))
     try:
         output, _ = served.ask_nodes("floats", ids)
         assert_equal(output, expected)
         assert len(gathers) == 1
-        assert store.tables() == ()
-        store.mapped(table.number, "")
+        assert tables.offers() == ()
+        tables.answered(TableMapped(number))
         served.ask_nodes("floats", ids)
         assert len(gathers) == 2
     finally:
-        store._in_place = True
+        tables._mapped = True
 
 
 def test_unloading_gives_memory_back_on_every_device(served):

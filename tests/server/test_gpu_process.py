@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bench.kit.processes import wait_for
-from serve.ipc.messages import HotRef, TableRef
+from serve.ipc.messages import HotSetRef, TableRef
 from serve.ipc.setup import DevicePlace, LaneSetup
 from serve.lane.cuda import lane as threads
 from serve.lane.cuda import queues
@@ -82,7 +82,7 @@ def test_every_thread_that_asks_cuda_uses_its_process_own_device(cuda):
     lane.start()
     lane.join()
     # The thread that copies hot rows finds no such table, having opened its queue.
-    hot = HotRef(1, "/nowhere", 1, 1 << 10)
+    hot = HotSetRef(1, "/nowhere", 1, 1 << 10)
     device.hot.offer(TableRef("g", 1, "/nowhere", "float32", (1, 1)), hot, lambda said: None)
     wait_for(lambda: "hot rows" in cuda.device_of, "the other thread to use the device")
     second = torch.device("cuda:1")

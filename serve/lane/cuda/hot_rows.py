@@ -1,7 +1,7 @@
 """The copy that a device's process keeps of the rows that are asked for most.
 
 One piece of memory for each graph, taken once. Lanes use what is in it, or do without: a thread of
-its own fills it, once nobody reads from it any more. Which rows: ``serve.graphs.hot_rows``.
+its own fills it, once nobody reads from it any more. Which rows: ``serve.graphs.hot_set``.
 """
 
 import logging
@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from serve.graphs.features import open_memory_file
-from serve.graphs.hot_rows import slots_bytes
-from serve.ipc.messages import HotHeld, HotRef, TableRef
+from serve.graphs.hot_set import slots_bytes
+from serve.ipc.messages import HotSetHeld, HotSetRef, TableRef
 from serve.lane.cuda.queues import HotRows, Queue
 from serve.lane.cuda.tables import Table, Tables
 
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 #: Copied at once.
 _PART_BYTES = 16 << 20
 
-Tell = Callable[[HotHeld], None]
+Tell = Callable[[HotSetHeld], None]
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class _Kept:
     """What is kept of one graph."""
 
     #: What it shall be, and who wants to know; None: it is.
-    wanted: tuple[TableRef, HotRef | None, Tell] | None = None
+    wanted: tuple[TableRef, HotSetRef | None, Tell] | None = None
     #: Numbers of the table and of the choice last wanted.
     numbers: tuple[int, int | None] = (0, None)
     memory: torch.Tensor | None = None
@@ -58,7 +58,7 @@ class HotKeeper:
         self._kept: dict[str, _Kept] = {}
         self._thread: threading.Thread | None = None
 
-    def offer(self, table: TableRef, hot: HotRef | None, tell: Tell) -> None:
+    def offer(self, table: TableRef, hot: HotSetRef | None, tell: Tell) -> None:
         """Keep those rows of the table, soon; `tell` is called, by another thread, when it is so.
 
         Without `hot` none. What is kept already is not copied again.
@@ -121,14 +121,14 @@ class HotKeeper:
                     "graph '%s': no rows are kept on the device: %s; graph.hot_memory = 'off' "
                     "leaves their memory to tasks", table.graph, error,
                 )  # fmt: skip
-                tell(HotHeld(table.graph, hot.number, str(error)))
+                tell(HotSetHeld(table.graph, hot.number, str(error)))
                 continue
             with self._changed:
                 kept.rows, kept.table = rows, table.number
             _log.info("graph '%s': %d rows are kept on the device", table.graph, hot.count)
-            tell(HotHeld(table.graph, hot.number))
+            tell(HotSetHeld(table.graph, hot.number))
 
-    def _copied(self, kept: _Kept, ref: TableRef, hot: HotRef, queue: Queue) -> HotRows:
+    def _copied(self, kept: _Kept, ref: TableRef, hot: HotSetRef, queue: Queue) -> HotRows:
         """The rows, in the graph's memory; returns when all of it is there."""
         with os.fdopen(open_memory_file(hot.path, hot.number), "rb") as file:
             ids = np.fromfile(file, np.int64, hot.count)

@@ -8,8 +8,8 @@ import torch
 
 from bench.kit.processes import PATIENCE_S
 from serve.graphs.features import FeatureKeeper, MemoryFile, memory_file
-from serve.graphs.hot_rows import slots_bytes
-from serve.ipc.messages import HotHeld, HotRef, TableRef
+from serve.graphs.hot_set import slots_bytes
+from serve.ipc.messages import HotSetHeld, HotSetRef, TableRef
 from serve.lane.cuda.hot_rows import HotKeeper
 from serve.lane.cuda.queues import HostQueue
 from serve.lane.cuda.tables import Tables
@@ -23,7 +23,7 @@ class Offers:
 
     def __init__(self, tmp_path, pinned=None):
         self.keeper = HotKeeper(Tables(pinned), HostQueue)
-        self.told: SimpleQueue[HotHeld] = SimpleQueue()
+        self.told: SimpleQueue[HotSetHeld] = SimpleQueue()
         self.files = []
         self._folder = tmp_path
 
@@ -41,7 +41,7 @@ class Offers:
         np.ndarray(ids.shape, np.int64, file)[:] = ids
         self.files.append(file)
         memory_bytes = memory_bytes or slots_bytes(ROWS) + ids.size * table.row_bytes
-        return HotRef(file.number, file.path, ids.size, memory_bytes)
+        return HotSetRef(file.number, file.path, ids.size, memory_bytes)
 
     def offer(self, table, hot):
         self.keeper.offer(table, hot, self.told.put)
@@ -70,7 +70,7 @@ def test_the_rows_are_those_of_the_table(offers, dtype, monkeypatch):
     with offers.keeper.using(table) as rows:
         assert rows is None
     offers.offer(table, hot)
-    assert offers.hear() == HotHeld("g", hot.number)
+    assert offers.hear() == HotSetHeld("g", hot.number)
     with offers.keeper.using(table) as rows:
         ids, found = kept(rows)
         assert ids == [3, 4, 17, 39]

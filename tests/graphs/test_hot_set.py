@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from serve.graphs.features import FeatureKeeper
-from serve.graphs.hot_rows import HotSet, most_rows, share_memory, slots_bytes
+from serve.graphs.hot_set import HotSet, most_rows, share_memory, slots_bytes
 from serve.graphs.resident import ResidentGraph
 from serve.graphs.rows import grouped
 from serve.graphs.updates import Change
@@ -29,16 +29,16 @@ def memory_for(count, num_rows=NODES):
     return slots_bytes(num_rows) + count * ROW_BYTES
 
 
-def ids_of(choice):
-    found = np.ndarray((choice.count,), np.int64, choice.file)
-    assert np.array_equal(np.flatnonzero(choice.inside), found)
+def ids_of(rows):
+    found = np.ndarray((rows.count,), np.int64, rows.file)
+    assert np.array_equal(np.flatnonzero(rows.inside), found)
     return found
 
 
-def ask(hot, choice, draw, count):
+def ask(hot, rows, draw, count):
     """So many requests of 1,000 rows."""
     for _ in range(count):
-        hot.count(choice.table, np.unique(draw(1_000)))
+        hot.count(rows.table, np.unique(draw(1_000)))
 
 
 def test_memory_is_shared_by_size_and_never_more_than_all_rows_need():
@@ -62,25 +62,25 @@ def test_as_many_rows_as_fit_of_the_highest_degrees(graph, count):
     memory_bytes = memory_for(count)
     assert most_rows(memory_bytes, NODES, ROW_BYTES) == count
     assert most_rows(memory_bytes - 1, NODES, ROW_BYTES) == max(0, count - 1)
-    choice = HotSet(memory_bytes).choice(graph.snapshot)
+    rows = HotSet(memory_bytes).rows(graph.snapshot)
     if count == 0:
-        assert choice is None
+        assert rows is None
         return
-    ids = ids_of(choice)
+    ids = ids_of(rows)
     assert ids.size == count
     # Of nodes of the same degree any.
     assert ids.min() // 100 >= (NODES - count) // 100
 
 
-def test_the_choice_stays_until_the_table_is_another(graph, monkeypatch):
+def test_the_rows_stay_until_the_table_is_another(graph, monkeypatch):
     monkeypatch.setattr("serve.graphs.updates._LEAST_PATCHED_ROWS", 300)
     hot = HotSet(memory_for(500))
-    first = hot.choice(graph.snapshot)
+    first = hot.rows(graph.snapshot)
     graph.update(Change(set_ids=np.arange(5), set_x=np.ones((5, FEATURES), np.float32)))
-    assert hot.choice(graph.snapshot) is first
+    assert hot.rows(graph.snapshot) is first
     more = np.ones((600, FEATURES), np.float32)
     snapshot = graph.update(Change(add_x=more))
-    second = hot.choice(snapshot)
+    second = hot.rows(snapshot)
     assert second.table != first.table
     assert second.inside.size == NODES + 600
     # The memory is the same, and more rows have to be found in it.
@@ -90,7 +90,7 @@ def test_the_choice_stays_until_the_table_is_another(graph, monkeypatch):
 
 def test_what_is_asked_for_takes_the_place_of_what_is_not(graph):
     hot, rng = HotSet(memory_for(500)), np.random.default_rng(1)
-    first = hot.choice(graph.snapshot)
+    first = hot.rows(graph.snapshot)
     hot.held(first.file.number)
 
     def wanted(count):
@@ -101,7 +101,7 @@ def test_what_is_asked_for_takes_the_place_of_what_is_not(graph):
         ask(hot, first, wanted, 1_200)
         changes += hot.reconsider(graph.snapshot)
     assert changes == 1
-    second = hot.choice(graph.snapshot)
+    second = hot.rows(graph.snapshot)
     assert (ids_of(second) < 600).mean() > 0.95
     rows, served = hot.gathered
     assert rows > 0
@@ -115,26 +115,26 @@ def test_what_is_asked_for_takes_the_place_of_what_is_not(graph):
 def test_what_only_looked_better_does_not(graph):
     """Every row is asked for as often: by chance some more than others, but not the next time."""
     hot, rng = HotSet(memory_for(500)), np.random.default_rng(2)
-    choice = hot.choice(graph.snapshot)
+    rows = hot.rows(graph.snapshot)
     for _ in range(6):
-        ask(hot, choice, lambda count: rng.integers(0, NODES, count), 1_200)
+        ask(hot, rows, lambda count: rng.integers(0, NODES, count), 1_200)
         assert not hot.reconsider(graph.snapshot)
-    assert hot.choice(graph.snapshot) is choice
+    assert hot.rows(graph.snapshot) is rows
 
 
 def test_rows_count_as_served_once_a_device_has_them_and_by_their_table_only(graph):
     hot = HotSet(memory_for(NODES))
-    choice = hot.choice(graph.snapshot)
+    rows = hot.rows(graph.snapshot)
     ids = np.arange(100)
     for _ in range(8):
-        hot.count(choice.table, ids)
-        hot.count(choice.table + 1, ids)
+        hot.count(rows.table, ids)
+        hot.count(rows.table + 1, ids)
     assert hot.gathered == (200, 0)
-    hot.held(choice.file.number)
+    hot.held(rows.file.number)
     for _ in range(8):
-        hot.count(choice.table, ids)
+        hot.count(rows.table, ids)
     assert hot.gathered == (300, 100)
     hot.held(None)
     for _ in range(8):
-        hot.count(choice.table, ids)
+        hot.count(rows.table, ids)
     assert hot.gathered == (400, 100)

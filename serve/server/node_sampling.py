@@ -1,0 +1,144 @@
+"""A request by node id prepared for a lane: neighbours sampled, features gathered, all staged.
+
+This runs in the thread that serves the request, without the interpreter lock, while lanes run
+other requests.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from serve import native
+from serve.errors import InvalidInput
+from serve.estimate.sampling import SampleProbe
+from serve.graphs.snapshot import Snapshot
+from serve.ipc.shared_pool import SharedPool
+from serve.server import clock
+from serve.server.api import InferCall
+from serve.server.catalogue import ModelEntry
+from serve.server.feature_tables import table_of
+from serve.server.node_requests import NodeRequest
+from serve.server.staging import (
+    GATHERED_AT,
+    GATHERED_IDS,
+    GATHERED_NEW,
+    Layout,
+    Staged,
+    count_loops,
+    plan_layout,
+    stage_indices,
+    take_block,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedNodes:
+    """A sampled subgraph in the shared pool."""
+
+    #: The layout of all inputs in the pool, features included even where a lane gathers them.
+    layout: Layout
+    staged: Staged
+    found: SampleProbe
+    #: A copy of the request's ids: the client may overwrite its own memory.
+    ids: np.ndarray
+    #: For each requested id, its row of the output.
+    positions: np.ndarray
+    #: The version that was sampled; held until no lane needs its features.
+    snapshot: Snapshot
+
+
+def derived_seed(request_uid: str) -> int:
+    """Return the seed of a request that brought none; the same uid gives the same seed."""
+    return int.from_bytes(hashlib.sha256(request_uid.encode()).digest()[:8]) >> 1
+
+
+def prepare_nodes(
+    request: NodeRequest, call: InferCall, entry: ModelEntry, seed: int, pool: SharedPool
+) -> PreparedNodes:
+    """Sample the neighbourhood and stage it in a block of the pool, features gathered or listed.
+
+    Raises InvalidInput for an id that is no node and for a sample that the model cannot take,
+    QueueFull when the pool has no room.
+    """
+    # The graph may change meanwhile: the request sees one version throughout.
+    snapshot = request.graph.snapshot
+    ids = _read_ids(request, call, snapshot)
+    started_ns = clock.now_ns()
+    sample, nodes = _draw(snapshot, ids, request, seed)
+    num_nodes, num_edges = sample.num_nodes, sample.num_edges
+    if num_edges == 0 and not entry.signature.accepts_edgeless:
+        raise InvalidInput(
+            f"input 'node_ids': its nodes have no in-edges in graph '{request.graph.name}', and "
+            f"model '{entry.spec.name}' cannot take a graph of 0 edges"
+        )
+    positions = np.empty(request.num_ids, np.int64)
+    sample.write_positions(positions)
+    order, output_bytes = entry.spec.inputs, entry.estimator.output_bytes(num_nodes, num_edges)
+    shapes = {"x": (num_nodes, snapshot.num_features), "edge_index": (2, num_edges)}
+    narrow = request.narrow_edges
+    layout = in_pool = plan_layout(shapes, order, output_bytes, narrow_edges=narrow)
+    lists: dict[str, np.ndarray] = {}
+    table = table_of(request.graph, snapshot) if request.in_place else None
+    if table is not None:
+        rows, at, new = snapshot.patched(nodes)
+        if request.hot_set is not None:
+            request.hot_set.count(table.number, np.delete(rows, at) if at.size else rows)
+        lists = {GATHERED_IDS: rows, GATHERED_AT: at, GATHERED_NEW: new}
+        in_place = {"edge_index": (2, num_edges)} | {name: a.shape for name, a in lists.items()}
+        in_pool = plan_layout(in_place, (*order, *lists), output_bytes, narrow_edges=narrow)
+    staged = in_pool.at(take_block(pool, in_pool))
+    # Nothing below raises: from here on the caller must free the block.
+    _fill(staged, snapshot, sample, nodes, pool)
+    for ref in staged.inputs:
+        if ref.name in lists:
+            pool.array(ref.offset_bytes, ref.dtype, ref.shape)[:] = lists[ref.name]
+    if table is not None:
+        staged = staged.gathering(table)
+    num_loops = count_loops(staged, pool) if entry.estimator.counts_loops else None
+    took_ns = clock.now_ns() - started_ns
+    found = SampleProbe(request.num_ids, num_nodes, num_edges, took_ns, num_loops)
+    return PreparedNodes(layout, staged, found, ids, positions, snapshot)
+
+
+def stage_again(prepared: PreparedNodes, request: NodeRequest, seed: int, pool: SharedPool) -> None:
+    """Write the same inputs to the same block again: a run may have overwritten them.
+
+    The sample is drawn again rather than kept, so requests that run once pay nothing.
+    """
+    snapshot = prepared.snapshot
+    sample, nodes = _draw(snapshot, prepared.ids, request, seed)
+    _fill(prepared.staged, snapshot, sample, nodes, pool)
+
+
+def _read_ids(request: NodeRequest, call: InferCall, snapshot: Snapshot) -> np.ndarray:
+    ids = np.empty(request.num_ids, np.int64)
+    bad = stage_indices(call.tensors["node_ids"], ids.view(np.uint8).data, snapshot.num_nodes)
+    if bad is not None:
+        raise InvalidInput(
+            f"input 'node_ids' [{bad[0]}] is {bad[1]}; it must be in [0, {snapshot.num_nodes}), "
+            f"the nodes of graph '{request.graph.name}'"
+        )
+    return ids
+
+
+def _draw(
+    snapshot: Snapshot, ids: np.ndarray, request: NodeRequest, seed: int
+) -> tuple[native.Sample, np.ndarray]:
+    """Return the sample and its nodes; deterministic in snapshot, request and seed."""
+    sample = snapshot.sample(ids, request.fanouts, seed & (2**64 - 1))
+    nodes = np.empty(sample.num_nodes, np.int64)
+    sample.write_nodes(nodes)
+    return sample, nodes
+
+
+def _fill(
+    staged: Staged, snapshot: Snapshot, sample: native.Sample, nodes: np.ndarray, pool: SharedPool
+) -> None:
+    """Write the model's inputs to their places in the pool."""
+    for ref in staged.inputs:
+        target = pool.array(ref.offset_bytes, ref.dtype, ref.shape)
+        if ref.name == "edge_index":
+            sample.write_edges(target, ref.dtype == "int32")
+        elif ref.name == "x":
+            snapshot.gather(nodes, target)
