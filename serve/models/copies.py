@@ -14,8 +14,8 @@ import msgspec
 
 from serve.errors import ConfigError, NotReady
 from serve.files import open_regular
-from serve.models.header import read_header
 from serve.models.repository import ModelSpec
+from serve.models.weights_file import check_weights
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
@@ -32,7 +32,7 @@ class OwnFiles:
         self._fds: list[int] = []
         try:
             weights = self._copy(Path(spec.weights))
-            read_header(Path(weights), told_as=Path(spec.weights))
+            check_weights(Path(weights), told_as=Path(spec.weights))
             if os.stat(weights).st_size != spec.weights_bytes:
                 raise NotReady(f"{spec.weights}: was replaced meanwhile; load the model again")
             source = spec.source_file

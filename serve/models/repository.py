@@ -20,8 +20,8 @@ import msgspec
 
 from serve.errors import ConfigError, UnknownName
 from serve.files import open_regular, printable
-from serve.models.header import read_header
 from serve.models.settings import CONFIG_FILE, ModelConfig, read_settings
+from serve.models.weights_file import check_weights
 
 WEIGHTS_FILE = "weights.safetensors"
 
@@ -225,7 +225,7 @@ def _read_version(folder: Path, version: int, config: ModelConfig) -> ModelSpec 
     weights = folder / str(version) / WEIGHTS_FILE
     model = config.model
     try:
-        read_header(weights)
+        check_weights(weights)
         spec = ModelSpec(
             name=folder.name,
             version=version,

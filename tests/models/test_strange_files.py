@@ -98,26 +98,26 @@ CONFIGS = SPECIAL | {
 WEIGHTS = SPECIAL | {
     "20,000 dimensions": (
         header(tensor([2**31] * 20_000)),
-        "tensor 'w' has 20000 dimensions, at most 8 may be",
+        "not a safetensors file",
     ),
-    "a shape of 2^63s": (header(tensor([2**63 - 1] * 8)), "tensor 'w': F32"),
-    "brackets in its header": (header(b'{"w":' + b"[" * 100_000), "header:"),
+    "a shape of 2^63s": (header(tensor([2**63 - 1] * 8)), "not a safetensors file"),
+    "brackets in its header": (header(b'{"w":' + b"[" * 100_000), "not a safetensors file"),
     "brackets in a shape": (
         header(b'{"w": {"dtype": "F32", "shape": ' + b"[" * 100_000),
-        "header:",
+        "not a safetensors file",
     ),
     "5,000 digits": (
         header(b'{"w":{"dtype":"F32","shape":[' + b"9" * 5000 + b'],"data_offsets":[0,8]}}'),
-        "header:",
+        "not a safetensors file",
     ),
     "a header of 2^63 bytes": (data(struct.pack("<Q", 2**63) + bytes(99)), "header of 92233"),
     "a header of 17 MiB": (
         lambda path: (path.write_bytes(struct.pack("<Q", 17 << 20)), os.truncate(path, 18 << 20)),
         "header of 17825792 bytes",
     ),
-    "names that are no text": (header(b'{"\xff": 1}'), "header:"),
+    "names that are no text": (header(b'{"\xff": 1}'), "not a safetensors file"),
     "a name of a megabyte": (
-        header({"n" * 1_000_000: {"dtype": "F16", "shape": [1], "data_offsets": [0, 2]}}),
+        header({"n" * 1_000_000: {"dtype": "F16", "shape": [0], "data_offsets": [0, 0]}}),
         "tensor 'nnn",
     ),
     "100 GB that are not there": (

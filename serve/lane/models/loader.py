@@ -22,8 +22,8 @@ from torch.nn.parameter import is_lazy
 
 from serve.errors import InvalidInput, ModelError
 from serve.inputs import COUNTED_BY, INPUTS
-from serve.models.header import read_header
 from serve.models.repository import ModelSpec
+from serve.models.weights_file import check_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def load_model(spec: ModelSpec) -> LoadedModel:
 def _map_weights(module: torch.nn.Module, spec: ModelSpec) -> None:
     """Assign the file's tensors, still mapped, to the module's parameters and buffers."""
     where = f"model {spec.key}: {spec.weights}"
-    read_header(spec.weights_file, told_as=Path(spec.weights))
+    check_weights(spec.weights_file, told_as=Path(spec.weights))
     state = load_file(spec.weights_file)
     for name, wanted in module.state_dict().items():
         given = state.get(name)
