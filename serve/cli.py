@@ -1,7 +1,7 @@
-"""The `gnnserve` command: argv and environment end here, nothing below reads them.
+"""The `gnnserve` command line. Nothing below this module reads argv or the environment.
 
-Exit codes: 0 done, 1 something went wrong while running, 2 the configuration or the arguments
-are wrong and nothing was started. Data goes to stdout, everything about it to stderr.
+Exit codes: 0 success; 1 a failure while running; 2 a wrong configuration or wrong arguments, with
+nothing started. Data goes to stdout; progress, warnings and errors go to stderr.
 """
 
 import os
@@ -12,19 +12,18 @@ from typing import Annotated, NoReturn
 
 import msgspec
 import typer
-from rich.table import Table
 from rich.text import Text
 
 import serve
+from serve.commands.steps import Steps
 from serve.config import load_config
 from serve.core.disciplines import DISCIPLINES
 from serve.core.policies import POLICIES
 from serve.errors import ConfigError, ServeError
 from serve.resources import configs_path
 from serve.scratch import temporary_folder
-from serve.server.api import ModelEstimate
 from serve.sim.report import SimReport
-from serve.steps import Steps
+from serve.sim.workload import BASELINES
 from serve.terminal import Console
 
 app = typer.Typer(
@@ -37,14 +36,14 @@ app = typer.Typer(
 )
 _errors = Console(stderr=True)
 
-ConfigOption = Annotated[Path, typer.Option("--config", help="Configuration file (TOML).")]
+ConfigOption = Annotated[Path, typer.Option("--config", help="The configuration file (TOML).")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
 def main() -> None:
-    """Entry point of `gnnserve`."""
+    """Run the command in argv and end the process with its exit code."""
     try:
         with temporary_folder():
             app()
@@ -63,7 +62,7 @@ def _fail(error: Exception, code: int) -> NoReturn:
 
 @app.callback(invoke_without_command=True)
 def _root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     if version:
         typer.echo(serve.__version__)
@@ -74,14 +73,18 @@ def _root(
 def serve_command(
     config: ConfigOption,
     grpc_port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Instead of the configured one; 0: any.")
+        int | None,
+        typer.Option(
+            min=0, max=65535, help="Listen for gRPC here, not on the configured port; 0: any free."
+        ),
     ] = None,
     http_port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="The same for metrics and report.")
+        int | None,
+        typer.Option(min=0, max=65535, help="The same for HTTP: metrics, health and report."),
     ] = None,
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C; prints `ready` on stdout once warmed up."""
-    from serve.app import Application
+    """Serve until SIGTERM or Ctrl-C. Prints `ready` on stdout once warmed up."""
+    from serve.commands.serve import Application
     from serve.obs.log import setup_logging
 
     loaded = load_config(config)
@@ -104,10 +107,10 @@ def serve_command(
                         (f"{server.host}:{grpc_port}", "bold"),
                         ", metrics and report on ",
                         (f"http://{server.host}:{http_port}/report", "bold"),
-                        "; Ctrl-C drains and stops",
+                        "; press Ctrl-C to drain and stop",
                     )
                 )
-            print("ready", flush=True)  # noqa: T201  the contract's word, on stdout
+            print("ready", flush=True)  # noqa: T201  what scripts wait for
 
         application.run(ready, steps.tell)
 
@@ -116,22 +119,22 @@ def serve_command(
 def check(
     config: ConfigOption,
     fast: Annotated[
-        bool, typer.Option("--fast", help="Read files only: bind no port, build no model.")
+        bool, typer.Option("--fast", help="Only read files: bind no port, build no model.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Find everything that would keep a server of this configuration from serving.
+    """Find every error that would keep a server with this configuration from serving.
 
-    Tries the addresses, and builds every model and runs it on a small graph. Exit code 2 when there
-    is an error; each is told with its file and key.
+    Binds the ports, and builds every model and runs it on a small graph. Each error names its file
+    and key. The exit code is 2 when there is one.
     """
-    from serve.check import check as find_mistakes
+    from serve.commands.check import check_config
     from serve.obs.log import setup_logging
 
-    # What goes wrong is told once, by the check.
+    # The check reports each problem once; a log would repeat it.
     setup_logging(level="CRITICAL")
     with Steps(_errors) as steps:
-        found = find_mistakes(config, steps.tell, fast=fast)
+        found = check_config(config, steps.tell, fast=fast)
     if as_json:
         typer.echo(msgspec.json.encode(found))
     else:
@@ -145,24 +148,32 @@ def check(
 
 @app.command()
 def estimate(
-    model: Annotated[str, typer.Argument(help="Name of a model in the repository.")],
+    model: Annotated[str, typer.Argument(help="A model of the repository, by name.")],
     config: ConfigOption,
     nodes: Annotated[int | None, typer.Option(min=0, help="Nodes of the request's graph.")] = None,
     edges: Annotated[int | None, typer.Option(min=0, help="Edges of the request's graph.")] = None,
     graph: Annotated[
-        str | None, typer.Option(help="Instead: a resident graph, asked by node ids.")
+        str | None, typer.Option(help="A resident graph, for a request by node ids.")
     ] = None,
-    node_ids: Annotated[int | None, typer.Option(min=0, help="How many of its nodes.")] = None,
+    node_ids: Annotated[
+        int | None, typer.Option(min=0, help="The number of node ids in the request.")
+    ] = None,
     fanouts: Annotated[
-        str | None, typer.Option(help="In-neighbours drawn at each hop, as 10,5; or all.")
+        str | None,
+        typer.Option(help="In-neighbours to sample at each hop, such as 10,5; or all."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """What a request would need: memory, solo time, QoS target.
+    """Estimate the memory, solo time and QoS target of one request.
 
-    Its size is given by --nodes and --edges, or expected from --graph and --node-ids.
+    Give its size with --nodes and --edges. For a request by node ids give --graph and --node-ids;
+    its size is then that of an expected sample.
     """
-    from serve.app import estimate_offline, estimate_sample_offline
+    from serve.commands.estimate import (
+        estimate_offline,
+        estimate_sample_offline,
+        estimate_table,
+    )
     from serve.obs.log import setup_logging
 
     setup_logging(level=_log_level("WARNING"))
@@ -170,29 +181,29 @@ def estimate(
     with Steps(_errors) as steps:
         if graph is None and nodes is not None and edges is not None:
             if node_ids is not None or fanouts is not None:
-                raise ConfigError("--node-ids and --fanouts need a --graph")
+                raise ConfigError("--node-ids and --fanouts need --graph")
             found = estimate_offline(loaded, model, nodes, edges, steps.tell)
         elif graph is not None and node_ids is not None:
             if nodes is not None or edges is not None:
-                raise ConfigError("--graph and --node-ids say the size: no --nodes, no --edges")
+                raise ConfigError("--nodes and --edges do not go with --graph")
             found = estimate_sample_offline(loaded, model, graph, node_ids, fanouts, steps.tell)
         else:
             raise ConfigError("give --nodes and --edges, or --graph and --node-ids")
     if as_json:
         typer.echo(msgspec.json.encode(found))
     else:
-        Console().print(_estimate_table(found))
+        Console().print(estimate_table(found))
 
 
 @app.command()
 def report(
-    db: Annotated[Path, typer.Option("--db", help="Database of the server.")] = Path("gnnserve.db"),
-    since: Annotated[str | None, typer.Option(help="Only the last 90s, 10m, 2h, 1d.")] = None,
+    db: Annotated[Path, typer.Option("--db", help="The server's database.")] = Path("gnnserve.db"),
+    since: Annotated[str | None, typer.Option(help="Only the last 90s, 10m, 2h or 1d.")] = None,
     as_json: JsonOption = False,
-    html: Annotated[Path | None, typer.Option(help="Write one self-contained page.")] = None,
-    csv: Annotated[Path | None, typer.Option(help="Write every request as a row.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a self-contained page here.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write a row for every request here.")] = None,
 ) -> None:
-    """Which targets were met, which were missed, and why."""
+    """Report which requests met their targets, which missed them, and why."""
     from serve.obs.cli_report import run_report
     from serve.obs.duration import parse_duration
 
@@ -206,50 +217,56 @@ def report(
 )
 def load(context: typer.Context) -> None:
     """Send an open-loop load with Locust; `gnnserve load --help` lists the options."""
-    # A process of its own: gevent replaces the sockets and threads of the one it runs in.
-    command = [sys.executable, "-m", "loadgen", *context.args]
+    # In a process of its own, as gevent replaces the sockets and threads of the one it runs in.
+    command = [sys.executable, "-P", "-m", "loadgen", *context.args]
     raise typer.Exit(subprocess.run(command, check=False).returncode)
 
 
 @app.command("simulate")
 def simulate_command(
     workload: Annotated[
-        str | None, typer.Option(help="A model of the repository, or `mix` of all of them.")
+        str | None, typer.Option(help="A model of the repository, or `mix` for all of them.")
     ] = None,
-    rho: Annotated[float | None, typer.Option(min=0.001, help="Offered load.")] = None,
+    rho: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="Offered load: arrival rate × mean solo time ÷ lanes."),
+    ] = None,
     policy: Annotated[
         str | None,
-        typer.Option(help=f"{', '.join(POLICIES)}; or a baseline: default, mps_base, mps_aggr."),
+        typer.Option(help=f"{', '.join(POLICIES)}; or a baseline: {', '.join(BASELINES)}."),
     ] = None,
     discipline: Annotated[str | None, typer.Option(help=f"{', '.join(DISCIPLINES)}.")] = None,
-    requests: Annotated[int, typer.Option(min=1, help="How many.")] = 1000,
-    seed: Annotated[int, typer.Option(help="Of tasks and arrivals.")] = 0,
-    devices: Annotated[int, typer.Option(min=1, help="So many like this machine's.")] = 1,
+    requests: Annotated[int, typer.Option(min=1, help="The number of requests.")] = 1000,
+    seed: Annotated[int, typer.Option(help="The seed of tasks and arrival times.")] = 0,
+    devices: Annotated[
+        int, typer.Option(min=1, help="The number of devices like this machine's.")
+    ] = 1,
     config: Annotated[
-        Path | None, typer.Option("--config", help="Other models than the demo's.")
+        Path | None,
+        typer.Option("--config", help="The configuration file; without it, the demo's models."),
     ] = None,
     journal: Annotated[
         Path | None,
-        typer.Option(help="Replay a server's journal instead, also under another policy."),
+        typer.Option(help="Replay this journal of a server instead of a workload."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Serve a workload on a virtual clock, with this machine's calibrated times.
 
-    With --journal: check that the scheduler answers today as it did when the journal was written,
-    then serve the recorded requests with their recorded times, under the recorded policy and
-    discipline or those given. Exit code 1 when the answers differ.
+    With --journal, first check that today's scheduler gives the recorded commands. Then serve the
+    recorded requests with their recorded times, under the recorded policy and discipline unless
+    others are given. The exit code is 1 when a command differs.
     """
-    from serve.app import replay_journal, simulate_workload
+    from serve.commands.simulate import replay_journal, simulate_workload
     from serve.obs.log import setup_logging
 
     setup_logging(level=_log_level("WARNING"))
     if journal is not None:
         if workload is not None or rho is not None:
-            raise ConfigError("a journal has its own requests: give no --workload and no --rho")
+            raise ConfigError("--workload and --rho do not go with --journal, which has requests")
         difference, found, title = replay_journal(journal, policy, discipline)
         if difference:
-            text = Text.assemble(("not the same:", "yellow"), f" {difference}")
+            text = Text.assemble(("the commands differ:", "yellow"), f" {difference}")
             _errors.print(text, soft_wrap=True)
         elif not as_json:
             typer.echo("every command is the same as recorded")
@@ -258,7 +275,7 @@ def simulate_command(
     for name, value in (("workload", workload), ("rho", rho), ("policy", policy),
                         ("discipline", discipline)):  # fmt: skip
         if value is None:
-            raise ConfigError(f"--{name} is missing; only a --journal has its own")
+            raise ConfigError(f"--{name} is missing; give it, or --journal")
     assert workload is not None
     assert rho is not None
     assert policy is not None
@@ -280,96 +297,28 @@ def simulate_command(
 
 
 def _print_simulation(found: SimReport, title: str, as_json: bool) -> None:
+    from serve.commands.simulate import simulation_table
+
     if as_json:
         typer.echo(msgspec.json.encode(found))
     else:
-        Console().print(_simulation_table(found, title))
+        Console().print(simulation_table(found, title))
 
 
 @app.command()
 def demo(
-    folder: Annotated[Path, typer.Option(help="Where its files go.")] = Path("demo"),
+    folder: Annotated[Path, typer.Option(help="The folder for its files.")] = Path("demo"),
     duration: Annotated[float, typer.Option(min=1, help="Seconds of load.")] = 15.0,
 ) -> None:
-    """Server, load and report in one go."""
-    from serve.demo import run_demo
+    """Start a server on the demo models, send requests and a load, and show the report."""
+    from serve.commands.demo import run_demo
 
     raise typer.Exit(run_demo(folder, duration))
 
 
 def _log_level(default: str = "INFO") -> str:
-    """`GNNSERVE_LOG`, the one variable read; raises ConfigError on an unknown level."""
+    """Return `GNNSERVE_LOG`, the one variable read here; raises ConfigError if it is no level."""
     level = os.environ.get("GNNSERVE_LOG", default).upper()
     if level not in _LOG_LEVELS:
         raise ConfigError(f"GNNSERVE_LOG: '{level}' is not one of {', '.join(_LOG_LEVELS)}")
     return level
-
-
-def _estimate_table(found: ModelEstimate) -> Table:
-    size = f"{found.num_nodes:,} nodes, {found.num_edges:,} edges"
-    asked, sampled, drawn, of = size, "", "", "inputs included"
-    if (sample := found.sample) is not None:
-        asked = f"{sample.num_ids:,} nodes of graph {sample.graph}"
-        hops = ", ".join("all" if fanout == -1 else str(fanout) for fanout in sample.fanouts)
-        high = sample.size
-        sampled = f"{size}; 95 % within {high.num_nodes_high:,} and {high.num_edges_high:,}"
-        drawn = f"in {_milliseconds(high.prepare_ns)}, {hops} neighbours a hop"
-        of += ", of the larger"
-    margin_bytes = found.reserve_bytes - found.peak_bytes - found.workspace_bytes
-    margin_bytes -= found.output_bytes
-    table = Table(
-        title=f"{found.model} version {found.version}: {asked}",
-        show_header=False,
-        title_justify="left",
-    )
-    rows = (
-        ("executor", found.executor),
-        ("expected sample", sampled),
-        ("sampled", drawn),
-        ("weights, held once", _size(found.weights_bytes)),
-        ("inputs", _size(found.input_bytes)),
-        ("peak memory (PMC)", f"{_size(found.peak_bytes)}, {of}"),
-        ("held at the peak by", found.peak_where),
-        ("kernels besides", _size(found.workspace_bytes) if found.workspace_bytes else ""),
-        ("margin, answer", f"{_size(margin_bytes)}, {_size(found.output_bytes)}"),
-        ("reserved", _size(found.reserve_bytes)),
-        ("fit at once", f"{found.fit_count:,} in {_size(found.budget_bytes)}"),
-        ("run time", _milliseconds(found.run_ns)),
-        ("solo time", f"{_milliseconds(found.solo_ns)}, 95 % within "
-                      f"{_milliseconds(found.solo_high_ns)}"),
-        ("QoS target", _milliseconds(found.qos_target_ns)),
-        ("warning", found.warning),
-    )  # fmt: skip
-    for name, value in rows:
-        if value:
-            table.add_row(name, value)
-    return table
-
-
-def _simulation_table(found: SimReport, title: str) -> Table:
-    table = Table(title=f"{title}, simulated", show_header=False, title_justify="left")
-    over_qt = (found.latency_over_qt_p50, found.latency_over_qt_p90, found.latency_over_qt_p99)
-    late = ", ".join(f"{cause} {count}" for cause, count in found.by_cause.items() if count)
-    rows = (
-        ("requests", f"{found.requests:,}, {found.completed:,} with a result"),
-        ("late", f"{found.violations:,}, {found.violation_rate:.2%}"),
-        ("late because of", late),
-        ("latency ÷ target p50, p90, p99", ", ".join(f"{value:.2f}" for value in over_qt)),
-        ("JCT ÷ target, mean", f"{found.jct_over_qt_mean:.3f}"),
-        ("QUET ÷ target, mean", f"{found.quet_over_qt_mean:.3f}"),
-    )
-    for name, value in rows:
-        if value:
-            table.add_row(name, value)
-    return table
-
-
-def _size(size_bytes: int) -> str:
-    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if size_bytes >= factor:
-            return f"{size_bytes / factor:,.2f} {unit}"
-    return f"{size_bytes} B"
-
-
-def _milliseconds(time_ns: int) -> str:
-    return f"{time_ns / 1e6:,.2f} ms"

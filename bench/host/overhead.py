@@ -31,8 +31,8 @@ from rich.table import Table
 from bench.host.grpc_echo import echo_call, start_server
 from bench.kit.result import RESULTS, ROOT, write_result
 from bench.kit.servers import ServerProcess
-from serve.app import tune_process
 from serve.client import Client
+from serve.commands.serve import tune_process
 from serve.config import ModelsConfig
 from serve.lane.models.loader import load_model
 from serve.models.repository import find

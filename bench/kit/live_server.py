@@ -11,7 +11,7 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from serve.app import Application
+from serve.commands.serve import Application
 from serve.config import load_config
 from serve.obs.log import setup_logging
 from serve.server.device import find_device

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.kit.result import write_result
-from serve.app import calibration_cache, device_of
+from serve.commands.configured import calibration_cache, device_of
 from serve.config import load_config
 from serve.core.commands import Command, LaunchTask, StopTask
 from serve.core.events import Event, TaskFailed, TaskFinished

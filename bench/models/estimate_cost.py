@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.kit.result import RESULTS, ROOT, write_result
-from serve.app import calibration_cache, device_of
+from serve.commands.configured import calibration_cache, device_of
 from serve.config import Config, load_config
 from serve.estimate import ModelEstimator
 from serve.estimate.sampling import SampleProbe, SampleSizes

@@ -28,7 +28,8 @@ from rich.table import Table
 
 from bench.kit.as_lane import become_lane
 from bench.kit.result import write_result
-from serve.app import device_of, offline_estimators
+from serve.commands.configured import device_of
+from serve.commands.estimate import offline_estimators
 from serve.config import load_config
 from serve.core.lifecycle import State
 from serve.core.params import DeviceFacts

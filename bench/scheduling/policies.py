@@ -36,7 +36,8 @@ from rich.table import Table
 from bench.kit.result import write_result
 from bench.scheduling.bound import unavoidable_violations
 from bench.scheduling.policies_picture import picture
-from serve.app import device_of, offline_estimators
+from serve.commands.configured import device_of
+from serve.commands.estimate import offline_estimators
 from serve.config import Config, load_config
 from serve.core.disciplines import DISCIPLINES
 from serve.core.params import LANES_PER_CORE

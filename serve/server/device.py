@@ -78,16 +78,6 @@ class Device:
             return (self.name,)
         return tuple(f"{self.name} #{number}" for number in range(self.count))
 
-    @property
-    def host_cores(self) -> tuple[int, ...]:
-        """Cores for the server's own threads: the first in eight of those lanes are pinned to.
-
-        Empty where lanes are pinned to none. The first, because an idle server runs a request on
-        the first lane: its end then wakes nobody on another core.
-        """
-        cores = sorted({core for cores in self.lane_cores for core in cores})
-        return tuple(cores[: max(1, len(cores) // 8)])
-
 
 def find_device(
     config: DeviceConfig,

@@ -1,7 +1,7 @@
 """The host's own work, where it takes processor time from the lanes: server and client processes.
 
-A lane computes on one core at a time. The server's threads keep to the first core, where they also
-hold one interpreter lock (``serve/app.py``); the client goes where least is going on. On a core of
+A lane computes on one core at a time. The server's threads, which share one interpreter lock, are
+modelled as one thread on the first core; the client goes where least is going on. On a core of
 theirs they come before lanes, at once and for as long as they have work: lanes are nicer, and the
 pieces of work are short, so that fairness never comes to take the core from them.
 """

@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 
 from bench.kit.processes import is_running, wait_for
 from bench.kit.servers import ROOT
-from serve import check as checks
-from serve.check import check
+from serve.commands import check as checks
+from serve.commands.check import check_config
 from serve.server import trial
 from serve.server.gpus import NoCuda, find_gpus
 
@@ -119,7 +119,7 @@ FILE_MISTAKES = {
 }
 SERVER_MISTAKES = {
     "load": ("models.load: 'nope' is not in", "it holds: args, "),
-    "host": ("server.host: 'nowhere.invalid' is no address that can be found",),
+    "host": ("server.host: 'nowhere.invalid' cannot be resolved",),
     "server key": ("'server.max_qeue'", "did you mean 'server.max_queue'?"),
     "port 70000": ("server.grpc_port", "<= 65535"),
     "port as text": ("server.http_port", "Expected `int`, got `str`"),
@@ -166,8 +166,9 @@ def found(tmp_path_factory):
         file = "absent.npz"
     """)
     script = (
-        "import sys, json; from pathlib import Path; from serve.check import check\n"
-        f"found = check(Path({str(folder / 'server.toml')!r}), lambda *_: None)\n"
+        "import sys, json; from pathlib import Path\n"
+        "from serve.commands.check import check_config\n"
+        f"found = check_config(Path({str(folder / 'server.toml')!r}), lambda *_: None)\n"
         "told = [found.errors, found.fine, 'torch' in sys.modules]\n"
         "print(json.dumps(told), file=sys.stderr)"
     )
@@ -273,10 +274,10 @@ def test_fast_reads_files_only(config, monkeypatch):
     config.write_text(config.read_text().replace("[server]", '[server]\nhost = "nowhere.invalid"'))
     monkeypatch.setattr(checks, "Trials", None)
     monkeypatch.setattr(checks.socket, "getaddrinfo", None)
-    found = check(config, nothing_told, fast=True)
+    found = check_config(config, nothing_told, fast=True)
     assert found.errors == []
     weights_of(config).write_bytes(b"")
-    assert len(check(config, nothing_told, fast=True).errors) == 1
+    assert len(check_config(config, nothing_told, fast=True).errors) == 1
 
 
 def test_the_command_tells_errors_as_they_are_and_exits_with_2(config):
@@ -299,7 +300,7 @@ def test_one_mistake_of_all_versions_is_told_once(config):
     folder = config.parent / "models" / "good"
     shutil.copytree(folder / "1", folder / "2")
     (folder / "config.toml").write_text("")
-    assert len(check(config, nothing_told, fast=True).errors) == 1
+    assert len(check_config(config, nothing_told, fast=True).errors) == 1
 
 
 @pytest.mark.parametrize(
@@ -311,14 +312,14 @@ def test_one_mistake_of_all_versions_is_told_once(config):
 )
 def test_a_file_that_is_none_is_told(config, make, words):
     make(config)
-    (error,) = check(config, nothing_told).errors
+    (error,) = check_config(config, nothing_told).errors
     assert str(config) in error
     assert words in error
 
 
 def test_a_repository_that_is_none_is_told(config):
     config.write_text(config.read_text().replace("[models]", '[models]\nrepository = "nowhere"'))
-    (error,) = check(config, nothing_told, fast=True).errors
+    (error,) = check_config(config, nothing_told, fast=True).errors
     assert error.startswith(f"{config}: ")
     assert "nowhere: not a model repository (models.repository)" in error
 
@@ -334,7 +335,7 @@ def test_a_repository_that_is_none_is_told(config):
 )
 def test_a_database_that_cannot_be_used_is_told(config, make, words):
     make(config.parent / "gnnserve.db")
-    errors = check(config, nothing_told, fast=True).errors
+    errors = check_config(config, nothing_told, fast=True).errors
     assert len(errors) == bool(words)
     for error in errors:
         assert error.startswith(f"{config}: report.database: ")
@@ -343,8 +344,8 @@ def test_a_database_that_cannot_be_used_is_told(config, make, words):
 
 def test_weights_that_no_device_can_hold_are_told(config):
     config.write_text(config.read_text() + '\nmemory_budget = "150 B"\n')
-    (error,) = check(config, nothing_told, fast=True).errors
-    assert "device.memory_budget: weights of all models take" in error
+    (error,) = check_config(config, nothing_told, fast=True).errors
+    assert "device.memory_budget: the weights of all models take" in error
 
 
 # -- addresses ------------------------------------------------------------------------------------
@@ -360,16 +361,16 @@ def test_a_port_in_use_is_a_warning(config, without_models):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         config.write_text(config.read_text().replace("http_port = 0", f"http_port = {port}"))
-        found = check(config, nothing_told)
+        found = check_config(config, nothing_told)
     assert found.errors == []
     (warning,) = found.warnings
     assert f"server.http_port: cannot listen on 127.0.0.1:{port}: Address already" in warning
-    assert check(config, nothing_told).warnings == []
+    assert check_config(config, nothing_told).warnings == []
 
 
 def test_an_address_of_another_machine_is_told(config, without_models):
     config.write_text(config.read_text().replace("[server]", '[server]\nhost = "192.0.2.1"'))
-    (error,) = check(config, nothing_told).errors
+    (error,) = check_config(config, nothing_told).errors
     assert error.startswith(f"{config}: server.host: cannot listen on 192.0.2.1:0: ")
 
 
@@ -382,9 +383,9 @@ def test_a_name_that_nobody_answers_for_is_not_waited_for(config, without_models
         raise OSError("too late")
 
     monkeypatch.setattr(checks.socket, "getaddrinfo", answer)
-    (error,) = check(config, nothing_told).errors
+    (error,) = check_config(config, nothing_told).errors
     asked.set()
-    assert "server.host: '127.0.0.1' is no address that can be found: no answer within" in error
+    assert "server.host: '127.0.0.1' cannot be resolved: no answer within" in error
 
 
 # -- bounds ---------------------------------------------------------------------------------------
@@ -399,7 +400,7 @@ def test_a_model_that_never_ends_is_ended(config, monkeypatch):
         "while True:\n    time.sleep(1)\n"
     )
     monkeypatch.setattr(trial, "_TRIAL_TIMEOUT_S", 4.0)
-    (error,) = check(config, nothing_told).errors
+    (error,) = check_config(config, nothing_told).errors
     assert "good/config.toml: model good:1: " in error
     assert "within 4 s" in error
     pid = model.with_name("pid")

@@ -14,8 +14,9 @@ from bench.kit.servers import ROOT
 from loadgen.measure import Sample, summarise
 from loadgen.show import show_summary
 from serve import cli
+from serve.commands.estimate import estimate_table
+from serve.commands.steps import Steps
 from serve.server.api import ModelEstimate
-from serve.steps import Steps
 from serve.terminal import Console
 from serve.workload import TraceHeader
 
@@ -65,7 +66,7 @@ def test_tables_hold_texts_as_they_are():
         model=HOSTILE, version="1", executor="csr", num_nodes=1, num_edges=1, fit_count=1,
         peak_where=HOSTILE, warning=HOSTILE, **numbers,
     )  # fmt: skip
-    assert shown(cli._estimate_table(estimate)).count(HOSTILE) == 3
+    assert shown(estimate_table(estimate)).count(HOSTILE) == 3
 
 
 def test_a_load_is_told_in_the_words_of_the_server():

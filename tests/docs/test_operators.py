@@ -72,7 +72,7 @@ def test_commands_on_a_journal_work_and_a_changed_one_is_told(tmp_path):
     (tmp_path / "journal.jsonl").write_bytes(changed)
     done = run("gnnserve simulate --journal journal.jsonl", tmp_path)
     assert done.returncode == 1
-    assert "not the same" in done.stderr
+    assert "the commands differ" in done.stderr
 
 
 def test_the_check_before_a_start_works(tmp_path):

@@ -5,7 +5,7 @@ from http import HTTPStatus
 import msgspec
 import pytest
 
-from serve.app import Application
+from serve.commands.serve import Application
 from serve.config import Config, ModelsConfig, ReportConfig, ServerConfig
 from serve.resources import configs_path
 from serve.server.engine import Engine

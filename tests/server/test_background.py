@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from bench.kit.processes import PATIENCE_S, wait_for
-from serve.app import calibration_cache, device_of
+from serve.commands.configured import calibration_cache, device_of
 from serve.config import load_config
 from serve.errors import ModelError, NotReady
 from serve.models.cache import CalibrationCache

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from bench.kit.processes import PATIENCE_S, is_running, wait_for
-from serve.app import calibration_cache, device_of
+from serve.commands.configured import calibration_cache, device_of
 from serve.config import load_config
 from serve.core.types import LaneId
 from serve.errors import ModelError

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from bench.kit.processes import PATIENCE_S, wait_for
 from bench.kit.waiting import with_growing_limits
-from serve.app import calibration_cache, device_of
+from serve.commands.configured import calibration_cache, device_of
 from serve.config import load_config
 from serve.core.commands import LaunchTask
 from serve.core.events import TaskArrived, TaskFinished

@@ -5,7 +5,7 @@ import sys
 
 CODE = """
 import sys
-import serve.app, serve.cli, serve.client, serve.obs.cli_report, serve.server.engine
+import serve.commands.serve, serve.cli, serve.client, serve.obs.cli_report, serve.server.engine
 heavy = {"torch", "torch_geometric", "pandas", "matplotlib", "scipy"} & sys.modules.keys()
 assert not heavy, f"imported: {heavy}"
 """
@@ -35,7 +35,7 @@ FILES = """
 import resource
 _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, most))
-from serve.app import tune_process
+from serve.commands.serve import tune_process
 tune_process()
 assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, most)
 """

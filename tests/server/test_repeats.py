@@ -10,7 +10,7 @@ import torch
 from msgspec.structs import replace
 
 from bench.kit.processes import PATIENCE_S, wait_for
-from serve.app import calibration_cache, device_of
+from serve.commands.configured import calibration_cache, device_of
 from serve.config import load_config
 from serve.core.lifecycle import State
 from serve.estimate.estimator import ModelEstimator

@@ -2,7 +2,7 @@
 
 import pytest
 
-from serve.app import calibration_cache, device_of
+from serve.commands.configured import calibration_cache, device_of
 from serve.config import load_config
 from serve.errors import NotReady
 from serve.server.engine import Engine

@@ -1,7 +1,7 @@
-"""Everything that would keep a server of a configuration from serving, found without starting it.
+"""`gnnserve check`: find the errors that would keep a server from serving, without starting it.
 
-Files are read, folders written to, addresses bound and let go again. Every model is built, gets its
-weights and runs on a few small graphs, in processes of their own that end with the check.
+Reads files, writes to folders, and binds and releases the ports. Builds every model, loads its
+weights and runs it on a few small graphs, in processes of their own that end with the check.
 """
 
 import errno
@@ -16,33 +16,32 @@ from pathlib import Path
 
 import msgspec
 
-from serve.app import device_of
+from serve.commands.configured import device_of
 from serve.config import Config, SchedulingConfig, read_config
 from serve.core.disciplines import DISCIPLINES
 from serve.errors import ConfigError, ServeError
 from serve.files import printable
 from serve.models.repository import BrokenModel, ModelSpec, scan, unknown_names
 from serve.obs.schema import check_ours
+from serve.progress import Progress
 from serve.server.trial import Trials
 
-Progress = Callable[[str, float], None]
-
-#: A name is looked up for so long at most.
+#: Time limit for the look-up of a host name.
 _RESOLVE_TIMEOUT_S = 15.0
 
 
-class Report(msgspec.Struct):
-    """What a check found: lines for people, each with the file and the key that it is about."""
+class CheckReport(msgspec.Struct):
+    """The findings of a check, as lines for people; each names the file and the key."""
 
-    #: What serves as it is.
+    #: The models and graphs found.
     fine: list[str] = msgspec.field(default_factory=list)
-    #: What keeps a server, or a model, from serving.
+    #: Findings that keep the server or a model from serving.
     errors: list[str] = msgspec.field(default_factory=list)
-    #: What may be so on purpose.
+    #: Findings that may be intended.
     warnings: list[str] = msgspec.field(default_factory=list)
 
     def gather(self, check: Callable[[], Iterator[str]], where: str = "") -> None:
-        """Add as errors what `check` yields or raises; `where` stands before each."""
+        """Add the problems that `check` yields or raises to the errors, each after `where`."""
         try:
             for problem in check():
                 self.errors.append(where + problem)
@@ -50,12 +49,12 @@ class Report(msgspec.Struct):
             self.errors.extend(where + line for line in str(error).splitlines())
 
 
-def check(path: Path, progress: Progress, *, fast: bool = False) -> Report:
-    """Look at the configuration at `path` and at all that it names.
+def check_config(path: Path, progress: Progress, *, fast: bool = False) -> CheckReport:
+    """Check the configuration at `path` and everything that it names.
 
-    With `fast`, files only: no address is bound and no model is built.
+    With `fast` only files are read: no port is bound and no model is built.
     """
-    report = Report()
+    report = CheckReport()
     try:
         config, report.errors[:] = read_config(path)
     except ConfigError as error:
@@ -65,7 +64,7 @@ def check(path: Path, progress: Progress, *, fast: bool = False) -> Report:
     budget_bytes = _budget_bytes(config, report, where)
     report.gather(lambda: _wrong_files(config), where)
     report.gather(lambda: _wrong_graphs(config, report), where)
-    if not os.access(_nearest(config.cache_path()), os.W_OK):
+    if not os.access(_nearest_existing(config.cache_path()), os.W_OK):
         report.warnings.append(
             f"{where}models.cache: {config.cache_path()} cannot be written, so every start"
             " calibrates every model"
@@ -78,9 +77,9 @@ def check(path: Path, progress: Progress, *, fast: bool = False) -> Report:
     return report
 
 
-def _budget_bytes(config: Config, report: Report, where: str) -> int | None:
-    """What the device has for models and tasks; None when it cannot be told."""
-    # What was not understood was told.
+def _budget_bytes(config: Config, report: CheckReport, where: str) -> int | None:
+    """Return the memory budget; None when an error in the configuration leaves it open."""
+    # Values with an error, reported before, are replaced by their defaults.
     device, scheduling = config.device, config.scheduling
     wrong_size = any(": device.memory_budget: " in problem for problem in report.errors)
     if wrong_size:
@@ -99,7 +98,7 @@ def _budget_bytes(config: Config, report: Report, where: str) -> int | None:
 
 
 def _wrong_files(config: Config) -> Iterator[str]:
-    """What is wrong with files that the server writes."""
+    """Yield a problem for each file that the server could not write."""
     database = config.path(config.report.database)
     if problem := _cannot_write(database) or _not_ours(database):
         yield f"report.database: {problem}"
@@ -110,7 +109,7 @@ def _wrong_files(config: Config) -> Iterator[str]:
 
 
 def _cannot_write(path: Path) -> str:
-    """Why the file can be neither made nor written; empty when it can."""
+    """Return why the file cannot be written, or created; empty when it can."""
     if path.is_dir():
         return f"{path}: it is a folder"
     if os.path.lexists(path) and not path.is_file():
@@ -127,7 +126,7 @@ def _cannot_write(path: Path) -> str:
 
 
 def _not_ours(path: Path) -> str:
-    """Why the file is no database of a report; empty when it is one, or is to be made."""
+    """Return why the file is no report database; empty when it is one or does not exist."""
     if not path.exists():
         return ""
     try:
@@ -141,12 +140,13 @@ def _not_ours(path: Path) -> str:
     return ""
 
 
-def _nearest(path: Path) -> Path:
-    """The folder itself, or the nearest above it that exists."""
-    return next((one for one in (path, *path.parents) if one.exists()), Path("/"))
+def _nearest_existing(path: Path) -> Path:
+    """Return `path`, or its nearest parent that exists."""
+    return next((folder for folder in (path, *path.parents) if folder.exists()), Path("/"))
 
 
-def _wrong_graphs(config: Config, report: Report) -> Iterator[str]:
+def _wrong_graphs(config: Config, report: CheckReport) -> Iterator[str]:
+    """Yield a problem for each graph whose file or folder does not exist; list every graph."""
     for index, graph in enumerate(config.graph):
         source = graph.dataset
         for key, value in (("file", graph.file), ("folder", graph.folder)):
@@ -160,15 +160,14 @@ def _wrong_graphs(config: Config, report: Report) -> Iterator[str]:
 # -- addresses ------------------------------------------------------------------------------------
 
 
-def _try_addresses(config: Config, report: Report, where: str) -> None:
-    """Listen where the server is to listen, for a moment."""
+def _try_addresses(config: Config, report: CheckReport, where: str) -> None:
+    """Bind the server's ports and release them."""
     host = config.server.host
     try:
         family = _family_of(host)
     except OSError as error:
         report.errors.append(
-            f"{where}server.host: '{host}' is no address that can be found:"
-            f" {error.strerror or error}"
+            f"{where}server.host: '{host}' cannot be resolved: {error.strerror or error}"
         )
         return
     for key in ("grpc_port", "http_port"):
@@ -176,19 +175,19 @@ def _try_addresses(config: Config, report: Report, where: str) -> None:
         try:
             socket.create_server((host, port), family=family).close()
         except OSError as error:
-            told = f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}"
+            problem = f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}"
             if error.errno == errno.EADDRINUSE:
-                # Perhaps by the server that is to be started anew with this configuration.
-                report.warnings.append(f"{where}server.{key}: {told}")
+                # Perhaps the server that this configuration is to restart.
+                report.warnings.append(f"{where}server.{key}: {problem}")
             elif error.errno == errno.EADDRNOTAVAIL:
-                report.errors.append(f"{where}server.host: {told}")
+                report.errors.append(f"{where}server.host: {problem}")
                 return
             else:
-                report.errors.append(f"{where}server.{key}: {told}")
+                report.errors.append(f"{where}server.{key}: {problem}")
 
 
 def _family_of(host: str) -> socket.AddressFamily:
-    """Address family of a name; raises OSError when it has none, or cannot be asked for in time."""
+    """Resolve a host name to its address family; raises OSError, also when that takes too long."""
     found: list[socket.AddressFamily] = []
     failed: list[OSError] = []
 
@@ -200,7 +199,7 @@ def _family_of(host: str) -> socket.AddressFamily:
         except UnicodeError as error:
             failed.append(OSError(errno.EINVAL, str(error)))
 
-    # The look-up itself has no limit; nobody waits for the thread.
+    # getaddrinfo takes no time limit, so it runs in a thread that may be left behind.
     thread = threading.Thread(target=look_up, daemon=True)
     thread.start()
     thread.join(_RESOLVE_TIMEOUT_S)
@@ -216,11 +215,11 @@ def _wrong_models(
     config: Config,
     where: str,
     budget_bytes: int | None,
-    report: Report,
+    report: CheckReport,
     progress: Progress,
     fast: bool,
 ) -> Iterator[str]:
-    """What is wrong with the models that are to be loaded, each version by itself."""
+    """Yield the problems of the models to load, each version by itself."""
     root, wanted = config.path(config.models.repository), config.models.load
     try:
         unknown = unknown_names(root, wanted)
@@ -229,32 +228,33 @@ def _wrong_models(
         return
     yield from (where + line for line in unknown)
     specs = []
-    # One that breaks all versions of a model is told once.
-    told: dict[str, None] = {}
+    # An ordered set: a problem of a whole model is found again in each of its versions.
+    broken: dict[str, None] = {}
     for found in scan(root):
         if wanted and found.name not in wanted:
             continue
         if isinstance(found, BrokenModel):
-            told.update(dict.fromkeys(found.reason.splitlines()))
+            broken.update(dict.fromkeys(found.reason.splitlines()))
         else:
             specs.append(found)
-    yield from told
+    yield from broken
     weights_bytes = sum(spec.weights_bytes for spec in specs)
     if budget_bytes is not None and weights_bytes > budget_bytes:
         yield (
-            f"{where}device.memory_budget: weights of all models take {weights_bytes} bytes,"
-            f" the device has {budget_bytes}"
+            f"{where}device.memory_budget: the weights of all models take {weights_bytes} bytes,"
+            f" more than the {budget_bytes} of the device"
         )
-    if not specs and not told:
+    if not specs and not broken:
         report.warnings.append(f"{where}models.repository: {root} holds no model")
     if not fast:
-        yield from _failed_trials(specs, report, progress)
+        yield from _failed_trials(specs, progress)
     report.fine.extend(
         f"model {spec.name} version {spec.version}: {spec.weights_bytes} bytes" for spec in specs
     )
 
 
-def _failed_trials(specs: list[ModelSpec], report: Report, progress: Progress) -> Iterator[str]:
+def _failed_trials(specs: list[ModelSpec], progress: Progress) -> Iterator[str]:
+    """Build and run each model; yield a problem for each that fails."""
     if not specs:
         return
     with Trials() as trials:
@@ -263,5 +263,5 @@ def _failed_trials(specs: list[ModelSpec], report: Report, progress: Progress) -
             try:
                 trials.run(spec)
             except ServeError as error:
-                told = str(error)
-                yield told if spec.folder in told else f"{spec.config_file}: {told}"
+                problem = str(error)
+                yield problem if spec.folder in problem else f"{spec.config_file}: {problem}"

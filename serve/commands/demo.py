@@ -22,11 +22,11 @@ from rich.table import Table
 from rich.text import Text
 
 from serve.client import Answer, Client, ClientError
+from serve.commands.steps import Steps
 from serve.errors import NotReady
 from serve.models.community import LabelledGraph, community_graph
 from serve.obs.cli_report import run_report
 from serve.resources import configs_path
-from serve.steps import Steps
 from serve.terminal import Console
 
 #: The first start on a machine calibrates every model.

@@ -1,0 +1,177 @@
+"""`gnnserve serve`: the server process, from its configuration until it has drained."""
+
+import ctypes
+import gc
+import logging
+import os
+import resource
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+
+import msgspec
+
+import serve
+from serve.commands.configured import calibration_cache, device_of
+from serve.config import Config
+from serve.errors import ServeError
+from serve.obs.http import HttpPort
+from serve.obs.journal import JournalWriter
+from serve.obs.metrics import Metrics, PortSnapshot
+from serve.obs.offline import make_report
+from serve.obs.record import ServerRun
+from serve.obs.sink import RecordSink
+from serve.obs.store import RecordStore
+from serve.progress import Progress
+from serve.rpc.server import GrpcServer
+from serve.server import clock
+from serve.server.device import Device
+from serve.server.engine import Engine
+from serve.server.lanes.processes import kill_all
+from serve.server.signals import StopSignals
+
+_log = logging.getLogger(__name__)
+
+#: While two threads compete for the interpreter lock, it changes hands this often. Python's default
+#: of 5 ms is as long as many requests take.
+_SWITCH_INTERVAL_S = 0.0002
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
+
+class Application:
+    """One server: the engine, its gRPC and HTTP ports, the report and the handling of signals."""
+
+    _engine: Engine
+
+    def __init__(self, config: Config, device: Device | None = None) -> None:
+        """Build every part; raises ConfigError for a file or port that cannot be used.
+
+        `device` replaces the configured device.
+        """
+        server, scheduling = config.server, config.scheduling
+        device = device or device_of(config)
+        database = config.path(config.report.database)
+        run = ServerRun(
+            started_unix_ns=clock.wall_ns(),
+            version=serve.__version__,
+            device=device.title,
+            lanes=device.parallelism * device.count,
+            budget_bytes=device.budget_bytes * device.count,
+            policy=scheduling.policy,
+            discipline=scheduling.discipline,
+            window=scheduling.window,
+            qos_factor=scheduling.qos_factor,
+            pid=os.getpid(),
+        )
+        self._drain_timeout_s = server.drain_timeout_s
+        self._signals = StopSignals(
+            lambda: self._engine.interrupt(),
+            server.drain_timeout_s + server.stop_timeout_s,
+            self._left,
+            kill_all,
+        )
+        with ExitStack() as undo:
+            metrics = Metrics(run, lambda: self._engine.snapshot(sink.dropped))
+            observers = metrics.observe, lambda record: self._engine.learn(record)
+            sink: RecordSink = RecordSink(RecordStore(database, run), observers)
+            undo.callback(sink.close)
+            journal = None
+            if config.report.journal is not None:
+                journal = JournalWriter(config.path(config.report.journal))
+                undo.callback(journal.close)
+            cache = calibration_cache(config, device)
+            self._engine = Engine(config, device, sink.put, cache, journal)
+            undo.callback(self._engine.stop)
+            http = HttpPort(
+                server.host,
+                server.http_port,
+                live=lambda: self._engine.live and self._rpc.answers,
+                ready=lambda: self._engine.ready and self._rpc.answers,
+                metrics=metrics.text,
+                database=database,
+            )
+            undo.callback(http.stop)
+            self._http = http
+            self._rpc = GrpcServer(
+                self._engine,
+                lambda: msgspec.structs.replace(
+                    run, budget_bytes=self._engine.snapshot().budget_bytes
+                ),
+                lambda since_s: msgspec.json.decode(make_report(database, "json", since_s)),
+                host=server.host,
+                port=server.grpc_port,
+                max_message_bytes=server.max_message_bytes,
+                max_queue=server.max_queue,
+                receive_timeout_s=server.receive_timeout_s,
+                shared_memory=server.offers_shared_memory,
+            )
+            metrics.show_port(
+                lambda: PortSnapshot(answers=self._rpc.answers, refused=self._rpc.refused)
+            )
+            #: Stops all of the above, in reverse order.
+            self._close = undo.pop_all().close
+
+    def run(self, ready: Callable[[int, int], None], progress: Progress) -> None:
+        """Serve until a signal asks to stop; then answer the accepted requests and return.
+
+        Calls `ready(grpc_port, http_port)` once warmed up. A second signal ends the process at
+        once. The process also ends, with exit code 1, when it is still running `drain_timeout_s`
+        and `stop_timeout_s` after the first.
+        """
+        self._signals.listen()
+        tune_process()
+        try:
+            self._start(ready, progress)
+            self._signals.wait()
+        except ServeError as error:
+            if not self._signals.told:
+                raise
+            _log.info("the start was interrupted: %s", error)
+        finally:
+            self._shut_down()
+
+    def _start(self, ready: Callable[[int, int], None], progress: Progress) -> None:
+        port = self._rpc.start()
+        self._http.start()
+        self._engine.start(progress)
+        # These objects live as long as the server: the collector need not visit them again.
+        gc.collect()
+        gc.freeze()
+        with self._rpc.own_requests() as send:
+            self._engine.open(progress, send)
+        if not self._signals.told:
+            _log.info("serving: gRPC on port %d, HTTP on port %d", port, self._http.port)
+            ready(port, self._http.port)
+
+    def _shut_down(self) -> None:
+        self._signals.stop_by_itself()
+        waiting = self._engine.begin_drain()
+        _log.info("draining: %d accepted requests are being finished", waiting)
+        given_up = self._rpc.stop(self._drain_timeout_s)
+        self._close()
+        _log.info("stopped; %d requests were given up on", given_up)
+
+    def _left(self) -> str:
+        """Describe what a stop that takes too long has not finished."""
+        threads = ", ".join(sorted({thread.name for thread in threading.enumerate()}))
+        return (
+            f"requests in flight: {self._rpc.in_flight}; processes of lanes: "
+            f"{sorted(set(self._engine.pool.pids().values()))}; threads: {threads}"
+        )
+
+
+def tune_process() -> None:
+    """Tune the interpreter, the limit of open files and the C heap for serving."""
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    # Connections, shared-memory regions and lanes are open files. The soft limit is low to protect
+    # programs that use select(); this one does not.
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
+    # Keep freed message buffers: returning their pages and faulting them in again costs more than
+    # copying their content. A C library other than glibc may have no mallopt.
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, 32 << 20)
+        mallopt(_M_TRIM_THRESHOLD, 256 << 20)

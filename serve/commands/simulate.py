@@ -1,0 +1,170 @@
+"""`gnnserve simulate`: serve a generated workload, or a server's journal, on a virtual clock."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from rich.table import Table
+
+from serve.commands.configured import device_of
+from serve.commands.estimate import offline_estimators
+from serve.config import Config
+from serve.core.disciplines import get_discipline
+from serve.core.params import SchedulerParams
+from serve.core.policies import get_policy
+from serve.core.types import Estimate
+from serve.errors import ConfigError
+from serve.graphs.pool import GraphPool
+from serve.journal import Journal, decode
+from serve.models.repository import BrokenModel, scan
+from serve.progress import Progress
+from serve.sim.engine import simulate
+from serve.sim.replay import budget_of, first_difference, recorded
+from serve.sim.report import SimReport
+from serve.sim.workload import BASELINES, make_system, mean_solo_ns, offered
+from serve.workload import PoolSpec, TraceHeader, build_trace, rate_for_rho, workload_tasks
+
+
+def simulate_workload(
+    config: Config,
+    workload: str,
+    rho: float,
+    *,
+    policy: str,
+    discipline: str,
+    requests: int,
+    seed: int,
+    devices: int,
+    progress: Progress,
+) -> SimReport:
+    """Serve a workload on a virtual clock, with the times calibrated for `config`'s models.
+
+    The simulated server has `devices` devices like this machine's; `rho` is the load over all of
+    them. `policy` may also name a baseline. Raises ConfigError for an unknown name.
+    """
+    device = device_of(config)
+    system = make_system(
+        policy,
+        discipline,
+        cores=device.parallelism,
+        budget_bytes=device.budget_bytes,
+        devices=devices,
+    )
+    models = _servable(config)
+    tasks = workload_tasks(workload, GraphPool(PoolSpec()).refs, seed, models)
+    names = sorted({task.model for task in tasks})
+    estimators = offline_estimators(config, device, names, progress)
+
+    def estimator(model: str, num_nodes: int, num_edges: int) -> Estimate:
+        return estimators[model].estimate(num_nodes, num_edges)
+
+    shapes = [(task.model, task.graph.num_nodes, task.graph.num_edges) for task in tasks]
+    solo_s = mean_solo_ns(shapes, estimator) / 1e9
+    header = TraceHeader(
+        workload=workload,
+        seed=seed,
+        rate_hz=rate_for_rho(rho, solo_s, device.parallelism * devices),
+        rho=rho,
+        mean_solo_s=solo_s,
+    )
+    progress("simulating", 1.0)
+    trace = build_trace(header, tasks, count=requests)
+    offers = offered(trace, estimator, config.scheduling.qos_factor)
+    return simulate(offers, system.params, system.device)
+
+
+def _servable(config: Config) -> tuple[str, ...]:
+    """Name the models that a server of this configuration would load; raises ConfigError."""
+    wanted = config.models.load
+    repository = config.path(config.models.repository)
+    names = dict.fromkeys(
+        found.name
+        for found in scan(repository)
+        if not isinstance(found, BrokenModel) and (not wanted or found.name in wanted)
+    )
+    if not names:
+        raise ConfigError(f"models.repository: {repository} has no model to serve")
+    return tuple(names)
+
+
+# -- a journal ------------------------------------------------------------------------------------
+
+
+def replay_journal(
+    path: Path, policy: str | None, discipline: str | None
+) -> tuple[str, SimReport, str]:
+    """Compare today's scheduler with the journal at `path`, and simulate its requests.
+
+    Returns three values. The first describes the first command that differs from the recorded one
+    and is empty when none does. The second reports on the recorded requests under `policy` and
+    `discipline`, None standing for the recorded ones. The third is its title. Raises ConfigError
+    for a file that is no journal and for an unknown name.
+    """
+    journal = _read_journal(path)
+    difference = first_difference(journal)
+    text = ""
+    if difference is not None:
+        text = (
+            f"call {difference.index}, {difference.event}: recorded "
+            f"{difference.recorded.decode()}, replayed {difference.replayed.decode()}"
+        )
+    recording = recorded(journal)
+    if policy in BASELINES:
+        slots = journal.params.device.slots
+        system = make_system(policy, "rolling", cores=slots, budget_bytes=1)
+        params = system.params
+        device_model = replace(recording.device, slowdown=system.device.slowdown)
+    else:
+        device_model = recording.device
+        params = _replay_params(journal, policy, discipline, device_model.slowdown)
+    late = recording.late / len(recording.requests)
+    title = f"{path.name}, {late:.2%} late when recorded: {policy or params.policy}"
+    report = simulate(recording.requests, params, device_model)
+    return text, report, f"{title}/{params.discipline}"
+
+
+def _read_journal(path: Path) -> Journal:
+    try:
+        with path.open("rb") as lines:
+            return decode(lines, str(path))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _replay_params(
+    journal: Journal, policy: str | None, discipline: str | None, slowdown: tuple[float, ...]
+) -> SchedulerParams:
+    """The journal's parameters under another policy or discipline, with the measured `slowdown`."""
+    params = replace(
+        journal.params,
+        policy=policy or journal.params.policy,
+        discipline=discipline or journal.params.discipline,
+    )
+    get_policy(params.policy)
+    get_discipline(params.discipline)
+    first, *more = (
+        replace(device, budget_bytes=budget_of(journal), slowdown=slowdown)
+        for device in params.devices
+    )
+    return replace(params, device=first, more_devices=tuple(more))
+
+
+# -- as a table -----------------------------------------------------------------------------------
+
+
+def simulation_table(found: SimReport, title: str) -> Table:
+    """Return the report as a table of two columns; lines that say nothing are left out."""
+    table = Table(title=f"{title}, simulated", show_header=False, title_justify="left")
+    over_qt = (found.latency_over_qt_p50, found.latency_over_qt_p90, found.latency_over_qt_p99)
+    late = ", ".join(f"{cause} {count}" for cause, count in found.by_cause.items() if count)
+    rows = (
+        ("requests", f"{found.requests:,}, {found.completed:,} with a result"),
+        ("late", f"{found.violations:,}, {found.violation_rate:.2%}"),
+        ("late because of", late),
+        ("latency ÷ target p50, p90, p99", ", ".join(f"{value:.2f}" for value in over_qt)),
+        ("JCT ÷ target, mean", f"{found.jct_over_qt_mean:.3f}"),
+        ("QUET ÷ target, mean", f"{found.quet_over_qt_mean:.3f}"),
+    )
+    for name, value in rows:
+        if value:
+            table.add_row(name, value)
+    return table
