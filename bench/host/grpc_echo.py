@@ -27,7 +27,7 @@ from rich.table import Table
 
 from bench.kit.processor import handovers, processor_ns
 from bench.kit.result import RESULTS, write_result
-from serve.rpc.threads import CallThreads
+from serve.rpc.call_threads import CallThreads
 from serve.rpc.workers import Workers
 from serve.wire.messages import INFER_METHOD, encode_response
 

@@ -1,5 +1,5 @@
-"""The gRPC transport: the standard inference service, our own, health and reflection.
+"""The gRPC transport: the standard inference service, our own service, health and reflection.
 
-Everything below it is reached through ``serve.server.api``; everything it sends is described in
-`protos/`. Start at ``server.GrpcServer``.
+It reaches the engine through ``serve.server.api`` alone; `protos/` describes its messages. Start
+reading at ``server.GrpcServer``.
 """

@@ -1,4 +1,4 @@
-"""Which calls have which threads, and how many: so that none of a kind keeps others from theirs."""
+"""Thread pools by kind of call, so that calls of one kind cannot starve the others."""
 
 from grpc_reflection.v1alpha import reflection
 
@@ -9,14 +9,14 @@ from serve.wire.messages import STREAM_METHOD
 
 HEALTH = "grpc.health.v1.Health"
 
-#: Calls that stay open, by kind.
+#: Limits of calls that stay open, by kind.
 MAX_STREAMS, MAX_WATCHERS, MAX_REFLECTIONS = 64, 256, 8
-#: Threads beyond those that wait for accepted requests or serve open calls: for refusals and for
-#: the methods not named here.
+#: Threads beyond those that wait for accepted requests or serve open calls. They send refusals and
+#: serve the methods that have no pool of their own.
 _SPARE_THREADS = 32
-#: Threads for questions that are answered at once, and those of them that are always there.
+#: Threads for calls that are answered at once, and how many of them always exist.
 _PROBE_THREADS, _PROBE_THREADS_KEPT = 16, 2
-#: Threads for what changes or looks through a lot.
+#: Threads for calls that change or read a lot of state.
 _ADMIN_THREADS = 16
 
 _PROBES = (
@@ -40,12 +40,12 @@ _OPEN = (
 
 
 class Allotment:
-    """The threads of a server that takes `max_queue` requests."""
+    """The thread pools of a server that accepts `max_queue` requests at once."""
 
     def __init__(self, max_queue: int) -> None:
-        # Tenants within their share enter a full queue too, so up to twice as many may wait.
+        # A tenant below its share may enter a full queue, so up to twice as many may wait.
         most = 2 * max_queue + _SPARE_THREADS
-        #: Calls that one connection may have: it can fill the queue and be told so, and no more.
+        #: Limit of concurrent calls on one connection: enough to fill the queue and be refused.
         self.calls_of_a_connection = most
         self.ordinary = Workers(most, "rpc", most_waiting=most)
         self.probes = Workers(
@@ -54,11 +54,11 @@ class Allotment:
         self.admin = Workers(_ADMIN_THREADS, "rpc-admin", most_waiting=_ADMIN_THREADS)
         most_open = MAX_STREAMS + MAX_WATCHERS + MAX_REFLECTIONS + _SPARE_THREADS
         self.open = Workers(most_open, "rpc-open", most_waiting=most_open)
-        #: For the requests of streams; what waits is bounded by the windows of the streams.
+        #: For the requests of streams; the windows of the streams bound this pool's backlog.
         self.streamed = Workers(most, "rpc-stream")
 
     def by_path(self) -> dict[str, Workers]:
-        """The threads of each method that does not have the ordinary ones."""
+        """Return the pool of each method that does not use the ordinary one."""
         return {
             **dict.fromkeys(_PROBES, self.probes),
             **dict.fromkeys(_ADMIN, self.admin),

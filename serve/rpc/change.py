@@ -1,7 +1,7 @@
-"""Changes to resident graphs on the wire: what their tensors must look like.
+"""Changes to resident graphs on the wire: datatypes and shapes of their tensors.
 
-Structure is checked here; the values (ids that are no nodes, features that are no numbers) when the
-change is made.
+Structure is checked here. Values (ids out of range, features that are NaN) are checked when the
+change is applied.
 """
 
 from math import prod
@@ -14,7 +14,7 @@ from serve.pb import gnnserve_pb2 as pb
 from serve.wire.messages import DATATYPES
 from serve.wire.protobuf import MOST_DIMENSIONS, check_head, parse
 
-#: Tensor to its datatypes, the one it is kept in first, and its shape, -1 for a free dimension.
+#: By tensor: its datatypes, the one it is stored in first, and its shape, -1 for a free dimension.
 _TENSORS: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
     "add_x": (("FP32",), (-1, -1)),
     "set_ids": (("INT64", "INT32"), (-1,)),
@@ -22,20 +22,18 @@ _TENSORS: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
     "remove_edges": (("INT64", "INT32"), (2, -1)),
     "add_edges": (("INT64", "INT32"), (2, -1)),
 }
-
-
 _FIELDS = {pb.UpdateGraphRequest.DESCRIPTOR.fields_by_name[name].number for name in _TENSORS}
 
 
 def parse_update(message: bytes) -> pb.UpdateGraphRequest:
-    """The request in `message`; raises WireError, also when it holds too much beside tensors."""
+    """Parse `message`; raises WireError when it is malformed or too large beside its tensors."""
     check_head(message, _FIELDS, pb.Tensor.DATA_FIELD_NUMBER)
     found: pb.UpdateGraphRequest = parse(pb.UpdateGraphRequest, message)
     return found
 
 
 def decode_change(request: pb.UpdateGraphRequest) -> dict[str, np.ndarray[Any, Any]]:
-    """The arrays that `request` gives, by name; raises InvalidInput naming tensor and rule."""
+    """Return the arrays of `request` by name; raises InvalidInput naming tensor and rule."""
     found = {
         name: _array(name, getattr(request, name), datatypes, shape)
         for name, (datatypes, shape) in _TENSORS.items()

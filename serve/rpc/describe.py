@@ -1,4 +1,4 @@
-"""Models and estimates as protobuf messages."""
+"""Models, graphs and estimates as protobuf messages."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from serve.server.api import GraphInfo, ModelEstimate, ModelInfo
 PLATFORM = "pytorch_safetensors"
 BACKEND = "gnnserve"
 
-#: The extensions that always work here, by the names their users look for.
+#: Names of the protocol's extensions that are always offered.
 EXTENSIONS = (
     "model_repository",
     "model_repository(unload_dependents)",
@@ -24,12 +24,12 @@ _SHARED_MEMORY = "system_shared_memory"
 
 
 def extensions(*, shared_memory: bool) -> tuple[str, ...]:
-    """Names of the extensions that this server offers."""
+    """Return the names of the extensions that this server offers."""
     return (*EXTENSIONS, _SHARED_MEMORY) if shared_memory else EXTENSIONS
 
 
 def metadata(model: ModelInfo, versions: Sequence[str]) -> pb.ModelMetadataResponse:
-    """Inputs, outputs and properties; `versions` are all that can be asked for."""
+    """Describe inputs, outputs and properties; `versions` are all that can be requested."""
     answer = pb.ModelMetadataResponse(
         name=model.name,
         versions=versions,
@@ -45,7 +45,7 @@ def metadata(model: ModelInfo, versions: Sequence[str]) -> pb.ModelMetadataRespo
 def config(
     model: ModelInfo, versions: Sequence[str], facts: ServerRun
 ) -> model_config_pb2.ModelConfig:
-    """The configuration that load generators read; there is no batch dimension."""
+    """Return the configuration that load generators read; it has no batch dimension."""
     answer = model_config_pb2.ModelConfig(
         name=model.name, platform=PLATFORM, backend=BACKEND, max_batch_size=0
     )
@@ -68,7 +68,7 @@ def config(
 
 
 def properties(model: ModelInfo) -> dict[str, str]:
-    """What else is worth knowing of a model, as text."""
+    """Return further facts about a model, as text."""
     return {
         "executor": model.executor,
         "weights_bytes": str(model.weights_bytes),
@@ -79,7 +79,7 @@ def properties(model: ModelInfo) -> dict[str, str]:
 
 
 def estimate(found: ModelEstimate) -> gnnserve_pb2.EstimateResponse:
-    """Field by field; both have the same names."""
+    """Copy an estimate field by field; both types use the same names."""
     answer = gnnserve_pb2.EstimateResponse()
     for field in answer.DESCRIPTOR.fields:
         setattr(answer, field.name, getattr(found, field.name))
@@ -87,7 +87,7 @@ def estimate(found: ModelEstimate) -> gnnserve_pb2.EstimateResponse:
 
 
 def graph(found: GraphInfo) -> gnnserve_pb2.GraphFacts:
-    """Field by field; both have the same names."""
+    """Copy a graph's facts field by field; both types use the same names."""
     answer = gnnserve_pb2.GraphFacts()
     for field in answer.DESCRIPTOR.fields:
         setattr(answer, field.name, getattr(found, field.name))
@@ -95,12 +95,12 @@ def graph(found: GraphInfo) -> gnnserve_pb2.GraphFacts:
 
 
 def on_cuda(facts: ServerRun) -> bool:
-    """The lanes run on a CUDA device."""
+    """Return True when the lanes run on a CUDA device."""
     return facts.device.startswith("cuda")
 
 
 def _data_type(datatype: str) -> model_config_pb2.DataType:
-    """The configuration's enumerator for one of the wire's datatype names."""
+    """Return the configuration's enumerator for a wire datatype name."""
     name = "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"
     found: model_config_pb2.DataType = getattr(model_config_pb2, name)
     return found

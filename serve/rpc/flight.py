@@ -1,29 +1,30 @@
-"""A request in flight, as far as cancelling goes."""
+"""Cancellation of a request in flight."""
 
 from serve.server.api import Ticket
 
 
 class Flight:
-    """Passes a cancellation on to the ticket, whichever comes first, until it has landed."""
+    """Connects a call's cancellation to the request's ticket, in whichever order they arrive."""
 
     def __init__(self) -> None:
         self._ticket: Ticket | None = None
         self._cancelled = False
 
     def take_off(self, ticket: Ticket) -> None:
-        """The request was submitted."""
+        """Note that the request was submitted; cancels it if the client has already gone."""
         self._ticket = ticket
         if self._cancelled:
             ticket.cancel()
 
     def land(self) -> None:
-        """The request is answered; cancelling it means nothing any more."""
+        """Note that the request is answered; a later cancellation has no effect."""
         self._ticket = None
 
     def cancel(self) -> None:
-        """The client went away. Any thread, any number of times."""
-        # NOTE: set before reading, as `take_off` does it the other way round: in any order of
-        # the two threads one of them sees both, and cancelling twice is harmless.
+        """Cancel the request, now or when it is submitted. Thread-safe and idempotent."""
+        # NOTE: this writes the flag and then reads the ticket; `take_off` writes the ticket and
+        # then reads the flag. However the two threads interleave, at least one of them sees both
+        # and cancels; cancelling twice is harmless.
         self._cancelled = True
         ticket = self._ticket
         if ticket is not None:

@@ -1,4 +1,4 @@
-"""Counts requests in flight, and shuts the door when the server drains."""
+"""Count of requests in flight, closed to new ones while the server drains."""
 
 import threading
 
@@ -6,7 +6,7 @@ from serve.errors import NotReady
 
 
 class Gate:
-    """Open until ``close``; then nobody enters, and the last to leave is waited for."""
+    """Admits requests until ``close``; then refuses new ones and waits for those inside."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
@@ -15,35 +15,35 @@ class Gate:
 
     @property
     def closed(self) -> bool:
-        """The server is draining."""
+        """True once the server drains."""
         return self._closed
 
     @property
     def inside(self) -> int:
-        """Requests in flight."""
+        """Number of requests in flight."""
         return self._inside
 
     def enter(self) -> None:
-        """One request more; raises NotReady once closed. Pair with ``leave``."""
+        """Count a request in; raises NotReady once closed. Pair with ``leave``."""
         with self._condition:
             if self._closed:
                 raise NotReady("the server is shutting down and takes no new requests")
             self._inside += 1
 
     def leave(self) -> None:
-        """The request's answer is out."""
+        """Count a request out, after its answer was sent."""
         with self._condition:
             self._inside -= 1
             if self._inside == 0:
                 self._condition.notify_all()
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Refuse all further requests."""
         with self._condition:
             self._closed = True
 
     def wait_empty(self, timeout_s: float) -> int:
-        """Wait until all have left or `timeout_s` passed; how many are still inside."""
+        """Wait until all have left or `timeout_s` passed; returns how many are still inside."""
         with self._condition:
             self._condition.wait_for(lambda: self._inside == 0, timeout_s)
             return self._inside

@@ -1,4 +1,4 @@
-"""Our own service: what the standard lacks. Method names are those of `gnnserve.proto`."""
+"""Our own service, for what the standard lacks; method names are those of `gnnserve.proto`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,13 +16,13 @@ from serve.rpc.parameters import parse_fanouts
 from serve.server.api import Inference
 
 NAME = "gnnserve.v1.GnnServe"
-#: Methods whose messages are handled as bytes.
+#: Methods that take and return serialized messages.
 AS_BYTES = ("UpdateGraph",)
 
-#: Largest graph that is estimated; the bytes and nanoseconds of larger ones overflow.
+#: Most nodes or edges in an estimate; bytes and nanoseconds of larger graphs would overflow.
 _MAX_COUNT = 10**12
 
-#: Seconds back (0: all) to the QoS report in its JSON shape.
+#: Makes the QoS report over the last so many seconds (0: all), in its JSON shape.
 ReportSource = Callable[[float], dict[str, Any]]
 
 
@@ -42,7 +42,7 @@ class GnnServeService:
         self._max_message_bytes = max_message_bytes
 
     def Describe(self, _: pb.DescribeRequest, __: object) -> pb.DescribeResponse:
-        """What this server is."""
+        """Describe the server's device and scheduling."""
         facts = self._facts()
         answer = pb.DescribeResponse(max_message_bytes=self._max_message_bytes)
         for field in answer.DESCRIPTOR.fields:
@@ -51,7 +51,7 @@ class GnnServeService:
         return answer
 
     def Estimate(self, request: pb.EstimateRequest, _: object) -> pb.EstimateResponse:
-        """What a request of this size, or by so many ids of a resident graph, would need."""
+        """Estimate a request of a given size, or one by node ids of a resident graph."""
         for name in ("num_nodes", "num_edges", "num_ids"):
             value = getattr(request, name)
             if value < 0:
@@ -61,7 +61,7 @@ class GnnServeService:
         if request.graph:
             if request.num_nodes or request.num_edges:
                 raise InvalidInput(
-                    f"graph '{request.graph}': num_ids says how much of it is asked for, "
+                    f"graph '{request.graph}': give num_ids for a resident graph, "
                     "not num_nodes and num_edges"
                 )
             return describe.estimate(
@@ -75,7 +75,7 @@ class GnnServeService:
             )
         for name in ("num_ids", "fanouts"):
             if getattr(request, name):
-                raise InvalidInput(f"{name}: is of no meaning without a graph")
+                raise InvalidInput(f"{name}: has no meaning without a graph")
         if request.num_nodes == 0 and request.num_edges > 0:
             raise InvalidInput(f"num_edges: {request.num_edges} edges in a graph of 0 nodes")
         return describe.estimate(
@@ -85,12 +85,12 @@ class GnnServeService:
         )
 
     def ListGraphs(self, request: pb.ListGraphsRequest, _: object) -> pb.ListGraphsResponse:
-        """The resident graphs, or one of them."""
+        """List all resident graphs, or the one of a given name."""
         graphs = self._engine.graphs(request.name)
         return pb.ListGraphsResponse(graphs=[describe.graph(found) for found in graphs])
 
     def UpdateGraph(self, message: bytes, _: object) -> bytes:
-        """Change a resident graph."""
+        """Change a resident graph, wholly or not at all."""
         request = parse_update(message)
         if request.if_version < 0:
             raise InvalidInput(f"if_version: {request.if_version} is negative")
@@ -99,11 +99,11 @@ class GnnServeService:
         return pb.UpdateGraphResponse(graph=describe.graph(found)).SerializeToString()
 
     def Report(self, request: pb.ReportRequest, _: object) -> pb.ReportResponse:
-        """The QoS report."""
+        """Return the QoS report."""
         if not request.since_s >= 0:
             raise InvalidInput(f"since_s: {request.since_s} is not at least 0")
         found = self._report(request.since_s)
-        # Reports may grow fields before the wire does.
+        # A report may have fields that the message does not have yet.
         return json_format.ParseDict(
             found, pb.ReportResponse(), ignore_unknown_fields=True, descriptor_pool=POOL
         )

@@ -1,7 +1,7 @@
-"""Methods of a service as gRPC handlers, made from its descriptor and an object that has them.
+"""gRPC handlers for a service, made from its descriptor and an object with its methods.
 
-A method that the object lacks answers UNIMPLEMENTED with its name; an exception becomes the
-status that ``status`` gives it.
+A method that the object lacks answers UNIMPLEMENTED with its name. An exception becomes the call's
+status, see ``serve.rpc.status``.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -22,10 +22,13 @@ Behavior = Callable[[Any, grpc.ServicerContext], Any]
 def service_handler(
     name: str, servicer: object, as_bytes: Collection[str], refusals: Refusals
 ) -> grpc.GenericRpcHandler:
-    """Handlers for every method of the service `name` of ``serve.pb``.
+    """Return handlers for every method of the service `name` of ``serve.pb``.
 
-    Methods named in `as_bytes` get and return serialized messages, all others messages. `refusals`
-    counts calls whose serialized message is none.
+    Args:
+        name: Full name of the service.
+        servicer: Object with a method for each one offered.
+        as_bytes: Methods that take and return serialized messages; all others take message objects.
+        refusals: Counts the calls whose serialized message is malformed.
     """
     handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
     for method in POOL.FindServiceByName(name).methods:

@@ -1,8 +1,8 @@
-"""`grpc.health.v1` over the engine's readiness.
+"""`grpc.health.v1`, which reports the engine's readiness.
 
-Service names: the empty one for the server, both our services, and every model's own name.
-`Check` looks at the engine; `Watch` is told of changes by a thread that looks a few times a
-second.
+Service names are the empty one for the server, both our services, and the name of every model.
+`Check` looks at the engine. `Watch` hears of changes from a thread that polls the engine a few
+times a second.
 """
 
 import threading
@@ -26,40 +26,46 @@ _PERIOD_S = 0.25
 class Health(health.HealthServicer):  # type: ignore[misc]  # the library carries no types
     """Implements `grpc.health.v1.Health`.
 
-    The library's servicer keeps the statuses, needs no thread per watcher, and has whatever methods
-    its release of the protocol has.
+    The library's servicer keeps the statuses, needs no thread per watcher, and has the methods of
+    the protocol's installed release.
     """
 
     def __init__(self, inference: service.InferenceService, models: Models, served: Models) -> None:
-        """`models` are all of the repository, `served` those in memory."""
+        """Start with no status known.
+
+        Args:
+            inference: Tells whether the server is ready.
+            models: Returns all models of the repository.
+            served: Returns the models in memory.
+        """
         super().__init__()
         self._inference = inference
         self._models = models
         self._served = served
         self._known: dict[str, int] = {}
-        # Apart from the library's own `_lock`.
+        # Not `_lock`, which is the library's.
         self._telling = threading.Lock()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="health", daemon=True)
 
     def Check(self, request: Any, context: grpc.ServicerContext) -> Any:
-        """The status now, NOT_FOUND for a name never heard of."""
+        """Return the current status; NOT_FOUND for an unknown name."""
         self.refresh()
         return super().Check(request, context)
 
     def start(self) -> None:
-        """Begin to follow the engine."""
+        """Begin to poll the engine."""
         self.refresh()
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop following it."""
+        """Stop polling the engine."""
         self._stopped.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def refresh(self) -> None:
-        """Look at the engine and the repository and tell watchers what changed."""
+        """Read the state of the engine and the repository, and tell watchers what changed."""
         self._tell(self._models())
 
     def _tell(self, models: tuple[ModelInfo, ...]) -> None:
@@ -76,6 +82,6 @@ class Health(health.HealthServicer):  # type: ignore[misc]  # the library carrie
 
     def _follow(self) -> None:
         while not self._stopped.wait(_PERIOD_S):
-            # To read the repository takes milliseconds, which requests would wait for; a model
-            # that is only there is not served either way.
+            # Reading the repository takes milliseconds of interpreter time, which would delay
+            # requests. A model that is not in memory is not serving either way.
             self._tell(self._served())

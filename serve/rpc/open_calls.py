@@ -1,4 +1,4 @@
-"""Calls that stay open: how many there may be, and what one costs whose client does not read."""
+"""Calls that stay open: a limit on their number, and protection from clients that do not read."""
 
 import threading
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from serve.rpc.refusals import OPEN_CALLS, Refusals
 from serve.rpc.status import abort
 from serve.rpc.workers import Workers
 
-#: Answers a call with its request (or requests), its context and, of a watch, a way to send.
+#: Answers a call; takes its request or requests, its context and, for a watch, a send function.
 Behavior = Callable[..., Any]
 
 _RETRY_NS = 1_000_000_000
@@ -19,20 +19,23 @@ _NOTHING = object()
 
 
 class OpenCalls:
-    """How many calls of a kind are open, and may be."""
+    """Limit on the open calls of one kind."""
 
     def __init__(self, most: int, what: str, refusals: Refusals) -> None:
-        """`most` at once, called `what` in refusals, which `refusals` counts."""
+        """Allow `most` calls at once; refusals name them `what` and are counted in `refusals`."""
         self._most, self._what = most, what
         self._refusals = refusals
         self._places = threading.Semaphore(most)
 
     def enter(self, context: grpc.ServicerContext) -> bool:
-        """Count the call until it ends; False: it has ended. Raises QueueFull."""
+        """Count the call until it ends.
+
+        Returns False when it has already ended; raises QueueFull at the limit.
+        """
         if not self._places.acquire(blocking=False):
             self._refusals.count(OPEN_CALLS)
             raise QueueFull(
-                f"{self._most} {self._what} are open, which is the most taken", _RETRY_NS
+                f"{self._most} {self._what} are open, and no more are accepted", _RETRY_NS
             )
         if context.add_callback(self._places.release):
             return True
@@ -41,7 +44,7 @@ class OpenCalls:
 
 
 def limited(behavior: Behavior, calls: OpenCalls) -> Behavior:
-    """`behavior` of another library's service, as often at once as `calls` lets it."""
+    """Return `behavior`, a method of another library's service, under the limit of `calls`."""
 
     def call(requests: Any, context: grpc.ServicerContext, *send: Any) -> Any:
         try:
@@ -55,22 +58,23 @@ def limited(behavior: Behavior, calls: OpenCalls) -> Behavior:
 
 
 def watched(behavior: Behavior, workers: Workers) -> Behavior:
-    """`behavior` of the health service's `Watch`, with a way to send that never blocks.
+    """Return `behavior`, the health service's `Watch`, with a send function that never blocks.
 
-    The service sends a change to one watcher after the other under its only lock, and gRPC's own
-    way to send waits until the client reads. One that does not would stop health for everybody.
+    The service sends a change to its watchers one after the other while it holds its only lock, and
+    gRPC's own send blocks until the client reads. A client that does not read would stop the health
+    service for everybody.
     """
 
     def call(request: Any, context: grpc.ServicerContext, send: Callable[[Any], None]) -> Any:
         return behavior(request, context, _Latest(send, workers))
 
-    # How gRPC is asked for a call that has no thread while there is nothing to send.
+    # Tells gRPC that the call needs no thread while there is nothing to send.
     call.experimental_non_blocking = True  # type: ignore[attr-defined]
     return call
 
 
 class _Latest:
-    """Sends the latest of what it is given, by a thread of `workers`; drops what was not sent."""
+    """Sends the latest status on a thread of `workers`; a newer status replaces an unsent one."""
 
     def __init__(self, send: Callable[[Any], None], workers: Workers) -> None:
         self._send = send

@@ -1,10 +1,10 @@
-"""Calls that were refused before they were requests, counted by reason."""
+"""Counts of calls that the transport refused before they became requests, by reason."""
 
 import threading
 from collections import Counter
 from collections.abc import Mapping
 
-#: Why; each is a label of the metric from the start, at 0.
+#: Reasons; each is a label of the metric from the start, with count 0.
 NO_THREAD = "no_thread"
 NO_MESSAGE = "no_message"
 MESSAGE_SIZE = "message_size"
@@ -14,18 +14,18 @@ REASONS = NO_THREAD, NO_MESSAGE, MESSAGE_SIZE, MALFORMED, OPEN_CALLS
 
 
 class Refusals:
-    """Counts, from any thread."""
+    """Counts refused calls; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts = Counter(dict.fromkeys(REASONS, 0))
 
     def count(self, reason: str) -> None:
-        """One more for `reason`."""
+        """Add one refusal for `reason`."""
         with self._lock:
             self._counts[reason] += 1
 
     def counts(self) -> Mapping[str, int]:
-        """How many so far, by reason."""
+        """Return the counts so far, by reason."""
         with self._lock:
             return dict(self._counts)

@@ -1,7 +1,7 @@
-"""The gRPC server's life: bind, serve, drain.
+"""Life cycle of the gRPC server: bind, serve, drain.
 
-One thread per request in flight, made on demand: for messages of graph size gRPC's synchronous
-server takes clearly less time than its asyncio one, and a thread that waits costs next to nothing.
+Each request in flight has a thread, which is made on demand. See
+`docs/adr/0001-threads-not-asyncio.md` for why.
 """
 
 import logging
@@ -21,12 +21,12 @@ from serve.pb import gnnserve_pb2 as _gnnserve_pb2  # noqa: F401  registers the 
 from serve.rpc import gnnserve_service as own
 from serve.rpc import service
 from serve.rpc.allotment import HEALTH, MAX_REFLECTIONS, MAX_STREAMS, MAX_WATCHERS, Allotment
+from serve.rpc.call_threads import RECEIVE_S, CallThreads
 from serve.rpc.gate import Gate
 from serve.rpc.handlers import service_handler
 from serve.rpc.health import Health
 from serve.rpc.open_calls import OpenCalls, limited, watched
 from serve.rpc.refusals import Refusals
-from serve.rpc.threads import RECEIVE_S, CallThreads
 from serve.rpc.watchdog import Watchdog
 from serve.server.api import Inference
 from serve.server.clock import now_ns
@@ -34,15 +34,15 @@ from serve.server.learning.alone import Arrays, Send
 from serve.server.regions import Regions
 from serve.wire.messages import INFER_METHOD, MAX_MESSAGE_BYTES, encode_request
 
-#: After the last answer is out, new requests are refused for this long before the connections
-#: close: gRPC ends calls that reach it while it closes with CANCELLED, and clients that were
-#: just answered ask again at once.
+#: Time between the last answer and the closing of the connections, during which new requests are
+#: refused. Clients that were just answered ask again at once, and gRPC ends calls that reach a
+#: closing server with CANCELLED, which would hide the reason from them.
 _REFUSE_S = 0.2
-#: Then: time for the connections to close by themselves.
+#: Time for the connections to close by themselves after that.
 _CLOSE_S = 1.0
-#: Of one of the server's own requests.
+#: Time limit of one of the server's own requests.
 _OWN_TIMEOUT_S = 30.0
-#: Where to reach a server that listens everywhere.
+#: Loopback address of a server that listens on all interfaces.
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 _log = logging.getLogger(__name__)
@@ -64,16 +64,16 @@ class GrpcServer:
         receive_timeout_s: float = RECEIVE_S,
         shared_memory: bool = True,
     ) -> None:
-        """Make the services; nothing listens yet.
+        """Make the services without listening yet.
 
         Args:
-            engine: What answers requests. The server neither starts nor stops it.
-            facts: What the server says of itself, asked anew each time.
-            report: Makes the QoS report in its JSON shape; 0 seconds back means all.
+            engine: Answers requests. The server neither starts nor stops it.
+            facts: Returns the description of this server; called for each answer that needs it.
+            report: Makes the QoS report in its JSON shape over the last seconds given; 0: all.
             host: Name or address to listen on.
-            port: TCP port; 0: any free one.
-            max_message_bytes: Largest message taken or sent.
-            max_queue: Requests the engine accepts at once; sizes the thread pools.
+            port: TCP port, or 0 for any free one.
+            max_message_bytes: Largest message received or sent.
+            max_queue: Requests that the engine accepts at once; sizes the thread pools.
             receive_timeout_s: Time for a call's message to arrive.
             shared_memory: Offer the system shared memory extension.
         """
@@ -99,13 +99,13 @@ class GrpcServer:
         self._health = Health(self._inference, engine.models, engine.served)
         self._watchdog = Watchdog()
         self._server = grpc.server(
-            self._threads,  # type: ignore[arg-type]  # no more than an Executor is asked of it
+            self._threads,  # type: ignore[arg-type]  # gRPC needs an Executor, no thread pool
             options=[
                 *_options(max_message_bytes),
                 ("grpc.max_concurrent_streams", self._allotment.calls_of_a_connection),
             ],
         )
-        watches = OpenCalls(MAX_WATCHERS, "watches of health", self._refusals)
+        watches = OpenCalls(MAX_WATCHERS, "health watches", self._refusals)
         self._health.Watch = watched(limited(self._health.Watch, watches), self._allotment.open)
         self._server.add_generic_rpc_handlers(
             (
@@ -123,26 +123,26 @@ class GrpcServer:
 
     @property
     def in_flight(self) -> int:
-        """Requests taken whose answers are not out yet."""
+        """Number of accepted requests whose answers are not sent yet."""
         return self._gate.inside
 
     @property
     def draining(self) -> bool:
-        """``stop`` was called."""
+        """True once ``stop`` was called."""
         return self._gate.closed
 
     @property
     def answers(self) -> bool:
-        """The port answers: the server asks itself."""
+        """True while the port answers the server's own calls."""
         return self._watchdog.answers
 
     @property
     def refused(self) -> Mapping[str, int]:
-        """Calls that were refused before they were requests, by reason."""
+        """Number of calls refused before they became requests, by reason."""
         return self._refusals.counts()
 
     def start(self) -> int:
-        """Listen and serve; returns the port. Raises ConfigError if it cannot be bound."""
+        """Listen and serve; returns the port. Raises ConfigError when it cannot be bound."""
         try:
             port = self._server.add_insecure_port(_address(self._host, self._port))
         except RuntimeError as error:
@@ -159,10 +159,10 @@ class GrpcServer:
 
     @contextmanager
     def own_requests(self) -> Iterator[Send]:
-        """A way for the server to ask itself, through its port, before anybody is let in.
+        """Yield a function that sends the server's own requests through its port.
 
-        What it yields raises NotReady, with the status, when a request is not answered. Statistics
-        begin anew after each.
+        For use before clients are admitted. The function raises NotReady, with the status, when a
+        request fails. Each call resets the statistics, so that own requests are not counted.
         """
         options = [*_options(self._max_message_bytes), ("grpc.enable_http_proxy", 0)]
         with grpc.insecure_channel(self._own_address, options) as channel:
@@ -180,10 +180,11 @@ class GrpcServer:
             yield send
 
     def stop(self, grace_s: float) -> int:
-        """Drain, then close; returns how many requests were given up on.
+        """Drain, then close; returns the number of requests that did not finish in time.
 
-        At once: not ready, health NOT_SERVING, new requests UNAVAILABLE. Requests in flight have
-        `grace_s` to finish and their answers to go out; health and metadata are served meanwhile.
+        The server is not ready at once: health says NOT_SERVING and new requests get UNAVAILABLE.
+        Requests in flight have `grace_s` seconds to be answered. Health and metadata are served
+        meanwhile.
         """
         deadline_ns = now_ns() + int(grace_s * 1e9)
 
@@ -205,16 +206,16 @@ class GrpcServer:
 
     @property
     def _own_address(self) -> str:
-        """Where the server reaches itself."""
+        """Address at which the server reaches itself."""
         return _address(_LOOPBACK.get(self._host, self._host), self._port)
 
     def _enable_reflection(self) -> None:
-        """Reflection of our services and of those beside them, from our pool."""
+        """Offer reflection of all services, from our own descriptor pool."""
         for descriptor in (health_pb2.DESCRIPTOR, reflection._reflection_pb2.DESCRIPTOR):
             POOL.AddSerializedFile(descriptor.serialized_pb)
         names = (service.NAME, own.NAME, HEALTH, reflection.SERVICE_NAME)
         servicer = reflection.ReflectionServicer(names, pool=POOL)
-        calls = OpenCalls(MAX_REFLECTIONS, "calls of reflection", self._refusals)
+        calls = OpenCalls(MAX_REFLECTIONS, "reflection calls", self._refusals)
         servicer.ServerReflectionInfo = limited(servicer.ServerReflectionInfo, calls)
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(
             servicer, _Unregistered(self._server)
@@ -222,7 +223,7 @@ class GrpcServer:
 
 
 class _Unregistered:
-    """Takes the methods of a service as generic ones: of registered ones gRPC tells no path."""
+    """Registers a service's methods as generic ones, since gRPC hides the path of the others."""
 
     def __init__(self, server: grpc.Server) -> None:
         self.add_generic_rpc_handlers = server.add_generic_rpc_handlers
@@ -239,9 +240,9 @@ def _options(max_message_bytes: int) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
-        # Two servers on one port would share its requests; the second must fail instead.
+        # Two servers on one port would share its requests; the second one must fail instead.
         ("grpc.so_reuseport", 0),
-        # Clients may ping idle connections, and dead ones are noticed.
+        # Clients may ping idle connections, and the server notices dead ones.
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),
         ("grpc.keepalive_permit_without_calls", 1),
@@ -250,7 +251,7 @@ def _options(max_message_bytes: int) -> list[tuple[str, int]]:
 
 
 def _bind_error(host: str, port: int) -> str:
-    """Why the system does not let us bind; empty if it now does."""
+    """Return the reason why the system refuses to bind, empty when it no longer refuses."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM

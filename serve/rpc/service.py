@@ -1,7 +1,7 @@
-"""The standard's inference service: every method that is offered.
+"""The Open Inference Protocol's service, with every method that is offered.
 
-A request's way through here: decode, validate (``convert``), submit to the engine, wait for the
-ticket, encode. Messages of ModelInfer and ModelStreamInfer are handled as bytes, see
+A request is decoded, validated (``convert``) and submitted to the engine; its thread waits for the
+ticket and encodes the answer. Messages of ModelInfer and ModelStreamInfer are handled as bytes, see
 ``serve.wire.messages``. Methods that are missing here answer UNIMPLEMENTED (``handlers``).
 """
 
@@ -27,7 +27,7 @@ from serve.server.regions import Regions
 from serve.wire.messages import WireRequest, decode_request
 
 NAME = "inference.GRPCInferenceService"
-#: Methods whose messages are handled as bytes.
+#: Methods that take and return serialized messages.
 AS_BYTES = ("ModelInfer", "ModelStreamInfer")
 
 
@@ -47,7 +47,7 @@ class InferenceService:
         self._regions = regions
         self._facts = facts
         self._gate = gate
-        #: Threads that serve the requests of streams; each stream also has two of its own.
+        #: Threads for the requests of streams; each stream has two more of its own.
         self._workers = workers
         self._streams = streams
         self._statistics = Statistics()
@@ -55,7 +55,7 @@ class InferenceService:
     # -- inference ----------------------------------------------------------------------------
 
     def ModelInfer(self, message: bytes, context: grpc.ServicerContext) -> bytes:
-        """One request, one answer."""
+        """Answer one request."""
         arrived_ns = now_ns()
         flight = Flight()
 
@@ -66,7 +66,7 @@ class InferenceService:
         self._gate.enter()
         if not context.add_callback(ended):
             ended()
-            error = RequestCancelled("the call ended before it was looked at")
+            error = RequestCancelled("the call ended before the server read it")
             self._engine.refused("unknown", "", "", arrived_ns, error)
             raise error
         request = decode_request(message)
@@ -75,10 +75,10 @@ class InferenceService:
     def ModelStreamInfer(
         self, messages: Iterator[bytes], context: grpc.ServicerContext
     ) -> Iterator[bytes]:
-        """Many requests, answered as they finish.
+        """Answer many requests, each when it finishes.
 
-        Errors are messages of the stream, unless the metadata `triton_grpc_error: true` asks
-        for a stream that ends with the first one's status.
+        Errors are sent as messages of the stream. With the metadata `triton_grpc_error: true` the
+        first error ends the stream with its status instead.
         """
         if not self._streams.enter(context):
             return
@@ -99,7 +99,7 @@ class InferenceService:
         flight: Flight,
         remaining_s: float,
     ) -> bytes:
-        """Have one request answered; returns the serialized response."""
+        """Run one request to its end and return the serialized response."""
         model, call, ticket = self._submit(request, arrived_ns, remaining_s)
         flight.take_off(ticket)
         try:
@@ -119,7 +119,7 @@ class InferenceService:
         arrived_ns: int,
         remaining_s: float,
     ) -> tuple[ModelInfo, InferCall, Ticket]:
-        """Check the request and hand it to the engine; a refusal is kept for the report."""
+        """Check the request and submit it; a refusal gets its row in the report."""
         model = None
         try:
             model = self._engine.model(request.model, request.version)
@@ -136,19 +136,19 @@ class InferenceService:
     # -- health and metadata ------------------------------------------------------------------
 
     def ServerLive(self, _: pb.ServerLiveRequest, __: object) -> pb.ServerLiveResponse:
-        """Does the process work at all?"""
+        """Tell whether the process works at all."""
         return pb.ServerLiveResponse(live=self._engine.live)
 
     def ServerReady(self, _: pb.ServerReadyRequest, __: object) -> pb.ServerReadyResponse:
-        """Is inference taken now?"""
+        """Tell whether the server accepts requests now."""
         return pb.ServerReadyResponse(ready=self.ready)
 
     def ModelReady(self, request: pb.ModelReadyRequest, _: object) -> pb.ModelReadyResponse:
-        """Is inference with this model taken now? An unknown model is not ready."""
+        """Tell whether a model accepts requests now; an unknown model does not."""
         return pb.ModelReadyResponse(ready=self.model_ready(request.name, request.version))
 
     def ServerMetadata(self, _: pb.ServerMetadataRequest, __: object) -> pb.ServerMetadataResponse:
-        """Name, version and the extensions that work."""
+        """Return name, version and the offered extensions."""
         return pb.ServerMetadataResponse(
             name="gnnserve",
             version=serve.__version__,
@@ -158,12 +158,12 @@ class InferenceService:
     def ModelMetadata(
         self, request: pb.ModelMetadataRequest, _: object
     ) -> pb.ModelMetadataResponse:
-        """Inputs, outputs and properties of one model."""
+        """Return inputs, outputs and properties of one model."""
         model = self._engine.model(request.name, request.version)
         return describe.metadata(model, self._versions(model))
 
     def ModelConfig(self, request: pb.ModelConfigRequest, _: object) -> pb.ModelConfigResponse:
-        """The same for load generators, in their words."""
+        """Return the model's facts as the configuration that load generators read."""
         model = self._engine.model(request.name, request.version)
         config = describe.config(model, self._versions(model), self._facts())
         return pb.ModelConfigResponse(config=config)
@@ -171,7 +171,7 @@ class InferenceService:
     def ModelStatistics(
         self, request: pb.ModelStatisticsRequest, _: object
     ) -> pb.ModelStatisticsResponse:
-        """Counts and durations of one model, or of all that are loaded."""
+        """Return counts and durations of one model, or of all loaded models."""
         if request.name:
             models: tuple[ModelInfo, ...] = (self._engine.model(request.name, request.version),)
         else:
@@ -189,7 +189,7 @@ class InferenceService:
     def RepositoryIndex(
         self, request: pb.RepositoryIndexRequest, _: object
     ) -> pb.RepositoryIndexResponse:
-        """Every model and version; only the ready ones if asked so."""
+        """List every model and version, or only those that are ready."""
         _check_repository(request.repository_name)
         answer = pb.RepositoryIndexResponse()
         for model in self._engine.models():
@@ -205,11 +205,11 @@ class InferenceService:
     def RepositoryModelLoad(
         self, request: pb.RepositoryModelLoadRequest, _: object
     ) -> pb.RepositoryModelLoadResponse:
-        """Load from the repository, or load anew; answers when the model is ready."""
+        """Load or reload a model from the repository; answers when it is ready."""
         _check_repository(request.repository_name)
         for name in request.parameters:
             raise InvalidInput(
-                f"parameter '{name}': models are loaded as they lie in the repository"
+                f"parameter '{name}': models are loaded as the repository holds them"
             )
         self._engine.load(request.model_name)
         return pb.RepositoryModelLoadResponse()
@@ -217,7 +217,10 @@ class InferenceService:
     def RepositoryModelUnload(
         self, request: pb.RepositoryModelUnloadRequest, _: object
     ) -> pb.RepositoryModelUnloadResponse:
-        """Stop serving a model; no model depends on another, so `unload_dependents` may be set."""
+        """Stop serving a model.
+
+        Ignores `unload_dependents`, as no model depends on another.
+        """
         _check_repository(request.repository_name)
         self._engine.unload(request.model_name)
         return pb.RepositoryModelUnloadResponse()
@@ -227,14 +230,14 @@ class InferenceService:
     def SystemSharedMemoryRegister(
         self, request: pb.SystemSharedMemoryRegisterRequest, _: object
     ) -> pb.SystemSharedMemoryRegisterResponse:
-        """Let requests name places in a shared memory object of this host."""
+        """Register a shared memory object of this host for the tensors of requests."""
         self._regions.register(request.name, request.key, request.offset, request.byte_size)
         return pb.SystemSharedMemoryRegisterResponse()
 
     def SystemSharedMemoryStatus(
         self, request: pb.SystemSharedMemoryStatusRequest, _: object
     ) -> pb.SystemSharedMemoryStatusResponse:
-        """One region, or all that are registered."""
+        """Describe one region, or all that are registered."""
         answer = pb.SystemSharedMemoryStatusResponse()
         for region in self._regions.registered(request.name):
             status = answer.regions[region.name]
@@ -245,23 +248,23 @@ class InferenceService:
     def SystemSharedMemoryUnregister(
         self, request: pb.SystemSharedMemoryUnregisterRequest, _: object
     ) -> pb.SystemSharedMemoryUnregisterResponse:
-        """Forget a region, or all; requests that use one go on."""
+        """Unregister a region, or all; requests in flight keep the memory that they use."""
         self._regions.unregister(request.name)
         return pb.SystemSharedMemoryUnregisterResponse()
 
     # -- shared with the server and the health service ----------------------------------------
 
     def forget(self) -> None:
-        """Count from zero."""
+        """Reset the statistics."""
         self._statistics = Statistics()
 
     @property
     def ready(self) -> bool:
-        """The engine is ready and the server is not draining."""
+        """True while the engine is ready and the server is not draining."""
         return self._engine.ready and not self._gate.closed
 
     def model_ready(self, name: str, version: str = "") -> bool:
-        """The server is ready and so is this model."""
+        """Return True when both the server and this model are ready."""
         if not self.ready:
             return False
         try:
@@ -270,7 +273,7 @@ class InferenceService:
             return False
 
     def _versions(self, model: ModelInfo) -> list[str]:
-        """All versions of a model that can be asked for, oldest first."""
+        """Return all versions of a model that are being served, oldest first."""
         found = {
             m.version for m in self._engine.models() if m.name == model.name and m.state == "READY"
         }
@@ -279,4 +282,4 @@ class InferenceService:
 
 def _check_repository(name: str) -> None:
     if name:
-        raise UnknownName(f"repository '{name}': there is one repository, and it has no name")
+        raise UnknownName(f"repository '{name}': the only repository has no name")

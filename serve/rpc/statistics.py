@@ -1,4 +1,4 @@
-"""Counts and durations per model, as ModelStatistics reports them."""
+"""Counts and durations by model, as ModelStatistics reports them."""
 
 import threading
 from collections import deque
@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from serve.obs.record import RequestRecord
 from serve.pb import grpc_service_pb2 as pb
 
-#: Records held until they are counted, at most.
+#: Most records held before they are counted.
 _MOST_UNCOUNTED = 1024
 
 
 @dataclass(slots=True)
 class _Duration:
-    """How often, and how long in total."""
+    """Number and total length of some intervals."""
 
     count: int = 0
     ns: int = 0
@@ -28,7 +28,10 @@ class _Duration:
 
 @dataclass(slots=True)
 class _ModelTotals:
-    """Totals of one version; the four stages always have equal counts: load generators insist."""
+    """Totals of one model version.
+
+    The four stages always have equal counts, which load generators require.
+    """
 
     last_unix_ms: int = 0
     success: _Duration = field(default_factory=_Duration)
@@ -40,23 +43,23 @@ class _ModelTotals:
 
 
 class Statistics:
-    """Totals since start of every model that was asked for. Any thread may call any method."""
+    """Totals since the start, for every model that had a request. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._models: dict[tuple[str, str], _ModelTotals] = {}
-        #: Counted when somebody asks: nobody who was answered waits for sums.
+        #: Records not counted yet; they are when somebody asks, so that no answer waits for it.
         self._uncounted: deque[RequestRecord] = deque()
 
     def succeeded(self, record: RequestRecord) -> None:
-        """A request was answered with a result."""
+        """Add a request that was answered with a result."""
         self._uncounted.append(record)
         if len(self._uncounted) >= _MOST_UNCOUNTED:
             with self._lock:
                 self._count()
 
     def _count(self) -> None:
-        """Under the lock."""
+        """Count the records held; the caller holds the lock."""
         while self._uncounted:
             record = self._uncounted.popleft()
             model = self._models.setdefault((record.model, record.version), _ModelTotals())
@@ -69,12 +72,12 @@ class Statistics:
             model.answer.add(record.answer_ns)
 
     def failed(self, name: str, version: str, latency_ns: int) -> None:
-        """A request for a model that exists ended in an error."""
+        """Add a request for an existing model that ended in an error."""
         with self._lock:
             self._models.setdefault((name, version), _ModelTotals()).fail.add(latency_ns)
 
     def message(self, name: str, version: str) -> pb.ModelStatistics:
-        """The totals of one version, all zero if it was never asked for."""
+        """Return the totals of one version; all are zero when it had no request."""
         with self._lock:
             self._count()
             model = self._models.get((name, version)) or _ModelTotals()

@@ -1,6 +1,7 @@
-"""From errors to what the client sees: a gRPC code, a text, and when to try again.
+"""Conversion of errors to what the client sees: a gRPC code, a text and a retry hint.
 
-Errors raised on purpose keep their text; anything else is a bug, whose text stays in the log.
+The client gets the text of errors that are raised on purpose. Any other error is a bug, whose text
+goes to the log alone.
 """
 
 import logging
@@ -14,7 +15,7 @@ from serve.wire.messages import WireError
 
 _CODES = {code: grpc.StatusCode[code.status] for code in ErrorCode}
 
-#: Trailer (in streams: parameter) that says when the same request may be sent again.
+#: Trailer that tells the client when to send the same request again.
 RETRY_TRAILER = "grpc-retry-pushback-ms"
 INTERNAL_TEXT = "internal error; the server's log has the details"
 #: gRPC carries the text in a header, percent-encoded, and peers refuse headers over 8 KiB.
@@ -25,16 +26,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How a call that failed ends."""
+    """End of a failed call, as the client sees it."""
 
     code: grpc.StatusCode
     text: str
-    #: None: no hint, or no use in trying again.
+    #: None when there is no hint or retrying is useless.
     retry_after_ms: int | None = None
 
 
 def status_of(error: Exception) -> Status:
-    """What the client is told of `error`; bugs are logged here, in full."""
+    """Return the status for `error`; logs bugs with their traceback."""
     if isinstance(error, WireError):
         return Status(_CODES[ErrorCode.INVALID], _shorten(str(error)))
     if not isinstance(error, ServeError) or isinstance(error, InvariantViolation):

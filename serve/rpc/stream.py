@@ -1,8 +1,8 @@
 """One ModelStreamInfer stream: several requests in flight, answers as they finish.
 
-Three kinds of threads share a ``Stream``: one reads requests, workers have them answered, and the
-call's own thread writes. A reader that is `window` answers ahead of the client stops reading, so
-that a client that does not read cannot fill the memory.
+Three kinds of threads share a ``Stream``: one reads requests, workers run them, and the call's own
+thread writes answers. Back-pressure: the reader pauses while `window` requests are unanswered or
+their answers unwritten, so that a client that does not read cannot fill the memory.
 """
 
 import threading
@@ -27,26 +27,26 @@ from serve.wire.messages import (
     encode_stream_answer,
 )
 
-#: (request, arrived_ns, flight) to the serialized response.
+#: Runs a request: (request, arrived_ns, flight) to the serialized response.
 Infer = Callable[[WireRequest, int, Flight], bytes]
-#: Requests of one stream that are in flight or answered and not yet written.
+#: Most requests of one stream that are in flight or answered and not yet written.
 WINDOW = 256
 
-_NO_THREAD = "no thread can be had for this request now; try again later"
+_NO_THREAD = "no thread is available for this request; try again later"
 _RETRY_NS = 1_000_000_000
 
 
 class _Outgoing(NamedTuple):
-    """What became of one request of the stream."""
+    """Outcome of one request of the stream, waiting to be written."""
 
     content: bytes | Exception
     request_id: str
-    #: It is counted in the gate until it is written.
+    #: True when the request passed the gate, which counts it until its answer is written.
     inside: bool
 
 
 class Stream:
-    """Bookkeeping of one stream; ``close`` may come from any thread at any time."""
+    """State of one stream; any thread may call ``close`` at any time."""
 
     def __init__(self, infer: Infer, gate: Gate, workers: Workers, window: int = WINDOW) -> None:
         self._infer = infer
@@ -55,16 +55,21 @@ class Stream:
         self._window = threading.Semaphore(window)
         self._lock = threading.Lock()
         self._closed = False
-        #: The reader, and every request without an answer.
+        #: Number of unanswered requests, plus one while the reader reads.
         self._busy = 1
-        #: Answers not yet written whose requests are inside the gate.
+        #: Number of unwritten answers whose requests are inside the gate.
         self._unsent = 0
         self._flights: set[Flight] = set()
-        #: None: the stream is complete.
+        #: Answers to write; None marks the end of the stream.
         self._answers: SimpleQueue[_Outgoing | None] = SimpleQueue()
 
     def answers(self, messages: Iterator[bytes], *, raise_errors: bool) -> Iterator[bytes]:
-        """Serialized messages to send; errors are among them, or end the stream by raising."""
+        """Yield the serialized messages to send.
+
+        Args:
+            messages: Serialized requests, read on a thread of their own.
+            raise_errors: Raise the first error instead of sending it as a message.
+        """
         reader = threading.Thread(
             target=self._read, args=(messages,), name="stream-reader", daemon=True
         )
@@ -82,7 +87,7 @@ class Stream:
             self._sent(answer)
 
     def close(self) -> None:
-        """The call has ended, one way or another: cancel what is in flight."""
+        """Cancel all requests in flight, as the call has ended."""
         with self._lock:
             self._closed = True
             unsent, self._unsent = self._unsent, 0
@@ -113,7 +118,7 @@ class Stream:
             self._done()
 
     def _serve(self, message: bytes, arrived_ns: int, flight: Flight) -> None:
-        """Answer one request; runs in a worker."""
+        """Run one request, on a worker's thread."""
         request_id, inside = "", False
         try:
             request = decode_request(message)
@@ -126,7 +131,7 @@ class Stream:
         self._end(flight, _Outgoing(content, request_id, inside))
 
     def _end(self, flight: Flight, answer: _Outgoing) -> None:
-        """Hand out a request's answer, unless nobody is there to read it."""
+        """Queue a request's answer for writing, unless the call has ended."""
         with self._lock:
             self._flights.discard(flight)
             closed = self._closed
@@ -146,7 +151,7 @@ class Stream:
             self._gate.leave()
 
     def _done(self) -> None:
-        """The reader or a request is through; the last one completes the stream."""
+        """Note that the reader or a request is finished; the last one ends the stream."""
         with self._lock:
             self._busy -= 1
             last = self._busy == 0
@@ -155,7 +160,7 @@ class Stream:
 
 
 def _encode_failure(error: Exception, request_id: str) -> bytes:
-    """The message of the stream that tells `error`."""
+    """Return the stream message for `error`."""
     status = status_of(error)
     parameters: dict[str, ParameterValue] = {"status": status.code.name}
     if status.retry_after_ms is not None:

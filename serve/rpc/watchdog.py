@@ -1,8 +1,8 @@
-"""Asks the server's own gRPC port, again and again, whether it answers.
+"""Watchdog that calls the server's own gRPC port to learn whether it answers.
 
-Readiness and the metrics have a port of their own, which would go on saying that all is well while
-no call gets through. What is asked reads neither the engine nor the disk: connection, gRPC's
-polling thread and the threads of calls are what this is about.
+Readiness and metrics are served on the HTTP port, which would go on reporting health while no gRPC
+call gets through. The watchdog's call reads neither the engine nor the disk: it tests the
+connection, gRPC's polling thread and the threads for calls.
 """
 
 import logging
@@ -16,12 +16,12 @@ from serve.server.clock import now_ns
 
 _log = logging.getLogger(__name__)
 
-#: Between an answer and the next question.
+#: Time between an answer and the next call.
 _PERIOD_S = 1.0
-#: How long one question waits for its answer.
+#: Time limit of one call.
 _PATIENCE_S = 5.0
-#: The port is silent when questions have waited for so long, one after the other, without any
-#: answer. Two of them: the one that waits while the machine is stopped fails, and means nothing.
+#: Total time of consecutive unanswered calls after which the port counts as silent. It takes two
+#: of them, because a call that spans a pause of the whole machine fails without meaning anything.
 _SILENT_S = 10.0
 _METHOD = f"/{service.NAME}/ServerLive"
 _OPTIONS = (
@@ -32,7 +32,7 @@ _OPTIONS = (
 
 
 class Watchdog:
-    """Knows whether a gRPC port answers; asks on a thread from ``start`` to ``stop``."""
+    """Tells whether a gRPC port answers; calls it on a thread between ``start`` and ``stop``."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Watchdog:
         patience_s: float = _PATIENCE_S,
         silent_s: float = _SILENT_S,
     ) -> None:
-        """Until asked the port counts as answering."""
+        """Count the port as answering until a call says otherwise."""
         self._period_s = period_s
         self._patience_s = patience_s
         self._silent_s = silent_s
@@ -52,16 +52,16 @@ class Watchdog:
 
     @property
     def answers(self) -> bool:
-        """The port has answered of late."""
+        """True while the port answers."""
         return self._answers
 
     def start(self, address: str) -> None:
-        """Begin to ask the server at `address`."""
+        """Begin to call the server at `address`."""
         self._channel = grpc.insecure_channel(address, _OPTIONS)
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask no more; the last answer stands."""
+        """Stop calling; the last verdict stands."""
         self._stopped.set()
         if self._channel is not None:
             self._channel.close()
@@ -76,14 +76,16 @@ class Watchdog:
             asked_ns = now_ns()
             try:
                 ask(b"", timeout=self._patience_s)
-            except Exception as error:  # also for want of a thread or of memory
+            except Exception as error:  # includes a lack of threads or memory
                 if self._stopped.is_set():
                     return
                 waited_s = min((now_ns() - asked_ns) / 1e9, self._patience_s)
                 unanswered_s += self._period_s + waited_s
                 if self._answers and unanswered_s >= self._silent_s:
                     self._answers = False
-                    _log.error("the gRPC port has not answered the server itself: %s", _why(error))
+                    _log.error(
+                        "the gRPC port does not answer the server's own calls: %s", _why(error)
+                    )
             else:
                 unanswered_s = 0.0
                 if not self._answers:

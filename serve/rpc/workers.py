@@ -1,4 +1,4 @@
-"""Threads that run what they are given: made on demand, ended when idle for long."""
+"""Thread pool whose threads are made on demand and end when they are idle for long."""
 
 import logging
 import threading
@@ -10,15 +10,15 @@ _log = logging.getLogger(__name__)
 
 Work = Callable[[], object]
 
-#: How long a thread may have nothing to do before it ends.
+#: Time after which an idle thread ends.
 IDLE_S = 60.0
 
 
 class Workers:
-    """At most so many threads; work beyond that waits for one of them, if not too much does.
+    """Bounded thread pool with a bounded backlog.
 
-    The thread that has been idle for the shortest time is the first to get work, as what it needs
-    is the likeliest to be in the caches (docs/performance.md).
+    Work goes to the thread that became idle last, since its stack and data are the most likely to
+    be in the caches (docs/performance.md).
     """
 
     def __init__(
@@ -30,14 +30,14 @@ class Workers:
         kept: int = 0,
         idle_s: float = IDLE_S,
     ) -> None:
-        """Make no thread yet.
+        """Set the limits; no thread is made yet.
 
         Args:
-            most: Threads at once.
-            name: What they are called.
-            most_waiting: Work that may wait for a thread; None: any amount.
-            kept: Threads that stay when they are idle.
-            idle_s: How long all others stay.
+            most: Most threads at once.
+            name: Name of each thread.
+            most_waiting: Largest backlog of work without a thread; None for no limit.
+            kept: Number of threads that never end for being idle.
+            idle_s: Time after which any other idle thread ends.
         """
         self._most = most
         self._most_waiting = most_waiting
@@ -47,23 +47,23 @@ class Workers:
         self._lock = threading.Lock()
         self._threads = 0
         self._waiting: deque[Work] = deque()
-        #: Inboxes of idle threads; the last became idle last.
+        #: Inboxes of idle threads, in the order in which they became idle.
         self._idle: list[SimpleQueue[Work | None]] = []
         self._shut = False
-        #: The last attempt to start a thread failed, which was told.
+        #: True while threads cannot be started, which is logged once.
         self._short = False
 
     def start_kept(self) -> None:
-        """Make the threads that are kept, so that they are there when no more can be made."""
+        """Start the kept threads now, so that they exist when the system can start no more."""
         while self._threads < self._kept:
             self._threads += 1
             self._start()
 
     def give(self, work: Work) -> bool:
-        """Have a thread run `work`, at once or when one is free.
+        """Have a thread run `work`, at once or when one is free; never blocks and never raises.
 
-        False: `work` is not run, as too much waits already, or as no thread can be started and
-        there is none to wait for. Never blocks and never raises.
+        Returns False when `work` will not run: the backlog is full, the pool is shut down, or no
+        thread exists and none can be started.
         """
         with self._lock:
             if self._shut:
@@ -81,13 +81,13 @@ class Workers:
             return True
         try:
             self._start()
-        except Exception as error:  # whatever a system that is short of something says
+        except Exception as error:  # a system without resources raises various errors
             return self._do_without(work, error)
         self._short = False
         return True
 
     def shutdown(self) -> None:
-        """Idle threads end now, others when their work is done; none is waited for."""
+        """End idle threads now and all others after their work; waits for none."""
         with self._lock:
             self._shut = True
             for inbox in self._idle:
@@ -98,7 +98,7 @@ class Workers:
         threading.Thread(target=self._serve, name=self._name, daemon=True).start()
 
     def _do_without(self, work: Work, error: Exception) -> bool:
-        """Leave `work` to the threads there are; False: there are none."""
+        """Leave `work` to the existing threads; returns False when there are none."""
         with self._lock:
             self._threads -= 1
             left = self._threads
@@ -109,7 +109,9 @@ class Workers:
                 served = True
         if not self._short:
             self._short = True
-            _log.error("%s: no thread beside the %d there are: %s", self._name, left, error)
+            _log.error(
+                "%s: cannot start a thread beside the %d running: %s", self._name, left, error
+            )
         return served
 
     def _serve(self) -> None:
@@ -129,12 +131,12 @@ class Workers:
                 work()
             except BaseException:
                 _log.exception("a call ended unexpectedly")
-            # What was done is let go of before this waits: it may hold a large message.
+            # Drop the finished work before waiting, as it may hold a large message.
             work = None
             work = self._next(inbox)
 
     def _next(self, inbox: "SimpleQueue[Work | None]") -> Work | None:
-        """Work that waits for a thread, or None: this one is idle now."""
+        """Return waiting work; returns None after marking the thread of `inbox` idle."""
         with self._lock:
             if self._waiting:
                 return self._waiting.popleft()
@@ -145,7 +147,7 @@ class Workers:
             return None
 
     def _may_end(self, inbox: "SimpleQueue[Work | None]") -> bool:
-        """Whether the idle thread of `inbox` is not needed any more; then it counts no longer."""
+        """Return True when the idle thread of `inbox` may end, and stop counting it."""
         with self._lock:
             if inbox not in self._idle or self._threads <= self._kept:
                 return False

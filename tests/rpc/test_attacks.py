@@ -141,7 +141,7 @@ def test_calls_of_reflection_are_few(server, channel):
 
     open_calls = [ask(questions()) for _ in range(8)]
     assert all(next(call).list_services_response.service for call in open_calls)
-    assert refusal(ask(questions())).startswith("8 calls of reflection are open")
+    assert refusal(ask(questions())).startswith("8 reflection calls are open")
     assert server.refused["open_calls"] == 1
     open_calls[0].cancel()
 
@@ -163,7 +163,7 @@ def test_watches_of_health_are_limited(server):
         ]
         assert all(next(watch).status == SERVING for watch in watches)
         more = health_pb2_grpc.HealthStub(connections[0]).Watch(health_pb2.HealthCheckRequest())
-        assert refusal(more).startswith("256 watches of health are open")
+        assert refusal(more).startswith("256 health watches are open")
         assert infer(connections[0]) == "r"
 
 
@@ -199,7 +199,7 @@ def test_health_and_metadata_are_answered_while_requests_have_all_threads(server
         eventually(lambda: sum(call.done() for call in calls) == 72)
         assert check(connections[0]) == SERVING
         details = {refusal(call) for call in calls if call.done()}
-        assert details == {"no thread can be had for this call now; try again later"}
+        assert details == {"no thread is available for this call; try again later"}
         assert server.refused["no_thread"] == 72
         engine.let_go()
         assert sum(call.exception() is None for call in calls) == 128
@@ -222,7 +222,7 @@ def test_a_thread_that_cannot_be_started_ends_one_call(server, channel, monkeypa
             call = channel.unary_unary(path).future(message, timeout=LONG_S)
         else:
             call = channel.stream_stream(path)(iter((message,)), timeout=LONG_S)
-        assert "no thread can be had" in refusal(call)
+        assert "no thread is available" in refusal(call)
     assert check(channel) == SERVING
     assert infer(channel) == "r"
     assert list(channel.stream_stream(STREAM_METHOD)(iter((message,)), timeout=LONG_S))
@@ -241,7 +241,7 @@ def test_requests_of_a_stream_are_refused_without_threads(channel, monkeypatch):
     message = encode_request("gcn", TENSORS, request_id="r")
     answers = list(channel.stream_stream(STREAM_METHOD)(iter((message, message)), timeout=LONG_S))
     assert len(answers) == 2
-    assert all(b"no thread can be had" in answer for answer in answers)
+    assert all(b"no thread is available" in answer for answer in answers)
     short = False
     (answer,) = channel.stream_stream(STREAM_METHOD)(iter((message,)), timeout=LONG_S)
     assert b"uid-1" in answer

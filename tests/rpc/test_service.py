@@ -165,7 +165,7 @@ def test_a_call_that_ended_before_it_was_looked_at_is_told_for_the_report(server
         def add_callback(self, callback):
             return False
 
-    with pytest.raises(RequestCancelled, match="before it was looked at"):
+    with pytest.raises(RequestCancelled, match="before the server read it"):
         server._inference.ModelInfer(message("late"), Ended())
     assert engine.refusals == [("unknown", "RequestCancelled")]
     assert server.in_flight == 0

@@ -97,7 +97,7 @@ def test_a_polling_thread_that_hangs_is_noticed_and_so_is_its_return(server, wat
             eventually(lambda: not found.answers)
         eventually(lambda: found.answers)
     silent, *_, back = [record.getMessage() for record in caplog.records]
-    assert "has not answered the server itself: DEADLINE_EXCEEDED" in silent
+    assert "does not answer the server's own calls: DEADLINE_EXCEEDED" in silent
     assert "answers again" in back
 
 

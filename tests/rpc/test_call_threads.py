@@ -1,14 +1,17 @@
 """Threads of calls: woken with the message, bounded, reused, ended."""
 
+import importlib
 import queue
 import threading
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import grpc
 import pytest
 
 from bench.kit.waiting import PATIENCE_S, eventually
-from serve.rpc.threads import CallThreads
+from serve.rpc.call_threads import CallThreads
+from serve.rpc.grpc_internals import INTERNALS, find_internals
 from serve.rpc.workers import Workers
 
 METHOD = "/Test/Call"
@@ -17,9 +20,9 @@ METHOD = "/Test/Call"
 class Server:
     """Echoes, at most `most` calls at once; holds what starts with `hold` until let go."""
 
-    def __init__(self, most):
+    def __init__(self, most, **options):
         self.workers = Workers(most, f"calls-{id(self)}")
-        self.pool = CallThreads(self.workers)
+        self.pool = CallThreads(self.workers, **options)
         self.let_go = threading.Event()
         self.seen = queue.Queue()
 
@@ -35,8 +38,8 @@ class Server:
 
 
 @contextmanager
-def serving(most=4):
-    server = Server(most)
+def serving(most=4, **options):
+    server = Server(most, **options)
     running = grpc.server(server.pool)
     handler = grpc.unary_unary_rpc_method_handler(server.answer)
     running.add_generic_rpc_handlers(
@@ -131,3 +134,37 @@ def test_a_call_that_fails_leaves_its_thread_to_the_next():
     pool.shutdown(wait=False)
     with pytest.raises(RuntimeError, match="after shutdown"):
         pool.submit(done.set)
+
+
+def lacking(module, name):
+    """An import in which gRPC's `module` lacks `name`, or is missing when that is None."""
+
+    def load(path):
+        if path == module and name is None:
+            raise ImportError(path)
+        found = importlib.import_module(path)
+        names = {key: value for key, value in vars(found).items() if (path, key) != (module, name)}
+        return SimpleNamespace(**names)
+
+    return load
+
+
+def test_this_release_of_grpc_has_the_internals():
+    assert INTERNALS is not None
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("grpc._server", "_abort"),
+        ("grpc._cython.cygrpc", "ReceiveMessageOperation"),
+        ("grpc._server", None),
+        ("grpc._cython.cygrpc", None),
+    ],
+)
+def test_a_grpc_without_an_internal_name_serves(module, name, caplog):
+    assert find_internals(lacking(module, name)) is None
+    with serving(internals=None) as (server, channel):
+        assert "keeps its thread" in caplog.text
+        assert channel.unary_unary(METHOD)(b"hello", timeout=PATIENCE_S) == b"hello"
+        assert server.seen.get(timeout=PATIENCE_S)[0] == b"hello"
