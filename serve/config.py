@@ -92,9 +92,8 @@ class ModelsConfig(Section, frozen=True):
     #: `csr_compiled` the same as machine code, or for each model the fastest that agrees with PyG.
     #: On CUDA nothing is compiled.
     executor: Literal["auto", "eager", "csr", "compiled", "csr_compiled"] = "auto"
-    #: Whether `auto` compiles models, some 10 s each when first seen, with g++: before they serve,
-    #: or `background`: while they do, on what lanes leave of one core.
-    compile: bool | Literal["background"] = False
+    #: Have `auto` compile models before they serve, some 10 s each when first seen, with g++.
+    compile: bool = False
 
     @property
     def cache_limit_bytes(self) -> int:

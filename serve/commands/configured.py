@@ -1,12 +1,11 @@
 """Parts of a server that its configuration determines: the device and the calibration cache."""
 
 import logging
-import shutil
 
 from serve.config import Config
 from serve.core.disciplines import get_discipline
 from serve.models.cache import CalibrationCache
-from serve.models.model_signature import PACKAGED, compiler
+from serve.models.model_signature import PACKAGED
 from serve.server.device import Device, find_device
 from serve.server.lanes.processes import allocator_facts
 
@@ -33,23 +32,12 @@ def calibration_cache(config: Config, device: Device) -> CalibrationCache:
         return CalibrationCache(
             folder, budget_s=budget_s, device=device.name, limit_bytes=limit_bytes
         )
-    executor, compiles = config.models.executor, config.models.compile
-
-    def cache(*, compiles: bool) -> CalibrationCache:
-        return CalibrationCache(
-            folder,
-            executor=executor,
-            compiles=compiles,
-            budget_s=budget_s,
-            allocator=allocator_facts(device.keep_bytes),
-            limit_bytes=limit_bytes,
-        )
-
-    if executor != "auto" or compiles != "background":
-        return cache(compiles=executor in PACKAGED or (executor == "auto" and compiles is True))
-    found = cache(compiles=False)
-    if shutil.which(compiler()) is None:
-        _log.info("models are not compiled: %s was not found (models.compile)", compiler())
-    else:
-        found.later = cache(compiles=True)
-    return found
+    executor = config.models.executor
+    return CalibrationCache(
+        folder,
+        executor=executor,
+        compiles=executor in PACKAGED or (executor == "auto" and config.models.compile),
+        budget_s=budget_s,
+        allocator=allocator_facts(device.keep_bytes),
+        limit_bytes=limit_bytes,
+    )

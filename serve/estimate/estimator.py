@@ -130,10 +130,6 @@ class ModelEstimator:
         self._high = Quantile(min(calibration.time.high_ratio, _WIDEST_BAND))
         self._interference = interference or Interference()
 
-    def take_over(self, other: "ModelEstimator") -> None:
-        """Know what lone requests taught `other`, of the same model run another way."""
-        self._solo = other._solo
-
     @property
     def time_factor(self) -> float:
         """How much slower the machine is now than at calibration, over all sizes."""

@@ -69,5 +69,3 @@ class LaneSetup:
     niceness: int = 0
     #: None: one lane, in a process of its own.
     place: DevicePlace | None = None
-    #: It gets what the lanes leave of its cores.
-    background: bool = False

@@ -95,9 +95,7 @@ def enter(setup: LaneSetup, pool_file: PassedFile) -> mmap.mmap:
     logging.basicConfig(level=setup.log_level, format="%(levelname)s %(message)s")
     # What a model starts ends with it.
     os.setpgid(0, 0)
-    if setup.background:
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    elif setup.niceness:
+    if setup.niceness:
         os.nice(setup.niceness)
     if setup.cores:
         os.sched_setaffinity(0, setup.cores)

@@ -56,9 +56,6 @@ class CalibrationCache:
         `limit_bytes`: what all that is kept may take.
         """
         self._folder, self._compiles, self._limit_bytes = folder, compiles, limit_bytes
-        #: Where calibrations go of what is compiled while the model serves as it is found here;
-        #: None: nothing is.
-        self.later: CalibrationCache | None = None
         runs_on = executor, device, f"{threads} threads", f"timed for {budget_s} s", *allocator
         if compiles:
             runs_on = *runs_on, "compiled"

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from queue import SimpleQueue
 
 import msgspec
 
@@ -156,8 +155,6 @@ class Registry:
         self.lane_answered = self._lanes.answered
         self.lane_lost = self._lanes.lost
         self.interrupt = self._lanes.interrupt
-        #: What serves until it is compiled in the background; None ends whoever waits for it.
-        self.to_compile: SimpleQueue[ModelEntry | None] = SimpleQueue()
         #: What the server adds to a run, shared by all models.
         self.overhead = Overhead(*ASSUMED_OVERHEAD)
         self.interference = Interference()
@@ -286,47 +283,8 @@ class Registry:
     def _load_own(self, spec: ModelSpec, progress: Progress) -> ModelEntry:
         """Calibrate the model, unless it was before, and load it on the lanes."""
         digest = content_hash(spec)
-        later = self._cache.later
-        found = None if later is None else later.get(digest)
-        cache = self._cache if later is None or found is None else later
-        signature, calibration = found or self._calibrated(spec, digest, progress)
-        entry = self._on_every_lane(spec, digest, signature, calibration, cache)
-        if later is not None and cache is not later:
-            self.to_compile.put(entry)
-        return entry
-
-    def recompiled(
-        self,
-        entry: ModelEntry,
-        signature: Signature,
-        calibration: Calibration,
-        before_each: Callable[[], None],
-    ) -> None:
-        """The model was tried compiled, and is to serve so from the next request on, if it does.
-
-        Lanes load it one after the other, each after `before_each`. Does nothing when the entry
-        serves no more. Raises ModelError or NotReady, and all stays as it was, when it does not
-        load.
-        """
-        spec, later = entry.spec, self._cache.later
-        assert later is not None
-        with self._load_lock:
-            if self._entries.get((spec.name, spec.version)) is not entry:
-                return
-            if calibration.executor == entry.executor:
-                entry.executor_reason, entry.cached_info = calibration.executor_reason, None
-            else:
-                new = self._on_every_lane(
-                    spec, entry.digest, signature, calibration, later, before_each
-                )
-                with self._lock:
-                    new.estimator.take_over(entry.estimator)
-                new.quarantine = entry.quarantine
-                self._serve(new, entry)
-            later.put(entry.digest, signature, calibration)
-        if calibration.executor != entry.executor:
-            self._let_go(entry)
-        _log.info("model %s: served by %s", spec.key, calibration.executor)
+        signature, calibration = self._calibrated(spec, digest, progress)
+        return self._on_every_lane(spec, digest, signature, calibration)
 
     def _serve(self, entry: ModelEntry, old: ModelEntry | None) -> None:
         """Requests get `entry` from now on, in place of `old`."""
@@ -341,11 +299,9 @@ class Registry:
         digest: str,
         signature: Signature,
         calibration: Calibration,
-        cache: CalibrationCache,
-        before_each: Callable[[], None] | None = None,
     ) -> ModelEntry:
-        """Load the model on all lanes as it was calibrated, what was compiled from `cache`."""
-        executor = calibration.executor
+        """Load the model on all lanes as it was calibrated."""
+        cache, executor = self._cache, calibration.executor
         content = f"{spec.key}@{digest[:12]}"
         message = LoadModel(
             f"{content} {executor}", spec, signature, executor, content=content,
@@ -359,7 +315,7 @@ class Registry:
         self._lanes.add(message)
         self._budget_changed(Bytes(self.weights_bytes))
         try:
-            self._lanes.load(message, before_each)
+            self._lanes.load(message)
         except ServeError:
             self._forget(key)
             raise

@@ -33,7 +33,6 @@ from serve.server.api import (
     ModelInfo,
     SampleEstimate,
 )
-from serve.server.background import BackgroundCompiler
 from serve.server.catalogue import ModelEntry, Registry
 from serve.server.device import Device
 from serve.server.driver import Driver
@@ -152,16 +151,6 @@ class Engine:
             lane_came_back=self._offer_tables_to,
             memory_taken=self._memory_taken,
         )
-        self._compiler: BackgroundCompiler | None = None
-        if cache.later is not None:
-            self._compiler = BackgroundCompiler(
-                self._registry,
-                cache.later,
-                self.pool,
-                calibration_s=config.models.calibration_s,
-                budget_bytes=device.budget_bytes,
-                idle=lambda: not self.driver.tickets(),
-            )
         self._refusals = itertools.count(1)
         #: Nobody else knows it, so that nobody else is let in before the server serves.
         self._own_id = secrets.token_hex()
@@ -244,8 +233,6 @@ class Engine:
         lone.teach(self._registry.overhead)
         self.driver.serving = True
         self.pool.calibrators.niceness = self._config.device.lane_niceness
-        if self._compiler is not None:
-            self._compiler.start()
 
     def load_offline(
         self, name: str, progress: Callable[[str, float], None], *, with_graphs: bool = False
@@ -279,8 +266,6 @@ class Engine:
         if self._stopped:
             return
         self._stopped = True
-        if self._compiler is not None:
-            self._compiler.stop()
         self.driver.stop()
         self.pool.stop()
         self._registry.close()

@@ -51,6 +51,7 @@ def test_what_is_no_size_is_named(text):
         ('[device]\nmax_lane_memory = "some"', ["device.max_lane_memory", "'some'"]),
         ("[server]\nstop_timeout_s = 0", ["server.stop_timeout_s", "> 0"]),
         ("[device]\nlanes = 0", ["device.lanes", ">= 1"]),
+        ('[models]\ncompile = "background"', ["models.compile", "`bool`"]),
         ('[scheduling]\npolicy = "best"', ["scheduling.policy", "'best'", "sqtf"]),
         (
             '[scheduling]\npolicy = "sqtf"\ndiscipline = "x"',

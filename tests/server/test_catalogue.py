@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
-import msgspec
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -357,18 +356,6 @@ def test_no_copy_outlives_its_version(tmp_path, folder, registry, lanes):
     registry.load("m")
     registry.close()
     assert copies_held() == before
-
-
-def test_an_executor_that_takes_over_keeps_the_files_of_the_version(folder, registry, lanes):
-    entry = registry.load("m")
-    registry._cache.later = registry._cache
-    calibration = msgspec.structs.replace(entry.estimator.calibration, executor="csr")
-    registry.recompiled(entry, SIGNATURE, calibration, lambda: None)
-    overwrite(weights_of(folder, 1), b"")
-    registry.lane_lost(LaneId(1))
-    registry.lane_up(LaneId(1))
-    assert registry.get("m").executor == "csr"
-    assert len(lanes.read[1, "m:1"][0]) > 0
 
 
 # -- copies by themselves ---------------------------------------------------------------------

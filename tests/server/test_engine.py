@@ -27,7 +27,6 @@ from serve.errors import (
 )
 from serve.estimate.estimator import ModelEstimator
 from serve.journal import AnswerLeft, commands_of, decode
-from serve.models.cache import CalibrationCache
 from serve.obs.journal import JournalWriter
 from serve.server.api import InferCall, Tensor
 from serve.server.engine import Engine
@@ -386,68 +385,6 @@ def test_one_that_fails_in_a_union_fails_alone(engine, trouble, records, unions_
         result = answer.result()
         np.testing.assert_allclose(result.output, trouble.expected(graph), rtol=1e-5, atol=1e-6)
         assert (result.record.merged, result.record.attempt) == (1, 2)
-
-
-@pytest.fixture
-def tried_compiled(engine, tmp_path, monkeypatch):
-    """`gcn` as it serves, and a calibration of it on another executor; as it was afterwards."""
-    registry = engine._registry
-    monkeypatch.setattr(registry._cache, "later", CalibrationCache(tmp_path / "later"))
-    entry = registry.get("gcn")
-    calibration = entry.estimator.calibration
-    yield (
-        entry,
-        replace(calibration, executor="eager", executor_reason="as asked", replay_most=80),
-    )
-    monkeypatch.undo()
-    engine.unload("gcn")
-    engine.load("gcn")
-
-
-def test_another_executor_takes_over_while_the_model_serves(engine, trouble, tried_compiled):
-    """Requests accepted before end on the old one; the weights are there once."""
-    entry, calibration = tried_compiled
-    registry, graph = engine._registry, random_graph(20, 60, seed=1)
-    weights_bytes = registry.weights_bytes
-    turns = []
-
-    def before_each():
-        turns.append((registry.get("gcn"), registry.weights_bytes))
-
-    with ThreadPoolExecutor(4) as threads:
-        with trouble.holding() as held:
-            first = threads.submit(engine.submit(call(held)).result)
-            wait_for(trouble.running, "a running request")
-            before = threads.submit(engine.submit(call(graph, "gcn")).result)
-            wait_for(lambda: entry.inflight == 1, "an accepted request")
-            found = entry.signature, calibration
-            taking_over = threads.submit(registry.recompiled, entry, *found, before_each)
-            wait_for(lambda: turns, "the lane's turn to load")
-        taking_over.result(PATIENCE_S)
-        first.result(PATIENCE_S)
-        before = before.result(PATIENCE_S)
-    after = engine.submit(call(graph, "gcn")).result()
-    assert turns == [(entry, weights_bytes)]
-    assert (before.record.executor, after.record.executor) == ("csr", "eager")
-    np.testing.assert_allclose(before.output, after.output, rtol=1e-4, atol=1e-5)
-    assert engine.model("gcn").properties["executor_reason"] == "as asked"
-    assert engine.model("gcn").properties["replayed_up_to"] == "80"
-    assert registry._lanes.held[registry.get("gcn").key].replay_most == 80
-    assert engine.snapshot().executors["gcn", "1"] == "eager"
-    assert (registry.by_key(entry.key), registry.weights_bytes) == (None, weights_bytes)
-    # At the next start it serves so at once.
-    assert registry._cache.later.get(entry.digest) == found
-    # Too late for what serves no more.
-    registry.recompiled(entry, *found, before_each)
-    assert len(turns) == 1
-
-
-def test_where_compiling_gains_nothing_all_stays(engine, tried_compiled):
-    entry, calibration = tried_compiled
-    calibration = replace(calibration, executor=entry.executor, executor_reason="no faster")
-    engine._registry.recompiled(entry, entry.signature, calibration, lambda: None)
-    assert engine._registry.get("gcn") is entry
-    assert engine.model("gcn").properties["executor_reason"] == "no faster"
 
 
 def test_draining_answers_what_was_accepted_and_stopping_leaves_nothing(tmp_path, trouble):

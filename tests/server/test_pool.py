@@ -558,3 +558,13 @@ def test_without_the_meter_lanes_start_all_the_same_and_the_log_says_so(monkeypa
         assert os.environ["MALLOC_MMAP_MAX_"] == "0"
     assert "MALLOC_MMAP_MAX_" not in os.environ
     assert "without the memory meter: peaks are not measured" in caplog.text
+
+
+def test_lanes_that_are_pinned_to_no_core_run_anywhere():
+    """As under a CPU quota."""
+    talk = Talk(None).start()
+    try:
+        for lane_id in LANES:
+            assert os.sched_getaffinity(talk.pool.pids()[lane_id]) == os.sched_getaffinity(0)
+    finally:
+        talk.end()

@@ -1,22 +1,18 @@
 """The processes that load and measure models, beside the lanes that serve."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from serve.errors import NotReady
 from serve.ipc.setup import LaneSetup
 from serve.server.lanes import processes
-from serve.server.lanes.yielding import Yielding
 
 
 class Calibrators:
-    """Those that run now; at most one of them in the background."""
+    """The calibrating processes that run now."""
 
-    def __init__(self, executes_on: Callable[[Sequence[int]], bool]) -> None:
-        """`executes_on` says whether a lane executes on one of these cores; none: on any."""
-        self._executes_on = executes_on
+    def __init__(self) -> None:
         self._running: set[processes.Calibrator] = set()
-        self._background: Yielding | None = None
         #: Upper bound of their niceness: 0 while the server starts and no request waits for a core.
         self.niceness = 0
         #: No model is measured any more.
@@ -32,17 +28,9 @@ class Calibrators:
         self._running.add(calibrator)
         if self.interrupted:  # just now
             calibrator.kill()
-        yielding = None
-        if setup.background and process.pid is not None:
-            yielding = Yielding(process.pid, lambda: self._executes_on(setup.cores))
-            self._background = yielding
-            yielding.look()
         try:
             yield calibrator
         finally:
-            if yielding is not None:
-                self._background = None
-                yielding.end()
             self._running.discard(calibrator)
             calibrator.close()
 
@@ -51,8 +39,3 @@ class Calibrators:
         self.interrupted = True
         for calibrator in self._running.copy():
             calibrator.kill()
-
-    def look(self) -> None:
-        """Lanes execute elsewhere now: background work stands still or goes on. Any thread."""
-        if (background := self._background) is not None:
-            background.look()

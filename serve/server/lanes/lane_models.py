@@ -1,7 +1,6 @@
 """What the lanes hold: every model they were told to load, and the files that these read."""
 
 import threading
-from collections.abc import Callable, Sequence
 
 from serve.core.types import LaneId
 from serve.errors import ModelError, NotReady
@@ -108,23 +107,12 @@ class LaneModels:
         with self._answers:
             self._answers.notify_all()
 
-    def load(self, message: LoadModel, before_each: Callable[[], None] | None = None) -> None:
-        """Load on every lane that is up; the others get it when they come up.
-
-        On all at once, or with `before_each` on one after the other, from the last to the first.
-        """
+    def load(self, message: LoadModel) -> None:
+        """Load on every lane that is up; the others get it when they come up."""
         with self._answers:
-            lanes = sorted(self._lanes_up, reverse=True)
+            lanes = self._lanes_up.copy()
             self._failures.pop(message.key, None)
-        for some in [lanes] if before_each is None else [[lane_id] for lane_id in lanes]:
-            if before_each is not None:
-                before_each()
-            self._load_on(message, some)
-
-    def _load_on(self, message: LoadModel, lanes: Sequence[LaneId]) -> None:
-        with self._answers:
-            waiting = self._waiting.setdefault(message.key, set())
-            waiting |= self._lanes_up.intersection(lanes)
+            self._waiting.setdefault(message.key, set()).update(lanes)
         for lane_id in lanes:
             self._pool.send(lane_id, message)
         with self._answers:

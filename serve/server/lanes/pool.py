@@ -141,7 +141,7 @@ class LanePool:
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._wake_fd, select.EPOLLIN)
         self._successors = Successors(self._start, self.wake)
-        self.calibrators = Calibrators(self._executes_on)
+        self.calibrators = Calibrators()
 
     @property
     def lane_ids(self) -> tuple[LaneId, ...]:
@@ -206,7 +206,6 @@ class LanePool:
             lane.told_to_stop = False
             self._shared.write_stop(lane_id, 0)
         self.send(lane_id, task)
-        self.calibrators.look()
 
     def look(self, lane_id: LaneId, task_id: TaskId) -> LaneLook | None:
         """What the lane, which the task was launched on, does; None: its process is gone."""
@@ -227,14 +226,12 @@ class LanePool:
         lane = self._lanes[lane_id]
         lane.stopped, lane.executes = True, False
         _signal(lane, signal.SIGSTOP)
-        self.calibrators.look()
 
     def resume(self, lane_id: LaneId) -> None:
         """Let the lane's process go on, on a core of its own."""
         lane = self._lanes[lane_id]
         self._take_core(lane)
         self._continue(lane)
-        self.calibrators.look()
 
     def stop_run(self, lane_id: LaneId, task_id: TaskId) -> None:
         """End the run of that task, if it still runs there; a suspended lane goes on for it.
@@ -274,13 +271,6 @@ class LanePool:
         lane.kill_at_ns = None
         lane.executes = False
         self._continue(lane)
-        self.calibrators.look()
-
-    def _executes_on(self, cores: Sequence[int]) -> bool:
-        """Whether a lane executes on one of them, or on any where lanes are pinned to none."""
-        return any(
-            lane.executes and (not cores or lane.core in cores) for lane in self._lanes.values()
-        )
 
     def _continue(self, lane: _Lane) -> None:
         if lane.stopped:
@@ -403,7 +393,6 @@ class LanePool:
             del self._host_by_fd[host.pidfd]
             os.close(host.pidfd)
         host.pidfd = host.gone_at_ns = None
-        self.calibrators.look()
         return process
 
     def _attend(self, now_ns: int) -> list[tuple[LaneId, Said]]:
@@ -465,20 +454,15 @@ class LanePool:
             place=place,
         )
 
-    def calibrator(
-        self, *, background: bool = False
-    ) -> AbstractContextManager[processes.Calibrator]:
+    def calibrator(self) -> AbstractContextManager[processes.Calibrator]:
         """A lane of its own for one model, so that no serving lane is kept from its tasks.
 
-        On the first device, and good for all. In the background it gets what lanes leave of the
-        last core, which is the least busy. Raises NotReady while the server stops.
+        On the first device, and good for all. Raises NotReady while the server stops.
         """
         host = self._hosts[0]
         place = None if host.place is None else host.place.for_calibration()
         setup = self._setup("calibrator", host, place, len(self._lanes))
         setup = replace(setup, niceness=min(self._niceness, self.calibrators.niceness))
-        if background:
-            setup = replace(setup, background=True, cores=tuple(self._cores[-1:]))
         return self.calibrators.start(setup, self._shared.fd)
 
     def stop(self) -> None:
