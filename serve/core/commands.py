@@ -95,6 +95,17 @@ class RecycleLane(msgspec.Struct, frozen=True):
     lane_id: LaneId
 
 
+class QuarantineModel(msgspec.Struct, frozen=True):
+    """Tell operators that the model is not run for a while, as its runs keep ending their lanes.
+
+    The scheduler itself rejects the model's tasks until then; see ``rules.quarantine``.
+    """
+
+    model: str
+    #: How many lanes its runs ended, and for how long it is not run.
+    reason: str
+
+
 TaskCommand = (
     PrepareTask
     | LaunchTask
@@ -106,4 +117,4 @@ TaskCommand = (
     | AnswerTask
     | ReleaseTask
 )
-Command = TaskCommand | RecycleLane
+Command = TaskCommand | RecycleLane | QuarantineModel

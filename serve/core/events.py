@@ -125,6 +125,12 @@ class SlowdownChanged(msgspec.Struct, frozen=True):
         check_slowdown(self.slowdown)
 
 
+class ModelUnloaded(msgspec.Struct, frozen=True):
+    """A model was unloaded: its quarantine ends, should it be loaded again."""
+
+    model: str
+
+
 class DrainStarted(msgspec.Struct, frozen=True):
     """Accept nothing new; finish everything accepted."""
 
@@ -147,6 +153,7 @@ Event = (
     | LaneSeen
     | BudgetChanged
     | SlowdownChanged
+    | ModelUnloaded
     | DrainStarted
     | Tick
 )

@@ -19,6 +19,7 @@ from serve.core.commands import (
     LaunchTask,
     LookAtLane,
     PrepareTask,
+    QuarantineModel,
     RecycleLane,
     ReleaseTask,
     ResumeTask,
@@ -36,6 +37,7 @@ from serve.core.events import (
     LaneMeasured,
     LaneReady,
     LaneSeen,
+    ModelUnloaded,
     PrepareFailed,
     SlowdownChanged,
     TaskArrived,
@@ -73,6 +75,8 @@ from serve.core.types import (
     LaneId,
     Nanos,
     Outcome,
+    Rejected,
+    RejectReason,
     TaskId,
 )
 from serve.errors import InvariantViolation
@@ -128,6 +132,7 @@ class Scheduler:
             LaneSeen: self._on_lane_seen,
             BudgetChanged: self._on_budget_changed,
             SlowdownChanged: self._on_slowdown_changed,
+            ModelUnloaded: self._on_model_unloaded,
             DrainStarted: self._on_drain_started,
             Tick: self._on_tick,
         }
@@ -238,6 +243,10 @@ class Scheduler:
         """Whether a task arriving now would be prepared now, so it may as well come prepared."""
         return self._window.replans and not self._draining and self._planner.is_short
 
+    def quarantine_reason(self, model: str, now_ns: Nanos | None = None) -> str:
+        """Return why the model is not run at `now_ns`, or at the last event; empty if it is."""
+        return self._totals.quarantine.reason(model, self._now if now_ns is None else now_ns)
+
     def state(self, task_id: TaskId) -> State | None:
         """Where the task stands; DONE also for a refused one, None if it never arrived."""
         return self._tasks.state(task_id)
@@ -254,6 +263,11 @@ class Scheduler:
         tasks, totals = self._tasks, self._totals
         demand, shares, slots = totals.demand, totals.shares, totals.slots
         tasks.seen(task_id)
+        if reason := self.quarantine_reason(task.model):
+            left_ns = Nanos(totals.quarantine.left_ns(task.model, self._now))
+            refused = Rejected(RejectReason.QUARANTINED, reason, left_ns)
+            tasks.out += AnswerTask(task_id, refused), ReleaseTask(task_id)
+            return
         backlog_ns = Nanos(tasks.work_ns // self._board.slots)
         work_ns = task.estimate.solo_ns
         overloaded = demand.asked(work_ns, self._now, slots)
@@ -301,6 +315,7 @@ class Scheduler:
 
     def _on_finished(self, event: TaskFinished) -> None:
         run = self._run_of(event.task_id, event.lane_id, TaskFinished)
+        self._totals.quarantine.lane_kept(run.model)
         totals, usage = self._totals, event.usage
         outcomes = [completed(r, usage, self._board, totals, self._now) for r in run.members]
         self._board.vacate(run, self._now)
@@ -309,6 +324,7 @@ class Scheduler:
 
     def _on_failed(self, event: TaskFailed) -> None:
         run = self._run_of(event.task_id, event.lane_id, TaskFailed)
+        self._totals.quarantine.lane_kept(run.model)
         self._board.vacate(run, self._now)
         if self._split(run, TaskFailed):
             return
@@ -319,6 +335,7 @@ class Scheduler:
 
     def _on_overran(self, event: TaskOverran) -> None:
         run = self._run_of(event.task_id, event.lane_id, TaskOverran)
+        self._totals.quarantine.lane_kept(run.model)
         self._board.vacate(run, self._now)
         if self._split(run, TaskOverran):
             return
@@ -368,6 +385,7 @@ class Scheduler:
             self._recycling.restarted(lane_id)
             run = self._board.busy.get(lane_id)
             if run is not None:
+                self._blame(run.model)
                 self._board.vacate(run, self._now)
                 for record in reversed(run.members):
                     record.apart = len(run.members) > 1
@@ -375,6 +393,11 @@ class Scheduler:
             # A lane may also be lost while it starts, before it was ever ready.
             self._board.lane_down(lane_id)
         self._planner.stale = True
+
+    def _blame(self, model: str) -> None:
+        """Count a lane that a run of the model ended, and quarantine the model when due."""
+        if self._totals.quarantine.lane_lost(model, self._now):
+            self._tasks.out.append(QuarantineModel(model, self.quarantine_reason(model)))
 
     def _lose(self, record: Record, lane_id: LaneId, over_limit: str) -> None:
         """The lane died under the record: it is handed over, once, unless it took too long."""
@@ -435,6 +458,9 @@ class Scheduler:
         self._board.set_slowdown(event.slowdown, self._now)
         self._tasks.moved = True
 
+    def _on_model_unloaded(self, event: ModelUnloaded) -> None:
+        self._totals.quarantine.forget(event.model)
+
     def _on_drain_started(self, event: DrainStarted) -> None:
         self._draining = True
 
@@ -474,7 +500,8 @@ class Scheduler:
         """Carry out the discipline's moves; whether there were any."""
         moved = False
         board = self._board
-        for _ in range(_MOVES_PER_LANE * len(self._lane_ids)):
+        moves_left = _MOVES_PER_LANE * len(self._lane_ids)
+        while moves_left:
             if board.plan.count == 0 and board.executing_count == len(board.busy):
                 self._held_until_ns = None
                 return moved
@@ -482,6 +509,11 @@ class Scheduler:
             if isinstance(move, Wait):
                 self._held_until_ns = move.until_ns
                 return moved
+            to_launch = move.favoured if isinstance(move, Suspend) else move
+            if isinstance(to_launch, Launch) and self._fails_quarantined(to_launch.record):
+                moved = True
+                continue
+            moves_left -= 1
             settled = move.settles
             if isinstance(move, Suspend):
                 self._suspend(move.run)
@@ -498,6 +530,13 @@ class Scheduler:
                 self._held_until_ns = None
                 return moved
         raise InvariantViolation(f"discipline {self._discipline.name} never waits")
+
+    def _fails_quarantined(self, record: Record) -> bool:
+        """Fail the record, about to be launched, if its model is in quarantine; say if it was."""
+        reason = self.quarantine_reason(record.task.model)
+        if reason:
+            self._tasks.step(record, Failed, Failed(FailReason.QUARANTINED, reason))
+        return bool(reason)
 
     def _suspend(self, run: Run) -> None:
         for record in run.members:

@@ -242,6 +242,8 @@ class RejectReason(Enum):
     TOO_BIG = "too_big"
     QUEUE_FULL = "queue_full"
     DRAINING = "draining"
+    #: Its model is in quarantine, see ``quarantine``.
+    QUARANTINED = "quarantined"
 
 
 class FailReason(Enum):
@@ -251,7 +253,7 @@ class FailReason(Enum):
     MODEL_ERROR = "model_error"
     OUT_OF_MEMORY = "out_of_memory"
     LANE_LOST = "lane_lost"
-    #: Its model is not run for a while, for ending lanes.
+    #: Its model went into quarantine while it waited.
     QUARANTINED = "quarantined"
     #: Its run took longer than any may.
     TIME_LIMIT = "time_limit"

@@ -35,11 +35,9 @@ from serve.models.repository import (
     scan_model,
     unknown_names,
 )
-from serve.server import clock
 from serve.server.api import NODE_IDS, ModelInfo, TensorSpec
 from serve.server.lanes.lane_models import LaneModels
 from serve.server.lanes.pool import LanePool
-from serve.server.quarantine import Quarantine
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +67,6 @@ class ModelEntry:
     inflight: int = 0
     retired: bool = False
     idle: threading.Event = field(default_factory=threading.Event)
-    quarantine: Quarantine = field(default_factory=Quarantine)
     cached_info: ModelInfo | None = None
 
     def describe(self, graphs: tuple[str, ...], qos_factor: float) -> ModelInfo:
@@ -155,6 +152,8 @@ class Registry:
         self.lane_answered = self._lanes.answered
         self.lane_lost = self._lanes.lost
         self.interrupt = self._lanes.interrupt
+        #: Why a model is in quarantine, by its entry's key; empty when it is not.
+        self.quarantine_reason: Callable[[str], str] = lambda key: ""
         #: What the server adds to a run, shared by all models.
         self.overhead = Overhead(*ASSUMED_OVERHEAD)
         self.interference = Interference()
@@ -365,7 +364,7 @@ class Registry:
 
     def info(self, entry: ModelEntry) -> ModelInfo:
         """What is told of a served model."""
-        reason = entry.quarantine.reason(clock.now_ns())
+        reason = self.quarantine_reason(entry.key)
         if entry.cached_info is None:
             entry.cached_info = entry.describe(self._graphs_of(entry), self.factor_of(entry))
         if reason:

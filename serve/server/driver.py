@@ -22,6 +22,7 @@ from serve.core.commands import (
     LaunchTask,
     LookAtLane,
     PrepareTask,
+    QuarantineModel,
     RecycleLane,
     ReleaseTask,
     ResumeTask,
@@ -34,6 +35,7 @@ from serve.core.events import (
     LaneMeasured,
     LaneReady,
     LaneSeen,
+    ModelUnloaded,
     SlowdownChanged,
     TaskArrived,
     TaskCancelled,
@@ -266,6 +268,14 @@ class Driver:
         with self._lock:
             self._carry_out(event)
 
+    def unloaded(self, model: str) -> None:
+        """Forget what was decided of a model that is served no longer. Any thread."""
+        self.handle(ModelUnloaded(model))
+
+    def quarantine_reason(self, model: str) -> str:
+        """Return why the model is not run now; empty when it may run. Any thread."""
+        return self.scheduler.quarantine_reason(model, clock.now_ns())
+
     def cancel(self, task_id: TaskId) -> None:
         """Give up on a task that may long be answered. Any thread."""
         with self._lock:
@@ -332,16 +342,15 @@ class Driver:
         if isinstance(command, RecycleLane):
             self._recycle(command.lane_id)
             return
+        if isinstance(command, QuarantineModel):
+            entry = self._registry.by_key(command.model)
+            name = command.model if entry is None else entry.spec.key
+            _log.error("model %s: %s", name, command.reason)
+            return
         ticket = self._tickets[command.task_id]
         match command:
             case PrepareTask():
                 ticket.command_prepare()
-            case LaunchTask(task_id, lane_id) if reason := ticket.entry.quarantine.reason(
-                clock.now_ns()
-            ):
-                failed = FailReason.QUARANTINED
-                message = f"model {ticket.entry.spec.key}: {reason}"
-                self._next.append(TaskFailed(task_id, lane_id, failed, message))
             case LaunchTask(_, lane_id, reserve_bytes=reserve_bytes, companions=companions):
                 members = ticket, *(self._tickets[task_id] for task_id in companions)
                 self._on_lane[lane_id] = run = Launch(members, lane_id)
@@ -472,7 +481,7 @@ class Driver:
                     lost = [lost_id for lost_id in lane_ids if lost_id in self._lanes_ready]
                     self._lanes_ready.difference_update(lost)
                     for lost_id in lost:
-                        self._blame(lost_id)
+                        self._on_lane.pop(lost_id, None)
                     if lost:
                         self._carry_out(LaneLost(lost[0], tuple(lost[1:])))
 
@@ -484,20 +493,11 @@ class Driver:
             return
         del self._on_lane[lane_id]
         self._pool.ended(lane_id)
-        run.entry.quarantine.ran()
         task_id = TaskId(said.task_id)
         if isinstance(said, TaskDone):
             self._carry_out(TaskFinished(task_id, lane_id, run.ended(said)))
         else:
             self._carry_out(_how_failed(task_id, lane_id, said.reason, said.message))
-
-    def _blame(self, lane_id: LaneId) -> None:
-        """A lane died: its model is perhaps put aside before it gets the next. Under the lock."""
-        run = self._on_lane.pop(lane_id, None)
-        now_ns = clock.now_ns()
-        if run is not None and run.entry.quarantine.lane_lost(now_ns):
-            entry = run.entry
-            _log.error("model %s: %s", entry.spec.key, entry.quarantine.reason(now_ns))
 
     def _lane_ready(self, lane_id: LaneId) -> None:
         with self._lanes_changed:

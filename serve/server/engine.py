@@ -25,7 +25,6 @@ from serve.models.cache import CalibrationCache
 from serve.obs.journal import JournalWriter
 from serve.obs.metrics import EngineSnapshot
 from serve.obs.record import RequestRecord
-from serve.server import clock
 from serve.server.api import (
     GraphInfo,
     InferCall,
@@ -151,6 +150,7 @@ class Engine:
             lane_came_back=self._offer_tables_to,
             memory_taken=self._memory_taken,
         )
+        self._registry.quarantine_reason = self.driver.quarantine_reason
         self._refusals = itertools.count(1)
         #: Nobody else knows it, so that nobody else is let in before the server serves.
         self._own_id = secrets.token_hex()
@@ -322,7 +322,10 @@ class Engine:
 
     def unload(self, name: str) -> None:
         """See ``api.Inference``."""
+        keys = [entry.key for entry in self._registry.entries if entry.spec.name == name]
         self._registry.unload(name)
+        for key in keys:
+            self.driver.unloaded(key)
 
     def estimate(self, name: str, version: str, num_nodes: int, num_edges: int) -> ModelEstimate:
         """See ``api.Inference``."""
@@ -416,7 +419,6 @@ class Engine:
     def snapshot(self, rows_dropped: int = 0) -> EngineSnapshot:
         """The engine at this moment, for metrics; the report's lost rows are the caller's."""
         pending: dict[tuple[str, str], int] = {}
-        now_ns = clock.now_ns()
         entries = self._registry.entries
         with self._lock:
             for ticket in self.driver.tickets():
@@ -426,7 +428,7 @@ class Engine:
             return EngineSnapshot(
                 pending=pending,
                 quarantined=tuple(
-                    sorted({e.spec.name for e in entries if e.quarantine.left_s(now_ns)})
+                    sorted({e.spec.name for e in entries if self.driver.quarantine_reason(e.key)})
                 ),
                 lanes_up=self.driver.lanes_up,
                 lane_restarts=self.pool.restarts,
@@ -450,7 +452,7 @@ class Engine:
                 num_ids = call.tensors["node_ids"].shape[0]
                 request = self._node_requests.make(call.graph, num_ids, call.fanouts, entry)
                 with self._lock:
-                    if self._may_run(entry):
+                    if not entry.retired:
                         size = request.expected(entry.estimator)
                         return self.driver.accept(call, entry, size, request)
             elif (ticket := self._submit_tensors(call, entry)) is not None:
@@ -472,7 +474,7 @@ class Engine:
         prepared = self.driver.prepare_early(call, entry, layout)
         try:
             with self._lock:
-                if self._may_run(entry):
+                if not entry.retired:
                     num_loops = None if prepared is None else prepared.num_loops
                     estimate = estimator.estimate(
                         num_nodes, num_edges, num_loops, narrow_edges=narrow
@@ -485,14 +487,6 @@ class Engine:
         finally:
             if prepared is not None:
                 self._shared.free(prepared.staged.block)
-
-    def _may_run(self, entry: ModelEntry) -> bool:
-        """Whether it is served still; raises NotReady when it is put aside. Under the lock."""
-        reason = entry.quarantine.reason(clock.now_ns())
-        if reason:
-            raise NotReady(f"model {entry.spec.key}: {reason}")
-        # Just replaced by a newer one, or let go: then the registry says so.
-        return not entry.retired
 
     def _size(self, call: InferCall, entry: ModelEntry) -> tuple[int, int]:
         """(nodes, edges) of a request the model can take; raises InvalidInput."""

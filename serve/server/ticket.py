@@ -13,7 +13,16 @@ import numpy as np
 from msgspec.structs import replace
 
 from serve.core.events import PrepareFailed, TaskPrepared
-from serve.core.types import Completed, Failed, FailReason, Outcome, Sized, Task
+from serve.core.types import (
+    Completed,
+    Failed,
+    FailReason,
+    Outcome,
+    Rejected,
+    RejectReason,
+    Sized,
+    Task,
+)
 from serve.errors import InvalidInput, InvariantViolation, QueueFull
 from serve.estimate.estimator import NARROW_EDGE_SPARES_BYTES
 from serve.ipc.messages import Part
@@ -30,6 +39,10 @@ if TYPE_CHECKING:
     from serve.server.catalogue import ModelEntry
     from serve.server.driver import Driver
     from serve.server.launch import Launch
+
+
+#: Reasons whose message is about the request's model, which the client knows by another name.
+_OF_THE_MODEL = (FailReason.TIME_LIMIT, FailReason.QUARANTINED, RejectReason.QUARANTINED)
 
 
 class RequestTicket:
@@ -136,9 +149,11 @@ class RequestTicket:
 
     def command_answer(self, outcome: Outcome) -> None:
         """Tell the waiting thread how the request ended. Driver."""
-        if isinstance(outcome, Failed) and outcome.reason is FailReason.TIME_LIMIT:
-            words = f"model {self.entry.spec.key}: {outcome.message} (server.max_run_s)"
-            outcome = Failed(outcome.reason, words)
+        if isinstance(outcome, Failed | Rejected) and outcome.reason in _OF_THE_MODEL:
+            words = f"model {self.entry.spec.key}: {outcome.message}"
+            if outcome.reason is FailReason.TIME_LIMIT:
+                words += " (server.max_run_s)"
+            outcome = replace(outcome, message=words)
         self._mailbox.put(outcome)
 
     def launch(self) -> Part:

@@ -187,7 +187,7 @@ def _ran(journal: Journal) -> Iterator[_Seen]:
         elif isinstance(event, TaskCancelled):
             seen.pop(event.task_id, None)
         for name, fields in commands_of(row):
-            task_id = TaskId(fields["task_id"])
+            task_id = TaskId(fields.get("task_id", -1))  # of a command about a lane or a model
             one_or_none = seen.get(task_id)
             if one_or_none is not None and name == "PrepareTask":
                 one_or_none.prepare_at_ns = now_ns

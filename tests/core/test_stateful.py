@@ -106,7 +106,10 @@ class History(RuleBasedStateMachine):
             world.arrive(arriving, world.now if prepared else None)
             outcome = world.answers.get(arriving.task_id)
             refused = isinstance(outcome, Rejected)
-            if self.draining:
+            if world.now < world.quarantined.get(model, 0):
+                assert refused
+                assert outcome.reason is RejectReason.QUARANTINED
+            elif self.draining:
                 assert refused
                 assert outcome.reason is RejectReason.DRAINING
             elif reserve > max(world.budgets):
@@ -221,6 +224,26 @@ class History(RuleBasedStateMachine):
     @rule(slowdown=st.sampled_from(SLOWDOWNS))
     def slowdown_changed(self, slowdown):
         self.world.tell(SlowdownChanged(slowdown))
+
+    @rule(model=st.sampled_from(["gcn:1", "gat:1"]))
+    def model_unloaded(self, model):
+        self.world.unload(model)
+
+    @precondition(lambda self: self.world.lanes_up)
+    @rule()
+    def lanes_lost_in_a_row(self):
+        """As often as it takes to put a model in quarantine, if a lane runs anything."""
+        for _ in range(6):
+            self.lane_lost_under_a_run()
+
+    def lane_lost_under_a_run(self):
+        world = self.world
+        if world.on_lane:
+            lane = min(world.on_lane)
+            world.lane_lost(lane)
+            world.lane_ready(lane)
+        while world.preparing:
+            world.prepare(min(world.preparing))
 
     @precondition(lambda self: not self.draining and len(self.world.tasks) > 6)
     @rule()

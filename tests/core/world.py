@@ -6,6 +6,7 @@ from serve.core.commands import (
     LaunchTask,
     LookAtLane,
     PrepareTask,
+    QuarantineModel,
     RecycleLane,
     ReleaseTask,
     ResumeTask,
@@ -17,6 +18,7 @@ from serve.core.events import (
     LaneLost,
     LaneMeasured,
     LaneReady,
+    ModelUnloaded,
     TaskArrived,
     TaskFinished,
     TaskOverran,
@@ -53,6 +55,8 @@ class World:
         self.members = {}
         #: Runs that were told to stop.
         self.stopping = set()
+        #: Models said to be in quarantine, and until when.
+        self.quarantined = {}
         #: Lanes whose task is stopped.
         self.stopped = set()
         self.launches = {}
@@ -145,6 +149,10 @@ class World:
                 self._again(self.members.pop(task_id), self.losses)
         return self.tell(LaneLost(lane_id, others))
 
+    def unload(self, model):
+        self.quarantined.pop(model, None)
+        return self.tell(ModelUnloaded(model))
+
     def change_budget(self, size_bytes, device_id=0):
         self.budgets[device_id] = size_bytes
         self.ceilings[device_id] = max(size_bytes, self.reserved(device_id))
@@ -165,6 +173,11 @@ class World:
             limit = self.params.device.lane_limit_bytes
             assert self.lane_holds.pop(command.lane_id) > limit
             self.lanes_up.remove(command.lane_id)
+            return
+        if isinstance(command, QuarantineModel):
+            assert self.now >= self.quarantined.get(command.model, 0), "in quarantine already"
+            left_s = int(command.reason.split()[-2])
+            self.quarantined[command.model] = self.now + left_s * 1_000_000_000
             return
         task_id = command.task_id
         assert task_id in self.tasks
@@ -224,6 +237,8 @@ class World:
     def _check_launched(self, task_id):
         assert task_id not in self.answers
         assert task_id in self.prepared, "launched before it was prepared"
+        until_ns = self.quarantined.get(self.tasks[task_id].model, 0)
+        assert self.now >= until_ns, "launched while its model is in quarantine"
         assert sum(task_id in m for m in self.members.values()) == 1, "runs twice at once"
         self.launches[task_id] = self.launches.get(task_id, 0) + 1
         again = [why.get(task_id, 0) for why in (self.losses, self.overruns, self.splits)]

@@ -25,6 +25,7 @@ from serve.core.events import (
     LaneLost,
     LaneMeasured,
     LaneReady,
+    ModelUnloaded,
     SlowdownChanged,
     TaskArrived,
     TaskFailed,
@@ -136,6 +137,10 @@ class Fleet:
         """See ``Scheduler.prepares_at_once``; on one of the devices."""
         return any(scheduler.prepares_at_once for scheduler in self._devices)
 
+    def quarantine_reason(self, model: str, now_ns: Nanos | None = None) -> str:
+        """See ``Scheduler.quarantine_reason``."""
+        return self._totals.quarantine.reason(model, self._now if now_ns is None else now_ns)
+
     def state(self, task_id: TaskId) -> State | None:
         """See ``Scheduler.state``."""
         return self._holder(task_id).state(task_id)
@@ -170,6 +175,8 @@ class Fleet:
                 holder = self._holder(task_id)
                 self._bring_urgent(holder, task_id)
                 return [holder]
+            case ModelUnloaded():
+                return self._devices[:1]  # the quarantine is that of all devices
             case SlowdownChanged() | DrainStarted() | Tick():
                 return self._devices
             case TaskPrepared(task_id, found) if found is not None:

@@ -102,6 +102,11 @@ class Run(msgspec.Struct, eq=False):
     #: Why it is stopped, when that is for taking too long.
     over_limit: str = ""
 
+    @property
+    def model(self) -> str:
+        """The model of all members."""
+        return self.members[0].task.model
+
     def executed_ns(self, now_ns: Nanos) -> Nanos:
         """How long it has executed."""
         return Nanos(now_ns - self.launched_ns - self.stood_ns(now_ns))

@@ -5,6 +5,7 @@ share and an overload are the server's and not one device's.
 """
 
 from serve.core.rules.demand import Demand
+from serve.core.rules.quarantine import Quarantine
 from serve.core.rules.shares import Shares
 from serve.core.state.device_state import Board
 from serve.core.state.history import History
@@ -20,6 +21,7 @@ class Totals:
         "demand",
         "history",
         "newest_id",
+        "quarantine",
         "shares",
         "unanswered",
     )
@@ -27,6 +29,7 @@ class Totals:
     def __init__(self) -> None:
         self.demand = Demand()
         self.shares = Shares()
+        self.quarantine = Quarantine()
         self.history = History()
         #: Accepted tasks without an answer.
         self.unanswered = 0
