@@ -9,6 +9,7 @@ from serve.core.disciplines.base import Discipline
 from serve.core.lifecycle import State
 from serve.core.params import SchedulerParams
 from serve.core.policies import Policy
+from serve.core.rules.quarantine import Quarantine
 from serve.core.rules.window import Window
 from serve.core.state.backlog import Backlog
 from serve.core.state.device_state import Board
@@ -33,6 +34,7 @@ class Planner:
         backlog: Backlog,
         board: Board,
         tasks: Tasks,
+        quarantine: Quarantine,
     ) -> None:
         #: Lanes or budget changed: the plan was made for another device.
         self.stale = False
@@ -47,6 +49,7 @@ class Planner:
         self._board = board
         self._plan = board.plan
         self._tasks = tasks
+        self._quarantine = quarantine
 
     @property
     def is_short(self) -> bool:
@@ -119,6 +122,13 @@ class Planner:
             )
             self._tasks.step(record, Failed, Failed(FailReason.OUT_OF_MEMORY, message))
         return bool(outgrown)
+
+    def fail_quarantined(self, record: Record) -> bool:
+        """Fail the record if its model is in quarantine; return True when it was."""
+        reason = self._quarantine.reason(record.task.model, self._tasks.now_ns)
+        if reason:
+            self._tasks.step(record, Failed, Failed(FailReason.QUARANTINED, reason))
+        return bool(reason)
 
     def _plan_next(self, pinned: bool) -> int:
         """Append groups made of the backlog's horizon; how many tasks these are."""

@@ -75,8 +75,6 @@ from serve.core.types import (
     LaneId,
     Nanos,
     Outcome,
-    Rejected,
-    RejectReason,
     TaskId,
 )
 from serve.errors import InvariantViolation
@@ -110,6 +108,7 @@ class Scheduler:
             self._backlog,
             self._board,
             self._tasks,
+            self._totals.quarantine,
         )
         self._recycling = Recycling(params.device.lane_limit_bytes)
         self._draining = False
@@ -263,10 +262,8 @@ class Scheduler:
         tasks, totals = self._tasks, self._totals
         demand, shares, slots = totals.demand, totals.shares, totals.slots
         tasks.seen(task_id)
-        if reason := self.quarantine_reason(task.model):
-            left_ns = Nanos(totals.quarantine.left_ns(task.model, self._now))
-            refused = Rejected(RejectReason.QUARANTINED, reason, left_ns)
-            tasks.out += AnswerTask(task_id, refused), ReleaseTask(task_id)
+        if (rejected := totals.quarantine.rejects(task.model, self._now)) is not None:
+            tasks.out += AnswerTask(task_id, rejected), ReleaseTask(task_id)
             return
         backlog_ns = Nanos(tasks.work_ns // self._board.slots)
         work_ns = task.estimate.solo_ns
@@ -510,33 +507,21 @@ class Scheduler:
                 self._held_until_ns = move.until_ns
                 return moved
             to_launch = move.favoured if isinstance(move, Suspend) else move
-            if isinstance(to_launch, Launch) and self._fails_quarantined(to_launch.record):
+            if isinstance(to_launch, Launch) and self._planner.fail_quarantined(to_launch.record):
                 moved = True
                 continue
             moves_left -= 1
-            settled = move.settles
             if isinstance(move, Suspend):
                 self._suspend(move.run)
                 move = move.favoured
             if isinstance(move, Launch):
                 for passed in move.bypassed:
                     passed.bypassed += 1
-                if not self._launch(move.record) or self._tasks.ready:
-                    settled = False
+                self._launch(move.record)
             else:
                 self._resume(move.run)
             moved = True
-            if settled:
-                self._held_until_ns = None
-                return moved
         raise InvariantViolation(f"discipline {self._discipline.name} never waits")
-
-    def _fails_quarantined(self, record: Record) -> bool:
-        """Fail the record, about to be launched, if its model is in quarantine; say if it was."""
-        reason = self.quarantine_reason(record.task.model)
-        if reason:
-            self._tasks.step(record, Failed, Failed(FailReason.QUARANTINED, reason))
-        return bool(reason)
 
     def _suspend(self, run: Run) -> None:
         for record in run.members:
@@ -552,8 +537,8 @@ class Scheduler:
             self._watch.goes_on(run, self._now)
         self._tasks.out.append(ResumeTask(run.task_id, run.lane_id))
 
-    def _launch(self, record: Record) -> bool:
-        """Launch the record, with those that join it; whether all are ranked as before."""
+    def _launch(self, record: Record) -> None:
+        """Launch the record, with those that join it."""
         members: tuple[Record, ...] = (record,)
         estimate = record.task.estimate
         unions = self.params.unions
@@ -582,7 +567,7 @@ class Scheduler:
                 run.task_id, run.lane_id, first.group_id, first.size, run.reserve_bytes, companions
             )
         )
-        return not self._count_passed_over() and not companions
+        self._count_passed_over()
 
     def _leave_plan(self, record: Record) -> PlannedGroup:
         """The record goes onto a lane; its group, by now numbered."""
@@ -597,17 +582,16 @@ class Scheduler:
                 self._backlog.discard(member)
         return group
 
-    def _count_passed_over(self) -> bool:
-        """Put the longest waiting task first once `patience` others went before it; if so, True."""
+    def _count_passed_over(self) -> None:
+        """Put the longest waiting task first once `patience` others went before it."""
         if not self._window.replans:
-            return False
+            return
         oldest = self._patience.launched(self._backlog, self._board)
         if oldest is None:
-            return False
+            return
         oldest.promoted = True
         if oldest.state.pending:
             self._backlog.discard(oldest)
             if oldest.group is not None:
                 self._plan.remove(oldest, self._now)
             self._plan.put_first(oldest)
-        return True

@@ -1,12 +1,9 @@
 """The simulator against hand-computed schedules and against queueing theory."""
 
 import random
-from types import SimpleNamespace
 
 import pytest
 
-from serve.core.commands import LaunchTask, ResumeTask
-from serve.core.disciplines.base import Wait
 from serve.core.invariants import check_invariants
 from serve.core.policies import POLICIES
 from serve.core.scheduler import Scheduler
@@ -165,30 +162,3 @@ def test_quantile_is_the_smallest_value_that_covers_the_share():
 def test_a_device_model_needs_positive_slowdowns():
     with pytest.raises(ValueError, match="positive"):
         DeviceModel(slowdown=(1.0, 0.0))
-
-
-@pytest.mark.parametrize("policy", ["slack", "sqtf", "bmc"])
-def test_nothing_is_left_to_move_when_the_discipline_is_no_longer_asked(policy):
-    choices = {"lanes": 8, "parallelism": 3, "can_suspend": True, "patience": 5}
-    scheduler = Scheduler(params(policy=policy, discipline="preemptive", budget=1500, **choices))
-    decide, handle = scheduler._discipline.decide, scheduler.handle
-    settled = 0
-
-    def decide_again(board, limit, now_ns):
-        nonlocal settled
-        move = decide(board, limit, now_ns)
-        settled += not isinstance(move, Wait) and move.settles
-        return move
-
-    def handle_and_ask(event, now_ns):
-        commands = handle(event, now_ns)
-        if any(isinstance(command, LaunchTask | ResumeTask) for command in commands):
-            assert isinstance(decide(scheduler._board, scheduler.params.bypass_limit, now_ns), Wait)
-        return commands
-
-    scheduler._discipline = SimpleNamespace(
-        decide=decide_again, could_start=scheduler._discipline.could_start, holds_groups=False
-    )
-    scheduler.handle = handle_and_ask
-    Simulation(scheduler, DeviceModel()).run(mixed(0.95, 1500, 3, seed=1))
-    assert settled > 100

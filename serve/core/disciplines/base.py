@@ -16,16 +16,12 @@ class Launch(msgspec.Struct, frozen=True):
     record: Record
     #: READY tasks ahead of it that do not fit now and are passed over.
     bypassed: tuple[Record, ...] = ()
-    #: Asked again the discipline would say to wait, unless another task is ready or ranks change.
-    settles: bool = False
 
 
 class Resume(msgspec.Struct, frozen=True):
     """Let a suspended run go on."""
 
     run: Run
-    #: Asked again the discipline would say to wait.
-    settles: bool = False
 
 
 class Suspend(msgspec.Struct, frozen=True):
@@ -33,8 +29,6 @@ class Suspend(msgspec.Struct, frozen=True):
 
     run: Run
     favoured: Launch | Resume
-    #: As in `favoured`'s class.
-    settles: bool = False
 
 
 class Wait(msgspec.Struct, frozen=True):

@@ -51,20 +51,18 @@ class Preemptive:
                 joining = None
         if joining is None and suspended == 1 and open_slots > 0:
             run = next(run for run in board.busy.values() if not run.executing)
-            return Resume(run, settles=isinstance(move, Wait))
+            return Resume(run)
         order = board.urgent_first(joining, now_ns)
         at = 0
         for first in order:
             if not (isinstance(first, Run) and first.executing):
                 break
             at += 1
-        # Where the order does not change, who executes in the end are those it begins with.
-        misplaced = executing - at
         if open_slots > 0:
             if isinstance(first, Run):
-                return Resume(first, settles=misplaced == 0 and open_slots == 1)
+                return Resume(first)
             return move
-        if misplaced == 0:
+        if at == executing:
             return WAIT
         for victim in reversed(order[at:]):
             if isinstance(victim, Run) and victim.executing and not victim.stopping:
@@ -72,11 +70,11 @@ class Preemptive:
         else:
             return WAIT
         if isinstance(first, Run):
-            return Suspend(victim, Resume(first), settles=misplaced == 1)
+            return Suspend(victim, Resume(first))
         if len(board.idle) == 1 and (is_demoted(first) or can_wait(first, board, now_ns)):
             return WAIT
         assert isinstance(move, Launch)
-        return Suspend(victim, move, settles=misplaced == 1)
+        return Suspend(victim, move)
 
 
 def is_late(record: Record, now_ns: Nanos) -> bool:

@@ -8,6 +8,8 @@ that come meanwhile are rejected; those that wait already fail when it is their 
 
 from dataclasses import dataclass
 
+from serve.core.types import Nanos, Rejected, RejectReason
+
 _SECOND_NS = 1_000_000_000
 #: Lanes lost before a model is quarantined; a request that always ends its lane costs two.
 _MOST_STRIKES = 5.0
@@ -65,6 +67,13 @@ class Quarantine:
         """Return the time until the model may run again; 0 when it may run now."""
         conduct = self._models.get(model)
         return 0 if conduct is None else max(0, conduct.until_ns - now_ns)
+
+    def rejects(self, model: str, now_ns: int) -> Rejected | None:
+        """Return the answer to a new task of the model; None when the model may run now."""
+        reason = self.reason(model, now_ns)
+        if not reason:
+            return None
+        return Rejected(RejectReason.QUARANTINED, reason, Nanos(self.left_ns(model, now_ns)))
 
     def reason(self, model: str, now_ns: int) -> str:
         """Return why the model is not run now, in whole seconds; empty when it may run."""
