@@ -1,23 +1,20 @@
-"""What the README and the pages tell a reader to do, done: every command against a real server."""
+"""README.md: what it tells a reader to do, done against a real server."""
 
 import re
+import tomllib
 
 import pytest
 
 from bench.kit.servers import ROOT, ServerProcess
-from serve.models.repository import scan
+from tests.docs.pages import GUIDES, texts
 from tests.e2e.support import run_python
 
-README = (ROOT / "README.md").read_text()
-OWN_MODEL = (ROOT / "docs" / "serve-your-own-model.md").read_text()
-_FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
+PAGE = "README.md"
 _INLINE = re.compile(r"`(gnnserve [^`]+)`")
-#: Set-up and tests: what runs this test; the demo has a test of its own.
-_MAKE = {"make demo", "make test"}
 
 
 def here(command: str, server: ServerProcess) -> list[str]:
-    """A `gnnserve …` of the pages, at this test's server, with little load."""
+    """Return a `gnnserve …` of the page as arguments that ask this test's server for little."""
     text = command.replace("127.0.0.1:8001", server.target)
     text = text.replace("configs/dev.toml", str(server.config))
     text = text.replace("configs/gnnserve.db", str(server.database))
@@ -25,49 +22,26 @@ def here(command: str, server: ServerProcess) -> list[str]:
     return ["-m", "serve", *text.split()[1:]]
 
 
-def test_every_shell_line_of_the_readme_is_known():
-    lines = {
-        line.strip()
-        for language, text in _FENCE.findall(README)
-        if language == "sh"
-        for line in text.splitlines()
-    }
-    assert lines == _MAKE | {".venv/bin/gnnserve serve --config configs/dev.toml"}
+def test_its_shell_lines_are_those_that_others_run():
+    """The demo and the installation have tests of their own: tests/cli and `.ci/try-wheel`."""
+    assert [text.strip() for text in texts(PAGE, "sh", "demo")] == ["gnnserve demo"]
+    assert texts(PAGE, "sh", "serve") == ["gnnserve serve --config configs/dev.toml\n"]
 
 
-def test_the_readmes_python_runs(server, tmp_path):
-    blocks = [text for language, text in _FENCE.findall(README) if language == "python"]
-    assert blocks
-    for text in blocks:
+def test_the_extras_that_are_installed_exist():
+    (command,) = texts(PAGE, "sh", "install")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = {extra for found in re.findall(r"\[(.*?)\]", command) for extra in found.split(",")}
+    assert named <= set(project["optional-dependencies"])
+
+
+def test_its_python_runs(server, tmp_path):
+    for text in texts(PAGE, "python", "server"):
         printed = run_python(["-c", text.replace("127.0.0.1:8001", server.target)], tmp_path)
         assert "(3, 5)" in printed
         assert "qos_target_us" in printed
 
 
-@pytest.mark.parametrize("command", _INLINE.findall(README))
-def test_the_readmes_commands_run(command, server, tmp_path):
+@pytest.mark.parametrize("command", _INLINE.findall(GUIDES[PAGE]))
+def test_its_commands_run(command, server, tmp_path):
     assert run_python(here(command, server), tmp_path)
-
-
-def test_the_own_model_page_serves_and_answers(tmp_path):
-    """Its files, its training, then its server with its client."""
-    for kind, path, text in re.findall(
-        r"<!-- (file): (\S+) -->\n```\w+\n(.*?)^```$", OWN_MODEL, re.M | re.S
-    ):
-        assert kind == "file"
-        target = tmp_path / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text)
-    environment_path = tmp_path / "models" / "mine"
-    code = (tmp_path / "train.py").read_text()
-    run_python(
-        ["-c", f"import sys; sys.path.insert(0, {str(environment_path)!r})\n{code}"], tmp_path
-    )
-    assert len(scan(tmp_path / "models")) == 1
-    client = re.findall(r"<!-- needs: server -->\n```python\n(.*?)^```$", OWN_MODEL, re.M | re.S)
-    with ServerProcess(tmp_path, repository=tmp_path / "models") as running:
-        for text in client:
-            printed = run_python(["-c", text.replace("127.0.0.1:8001", running.target)], tmp_path)
-            accuracy = re.search(r"test accuracy (0\.\d\d)", printed)
-            assert accuracy is not None
-            assert float(accuracy[1]) > 0.9

@@ -1,7 +1,6 @@
 """What docs/resident-graphs.md tells a reader to do, done in order against a real server."""
 
 import os
-import re
 import shutil
 from pathlib import Path
 
@@ -11,19 +10,10 @@ import pytest
 from bench.kit.servers import ROOT, ServerProcess
 from serve.config import load_config
 from serve.models.community import community_graph
+from tests.docs.pages import blocks, texts
 from tests.e2e.support import run_python
 
-PAGE = (ROOT / "docs" / "resident-graphs.md").read_text()
-_FENCE = re.compile(r"(?:<!-- (.*?) -->\n)?^```(\w+)\n(.*?)^```$", re.M | re.S)
-
-
-def blocks(kind, about=""):
-    """What the page shows of one language, on Cora or else."""
-    return [
-        text
-        for mark, language, text in _FENCE.findall(PAGE)
-        if language == kind and (mark == "cora") == (about == "cora")
-    ]
+PAGE = "docs/resident-graphs.md"
 
 
 def at(server, text):
@@ -32,14 +22,15 @@ def at(server, text):
 
 
 def test_its_python_runs(server, tmp_path):
-    printed = "".join(run_python(at(server, text), tmp_path) for text in blocks("python"))
+    shown = [block.text for block in blocks(PAGE, "python") if block.mark != "cora"]
+    printed = "".join(run_python(at(server, text), tmp_path) for text in shown)
     assert "(3, 5)" in printed
     assert "2 2001" in printed, "the version and nodes after the change"
     assert (tmp_path / "mine.safetensors").exists()
 
 
 def test_its_configuration_is_one(tmp_path):
-    (text,) = blocks("toml")
+    (text,) = texts(PAGE, "toml", "config")
     path = tmp_path / "gnnserve.toml"
     path.write_text(text)
     (graph,) = load_config(path).graph
@@ -47,8 +38,8 @@ def test_its_configuration_is_one(tmp_path):
 
 
 def test_its_command_serves_the_graph_it_names():
-    (command,) = [line for text in blocks("sh") for line in text.splitlines()]
-    assert command == "gnnserve serve --config configs/dev.toml"
+    (text,) = texts(PAGE, "sh", "dev")
+    assert text.strip() == "gnnserve serve --config configs/dev.toml"
     (graph,) = load_config(ROOT / "configs" / "dev.toml").graph
     assert (graph.name, graph.dataset) == ("community", "community")
 
@@ -65,16 +56,16 @@ def test_cora_is_trained_served_and_asked(tmp_path):
             tmp_path / "cora.npz",
             num_nodes=len(made.y), edge_index=made.edge_index, x=made.x, y=made.y,
         )  # fmt: skip
-    (commands,) = blocks("sh", "cora")
+    (commands,) = texts(PAGE, "sh", "cora")
     train, serve = commands.splitlines()
     assert serve == "gnnserve serve --config cora.toml"
     run_python(train.split()[1:], tmp_path)
-    (text,) = blocks("toml", "cora")
+    (text,) = texts(PAGE, "toml", "cora")
     (tmp_path / "cora.toml").write_text(text)
     config = load_config(tmp_path / "cora.toml")
     assert (config.models.repository, config.graph[0].name) == ("models", "cora")
     graphs = ({"name": "cora", "file": str(tmp_path / "cora.npz")},)
     with ServerProcess(tmp_path, repository=tmp_path / "models", graphs=graphs) as server:
-        (text,) = blocks("python", "cora")
+        (text,) = texts(PAGE, "python", "cora")
         said = run_python(at(server, text), tmp_path)
     assert int(said.partition("%")[0]) > 70, said

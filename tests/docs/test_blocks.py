@@ -1,0 +1,69 @@
+"""No block of a guide escapes its test, and each can at least be parsed."""
+
+import re
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+from bench.kit.result import ROOT
+from tests.docs.pages import GUIDES, PROSE, blocks, texts
+
+#: By page, the blocks that a test runs or reads: language and mark.
+TRIED = {
+    "README.md": {"sh install", "sh serve", "sh demo", "python server"},
+    "docs/cuda.md": {"sh gpu"},
+    "docs/estimates.md": {"sh dev"},
+    "docs/load.md": {"sh server", "sh simulate", "sh locust"},
+    "docs/operators.md": {"sh check", "sh database", "sh server", "sh journal", "promql"},
+    "docs/resident-graphs.md": {
+        "sh dev", "sh cora", "toml cora", "python cora", "python server", "python alone",
+        "toml config",
+    },
+    "docs/scheduling.md": {"python simulator"},
+    "docs/serve-your-own-model.md": {
+        "python file=models/mine/model.py", "python file=train.py",
+        "toml file=models/mine/config.toml", "toml file=gnnserve.toml",
+        "sh alone", "sh server", "python server",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("page", GUIDES)
+def test_every_block_has_its_test(page):
+    shown = {
+        f"{block.language} {block.mark}".strip()
+        for block in blocks(page)
+        if block.language not in PROSE
+    }
+    assert shown == TRIED.get(page, set())
+
+
+@pytest.mark.parametrize("page", GUIDES)
+def test_blocks_can_be_parsed(page):
+    for block in blocks(page, "python"):
+        compile(block.text, page, "exec")
+    for block in blocks(page, "toml"):
+        tomllib.loads(block.text)
+    for block in blocks(page, "sh"):
+        subprocess.run(["bash", "-n", "-c", block.text], check=True)
+
+
+def test_options_of_the_gpu_check_exist():
+    told = {option for text in texts("docs/cuda.md", "sh", "gpu") for option in flags(text)}
+    told |= set(re.findall(r"(?<=[`\s])--[a-z-]+", GUIDES["docs/cuda.md"]))
+    command = [sys.executable, "bench/gpu/check.py", "--help"]
+    known = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert told - flags(known) == set()
+
+
+def test_the_locust_command_names_a_file_of_ours():
+    (command,) = texts("docs/load.md", "sh", "locust")
+    _, _, path, host, address = command.split()
+    assert (ROOT / path).is_file()
+    assert (host, address) == ("--host", "127.0.0.1:8001")
+
+
+def flags(text: str) -> set[str]:
+    return set(re.findall(r"--[a-z-]+", text))

@@ -1,0 +1,26 @@
+"""docs/load.md: its commands send a load and simulate one."""
+
+import re
+
+import pytest
+
+from tests.docs.pages import texts
+from tests.e2e.support import run_python
+
+PAGE = "docs/load.md"
+
+
+def lines(mark):
+    return [line for text in texts(PAGE, "sh", mark) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("command", lines("server"))
+def test_loads_run(command, server, tmp_path):
+    text = command.replace("127.0.0.1:8001", server.target)
+    text = re.sub(r"--duration \d+", "--duration 2 --max-nodes 300", text)
+    assert run_python(["-m", "serve", *text.split()[1:]], tmp_path)
+
+
+@pytest.mark.parametrize("command", lines("simulate"))
+def test_simulations_run(command, tmp_path):
+    assert run_python(["-m", "serve", *command.split()[1:], "--requests", "100"], tmp_path)

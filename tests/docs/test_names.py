@@ -1,0 +1,158 @@
+"""Paths, options, commands, metrics and messages that the guides name exist."""
+
+import re
+from functools import cache
+from importlib.util import find_spec
+from typing import get_args, get_origin
+
+import msgspec
+import pytest
+import typer
+
+from bench.kit.result import ROOT
+from serve.cli import app
+from serve.config import Config
+from serve.core.disciplines import DISCIPLINES
+from serve.core.policies import POLICIES
+from serve.models.settings import ModelConfig
+from serve.obs.words import CAUSES, REASONS
+from tests.docs.pages import GUIDES
+
+PAGES = pytest.mark.parametrize("page", GUIDES)
+#: Top-level folders whose paths the pages name.
+_FOLDERS = r"(?:serve|loadgen|bench|tests|csrc|configs|docs|protos|\.ci|\.github)"
+#: Made by a command that the page tells of.
+WRITTEN = {"bench/results/gpu.json", "configs/gnnserve.db"}
+_CODE = re.compile(r"`([^`\n]+)`")
+
+
+def inline(page: str) -> list[str]:
+    """Return what a page sets as code within its sentences and tables."""
+    return _CODE.findall(re.sub(r"^```.*?^```$", "", GUIDES[page], flags=re.M | re.S))
+
+
+@PAGES
+def test_paths_exist(page):
+    found = re.findall(rf"(?<![\w/.-]){_FOLDERS}/[\w./*-]+", GUIDES[page])
+    missing = [path for path in found if not any(ROOT.glob(path.rstrip("./")))]
+    missing = [path for path in missing if path not in WRITTEN]
+    assert missing == []
+
+
+@PAGES
+def test_modules_exist(page):
+    found = re.findall(r"python -m ((?:bench|serve|loadgen)[\w.]*)", GUIDES[page])
+    found += re.findall(r"`((?:bench|serve|loadgen)\.[a-z_.]+)`", GUIDES[page])
+    missing = []
+    for name in found:
+        try:
+            known = find_spec(name)
+        except ModuleNotFoundError:
+            known = None
+        parent, _, attribute = name.rpartition(".")
+        if known is None and not hasattr(__import__(parent, fromlist=[attribute]), attribute):
+            missing.append(name)
+    assert missing == []
+
+
+def options() -> set[str]:
+    """Return every key of the configuration file, with its section and alone."""
+    found = set()
+    for section in msgspec.structs.fields(Config):
+        kind = section.type
+        if get_origin(kind) is tuple:
+            kind = get_args(kind)[0]
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            names = [field.name for field in msgspec.structs.fields(kind)]
+            found |= {section.name, *names, *(f"{section.name}.{name}" for name in names)}
+    return found
+
+
+@PAGES
+def test_options_exist(page):
+    sections = "|".join(field.name for field in msgspec.structs.fields(Config))
+    named = [text.partition(" = ")[0] for text in inline(page)]
+    pattern = re.compile(rf"(?:{sections})\.\w+")
+    known = options() | model_options()
+    assert [name for name in named if pattern.fullmatch(name) and name not in known] == []
+
+
+def model_options() -> set[str]:
+    """Return every key of a model's config.toml with its section."""
+    found = set()
+    for section in msgspec.structs.fields(ModelConfig):
+        if isinstance(section.type, type) and issubclass(section.type, msgspec.Struct):
+            fields = msgspec.structs.fields(section.type)
+            found |= {f"{section.name}.{field.name}" for field in fields}
+    return found
+
+
+def test_the_table_of_the_model_has_every_option():
+    page = GUIDES["docs/serve-your-own-model.md"]
+    table = page[page.index("| key | meaning |") : page.index("What `inputs` may name")]
+    assert set(re.findall(r"^\| `([\w.]+)`", table, re.M)) == model_options()
+
+
+@PAGES
+def test_make_targets_exist(page):
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    assert set(re.findall(r"(?:`|^)make ([a-z-]+)", GUIDES[page], re.M)) <= targets
+
+
+@PAGES
+def test_command_options_exist(page):
+    """Each `gnnserve COMMAND --option`, in a block or in a sentence."""
+    commands = typer.main.get_command(app).commands
+    wrong = []
+    for name, rest in re.findall(r"gnnserve ([a-z]+)((?: [^\s`|]+)*)", GUIDES[page]):
+        if name == "load" or name not in commands:  # Locust reads its options itself
+            wrong += [name] if name != "load" and rest.lstrip().startswith("--") else []
+            continue
+        known = {option for param in commands[name].params for option in param.opts}
+        wrong += [
+            f"{name} {o}" for o in re.findall(r"--[a-z-]+", rest) if o not in known | {"--help"}
+        ]
+    assert wrong == []
+
+
+def test_policies_and_disciplines_are_those_of_the_table():
+    page = GUIDES["docs/scheduling.md"]
+    table = page[page.index("| name | order |") : page.index("How they differ")]
+    told = set(re.findall(r"`(\w+)`", "\n".join(re.findall(r"^\| ([^|]+) \|", table, re.M))))
+    assert told == set(POLICIES)
+    assert set(re.findall(r"^\*\*`(\w+)`\*\*", page, re.M)) == set(DISCIPLINES)
+
+
+@cache
+def sources() -> str:
+    """Return the text of the package, with strings that span lines joined."""
+    text = "\n".join(path.read_text() for path in (ROOT / "serve").rglob("*.py"))
+    return re.sub(r'"\s*\n\s*f?"', "", text)
+
+
+@pytest.mark.parametrize(
+    "message",
+    re.findall(
+        r"^\| `([^`]+)`",
+        GUIDES["docs/serve-your-own-model.md"].partition("## When something is refused")[2],
+        re.M,
+    ),
+)
+def test_messages_are_said_by_the_package(message):
+    """The words of a message between its names, numbers and types."""
+    varying = (
+        r"\ba tuple\b|"
+        r"'[^']*'|\[[^]]*\]|\([^)]*\)|…|\b[\w.]*[._][\w.]*\b|\b[A-Z]\w*\d\w*\b|\b\d+\b|[:;?,=]"
+    )
+    fixed = [part.strip() for part in re.split(varying, message)]
+    fixed = [part for part in fixed if len(part) > 3]
+    assert fixed
+    assert [part for part in fixed if part not in sources()] == []
+
+
+def test_causes_and_reasons_are_those_that_the_server_records():
+    page = GUIDES["docs/operators.md"]
+    table = page[page.index("| cause |") : page.index("## Health")]
+    assert set(re.findall(r"^\| `(\w+)`", table, re.M)) == set(CAUSES)
+    table = page[page.index("| reason | meaning |") : page.index("Clients with short deadlines")]
+    assert set(re.findall(r"^\| `(\w+)`", table, re.M)) == set(REASONS)
