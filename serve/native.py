@@ -1,70 +1,64 @@
-"""The door to the compiled extension ``serve._core`` and to the memory meter.
+"""The door to the compiled module ``serve._core`` and to the memory meter.
 
-Covers inference messages, staging (copying a request's tensors to where they are used, checked in
-the same pass), sampling and gathering from resident graphs, the allocator of ranges in a region of
-memory, and the meter of a process's memory. Where the extension was not built, the numpy twins in
-``serve._twin`` do the same, slower; this is logged.
+It covers inference messages, staging (copying a request's tensors to where they are used, checked
+in the same pass), sampling and gathering from resident graphs, the allocator of ranges in a region
+of memory, and the meter of a process's memory.
 
 Buffers are any C-contiguous bytes-like objects, aligned or not. `dst` is writable, has exactly the
-size that `src` asks for (else ValueError) and does not overlap it. The interpreter lock is let go
-for all that is large. A `src` that changes meanwhile does no harm: every element is read once.
+size that `src` requires (else ValueError) and does not overlap it. Every long call releases the
+interpreter lock. A `src` that changes meanwhile does no harm: every element is read once.
 """
 
 import ctypes
-import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 
-from serve._twin import BytesLike
-from serve._twin import Infer as Infer
-from serve._twin import TensorHead as TensorHead
+try:
+    from serve import _core
+except ImportError as error:
+    raise ImportError(
+        f"the compiled module serve._core cannot be imported ({error}); build it with "
+        "`make setup` in a checkout, or with `pip install .`"
+    ) from error
 
-if TYPE_CHECKING:
-    from serve import _core as _impl
-    from serve._core import OffsetAllocator as OffsetAllocator
-    from serve._core import Sample as Sample
-    from serve._core import Topology as Topology
-else:
-    try:
-        from serve import _core as _impl
-    except ImportError as error:
-        from serve import _twin as _impl
+OffsetAllocator = _core.OffsetAllocator
+Sample = _core.Sample
+Topology = _core.Topology
 
-        logging.getLogger(__name__).warning(
-            "the compiled extension is missing (%s): its slower numpy twin is used, "
-            "and task memory is not measured",
-            error,
-        )
-    OffsetAllocator = _impl.OffsetAllocator
-    Sample, Topology = _impl.Sample, _impl.Topology
-
+BytesLike = bytes | bytearray | memoryview | np.ndarray[Any, np.dtype[Any]]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
+Parameters = dict[str, Any]
+#: Name, datatype, shape, parameters and `InferTensorContents` (not written) of a tensor.
+TensorHead = tuple[str, str, tuple[int, ...], Parameters, Any]
+#: Model, version, id, parameters, tensors, requested outputs (of requests), raw contents.
+Infer = tuple[
+    str, str, str, Parameters, list[TensorHead], list[tuple[str, Parameters]], list[memoryview]
+]
 
-#: Whether the compiled extension is in use, and not its twin.
-COMPILED = _impl.__name__ == "serve._core"
-#: The most attention heads that the kernels along edges take.
-MOST_HEADS: int = getattr(_impl, "MOST_HEADS", 0)
+#: Upper bound of the attention heads that the kernels along edges take.
+MOST_HEADS = _core.MOST_HEADS
 
-#: As a fan-out: every in-neighbour.
+#: Fan-out that takes every in-neighbour.
 ALL_NEIGHBOURS = -1
 
 _METER_LIBRARY = "libgnnserve_meter.so"
-#: Version of the meter's functions that `Meter` speaks.
+#: Version of the meter's functions that `Meter` calls.
 _METER_VERSION = 3
 _NO_LIMIT = (1 << 63) - 1
 
 
 def decode_infer(is_request: bool, message: bytes | memoryview) -> Infer | None:
-    """A ModelInferRequest, or else a ModelInferResponse, taken apart; raw contents as views of it.
+    """Decode a ModelInferRequest or ModelInferResponse; its raw contents become views of it.
 
-    None unless it is plain: every field known, of its type, and not in several parts. Then, as
-    for bytes that are no message and for one beyond the limits of ``serve.wire.protobuf``, the
-    protobuf library has the word. Takes microseconds, however large the message.
+    Returns None unless the message is plain: every field known, of its type and in one part. It
+    also returns None for bytes that are no message, and for a message beyond the limits of
+    ``serve.wire.protobuf``. The caller then uses the protobuf library. Takes microseconds, however
+    large the message.
     """
-    return _impl.decode_infer(is_request, message)
+    return _core.decode_infer(is_request, message)
 
 
 def encode_infer(
@@ -76,11 +70,12 @@ def encode_infer(
     tensors: Sequence[TensorHead],
     raws: Sequence[memoryview],
 ) -> bytes | None:
-    """The message of those parts, in which each of `raws` is copied once; None sends no parameter.
+    """Encode a message from its parts; each of `raws` is copied once.
 
-    None where a text is not Unicode, or a parameter is none of bool, int, str and float.
+    A parameter whose value is None is left out. Returns None when a text is not Unicode, or a
+    parameter is none of bool, int, str and float.
     """
-    return _impl.encode_infer(is_request, model, version, id, parameters, tensors, raws)
+    return _core.encode_infer(is_request, model, version, id, parameters, tensors, raws)
 
 
 def stage_indices(
@@ -88,37 +83,38 @@ def stage_indices(
 ) -> int:
     """Copy int32 or int64 indices into `dst` as int64 and check 0 <= index < `bound`.
 
-    With `narrow` int32 indices stay int32; int64 ones may not be given then.
+    With `narrow`, int32 indices stay int32, and int64 indices are a ValueError.
 
-    Returns -1 when all hold, else the flat position of the first that does not; `dst` is then
-    unspecified. Raises ValueError when `dst` has another number of elements than `src`.
+    Returns -1 when all indices are within bounds, else the flat position of the first that is not;
+    `dst` is then unspecified. Raises ValueError when `dst` and `src` differ in length.
     """
-    return _impl.stage_indices(src, is_int32, bound, dst, narrow)
+    return _core.stage_indices(src, is_int32, bound, dst, narrow)
 
 
 def stage_features(src: BytesLike, dst: BytesLike, check_finite: bool) -> int:
     """Copy float32 values into `dst`; with `check_finite`, look for NaN and infinities.
 
-    Returns -1 when there is none (or none was looked for), else the flat position of the first;
-    `dst` is then unspecified. Raises ValueError when the sizes differ.
+    Returns -1 when there is none (or the check is off), else the flat position of the first; `dst`
+    is then unspecified. Raises ValueError when the sizes differ.
     """
-    return _impl.stage_features(src, dst, check_finite)
+    return _core.stage_features(src, dst, check_finite)
 
 
 def build_rows(
     edges: np.ndarray[Any, np.dtype[Any]], num_nodes: int
 ) -> tuple[Ints, np.ndarray[Any, np.dtype[Any]]]:
-    """In-neighbours by destination of the edges [2, E] (int32 or int64; sources first).
+    """Build compressed sparse rows of in-neighbours from edges [2, E] (int32 or int64).
 
-    Returns `indptr` int64 [N + 1] and `indices` [E], int32 where all ids fit: node v's
-    in-neighbours are `indices[indptr[v]:indptr[v + 1]]`, in the order of the edges. Raises
-    ValueError naming the place of the first id that is not in [0, `num_nodes`).
+    Row 0 of `edges` holds sources, row 1 destinations. Returns `indptr` int64 [N + 1] and `indices`
+    [E], int32 where all ids fit: node v's in-neighbours are `indices[indptr[v]:indptr[v + 1]]`, in
+    the order of the edges. Raises ValueError naming the position of the first id that is not in
+    [0, `num_nodes`).
     """
     edges = np.ascontiguousarray(edges)
     is_int32, narrow = edges.dtype == np.int32, num_nodes <= 2**31
     indptr = np.empty(num_nodes + 1, np.int64)
     indices = np.empty(edges.shape[1], np.int32 if narrow else np.int64)
-    bad = _impl.build_rows(edges, is_int32, num_nodes, indptr, indices, narrow)
+    bad = _core.build_rows(edges, is_int32, num_nodes, indptr, indices, narrow)
     if bad >= 0:
         row, column = divmod(bad, edges.shape[1])
         raise ValueError(f"[{row}, {column}] is {edges[row, column]}; not in [0, {num_nodes})")
@@ -126,13 +122,13 @@ def build_rows(
 
 
 def sample_neighbours(topology: Topology, ids: Ints, fanouts: Sequence[int], seed: int) -> Sample:
-    """Sample the neighbourhood of `ids` int64 [K] outwards: one fan-out a hop, -1 for all.
+    """Sample the neighbourhood of `ids` int64 [K], with one fan-out per hop; -1 takes all.
 
-    In-neighbours are drawn without replacement. What is drawn for a node depends on `seed` (in
-    [0, 2^64)), the hop and the node alone. Asked nodes come first, repeated ones once. Raises
-    ValueError for an id that is no node and a fan-out that is neither positive nor -1.
+    In-neighbours are drawn without replacement. The draw for a node depends on `seed` (in
+    [0, 2^64)), the hop and the node alone. The nodes of `ids` come first, each once. Raises
+    ValueError for an id that is no node and for a fan-out that is neither positive nor -1.
     """
-    return _impl.sample_neighbours(topology, ids, fanouts, seed)
+    return _core.sample_neighbours(topology, ids, fanouts, seed)
 
 
 def gather_rows(
@@ -142,41 +138,41 @@ def gather_rows(
     ids: Ints,
     target: BytesLike,
 ) -> None:
-    """Copy the rows of `ids` to `target` float32 [K, F], widened where they are smaller.
+    """Copy the rows of `ids` int64 [K] to `target` float32 [K, F], widened from `rows`' dtype.
 
-    Node v's row is `patched_rows[p]` where `patched[p]`, ascending, is v, else `rows[v]`: float32,
-    float16 or uint8 [N, F]. Raises ValueError for an id without a row and sizes that do not fit.
+    `rows` is float32, float16 or uint8 [N, F]. `patched`, ascending node ids, names rows that were
+    replaced: node v's row is `patched_rows[p]` where `patched[p]` is v, else `rows[v]`. Raises
+    ValueError for an id without a row and for sizes that do not fit.
     """
-    _impl.gather_rows(rows, rows.dtype.name, rows.shape[1], patched, patched_rows, ids, target)
+    _core.gather_rows(rows, rows.dtype.name, rows.shape[1], patched, patched_rows, ids, target)
 
 
 def define_operators() -> None:
-    """Define the kernels along edges as ``torch.ops.gnnserve``; once a process, torch loaded.
+    """Define the kernels along edges as ``torch.ops.gnnserve``.
 
-    Raises RuntimeError when the extension was not built (they have no twin) and when this version
-    of torch does not take them.
+    Call it once per process, after torch is loaded. Raises RuntimeError when this version of torch
+    does not take them.
     """
-    if not COMPILED:
-        raise RuntimeError("the compiled extension is missing")
-    _impl.define_operators()
+    _core.define_operators()
 
 
 def meter_library_path() -> Path | None:
-    """The library to put into ``LD_PRELOAD`` of processes with a `Meter`; None if not built."""
-    if not COMPILED or _impl.__file__ is None:
-        return None
-    path = Path(_impl.__file__).with_name(_METER_LIBRARY)
+    """Return the library that ``LD_PRELOAD`` must name in processes with a `Meter`.
+
+    Returns None when it was not built.
+    """
+    path = Path(_core.__file__).with_name(_METER_LIBRARY)
     return path if path.is_file() else None
 
 
 class Meter:
-    """Memory of this process: what its tensors and large blocks take, and a limit for them.
+    """Memory of this process's tensors and large blocks, and a limit for them.
 
-    Tensors are what is allocated by ``posix_memalign`` and its kin with an alignment and a size
-    of 64 bytes or more: every CPU tensor of PyTorch's allocator. Held are these and all blocks of
-    plain ``malloc`` from 64 KiB, such as kernels sort and scatter with; ``calloc`` and what the
-    interpreter maps for itself are not seen. Counts requested bytes, all threads together. A
-    forked child measures its own copy.
+    A *tensor* is a block from ``posix_memalign`` and its kin with an alignment and a size of
+    64 bytes or more: every CPU tensor of PyTorch's allocator. *Held* memory adds all blocks of
+    plain ``malloc`` from 64 KiB on, such as the scratch space of kernels that sort and scatter.
+    The meter does not see ``calloc``, nor what the interpreter maps for itself. It counts requested
+    bytes, all threads together. A forked child measures its own copy.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -210,50 +206,50 @@ class Meter:
 
     @classmethod
     def attach(cls) -> Self | None:
-        """The meter of this process, or None when its library was not preloaded into it."""
+        """Return the meter of this process; None when its library was not preloaded."""
         # PyDLL keeps the interpreter lock: the calls take nanoseconds.
         library = ctypes.PyDLL(None)
         present = getattr(library, "gnnserve_meter_present", None)
         return cls(library) if present is not None and present() == _METER_VERSION else None
 
     def insert(self, limit_bytes: int) -> None:
-        """From now on allow `limit_bytes` more than is held; peaks start again.
+        """Allow `limit_bytes` more than is held now, and restart the peaks.
 
-        A tensor beyond that is refused: PyTorch raises its RuntimeError for that, in the thread
-        that asked. Other blocks are never refused, and leave that much less for tensors.
+        A tensor beyond that is refused: PyTorch raises its RuntimeError in the thread that asked.
+        Other blocks are never refused, but count towards the limit.
         """
         self._insert(limit_bytes)
 
     def stop_when(self, address: int, value: int) -> None:
-        """Until `clear`, refuse every tensor once the uint64 at `address` is `value`."""
+        """Refuse every tensor while the uint64 at `address` is `value`, until `clear`."""
         self._stop_when(address, value)
 
     def clear(self) -> None:
-        """End the limit of `insert`, and what `stop_when` asked for."""
+        """Lift the limit of `insert` and the condition of `stop_when`."""
         self._clear()
 
     def reset(self) -> None:
-        """Let the peaks start again from what is there now."""
+        """Restart the peaks from the current values."""
         self._reset()
 
     def live_bytes(self) -> int:
-        """Bytes of tensors allocated and not freed."""
+        """Return the bytes of tensors allocated and not freed."""
         return int(self._live())
 
     def peak_bytes(self) -> int:
-        """Most bytes of tensors at once since the last reset or insert."""
+        """Return the peak of `live_bytes` since the last `reset` or `insert`."""
         return int(self._peak())
 
     def held_bytes(self) -> int:
-        """Bytes of tensors and large blocks allocated and not freed."""
+        """Return the bytes of tensors and large blocks allocated and not freed."""
         return int(self._held())
 
     def held_peak_bytes(self) -> int:
-        """The most that was held at once beyond what there was at the last insert."""
+        """Return the peak of `held_bytes` beyond its value at the last `insert`."""
         return int(self._held_peak())
 
     def held_by(self, run: Callable[[], object]) -> int:
-        """The most bytes `run` held at once, without a limit."""
+        """Return the peak of held bytes while `run` executes without a limit."""
         self.insert(_NO_LIMIT)
         try:
             run()
@@ -262,9 +258,12 @@ class Meter:
         return self.held_peak_bytes()
 
     def refused_bytes(self) -> int:
-        """Size of the last tensor that was refused since the last insert; 0: none was."""
+        """Return the size of the tensor refused last since `insert`; 0 when none was."""
         return int(self._refused())
 
     def untracked_blocks(self) -> int:
-        """Blocks there was no room to remember; unless 0, what is told of memory is too low."""
+        """Return the number of blocks the meter could not record.
+
+        Unless it is 0, the other figures are too low.
+        """
         return int(self._untracked())

@@ -148,10 +148,10 @@ void bind_graphs(nb::module_& module) {
                       nb::handle>(),
              "num_nodes"_a, "indptr"_a, "indices"_a, "is_int32"_a, "patched"_a, "patched_indptr"_a,
              "patched_indices"_a,
-             nb::sig("def __init__(self, num_nodes: int, indptr: serve._twin.BytesLike, "
-                     "indices: serve._twin.BytesLike, is_int32: bool, "
-                     "patched: serve._twin.BytesLike, patched_indptr: serve._twin.BytesLike, "
-                     "patched_indices: serve._twin.BytesLike) -> None"));
+             nb::sig("def __init__(self, num_nodes: int, indptr: serve.native.BytesLike, "
+                     "indices: serve.native.BytesLike, is_int32: bool, "
+                     "patched: serve.native.BytesLike, patched_indptr: serve.native.BytesLike, "
+                     "patched_indices: serve.native.BytesLike) -> None"));
     nb::class_<Sample>(module, "Sample", "A sampled subgraph.")
         .def_prop_ro(
             "num_nodes", [](const Sample& self) { return self.nodes.size(); },
@@ -167,14 +167,15 @@ void bind_graphs(nb::module_& module) {
             [](const Sample& self, nb::handle target) {
                 write<std::int64_t, std::int64_t>(target, self.nodes, {});
             },
-            "target"_a, nb::sig("def write_nodes(self, target: serve._twin.BytesLike) -> None"),
+            "target"_a, nb::sig("def write_nodes(self, target: serve.native.BytesLike) -> None"),
             "Write the node of each local id, int64.")
         .def(
             "write_positions",
             [](const Sample& self, nb::handle target) {
                 write<std::int64_t, std::int32_t>(target, self.positions, {});
             },
-            "target"_a, nb::sig("def write_positions(self, target: serve._twin.BytesLike) -> None"),
+            "target"_a,
+            nb::sig("def write_positions(self, target: serve.native.BytesLike) -> None"),
             "Write the local id of each asked id, int64.")
         .def(
             "write_edges",
@@ -186,21 +187,22 @@ void bind_graphs(nb::module_& module) {
                 }
             },
             "target"_a, "is_int32"_a,
-            nb::sig("def write_edges(self, target: serve._twin.BytesLike, is_int32: bool) -> None"),
+            nb::sig(
+                "def write_edges(self, target: serve.native.BytesLike, is_int32: bool) -> None"),
             "Write the edges [2, E] in local ids, int32 or int64.");
     module.def("sample_neighbours", &sample, "topology"_a, "ids"_a, "fanouts"_a, "seed"_a,
-               nb::sig("def sample_neighbours(topology: Topology, ids: serve._twin.BytesLike, "
+               nb::sig("def sample_neighbours(topology: Topology, ids: serve.native.BytesLike, "
                        "fanouts: collections.abc.Sequence[int], seed: int) -> Sample"));
     module.def("build_rows", &rows_of_edges, "edges"_a, "is_int32"_a, "num_nodes"_a, "indptr"_a,
                "indices"_a, "narrow"_a,
-               nb::sig("def build_rows(edges: serve._twin.BytesLike, is_int32: bool, "
-                       "num_nodes: int, indptr: serve._twin.BytesLike, "
-                       "indices: serve._twin.BytesLike, narrow: bool) -> int"));
+               nb::sig("def build_rows(edges: serve.native.BytesLike, is_int32: bool, "
+                       "num_nodes: int, indptr: serve.native.BytesLike, "
+                       "indices: serve.native.BytesLike, narrow: bool) -> int"));
     module.def("gather_rows", &gather, "rows"_a, "dtype"_a, "width"_a, "patched"_a,
                "patched_rows"_a, "ids"_a, "target"_a,
-               nb::sig("def gather_rows(rows: serve._twin.BytesLike, dtype: str, width: int, "
-                       "patched: serve._twin.BytesLike, patched_rows: serve._twin.BytesLike, "
-                       "ids: serve._twin.BytesLike, target: serve._twin.BytesLike) -> None"));
+               nb::sig("def gather_rows(rows: serve.native.BytesLike, dtype: str, width: int, "
+                       "patched: serve.native.BytesLike, patched_rows: serve.native.BytesLike, "
+                       "ids: serve.native.BytesLike, target: serve.native.BytesLike) -> None"));
 }
 
 }  // namespace gnnserve::bindings

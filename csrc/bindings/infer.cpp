@@ -204,12 +204,12 @@ void bind_infer(nb::module_& module) {
     using namespace nb::literals;
     module.def("decode_infer", &decode_infer, "is_request"_a, "message"_a,
                nb::sig("def decode_infer(is_request: bool, message: bytes | memoryview) "
-                       "-> serve._twin.Infer | None"));
+                       "-> serve.native.Infer | None"));
     module.def("encode_infer", &encode_infer, "is_request"_a, "model"_a, "version"_a, "id"_a,
                "parameters"_a, "tensors"_a, "raws"_a,
                nb::sig("def encode_infer(is_request: bool, model: str, version: str, id: str, "
-                       "parameters: serve._twin.Parameters, tensors: "
-                       "collections.abc.Sequence[serve._twin.TensorHead], "
+                       "parameters: serve.native.Parameters, tensors: "
+                       "collections.abc.Sequence[serve.native.TensorHead], "
                        "raws: collections.abc.Sequence[memoryview]) -> bytes | None"));
 }
 

@@ -73,11 +73,11 @@ NB_MODULE(_core, module) {
     module.doc() = "Compiled part of gnnserve; use it through serve.native.";
     module.def("stage_indices", &stage_indices, "src"_a, "is_int32"_a, "bound"_a, "dst"_a,
                "narrow"_a = false,
-               nb::sig("def stage_indices(src: serve._twin.BytesLike, is_int32: bool, "
-                       "bound: int, dst: serve._twin.BytesLike, narrow: bool = False) -> int"));
+               nb::sig("def stage_indices(src: serve.native.BytesLike, is_int32: bool, "
+                       "bound: int, dst: serve.native.BytesLike, narrow: bool = False) -> int"));
     module.def("stage_features", &stage_features, "src"_a, "dst"_a, "check_finite"_a,
-               nb::sig("def stage_features(src: serve._twin.BytesLike, "
-                       "dst: serve._twin.BytesLike, check_finite: bool) -> int"));
+               nb::sig("def stage_features(src: serve.native.BytesLike, "
+                       "dst: serve.native.BytesLike, check_finite: bool) -> int"));
     module.def("define_operators", &gnnserve::define_operators);
     module.attr("MOST_HEADS") = gnnserve::kMostHeads;
     nb::class_<OffsetAllocator>(

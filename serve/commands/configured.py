@@ -22,10 +22,7 @@ def device_of(config: Config) -> Device:
 
 
 def calibration_cache(config: Config, device: Device) -> CalibrationCache:
-    """Open the cache that holds this configuration's calibrations.
-
-    With `models.compile = "background"` its `later` is the cache for the compiled variants.
-    """
+    """Open the cache that holds this configuration's calibrations."""
     folder, budget_s = config.cache_path(), config.models.calibration_s
     limit_bytes = config.models.cache_limit_bytes
     if device.places:

@@ -1,4 +1,4 @@
-"""Sampling and gathering: the compiled ones against their twins, and both against the rules."""
+"""Sampling and gathering: the compiled module against its oracle, and both against the rules."""
 
 import threading
 from types import SimpleNamespace
@@ -8,19 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve import _twin, native
+from serve import _core, native
+from tests.native import oracle
 
-try:
-    from serve import _core
-except ImportError:  # pragma: no cover
-    _core = None
-BOTH = pytest.mark.parametrize(
-    "core",
-    [
-        pytest.param(_core, marks=pytest.mark.skipif(_core is None, reason="not built"), id="core"),
-        pytest.param(_twin, id="twin"),
-    ],
-)
+BOTH = pytest.mark.parametrize("core", [_core, oracle], ids=["compiled", "oracle"])
 NONE = np.empty(0, np.int64)
 
 
@@ -151,11 +142,11 @@ def cases(draw):
 @pytest.mark.skipif(_core is None, reason="not built")
 @given(cases())
 @settings(max_examples=100)
-def test_compiled_and_twin_draw_the_same(case):
+def test_compiled_and_oracle_draw_the_same(case):
     num_nodes, edges, patch, ids, fanouts, seed = case
     found, expected = (
         sampled(core, graph(core, num_nodes, edges, patch), ids, fanouts, seed)
-        for core in (_core, _twin)
+        for core in (_core, oracle)
     )
     assert found.nodes.tolist() == expected.nodes.tolist()
     assert found.edges.tolist() == expected.edges.tolist()

@@ -1,14 +1,15 @@
-"""The range allocator: the extension does exactly what its twin does."""
+"""The range allocator: the compiled module does exactly what its oracle does."""
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from serve import _core, _twin
+from serve import _core
+from tests.native import oracle
 
 BOTH = pytest.mark.parametrize(
-    "kind", [_core.OffsetAllocator, _twin.OffsetAllocator], ids=["compiled", "twin"]
+    "kind", [_core.OffsetAllocator, oracle.OffsetAllocator], ids=["compiled", "oracle"]
 )
 
 
@@ -20,13 +21,13 @@ class Parity(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.compiled = _core.OffsetAllocator(4096, 64)
-        self.twin = _twin.OffsetAllocator(4096, 64)
+        self.oracle = oracle.OffsetAllocator(4096, 64)
         self.live: dict[int, int] = {}
 
     @rule(target=offsets, size=st.integers(0, 1500))
     def alloc(self, size):
         offset = self.compiled.alloc(size)
-        assert offset == self.twin.alloc(size)
+        assert offset == self.oracle.alloc(size)
         if offset >= 0:
             self.live[offset] = max(1, -(-size // 64)) * 64
         return offset
@@ -35,13 +36,13 @@ class Parity(RuleBasedStateMachine):
     def free(self, offset):
         if offset >= 0:
             self.compiled.free(offset)
-            self.twin.free(offset)
+            self.oracle.free(offset)
             del self.live[offset]
 
     @invariant()
     def agree(self):
         for name in ("capacity_bytes", "used_bytes", "largest_free_bytes"):
-            assert getattr(self.compiled, name) == getattr(self.twin, name)
+            assert getattr(self.compiled, name) == getattr(self.oracle, name)
         assert self.compiled.used_bytes == sum(self.live.values())
 
     @invariant()

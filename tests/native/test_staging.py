@@ -1,5 +1,6 @@
-"""Staging: the extension against its numpy twin, and what both must refuse."""
+"""Staging: the compiled module against its oracle in numpy, and what both must refuse."""
 
+import importlib
 import inspect
 import sys
 import threading
@@ -10,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from serve import _core, _twin, native
+import serve
+from serve import _core, native
+from tests.native import oracle
 
-BOTH = pytest.mark.parametrize("core", [_core, _twin], ids=["compiled", "twin"])
+BOTH = pytest.mark.parametrize("core", [_core, oracle], ids=["compiled", "oracle"])
 INDEX_DTYPES = st.sampled_from([np.dtype(np.int32), np.dtype(np.int64)])
 
 
@@ -21,14 +24,16 @@ def unaligned(array: np.ndarray, shift: int) -> memoryview:
     return memoryview(b"\0" * shift + array.tobytes())[shift:]
 
 
-def test_the_extension_is_what_is_used():
-    assert native.COMPILED
-    assert native.OffsetAllocator is _core.OffsetAllocator
+def test_without_the_compiled_module_the_error_names_the_remedy(monkeypatch):
+    monkeypatch.setitem(sys.modules, "serve._core", None)  # as if it was never built
+    monkeypatch.delattr(serve, "_core")
+    with pytest.raises(ImportError, match=r"serve\._core .*`make setup`.*`pip install \.`"):
+        importlib.reload(native)
 
 
 @pytest.mark.parametrize("name", ["stage_indices", "stage_features"])
-def test_the_door_and_the_twin_take_the_same_arguments(name):
-    assert inspect.signature(getattr(native, name)) == inspect.signature(getattr(_twin, name))
+def test_the_door_and_the_oracle_take_the_same_arguments(name):
+    assert inspect.signature(getattr(native, name)) == inspect.signature(getattr(oracle, name))
 
 
 @given(
@@ -37,18 +42,18 @@ def test_the_door_and_the_twin_take_the_same_arguments(name):
     bound=st.integers(0, 2**31 - 1),
     shift=st.integers(0, 9),
 )
-def test_indices_as_the_twin_has_them(dtype, data, bound, shift):
+def test_indices_agree_with_the_oracle(dtype, data, bound, shift):
     limits = np.iinfo(dtype)
     elements = st.integers(0, max(bound - 1, 0)) | st.integers(limits.min, limits.max)
     indices = data.draw(arrays(dtype, st.integers(0, 40), elements=elements))
     source = unaligned(indices, shift)
-    target, oracle = np.empty(indices.size, np.int64), np.empty(indices.size, np.int64)
+    target, expected = np.empty(indices.size, np.int64), np.empty(indices.size, np.int64)
     is_int32 = dtype == np.int32
     bad = native.stage_indices(source, is_int32, bound, target)
-    assert bad == _twin.stage_indices(source, is_int32, bound, oracle)
+    assert bad == oracle.stage_indices(source, is_int32, bound, expected)
     if bad < 0:
         np.testing.assert_array_equal(target, indices)
-        np.testing.assert_array_equal(oracle, indices)
+        np.testing.assert_array_equal(expected, indices)
 
 
 @given(data=st.data(), bound=st.integers(0, 2**40), shift=st.integers(0, 9))
@@ -56,9 +61,9 @@ def test_narrow_indices_stay_as_they_are(data, bound, shift):
     elements = st.integers(0, min(max(bound, 1), 2**31) - 1) | st.integers(-(2**31), 2**31 - 1)
     indices = data.draw(arrays(np.int32, st.integers(0, 40), elements=elements))
     source = unaligned(indices, shift)
-    target, oracle = np.empty(indices.size, np.int32), np.empty(indices.size, np.int32)
+    target, expected = np.empty(indices.size, np.int32), np.empty(indices.size, np.int32)
     bad = native.stage_indices(source, True, bound, target, True)
-    assert bad == _twin.stage_indices(source, True, bound, oracle, True)
+    assert bad == oracle.stage_indices(source, True, bound, expected, True)
     if bad < 0:
         np.testing.assert_array_equal(target, indices)
 
@@ -74,13 +79,13 @@ def test_wide_indices_are_not_narrowed(core):
     check_finite=st.booleans(),
     shift=st.integers(0, 9),
 )
-def test_features_as_the_twin_has_them(values, check_finite, shift):
+def test_features_agree_with_the_oracle(values, check_finite, shift):
     source = unaligned(values, shift)
-    target, oracle = np.empty_like(values), np.empty_like(values)
+    target, expected = np.empty_like(values), np.empty_like(values)
     bad = native.stage_features(source, target, check_finite)
-    assert bad == _twin.stage_features(source, oracle, check_finite)
+    assert bad == oracle.stage_features(source, expected, check_finite)
     if bad < 0:
-        assert target.tobytes() == oracle.tobytes() == values.tobytes()
+        assert target.tobytes() == expected.tobytes() == values.tobytes()
 
 
 @BOTH

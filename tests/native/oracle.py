@@ -1,6 +1,6 @@
-"""What ``serve._core`` does, in numpy: the fallback where it was not built, and its test oracle.
+"""The operations of ``serve._core`` in numpy, as an oracle for its tests.
 
-Written to be plainly right, not fast. Reached only through ``serve.native``.
+Written to be plainly right, not fast.
 """
 
 from collections.abc import Sequence
@@ -8,33 +8,7 @@ from typing import Any
 
 import numpy as np
 
-BytesLike = bytes | bytearray | memoryview | np.ndarray[Any, np.dtype[Any]]
-
-Parameters = dict[str, Any]
-#: Name, datatype, shape, parameters and `InferTensorContents` (not written) of a tensor.
-TensorHead = tuple[str, str, tuple[int, ...], Parameters, Any]
-#: Model, version, id, parameters, tensors, requested outputs (of requests), raw contents.
-Infer = tuple[
-    str, str, str, Parameters, list[TensorHead], list[tuple[str, Parameters]], list[memoryview]
-]
-
-
-def decode_infer(is_request: bool, message: bytes | memoryview) -> Infer | None:
-    """Leaves every message to the protobuf library; see ``serve.wire.protobuf``."""
-    return None
-
-
-def encode_infer(
-    is_request: bool,
-    model: str,
-    version: str,
-    id: str,
-    parameters: Parameters,
-    tensors: Sequence[TensorHead],
-    raws: Sequence[memoryview],
-) -> bytes | None:
-    """Leaves every message to the protobuf library; see ``serve.wire.protobuf``."""
-    return None
+from serve.native import BytesLike
 
 
 def stage_indices(
