@@ -205,7 +205,7 @@ def report(
 ) -> None:
     """Report which requests met their targets, which missed them, and why."""
     from serve.obs.cli_report import run_report
-    from serve.obs.duration import parse_duration
+    from serve.units import parse_duration
 
     since_s = None if since is None else parse_duration(since)
     raise typer.Exit(run_report(db, since_s, as_json, html, csv))

@@ -1,15 +1,15 @@
-"""What both clients set up alike."""
+"""Channel options and input names that both clients use."""
 
 from serve.client.requests import Request
 from serve.inputs import INPUTS
 
-#: Inputs every graph request has, and those that only some models take.
+#: Inputs that every graph request has, and inputs that only some models take.
 REQUIRED = tuple(name for name, each in INPUTS.items() if each.always)
 OPTIONAL = tuple(name for name, each in INPUTS.items() if not each.always)
 
 
 def channel_options(max_message_bytes: int) -> list[tuple[str, int]]:
-    """Channel arguments: what the server takes by default, each way."""
+    """Return channel arguments with the message limit for both directions."""
     return [
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
@@ -17,5 +17,5 @@ def channel_options(max_message_bytes: int) -> list[tuple[str, int]]:
 
 
 def must_ask(request: Request) -> bool:
-    """Whether its `data` has something that the model may not take."""
+    """Return True when the request's `data` has an input that the model may not take."""
     return any(getattr(request.data, name, None) is not None for name in OPTIONAL)

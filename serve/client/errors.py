@@ -1,17 +1,17 @@
-"""What can go wrong, by what the caller can do about it.
+"""Errors of the client, by what the caller can do about them.
 
 ClientError                code, message, retry_after_s
-├── InvalidRequest         INVALID_ARGUMENT: mend the request; the message names the tensor
+├── InvalidRequest         INVALID_ARGUMENT: correct the request; the message names the tensor
 ├── NotFound               NOT_FOUND: no such model, version or graph
-├── AlreadyExists          ALREADY_EXISTS: something by that name is there already
+├── AlreadyExists          ALREADY_EXISTS: that name is taken
 ├── Mismatched             FAILED_PRECONDITION: model, graph or version do not fit each other
-├── Unavailable            UNAVAILABLE: no server, starting, or shutting down; try again
+├── Unavailable            UNAVAILABLE: no server, or it is starting or stopping; try again
 ├── Exhausted              RESOURCE_EXHAUSTED: with `retry_after_s` the queue was full, try
-│                          again then; without, the request is too big and always will be
+│                          again after that time; without it the request is too big for good
 ├── TimedOut               DEADLINE_EXCEEDED: your own time limit passed
 ├── Cancelled              CANCELLED: you cancelled, or the server closed the call
-├── NotOffered             UNIMPLEMENTED: this server does not do that
-└── ServerFault            anything else: a model's or the server's fault; see its log
+├── NotOffered             UNIMPLEMENTED: this server lacks the feature
+└── ServerFault            any other code: the model or the server failed; see its log
 """
 
 from typing import Any
@@ -23,14 +23,14 @@ from serve.wire.messages import Failure
 
 
 class ClientError(Exception):
-    """A call failed; `str(error)` has the code and the server's own words."""
+    """Failed call; `str(error)` holds the code and the server's message."""
 
     def __init__(self, code: str, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(f"{code}: {message}")
         #: gRPC's name of the status code.
         self.code = code
         self.message = message
-        #: When trying again makes sense; None: the server gave no hint.
+        #: Time after which to try again; None when the server gave no hint.
         self.retry_after_s = retry_after_s
 
 
@@ -39,19 +39,19 @@ class InvalidRequest(ClientError):
 
 
 class NotFound(ClientError):
-    """No model, version or graph by that name."""
+    """No model, version or graph has that name."""
 
 
 class AlreadyExists(ClientError):
-    """Something by that name is there already."""
+    """The name is taken."""
 
 
 class Mismatched(ClientError):
-    """Model and graph do not fit each other, or a graph has another version by now."""
+    """Model and graph do not fit each other, or the graph has another version now."""
 
 
 class Unavailable(ClientError):
-    """The server cannot be reached or takes no requests now."""
+    """The server cannot be reached, or accepts no requests now."""
 
 
 class Exhausted(ClientError):
@@ -67,7 +67,7 @@ class Cancelled(ClientError):
 
 
 class NotOffered(ClientError):
-    """The server does not offer this."""
+    """The server does not offer this feature."""
 
 
 class ServerFault(ClientError):
@@ -86,18 +86,18 @@ _KINDS: dict[ErrorCode, type[ClientError]] = {
     ErrorCode.UNIMPLEMENTED: NotOffered,
     ErrorCode.INTERNAL: ServerFault,
 }
-#: By gRPC's names, with those that only other servers and gRPC itself give.
+#: By gRPC's name of the code; OUT_OF_RANGE comes only from other servers and from gRPC itself.
 _BY_STATUS = {code.status: kind for code, kind in _KINDS.items()} | {"OUT_OF_RANGE": InvalidRequest}
 _RETRY_TRAILER = "grpc-retry-pushback-ms"
 
 
 def error_for(code: str, message: str, retry_after_s: float | None = None) -> ClientError:
-    """The error of the class that `code` belongs to."""
+    """Return an error of the class for gRPC's status name `code`."""
     return _BY_STATUS.get(code, ServerFault)(code, message, retry_after_s)
 
 
 def from_rpc(error: grpc.RpcError) -> ClientError:
-    """The error that gRPC raised, as ours; its trailers may hold a retry hint."""
+    """Convert an error of gRPC, whose trailers may hold a retry hint."""
     retry_after_s = None
     trailers: Any = error.trailing_metadata() or ()
     for key, value in trailers:
@@ -107,7 +107,7 @@ def from_rpc(error: grpc.RpcError) -> ClientError:
 
 
 def from_failure(failure: Failure) -> ClientError:
-    """The error that a stream carried."""
+    """Convert an error that a stream carried."""
     code = str(failure.parameters.get("status", "UNKNOWN"))
     retry_after_ms = failure.parameters.get("retry_after_ms")
     return error_for(

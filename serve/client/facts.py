@@ -1,4 +1,4 @@
-"""What the server tells: answers with their QoS facts, models, estimates, itself."""
+"""Answers of the server: results with their QoS facts, models, graphs, estimates, the server."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -13,32 +13,32 @@ from serve.wire.messages import ParameterValue, Response
 
 @dataclass(frozen=True, slots=True)
 class QosFacts:
-    """What happened to one request; fields another server does not send keep their defaults."""
+    """Facts about one request; fields that another server does not send keep their defaults."""
 
     request_uid: str = ""
-    #: Accepted until launched, less preparing that nothing else hid.
+    #: Time from acceptance to launch, without the preparation that no other work hid.
     queue_us: int = 0
     prepare_us: int = 0
     run_us: int = 0
     group_id: int = -1
-    #: Requests planned together with this one, itself included.
+    #: Number of requests planned together, this one included.
     group_size: int = 0
-    #: Requests of one model that ran as one with this one, itself included.
+    #: Number of requests of one model that ran as one, this one included.
     merged: int = 0
     policy: str = ""
     discipline: str = ""
     lane: int = -1
     executor: str = ""
-    #: What the server expected the request to take when alone.
+    #: Estimated time of the request alone in the server.
     solo_estimate_us: int = 0
-    #: The promise: answered within this after arrival.
+    #: The promise: time from arrival to the answer.
     qos_target_us: int = 0
     qos_violated: bool = False
     pmc_estimate_bytes: int = 0
-    #: None where the lane could not measure it.
+    #: None when the lane could not measure it.
     pmc_measured_bytes: int | None = None
-    #: For requests by node id: the graph's version that was seen, the seed that was sampled with
-    #: (send it again for the same sample), and the sample's size.
+    #: For requests by node id: the version of the graph, the seed of the sample (send it again for
+    #: the same sample), and the size of the sample.
     graph: str = ""
     graph_version: int = 0
     seed: int | None = None
@@ -47,20 +47,20 @@ class QosFacts:
 
     @classmethod
     def of(cls, parameters: Mapping[str, ParameterValue]) -> "QosFacts":
-        """From the parameters of a response; unknown ones are left out."""
+        """Return the facts among the parameters of a response."""
         known: Any = {name: parameters[name] for name in _QOS_FACTS if name in parameters}
         return cls(**known)
 
 
-#: `fields` takes longer than all the rest of reading an answer's facts.
+#: Computed once, as `fields` takes longer than reading an answer's facts.
 _QOS_FACTS = tuple(f.name for f in fields(QosFacts))
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The result of one request."""
+    """Result of one request."""
 
-    #: FP32 [N, C]: one row per node, per asked node id, or per graph of a batch.
+    #: FP32 [N, C]: one row per node, per requested node id, or per graph of a batch.
     output: np.ndarray[Any, np.dtype[np.float32]]
     qos: QosFacts
     model: str
@@ -70,7 +70,7 @@ class Answer:
 
     @classmethod
     def of(cls, response: Response) -> "Answer":
-        """From the decoded message; the output is copied out of it and may be written to."""
+        """Convert a decoded message; the output is a writable copy."""
         output = response.outputs["output"].astype(np.float32)
         qos = QosFacts.of(response.parameters)
         return cls(output, qos, response.model, response.version, response.request_id)
@@ -78,7 +78,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """One version of one model of the repository."""
+    """One version of a model in the repository."""
 
     name: str
     version: str
@@ -89,7 +89,7 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a request of a given size would need; times in ns, sizes in bytes."""
+    """Estimate of what a request of a given size needs; times in ns, sizes in bytes."""
 
     model: str
     version: str
@@ -100,16 +100,16 @@ class Estimate:
     peak_bytes: int
     reserve_bytes: int
     run_ns: int
-    #: When alone in the server: median, and an upper quantile.
+    #: Time alone in the server: median, and 95th percentile.
     solo_ns: int
     solo_high_ns: int
     qos_target_ns: int
-    #: Memory for requests, and how many such requests it holds at once.
+    #: Memory for requests, and the number of such requests that fit in it at once.
     budget_bytes: int
     fit_count: int
-    #: Empty, or why the estimate is an upper bound only.
+    #: Reason why the estimate is only an upper bound; empty when it is not.
     warning: str
-    #: Of the graph it is for; of a sample the usual size.
+    #: Size of the graph; for a sample the typical size.
     num_nodes: int
     num_edges: int
 
@@ -121,20 +121,20 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class GraphFacts:
-    """A graph that the server holds, in its newest version."""
+    """Newest version of a graph that the server holds."""
 
     name: str
-    #: 1 when the server starts, one more with every change.
+    #: 1 when the server starts; every change adds one.
     version: int
     num_nodes: int
     num_edges: int
     num_features: int
-    #: As the server keeps features; they are sent as float32.
+    #: Dtype in which the server stores features; they are sent as float32.
     feature_dtype: str
-    #: Memory it takes there, features mapped from a file not counted.
+    #: Memory that it takes in the server, without features mapped from a file.
     held_bytes: int
     memory_mapped: bool
-    #: Where it came from.
+    #: Origin of the graph: a file, a data set or a generator.
     source: str
 
     @classmethod
@@ -164,18 +164,18 @@ class ServerFacts:
 
 
 def models_of(message: pb.RepositoryIndexResponse) -> tuple[ModelFacts, ...]:
-    """The rows of a repository index."""
+    """Return the rows of a repository index."""
     return tuple(ModelFacts(m.name, m.version, m.state, m.reason) for m in message.models)
 
 
 def report_of(message: gnnserve_pb2.ReportResponse) -> dict[str, Any]:
-    """The QoS report in the shape of `gnnserve report --json`."""
+    """Return the QoS report in the shape of `gnnserve report --json`."""
     report: dict[str, Any] = _plain(message)
     return report
 
 
 def _plain(value: Any) -> Any:
-    """Messages, maps and lists as dicts and lists, with every field, set or not."""
+    """Convert messages, maps and lists to dicts and lists, with unset fields too."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if hasattr(value, "DESCRIPTOR"):

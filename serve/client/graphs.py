@@ -1,4 +1,4 @@
-"""Changes to resident graphs as messages; shared by both clients."""
+"""Messages that change resident graphs; shared by both clients."""
 
 from typing import Any, TypedDict
 
@@ -9,14 +9,14 @@ from serve.wire.messages import array_bytes, datatype_of
 
 
 class GraphChange(TypedDict, total=False):
-    """What `update_graph` takes by keyword: arrays, tensors or nested sequences.
+    """Keyword arguments of `update_graph`: arrays, tensors or nested sequences.
 
-    Done in this order, all of it or nothing.
+    The server applies them in this order, all or none.
     """
 
-    #: [M, F]: features of M nodes to add, which get the next ids.
+    #: [M, F]: features of M new nodes, which get the next ids.
     add_x: Any
-    #: [K], each node once, and [K, F]: their new features.
+    #: [K] node ids, each once, and [K, F]: their new features.
     set_ids: Any
     set_x: Any
     #: [2, E], sources first. Parallel edges are removed together.
@@ -36,7 +36,7 @@ _DTYPES: dict[str, str | None] = {
 def change_request(
     graph: str, change: GraphChange, if_version: int | None
 ) -> gnnserve_pb2.UpdateGraphRequest:
-    """The message; raises InvalidRequest for a name or an array that cannot be."""
+    """Return the message; raises InvalidRequest for an unknown name or an unusable array."""
     message = gnnserve_pb2.UpdateGraphRequest(graph=graph, if_version=if_version or 0)
     for name, value in change.items():
         if name not in _DTYPES:

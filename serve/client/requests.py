@@ -1,9 +1,9 @@
-"""From graphs to request messages; shared by both clients.
+"""Conversion of graphs to request messages; shared by both clients.
 
-Arrays may be numpy arrays, torch tensors (on any device) or nested sequences. Features and
-weights are sent as FP32. Edges are sent as INT32 whenever their values fit, and all real graphs'
-do: narrowing 80,000 edges takes 0.05 ms and halves what is usually the larger tensor, which saves
-several times that on the way.
+Arrays may be numpy arrays, torch tensors (on any device) or nested sequences. Features and weights
+are sent as FP32. Edges are sent as INT32 when their values fit, which those of all real graphs do.
+Narrowing 80,000 edges takes 0.05 ms and halves what is usually the largest tensor, which saves
+several times as much on the way.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -16,7 +16,7 @@ from serve.client.errors import Exhausted, InvalidRequest
 from serve.inputs import INPUTS
 from serve.wire.messages import Array, ParameterValue, Places, WireError, encode_request
 
-#: What a request may hold, in the order sent, and as which dtype (None: integers as they are).
+#: Dtype of each tensor of a request, in the order sent; None for integers of either width.
 _DTYPES: dict[str, str | None] = {
     **{name: None if each.also else each.dtype for name, each in INPUTS.items()},
     "node_ids": "int64",
@@ -46,14 +46,14 @@ class RequestFields(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One request. Give `data`, or arrays, or `node_ids` of the resident `graph`.
+    """One request: give `data`, or arrays, or `node_ids` of the resident `graph`.
 
     Shapes, for N nodes, E edges and F features: `x` [N, F], `edge_index` [2, E], `edge_weight`
     [E], `edge_attr` [E, D], `batch` [N], `node_ids` [K].
     """
 
     model: str
-    #: A PyG `Data` or `Batch`, or anything with such attributes; those the model takes are sent.
+    #: A PyG `Data` or `Batch`, or any object with such attributes; sends those the model takes.
     data: Any = None
     x: Any = None
     edge_index: Any = None
@@ -62,31 +62,35 @@ class Request:
     batch: Any = None
     node_ids: Any = None
     graph: str | None = None
-    #: Empty: the newest.
+    #: Empty for the newest.
     version: str = ""
-    #: Instead of the server's own target; a later answer still comes, and counts as a violation.
+    #: QoS target instead of the server's own. A later answer still comes, as a violation.
     qos_target_s: float | None = None
-    #: Give up after this long, at both ends.
+    #: Time limit after which both client and server give up.
     timeout_s: float | None = None
-    #: 0: the model's default; 1: the most urgent.
+    #: 1 is the most urgent; 0 for the model's default.
     priority: int = 0
     tenant: str = ""
-    #: For sampling of neighbours.
+    #: Seed of neighbour sampling.
     seed: int | None = None
-    #: In-neighbours drawn at each hop, -1 for all of them; or `all`, for the answer that the whole
-    #: graph would give. None: the model's own.
+    #: In-neighbours sampled at each hop, -1 for all of them; or `all`, for the answer that the
+    #: whole graph gives. None for the model's own.
     fanouts: str | Sequence[int] | None = None
     request_id: str = ""
 
     def encode(
         self, tensors: Mapping[str, Array], max_message_bytes: int, places: Places | None = None
     ) -> bytes:
-        """The serialized request.
+        """Serialize the request.
 
         Args:
-            tensors: As `tensors` made them.
-            max_message_bytes: Raises Exhausted if the message is larger.
-            places: Where they lie in shared memory; None: they are sent.
+            tensors: Result of `tensors`.
+            max_message_bytes: Largest message allowed.
+            places: Places of the tensors in shared memory; None to send them in the message.
+
+        Raises:
+            InvalidRequest: A value cannot be encoded.
+            Exhausted: The message is too large.
         """
         try:
             message = encode_request(
@@ -109,7 +113,7 @@ class Request:
         return message
 
     def tensors(self, taken: Collection[str]) -> dict[str, Array]:
-        """What is sent: the arrays, and those of `data` that are among `taken`."""
+        """Return the arrays to send; of `data`, only those named in `taken`."""
         tensors = {}
         for name, dtype in _DTYPES.items():
             value = getattr(self, name)
@@ -132,17 +136,17 @@ class Request:
 
 
 def fanouts_text(given: str | Sequence[int] | None) -> str | None:
-    """As the parameter has them."""
+    """Return fan-outs in the form of the request parameter."""
     return given if given is None or isinstance(given, str) else ",".join(map(str, given))
 
 
 def _micros(seconds: float | None) -> int | None:
-    """At least 1, because 0 means no limit; None stays None."""
+    """Convert to µs, at least 1 because 0 means no limit; None stays None."""
     return None if seconds is None else max(1, round(seconds * 1e6))
 
 
 def as_array(name: str, value: Any, dtype: str | None) -> Array:
-    """`value` as a numpy array of `dtype`; raises InvalidRequest."""
+    """Convert `value` to a numpy array of `dtype`; raises InvalidRequest."""
     try:
         if hasattr(value, "detach"):
             value = value.detach().cpu().numpy()
@@ -153,7 +157,7 @@ def as_array(name: str, value: Any, dtype: str | None) -> Array:
 
 
 def _narrow(name: str, array: Array) -> Array:
-    """Integers as INT32 if all fit, otherwise as INT64."""
+    """Convert integers to INT32 if all of them fit, otherwise to INT64."""
     if array.size == 0:
         return array.astype(np.int32)
     if array.dtype.kind not in "iu":

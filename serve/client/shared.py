@@ -1,7 +1,7 @@
-"""Memory that a client shares with a server on the same host, for its tensors to travel in.
+"""Memory that a client shares with a server on the same host, for the tensors of requests.
 
-The client copies a request's tensors here and sends their places. It holds no connection: the
-clients register it with the server and ask anew when the server does not know it any more.
+The client copies a request's tensors here and sends only their places. This module holds no
+connection: the clients register the memory with the server.
 """
 
 import contextlib
@@ -22,10 +22,10 @@ _ALIGNMENT_BYTES = 64
 
 
 class SharedMemory:
-    """A POSIX shared memory object of this process. Any thread may call any method."""
+    """POSIX shared memory object of this process. Thread-safe."""
 
     def __init__(self, size_bytes: int) -> None:
-        """Make it; takes memory only as it is used. Raises Exhausted when the system has none."""
+        """Create the object, which takes memory as it is used; raises Exhausted on failure."""
         self.name = f"gnnserve-{os.getpid()}-{uuid.uuid4().hex}"
         self.size_bytes = size_bytes
         self._allocator = OffsetAllocator(size_bytes, _ALIGNMENT_BYTES)
@@ -46,13 +46,13 @@ class SharedMemory:
 
     @property
     def registration(self) -> pb.SystemSharedMemoryRegisterRequest:
-        """What tells a server of it."""
+        """Message that registers this memory with a server."""
         return pb.SystemSharedMemoryRegisterRequest(
             name=self.name, key=self.name, byte_size=self.size_bytes
         )
 
     def place(self, tensors: Mapping[str, Array]) -> Places | None:
-        """Copy `tensors` here until their ``release``; None when there is no room for them now."""
+        """Copy `tensors` here until ``release``; returns None when there is no room now."""
         raws = {name: array_bytes(array) for name, array in tensors.items()}
         sizes = [-(-raw.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES for raw in raws.values()]
         with self._lock:
@@ -67,17 +67,17 @@ class SharedMemory:
         return Places(self.name, offsets, block)
 
     def release(self, places: Places) -> None:
-        """The request at these places was answered."""
+        """Free the places of a request that was answered."""
         with self._lock:
             self._allocator.free(places.block_bytes)
 
     def unlink(self) -> None:
-        """Take its name away, when the server has opened it: nothing is left behind then."""
+        """Remove the object's name, so that it vanishes with the last process that uses it."""
         with contextlib.suppress(FileNotFoundError):
             (_FOLDER / self.name).unlink()
 
     def close(self) -> None:
-        """Take no more tensors and let go of the memory. Idempotent."""
+        """Accept no more tensors and remove the object's name. Idempotent."""
         with self._lock:
             self._closed = True
         self.unlink()

@@ -1,4 +1,4 @@
-"""Which answer of a stream belongs to which request; shared by both clients."""
+"""Matching of a stream's answers to its requests; shared by both clients."""
 
 from collections import deque
 from dataclasses import replace
@@ -8,21 +8,21 @@ from serve.client.facts import Answer
 from serve.client.requests import Request
 from serve.wire.messages import Failure, decode_stream_answer
 
-#: Position of the request in what was streamed, and its answer or what went wrong with it.
+#: Position of the request in the stream, and its answer or its error.
 Outcome = tuple[int, Answer | ClientError]
 
 
 class StreamBook:
-    """Requests sent and not yet answered, by their id on the wire."""
+    """Requests that are sent and not yet answered, by their id on the wire."""
 
     def __init__(self) -> None:
         self._count = 0
         self._sent: dict[str, int] = {}
-        #: Outcomes of requests that were never sent.
+        #: Outcomes of requests that could not be sent.
         self.unsent: deque[Outcome] = deque()
 
     def enter(self, request: Request) -> Request:
-        """`request` with an id to know its answer by; raises InvalidRequest for one in use."""
+        """Return `request` with an id of its own; raises InvalidRequest when its id is in use."""
         index = self._count
         self._count += 1
         request_id = request.request_id or f"stream-{index}"
@@ -34,11 +34,11 @@ class StreamBook:
         return replace(request, request_id=request_id)
 
     def drop(self, request: Request, error: ClientError) -> None:
-        """`request` could not be sent."""
+        """Note that `request` could not be sent."""
         self.unsent.append((self._sent.pop(request.request_id), error))
 
     def settle(self, message: bytes) -> Outcome:
-        """The outcome that came in `message`."""
+        """Return the outcome that `message` carries."""
         found = decode_stream_answer(message)
         index = self._sent.pop(found.request_id, -1)
         if isinstance(found, Failure):

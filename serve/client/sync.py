@@ -50,12 +50,12 @@ from serve.wire.messages import (
 
 ResultT = TypeVar("ResultT")
 _POLL_S = 0.05
-#: A server that does not answer is not waited for when the client closes.
+#: Time limit for telling the server that the client closes.
 _FORGET_S = 1.0
 
 
 class Client:
-    """Calls one server; may be shared by threads. Every method raises a ``ClientError``."""
+    """Calls one server; may be shared by threads. Methods raise a ``ClientError`` on failure."""
 
     def __init__(
         self,
@@ -69,11 +69,11 @@ class Client:
 
         Args:
             target: `host:port`.
-            timeout_s: For calls that have no time limit of their own; None: wait for ever.
-            max_message_bytes: Largest message sent or taken; the server has its own limit.
-            shared_memory_bytes: For a server on this host that offers it: how much memory to
-                share with it. Tensors of single requests then travel there as long as there is
-                room, and are sent otherwise; those of streams are always sent.
+            timeout_s: Time limit of calls that set none; None to wait for ever.
+            max_message_bytes: Largest message sent or received; the server has its own limit.
+            shared_memory_bytes: Size of the memory to share with a server on this host, if it
+                offers that. Tensors of single requests are then passed in shared memory while it
+                has room. Those of streams are always sent.
         """
         self._timeout_s = timeout_s
         self._max_message_bytes = max_message_bytes
@@ -101,7 +101,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close the connection; calls in flight end as Cancelled."""
+        """Close the connection; calls in flight raise Cancelled."""
         memory, self._memory = self._memory, None
         if memory is not None:
             memory.close()
@@ -111,20 +111,24 @@ class Client:
         self._channel.close()
 
     def infer(self, model: str, data: Any = None, **options: Unpack[RequestFields]) -> Answer:
-        """One prediction: of `data` (a PyG `Data`), of arrays, or of nodes of a resident graph.
+        """Ask for one prediction: for `data`, for arrays, or for nodes of a resident graph.
 
         Args:
             model: Name in the server's repository.
-            data: Anything with `x` [N, F], `edge_index` [2, E] and maybe `edge_weight` [E],
-                `edge_attr` [E, D], `batch` [N]. What the model does not take is not sent.
+            data: A PyG `Data`, or any object with `x` [N, F], `edge_index` [2, E] and optionally
+                `edge_weight` [E], `edge_attr` [E, D], `batch` [N]. Only the inputs that the model
+                takes are sent.
             **options: The fields of ``Request``: the same arrays by keyword, `node_ids` with
                 `graph`, `qos_target_s`, `timeout_s`, `priority`, `tenant`, `seed`, `version`,
                 `request_id`.
+
+        Returns:
+            The answer; its `output` is FP32 [rows, classes].
         """
         return self.ask(Request(model=model, data=data, **options))
 
     def ask(self, request: Request) -> Answer:
-        """The same, as a value made before."""
+        """Ask for one prediction by a ``Request`` made before."""
         tensors = request.tensors(self._taken(request))
         try:
             if self._shared_memory_bytes:
@@ -138,9 +142,9 @@ class Client:
         return Answer.of(decode_response(response))
 
     def infer_stream(self, requests: Iterable[Request]) -> Iterator[Outcome]:
-        """Many predictions over one stream: `(position, answer or error)`, as they finish.
+        """Send many requests over one stream; yields `(position, answer or error)` as they finish.
 
-        A request that fails does not end the stream. Requests are taken from the iterable as
+        A failed request does not end the stream. Requests are read from the iterable as fast as
         the server can take them, in a thread of their own.
         """
         book = StreamBook()
@@ -183,9 +187,16 @@ class Client:
         fanouts: str | Sequence[int] | None = None,
         version: str = "",
     ) -> Estimate:
-        """What a request of that size would need, without running it.
+        """Estimate what a request needs, without running it.
 
-        Or, with a `graph`, one by so many node ids of it.
+        Args:
+            model: Name in the server's repository.
+            num_nodes: Nodes of the request's graph.
+            num_edges: Edges of the request's graph.
+            graph: Resident graph, for a request by node ids; instead of the two sizes.
+            num_ids: Number of node ids in such a request.
+            fanouts: Fan-outs of such a request; None for the model's own.
+            version: Version of the model; empty for the newest.
         """
         request = gnnserve_pb2.EstimateRequest(
             model=model,
@@ -199,16 +210,19 @@ class Client:
         return Estimate.of(self._call(self._own.Estimate, request))
 
     def report(self, since_s: float = 0.0) -> dict[str, Any]:
-        """The QoS report over the last `since_s` seconds (0: all), as `gnnserve report --json`."""
+        """Return the QoS report over the last `since_s` seconds (0: all requests kept).
+
+        It has the shape of `gnnserve report --json`.
+        """
         request = gnnserve_pb2.ReportRequest(since_s=since_s)
         return report_of(self._call(self._own.Report, request))
 
     def describe(self) -> ServerFacts:
-        """What the server runs on and how it schedules."""
+        """Return facts about the server's device and scheduling."""
         return ServerFacts.of(self._call(self._own.Describe, gnnserve_pb2.DescribeRequest()))
 
     def graphs(self, name: str = "") -> tuple[GraphFacts, ...]:
-        """The graphs the server holds, or the one of that name."""
+        """Return the graphs that the server holds, or the one named `name`."""
         request = gnnserve_pb2.ListGraphsRequest(name=name)
         found = self._call(self._own.ListGraphs, request)
         return tuple(map(GraphFacts.of, found.graphs))
@@ -216,11 +230,11 @@ class Client:
     def update_graph(
         self, graph: str, *, if_version: int | None = None, **change: Unpack[GraphChange]
     ) -> GraphFacts:
-        """Change a graph the server holds: all of it, or nothing and an error.
+        """Change a graph that the server holds, wholly or not at all.
 
         Args:
-            graph: Its name.
-            if_version: Raises Mismatched unless this is its version; None: any will do.
+            graph: Name of the graph.
+            if_version: Version that the graph must have, else raises Mismatched; None for any.
             **change: See ``GraphChange``: `add_x`, `set_ids` with `set_x`, `remove_edges`,
                 `add_edges`.
         """
@@ -228,12 +242,12 @@ class Client:
         return GraphFacts.of((self._call(self._own.UpdateGraph, request)).graph)
 
     def models(self) -> tuple[ModelFacts, ...]:
-        """Every model of the repository, loaded or not."""
+        """Return every model of the repository, loaded or not."""
         request = pb.RepositoryIndexRequest()
         return models_of(self._call(self._standard.RepositoryIndex, request))
 
     def ready(self, model: str = "", version: str = "") -> bool:
-        """Whether the server, or the model, takes requests now; False if it cannot be reached."""
+        """Return True when the server, or the model, accepts requests; False if unreachable."""
         try:
             if not model:
                 found = self._call(self._standard.ServerReady, pb.ServerReadyRequest())
@@ -244,7 +258,7 @@ class Client:
             return False
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Return once the server takes requests; raises TimedOut."""
+        """Return once the server accepts requests; raises TimedOut."""
         give_up = time.monotonic() + timeout_s
         while not self.ready():
             if time.monotonic() > give_up:
@@ -252,7 +266,7 @@ class Client:
             time.sleep(_POLL_S)
 
     def _infer_shared(self, request: Request, tensors: Mapping[str, Array]) -> bytes:
-        """The response to `request`, with `tensors` in shared memory while that has room."""
+        """Send `request` with `tensors` in shared memory if that has room; returns the response."""
         memory = self._registered()
         places = memory.place(tensors)
         try:
@@ -265,7 +279,7 @@ class Client:
         finally:
             if places is not None:
                 memory.release(places)
-        # The server was started anew: the next request tells it of other memory.
+        # The server was restarted and does not know the memory; the next request registers anew.
         memory.close()
         if self._memory is memory:
             self._memory = None
@@ -274,7 +288,7 @@ class Client:
         return response
 
     def _registered(self) -> SharedMemory:
-        """The memory shared with the server, which is told of it on first use."""
+        """Return the shared memory, which is created and registered on first use."""
         with self._registering:
             if self._memory is None:
                 memory = SharedMemory(self._shared_memory_bytes)
@@ -283,7 +297,7 @@ class Client:
                 except BaseException:
                     memory.close()
                     raise
-                # The server has it open: nothing is left behind, however this process ends.
+                # The server has opened it; without a name nothing outlives the two processes.
                 memory.unlink()
                 self._memory = memory
             return self._memory
@@ -297,7 +311,7 @@ class Client:
         return True
 
     def _taken(self, request: Request) -> Collection[str]:
-        """Inputs that the model takes, asked once where it matters."""
+        """Return the inputs that the model takes; asks the server once, and only if it matters."""
         if not must_ask(request):
             return REQUIRED
         key = request.model, request.version
@@ -313,7 +327,7 @@ class Client:
         request: object,
         timeout_s: float | None = None,
     ) -> ResultT:
-        """One call, with errors as ours."""
+        """Make a call and convert its errors."""
         try:
             return method(request, timeout=self._timeout_s if timeout_s is None else timeout_s)
         except grpc.RpcError as error:

@@ -15,6 +15,7 @@ from serve.rpc.parameters import parse_fanouts
 from serve.server.api import ModelEstimate
 from serve.server.device import Device
 from serve.server.engine import Engine
+from serve.units import format_bytes, format_ms
 
 
 def estimate_offline(
@@ -82,7 +83,7 @@ def estimate_table(found: ModelEstimate) -> Table:
         hops = ", ".join("all" if fanout == -1 else str(fanout) for fanout in sample.fanouts)
         high = sample.size
         sampled = f"{size}; 95 % within {high.num_nodes_high:,} and {high.num_edges_high:,}"
-        drawn = f"in {_milliseconds(high.prepare_ns)}, {hops} neighbours a hop"
+        drawn = f"in {format_ms(high.prepare_ns / 1e6)}, {hops} neighbours a hop"
         scope += ", of the larger"
     margin_bytes = found.reserve_bytes - found.peak_bytes - found.workspace_bytes
     margin_bytes -= found.output_bytes
@@ -95,32 +96,21 @@ def estimate_table(found: ModelEstimate) -> Table:
         ("executor", found.executor),
         ("expected sample", sampled),
         ("sampled", drawn),
-        ("weights, held once", _size(found.weights_bytes)),
-        ("inputs", _size(found.input_bytes)),
-        ("peak memory (PMC)", f"{_size(found.peak_bytes)}, {scope}"),
+        ("weights, held once", format_bytes(found.weights_bytes)),
+        ("inputs", format_bytes(found.input_bytes)),
+        ("peak memory (PMC)", f"{format_bytes(found.peak_bytes)}, {scope}"),
         ("held at the peak by", found.peak_where),
-        ("kernel workspace", _size(found.workspace_bytes) if found.workspace_bytes else ""),
-        ("margin, answer", f"{_size(margin_bytes)}, {_size(found.output_bytes)}"),
-        ("reserved", _size(found.reserve_bytes)),
-        ("fit at once", f"{found.fit_count:,} in {_size(found.budget_bytes)}"),
-        ("run time", _milliseconds(found.run_ns)),
-        ("solo time", f"{_milliseconds(found.solo_ns)}, 95 % within "
-                      f"{_milliseconds(found.solo_high_ns)}"),
-        ("QoS target", _milliseconds(found.qos_target_ns)),
+        ("kernel workspace", format_bytes(found.workspace_bytes) if found.workspace_bytes else ""),
+        ("margin, answer", f"{format_bytes(margin_bytes)}, {format_bytes(found.output_bytes)}"),
+        ("reserved", format_bytes(found.reserve_bytes)),
+        ("fit at once", f"{found.fit_count:,} in {format_bytes(found.budget_bytes)}"),
+        ("run time", format_ms(found.run_ns / 1e6)),
+        ("solo time", f"{format_ms(found.solo_ns / 1e6)}, 95 % within "
+                      f"{format_ms(found.solo_high_ns / 1e6)}"),
+        ("QoS target", format_ms(found.qos_target_ns / 1e6)),
         ("warning", found.warning),
     )  # fmt: skip
     for name, value in rows:
         if value:
             table.add_row(name, value)
     return table
-
-
-def _size(size_bytes: int) -> str:
-    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if size_bytes >= factor:
-            return f"{size_bytes / factor:,.2f} {unit}"
-    return f"{size_bytes} B"
-
-
-def _milliseconds(time_ns: int) -> str:
-    return f"{time_ns / 1e6:,.2f} ms"

@@ -9,13 +9,12 @@ import numpy as np
 
 from serve.core.rules.cause import CAUSES
 from serve.obs import plots, words
-from serve.obs.duration import format_seconds
 from serve.obs.frame import STAGES, Frame
 from serve.obs.record import ServerRun
 from serve.obs.render import verdict
 from serve.obs.report import Report
-from serve.obs.svg import bytes_label, ms_label
 from serve.obs.timeline import timeline
+from serve.units import format_bytes, format_ms, format_seconds
 
 Legend = Iterable[tuple[str, str]]
 
@@ -88,9 +87,9 @@ def _tiles(report: Report) -> str:
         ("", "latency ÷ target, p99", f"{over.p99:.2f}" if some else "–",
          f"p50 {over.p50:.2f}, p90 {over.p90:.2f}" if some else "",
          "bad" if over.p99 > 1 else ""),
-        ("", "latency, p50", ms_label(latency.p50) if some else "–",
-         f"p99 {ms_label(latency.p99)}" if some else "", ""),
-        ("", "peak memory reserved", bytes_label(memory.peak_bytes),
+        ("", "latency, p50", format_ms(latency.p50) if some else "–",
+         f"p99 {format_ms(latency.p99)}" if some else "", ""),
+        ("", "peak memory reserved", format_bytes(memory.peak_bytes),
          f"{used}; {memory.underestimates:,} under-estimated", ""),
         ("", "without a result", f"{unanswered:,}",
          f"most: {top[0]} ({top[1]:,})" if top else "none", ""),
@@ -184,7 +183,7 @@ def _tables(frame: Frame, report: Report) -> list[str]:
     models = [
         (escape(name), f"{m.requests:,}", f"{m.violations:,}", f"{m.violation_rate:.2%}",
          f"{m.latency_over_qt.p99:.2f}",
-         ms_label(m.latency_ms.p50), ms_label(m.latency_ms.p99))
+         format_ms(m.latency_ms.p50), format_ms(m.latency_ms.p99))
         for name, m in report.by_model.items()
     ]  # fmt: skip
     causes = [
@@ -199,8 +198,8 @@ def _tables(frame: Frame, report: Report) -> list[str]:
     worst = [
         (f"{escape(v.request_uid)}<br><small>{escape(v.client_id)}</small>",
          escape(v.model), f"{v.num_nodes:,}<br><small>{v.num_edges:,}</small>",
-         f"{ms_label(v.latency_ms)}<br><small>{ms_label(v.qos_target_ms)}</small>",
-         f"{v.latency_over_qt:.2f}", escape(v.cause), ms_label(v.backlog_ms),
+         f"{format_ms(v.latency_ms)}<br><small>{format_ms(v.qos_target_ms)}</small>",
+         f"{v.latency_over_qt:.2f}", escape(v.cause), format_ms(v.backlog_ms),
          f"{v.group_id}, {v.group_size} tasks<br><small>{_lines(v.group_mates[:4])}</small>")
         for v in report.worst
     ]  # fmt: skip

@@ -29,9 +29,9 @@ from typing import Any, Literal
 from urllib.parse import parse_qs, urlsplit
 
 from serve.errors import ConfigError, DeadlineExceeded, NotReady
-from serve.obs.duration import parse_duration
 from serve.obs.metrics import CONTENT_TYPE as METRICS_TYPE
 from serve.obs.offline import make_report
+from serve.units import parse_duration
 
 _log = logging.getLogger(__name__)
 

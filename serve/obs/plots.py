@@ -16,16 +16,15 @@ from serve.obs.report import Violation
 from serve.obs.svg import (
     Canvas,
     Scale,
-    bytes_label,
     count_ticks,
     doubling_ticks,
     linear_ticks,
-    ms_label,
     nice_step,
     number,
     tag,
     text,
 )
+from serve.units import format_bytes, format_ms
 
 #: Points drawn at most; more are thinned out evenly, the extreme ones kept.
 MAX_POINTS = 2500
@@ -191,7 +190,7 @@ def worst_stages(worst: Sequence[Violation]) -> str:
         head = (
             f"{late.request_uid}  {late.model}\n{late.latency_over_qt:.2f} × target: {late.cause}"
         )
-        tips = {stage: f"{head}\n{ms_label(ms)}" for stage, ms in late.stages_ms.items()}
+        tips = {stage: f"{head}\n{format_ms(ms)}" for stage, ms in late.stages_ms.items()}
         parts.append(text(canvas.left - 9, top + 13, f"{late.request_uid[-12:]} {late.model[:7]}",
                           "tick mono", "end"))  # fmt: skip
         parts.append(_stack(x, top, 17, shares, tips))
@@ -228,13 +227,13 @@ def memory(launched: Frame) -> str:
             r=2.6 if took[i] <= held[i] else 4,
             cls=colour[known["model"][i]] if took[i] <= held[i] else "under",
             data_t=f"{known['model'][i]}  {known['num_nodes'][i]:,} nodes,"
-            f" {known['num_edges'][i]:,} edges\nreserved {bytes_label(held[i])},"
-            f" measured {bytes_label(took[i])}",
+            f" {known['num_edges'][i]:,} edges\nreserved {format_bytes(held[i])},"
+            f" measured {format_bytes(took[i])}",
         )
         for i in range(len(known))
     )
     every = 4.0 ** max(1, math.ceil(math.log(hi / lo, 4) / 5))
-    ticks = doubling_ticks(lo, hi, every, bytes_label)
+    ticks = doubling_ticks(lo, hi, every, format_bytes)
     corner = f"M{number(x(lo))} {number(y(lo))}L{number(x(hi))} {number(y(hi))}"
     return canvas.svg(
         "Reserved against measured memory",

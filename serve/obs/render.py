@@ -8,11 +8,10 @@ from rich.table import Table
 from rich.text import Text
 
 from serve.obs import words
-from serve.obs.duration import format_seconds
 from serve.obs.frame import STAGES
 from serve.obs.record import ServerRun
 from serve.obs.report import Report
-from serve.obs.svg import bytes_label, ms_label
+from serve.units import format_bytes, format_ms, format_seconds
 
 _COLOURS = {"queue": "yellow", "prepare_exposed": "cyan", "handover": "white", "run": "blue",
             "suspended": "magenta", "answer": "green"}  # fmt: skip
@@ -95,8 +94,8 @@ def _models(report: Report) -> Table:
             f"{model.violation_rate:.2%}",
             f"{model.latency_over_qt.p50:.2f}",
             f"{model.latency_over_qt.p99:.2f}",
-            ms_label(model.latency_ms.p50),
-            ms_label(model.latency_ms.p99),
+            format_ms(model.latency_ms.p50),
+            format_ms(model.latency_ms.p99),
         )
     return table
 
@@ -126,12 +125,12 @@ def _stages(report: Report) -> Table:
 def _memory(report: Report) -> Text:
     memory = report.memory
     text = Text("Memory  ", "bold")
-    text.append(f"at most {bytes_label(memory.peak_bytes)} reserved at once", "")
+    text.append(f"at most {format_bytes(memory.peak_bytes)} reserved at once", "")
     if memory.budget_bytes:
         share = memory.peak_bytes / memory.budget_bytes
-        text.append(f" ({share:.0%} of {bytes_label(memory.budget_bytes)})")
+        text.append(f" ({share:.0%} of {format_bytes(memory.budget_bytes)})")
     text.append(
-        f", {bytes_label(memory.peak_measured_bytes)} measured; "
+        f", {format_bytes(memory.peak_measured_bytes)} measured; "
         f"median reservation {memory.overestimate_p50:+.1%}; "
     )
     style = "bold red" if memory.underestimates else ""
@@ -154,7 +153,7 @@ def _worst(report: Report) -> Table:
             late.request_uid,
             late.model,
             f"{late.num_nodes:,}",
-            ms_label(late.latency_ms),
+            format_ms(late.latency_ms),
             f"{late.latency_over_qt:.2f}",
             late.cause,
             _mates(late.group_mates),

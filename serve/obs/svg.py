@@ -144,19 +144,3 @@ def count_label(value: float) -> str:
     if value >= 10_000:
         return f"{value / 1000:g}k"
     return f"{value:,.10g}"
-
-
-def bytes_label(value: float) -> str:
-    """`512 KiB`, `1.5 GiB`: three figures."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1000:
-            return f"{value:.3g} {unit}"
-        value /= 1024
-    return f"{value:.3g} TiB"
-
-
-def ms_label(milliseconds: float) -> str:
-    """`0.42 ms`, `12.3 ms`, `1.2 s`: three figures."""
-    if milliseconds >= 1000:
-        return f"{milliseconds / 1000:.3g} s"
-    return f"{milliseconds:.3g} ms"

@@ -10,14 +10,13 @@ from serve.obs.record import ServerRun
 from serve.obs.svg import (
     Canvas,
     Scale,
-    bytes_label,
     count_label,
     linear_ticks,
-    ms_label,
     number,
     tag,
     text,
 )
+from serve.units import format_bytes, format_ms
 
 WINDOW_NS = 2_000_000_000
 MAX_RUNS = 300
@@ -44,7 +43,7 @@ def timeline(frame: Frame, runs: Sequence[ServerRun]) -> str:
         launched.launched_unix_ns, launched.finished_unix_ns, launched["reserve_bytes"], begin, end
     )
     newest = max(runs, key=lambda run: run.started_unix_ns, default=None)
-    budget = f", budget {bytes_label(newest.budget_bytes)}" if newest else ""
+    budget = f", budget {format_bytes(newest.budget_bytes)}" if newest else ""
     title = f"memory reserved{budget}"
     parts.append(
         _area(canvas, x, held, title, (lanes_end + 126, canvas.y_end), "reserved",
@@ -52,7 +51,7 @@ def timeline(frame: Frame, runs: Sequence[ServerRun]) -> str:
     )  # fmt: skip
     moment = datetime.fromtimestamp(begin / 1e9, UTC)
     started = f"{moment:%H:%M:%S}.{moment.microsecond // 1000:03d} UTC"
-    ticks = linear_ticks(0, x.hi, 10, ms_label)
+    ticks = linear_ticks(0, x.hi, 10, format_ms)
     return canvas.svg(
         "Lanes, waiting requests and reserved memory over time",
         *parts,
@@ -111,7 +110,7 @@ def _lanes(canvas: Canvas, x: Scale, shown: Frame, lanes: list[int], begin: int)
 
 def _tip(shown: Frame, i: int) -> str:
     def ms(name: str) -> str:
-        return ms_label(shown[name][i] / 1e6)
+        return format_ms(shown[name][i] / 1e6)
 
     lines = [
         f"{shown['request_uid'][i]}  {shown['model'][i]}",
@@ -160,7 +159,7 @@ def _area(
     peak = max(levels)
     near = 0 < limit <= 3 * peak
     y = Scale(0, max(limit if near else 0, peak, 1.0) * 1.05, base, top)
-    label = bytes_label if cls == "reserved" else count_label
+    label = format_bytes if cls == "reserved" else count_label
     outline = f"M{number(x(times[0]))} {number(base)}" + "".join(
         f"H{number(x(time))}V{number(y(level))}" for time, level in zip(times, levels, strict=True)
     )

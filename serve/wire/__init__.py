@@ -1,1 +1,1 @@
-"""Bytes to values and back, for both ends of the wire."""
+"""Encoding and decoding of messages, for both ends of the wire."""

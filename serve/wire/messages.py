@@ -1,12 +1,11 @@
-"""Tensors and inference messages on the wire, for both ends: numpy arrays in, numpy arrays out.
+"""Codec of inference messages, for both ends: numpy arrays in, numpy arrays out.
 
-Messages are written and read by ``serve.native`` in one pass in which no tensor is copied but into
-the message that is sent; what is not plain enough for that is left to the protobuf library
-(``serve.wire.protobuf``). What goes over the wire is the same, so either end may be somebody
-else's.
+``serve.native`` writes and reads common messages in one pass, and copies a tensor only into the
+message that is sent. The protobuf library handles all other messages (``serve.wire.protobuf``).
+Both produce the same wire format, so either end may be another implementation.
 
-Messages here are bytes: give `None` as serializer and deserializer to gRPC. Does not cover which
-tensors a model takes: see ``serve.rpc.convert``.
+Messages are bytes here: give `None` as serializer and deserializer to gRPC. Which tensors a model
+takes is checked in ``serve.rpc.tensors``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,12 +25,12 @@ Array = np.ndarray[Any, np.dtype[Any]]
 INFER_METHOD = "/inference.GRPCInferenceService/ModelInfer"
 STREAM_METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 
-#: Parameters of a tensor that lies in a shared memory region instead of in the message.
+#: Parameters of a tensor in a shared memory region.
 REGION = "shared_memory_region"
 REGION_OFFSET = "shared_memory_offset"
 REGION_SIZE = "shared_memory_byte_size"
 
-#: Largest gRPC message, each way, that clients take and the server takes by default.
+#: Default limit of a gRPC message, for clients and for the server, in both directions.
 MAX_MESSAGE_BYTES = 64 * 2**20
 
 
@@ -44,7 +43,7 @@ class Datatype:
     size: int
     #: Little-endian numpy dtype; None where numpy has none (BF16, BYTES).
     dtype: np.dtype[Any] | None
-    #: Field of `InferTensorContents` that may hold it; empty: raw form only.
+    #: Field of `InferTensorContents` that may hold it; empty for raw form only.
     contents: str
 
 
@@ -71,7 +70,7 @@ _NAMES = {kind.dtype: name for name, kind in DATATYPES.items() if kind.dtype is 
 
 
 def datatype_of(array: Array) -> str:
-    """The protocol's name for the element type of `array`; raises WireError if it has none."""
+    """Return the protocol's name for the dtype of `array`; raises WireError if it has none."""
     name = _NAMES.get(array.dtype) or _NAMES.get(array.dtype.newbyteorder("<"))
     if name is None:
         raise WireError(f"no wire datatype for numpy {array.dtype}")
@@ -79,31 +78,31 @@ def datatype_of(array: Array) -> str:
 
 
 class WireTensor(NamedTuple):
-    """An input or an output as a message names it; its raw contents are elsewhere."""
+    """Description of an input or output tensor; its raw contents are elsewhere."""
 
     name: str
     datatype: str
     shape: tuple[int, ...]
-    #: None as a value: the parameter is there and holds nothing.
+    #: By name; None for a parameter that holds no value.
     parameters: dict[str, ParameterValue | None]
-    #: An `InferTensorContents` message; None: not given.
+    #: An `InferTensorContents` message, or None.
     contents: Any = None
 
 
 class WireOutput(NamedTuple):
-    """An output as a request names it."""
+    """Output that a request asks for."""
 
     name: str
     parameters: dict[str, ParameterValue | None]
 
 
 class Places(NamedTuple):
-    """Where a message's tensors lie in a shared memory region, instead of in the message."""
+    """Places of a message's tensors in a shared memory region."""
 
     region: str
     #: From the start of the region, by tensor name.
     offsets_bytes: Mapping[str, int]
-    #: The part of the region that holds them all.
+    #: Offset of the block that holds them all.
     block_bytes: int
 
 
@@ -111,7 +110,7 @@ class Places(NamedTuple):
 
 
 class WireRequest(NamedTuple):
-    """A decoded `ModelInferRequest`."""
+    """Decoded `ModelInferRequest`."""
 
     model: str
     version: str
@@ -119,7 +118,7 @@ class WireRequest(NamedTuple):
     parameters: Mapping[str, ParameterValue | None]
     inputs: list[WireTensor]
     outputs: list[WireOutput]
-    #: Views of the message, starting at any byte: copy them as bytes before anything reads numbers.
+    #: Views of the message at any alignment: copy them as bytes before reading numbers.
     raws: list[memoryview]
 
 
@@ -132,17 +131,17 @@ def encode_request(
     parameters: Mapping[str, ParameterValue | None] | None = None,
     places: Places | None = None,
 ) -> bytes:
-    """A serialized `ModelInferRequest` with all `tensors` in raw form, or at `places`, in order.
+    """Serialize a `ModelInferRequest` with all `tensors` in raw form, or at `places`, in order.
 
-    Arrays are taken in any layout and byte order; contiguous little-endian ones are copied once.
-    Python bool, int, str and float become the parameter of that type; None is not sent.
+    Arrays may have any layout and byte order; contiguous little-endian ones are copied once.
+    Parameters may be bool, int, str or float; None is not sent. Raises WireError.
     """
     heads, raws = _tensors(tensors, places)
     return _encode(True, model, version, request_id, parameters, heads, raws)
 
 
 def decode_request(message: bytes) -> WireRequest:
-    """The request in `message`; raises WireError."""
+    """Decode the request in `message`; raises WireError."""
     found = native.decode_infer(True, message)
     if found is None:
         found = wire_library.decode_infer(True, message)
@@ -163,7 +162,7 @@ def decode_request(message: bytes) -> WireRequest:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A decoded `ModelInferResponse`."""
+    """Decoded `ModelInferResponse`."""
 
     model: str
     version: str
@@ -182,7 +181,7 @@ def encode_response(
     parameters: Mapping[str, ParameterValue | None] | None = None,
     places: Places | None = None,
 ) -> bytes:
-    """A serialized `ModelInferResponse`; with `places` the raw forms of its outputs are empty."""
+    """Serialize a `ModelInferResponse`; with `places` the raw forms of its outputs are empty."""
     heads, raws = _tensors(outputs, places)
     if places is not None:
         raws = [memoryview(b"")] * len(heads)
@@ -190,7 +189,7 @@ def encode_response(
 
 
 def decode_response(message: bytes | memoryview) -> Response:
-    """The answer in `message`; raises WireError when it is none, or has no raw outputs."""
+    """Decode the response in `message`; raises WireError, also for outputs not in raw form."""
     found = native.decode_infer(False, message)
     if found is None:
         found = wire_library.decode_infer(False, message)
@@ -212,24 +211,24 @@ def decode_response(message: bytes | memoryview) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error that a stream carries instead of an answer."""
+    """Error that a stream carries instead of an answer."""
 
     message: str
-    #: Of the request that failed; empty when the server does not say.
+    #: Id of the request that failed; empty when the server does not say.
     request_id: str = ""
-    #: Ours: `status` (gRPC's name of the code) and, when trying again helps, `retry_after_ms`.
+    #: gnnserve sends `status` (gRPC's name of the code) and, if retrying helps, `retry_after_ms`.
     parameters: dict[str, ParameterValue] = field(default_factory=dict)
 
 
 def encode_stream_answer(answer: bytes | Failure) -> bytes:
-    """A serialized `ModelStreamInferResponse` with a serialized response, or with an error."""
+    """Serialize a `ModelStreamInferResponse` with a serialized response or an error."""
     if isinstance(answer, bytes):
         return wire_library.wrap_answer(answer)
     return wire_library.encode_failure(answer.message, answer.request_id, answer.parameters)
 
 
 def decode_stream_answer(message: bytes) -> Response | Failure:
-    """What a message of a stream holds; raises WireError."""
+    """Decode a message of a stream; raises WireError."""
     error, answer = wire_library.unwrap_answer(message)
     if answer is not None and not error:
         return decode_response(answer)
@@ -242,7 +241,7 @@ def decode_stream_answer(message: bytes) -> Response | Failure:
 
 
 def array_bytes(array: Array) -> memoryview:
-    """The elements of `array`, row-major and little-endian, without a copy where possible."""
+    """Return the elements of `array`, row-major and little-endian, without a copy if possible."""
     little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
     return little.reshape(-1).view(np.uint8).data
 
@@ -250,7 +249,7 @@ def array_bytes(array: Array) -> memoryview:
 def _tensors(
     tensors: Mapping[str, Array], places: Places | None
 ) -> tuple[list[WireTensor], list[memoryview]]:
-    """What the message says of `tensors`, and their raw contents."""
+    """Return the descriptions of `tensors` and their raw contents."""
     heads, raws = [], []
     for name, array in tensors.items():
         parameters: dict[str, ParameterValue | None] = {}
@@ -265,7 +264,7 @@ def _tensors(
 
 
 def _raw(array: Array) -> memoryview:
-    """`array_bytes` of an array that most often is as it must be."""
+    """Return `array_bytes`, by a short cut for arrays that already have the right layout."""
     if array.flags.c_contiguous and array.dtype in _NAMES:
         return array.data
     return array_bytes(array)

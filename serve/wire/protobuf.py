@@ -1,7 +1,7 @@
-"""Inference messages by the protobuf library: for those that are not plain.
+"""Codec of inference messages by the protobuf library, for messages of any form.
 
-The same as ``serve.native.decode_infer`` and ``encode_infer``, whose test oracle this is, for any
-message. Raw contents are still not handed to the library, which would copy each twice more.
+It agrees with ``serve.native.decode_infer`` and ``encode_infer``, which handle common messages, and
+is their test oracle. Raw contents bypass the library, which would copy each of them twice more.
 """
 
 from collections.abc import Container, Iterator, Mapping, MutableMapping, Sequence
@@ -14,15 +14,15 @@ from serve.pb import grpc_service_pb2 as pb
 
 ParameterValue = bool | int | str | float
 
-#: Limits of a message. What one costs to take apart is a multiple of what it holds beside the
-#: contents of tensors; so that comes first, and is counted before anything is made of it.
+#: Largest head of a message: all bytes outside the contents of tensors. Decoding costs a multiple
+#: of the head, so its size is checked before anything is decoded.
 MOST_HEAD_BYTES = 16 * 1024
-#: Inputs or outputs, requested outputs and raw contents; of each.
+#: Most inputs or outputs, most requested outputs and most raw contents.
 MOST_TENSORS = 16
 MOST_PARAMETERS = 64
 MOST_DIMENSIONS = 8
 MOST_NAME_BYTES = 256
-#: Contents that are given as numbers and not in raw form.
+#: Largest contents of tensors in the form of numbers; raw contents have no such limit.
 MOST_TYPED_BYTES = 256 * 1024
 
 _TENSORS = frozenset({pb.ModelInferRequest.INPUTS_FIELD_NUMBER})
@@ -32,15 +32,15 @@ _LENGTH_DELIMITED, _GROUP, _GROUP_END = 2, 3, 4
 
 
 class WireError(ValueError):
-    """Bytes that are no message of the kind asked for; `str(error)` names what is wrong."""
+    """Bytes that are no valid message of the expected kind; `str(error)` says what is wrong."""
 
 
 class Unsigned(int):
-    """The value of a parameter that was sent as `uint64_param`."""
+    """Value of a parameter that was sent as `uint64_param`."""
 
 
 def decode_infer(is_request: bool, message: bytes | memoryview) -> Infer:
-    """A ModelInferRequest or ModelInferResponse; raises WireError."""
+    """Decode a ModelInferRequest or ModelInferResponse; raises WireError."""
     raw_field, kind = _RAW_FIELDS[is_request], _KINDS[is_request]
     typed_bytes = check_head(message, _TENSORS, _CONTENTS, raw_field)
     if typed_bytes > MOST_TYPED_BYTES:
@@ -81,7 +81,7 @@ def encode_infer(
     tensors: Sequence[TensorHead],
     raws: Sequence[memoryview],
 ) -> bytes:
-    """A serialized ModelInferRequest or ModelInferResponse; raises WireError."""
+    """Serialize a ModelInferRequest or ModelInferResponse; raises WireError."""
     head = _KINDS[is_request](model_name=model, model_version=version, id=request_id)
     _set(head.parameters, parameters)
     for name, datatype, shape, places, _ in tensors:
@@ -96,14 +96,14 @@ def encode_infer(
 
 
 def wrap_answer(response: bytes) -> bytes:
-    """A ModelStreamInferResponse with a serialized response."""
+    """Serialize a ModelStreamInferResponse around a serialized response."""
     return b"".join((_prefix(_STREAM_ANSWER, len(response)), response))
 
 
 def encode_failure(
     message: str, request_id: str, parameters: Mapping[str, ParameterValue]
 ) -> bytes:
-    """A ModelStreamInferResponse with an error."""
+    """Serialize a ModelStreamInferResponse with an error."""
     failure = pb.ModelStreamInferResponse(error_message=message)
     failure.infer_response.id = request_id
     _set(failure.infer_response.parameters, parameters)
@@ -111,7 +111,10 @@ def encode_failure(
 
 
 def unwrap_answer(message: bytes) -> tuple[str, bytes | memoryview | None]:
-    """The error of a ModelStreamInferResponse and its response, serialized; raises WireError."""
+    """Return the error of a ModelStreamInferResponse and its serialized response.
+
+    Raises WireError.
+    """
     head, answers = _split(message, _STREAM_ANSWER)
     error: str = parse(pb.ModelStreamInferResponse, head).error_message
     if not answers:
@@ -120,7 +123,7 @@ def unwrap_answer(message: bytes) -> tuple[str, bytes | memoryview | None]:
 
 
 def decode_failure(response: bytes | memoryview) -> tuple[str, dict[str, ParameterValue]]:
-    """Id and parameters of the response beside an error."""
+    """Return id and parameters of the response beside an error."""
     answer = parse(pb.ModelInferResponse, bytes(response))
     values = _values(answer.parameters)
     return answer.id, {name: value for name, value in values.items() if value is not None}
@@ -139,10 +142,21 @@ _RAW_FIELDS = (
 def check_head(
     message: bytes | memoryview, tensors: Container[int], contents: int, raws: int = 0
 ) -> int:
-    """Raise WireError if more than MOST_HEAD_BYTES of `message` lie outside contents of tensors.
+    """Check that at most MOST_HEAD_BYTES of `message` lie outside the contents of tensors.
 
-    Contents are the fields `contents` of the fields `tensors`, and the fields `raws`. Returns the
-    bytes of the former. Takes no more time than MOST_HEAD_BYTES need.
+    Takes no more time than a head of that size needs.
+
+    Args:
+        message: Serialized message.
+        tensors: Numbers of the fields that hold tensors.
+        contents: Number of the field of a tensor that holds its contents.
+        raws: Number of the message's field with raw contents; 0 for none.
+
+    Returns:
+        The total size of the fields `contents`, in bytes.
+
+    Raises:
+        WireError: The head is too large or malformed.
     """
     view = memoryview(message)
     head_bytes = typed_bytes = 0
@@ -163,13 +177,13 @@ def check_head(
 def _check_head_bytes(head_bytes: int) -> None:
     if head_bytes > MOST_HEAD_BYTES:
         raise WireError(
-            f"message: more than {MOST_HEAD_BYTES} bytes of it are not contents of tensors, "
-            "which is the most taken"
+            f"message: more than {MOST_HEAD_BYTES} bytes beside the contents of tensors, "
+            "at most that many are taken"
         )
 
 
 def _check(found: Infer) -> None:
-    """Raise WireError naming what is beyond the limits."""
+    """Raise WireError when a part of the message is beyond its limit."""
     model, version, _, parameters, tensors, requested, raws = found
     for what, things in (("inputs", tensors), ("outputs", requested), ("raw contents", raws)):
         _check_count(what, len(things), MOST_TENSORS)
@@ -205,7 +219,7 @@ def _check_count(what: str, count: int, most: int) -> None:
 
 
 def _values(parameters: Mapping[str, pb.InferParameter]) -> dict[str, Any]:
-    """By name; None where no value is held."""
+    """Return the values by name; None for a parameter that holds none."""
     return {name: _value(parameter) for name, parameter in parameters.items()}
 
 
@@ -220,7 +234,7 @@ def _value(parameter: pb.InferParameter) -> ParameterValue | None:
 def _set(
     parameters: MutableMapping[str, pb.InferParameter], values: Mapping[str, ParameterValue | None]
 ) -> None:
-    """Each value but None in the member of its Python type; raises WireError for other types."""
+    """Set each value that is not None in the member of its type; raises WireError for others."""
     for name, value in values.items():
         if value is None:
             continue
@@ -241,7 +255,7 @@ def _set(
 
 
 def _prefix(number: int, size_bytes: int) -> bytes:
-    """Tag and length before a length-delimited field."""
+    """Return the tag and length that precede a length-delimited field."""
     prefix = bytearray((number << 3 | _LENGTH_DELIMITED,))
     while size_bytes > 0x7F:
         prefix.append(size_bytes & 0x7F | 0x80)
@@ -251,7 +265,7 @@ def _prefix(number: int, size_bytes: int) -> bytes:
 
 
 def _varint(view: memoryview, position: int) -> tuple[int, int]:
-    """The number at `position` and where it ends."""
+    """Return the number at `position` and the position after it."""
     byte = view[position]
     if byte < 0x80:
         return byte, position + 1
@@ -266,11 +280,11 @@ def _varint(view: memoryview, position: int) -> tuple[int, int]:
 
 
 def _fields(view: memoryview) -> Iterator[tuple[int, int, int, int]]:
-    """Number, start, start of the content and end of each field, in order.
+    """Yield number, start, start of the content and end of each field, in order.
 
-    The content of what is not length-delimited starts at 0. Fields within a group, which none of
-    our messages has, come with the number 0, and so do its two ends. Raises WireError for bytes
-    that are no message.
+    The start of the content is 0 for fields that are not length-delimited. Fields within a group,
+    which none of our messages has, and the group's two ends have number 0. Raises WireError for
+    bytes that are no message.
     """
     end, position = len(view), 0
     groups: list[int] = []
@@ -280,7 +294,7 @@ def _fields(view: memoryview) -> Iterator[tuple[int, int, int, int]]:
             tag, position = _varint(view, position)
             number, kind = tag >> 3, tag & 7
             if not number or tag >> 32 or position - start > 5:
-                raise WireError(f"malformed message: no field's tag at byte {start}")
+                raise WireError(f"malformed message: no valid tag at byte {start}")
             inside = bool(groups)
             if kind == _LENGTH_DELIMITED:
                 size, content = _varint(view, position)
@@ -308,7 +322,7 @@ def _fields(view: memoryview) -> Iterator[tuple[int, int, int, int]]:
 
 
 def _split(message: bytes | memoryview, number: int) -> tuple[bytes, list[memoryview]]:
-    """The fields `number` of `message` as views, and the message without them."""
+    """Return the message without its fields `number`, and those fields as views."""
     view = memoryview(message)
     rest: list[memoryview] = []
     taken: list[memoryview] = []
@@ -323,7 +337,7 @@ def _split(message: bytes | memoryview, number: int) -> tuple[bytes, list[memory
 
 
 def parse(kind: Any, message: bytes) -> Any:
-    """`message` parsed as a `kind` of protobuf message; raises WireError."""
+    """Parse `message` as the protobuf message class `kind`; raises WireError."""
     try:
         return kind.FromString(message)
     except DecodeError as error:

@@ -9,7 +9,6 @@ from xml.etree import ElementTree
 import pytest
 
 from serve.obs.cli_report import run_report
-from serve.obs.duration import format_seconds, parse_duration
 from serve.obs.frame import DTYPES, Frame
 from serve.obs.html import render_html
 from serve.obs.plots import MAX_POINTS
@@ -181,18 +180,3 @@ def test_a_missing_database_is_exit_code_2(tmp_path, capsys):
     captured = capsys.readouterr()
     assert "no.db: no such report database" in captured.err
     assert captured.out == ""
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("90", 90), ("90s", 90), ("15m", 900), ("1.5h", 5400), ("7d", 604800)]
-)
-def test_durations(text, seconds):
-    assert parse_duration(text) == seconds
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.5, "500 ms"), (12.34, "12.3 s"), (245, "4 min 05 s"), (12000, "3 h 20 min")],
-)
-def test_lengths_of_time_as_people_write_them(seconds, text):
-    assert format_seconds(seconds) == text

@@ -1,4 +1,4 @@
-"""Durations as people write them."""
+"""Sizes and durations as people read and write them."""
 
 import re
 
@@ -8,7 +8,7 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0
 
 
 def parse_duration(text: str) -> float:
-    """Seconds in `"90"`, `"90s"`, `"15m"`, `"1.5h"` or `"7d"`; raises ConfigError."""
+    """Return the seconds in `"90"`, `"90s"`, `"15m"`, `"1.5h"` or `"7d"`; raises ConfigError."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|)\s*", text)
     seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
     if seconds <= 0:
@@ -17,7 +17,7 @@ def parse_duration(text: str) -> float:
 
 
 def format_seconds(seconds: float) -> str:
-    """`850 ms`, `12.3 s`, `4 min 05 s`, `3 h 20 min`."""
+    """Format a duration: `850 ms`, `12.3 s`, `4 min 05 s`, `3 h 20 min`."""
     if seconds < 1:
         return f"{seconds * 1000:.3g} ms"
     if seconds < 60:
@@ -26,3 +26,19 @@ def format_seconds(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min {rest:02d} s"
     return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def format_ms(milliseconds: float) -> str:
+    """Format a latency to three figures: `0.42 ms`, `12.3 ms`, `1.2 s`."""
+    if milliseconds >= 1000:
+        return f"{milliseconds / 1000:.3g} s"
+    return f"{milliseconds:.3g} ms"
+
+
+def format_bytes(size_bytes: float) -> str:
+    """Format a size to three figures: `512 KiB`, `1.5 GiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size_bytes < 1000:
+            return f"{size_bytes:.3g} {unit}"
+        size_bytes /= 1024
+    return f"{size_bytes:.3g} TiB"
