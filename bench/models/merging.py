@@ -46,7 +46,7 @@ from serve.lane.models.loader import LoadedModel, load_model
 from serve.lane.models.union import run_union
 from serve.models.repository import find
 from serve.resources import configs_path
-from serve.server.launch import LAUNCH_NS
+from serve.server.lane_run import LAUNCH_NS
 from serve.workload import MODELS
 
 SIZES = ((30, 120), (100, 500), (300, 2_000), (1_000, 8_000), (3_000, 30_000), (8_000, 80_000))

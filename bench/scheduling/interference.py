@@ -35,7 +35,7 @@ from serve.core.params import DeviceFacts, SchedulerParams
 from serve.core.rules import interference as company
 from serve.core.slowdown import NO_SLOWDOWN
 from serve.core.types import Bytes, LaneId
-from serve.server.launch import LAUNCH_NS
+from serve.server.lane_run import LAUNCH_NS
 from serve.sim.device import DeviceModel, Offered
 from serve.sim.engine import simulate
 from serve.sim.report import SimReport

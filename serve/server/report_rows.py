@@ -1,7 +1,7 @@
-"""From how a request ended to the row the report keeps of it."""
+"""The row that the report keeps of a request, made from how the request ended."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from serve.core.rules.cause import violation_cause
 from serve.core.types import Completed, Outcome
@@ -9,26 +9,46 @@ from serve.errors import ServeError
 from serve.obs.record import RequestRecord
 from serve.server import clock
 from serve.server.outcomes import error_of, reason_of, refusal_reason
-
-if TYPE_CHECKING:
-    from serve.server.ticket import RequestTicket
+from serve.server.ticket import RequestTicket
 
 
 @dataclass(frozen=True, slots=True)
 class Scheduling:
-    """What is the same for every record of this server."""
+    """The facts that all records of this server share."""
 
     policy: str
     discipline: str
-    #: By device, as shown to people.
+    #: Names of the devices, as shown to people.
     devices: tuple[str, ...]
     lanes_per_device: int
 
 
+class RecordKeeper:
+    """Makes the records of answered requests and passes on those of clients."""
+
+    def __init__(self, scheduling: Scheduling, sink: Callable[[RequestRecord], None]) -> None:
+        """`sink` gets the record of every request answered while the server serves."""
+        self._scheduling = scheduling
+        self._sink = sink
+        #: Requests are the clients', not the server's own: their records are kept.
+        self.serving = False
+        #: Record of the server's own request that was answered last.
+        self.own_record: RequestRecord | None = None
+
+    def keep(self, ticket: RequestTicket, outcome: Outcome, answered_ns: int) -> RequestRecord:
+        """Return the record of an answered request, after passing it on."""
+        record = build_record(ticket, outcome, answered_ns, self._scheduling)
+        if self.serving:
+            self._sink(record)
+        else:
+            self.own_record = record
+        return record
+
+
 def build_record(
-    ticket: "RequestTicket", outcome: Outcome, answered_ns: int, scheduling: Scheduling
+    ticket: RequestTicket, outcome: Outcome, answered_ns: int, scheduling: Scheduling
 ) -> RequestRecord:
-    """The record of a request answered at `answered_ns` on the scheduler's clock."""
+    """Return the record of a request answered at `answered_ns` on the scheduler's clock."""
     task = ticket.task
     call = ticket.call
     error = None if isinstance(outcome, Completed) else error_of(outcome)
@@ -39,12 +59,12 @@ def build_record(
         "version": str(ticket.entry.spec.version),
         "tenant": task.tenant,
         "priority": task.qos.priority,
-        "arrived_unix_ns": ticket.arrived_unix_ns,
+        "arrived_unix_ns": clock.wall_of(call.arrived_ns),
         "num_nodes": task.num_nodes,
         "num_edges": task.num_edges,
         "graph": call.graph or "",
-        "graph_version": ticket.graph_version,
-        "seed": ticket.seed,
+        "graph_version": ticket.inputs.graph_version,
+        "seed": ticket.inputs.seed,
         "status": "OK" if error is None else error.code.status,
         "reason": reason_of(outcome),
         "message": "" if error is None else str(error),
@@ -67,7 +87,7 @@ def build_record(
     return RequestRecord(**facts)  # type: ignore[arg-type]  # names are checked by its decoder
 
 
-def _run_facts(ticket: "RequestTicket", outcome: Completed, answered_ns: int) -> dict[str, object]:
+def _run_facts(ticket: RequestTicket, outcome: Completed, answered_ns: int) -> dict[str, object]:
     task, when, where = ticket.task, outcome.timeline, outcome.placement
     run = ticket.run
     assert run is not None
@@ -92,14 +112,14 @@ def _run_facts(ticket: "RequestTicket", outcome: Completed, answered_ns: int) ->
         "backlog_ns": when.backlog_ns,
         "violated": cause is not None,
         "cause": cause or "",
-        "pmc_measured_bytes": run.share_bytes(ticket, outcome.usage.peak_bytes),
+        "pmc_measured_bytes": run.share_bytes(task, outcome.usage.peak_bytes),
     }
 
 
 def refusal_record(
     uid: str, model: str, version: str, client_id: str, arrived_ns: int, error: ServeError
 ) -> RequestRecord:
-    """The record of a request that was refused before it became a task."""
+    """Return the record of a request that was refused before it became a task."""
     return RequestRecord(
         request_uid=uid,
         client_id=client_id,

@@ -15,7 +15,6 @@ import numpy as np
 from msgspec.structs import replace
 
 from serve import native
-from serve.core.types import Nanos
 from serve.errors import InvalidInput, QueueFull
 from serve.inputs import INPUTS
 from serve.ipc.messages import GatherRef, TableRef, TensorRef
@@ -51,15 +50,6 @@ class Staged(msgspec.Struct, frozen=True):
         places = {ref.name: ref for ref in self.inputs}
         ids, at, new = (places.pop(name) for name in (GATHERED_IDS, GATHERED_AT, GATHERED_NEW))
         return replace(self, inputs=tuple(places.values()), gather=GatherRef(table, ids, at, new))
-
-
-class Prepared(msgspec.Struct, frozen=True):
-    """Inputs that were staged before the scheduler heard of their request."""
-
-    staged: Staged
-    #: Self-loops among the edges, where they are counted.
-    num_loops: int | None
-    started_ns: Nanos
 
 
 class Layout(msgspec.Struct, frozen=True):

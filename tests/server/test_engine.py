@@ -102,7 +102,7 @@ def engine(started, records):
     """Afterwards nothing is staged, reserved or waiting, and each request has its record."""
     records.clear()
     yield started
-    wait_for(lambda: started.driver.shared.used_bytes == 0, "an empty shared pool")
+    wait_for(lambda: started._shared.used_bytes == 0, "an empty shared pool")
     snapshot = started.snapshot()
     assert (snapshot.reserved_bytes, snapshot.pending, snapshot.lanes_up) == (0, {}, 1)
     uids = [record.request_uid for record in records]
@@ -118,14 +118,14 @@ def test_only_a_request_alone_on_an_idle_server_teaches_a_solo_time(
         threading.Event().wait(2 * IDLE_NS / 1e9)
         return engine.submit(call(graph))
 
-    wait_for(lambda: not engine.driver.tickets(), "an idle server")
+    wait_for(lambda: not engine.driver.requests.tickets(), "an idle server")
     submitted(trouble.graph(num_nodes=12)).result()
     with ThreadPoolExecutor() as threads, trouble.holding() as graph:
         joined = submitted(graph)
         for ticket in (joined, engine.submit(call(trouble.graph(num_nodes=12)))):
             threads.submit(ticket.result)
     # However long it takes to send the next one: it comes right after.
-    monkeypatch.setattr("serve.server.driver.IDLE_NS", int(PATIENCE_S * 1e9))
+    monkeypatch.setattr("serve.server.accepted.IDLE_NS", int(PATIENCE_S * 1e9))
     engine.submit(call(trouble.graph(num_nodes=12))).result()
     assert [record.alone for record in records] == [True, False, False, False]
     taught = []

@@ -24,7 +24,7 @@ from tests.server.test_engine import call, start
 DRIVER = """
 import threading
 from serve.server.driver import Driver
-from serve.server.report_rows import Scheduling
+from serve.server.lane_monitor import LaneMonitor, LaneNews
 from tests.builders import params
 
 class Pool:
@@ -32,10 +32,9 @@ class Pool:
     def poll(self, until_ns):
         raise RuntimeError("a bug")
 
-driver = Driver(
-    params(), Pool(), None, None, lock=threading.Lock(), sink=print,
-    scheduling=Scheduling("sqtf", "rolling", ("cpu",), 1), check_finite=True,
-)
+pool, lock = Pool(), threading.Lock()
+lanes = LaneMonitor(pool, None, lock, LaneNews())
+driver = Driver(params(), pool, lanes, None, None, lock=lock)
 driver.start(0.0)
 threading.Event().wait(60)
 """

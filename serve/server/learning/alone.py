@@ -10,22 +10,20 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from serve.core.types import Nanos
 from serve.errors import ServeError
+from serve.estimate import Overhead
 from serve.inputs import INPUTS, Input
 from serve.inputs import Size as SizeName
 from serve.obs.record import RequestRecord
 from serve.server import clock
 from serve.server.api import InferCall, Tensor
+from serve.server.catalogue import ModelEntry
 from serve.wire.messages import datatype_of
-
-if TYPE_CHECKING:
-    from serve.estimate import Overhead
-    from serve.server.catalogue import ModelEntry
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +52,7 @@ class LoneRequests:
 
     def __init__(
         self,
-        entries: Sequence["ModelEntry"],
+        entries: Sequence[ModelEntry],
         ask: Callable[[str, Arrays], RequestRecord],
         largest_bytes: int,
     ) -> None:
@@ -89,7 +87,7 @@ class LoneRequests:
                 if shows_solo_time(record):
                     self._seen[key].append(record)
 
-    def teach(self, overhead: "Overhead") -> None:
+    def teach(self, overhead: Overhead) -> None:
         """Calibrate `overhead`, then correct each model's times, by medians.
 
         What all models have in common is asked of the fastest: there is less noise from its runs.
@@ -125,7 +123,7 @@ def shows_solo_time(record: RequestRecord) -> bool:
     return record.alone and record.status == "OK" and record.attempt == 1
 
 
-def _sizes(entry: "ModelEntry", largest_bytes: int) -> list[tuple[int, int]]:
+def _sizes(entry: ModelEntry, largest_bytes: int) -> list[tuple[int, int]]:
     """(nodes, edges) of the graphs sent to a model, rising."""
     inputs = entry.estimator.calibration.memory.inputs
     most = max(1, int(largest_bytes / inputs.at(1, PROBE_EDGES_PER_NODE)))
@@ -133,7 +131,7 @@ def _sizes(entry: "ModelEntry", largest_bytes: int) -> list[tuple[int, int]]:
     return [(num_nodes, PROBE_EDGES_PER_NODE * num_nodes) for num_nodes in chosen]
 
 
-def probe_tensors(entry: "ModelEntry", num_nodes: int, num_edges: int) -> Arrays:
+def probe_tensors(entry: ModelEntry, num_nodes: int, num_edges: int) -> Arrays:
     """A random graph with every input the model takes."""
     rng = np.random.default_rng(num_nodes)
     signature = entry.signature
@@ -155,7 +153,7 @@ def probe_tensors(entry: "ModelEntry", num_nodes: int, num_edges: int) -> Arrays
     return {name: made(INPUTS[name]) for name in entry.spec.inputs}
 
 
-def probe_call(entry: "ModelEntry", num_nodes: int, num_edges: int) -> InferCall:
+def probe_call(entry: ModelEntry, num_nodes: int, num_edges: int) -> InferCall:
     """The request for such a graph, as the transport would hand it over."""
     return call_of(entry.spec.name, probe_tensors(entry, num_nodes, num_edges))
 

@@ -8,19 +8,16 @@ learned from in the same way (``serve.estimate.interference``).
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import msgspec
 
 from serve.core.types import Nanos
 from serve.errors import ServeError
 from serve.server import clock
-from serve.server.api import InferCall
+from serve.server.api import InferCall, Ticket
+from serve.server.catalogue import ModelEntry
 from serve.server.learning.alone import PROBE_EDGES_PER_NODE, PROBE_NODES, probe_call
-
-if TYPE_CHECKING:
-    from serve.server.catalogue import ModelEntry
-    from serve.server.ticket import RequestTicket
 
 _log = logging.getLogger(__name__)
 
@@ -36,18 +33,27 @@ _TARGET_NS = Nanos(3_600_000_000_000)
 _NEWS = 0.03
 
 
-def learn_interference(
-    entries: Sequence["ModelEntry"],
-    submit: Callable[[InferCall], "RequestTicket"],
-    *,
-    slots: int,
-    budget_bytes: int,
-    devices: int = 1,
-) -> None:
-    """Send the models' requests so many at a time; their runs are learned from as they end.
+@dataclass(frozen=True, slots=True)
+class DeviceRoom:
+    """Room for runs side by side."""
 
-    The largest probes of which so many fit a device of so many slots and such a budget and that do
-    not run long; with several devices, as many for each.
+    #: Tasks that a device runs at once.
+    slots: int
+    #: Memory for tasks on a device.
+    budget_bytes: int
+    #: Number of equal devices.
+    devices: int = 1
+
+
+def learn_interference(
+    entries: Sequence[ModelEntry],
+    submit: Callable[[InferCall], Ticket],
+    room: DeviceRoom,
+) -> None:
+    """Send the models' requests several at a time; their runs are learned from as they end.
+
+    Each number that a device has slots for is tried, with the largest probes that fit its budget
+    together and do not run long. Several devices get as many each.
     """
 
     def ask(call: InferCall) -> None:
@@ -56,11 +62,11 @@ def learn_interference(
         except ServeError as error:
             _log.warning("model %s beside others: %s", call.model, error)
 
-    for count in (number for number in _SIDE_BY_SIDE if number <= slots):
-        calls = [call for entry in entries if (call := _largest(entry, budget_bytes // count))]
+    for count in (number for number in _SIDE_BY_SIDE if number <= room.slots):
+        calls = [call for entry in entries if (call := _largest(entry, room.budget_bytes // count))]
         if not calls:
             return
-        at_once = count * devices
+        at_once = count * room.devices
         with ThreadPoolExecutor(at_once) as threads:
             for turn in range(_ROUNDS):
                 chosen = [calls[(turn + number) % len(calls)] for number in range(at_once)]
@@ -74,7 +80,7 @@ def is_news(learned: Sequence[float], known: Sequence[float]) -> bool:
     return any(abs(new / old - 1) > _NEWS for new, old in zip(learned, known, strict=True))
 
 
-def _largest(entry: "ModelEntry", limit_bytes: int) -> InferCall | None:
+def _largest(entry: ModelEntry, limit_bytes: int) -> InferCall | None:
     """The request for the largest probe that takes no more than that, and not long, if any fits."""
     chosen = None
     for num_nodes in PROBE_NODES:

@@ -7,7 +7,7 @@ import pytest
 
 from bench.kit.waiting import PATIENCE_S
 from serve.errors import ModelError
-from serve.server.learning.beside import is_news, learn_interference
+from serve.server.learning.beside import DeviceRoom, is_news, learn_interference
 
 #: Reserved for each node of a probe.
 NODE_BYTES = 1000
@@ -47,7 +47,7 @@ SIGNATURE = SimpleNamespace(num_features=2, edge_dim=None)
 def test_as_many_at_once_as_there_are_slots_and_room(devices, budget, node_ns, nodes):
     server = Server(2 * devices)
     entries = [entry("gcn", node_ns), entry("gat", node_ns)]
-    learn_interference(entries, server.submit, slots=2, budget_bytes=budget, devices=devices)
+    learn_interference(entries, server.submit, DeviceRoom(2, budget, devices))
     assert set(server.sizes) == {("gcn", nodes), ("gat", nodes)}
 
 
@@ -55,16 +55,16 @@ def test_nothing_is_sent_where_runs_never_meet_or_nothing_fits():
     def submit(call):
         raise AssertionError(call)
 
-    learn_interference([entry("gcn")], submit, slots=1, budget_bytes=10**9)
-    learn_interference([entry("gcn")], submit, slots=4, budget_bytes=NODE_BYTES)
-    learn_interference([], submit, slots=4, budget_bytes=10**9)
+    learn_interference([entry("gcn")], submit, DeviceRoom(1, 10**9))
+    learn_interference([entry("gcn")], submit, DeviceRoom(4, NODE_BYTES))
+    learn_interference([], submit, DeviceRoom(4, 10**9))
 
 
 def test_a_request_that_fails_does_not_keep_the_server_from_starting(caplog):
     def submit(call):
         raise ModelError("it does not like the probe")
 
-    learn_interference([entry("gcn")], submit, slots=2, budget_bytes=10**9)
+    learn_interference([entry("gcn")], submit, DeviceRoom(2, 10**9))
     assert "model gcn beside others: it does not like the probe" in caplog.text
 
 

@@ -1,0 +1,43 @@
+"""The state of the engine at one moment, for metrics."""
+
+import threading
+
+from serve.obs.metrics import EngineSnapshot
+from serve.server.catalogue import Registry
+from serve.server.driver import Driver
+from serve.server.graphs import GraphStore
+from serve.server.lanes.pool import LanePool
+
+
+def take_snapshot(
+    driver: Driver,
+    pool: LanePool,
+    registry: Registry,
+    graphs: GraphStore,
+    lock: threading.Lock,
+    rows_dropped: int,
+) -> EngineSnapshot:
+    """Return the state now; `rows_dropped` are the report's lost rows."""
+    pending: dict[tuple[str, str], int] = {}
+    entries = registry.entries
+    with lock:
+        for ticket in driver.requests.tickets():
+            spec = ticket.entry.spec
+            key = spec.name, str(spec.version)
+            pending[key] = pending.get(key, 0) + (ticket.run is None)
+        return EngineSnapshot(
+            pending=pending,
+            quarantined=tuple(
+                sorted({e.spec.name for e in entries if driver.quarantine_reason(e.key)})
+            ),
+            lanes_up=driver.lanes.ready_count,
+            lane_restarts=pool.restarts,
+            lanes_recycled=driver.lanes.recycled,
+            lane_bytes={int(lane): size for lane, size in pool.memory_bytes().items()},
+            memory_bytes=tuple(
+                (one.budget_bytes, one.reserved_bytes) for one in driver.scheduler.devices
+            ),
+            rows_dropped=rows_dropped,
+            executors={(e.spec.name, str(e.spec.version)): e.executor for e in entries},
+            gathered_rows=graphs.tables.gathered_rows(),
+        )

@@ -1,0 +1,110 @@
+"""Intake: a call becomes a task that the scheduler has heard of.
+
+One path for every request: find the model, size the inputs, stage them early if the scheduler would
+have them staged at once, and hand the task to the driver.
+"""
+
+import itertools
+import threading
+import uuid
+
+from serve.core.types import Nanos, QoS, Task, TaskId
+from serve.errors import ServeError, UnknownName
+from serve.ipc.shared_pool import SharedPool
+from serve.obs.record import RequestRecord
+from serve.server.api import InferCall
+from serve.server.catalogue import ModelEntry, Registry
+from serve.server.driver import Driver
+from serve.server.node_requests import NodeRequests
+from serve.server.report_rows import refusal_record
+from serve.server.request_inputs import NodeInputs, RequestInputs, TensorInputs
+from serve.server.ticket import RequestTicket
+
+
+class Intake:
+    """Makes tasks of calls. Any thread may call any method."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        node_requests: NodeRequests,
+        pool: SharedPool,
+        driver: Driver,
+        *,
+        lock: threading.Lock,
+        check_finite: bool,
+    ) -> None:
+        """`lock` is the driver's; with `check_finite`, features must be finite numbers."""
+        self._registry = registry
+        self._node_requests = node_requests
+        self._pool = pool
+        self._driver = driver
+        self._lock = lock
+        self._check_finite = check_finite
+        #: Prefix of request ids, so that those of two starts differ.
+        self._boot_id = uuid.uuid4().hex[:8]
+        self._task_ids = itertools.count(1)
+        self._refusal_ids = itertools.count(1)
+
+    def submit(self, call: InferCall) -> RequestTicket:
+        """Size, stage and hand over a request; see ``api.Inference``."""
+        while (ticket := self._try_submit(call)) is None:
+            pass  # the model was replaced meanwhile, and the catalogue names its successor
+        return ticket
+
+    def refusal(
+        self, model: str, version: str, client_id: str, arrived_ns: int, error: ServeError
+    ) -> RequestRecord:
+        """Return the record of a request that ended in `error` before it became a task."""
+        if isinstance(error, UnknownName):
+            # Names that clients make up must not become labels of metrics.
+            model, version = "unknown", ""
+        uid = f"{self._boot_id}-r{next(self._refusal_ids)}"
+        return refusal_record(uid, model, version, client_id, arrived_ns, error)
+
+    def _try_submit(self, call: InferCall) -> RequestTicket | None:
+        """Submit to the version served now; None when it was retired in the middle."""
+        entry = self._registry.get(call.model, call.version)
+        inputs = self._inputs(call, entry)
+        # NOTE: read without the lock: a stale answer costs one step of the scheduler, no more.
+        if self._driver.scheduler.prepares_at_once:
+            inputs.stage_early()
+        accepted = False
+        try:
+            with self._lock:
+                if entry.retired:
+                    return None
+                ticket = self._ticket(inputs)
+                accepted = True
+                self._driver.accept(ticket)
+                return ticket
+        finally:
+            if not accepted:
+                inputs.release()
+
+    def _inputs(self, call: InferCall, entry: ModelEntry) -> RequestInputs:
+        if call.graph is None:
+            return TensorInputs(call, entry, self._pool, check_finite=self._check_finite)
+        num_ids = call.tensors["node_ids"].shape[0]
+        request = self._node_requests.make(call.graph, num_ids, call.fanouts, entry)
+        return NodeInputs(call, entry, self._pool, request)
+
+    def _ticket(self, inputs: RequestInputs) -> RequestTicket:
+        """Make the task of sized inputs, and its ticket. Under the lock."""
+        call, entry, size = inputs.call, inputs.entry, inputs.expected()
+        solo_ns = size.estimate.solo_ns
+        target_ns = call.qos_target_ns or int(self._registry.factor_of(entry) * solo_ns)
+        timeout_ns = None if call.timeout_ns is None else Nanos(max(1, call.timeout_ns))
+        task = Task(
+            task_id=TaskId(next(self._task_ids)),
+            model=entry.key,
+            num_nodes=size.num_nodes,
+            num_edges=size.num_edges,
+            arrived_ns=Nanos(call.arrived_ns),
+            estimate=size.estimate,
+            qos=QoS(Nanos(target_ns), timeout_ns, call.priority),
+            tenant=call.tenant,
+        )
+        request_uid = f"{self._boot_id}-{task.task_id}"
+        inputs.take_uid(request_uid)
+        return RequestTicket(self._driver, inputs, task, request_uid)

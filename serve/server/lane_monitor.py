@@ -1,0 +1,167 @@
+"""What the lanes run and say: messages of lanes become events of the scheduler."""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from serve.core.events import (
+    Event,
+    LaneLost,
+    LaneMeasured,
+    LaneReady,
+    TaskFailed,
+    TaskFinished,
+    TaskOverran,
+)
+from serve.core.types import Bytes, FailReason, LaneId, TaskId
+from serve.ipc.messages import (
+    HotSetHeld,
+    LaneHolds,
+    MemoryTaken,
+    ModelFailed,
+    ModelLoaded,
+    TableMapped,
+    TaskDone,
+    TaskError,
+)
+from serve.server.catalogue import Registry
+from serve.server.lane_run import LaneRun
+from serve.server.lanes.pool import LaneDown, LanePool, LaneUp
+from serve.server.ticket import RequestTicket
+
+_log = logging.getLogger(__name__)
+
+#: Gives the scheduler an event; under the lock.
+CarryOut = Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LaneNews:
+    """Receivers of what lanes say beside their runs; called without the lock."""
+
+    #: Takes what a lane says of the features of resident graphs.
+    tables: Callable[[TableMapped | HotSetHeld], None] = lambda said: None
+    #: Takes a lane that is up, at first or again.
+    lane_up: Callable[[LaneId], None] = lambda lane_id: None
+    #: Takes the bytes of its device that a lane holds beside what was planned.
+    memory_taken: Callable[[LaneId, int], None] = lambda lane_id, unplanned_bytes: None
+
+
+class LaneMonitor:
+    """Which lanes are ready, what each runs, and the events that follow from what they say."""
+
+    def __init__(
+        self, pool: LanePool, registry: Registry, lock: threading.Lock, news: LaneNews
+    ) -> None:
+        self._pool = pool
+        self._registry = registry
+        self._lock = lock
+        self._news = news
+        self._ready: set[LaneId] = set()
+        self._ready_changed = threading.Condition(lock)
+        self._runs: dict[LaneId, LaneRun] = {}
+        #: Model that each lane ran last, and memory that it held by its last word: for the log.
+        self._last_model: dict[LaneId, str] = {}
+        self._held_bytes: dict[LaneId, int] = {}
+        #: Lanes restarted because they held too much memory.
+        self.recycled = 0
+
+    @property
+    def ready_count(self) -> int:
+        """Number of lanes that have all models and may be given tasks."""
+        return len(self._ready)
+
+    def wait_ready(self, timeout_s: float) -> int:
+        """Wait until all lanes are ready or time runs out; return how many are."""
+        with self._ready_changed:
+            lanes = len(self._pool.lane_ids)
+            self._ready_changed.wait_for(lambda: len(self._ready) == lanes, timeout_s)
+            return len(self._ready)
+
+    def launch(self, lane_id: LaneId, tickets: Sequence[RequestTicket], reserve_bytes: int) -> None:
+        """Have the lane run the staged requests within `reserve_bytes`. Under the lock."""
+        self._runs[lane_id] = run = LaneRun(tickets, lane_id)
+        for ticket in tickets:
+            ticket.run = run
+        self._last_model[lane_id] = run.entry.spec.key
+        self._pool.launch(lane_id, run.message(reserve_bytes))
+
+    def recycle(self, lane_id: LaneId) -> None:
+        """Restart an idle lane that holds too much memory. Under the lock."""
+        self.recycled += 1
+        _log.warning(
+            "lane %d is restarted: it holds %d MiB between runs (device.max_lane_memory); "
+            "the last was of model %s",
+            lane_id, self._held_bytes.get(lane_id, 0) >> 20, self._last_model.get(lane_id, "?"),
+        )  # fmt: skip
+        self._pool.recycle(lane_id)
+
+    def quarantined(self, model: str, reason: str) -> None:
+        """Log that the model of that key is not run for a while."""
+        entry = self._registry.by_key(model)
+        _log.error("model %s: %s", model if entry is None else entry.spec.key, reason)
+
+    def hear(self, lane_id: LaneId, said: object, carry_out: CarryOut) -> None:
+        """Act on what a lane said. For the driver's thread, without the lock."""
+        match said:
+            case TaskDone() | TaskError():
+                with self._lock:
+                    if (event := self._ended(lane_id, said)) is not None:
+                        carry_out(event)
+            case ModelLoaded(key):
+                if self._registry.lane_answered(lane_id, key):
+                    self._set_ready(lane_id, carry_out)
+            case ModelFailed(key, message):
+                _log.error("lane %d: %s: %s", lane_id, key, message)
+                if self._registry.lane_answered(lane_id, key, message):
+                    self._set_ready(lane_id, carry_out)
+            case LaneHolds(held_bytes):
+                with self._lock:
+                    self._held_bytes[lane_id] = held_bytes
+                    carry_out(LaneMeasured(lane_id, Bytes(held_bytes)))
+            case TableMapped() | HotSetHeld():
+                self._news.tables(said)
+            case MemoryTaken(unplanned_bytes):
+                self._news.memory_taken(lane_id, unplanned_bytes)
+            case LaneUp():
+                if self._registry.lane_up(lane_id):
+                    self._set_ready(lane_id, carry_out)
+                self._news.lane_up(lane_id)
+            case LaneDown(lane_ids=lane_ids):
+                self._lost(lane_ids, carry_out)
+
+    def _ended(self, lane_id: LaneId, said: TaskDone | TaskError) -> Event | None:
+        """Return how a run ended; None for a lane that reports what cannot be, which is killed."""
+        run = self._runs.get(lane_id)
+        complaint = "ended a run when it had none" if run is None else run.complaint(said)
+        if complaint or run is None:
+            self._pool.kill(lane_id, complaint)
+            return None
+        del self._runs[lane_id]
+        self._pool.ended(lane_id)
+        task_id = TaskId(said.task_id)
+        if isinstance(said, TaskDone):
+            return TaskFinished(task_id, lane_id, run.ended(said))
+        if said.reason == FailReason.OUT_OF_MEMORY.value:
+            return TaskOverran(task_id, lane_id, said.message)
+        return TaskFailed(task_id, lane_id, FailReason(said.reason), said.message)
+
+    def _set_ready(self, lane_id: LaneId, carry_out: CarryOut) -> None:
+        with self._ready_changed:
+            if lane_id not in self._ready:
+                self._ready.add(lane_id)
+                carry_out(LaneReady(lane_id))
+                self._ready_changed.notify_all()
+
+    def _lost(self, lane_ids: Sequence[LaneId], carry_out: CarryOut) -> None:
+        """A process ended, and with it all its lanes."""
+        for lane_id in lane_ids:
+            self._registry.lane_lost(lane_id)
+        with self._lock:
+            lost = [lane_id for lane_id in lane_ids if lane_id in self._ready]
+            self._ready.difference_update(lost)
+            for lane_id in lost:
+                self._runs.pop(lane_id, None)
+            if lost:
+                carry_out(LaneLost(lost[0], tuple(lost[1:])))

@@ -1,0 +1,62 @@
+"""Learning from ended runs: corrections of the estimates, in batches, off the path of an answer."""
+
+import logging
+import threading
+
+from serve.core.events import SlowdownChanged
+from serve.errors import ServeError
+from serve.obs.record import RequestRecord
+from serve.server.catalogue import Registry
+from serve.server.lane_run import Lesson
+from serve.server.learning.alone import shows_solo_time
+from serve.server.learning.beside import is_news
+
+_log = logging.getLogger(__name__)
+
+
+class Learner:
+    """Lessons of runs that ended, until they are learned. Under the lock unless said otherwise."""
+
+    def __init__(
+        self, registry: Registry, lock: threading.Lock, slowdown: tuple[float, ...]
+    ) -> None:
+        """`slowdown` by number of co-runners is what the scheduler begins with."""
+        self._registry = registry
+        self._lock = lock
+        self._slowdown = slowdown
+        self._lessons: list[Lesson] = []
+
+    @property
+    def backlog(self) -> int:
+        """Number of lessons not yet learned. Any thread."""
+        return len(self._lessons)
+
+    def add(self, lesson: Lesson) -> None:
+        """Keep a lesson for the next batch."""
+        self._lessons.append(lesson)
+
+    def learn(self) -> SlowdownChanged | None:
+        """Learn all lessons; return the event when the slowdown of co-runners is news by now."""
+        lessons, self._lessons = self._lessons, []
+        for lesson in lessons:
+            try:
+                lesson()
+            except Exception:
+                # A bug, which no thread that serves must end for.
+                _log.exception("a run that ended cannot be learned from")
+        learned = self._registry.interference.table
+        if not is_news(learned, self._slowdown):
+            return None
+        self._slowdown = learned
+        return SlowdownChanged(learned)
+
+    def observe_solo(self, record: RequestRecord) -> None:
+        """Correct the solo times of the model by a request that was alone. Without the lock."""
+        if not shows_solo_time(record):
+            return
+        try:
+            entry = self._registry.get(record.model, record.version)
+        except ServeError:
+            return  # unloaded meanwhile
+        with self._lock:
+            entry.estimator.observe_solo(record.num_nodes, record.num_edges, record.latency_ns)

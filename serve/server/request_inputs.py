@@ -1,0 +1,256 @@
+"""The inputs of one request in the shared pool, from the moment it is sized until it is answered.
+
+A request brings its graph (`TensorInputs`) or names nodes of a resident one (`NodeInputs`). Both
+are sized, staged, staged again when a run is repeated, and given back in the same way.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
+
+from serve.core.types import Nanos, Sized, Task
+from serve.errors import InvalidInput, QueueFull
+from serve.estimate.estimator import NARROW_EDGE_SPARES_BYTES
+from serve.ipc.shared_pool import SharedPool
+from serve.server import clock
+from serve.server.api import InferCall
+from serve.server.catalogue import ModelEntry
+from serve.server.node_requests import NodeRequest
+from serve.server.node_sampling import PreparedNodes, derived_seed, prepare_nodes, stage_again
+from serve.server.staging import Layout, Staged, count_loops, plan_layout, stage, take_block
+
+_Output = np.ndarray[Any, np.dtype[np.float32]]
+
+
+class RequestInputs(ABC):
+    """A request's input tensors and the place of its output."""
+
+    def __init__(self, call: InferCall, entry: ModelEntry, pool: SharedPool) -> None:
+        """Stage nothing yet."""
+        self.call = call
+        self.entry = entry
+        #: Places of the tensors; None until they are staged.
+        self.staged: Staged | None = None
+        #: Self-loops among the edges; None until they are counted, or where none are counted.
+        self.num_loops: int | None = None
+        #: Seed that neighbours are sampled with; None for a request that brings its graph.
+        self.seed: int | None = None
+        #: When staging began; None unless the inputs were staged before the task was made.
+        self.early_ns: Nanos | None = None
+        self._pool = pool
+
+    @abstractmethod
+    def expected(self) -> Sized:
+        """Return the size and estimate to admit the request with. Under the driver's lock."""
+
+    @abstractmethod
+    def stage(self) -> bool:
+        """Lay the inputs out in the pool, and return True when the exact size is known now.
+
+        A task that runs again is staged again in the same place, since its model may have worked
+        in place. Runs in the request's own thread. Raises InvalidInput for content that the model
+        cannot take, and QueueFull when the pool has no room.
+        """
+
+    @abstractmethod
+    def exact(self, task: Task) -> Sized:
+        """Return the size and estimate of staged inputs. Under the driver's lock."""
+
+    @property
+    @abstractmethod
+    def layout(self) -> Layout | None:
+        """Layout as if all inputs were in the pool; None until it is known."""
+
+    @property
+    def graph_version(self) -> int:
+        """Version of the resident graph that was sampled; 0 when none was."""
+        return 0
+
+    @abstractmethod
+    def take_uid(self, request_uid: str) -> None:
+        """Derive the seed from the request's id, where one is needed and the client gave none."""
+
+    @abstractmethod
+    def stage_early(self) -> None:
+        """Stage before the scheduler hears of the request, if that is possible now.
+
+        An error waits: the scheduler may refuse the request first, and otherwise has it staged
+        later, which meets the same error.
+        """
+
+    @property
+    def input_bytes(self) -> int:
+        """Size of the staged inputs."""
+        return 0 if self.layout is None else self.layout.input_bytes
+
+    @property
+    def output_capacity_bytes(self) -> int:
+        """Size of the output's place."""
+        return 0 if self.staged is None else self.staged.output_capacity_bytes
+
+    def spared_bytes(self, num_edges: int) -> int:
+        """Return the bytes that int32 edges save against the int64 edges of estimates."""
+        if self.layout is None or not self.layout.narrow_edges:
+            return 0
+        return NARROW_EDGE_SPARES_BYTES * num_edges
+
+    def read_output(self, shape: tuple[int, int]) -> _Output | None:
+        """Return a copy of the output, FP32 of `shape`; None when nothing was staged."""
+        if self.staged is None:
+            return None
+        place = self._pool.array(self.staged.output_offset_bytes, "float32", shape)
+        return self._answer(place)
+
+    def release(self) -> None:
+        """Give the pool its block back. Idempotent."""
+        staged, self.staged = self.staged, None
+        if staged is not None:
+            self._pool.free(staged.block)
+
+    def _answer(self, output: _Output) -> _Output:
+        return output.copy()
+
+
+class TensorInputs(RequestInputs):
+    """The inputs of a request that brings its graph."""
+
+    def __init__(
+        self, call: InferCall, entry: ModelEntry, pool: SharedPool, *, check_finite: bool
+    ) -> None:
+        """Size the request and plan its layout.
+
+        Raises InvalidInput for a graph without nodes or edges that the model cannot take.
+        """
+        super().__init__(call, entry, pool)
+        self._check_finite = check_finite
+        self._size = self._num_nodes, self._num_edges = _checked_size(call, entry)
+        edges = call.tensors.get("edge_index")
+        is_int32 = edges is not None and edges.datatype == "INT32"
+        self._layout = plan_layout(
+            {name: tensor.shape for name, tensor in call.tensors.items()},
+            entry.spec.inputs,
+            entry.estimator.output_bytes(*self._size),
+            narrow_edges=is_int32 and entry.signature.narrow_edges,
+        )
+
+    @property
+    def layout(self) -> Layout:
+        """See ``RequestInputs``."""
+        return self._layout
+
+    def expected(self) -> Sized:
+        """See ``RequestInputs``."""
+        estimate = self.entry.estimator.estimate(
+            *self._size, self.num_loops, narrow_edges=self._layout.narrow_edges
+        )
+        return Sized(*self._size, estimate)
+
+    def stage(self) -> bool:
+        """See ``RequestInputs``."""
+        block = take_block(self._pool, self._layout) if self.staged is None else self.staged.block
+        try:
+            staged = stage(
+                self.call, self._layout, self._pool, block, check_finite=self._check_finite
+            )
+        except BaseException:
+            if self.staged is None:
+                self._pool.free(block)
+            raise
+        self.staged = staged
+        if self.num_loops is not None or not self.entry.estimator.counts_loops:
+            return False
+        self.num_loops = count_loops(staged, self._pool)
+        return True
+
+    def take_uid(self, request_uid: str) -> None:
+        """Do nothing: no part of the request is drawn at random."""
+
+    def stage_early(self) -> None:
+        """See ``RequestInputs``."""
+        started_ns = clock.now_ns()
+        try:
+            self.stage()
+        except (InvalidInput, QueueFull):
+            return
+        self.early_ns = started_ns
+
+    def exact(self, task: Task) -> Sized:
+        """Return the task's size with its memory corrected by the self-loops counted."""
+        peak_bytes, reserve_bytes = self.entry.estimator.memory(
+            *self._size, self.num_loops, narrow_edges=self._layout.narrow_edges
+        )
+        estimate = replace(task.estimate, peak_bytes=peak_bytes, reserve_bytes=reserve_bytes)
+        return Sized(*self._size, estimate)
+
+
+class NodeInputs(RequestInputs):
+    """The inputs of a request by node id: a sample of a resident graph."""
+
+    def __init__(
+        self, call: InferCall, entry: ModelEntry, pool: SharedPool, request: NodeRequest
+    ) -> None:
+        """Draw nothing yet."""
+        super().__init__(call, entry, pool)
+        self.seed = call.seed
+        self._request = request
+        self._sample: PreparedNodes | None = None
+
+    @property
+    def layout(self) -> Layout | None:
+        """See ``RequestInputs``."""
+        return None if self._sample is None else self._sample.layout
+
+    @property
+    def graph_version(self) -> int:
+        """See ``RequestInputs``."""
+        return 0 if self._sample is None else self._sample.snapshot.version
+
+    def take_uid(self, request_uid: str) -> None:
+        """See ``RequestInputs``."""
+        if self.seed is None:
+            self.seed = derived_seed(request_uid)
+
+    def stage_early(self) -> None:
+        """Do nothing: the scheduler decides when to sample."""
+
+    def expected(self) -> Sized:
+        """See ``RequestInputs``."""
+        return self._request.expected(self.entry.estimator)
+
+    def stage(self) -> bool:
+        """Sample the neighbourhood and gather its features; see ``RequestInputs``."""
+        assert self.seed is not None
+        if self._sample is not None:
+            stage_again(self._sample, self._request, self.seed, self._pool)
+            return False
+        self._sample = prepare_nodes(self._request, self.call, self.entry, self.seed, self._pool)
+        self.staged = self._sample.staged
+        self.num_loops = self._sample.found.num_loops
+        return True
+
+    def exact(self, task: Task) -> Sized:
+        """See ``RequestInputs``; the estimates of sample sizes learn from it."""
+        assert self._sample is not None
+        return self._request.exact(self.entry.estimator, self._sample.found)
+
+    def _answer(self, output: _Output) -> _Output:
+        """Return the rows of the ids that were asked for, in their order."""
+        assert self._sample is not None
+        rows: _Output = output[self._sample.positions]
+        return rows
+
+
+def _checked_size(call: InferCall, entry: ModelEntry) -> tuple[int, int]:
+    """Return (nodes, edges) of a request that the model can take; raises InvalidInput."""
+    edges = call.tensors.get("edge_index")
+    num_nodes = call.tensors["x"].shape[0]
+    num_edges = 0 if edges is None else edges.shape[1]
+    if num_nodes == 0 and not entry.signature.accepts_empty:
+        raise InvalidInput(f"input 'x' has 0 nodes, which model '{call.model}' cannot take")
+    if num_edges == 0 and not entry.signature.accepts_edgeless:
+        raise InvalidInput(
+            f"input 'edge_index' has 0 edges, which model '{call.model}' cannot take"
+        )
+    return num_nodes, num_edges
