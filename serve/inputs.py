@@ -1,7 +1,7 @@
-"""The inputs of a graph request: one table, read by everyone who handles them.
+"""The table of a graph request's inputs: names, dtypes, shapes and defaults.
 
 Sizes are symbols: N nodes, E edges, G graphs, F features of a node, D features of an edge. A
-request fixes N, E and G; a model fixes F and D.
+request determines N, E and G; a model determines F and D.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,8 @@ from typing import Literal
 InputName = Literal["x", "edge_index", "edge_weight", "edge_attr", "batch"]
 Size = Literal["N", "E", "G", "F", "D"]
 
-ITEM_BYTES = {"FP32": 4, "INT32": 4, "INT64": 8}
+#: Bytes of one element, by the dtype's name in numpy and torch.
+DTYPE_BYTES = {"float32": 4, "float16": 2, "uint8": 1, "int32": 4, "int64": 8}
 _DTYPES = {"FP32": "float32", "INT32": "int32", "INT64": "int64"}
 
 
@@ -22,44 +23,44 @@ class Input:
     """One input that a model may take."""
 
     name: InputName
-    #: On the wire, in the protocol's words, and in the pool.
+    #: Protocol datatype, on the wire and in the pool.
     datatype: str
     shape: tuple[int | Size, ...]
-    #: Another datatype that requests may use.
+    #: Alternative datatype that requests may send.
     also: str | None = None
-    #: What each of its values counts up to: N, a node; G, a graph. None: values are not ids.
+    #: Exclusive upper bound of its values when they are ids: N for nodes, G for graphs.
     ids_below: Literal["N", "G"] | None = None
-    #: Value of every entry where a request leaves the input out; None: it may not.
+    #: Value of every entry when a request omits the input; None when it is required.
     default: float | None = None
-    #: Every model takes it.
+    #: True when every model takes it.
     always: bool = False
 
     @property
     def dtype(self) -> str:
-        """Name of its dtype, of numpy and of torch."""
+        """Name of its dtype in numpy and torch."""
         return _DTYPES[self.datatype]
 
     @property
     def optional(self) -> bool:
-        """Whether a request may leave it out."""
+        """True when a request may omit it."""
         return self.default is not None
 
     @property
     def per(self) -> tuple[Literal["N", "E"], int]:
-        """What it has one entry for, and the axis that counts them."""
+        """The size it has one entry for, nodes or edges, and the axis of that size."""
         for axis, size in enumerate(self.shape):
             if size == "N" or size == "E":
                 return size, axis
         raise ValueError(f"input '{self.name}' has no entry for a node or an edge")
 
     def shape_of(self, sizes: Mapping[Size, int]) -> tuple[int, ...]:
-        """Its shape for these sizes; -1 for a size that is not among them."""
+        """Return its shape for these sizes, with -1 for a size that is not among them."""
         return tuple(size if isinstance(size, int) else sizes.get(size, -1) for size in self.shape)
 
     def bytes_each(self, sizes: Mapping[Size, int]) -> int:
-        """Bytes of its entries for one node or edge, for these numbers of features."""
+        """Return the bytes of its entry for one node or edge, given the numbers of features."""
         per, _ = self.per
-        return ITEM_BYTES[self.datatype] * prod(self.shape_of({**sizes, per: 1}))
+        return DTYPE_BYTES[self.dtype] * prod(self.shape_of({**sizes, per: 1}))
 
 
 INPUTS: dict[str, Input] = {
@@ -72,5 +73,5 @@ INPUTS: dict[str, Input] = {
         Input("batch", "INT64", ("N",), ids_below="G", default=0.0),
     )
 }
-#: The input, and its axis, whose length is the number of nodes or edges of a request.
+#: The input and axis whose length gives a request's number of nodes or edges.
 COUNTED_BY: dict[str, tuple[InputName, int]] = {"N": ("x", 0), "E": ("edge_index", 1)}

@@ -1,1 +1,1 @@
-"""What the main process and the lane processes share: packets, memory and the stop word."""
+"""Communication between main process and lane processes: packets, shared memory, stop word."""

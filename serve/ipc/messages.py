@@ -1,7 +1,7 @@
-"""What the main process and a lane say to each other: one msgspec struct a packet.
+"""The messages between main process and lanes: one msgspec struct per packet.
 
-The transport is a SEQPACKET socket pair, so a message arrives whole or not at all. Tensors
-never travel here: they lie in the shared pool and messages name their place.
+The transport is a SEQPACKET socket pair, so a message arrives whole or not at all. Tensors lie in
+the shared pool; messages carry their offsets.
 """
 
 import math
@@ -9,14 +9,12 @@ from typing import Annotated, Any
 
 import msgspec
 
+from serve.inputs import DTYPE_BYTES
 from serve.models.model_signature import Signature
 from serve.models.repository import ModelSpec
 
-#: Largest packet either side sends; a calibration of a deep model is the longest.
+#: Largest packet of either side; the calibration of a deep model is the longest.
 MAX_PACKET_BYTES = 1 << 17
-
-
-_ITEM_BYTES = {"float32": 4, "float16": 2, "uint8": 1, "int32": 4, "int64": 8}
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -27,15 +25,15 @@ class TensorRef(msgspec.Struct, frozen=True, array_like=True):
     """A tensor in the shared pool, row-major, 64-byte aligned."""
 
     name: str
-    #: numpy dtype name: `float32`, `int64`, or `int32` for edges.
+    #: dtype name: `float32`, `int64`, or `int32` for edges.
     dtype: str
     shape: tuple[int, ...]
     offset_bytes: int
 
     @property
     def size_bytes(self) -> int:
-        """What it takes."""
-        return math.prod(self.shape) * _ITEM_BYTES[self.dtype]
+        """Bytes of all elements."""
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
 class LoadModel(Message, frozen=True, tag=True, array_like=True):
@@ -45,58 +43,58 @@ class LoadModel(Message, frozen=True, tag=True, array_like=True):
     spec: ModelSpec
     signature: Signature
     executor: str = "eager"
-    #: Folder of what was compiled for it, for executors that need it, and what lanes map of it.
+    #: Folder compiled for the model, for executors that need one; and the bytes lanes map of it.
     package: str = ""
     package_bytes: int = 0
-    #: The key without the executor: what has the same shares its weights.
+    #: The key without the executor; models with equal content share their weights.
     content: str = ""
     #: See ``Calibration.replay_most``.
     replay_most: int = 0
 
 
 class UnloadModel(Message, frozen=True, tag=True, array_like=True):
-    """Forget the model; nothing of it is running or will be launched."""
+    """Unload the model; none of its tasks runs or will be launched."""
 
     key: str
 
 
 class ProbeModel(Message, frozen=True, tag=True, array_like=True):
-    """Load, find the signature and calibrate; for the process that calibrates only."""
+    """Load the model, find its signature and calibrate it; for the calibrating process only."""
 
     spec: ModelSpec
     budget_s: float
-    #: No probe graph may need more than this.
+    #: Upper bound of memory for a probe graph.
     max_bytes: int
-    #: The executor wanted, or `auto`.
+    #: An executor's name, or `auto`.
     executor: str = "auto"
-    #: Folder to compile into; empty: `auto` compiles nothing.
+    #: Folder to compile into; when empty, `auto` compiles nothing.
     package: str = ""
     compile_timeout_s: float = 150.0
-    #: Find the signature and leave it at that.
+    #: Find the signature only.
     tries_only: bool = False
 
 
 class TableRef(msgspec.Struct, frozen=True, array_like=True):
-    """A resident graph's features [rows, columns], row-major, in a file that lanes map."""
+    """The features of a resident graph [rows, columns], row-major, in a file that lanes map."""
 
     graph: str
-    #: No other table has it.
+    #: Unique among the memory files of the server.
     number: int
     path: str
-    #: numpy dtype name: `float32`, `float16` or `uint8`.
+    #: dtype name: `float32`, `float16` or `uint8`.
     dtype: str
     shape: tuple[int, int]
 
     @property
     def row_bytes(self) -> int:
-        """What each of its rows takes."""
-        return self.shape[1] * _ITEM_BYTES[self.dtype]
+        """Bytes of one row."""
+        return self.shape[1] * DTYPE_BYTES[self.dtype]
 
 
 class HotSetRef(msgspec.Struct, frozen=True, array_like=True):
-    """Rows of a table that a device is to keep a copy of, in a file: int64 [count], ascending."""
+    """The rows of a table for a device to keep a copy of: a file of int64 [count], ascending."""
 
-    #: No other choice of rows has it.
+    #: Unique among the memory files of the server.
     number: int
     path: str
     count: int
@@ -105,48 +103,48 @@ class HotSetRef(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GatherRef(msgspec.Struct, frozen=True, array_like=True):
-    """Features that the lane gathers from a table itself; the model gets them as `x`."""
+    """Features for the lane to gather from a table, as the model's `x`."""
 
     table: TableRef
     #: Rows of the table, int64 [N].
     ids: TensorRef
-    #: Positions of nodes with other features than the table's, int64 [P], and these [P, F].
+    #: Positions of nodes whose features are newer than the table, int64 [P], and these [P, F].
     at: TensorRef
     new: TensorRef
 
     @property
     def rows(self) -> int:
-        """Of `x`."""
+        """Rows of `x`, N."""
         return self.ids.shape[0]
 
 
 class MapTable(Message, frozen=True, tag=True, array_like=True):
-    """Map the table before the first run that needs it; for processes whose lanes are threads."""
+    """Map the table before a run needs it; for processes whose lanes are threads."""
 
     table: TableRef
-    #: None: no rows are copied.
+    #: None when the device is to keep no hot set.
     hot: HotSetRef | None = None
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
-    """One request's share of a run: its graph, and the place for FP32 [rows, columns]."""
+    """One request's part of a run: its graph, and the place of its output, FP32 [rows, columns]."""
 
     inputs: tuple[TensorRef, ...]
     output_offset_bytes: int
     output_capacity_bytes: int
-    #: None: `x` is among the inputs.
+    #: None when `x` is among the inputs.
     gather: GatherRef | None = None
 
 
 class RunTask(Message, frozen=True, tag=True, array_like=True):
-    """Run one forward pass over the disjoint union of the parts, and write each one's output."""
+    """Run one forward pass over the disjoint union of the parts, and write the output of each."""
 
     task_id: int
     key: str
     parts: tuple[Part, ...]
-    #: What the run may take besides inputs and the outputs' places.
+    #: Upper bound of memory, apart from inputs and outputs.
     limit_bytes: int
-    #: Estimated; lanes that share a device let the short go first. 0: unknown.
+    #: Estimate, 0 when unknown; of lanes that share a device, the shorter run goes first.
     run_ns: int = 0
 
 
@@ -155,15 +153,15 @@ class Stop(Message, frozen=True, tag=True, array_like=True):
 
 
 class LaneStarted(Message, frozen=True, tag=True, array_like=True):
-    """The process runs, is pinned and has torch imported."""
+    """The process is up: pinned, with torch imported."""
 
     pid: int
-    #: False: measured peaks are not available, with the reason in the log.
+    #: False when peak memory cannot be measured; the log has the reason.
     measures_memory: bool
 
 
 class ModelLoaded(Message, frozen=True, tag=True, array_like=True):
-    """The model answers on this lane."""
+    """The model is loaded on this lane."""
 
     key: str
 
@@ -176,64 +174,64 @@ class ModelFailed(Message, frozen=True, tag=True, array_like=True):
 
 
 class ModelProbed(Message, frozen=True, tag=True, array_like=True):
-    """What calibration found; `calibration` is `serve.estimate`'s struct as msgpack."""
+    """The result of a calibration; `calibration` is a ``Calibration`` as msgpack."""
 
     signature: Signature
     calibration: bytes
 
 
 class Progress(Message, frozen=True, tag=True, array_like=True):
-    """Calibration is this far: `fraction` of 1."""
+    """Progress of a calibration, `fraction` from 0 to 1."""
 
     step: str
     fraction: float
 
 
 class TableMapped(Message, frozen=True, tag=True, array_like=True):
-    """The process can gather from a table where it lies, or why it cannot."""
+    """The process has mapped a table, or says why it cannot."""
 
     number: int
     failure: str = ""
 
 
 class HotSetHeld(Message, frozen=True, tag=True, array_like=True):
-    """The device has the rows, or why it cannot have them."""
+    """The device holds the rows of the hot set, or the process says why it cannot."""
 
     graph: str
-    #: Of the ``HotSetRef``.
+    #: ``HotSetRef.number``.
     number: int
     failure: str = ""
 
 
-#: What is counted in a run, in numbers that the report's database takes.
+#: A count that fits an integer of the report's database.
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 
 class MemoryTaken(Message, frozen=True, tag=True, array_like=True):
-    """What of the lane's device is held for good beside what was planned; for GPUs.
+    """Memory of the lane's device that is held permanently and was not planned for; for GPUs.
 
-    Said when it has changed, before the answer to what changed it.
+    Sent when it has changed, before the answer to the message that changed it.
     """
 
     unplanned_bytes: int
 
 
 class TaskDone(Message, frozen=True, tag=True, array_like=True):
-    """The outputs are in their places."""
+    """The run has ended, and its outputs are in the pool."""
 
     task_id: int
-    #: Of each part.
+    #: Output rows of each part.
     rows: tuple[Count, ...]
     columns: Count
     run_ns: Count
-    #: Peak of tensor memory during the run, inputs not included; None: not measured.
+    #: Peak of tensor memory during the run, without inputs; None when it was not measured.
     peak_bytes: Count | None
-    #: The same with what kernels took besides.
+    #: The same, with memory that kernels took for themselves.
     held_bytes: Count | None
 
 
 class TaskError(Message, frozen=True, tag=True, array_like=True):
-    """The run ended without an output; the lane is fine. Out of memory: it may be run again."""
+    """The run ended without an output; the lane is sound. After out of memory it may run again."""
 
     task_id: int
     #: A FailReason value.
@@ -242,7 +240,7 @@ class TaskError(Message, frozen=True, tag=True, array_like=True):
 
 
 class LaneHolds(Message, frozen=True, tag=True, array_like=True):
-    """Clearly more than before is held between runs, beyond what the process needs to serve."""
+    """The memory held between runs, beyond what serving needs, has clearly grown."""
 
     held_bytes: int
 
@@ -268,17 +266,17 @@ _from_lane: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FromLane)
 
 
 def encode(message: Message) -> bytes:
-    """One packet."""
+    """Encode a message as one packet."""
     return _encoder.encode(message)
 
 
 def decode_to_lane(packet: bytes) -> ToLane:
-    """A packet the main process sent."""
+    """Decode a packet from the main process; raises msgspec.DecodeError."""
     message: ToLane = _to_lane.decode(packet)
     return message
 
 
 def decode_from_lane(packet: bytes) -> FromLane:
-    """A packet a lane sent."""
+    """Decode a packet from a lane; raises msgspec.DecodeError."""
     message: FromLane = _from_lane.decode(packet)
     return message

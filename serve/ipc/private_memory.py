@@ -1,27 +1,27 @@
-"""Memory that a process shares with no other, as the kernel counts it."""
+"""Private memory of a process: resident pages that it shares with no other."""
 
 import mmap
 
 
 def private_bytes() -> int:
-    """Resident memory of this process that it shares with no other."""
+    """Return the private memory of this process."""
     with open("/proc/self/statm", "rb") as file:
-        return bytes_in(file.read())
+        return parse_statm(file.read())
 
 
 def private_bytes_of(pid: int) -> int | None:
-    """The same of another process, with what it has from the one it was forked from.
+    """Return the private memory of another process; None when the process is gone.
 
-    None when it is gone.
+    Pages inherited from the process it was forked from count as private.
     """
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:
-            return bytes_in(file.read())
+            return parse_statm(file.read())
     except (OSError, ValueError):
         return None
 
 
-def bytes_in(statm: bytes) -> int:
-    """The same by the content of a process's `statm`."""
+def parse_statm(statm: bytes) -> int:
+    """Return the private bytes that the content of `/proc/PID/statm` tells."""
     _, resident, shared, *_ = statm.split()
     return (int(resident) - int(shared)) * mmap.PAGESIZE

@@ -1,7 +1,7 @@
 """The shared pool: one anonymous memory file that the main process and every lane map.
 
-The main process decides what lies where; lanes are told offsets. The file has no name, so
-nothing is left behind when the server is killed: the kernel frees it with its last mapping.
+The main process allocates blocks and tells lanes the offsets. The file has no name, so a killed
+server leaves nothing behind: the kernel frees the memory with its last mapping.
 """
 
 import contextlib
@@ -16,38 +16,38 @@ import numpy as np
 
 from serve.native import OffsetAllocator
 
-#: Tensors start at multiples of a cache line, as torch's own allocator has them.
+#: Tensors are aligned to cache lines, as by torch's allocator.
 TENSOR_ALIGNMENT_BYTES = 64
-#: Mapped in and touched at start, so that ordinary requests cause no page fault.
+#: First part of the pool, faulted in at start so that ordinary requests cause no page faults.
 PREFAULT_BYTES = 32 << 20
-#: Behind the pool, two words for each lane: the task to stop, see ``stopping``, and the task whose
-#: run it is in, so that a lane at rest between runs is not taken for a run at rest.
+#: Behind the pool lie two words for each lane: the task to stop, see ``stop_word``, and the task
+#: that runs, which tells a lane idle between runs from a run that is stuck.
 _WORDS_BYTES = 1 << 16
 LANE_WORDS_BYTES = 16
 RUNS_WORD_BYTES = 8
 
 
 def map_pool(fd: int, capacity_bytes: int) -> mmap.mmap:
-    """Map the pool's file, the words behind it too, and touch its first part."""
+    """Map the pool's file with the words behind it, and fault its first part in."""
     view = mmap.mmap(
         fd, capacity_bytes + _WORDS_BYTES, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE
     )
     populate = getattr(mmap, "MADV_POPULATE_WRITE", 23)
-    # Linux before 5.14 cannot: there the first requests pay for their page faults.
+    # Linux before 5.14 cannot: there the first requests cause the page faults.
     with contextlib.suppress(OSError):
         view.madvise(populate, 0, min(PREFAULT_BYTES, capacity_bytes))
     return view
 
 
 class Block(msgspec.Struct, frozen=True):
-    """A part of the pool held by one request."""
+    """A part of the pool that one request holds."""
 
     offset_bytes: int
     size_bytes: int
 
 
 class SharedPool:
-    """Hands out blocks of the shared memory file. Thread-safe."""
+    """Allocates blocks of the shared memory file. Thread-safe."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
@@ -60,44 +60,44 @@ class SharedPool:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes handed out and not freed."""
+        """Bytes allocated and not freed."""
         return self._allocator.used_bytes
 
     def allocate(self, size_bytes: int) -> Block | None:
-        """A block of at least `size_bytes`, or None when none is free."""
+        """Return a block of at least `size_bytes`, None when no free part is large enough."""
         with self._lock:
             offset = self._allocator.alloc(max(size_bytes, 1))
         return None if offset < 0 else Block(offset, size_bytes)
 
     def free(self, block: Block) -> None:
-        """Give a block back."""
+        """Free a block."""
         with self._lock:
             self._allocator.free(block.offset_bytes)
 
     def words_offset_bytes(self, number: int) -> int:
-        """Where the words of the lane of that number lie, for those who map the file."""
+        """Return the offset of a lane's words in the file; raises ValueError for too many lanes."""
         most = _WORDS_BYTES // LANE_WORDS_BYTES
         if not 0 <= number < most:
-            raise ValueError(f"words of lane {number}: there are {most}")
+            raise ValueError(f"lane {number}: the pool has words for {most} lanes")
         return self.capacity_bytes + LANE_WORDS_BYTES * number
 
     def write_stop(self, number: int, task_id: int) -> None:
-        """Set the lane's word to stop at, for all who map the file at once; 0 at first."""
+        """Write the task to stop, 0 for none, to the lane's stop word."""
         self.array(self.words_offset_bytes(number), "uint64", (1,))[0] = task_id
 
     def runs(self, number: int) -> int:
-        """The task that the lane says to be in the run of; 0: none."""
+        """Return the task that the lane says it runs, 0 for none."""
         offset_bytes = self.words_offset_bytes(number) + RUNS_WORD_BYTES
         return int(self.array(offset_bytes, "uint64", (1,))[0])
 
     def view(self, offset_bytes: int, size_bytes: int) -> memoryview:
-        """The bytes at `offset_bytes`."""
+        """Return a view of the bytes at `offset_bytes`."""
         return self._view[offset_bytes : offset_bytes + size_bytes]
 
     def array(
         self, offset_bytes: int, dtype: str, shape: tuple[int, ...]
     ) -> np.ndarray[Any, np.dtype[Any]]:
-        """The memory at `offset_bytes` as an array; shares memory with the pool."""
+        """Return an array over the memory at `offset_bytes`; nothing is copied."""
         count = math.prod(shape)
         if count == 0:
             return np.empty(shape, dtype)
@@ -105,7 +105,7 @@ class SharedPool:
 
     def close(self) -> None:
         """Drop the mapping and the file. Arrays still held keep the memory alive."""
-        # An array of a request still being answered keeps the mapping until it goes.
+        # Arrays of a request that is being answered keep the mapping.
         with contextlib.suppress(BufferError):
             self._view.release()
             self._map.close()

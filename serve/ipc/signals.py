@@ -1,8 +1,8 @@
-"""The signals that have a server stop, and those it ignores; its lanes leave them all to it."""
+"""The signals that stop a server, and those it ignores; lanes ignore all of them."""
 
 import signal
 
-#: What was accepted is answered, then the server ends. SIGHUP is what a closed terminal sends.
+#: The server answers accepted requests, then ends. A terminal that closes sends SIGHUP.
 DRAINING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-#: Otherwise they would end the process at once.
+#: Their default action would end the process at once.
 IGNORED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)

@@ -9,7 +9,7 @@ import ctypes
 import os
 import weakref
 
-from serve.ipc.private_memory import bytes_in, private_bytes
+from serve.ipc.private_memory import parse_statm, private_bytes
 
 _libc = ctypes.CDLL(None)
 _mallopt = getattr(_libc, "mallopt", None)
@@ -56,7 +56,7 @@ class Heap:
 
     def held_bytes(self) -> int:
         """Private memory beyond what was in use when it was settled."""
-        return bytes_in(os.pread(self._statm_fd, 128, 0)) - self._base_bytes
+        return parse_statm(os.pread(self._statm_fd, 128, 0)) - self._base_bytes
 
     def use_pages_for(self, need_bytes: int) -> None:
         """Large blocks of a run that needs more than may be kept get pages of their own.
