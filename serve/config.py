@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from serve.core.types import Nanos
 from serve.errors import ConfigError
-from serve.tables import Section, decode_sound, read_toml
+from serve.toml_tables import Section, decode_sound, read_toml
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Count = Annotated[int, Meta(ge=1)]

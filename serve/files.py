@@ -1,4 +1,4 @@
-"""Files that others wrote, opened so that nothing strange among them hangs or fills the reader."""
+"""Safe reading of files that others wrote: pipes, devices and huge files cannot hang the reader."""
 
 import errno
 import os
@@ -16,11 +16,11 @@ _KINDS = {
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """Open a regular file, or a link to one, for reading; never waits for a writer.
+    """Open a regular file, or a link to one, for reading; never wait for a writer.
 
-    Raises OSError, also for anything else that lies there: it says what that is.
+    Raises OSError, which names the kind of file when it is not a regular one.
     """
-    # Looked at before it is opened, as opening a device may do something; and again after that.
+    # Check before opening, as opening a device may have effects, and again after: it may change.
     _refuse_other(path.stat().st_mode)
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
@@ -44,7 +44,7 @@ def read_text(path: Path, most_bytes: int) -> str:
 
 
 def printable(text: str) -> str:
-    """Return `text` with what is no character, as names of files may hold, written as escapes."""
+    """Return `text` with surrogates, as file names may hold, written as escapes."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 

@@ -1,4 +1,4 @@
-"""Where the settings and models that come with gnnserve are: in the wheel, or in the checkout."""
+"""The folder of bundled configurations and models: in the wheel, or in the checkout."""
 
 from pathlib import Path
 
@@ -6,6 +6,6 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def configs_path() -> Path:
-    """The folder `configs`, with the demo's models in `configs/models`."""
+    """Return the folder `configs`, with the demo's models in `configs/models`."""
     installed = _PACKAGE / "configs"
     return installed if installed.is_dir() else _PACKAGE.parent / "configs"

@@ -1,8 +1,8 @@
-"""A folder for temporary files of one process and all it starts.
+"""A temporary folder for one server process and the processes it starts.
 
-Libraries leave files in the folder for temporary files and never remove them: PyG some 40 for each
-start of a server. So every process gets a folder of its own there, which goes when it ends, or, if
-it was killed, when the next one starts.
+Libraries leave files in the system's temporary folder and never remove them: PyG some 40 for each
+start of a server. So a server gets a folder of its own there, which is removed when it ends or, if
+it was killed, when the next server starts.
 """
 
 import fcntl
@@ -14,17 +14,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _PREFIX = "gnnserve-"
-#: Locked as long as the folder is in use; marks it as ours.
+#: File that marks a folder as ours, locked as long as the folder is in use.
 _LOCK = ".in-use"
-#: Paths of sockets have at most 107 bytes, and multiprocessing puts some 35 below this folder.
+#: A socket's path has at most 107 bytes, and multiprocessing adds some 35 to this folder's.
 _LONGEST_PATH = 70
 
 
 @contextmanager
 def temporary_folder() -> Iterator[None]:
-    """Have temporary files go to a new folder meanwhile, of this process and those it starts.
+    """Direct temporary files of this process and its children to a new folder meanwhile.
 
-    Where none can be made they go where they always did.
+    Changes nothing when no folder can be made.
     """
     made = _make()
     if made is None:
@@ -46,7 +46,7 @@ def temporary_folder() -> Iterator[None]:
 
 
 def _make() -> tuple[Path, int] | None:
-    """A new folder and its lock; None where neither the usual place nor `/tmp` can have one."""
+    """Make a folder and lock it; return None when neither the usual place nor `/tmp` allows it."""
     with suppress(OSError):
         for parent in (Path(tempfile.gettempdir()), Path("/tmp")):
             if len(os.fsencode(parent / f"{_PREFIX}12345678")) <= _LONGEST_PATH:
@@ -62,12 +62,12 @@ def _locked(parent: Path) -> tuple[Path, int]:
         fcntl.flock(lock_fd, fcntl.LOCK_EX)
         if (folder / _LOCK).exists():
             return folder, lock_fd
-        # Another took it for left behind, before it was locked.
+        # Another process took it for abandoned before it was locked.
         os.close(lock_fd)
 
 
 def _remove_left_behind(parent: Path) -> None:
-    """Remove this user's folders that are ours and that no process uses."""
+    """Remove this user's scratch folders that no process uses."""
     for folder in parent.glob(f"{_PREFIX}*"):
         with suppress(OSError):
             lock_fd = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)

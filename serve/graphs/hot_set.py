@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from serve.graphs.csr import Ids
 from serve.graphs.features import MemoryFile, memory_file
-from serve.graphs.rows import Ids
 from serve.graphs.snapshot import Snapshot
 
 #: Granularity of static memory in the arena, and alignment of a block in it.

@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from serve import native
 from serve.errors import ConfigError
 from serve.graphs.archive import read_archive
+from serve.graphs.csr import Rows
 from serve.graphs.datasets import TABLE_4, find_file, load_dataset
 from serve.graphs.features import FeatureKeeper
 from serve.graphs.generate import both_directions
 from serve.graphs.resident import ResidentGraph
-from serve.graphs.rows import Rows
 
 Array = NDArray[Any]
 #: safetensors' names of the types taken here.

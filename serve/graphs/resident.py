@@ -11,8 +11,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from serve.errors import Mismatch
+from serve.graphs.csr import Rows
 from serve.graphs.features import FeatureKeeper
-from serve.graphs.rows import Rows
 from serve.graphs.snapshot import Snapshot, no_patch
 from serve.graphs.updates import Change, changed, compacted, needs_compacting
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serve import native
-from serve.graphs.rows import NO_ROWS, Ids, Rows
+from serve.graphs.csr import NO_ROWS, Ids, Rows
 
 Floats = NDArray[np.float32]
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from serve import native
 from serve.errors import InvalidInput
-from serve.graphs.rows import Ids, Rows, grouped, joined
+from serve.graphs.csr import Ids, Rows, grouped, joined
 from serve.graphs.snapshot import Floats, Patch, Snapshot, no_patch
 
 _NO_EDGES = np.empty((2, 0), np.int64)

@@ -1,1 +1,1 @@
-"""The model repository on disk, calibrations kept in a cache, and the demo's small models."""
+"""The model repository on disk, the cache of calibrations, and the demo's small models."""

@@ -1,7 +1,7 @@
-"""Things kept on disk from one start to the next, within a size.
+"""Pruning of an on-disk cache to a size, least recently used first.
 
-What was used least recently goes first. What a running server may open again is held by it, and
-stays; the kernel lets go of what a server held when it ends, however it does.
+A running server locks the entries that it may open again, and these stay. The locks are flock
+locks, so the kernel releases them however the server ends.
 """
 
 import fcntl
@@ -15,14 +15,14 @@ from pathlib import Path
 
 _log = logging.getLogger(__name__)
 
-#: Younger things stay: another process may still write them.
+#: Younger entries stay: another process may still be writing them.
 _YOUNG_S = 3600.0
-#: Held for as long as this process runs.
+#: Descriptors with a shared lock, open as long as this process runs.
 _held: dict[Path, int] = {}
 
 
 def hold(path: Path) -> bool:
-    """Keep the file or folder from being pruned while this process runs; False if it is gone."""
+    """Protect a file or folder from pruning while this process runs; return False if it is gone."""
     if path not in _held:
         try:
             descriptor = os.open(path, os.O_RDONLY)
@@ -34,16 +34,16 @@ def hold(path: Path) -> bool:
 
 
 def touch(path: Path) -> None:
-    """It was used now; does nothing where that cannot be noted."""
+    """Mark the entry as used now; does nothing when its time cannot be set."""
     with suppress(OSError):
         os.utime(path)
 
 
 def prune(kept: Iterable[Path], limit_bytes: int) -> int:
-    """Delete of these files and folders until the rest takes `limit_bytes` at most.
+    """Delete files and folders, least recently used first, until the rest fits `limit_bytes`.
 
-    Those used least recently go first, each as a whole. What is held, young, or cannot be deleted
-    stays, so that the rest may take more. Returns the bytes freed.
+    Each is deleted as a whole. Entries that are held, young or cannot be deleted stay, so the rest
+    may exceed the limit. Returns the bytes freed.
     """
     found = [(path, *_use(path)) for path in kept]
     excess_bytes = sum(size_bytes for _, size_bytes, _ in found) - limit_bytes
@@ -54,23 +54,23 @@ def prune(kept: Iterable[Path], limit_bytes: int) -> int:
         if _delete(path):
             freed_bytes += size_bytes
     if freed_bytes:
-        _log.info("deleted %d bytes of calibrations not used for long", freed_bytes)
+        _log.info("deleted %d bytes of calibrations, least recently used first", freed_bytes)
     return freed_bytes
 
 
 def _use(path: Path) -> tuple[int, float]:
-    """(bytes, when it was used last in seconds since the epoch) of a file or folder."""
+    """Return a file's or folder's (bytes on disk, last use in seconds since the epoch)."""
     size_bytes, used_s = 0, 0.0
     for one in (path, *path.rglob("*")):
         with suppress(OSError):  # gone meanwhile
-            facts = one.lstat()
-            size_bytes += facts.st_blocks * 512
-            used_s = max(used_s, facts.st_mtime)
+            stat = one.lstat()
+            size_bytes += stat.st_blocks * 512
+            used_s = max(used_s, stat.st_mtime)
     return size_bytes, used_s
 
 
 def _delete(path: Path) -> bool:
-    """Whether it is gone; not while somebody holds it."""
+    """Delete the entry unless a process holds it; return True when it was deleted."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:

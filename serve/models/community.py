@@ -1,8 +1,8 @@
-"""A small labelled graph, made from a seed: five communities that features alone do not reveal.
+"""A small labelled graph from a seed: five communities that features alone do not reveal.
 
 A planted-partition graph (Condon and Karp, 2001): most edges stay inside a community, the rest
-go anywhere else. Features are the community's centre under heavy noise, so one node says little
-and its neighbourhood says much. For training and for tests; needs numpy only.
+lead to the others. Features are the community's centre under heavy noise, so a node alone says
+little and its neighbourhood says much. For training and for tests; needs numpy only.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class LabelledGraph:
     edge_index: Ints
     #: int64 [N]
     y: Ints
-    #: bool [N], disjoint, together all nodes.
+    #: bool [N], disjoint; together they cover all nodes.
     train_mask: Bools
     test_mask: Bools
 
@@ -43,7 +43,7 @@ class LabelledGraph:
 
 
 def community_graph(seed: int = 0) -> LabelledGraph:
-    """The graph of that seed, 2,000 nodes of 32 features in 5 classes; same seed, same arrays.
+    """Return the graph of that seed: 2,000 nodes, 32 features, 5 classes. Deterministic.
 
     The models shipped in `configs/models` were trained on the training nodes of seed 0.
     """
@@ -60,7 +60,7 @@ def community_graph(seed: int = 0) -> LabelledGraph:
 
 
 def labelled(x: Floats, edge_index: Ints, y: Ints, seed: int = 0) -> LabelledGraph:
-    """Given arrays with a seeded split into equal halves for training and test."""
+    """Return the arrays with a seeded split into equal halves for training and test."""
     return LabelledGraph(x, edge_index, y, **_split(np.random.default_rng(seed), len(y)))
 
 
@@ -70,7 +70,7 @@ def _split(rng: np.random.Generator, num_nodes: int) -> dict[str, Bools]:
 
 
 def _planted_edges(rng: np.random.Generator, y: Ints) -> Ints:
-    """Undirected edges as [2, E]: `_INSIDE` of them within a community, the rest across."""
+    """Return undirected edges as [2, E]: `_INSIDE` of them within a community, the rest across."""
     drawn = int(NUM_NODES * _DEGREE / 2)
     one = rng.integers(NUM_NODES, size=drawn)
     order = np.argsort(y, kind="stable")

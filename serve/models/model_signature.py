@@ -1,4 +1,4 @@
-"""What probing found out about a model; plain data, so that no torch is needed to hold it."""
+"""A model's signature: shapes and behaviour as probed. Plain data, so that it needs no torch."""
 
 import os
 from typing import Literal
@@ -10,7 +10,7 @@ PACKAGED = frozenset({"compiled", "csr_compiled"})
 
 
 def compiler() -> str:
-    """Name of the C++ compiler that packages are made with."""
+    """Return the name of the C++ compiler that builds packages."""
     return os.environ.get("CXX", "g++")
 
 
@@ -19,24 +19,25 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
 
     #: Columns of `x`.
     num_features: int
-    #: Columns of `edge_attr`; None: the model does not take it.
+    #: Columns of `edge_attr`; None when the model does not take it.
     edge_dim: int | None
     #: Columns of the output, C.
     num_outputs: int
     #: One output row per node, or per graph of the batch.
     rows: Literal["node", "graph"]
-    #: A graph of 0 nodes gives an output of 0 rows; otherwise it raises.
+    #: True when a graph of 0 nodes gives an output of 0 rows; otherwise the model raises.
     accepts_empty: bool
-    #: A graph of nodes without edges runs.
+    #: True when a graph of nodes without edges runs.
     accepts_edgeless: bool
-    #: The same graph gives the same output again but for rounding, another graph run in between.
+    #: True when a graph gives the same output again, up to rounding, after another graph ran.
     deterministic: bool
-    #: Rows depend on features at most so many hops away; None: any number, or not found out.
+    #: Receptive field: output rows depend on features at most this many hops away. None when it is
+    #: unbounded or unknown.
     hops: int | None = None
-    #: With all in-edges of every node less than so many hops away, a node's row is what it is in
-    #: the whole graph; None as above.
+    #: Hops within which a sample must have all in-edges for a node's output row to equal that in
+    #: the whole graph. None as above.
     exact_hops: int | None = None
-    #: A disjoint union of graphs gives each the output it has alone, so requests may be merged.
+    #: True when a disjoint union gives each graph the output it has alone: requests may be merged.
     mergeable: bool = False
-    #: As it is served, edges may be int32 and are not widened on the way.
+    #: True when the serving executor takes int32 edges as they are.
     narrow_edges: bool = False

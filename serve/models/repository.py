@@ -1,11 +1,11 @@
-"""The model repository on disk: what is in it, and exactly what is wrong with what is broken.
+"""The model repository on disk: its models, and what exactly is wrong with broken ones.
 
-    <root>/<name>/config.toml                            see ``settings``
+    <root>/<name>/config.toml                            see ``model_config``
     <root>/<name>/<version>/weights.safetensors          version: 1, 2, 3, …
     <root>/<name>/model.py                               optional, for factory = "./model.py:…"
 
-Needs no torch and runs no model code: the main process reads the repository, lanes load from
-the ``ModelSpec`` they are sent (see ``loader``).
+Reading it needs no torch and runs no model code: the main process does it. Lanes load models from
+the ``ModelSpec`` that they are sent, see ``serve.lane.models.loader``.
 """
 
 import hashlib
@@ -20,14 +20,14 @@ import msgspec
 
 from serve.errors import ConfigError, UnknownName
 from serve.files import open_regular, printable
-from serve.models.settings import CONFIG_FILE, ModelConfig, read_settings
+from serve.models.model_config import CONFIG_FILE, ModelConfig, read_settings
 from serve.models.weights_file import check_weights
 
 WEIGHTS_FILE = "weights.safetensors"
 
-#: What a lane is told of a model must fit a packet with room to spare.
+#: Upper bound of an encoded spec, which must fit a packet to a lane with room to spare.
 _MAX_SPEC_BYTES = 1 << 16
-#: Of what is told of a broken model, and of a name that a client made up.
+#: Longest text of a fault, and of a name that a client made up, in messages.
 _MAX_REASON, _MAX_NAME = 1000, 100
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
@@ -35,49 +35,49 @@ _VERSION = re.compile(r"[1-9][0-9]{0,17}")
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One version of one model, checked as far as that goes without running it."""
+    """One version of one model, checked as far as possible without running it."""
 
     name: str
     version: int
-    #: The model's folder (of all versions), absolute.
+    #: Absolute path of the model's folder, which holds all versions.
     folder: str
     factory: str
     args: dict[str, Any]
-    #: Tensors handed to forward, by position.
+    #: Names of the tensors passed to forward, by position.
     inputs: tuple[str, ...]
-    #: None: the server's default.
+    #: None for the server's default.
     qos_factor: float | None
-    #: The safetensors file, absolute, and its size.
+    #: Absolute path of the safetensors file, and its size.
     weights: str
     weights_bytes: int
     num_features: int | None = None
     description: str = ""
-    #: As in config.toml; None: by how far the model looks.
+    #: As in config.toml; None to derive them from the model's receptive field.
     fanouts: tuple[int, ...] | Literal["all"] | None = None
-    #: Where the server's own copies of the weights and of the factory's file are; empty: they are
-    #: read where they lie in the repository. See ``copies``.
-    own_weights: str = ""
-    own_source: str = ""
+    #: Paths of the server's copies of the weights and of the factory's file, see
+    #: ``sealed_copies``; empty when the files of the repository are read.
+    copied_weights: str = ""
+    copied_source: str = ""
 
     @property
     def config_file(self) -> Path:
-        """Where all this is from."""
+        """Path of the config.toml."""
         return Path(self.folder) / CONFIG_FILE
 
     @property
     def weights_file(self) -> Path:
-        """Where the weights are to be read."""
-        return Path(self.own_weights or self.weights)
+        """Path from which the weights are read: the copy if there is one."""
+        return Path(self.copied_weights or self.weights)
 
     @property
     def source_file(self) -> Path | None:
-        """The factory's file in the model's folder; None: an installed package has it."""
+        """The factory's file in the model's folder; None when it is in an installed package."""
         file, _, _ = self.factory.partition(":")
         return Path(self.folder) / file if file.startswith("./") else None
 
     @property
     def key(self) -> str:
-        """`name:version`, as tasks and lanes name the model."""
+        """`name:version`, by which messages name the model."""
         return f"{self.name}:{self.version}"
 
 
@@ -85,13 +85,13 @@ class BrokenModel(msgspec.Struct, frozen=True, kw_only=True):
     """Something in the repository that cannot be served, and why."""
 
     name: str
-    #: None: the fault is with the whole model.
+    #: None when the fault is the whole model's.
     version: int | None
     reason: str
 
 
 def scan(root: Path) -> tuple[ModelSpec | BrokenModel, ...]:
-    """Every model and version under `root`, by name, then version; nothing is skipped silently.
+    """Return every model and version under `root`, by name, then version, broken ones too.
 
     Raises ConfigError when `root` is not a folder.
     """
@@ -99,7 +99,7 @@ def scan(root: Path) -> tuple[ModelSpec | BrokenModel, ...]:
 
 
 def scan_model(root: Path, name: str) -> tuple[ModelSpec | BrokenModel, ...]:
-    """The same for one model; raises UnknownName for an unknown name."""
+    """Return every version of one model; raises UnknownName for an unknown name."""
     names = _names(root)
     if name not in names:
         raise UnknownName(
@@ -109,7 +109,7 @@ def scan_model(root: Path, name: str) -> tuple[ModelSpec | BrokenModel, ...]:
 
 
 def find(root: Path, name: str, version: str = "") -> ModelSpec:
-    """One version of a model, the newest when `version` is empty.
+    """Return one version of a model, the newest when `version` is empty.
 
     Raises UnknownName for an unknown name or version, ConfigError for a broken one.
     """
@@ -126,7 +126,7 @@ def find(root: Path, name: str, version: str = "") -> ModelSpec:
 
 
 def unknown_names(root: Path, names: tuple[str, ...]) -> list[str]:
-    """What to say of those of `names` that are no models of the repository, one line each."""
+    """Return an error message for each of `names` that is no model of the repository."""
     known = _names(root)
     return [
         f"models.load: '{_clipped(name)}' is not in {root}; it holds: {_listed(known)}"
@@ -136,18 +136,20 @@ def unknown_names(root: Path, names: tuple[str, ...]) -> list[str]:
 
 
 def is_version(text: str) -> bool:
-    """Whether a version may be named so: a positive integer in plain digits."""
+    """Return True for the name of a version: a positive integer in plain digits."""
     return _VERSION.fullmatch(text) is not None
 
 
 def content_hash(spec: ModelSpec) -> str:
-    """SHA-256 over the config, the weights and the source file of the factory.
+    """Return the SHA-256 over the config, the weights and the source file of the factory.
 
-    Equal hashes mean the same computation as long as the packages imported by that file are the
-    same; a cache adds their versions to its key. Raises ConfigError when one cannot be read.
+    Equal hashes mean equal computations as long as the packages imported by that file are the
+    same; a cache adds their versions to its key. Raises ConfigError when a file cannot be read.
     """
     digest = hashlib.sha256()
-    source = Path(spec.own_source) if spec.own_source else spec.source_file or _installed(spec)
+    source = (
+        Path(spec.copied_source) if spec.copied_source else spec.source_file or _installed(spec)
+    )
     for path in (spec.config_file, spec.weights_file, source):
         digest.update(b"\0file\0")
         if path is not None:
@@ -171,7 +173,7 @@ def _names(root: Path) -> list[str]:
 
 
 def _scan_model(folder: Path) -> list[ModelSpec | BrokenModel]:
-    """All versions of one model, ascending; one BrokenModel when there is nothing else to say."""
+    """Return all versions of one model, ascending, or one BrokenModel for the whole model."""
     name = folder.name
     if not _NAME.fullmatch(name):
         reason = f"{folder}: a model's name is made of letters, digits and '_', '-', '.'"
@@ -181,12 +183,12 @@ def _scan_model(folder: Path) -> list[ModelSpec | BrokenModel]:
     except OSError as error:
         return [_broken(name, None, f"{folder}: cannot be read: {error.strerror}")]
     except Exception as error:
-        # Whatever a file made of a library: it is this model's matter alone.
+        # A library failed on a strange file, which must not hide the other models.
         return [_broken(name, None, f"{folder}: {type(error).__name__}: {error}")]
 
 
 def _scan_versions(folder: Path) -> list[ModelSpec | BrokenModel]:
-    """What ``_scan_model`` says of a folder with a usable name; raises OSError."""
+    """Return all versions in a folder with a valid name; raises OSError."""
     name = folder.name
     try:
         config = read_settings(folder)
@@ -195,7 +197,7 @@ def _scan_versions(folder: Path) -> list[ModelSpec | BrokenModel]:
         return [_broken(name, version, str(error)) for version in broken]
     found: list[ModelSpec | BrokenModel] = []
     for entry in sorted(folder.iterdir()):
-        # Other folders are the user's own (__pycache__, data); one with weights in it is a typo.
+        # Other folders are the user's (__pycache__, data), but one that holds weights is a typo.
         if os.path.lexists(entry / WEIGHTS_FILE) and not is_version(entry.name):
             reason = f"{entry}: a version folder is named by a positive integer: 1, 2, 3, …"
             found.append(_broken(name, None, reason))
@@ -208,20 +210,20 @@ def _scan_versions(folder: Path) -> list[ModelSpec | BrokenModel]:
 
 
 def _broken(name: str, version: int | None, reason: str) -> BrokenModel:
-    """An entry that can be told: names of files need be neither text nor short."""
+    """Return an entry with printable, bounded text: file names may be neither text nor short."""
     return BrokenModel(
         name=printable(name), version=version, reason=_clipped(printable(reason), _MAX_REASON)
     )
 
 
 def _versions(folder: Path) -> list[int]:
-    """Version folders, ascending."""
+    """Return the version folders, ascending."""
     names = (entry.name for entry in folder.iterdir() if os.path.isdir(entry))
     return sorted(int(name) for name in names if is_version(name))
 
 
 def _read_version(folder: Path, version: int, config: ModelConfig) -> ModelSpec | BrokenModel:
-    """One version with its weights file checked."""
+    """Return one version, its weights file checked."""
     weights = folder / str(version) / WEIGHTS_FILE
     model = config.model
     try:
@@ -249,20 +251,20 @@ def _read_version(folder: Path, version: int, config: ModelConfig) -> ModelSpec 
 
 
 def _check_size(spec: ModelSpec, config: Path) -> None:
-    """Raise ConfigError when lanes cannot be told of the model."""
+    """Raise ConfigError when the spec does not fit a message to a lane."""
     try:
         size_bytes = len(msgspec.msgpack.encode(spec))
     except (OverflowError, RecursionError, TypeError) as error:
         raise ConfigError(f"{config}: model.args: {error}") from error
     if size_bytes > _MAX_SPEC_BYTES:
         raise ConfigError(
-            f"{config}: {size_bytes} bytes of settings, of which model.args is the longest as a"
-            f" rule; at most {_MAX_SPEC_BYTES} may be"
+            f"{config}: {size_bytes} bytes of settings (usually model.args is the longest); the"
+            f" limit is {_MAX_SPEC_BYTES} bytes"
         )
 
 
 def _installed(spec: ModelSpec) -> Path | None:
-    """The file of an installed factory, found without running it; None when there is none."""
+    """Return the file of an installed factory without running it; None when it has no file."""
     try:
         return _find_installed(spec.factory.partition(":")[0])
     except (ImportError, ValueError) as error:

@@ -38,7 +38,7 @@ def train_model(
     epochs: int,
     on_epoch: Callable[[], object] = lambda: None,
 ) -> float:
-    """Fit `module` to the training nodes, leave it in eval mode, return its test accuracy."""
+    """Train `module` on the training nodes, leave it in eval mode and return its test accuracy."""
     x, edge_index, y = (torch.from_numpy(a) for a in (graph.x, graph.edge_index, graph.y))
     train, test = torch.from_numpy(graph.train_mask), torch.from_numpy(graph.test_mask)
     optimizer = torch.optim.Adam(module.parameters(), lr=0.005, weight_decay=5e-4)
@@ -56,7 +56,7 @@ def train_model(
 
 
 def read_graph(path: Path, seed: int = 0) -> LabelledGraph:
-    """A labelled graph from an npz file, split by `seed`; raises ConfigError naming the key.
+    """Read a labelled graph from an npz file, split by `seed`; raises ConfigError naming the key.
 
     Keys: edge_index [2, E]; y [N]; x [N, F], or x_data, x_indices, x_indptr, x_shape (CSR).
     """
@@ -91,7 +91,7 @@ def train_all(
     seed: int,
     models: Sequence[str] = tuple(FACTORIES),
 ) -> dict[str, float]:
-    """Train and write these models of the zoo as `<name><suffix>`; test accuracy by model."""
+    """Train models of the zoo, write them as `<name><suffix>`, return test accuracies by name."""
     args = {
         "in_channels": graph.x.shape[1],
         "hidden_channels": 64,
@@ -119,7 +119,7 @@ def train_all(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; 0, or 2 after a message when the data cannot be used."""
+    """Run the command line; return 0, or 2 after a message when the data cannot be used."""
     parser = argparse.ArgumentParser(prog="python -m serve.models.train", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder of the model repository")
     parser.add_argument("--data", type=Path, help="npz file; default: the community graph")
@@ -127,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--epochs", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(argv)
-    # One thread adds in one order, so that a seed means one set of weights.
+    # One thread adds in a fixed order, so that a seed gives one set of weights.
     torch.set_num_threads(1)
     try:
         if options.data is None:

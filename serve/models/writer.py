@@ -1,4 +1,4 @@
-"""Writing a model into a repository, so that a reader never sees half a file.
+"""Writes a model into a repository atomically: a reader never sees half a file.
 
 See ``repository`` for the format.
 """
@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save
 
+from serve.models.model_config import CONFIG_FILE
 from serve.models.repository import WEIGHTS_FILE
-from serve.models.settings import CONFIG_FILE
 
 
 def write_model(
@@ -27,10 +27,10 @@ def write_model(
     version: int = 1,
     description: str = "",
 ) -> Path:
-    """Save `module` as version `version` of model `name` under `root`; returns its folder.
+    """Save `module` as version `version` of model `name` under `root`; return its folder.
 
     `factory` and `args` must rebuild the module. An existing version is replaced; processes that
-    have it mapped keep the old weights.
+    mapped it keep the old weights.
     """
     folder = root / name
     config = "\n".join(
@@ -47,13 +47,13 @@ def write_model(
     )
     (folder / str(version)).mkdir(parents=True, exist_ok=True)
     _replace(folder / str(version) / WEIGHTS_FILE, save(module.state_dict()))
-    # The config comes last: without it a new model does not count yet.
+    # The config comes last: a folder without it is not a model yet.
     _replace(folder / CONFIG_FILE, config.encode())
     return folder
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """Give `path` the content `data` in one step, by renaming a complete file onto it."""
+    """Replace the content of `path` in one step, by renaming a complete file onto it."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:

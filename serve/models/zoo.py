@@ -2,7 +2,7 @@
 
 Each factory stacks `num_layers` convolutions with ReLU between them and returns logits, float32
 [N, out_channels]; no softmax, so that clients can rank, calibrate or threshold as they like.
-3 × 64 (the default) are the small models, 8 × 256 the paper's.
+The default, 3 layers of 64, makes the small models; 8 layers of 256 are the paper's.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ class ConvStack(torch.nn.Module):
         self.dropout = torch.nn.Dropout(dropout)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        """Logits float32 [N, C] for x float32 [N, F] and edge_index int64 [2, E]."""
+        """Return logits, float32 [N, C], for x float32 [N, F] and edge_index int64 [2, E]."""
         for conv in self.convs[:-1]:
             x = self.dropout(conv(x, edge_index).relu())
         out: Tensor = self.convs[-1](x, edge_index)

@@ -6,7 +6,7 @@ import pytest
 
 from serve.config import Config, load_config, parse_bytes, read_config
 from serve.errors import ConfigError
-from serve.tables import decode_table
+from serve.toml_tables import decode_table
 
 
 def load(folder: Path, text: str):

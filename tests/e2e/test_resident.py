@@ -16,7 +16,7 @@ from bench.kit.processes import PATIENCE_S
 from bench.kit.servers import ServerProcess
 from serve import native
 from serve.client import AsyncClient, Client, InvalidRequest, Mismatched, NotFound
-from serve.graphs.rows import Rows
+from serve.graphs.csr import Rows
 from serve.lane.models.loader import load_model
 from serve.models.community import community_graph
 from serve.models.repository import find

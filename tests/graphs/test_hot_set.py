@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from serve.graphs.csr import grouped
 from serve.graphs.features import FeatureKeeper
 from serve.graphs.hot_set import HotSet, most_rows, share_memory, slots_bytes
 from serve.graphs.resident import ResidentGraph
-from serve.graphs.rows import grouped
 from serve.graphs.updates import Change
 
 NODES, FEATURES = 4_000, 8

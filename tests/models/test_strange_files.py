@@ -85,7 +85,7 @@ CONFIGS = SPECIAL | {
     "more than a mebibyte": (text(CONFIG + "#" * (1 << 20)), "it has more than 1048576 bytes"),
     "arguments that fit no packet": (
         text(f'{CONFIG}[model.args]\na = "{"x" * 100_000}"'),
-        "bytes of settings, of which model.args",
+        "bytes of settings (usually model.args",
     ),
     "not UTF-8": (data(CONFIG.encode() + b'description = "\xff"'), "not valid TOML"),
     "a NUL": (text(f'{CONFIG}description = "\0"'), "not valid TOML"),
@@ -130,7 +130,10 @@ WEIGHTS = SPECIAL | {
 }
 SOURCES = SPECIAL | {
     "a link to nothing": (SPECIAL["a link to nothing"][0], "does not exist"),
-    "17 MiB": (lambda path: os.truncate(path, 17 << 20), "has 17825792 bytes, at most 16777216"),
+    "17 MiB": (
+        lambda path: os.truncate(path, 17 << 20),
+        "has 17825792 bytes; the limit is 16777216",
+    ),
 }
 CASES = [
     pytest.param(file, change, told, id=f"{file}-{name}")

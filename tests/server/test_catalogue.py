@@ -17,10 +17,10 @@ from serve.core.types import LaneId
 from serve.errors import ConfigError, ModelError, NotReady, UnknownName
 from serve.ipc.messages import LoadModel
 from serve.lane.models.loader import load_model
-from serve.models import copies
+from serve.models import sealed_copies
 from serve.models.cache import CalibrationCache
-from serve.models.copies import OwnFiles
 from serve.models.repository import ModelSpec, find
+from serve.models.sealed_copies import SealedCopies
 from serve.server.catalogue import Registry
 from tests.estimate.conftest import SIGNATURE
 from tests.estimate.conftest import calibration as _calibration
@@ -45,7 +45,7 @@ class Lanes:
     def send(self, lane_id, message):
         if isinstance(message, LoadModel):
             spec = message.spec
-            source = Path(spec.own_source or spec.source_file)
+            source = Path(spec.copied_source or spec.source_file)
             self.read[lane_id, spec.key] = spec.weights_file.read_bytes(), source.read_bytes()
             failure = self.refused.get(spec.version, "")
             self.registry.lane_answered(lane_id, message.key, failure)
@@ -367,7 +367,7 @@ def spec(folder) -> ModelSpec:
 
 
 def test_a_model_loads_from_copies_as_from_its_files(folder, spec):
-    own = OwnFiles(spec)
+    own = SealedCopies(spec)
     expected = {name: value.clone() for name, value in load_model(spec).module.named_parameters()}
     overwrite(weights_of(folder, 1), b"")
     overwrite(folder / "model.py", b"raise RuntimeError\n")
@@ -378,9 +378,9 @@ def test_a_model_loads_from_copies_as_from_its_files(folder, spec):
 
 
 def test_copies_cannot_be_written_to(spec):
-    own = OwnFiles(spec)
+    own = SealedCopies(spec)
     try:
-        for place in (own.spec.own_weights, own.spec.own_source):
+        for place in (own.spec.copied_weights, own.spec.copied_source):
             fd = os.open(place, os.O_RDWR)
             try:
                 with pytest.raises(PermissionError):
@@ -404,10 +404,10 @@ def test_a_file_that_is_written_to_while_it_is_copied_is_refused(folder, spec, m
         os.utime(path, ns=(0, 0))
         return sendfile(*arguments)
 
-    monkeypatch.setattr(copies.os, "sendfile", interrupted)
+    monkeypatch.setattr(sealed_copies.os, "sendfile", interrupted)
     before = copies_held()
     with pytest.raises(NotReady, match=r"weights\.safetensors: was written to while it was read"):
-        OwnFiles(spec)
+        SealedCopies(spec)
     assert copies_held() == before
 
 
@@ -415,8 +415,8 @@ def test_without_memory_for_a_copy_the_version_is_refused(spec, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(copies.os, "sendfile", full)
+    monkeypatch.setattr(sealed_copies.os, "sendfile", full)
     before = copies_held()
     with pytest.raises(NotReady, match="cannot be copied: No space left on device"):
-        OwnFiles(spec)
+        SealedCopies(spec)
     assert copies_held() == before

@@ -165,7 +165,7 @@ def _load_file(spec: ModelSpec, path: Path) -> ModuleType:
     """Run a model's own file as a module of its own, once more on every load."""
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:12]
     name = f"gnnserve_model_{digest}_{spec.version}"
-    loader = _SourceLoader(name, str(path), spec.own_source or str(path))
+    loader = _SourceLoader(name, str(path), spec.copied_source or str(path))
     module_spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     assert module_spec is not None
     module = importlib.util.module_from_spec(module_spec)

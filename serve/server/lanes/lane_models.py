@@ -5,8 +5,8 @@ import threading
 from serve.core.types import LaneId
 from serve.errors import ModelError, NotReady
 from serve.ipc.messages import LoadModel, UnloadModel
-from serve.models.copies import OwnFiles
 from serve.models.repository import ModelSpec
+from serve.models.sealed_copies import SealedCopies
 from serve.server.lanes.pool import LanePool
 
 
@@ -26,7 +26,7 @@ class LaneModels:
         #: Every model the lanes hold or are about to, by key.
         self.held: dict[str, LoadModel] = {}
         #: What they read, by where their weights are.
-        self._own_files: dict[str, OwnFiles] = {}
+        self._own_files: dict[str, SealedCopies] = {}
 
     @property
     def weights_bytes(self) -> int:
@@ -56,15 +56,15 @@ class LaneModels:
 
         They are kept until what reads them is dropped.
         """
-        own = OwnFiles(spec)
-        self._own_files[own.spec.own_weights] = own
+        own = SealedCopies(spec)
+        self._own_files[own.spec.copied_weights] = own
         return own.spec
 
     def close_files_of(self, spec: ModelSpec) -> None:
         """Let go of its copies, unless lanes hold or will be told to load what reads them."""
         with self._answers:
-            used = any(one.spec.own_weights == spec.own_weights for one in self.held.values())
-        if not used and (own := self._own_files.pop(spec.own_weights, None)) is not None:
+            used = any(one.spec.copied_weights == spec.copied_weights for one in self.held.values())
+        if not used and (own := self._own_files.pop(spec.copied_weights, None)) is not None:
             own.close()
 
     def close(self) -> None:

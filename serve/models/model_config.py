@@ -1,4 +1,4 @@
-"""A model's config.toml: what may stand in it, and exactly what is wrong with a broken one."""
+"""A model's config.toml: its schema, and exactly what is wrong with a broken one."""
 
 import os
 import re
@@ -11,14 +11,14 @@ from msgspec import Meta
 from serve.errors import ConfigError
 from serve.files import open_regular
 from serve.inputs import InputName
-from serve.tables import Section, decode_table, read_toml
+from serve.toml_tables import Section, decode_table, read_toml
 
 CONFIG_FILE = "config.toml"
 
 Dimension = Annotated[int, Meta(ge=1)]
 Fanout = Annotated[int, Meta(ge=-1)]
 
-#: A larger file of a factory's is not run.
+#: Largest source file of a factory.
 _MAX_SOURCE_BYTES = 16 << 20
 
 _MODULE_FACTORY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
@@ -26,31 +26,31 @@ _FILE_FACTORY = re.compile(r"\./((?!\.\./)[^/:]+/)*[^/:]+\.py:[^\W\d]\w*")
 
 
 class ModelSection(Section, frozen=True):
-    """`[model]`: how to build it and what its forward takes."""
+    """`[model]`: the model's factory and the inputs of its forward."""
 
     #: `package.module:callable`, or `./file.py:callable` in the model's folder.
     factory: str
     #: Keyword arguments of the factory.
     args: dict[str, Any] = msgspec.field(default_factory=dict)
-    #: Tensors handed to forward, by position.
+    #: Names of the tensors passed to forward, by position.
     inputs: tuple[InputName, ...] | None = None
-    #: Columns of `x`; None: found by probing.
+    #: Columns of `x`; None to find it by probing.
     num_features: Dimension | None = None
     #: One line for people.
     description: str = ""
 
 
 class QosSection(Section, frozen=True):
-    """`[qos]`: the model's own promise."""
+    """`[qos]`: the model's QoS target."""
 
-    #: QoS target as a multiple of the solo time; None: the server's.
+    #: QoS target as a multiple of the solo time; None for the server's factor.
     factor: Annotated[float, Meta(ge=1.0)] | None = None
 
 
 class SamplingSection(Section, frozen=True):
-    """`[sampling]`: what is read of a resident graph around the nodes asked for."""
+    """`[sampling]`: the neighbourhood of requested nodes in a resident graph."""
 
-    #: In-neighbours drawn at each hop, -1 for all; or `all` of as many hops as the model looks.
+    #: In-neighbours drawn at each hop, -1 for all; or `all`, the whole receptive field.
     fanouts: tuple[Fanout, ...] | Literal["all"] | None = None
 
 
@@ -103,6 +103,6 @@ def _check_source(source: Path, config: Path) -> None:
         ) from error
     if size_bytes > _MAX_SOURCE_BYTES:
         raise ConfigError(
-            f"{config}: model.factory: {source} has {size_bytes} bytes, at most"
-            f" {_MAX_SOURCE_BYTES} may be"
+            f"{config}: model.factory: {source} has {size_bytes} bytes; the limit is"
+            f" {_MAX_SOURCE_BYTES} bytes"
         )

@@ -1,7 +1,7 @@
-"""TOML tables decoded strictly into frozen structs.
+"""Strict decoding of TOML tables into frozen structs.
 
-An unknown key, a wrong type or a value out of range is told with the file, the key and the rule,
-and for an unknown key the nearest right one.
+An unknown key, a wrong type and a value out of range are reported with the file, the key and the
+rule; an unknown key also with the nearest known one.
 """
 
 import difflib
@@ -17,18 +17,18 @@ from serve.files import read_text
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
-#: A larger file is not read.
+#: Largest file that is read.
 _MAX_FILE_BYTES = 1 << 20
-#: A TOML key of n parts takes time in n².
+#: Most dots in a key: tomllib takes quadratic time in them.
 _MAX_DOTS = 200
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Base of every table of the file."""
+    """Base of every struct that a table is decoded into."""
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Parse the file at `path`; raises ConfigError, whatever lies there."""
+    """Parse the TOML file at `path`; raises ConfigError, whatever kind of file it is."""
     try:
         text = read_text(path, _MAX_FILE_BYTES)
         if any(part.count(".") > _MAX_DOTS for part in re.split(r"[=,{\n]", text)):
@@ -55,9 +55,10 @@ def decode_table(
 def decode_sound(
     table: dict[str, Any], kind: type[StructT], where: str, hidden: frozenset[str] = frozenset()
 ) -> tuple[StructT | None, list[str]]:
-    """Decode what is right of a TOML table; None where what is missing must be there.
+    """Decode the valid part of a TOML table and list the problems of the rest.
 
-    Each thing that is wrong is told beside, in words that begin with `where` and name the key.
+    Returns None for the struct when a required key is missing. Each problem begins with `where` and
+    names the key.
     """
     problems: list[str] = []
     sound = _sound_part(table, kind, "", hidden, problems)
@@ -65,7 +66,7 @@ def decode_sound(
     try:
         found = msgspec.convert(sound, kind)
     except msgspec.ValidationError as error:
-        # Something is missing. Where it is there and wrong, or misspelt, that was told.
+        # A required key is missing. A misspelt or wrong one is already among the problems.
         if not problems:
             problems.append(_told(error, ""))
     return found, [f"{where}: {problem}" for problem in problems]
@@ -74,7 +75,7 @@ def decode_sound(
 def _sound_part(
     table: dict[str, Any], kind: type, prefix: str, hidden: frozenset[str], problems: list[str]
 ) -> dict[str, Any]:
-    """Walk `table` beside the struct `kind`: what it takes, the rest told in `problems`."""
+    """Return the part of `table` that the struct `kind` accepts; add the rest to `problems`."""
     fields = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
     known = [name for name in fields if name not in hidden]
     sound: dict[str, Any] = {}
@@ -94,7 +95,7 @@ def _sound_part(
 
 
 def _sound_rows(rows: list[Any], kind: Any, name: str, problems: list[str]) -> list[Any]:
-    """Those rows of an array of tables that can be decoded as `kind`."""
+    """Return the rows of an array of tables that decode as `kind`."""
     found = []
     for index, row in enumerate(rows):
         told = len(problems)
@@ -116,7 +117,7 @@ def _fits(value: Any, kind: Any, name: str, problems: list[str]) -> bool:
 
 
 def _told(error: msgspec.ValidationError, name: str) -> str:
-    """The key and the rule; `name` is that of the value which was converted."""
+    """Return the key and the rule; `name` is the key of the converted value."""
     rule, _, inner = str(error).partition(" - at `$")
     key = (name + inner.rstrip("`")).removeprefix(".")
     return f"{key or 'file'}: {rule}"
@@ -127,5 +128,5 @@ def _is_section(kind: Any) -> bool:
 
 
 def _row_of(kind: Any) -> Any:
-    """What an array holds, when `kind` is one."""
+    """Return the element type when `kind` is an array, else None."""
     return get_args(kind)[0] if get_origin(kind) is tuple else None

@@ -1,9 +1,8 @@
-"""A server's own copies of the files that it serves a version from: its weights and its code.
+"""A server's copies of the files it serves a version from: weights and source code.
 
-A lane that is started anew reads them long after the version was loaded, when the files of the
-repository may have been overwritten or cut. The copies lie in memory, sealed, without a name, and
-end with the server; lanes share their pages. So no disk can be full, nobody else can change them
-or leave them behind, and two servers do not meet.
+A lane that restarts reads them long after the version was loaded, when the files of the repository
+may have been overwritten or cut. The copies are sealed memory files without a name: nobody can
+change them, they need no disk, they end with the server, and lanes share their pages.
 """
 
 import fcntl
@@ -20,37 +19,41 @@ from serve.models.weights_file import check_weights
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
 
-class OwnFiles:
-    """Copies for one version, kept until `close`."""
+class SealedCopies:
+    """The copies for one version, kept until `close`."""
 
     def __init__(self, spec: ModelSpec) -> None:
-        """Copy what `spec` names.
+        """Copy the files that `spec` names.
 
-        Raises ConfigError when a file is not what it was when the repository was read, and
-        NotReady when one is being written to or there is no memory.
+        Raises ConfigError when a file is gone or no longer valid, and NotReady when one is being
+        written to or memory is short.
         """
         self._fds: list[int] = []
         try:
             weights = self._copy(Path(spec.weights))
             check_weights(Path(weights), told_as=Path(spec.weights))
             if os.stat(weights).st_size != spec.weights_bytes:
-                raise NotReady(f"{spec.weights}: was replaced meanwhile; load the model again")
+                raise NotReady(
+                    f"{spec.weights}: was replaced after it was checked; load the model again"
+                )
             source = spec.source_file
-            #: Reads from the copies.
+            #: The spec with the paths of the copies.
             self.spec = msgspec.structs.replace(
-                spec, own_weights=weights, own_source="" if source is None else self._copy(source)
+                spec,
+                copied_weights=weights,
+                copied_source="" if source is None else self._copy(source),
             )
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """Let the copies go; what lanes have mapped stays. Idempotent."""
+        """Close the copies; lanes keep what they have mapped. Idempotent."""
         while self._fds:
             os.close(self._fds.pop())
 
     def _copy(self, path: Path) -> str:
-        """Where processes of this server find a sealed copy of the file."""
+        """Return a path under which processes of this server can open a sealed copy of the file."""
         try:
             copy_fd = os.memfd_create("gnnserve-model", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             self._fds.append(copy_fd)
@@ -73,5 +76,5 @@ class OwnFiles:
         return f"/proc/{os.getpid()}/fd/{copy_fd}"
 
 
-def _stamp(facts: os.stat_result) -> tuple[int, int]:
-    return facts.st_size, facts.st_mtime_ns
+def _stamp(stat: os.stat_result) -> tuple[int, int]:
+    return stat.st_size, stat.st_mtime_ns
