@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from serve import tables
+from serve import toml_tables
 from serve.errors import ConfigError, UnknownName
 from serve.models.repository import BrokenModel, ModelSpec, content_hash, find, scan
 
@@ -198,14 +198,14 @@ def test_names_that_are_no_text(put, make):
 def test_whatever_a_library_raises_is_that_entrys_matter(put, monkeypatch):
     folder = put()
     put("other")
-    loads = tables.tomllib.loads
+    loads = toml_tables.tomllib.loads
 
     def fail(content):
         if "odd" in content:
             raise MemoryError("no such luck")
         return loads(content)
 
-    monkeypatch.setattr(tables.tomllib, "loads", fail)
+    monkeypatch.setattr(toml_tables.tomllib, "loads", fail)
     (folder / "config.toml").write_text(CONFIG + "# odd")
     broken, fine = scan(folder.parent)
     assert "MemoryError: no such luck" in broken.reason
