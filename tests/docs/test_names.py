@@ -14,7 +14,7 @@ from serve.cli import app
 from serve.config import Config
 from serve.core.disciplines import DISCIPLINES
 from serve.core.policies import POLICIES
-from serve.models.settings import ModelConfig
+from serve.models.model_config import ModelConfig
 from serve.obs.words import CAUSES, REASONS
 from tests.docs.pages import GUIDES
 
