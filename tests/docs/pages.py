@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from bench.kit.result import ROOT
 
-GUIDES = {
+PAGES = {
     str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 }
 #: Languages of blocks that are looked at and not run.
 PROSE = {"text", "mermaid"}
@@ -31,7 +31,7 @@ class Block:
 def blocks(page: str, language: str | None = None, mark: str | None = None) -> list[Block]:
     """Return the blocks of a page in their order, of one language and mark if these are given."""
     found = []
-    for info, text in _FENCE.findall(GUIDES[page]):
+    for info, text in _FENCE.findall(PAGES[page]):
         first, _, rest = info.partition(" ")
         found.append(Block(first, rest, text))
     return [

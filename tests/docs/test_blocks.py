@@ -8,12 +8,12 @@ import tomllib
 import pytest
 
 from bench.kit.result import ROOT
-from tests.docs.pages import GUIDES, PROSE, blocks, texts
+from tests.docs.pages import PAGES, PROSE, blocks, texts
 
 #: By page, the blocks that a test runs or reads: language and mark.
 TRIED = {
     "README.md": {"sh install", "sh serve", "sh demo", "python server"},
-    "docs/cuda.md": {"sh gpu"},
+    "docs/measurements/gpu.md": {"sh gpu"},
     "docs/estimates.md": {"sh dev"},
     "docs/load.md": {"sh server", "sh simulate", "sh locust"},
     "docs/operators.md": {"sh check", "sh database", "sh server", "sh journal", "promql"},
@@ -30,7 +30,7 @@ TRIED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("page", GUIDES)
+@pytest.mark.parametrize("page", PAGES)
 def test_every_block_has_its_test(page):
     shown = {
         f"{block.language} {block.mark}".strip()
@@ -40,7 +40,7 @@ def test_every_block_has_its_test(page):
     assert shown == TRIED.get(page, set())
 
 
-@pytest.mark.parametrize("page", GUIDES)
+@pytest.mark.parametrize("page", PAGES)
 def test_blocks_can_be_parsed(page):
     for block in blocks(page, "python"):
         compile(block.text, page, "exec")
@@ -51,8 +51,10 @@ def test_blocks_can_be_parsed(page):
 
 
 def test_options_of_the_gpu_check_exist():
-    told = {option for text in texts("docs/cuda.md", "sh", "gpu") for option in flags(text)}
-    told |= set(re.findall(r"(?<=[`\s])--[a-z-]+", GUIDES["docs/cuda.md"]))
+    told = {
+        option for text in texts("docs/measurements/gpu.md", "sh", "gpu") for option in flags(text)
+    }
+    told |= set(re.findall(r"(?<=[`\s])--[a-z-]+", PAGES["docs/measurements/gpu.md"]))
     command = [sys.executable, "bench/gpu/check.py", "--help"]
     known = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert told - flags(known) == set()

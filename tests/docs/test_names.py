@@ -16,9 +16,9 @@ from serve.core.disciplines import DISCIPLINES
 from serve.core.policies import POLICIES
 from serve.models.model_config import ModelConfig
 from serve.obs.words import CAUSES, REASONS
-from tests.docs.pages import GUIDES
+from tests.docs.pages import PAGES
 
-PAGES = pytest.mark.parametrize("page", GUIDES)
+each_page = pytest.mark.parametrize("page", PAGES)
 #: Top-level folders whose paths the pages name.
 _FOLDERS = r"(?:serve|loadgen|bench|tests|csrc|configs|docs|protos|\.ci|\.github)"
 #: Made by a command that the page tells of.
@@ -28,21 +28,21 @@ _CODE = re.compile(r"`([^`\n]+)`")
 
 def inline(page: str) -> list[str]:
     """Return what a page sets as code within its sentences and tables."""
-    return _CODE.findall(re.sub(r"^```.*?^```$", "", GUIDES[page], flags=re.M | re.S))
+    return _CODE.findall(re.sub(r"^```.*?^```$", "", PAGES[page], flags=re.M | re.S))
 
 
-@PAGES
+@each_page
 def test_paths_exist(page):
-    found = re.findall(rf"(?<![\w/.-]){_FOLDERS}/[\w./*-]+", GUIDES[page])
+    found = re.findall(rf"(?<![\w/.-]){_FOLDERS}/[\w./*-]+", PAGES[page])
     missing = [path for path in found if not any(ROOT.glob(path.rstrip("./")))]
     missing = [path for path in missing if path not in WRITTEN]
     assert missing == []
 
 
-@PAGES
+@each_page
 def test_modules_exist(page):
-    found = re.findall(r"python -m ((?:bench|serve|loadgen)[\w.]*)", GUIDES[page])
-    found += re.findall(r"`((?:bench|serve|loadgen)\.[a-z_.]+)`", GUIDES[page])
+    found = re.findall(r"python -m ((?:bench|serve|loadgen)[\w.]*)", PAGES[page])
+    found += re.findall(r"`((?:bench|serve|loadgen)\.[a-z_.]+)`", PAGES[page])
     missing = []
     for name in found:
         try:
@@ -68,7 +68,7 @@ def options() -> set[str]:
     return found
 
 
-@PAGES
+@each_page
 def test_options_exist(page):
     sections = "|".join(field.name for field in msgspec.structs.fields(Config))
     named = [text.partition(" = ")[0] for text in inline(page)]
@@ -88,23 +88,23 @@ def model_options() -> set[str]:
 
 
 def test_the_table_of_the_model_has_every_option():
-    page = GUIDES["docs/serve-your-own-model.md"]
+    page = PAGES["docs/serve-your-own-model.md"]
     table = page[page.index("| key | meaning |") : page.index("What `inputs` may name")]
     assert set(re.findall(r"^\| `([\w.]+)`", table, re.M)) == model_options()
 
 
-@PAGES
+@each_page
 def test_make_targets_exist(page):
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
-    assert set(re.findall(r"(?:`|^)make ([a-z-]+)", GUIDES[page], re.M)) <= targets
+    assert set(re.findall(r"(?:`|^)make ([a-z-]+)", PAGES[page], re.M)) <= targets
 
 
-@PAGES
+@each_page
 def test_command_options_exist(page):
     """Each `gnnserve COMMAND --option`, in a block or in a sentence."""
     commands = typer.main.get_command(app).commands
     wrong = []
-    for name, rest in re.findall(r"gnnserve ([a-z]+)((?: [^\s`|]+)*)", GUIDES[page]):
+    for name, rest in re.findall(r"gnnserve ([a-z]+)((?: [^\s`|]+)*)", PAGES[page]):
         if name == "load" or name not in commands:  # Locust reads its options itself
             wrong += [name] if name != "load" and rest.lstrip().startswith("--") else []
             continue
@@ -116,7 +116,7 @@ def test_command_options_exist(page):
 
 
 def test_policies_and_disciplines_are_those_of_the_table():
-    page = GUIDES["docs/scheduling.md"]
+    page = PAGES["docs/scheduling.md"]
     table = page[page.index("| name | order |") : page.index("How they differ")]
     told = set(re.findall(r"`(\w+)`", "\n".join(re.findall(r"^\| ([^|]+) \|", table, re.M))))
     assert told == set(POLICIES)
@@ -134,7 +134,7 @@ def sources() -> str:
     "message",
     re.findall(
         r"^\| `([^`]+)`",
-        GUIDES["docs/serve-your-own-model.md"].partition("## When something is refused")[2],
+        PAGES["docs/serve-your-own-model.md"].partition("## When something is refused")[2],
         re.M,
     ),
 )
@@ -151,7 +151,7 @@ def test_messages_are_said_by_the_package(message):
 
 
 def test_causes_and_reasons_are_those_that_the_server_records():
-    page = GUIDES["docs/operators.md"]
+    page = PAGES["docs/operators.md"]
     table = page[page.index("| cause |") : page.index("## Health")]
     assert set(re.findall(r"^\| `(\w+)`", table, re.M)) == set(CAUSES)
     table = page[page.index("| reason | meaning |") : page.index("Clients with short deadlines")]

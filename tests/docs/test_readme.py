@@ -6,7 +6,7 @@ import tomllib
 import pytest
 
 from bench.kit.servers import ROOT, ServerProcess
-from tests.docs.pages import GUIDES, texts
+from tests.docs.pages import PAGES, texts
 from tests.e2e.support import run_python
 
 PAGE = "README.md"
@@ -42,6 +42,6 @@ def test_its_python_runs(server, tmp_path):
         assert "qos_target_us" in printed
 
 
-@pytest.mark.parametrize("command", _INLINE.findall(GUIDES[PAGE]))
+@pytest.mark.parametrize("command", _INLINE.findall(PAGES[PAGE]))
 def test_its_commands_run(command, server, tmp_path):
     assert run_python(here(command, server), tmp_path)
