@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serve.errors import ConfigError
-from serve.inputs import INPUTS, Input
+from serve.graphs.random_inputs import random_inputs
+from serve.inputs import INPUTS, Size
 
 #: Input tensors of a model by name, with their shapes; -1 for a free dimension.
 Shapes = Mapping[str, tuple[int, ...]]
@@ -14,6 +15,7 @@ _Array = NDArray[np.generic]
 
 #: Asked instead of all others, of graphs that the server holds.
 _NODE_IDS = "node_ids"
+_WIDTHS: dict[str, Size] = {"x": "F", "edge_attr": "D"}
 
 
 def makeable(model: str, shapes: Shapes) -> Shapes:
@@ -38,25 +40,7 @@ def makeable(model: str, shapes: Shapes) -> Shapes:
 def make_tensors(
     shapes: Shapes, num_nodes: int, edges: NDArray[np.int64], rng: np.random.Generator
 ) -> dict[str, _Array]:
-    """Random features and weights for one graph, all of whose nodes belong together.
-
-    In the order of the table: the same seed gives the same features to every model.
-    """
-    return {
-        name: _made(each, shapes[name][-1], num_nodes, edges, rng)
-        for name, each in INPUTS.items()
-        if name in shapes
-    }
-
-
-def _made(
-    wanted: Input, width: int, num_nodes: int, edges: NDArray[np.int64], rng: np.random.Generator
-) -> _Array:
-    if wanted.ids_below == "N":
-        return edges
-    if wanted.ids_below == "G":
-        return np.zeros(num_nodes, np.int64)
-    shape = wanted.shape_of({"N": num_nodes, "E": edges.shape[1], "F": width, "D": width})
-    if wanted.optional:  # weights: not negative
-        return rng.random(shape, dtype=np.float32)
-    return rng.standard_normal(shape, dtype=np.float32)
+    """Make random features and weights for one graph with edges [2, E], in one batch."""
+    sizes: dict[Size, int] = {"N": num_nodes, "E": edges.shape[1]}
+    sizes |= {size: shapes[name][-1] for name, size in _WIDTHS.items() if name in shapes}
+    return random_inputs(shapes, sizes, edges, rng)

@@ -159,7 +159,7 @@ def test_compiled_and_oracle_draw_the_same(case):
 def test_a_sample_holds_what_was_asked_for(case):
     num_nodes, edges, _, ids, fanouts, seed = case
     indptr, indices = native.build_rows(edges, num_nodes)
-    found = sampled(native, graph(native._impl, num_nodes, edges), ids, fanouts, seed)
+    found = sampled(native, graph(_core, num_nodes, edges), ids, fanouts, seed)
     assert len(set(found.nodes.tolist())) == found.nodes.size
     assert (found.nodes[found.positions] == ids).all()
     hop_of = np.full(found.nodes.size, 0)
@@ -181,7 +181,7 @@ def test_draws_are_uniform():
     """Every neighbour about equally often: within 5 standard deviations of a fair draw."""
     degree, fanout, draws = 20, 6, 4000
     edges = np.stack([np.arange(1, degree + 1), np.zeros(degree, np.int64)])
-    topology = graph(native._impl, degree + 1, edges)
+    topology = graph(_core, degree + 1, edges)
     counts = np.zeros(degree + 1)
     for seed in range(draws):
         counts[sampled(native, topology, [0], [fanout], seed).nodes[1:]] += 1
@@ -220,7 +220,7 @@ def test_rows_that_are_not_there_and_sizes_that_do_not_fit(core):
 
 def test_threads_sample_one_topology_alike():
     rng = np.random.default_rng(0)
-    topology = graph(native._impl, 1000, rng.integers(0, 1000, (2, 20_000)))
+    topology = graph(_core, 1000, rng.integers(0, 1000, (2, 20_000)))
     ids, results = np.arange(500), {}
 
     def work(index):

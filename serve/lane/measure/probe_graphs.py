@@ -1,4 +1,4 @@
-"""Graphs to measure a model on: seeded, of any size, and of the shapes that matter for memory.
+"""Random graphs for measuring a model: seeded, of any size, in the shapes that matter for memory.
 
 Memory may depend on more than N and E: on self-loops S (PyG's layers drop and add them) and on
 the number of graphs G in `batch`. Live bytes are linear in those too, so their extremes bound
@@ -6,17 +6,17 @@ everything between: no loops or only loops, one graph or one per node.
 """
 
 from enum import Enum
-from typing import Any
 
 import numpy as np
 import torch
 
-from serve.inputs import INPUTS, Input, Size
+from serve.graphs.random_inputs import random_inputs
+from serve.inputs import Size
 from serve.models.model_signature import Signature
 
 
 class Shape(Enum):
-    """How a probe graph is drawn."""
+    """Structure of a probe graph."""
 
     #: A ring, further edges uniform, no self-loops, one graph.
     PLAIN = "plain"
@@ -39,12 +39,12 @@ def probe_graph(
     inputs: tuple[str, ...],
     signature: Signature,
 ) -> dict[str, torch.Tensor]:
-    """The named inputs of a model for a seeded graph; at least two nodes.
+    """Return the named inputs for a graph of at least two nodes, seeded by its size.
 
-    Their dtypes and shapes are those of ``serve.inputs``.
+    Dtypes and shapes are those of ``serve.inputs``.
     """
     rng = np.random.default_rng((num_nodes, num_edges))
-    # With a ring, no node of a graph with edges enough is left without one.
+    # The ring leaves no node without an edge, if there are edges enough.
     ring = min(num_nodes, num_edges)
     source = np.concatenate([np.arange(ring), rng.integers(0, num_nodes, num_edges - ring)])
     step = np.concatenate([np.ones(ring, np.int64), rng.integers(1, num_nodes, num_edges - ring)])
@@ -60,17 +60,12 @@ def probe_graph(
         batch = np.arange(num_nodes)
     elif shape is Shape.LOPSIDED:
         batch = np.maximum(0, np.arange(num_nodes) - num_nodes // 2)
-    ids = {"N": np.stack([source, target]), "G": batch}
     sizes: dict[Size, int] = {
         "N": num_nodes,
         "E": num_edges,
         "F": signature.num_features,
         "D": signature.edge_dim or 0,
     }
-
-    def made(each: Input) -> Any:
-        if each.ids_below is not None:
-            return ids[each.ids_below]
-        return rng.random(each.shape_of(sizes), dtype=np.float32)
-
-    return {name: torch.from_numpy(made(INPUTS[name])) for name in inputs}
+    edges = np.stack([source, target])
+    made = random_inputs(inputs, sizes, edges, rng, batch=batch, signed=False)
+    return {name: torch.from_numpy(array) for name, array in made.items()}

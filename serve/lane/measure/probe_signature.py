@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Literal
 
+import numpy as np
 import torch
 
 from serve.errors import ModelError
+from serve.graphs.random_inputs import random_inputs
 from serve.inputs import INPUTS, Size
 from serve.lane.measure.hops import probe_reach
 from serve.lane.models.loader import LoadedModel
@@ -47,26 +49,18 @@ def probe_signature(loaded: LoadedModel) -> Signature:
 def probe_inputs(
     num_nodes: int, num_edges: int, num_graphs: int, num_features: int, edge_dim: int | None
 ) -> dict[str, torch.Tensor]:
-    """Every input a model may take, for a seeded random graph of that size.
+    """Return every input that a model may take, for a random graph seeded by its size.
 
     `batch` is sorted and names all of `num_graphs` graphs when there are nodes enough.
     """
-    generator = torch.Generator().manual_seed(num_nodes * 1_000_003 + num_edges)
+    rng = np.random.default_rng((num_nodes, num_edges))
     nodes = max(num_nodes, 1)
-    ids = {
-        "N": torch.randint(nodes, (2, num_edges), generator=generator),
-        "G": torch.arange(num_nodes) * num_graphs // nodes,
-    }
     sizes: dict[Size, int] = {"N": num_nodes, "E": num_edges, "F": num_features, "D": edge_dim or 0}
-    inputs = {}
-    for name, each in INPUTS.items():
-        if each.ids_below is not None:
-            inputs[name] = ids[each.ids_below]
-        elif "D" not in each.shape or edge_dim is not None:
-            # What may be left out are weights: not negative, as layers take roots of their sums.
-            draw = torch.rand if each.optional else torch.randn
-            inputs[name] = draw(each.shape_of(sizes), generator=generator)
-    return inputs
+    names = [name for name, each in INPUTS.items() if "D" not in each.shape or edge_dim is not None]
+    edges = rng.integers(0, nodes, (2, num_edges))
+    batch = np.arange(num_nodes) * num_graphs // nodes
+    made = random_inputs(names, sizes, edges, rng, batch=batch)
+    return {name: torch.from_numpy(array) for name, array in made.items()}
 
 
 def _describe(

@@ -17,7 +17,7 @@ import numpy as np
 from serve.core.types import Nanos
 from serve.errors import ServeError
 from serve.estimate import Overhead
-from serve.inputs import INPUTS, Input
+from serve.graphs.random_inputs import random_inputs
 from serve.inputs import Size as SizeName
 from serve.obs.record import RequestRecord
 from serve.server import clock
@@ -132,7 +132,7 @@ def _sizes(entry: ModelEntry, largest_bytes: int) -> list[tuple[int, int]]:
 
 
 def probe_tensors(entry: ModelEntry, num_nodes: int, num_edges: int) -> Arrays:
-    """A random graph with every input the model takes."""
+    """Return every input that the model takes, for a random graph."""
     rng = np.random.default_rng(num_nodes)
     signature = entry.signature
     sizes: dict[SizeName, int] = {
@@ -141,16 +141,8 @@ def probe_tensors(entry: ModelEntry, num_nodes: int, num_edges: int) -> Arrays:
         "F": signature.num_features,
         "D": signature.edge_dim or 1,
     }
-
-    def made(each: Input) -> np.ndarray[Any, np.dtype[Any]]:
-        shape = each.shape_of(sizes)
-        if each.ids_below == "N":
-            return rng.integers(0, num_nodes, shape, dtype=np.int64)
-        if each.default is not None:
-            return np.full(shape, each.default, each.dtype)
-        return rng.standard_normal(shape, dtype=np.float32)
-
-    return {name: made(INPUTS[name]) for name in entry.spec.inputs}
+    edges = rng.integers(0, num_nodes, (2, num_edges))
+    return random_inputs(entry.spec.inputs, sizes, edges, rng)
 
 
 def probe_call(entry: ModelEntry, num_nodes: int, num_edges: int) -> InferCall:
