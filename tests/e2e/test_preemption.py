@@ -67,8 +67,7 @@ def test_short_requests_pass_long_ones_which_are_answered_all_the_same(lasting, 
             held = [threads.submit(infer, call, "mischief", graph) for _ in range(CORES)]
             wait_for(lambda: len(trouble.running()) == CORES, "a run on every core")
             for _ in range(20):
-                # More urgent in any case: estimates made on a busy machine tell little apart.
-                answer = infer(call, "gcn", GOOD, priority=1)
+                answer = infer(call, "gcn", GOOD)
                 assert_equal(answer.outputs["output"], reference("gcn", GOOD))
         for one in held:
             assert_equal(one.result().outputs["output"], trouble.expected(graph))

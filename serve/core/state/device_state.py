@@ -290,6 +290,12 @@ def _left_ns(run: Run, done_ns: int) -> Nanos:
     if run.stopping:
         return Nanos(1)
     left_ns = run.mark_ns - done_ns if run.executing else run.mark_ns
-    # One that has passed its estimate may end at any moment; to give it a share of it more
-    # would make runs late that end in time (seen in simulation).
-    return Nanos(left_ns if left_ns > 0 else 1)
+    if left_ns > 0:
+        return Nanos(left_ns)
+    # Up to twice its estimate a run is within the spread of estimates and may end at any moment:
+    # to give it more would have runs suspended that end in time. Beyond, what it has taken says
+    # more than the estimate. Run times of such processes have heavy tails: half of those that
+    # have reached an age reach twice that age (Harchol-Balter and Downey, "Exploiting Process
+    # Lifetime Distributions for Dynamic Load Balancing", ACM TOCS 15(3), 1997). So it is expected
+    # to need as long again as it has taken beyond twice its estimate.
+    return Nanos(max(1, -left_ns - run.run_ns))
