@@ -5,44 +5,28 @@ lanes.
 """
 
 import secrets
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 
 from serve.config import Config
 from serve.core.events import DrainStarted
-from serve.core.types import LaneId
 from serve.errors import ConfigError, NotReady, ServeError
 from serve.estimate.estimator import ModelEstimator
 from serve.graphs.updates import Change
-from serve.ipc.shared_pool import SharedPool
 from serve.models.cache import CalibrationCache
 from serve.obs.journal import JournalWriter
 from serve.obs.metrics import EngineSnapshot
 from serve.obs.record import RequestRecord
 from serve.server.api import GraphInfo, InferCall, ModelEstimate, ModelInfo
-from serve.server.budget import TaskBudget
-from serve.server.catalogue import Registry
+from serve.server.assembly import assemble
 from serve.server.device import Device
-from serve.server.driver import Driver
 from serve.server.engine_snapshot import take_snapshot
-from serve.server.estimates import Estimates
-from serve.server.graphs import GraphStore
-from serve.server.intake import Intake
-from serve.server.lane_monitor import LaneMonitor, LaneNews
-from serve.server.lanes.pool import LanePool
 from serve.server.learning.alone import Arrays, Send, call_of
 from serve.server.learning.at_start import learn_at_start
 from serve.server.learning.beside import DeviceRoom
-from serve.server.learning.learner import Learner
-from serve.server.node_requests import Fanouts, NodeRequests
-from serve.server.report_rows import RecordKeeper, Scheduling
-from serve.server.scheduling import scheduler_params
+from serve.server.node_requests import Fanouts
 from serve.server.ticket import RequestTicket
 
-#: Blocks in the shared pool for each lane, of twice the largest message, as int32 edges are widened
-#: to int64.
-_STAGED_PER_LANE = 4
 #: Upper bound of the server's own requests, as a share of the largest message.
 _OWN_SHARE = 0.9
 
@@ -58,83 +42,16 @@ class Engine:
         cache: CalibrationCache,
         journal: JournalWriter | None = None,
     ) -> None:
+        parts = assemble(config, device, sink, cache, journal)
         self._config = config
         self._sink = sink
-        self._lock = threading.Lock()
-        lanes = len(device.lane_cores) * device.count
-        most_bytes = max(2 * config.server.max_message_bytes, 64 << 20)
-        self._shared = SharedPool(_STAGED_PER_LANE * lanes * most_bytes)
-        self.pool = LanePool(
-            device.lane_cores,
-            self._shared,
-            device.keep_bytes,
-            places=device.places,
-            niceness=config.device.lane_niceness,
-        )
-        # Graphs are held by the host, so they count where its memory is the device's.
-        graphs_count = not device.places
-        self._graphs = GraphStore(
-            config,
-            device.budget_bytes if graphs_count else None,
-            self._graphs_changed,
-            hot_budget_bytes=0 if graphs_count else device.budget_bytes,
-        )
-        self._node_requests = NodeRequests(self._graphs)
-        self._budget = TaskBudget(
-            device.budget_bytes,
-            self.pool.lane_ids_by_device,
-            weights_bytes=lambda: self._registry.weights_bytes,
-            graphs_bytes=lambda: (
-                self._graphs.tables.hot_bytes + (self._graphs.held_bytes if graphs_count else 0)
-            ),
-            tell=lambda event: self.driver.handle(event),
-        )
-        self._registry = Registry(
-            config.path(config.models.repository),
-            cache,
-            self.pool,
-            executor=config.models.executor,
-            qos_factor=config.scheduling.qos_factor,
-            calibration_s=config.models.calibration_s,
-            start_timeout_s=config.server.start_timeout_s,
-            budget_bytes=device.budget_bytes,
-            budget_changed=self._budget.weights_changed,
-            lock=self._lock,
-            graphs_of=self._graphs.fitting,
-        )
-        self._estimates = Estimates(
-            self._registry,
-            self._node_requests,
-            self._lock,
-            lambda: [one.budget_bytes for one in self.driver.scheduler.devices],
-        )
-        params = scheduler_params(
-            config, device, self.pool.lane_ids_by_device, self._estimates.union
-        )
-        self._records = RecordKeeper(
-            Scheduling(params.policy, params.discipline, device.names, len(device.lane_cores)),
-            sink,
-        )
-        self._learner = Learner(self._registry, self._lock, params.device.slowdown)
-        news = LaneNews(self._graphs.tables.answered, self._lane_up, self._budget.memory_taken)
-        self.driver = Driver(
-            params,
-            self.pool,
-            LaneMonitor(self.pool, self._registry, self._lock, news),
-            self._learner,
-            self._records,
-            lock=self._lock,
-            journal=journal,
-        )
-        self._registry.quarantine_reason = self.driver.quarantine_reason
-        self._intake = Intake(
-            self._registry,
-            self._node_requests,
-            self._shared,
-            self.driver,
-            lock=self._lock,
-            check_finite=config.server.reject_nonfinite,
-        )
+        self._parts = parts
+        self.pool = parts.pool
+        self.driver = parts.driver
+        self._registry = parts.registry
+        self._graphs = parts.graphs
+        self._intake = parts.intake
+        self._records = parts.records
         #: Client id of the server's own requests, which are let in before it serves.
         self._own_id = secrets.token_hex()
         self._draining = False
@@ -176,8 +93,8 @@ class Engine:
         if names and not self._registry.entries:
             raise NotReady(f"none of {len(names)} models can be served; see the log")
         for entry in self._registry.entries:
-            self._node_requests.warm(entry)
-        self._offer_tables()
+            self._parts.node_requests.warm(entry)
+        self._parts.tables.offer()
 
     def open(
         self,
@@ -243,7 +160,7 @@ class Engine:
         self.driver.stop()
         self.pool.stop()
         self._registry.close()
-        self._shared.close()
+        self._parts.shared.close()
 
     # --- api.Inference --------------------------------------------------------------------
 
@@ -298,7 +215,7 @@ class Engine:
 
     def estimate(self, name: str, version: str, num_nodes: int, num_edges: int) -> ModelEstimate:
         """See ``api.Inference``."""
-        return self._estimates.of_graph(name, version, num_nodes, num_edges)
+        return self._parts.estimates.of_graph(name, version, num_nodes, num_edges)
 
     def estimate_sample(
         self,
@@ -309,7 +226,7 @@ class Engine:
         fanouts: Fanouts | None = None,
     ) -> ModelEstimate:
         """See ``api.Inference``."""
-        return self._estimates.of_sample(name, version, graph, num_ids, fanouts)
+        return self._parts.estimates.of_sample(name, version, graph, num_ids, fanouts)
 
     def graphs(self, name: str = "") -> tuple[GraphInfo, ...]:
         """See ``api.Inference``."""
@@ -325,36 +242,16 @@ class Engine:
         """Correct the estimates by an answered request; for the sink's thread."""
         self.driver.learn()
         if not record.graph:
-            self._learner.observe_solo(record)
+            self._parts.learner.observe_solo(record)
         elif self._graphs.tables.reconsider(record.graph):
-            self._offer_tables()
+            self._parts.tables.offer()
 
     def snapshot(self, rows_dropped: int = 0) -> EngineSnapshot:
         """Return the state now, for metrics; the report's lost rows are the caller's."""
+        parts = self._parts
         return take_snapshot(
-            self.driver, self.pool, self._registry, self._graphs, self._lock, rows_dropped
+            parts.driver, parts.pool, parts.registry, parts.graphs, parts.lock, rows_dropped
         )
 
     def _send(self, model: str, tensors: Arrays, own_id: str) -> None:
         self.submit(call_of(model, tensors, own_id)).result()
-
-    def _offer_tables(self) -> None:
-        """Have every device map the graphs' features as they are now, before requests need them."""
-        for lane_ids in self.pool.lane_ids_by_device:
-            self._offer_tables_to(lane_ids[0])
-
-    def _offer_tables_to(self, lane_id: LaneId) -> None:
-        for message in self._graphs.tables.offers():
-            self.pool.send(lane_id, message)
-
-    def _lane_up(self, lane_id: LaneId) -> None:
-        """Offer the tables to a device that came back, through its first lane."""
-        is_first = any(lane_id == lane_ids[0] for lane_ids in self.pool.lane_ids_by_device)
-        if self._records.serving and is_first:
-            self._offer_tables_to(lane_id)
-
-    def _graphs_changed(self) -> None:
-        self._registry.forget_infos()
-        if self._records.serving:
-            self._offer_tables()
-        self._budget.update()

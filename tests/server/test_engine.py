@@ -102,7 +102,7 @@ def engine(started, records):
     """Afterwards nothing is staged, reserved or waiting, and each request has its record."""
     records.clear()
     yield started
-    wait_for(lambda: started._shared.used_bytes == 0, "an empty shared pool")
+    wait_for(lambda: started._parts.shared.used_bytes == 0, "an empty shared pool")
     snapshot = started.snapshot()
     assert (snapshot.reserved_bytes, snapshot.pending, snapshot.lanes_up) == (0, {}, 1)
     uids = [record.request_uid for record in records]

@@ -1,0 +1,150 @@
+"""The parts of the engine, made and connected."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from serve.config import Config
+from serve.ipc.shared_pool import SharedPool
+from serve.models.cache import CalibrationCache
+from serve.obs.journal import JournalWriter
+from serve.obs.record import RequestRecord
+from serve.server.budget import TaskBudget
+from serve.server.catalogue import Registry
+from serve.server.device import Device
+from serve.server.driver import Driver
+from serve.server.estimates import Estimates
+from serve.server.graphs import GraphStore
+from serve.server.intake import Intake
+from serve.server.lane_monitor import LaneMonitor, LaneNews
+from serve.server.lanes.pool import LanePool
+from serve.server.learning.learner import Learner
+from serve.server.node_requests import NodeRequests
+from serve.server.report_rows import RecordKeeper, Scheduling
+from serve.server.scheduling import scheduler_params
+from serve.server.table_offers import TableOffers
+
+#: Blocks in the shared pool for each lane, of twice the largest message, as int32 edges are widened
+#: to int64.
+_STAGED_PER_LANE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of one engine."""
+
+    #: Held for every step of the scheduler; guards estimators and the entries of models as well.
+    lock: threading.Lock
+    shared: SharedPool
+    pool: LanePool
+    registry: Registry
+    graphs: GraphStore
+    tables: TableOffers
+    node_requests: NodeRequests
+    estimates: Estimates
+    records: RecordKeeper
+    learner: Learner
+    driver: Driver
+    intake: Intake
+
+
+def assemble(
+    config: Config,
+    device: Device,
+    sink: Callable[[RequestRecord], None],
+    cache: CalibrationCache,
+    journal: JournalWriter | None,
+) -> Parts:
+    """Make all parts; nothing is started. `sink` gets the records of answered requests."""
+    lock = threading.Lock()
+    lanes = len(device.lane_cores) * device.count
+    most_bytes = max(2 * config.server.max_message_bytes, 64 << 20)
+    shared = SharedPool(_STAGED_PER_LANE * lanes * most_bytes)
+    pool = LanePool(
+        device.lane_cores,
+        shared,
+        device.keep_bytes,
+        places=device.places,
+        niceness=config.device.lane_niceness,
+    )
+    # Declared here for the callbacks of parts that are made before these.
+    registry: Registry
+    tables: TableOffers
+    driver: Driver
+
+    def graphs_changed() -> None:
+        registry.forget_infos()
+        if records.serving:
+            tables.offer()
+        budget.update()
+
+    # Graphs are held by the host, so they count where its memory is the device's.
+    graphs_count = not device.places
+    graphs = GraphStore(
+        config,
+        device.budget_bytes if graphs_count else None,
+        graphs_changed,
+        hot_budget_bytes=0 if graphs_count else device.budget_bytes,
+    )
+    node_requests = NodeRequests(graphs)
+    budget = TaskBudget(
+        device.budget_bytes,
+        pool.lane_ids_by_device,
+        weights_bytes=lambda: registry.weights_bytes,
+        graphs_bytes=lambda: graphs.tables.hot_bytes + (graphs.held_bytes if graphs_count else 0),
+        tell=lambda event: driver.handle(event),
+    )
+    registry = Registry(
+        config.path(config.models.repository),
+        cache,
+        pool,
+        executor=config.models.executor,
+        qos_factor=config.scheduling.qos_factor,
+        calibration_s=config.models.calibration_s,
+        start_timeout_s=config.server.start_timeout_s,
+        budget_bytes=device.budget_bytes,
+        budget_changed=budget.weights_changed,
+        lock=lock,
+        graphs_of=graphs.fitting,
+    )
+    estimates = Estimates(
+        registry,
+        node_requests,
+        lock,
+        lambda: [one.budget_bytes for one in driver.scheduler.devices],
+    )
+    params = scheduler_params(config, device, pool.lane_ids_by_device, estimates.union)
+    scheduling = Scheduling(params.policy, params.discipline, device.names, len(device.lane_cores))
+    records = RecordKeeper(scheduling, sink)
+    tables = TableOffers(pool, graphs)
+    learner = Learner(registry, lock, params.device.slowdown)
+    news = LaneNews(
+        tables=graphs.tables.answered,
+        lane_up=lambda lane_id: tables.lane_up(lane_id) if records.serving else None,
+        memory_taken=budget.memory_taken,
+    )
+    monitor = LaneMonitor(pool, registry, lock, news)
+    driver = Driver(params, pool, monitor, learner, records, lock=lock, journal=journal)
+    registry.quarantine_reason = driver.quarantine_reason
+    intake = Intake(
+        registry,
+        node_requests,
+        shared,
+        driver,
+        lock=lock,
+        check_finite=config.server.reject_nonfinite,
+    )
+    return Parts(
+        lock=lock,
+        shared=shared,
+        pool=pool,
+        registry=registry,
+        graphs=graphs,
+        tables=tables,
+        node_requests=node_requests,
+        estimates=estimates,
+        records=records,
+        learner=learner,
+        driver=driver,
+        intake=intake,
+    )

@@ -1,0 +1,34 @@
+"""Lessons of ended runs, and what the scheduler hears of them."""
+
+import threading
+from types import SimpleNamespace
+
+from serve.core.events import SlowdownChanged
+from serve.server.learning.learner import Learner
+
+
+def test_lessons_are_learned_once_and_a_bug_in_one_spares_the_others(caplog):
+    def broken():
+        raise RuntimeError("a bug")
+
+    learned = []
+    registry = SimpleNamespace(interference=SimpleNamespace(table=(1.0,)))
+    learner = Learner(registry, threading.Lock(), (1.0,))
+    for lesson in (broken, lambda: learned.append(1)):
+        learner.add(lesson)
+    assert learner.backlog == 2
+    assert learner.learn() is None
+    learner.learn()
+    assert (learned, learner.backlog) == ([1], 0)
+    assert "cannot be learned from" in caplog.text
+
+
+def test_the_scheduler_hears_of_a_slowdown_once_while_it_is_news():
+    interference = SimpleNamespace(table=(1.0, 1.5))
+    learner = Learner(SimpleNamespace(interference=interference), threading.Lock(), (1.0,))
+    assert learner.learn() == SlowdownChanged((1.0, 1.5))
+    assert learner.learn() is None
+    interference.table = (1.0, 1.51)
+    assert learner.learn() is None
+    interference.table = (1.0, 2.0)
+    assert learner.learn() == SlowdownChanged((1.0, 2.0))
