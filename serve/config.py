@@ -1,8 +1,7 @@
 """The configuration file: TOML, decoded strictly into frozen structs (see ``tables``).
 
-All that is wrong with it is told at once, in one ``ConfigError``. Relative paths are resolved
-against the file's folder. The core never sees these structs: it is handed small parameter objects
-made from them.
+One ``ConfigError`` reports every mistake in the file. Relative paths are resolved against the
+file's folder. The core never sees these structs; it gets small parameter objects made from them.
 """
 
 import ipaddress
@@ -28,30 +27,31 @@ _UNITS = {"B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
 
 
 class ServerConfig(Section, frozen=True):
-    """Where to listen and what to accept."""
+    """Section `[server]`: addresses, and limits on requests and on stopping."""
 
     host: str = "127.0.0.1"
     grpc_port: Port = 8001
     http_port: Port = 8002
-    #: Largest gRPC message taken or sent.
+    #: Largest gRPC message that the server receives or sends.
     max_message: str = "64 MiB"
-    #: Requests accepted and not yet answered; more are refused with a retry hint.
+    #: Most requests accepted and not yet answered; another is refused with a retry hint.
     max_queue: Count = 512
-    #: How long lanes may take to start, and a model to load or to be compiled.
+    #: Time limit for starting the lanes, and for loading or compiling one model.
     start_timeout_s: Positive = 150.0
-    #: How long the message of a call may take to arrive once the call has begun.
+    #: Time limit for a call's message to arrive after the call began.
     receive_timeout_s: Positive = 10.0
-    #: How long a stop waits for accepted requests before it gives up on them.
+    #: Time that a stop waits for the accepted requests before it gives up on them.
     drain_timeout_s: Positive = 30.0
-    #: What a stop may take besides; then the process ends by force, with exit code 1.
+    #: Time for the rest of a stop; after it the process ends by force, with exit code 1.
     stop_timeout_s: Positive = 5.0
-    #: How long a run may take before it is stopped and answered with an error, by the time that it
-    #: had a core; None: 60 s or 200 times its estimate, whichever is more.
+    #: Time limit of a run, counted while it has a core; a run beyond it is stopped and answered
+    #: with an error. None: 60 s or 200 times the estimate, whichever is more.
     max_run_s: Positive | None = None
-    #: Take tensors from shared memory objects of this host, and write answers there: anything in
-    #: /dev/shm that the server may open. `auto`: when it listens on a loopback address only.
+    #: Read inputs from shared memory objects of this host and write outputs there. A client may
+    #: name any object in /dev/shm that the server may open. `auto`: only while the server listens
+    #: on a loopback address.
     shared_memory: Literal["auto", "on", "off"] = "auto"
-    #: Refuse features that hold NaN or infinity.
+    #: Refuse features that contain NaN or infinity.
     reject_nonfinite: bool = True
 
     @property
@@ -66,7 +66,7 @@ class ServerConfig(Section, frozen=True):
 
     @property
     def offers_shared_memory(self) -> bool:
-        """`shared_memory`, decided."""
+        """True when clients may use shared memory: `shared_memory`, with `auto` decided."""
         if self.shared_memory != "auto":
             return self.shared_memory == "on"
         try:
@@ -76,23 +76,24 @@ class ServerConfig(Section, frozen=True):
 
 
 class ModelsConfig(Section, frozen=True):
-    """Which models to serve."""
+    """Section `[models]`: which models to serve, and how they are calibrated and run."""
 
     #: Folder in the model repository format.
     repository: str = "models"
-    #: Names to load at start; empty: every model found.
+    #: Names of the models to load at start; empty: all.
     load: tuple[str, ...] = ()
-    #: Where calibrations are kept; None: the user's cache folder.
+    #: Folder of the calibrations and compiled models; None: the user's cache folder.
     cache: str | None = None
-    #: What calibrations and compiled models may take there; those not used for long go first.
+    #: Most bytes of calibrations and compiled models; the least recently used are deleted first.
     cache_limit: str = "2 GiB"
-    #: What timing a new model may take; its memory is measured in less than a second besides.
+    #: Time for timing a new model. Measuring its memory takes less than a second more.
     calibration_s: Positive = 6.0
-    #: How models are run: `eager` as PyG wrote them, `csr` over sorted edges, `compiled` and
-    #: `csr_compiled` the same as machine code, or for each model the fastest that agrees with PyG.
-    #: On CUDA nothing is compiled.
+    #: Executor of the models: `eager` is PyG's own code and `csr` has kernels over sorted edges;
+    #: `compiled` and `csr_compiled` are these two compiled to machine code. `auto`: for each model
+    #: the fastest whose outputs agree with PyG's. Nothing is compiled on CUDA.
     executor: Literal["auto", "eager", "csr", "compiled", "csr_compiled"] = "auto"
-    #: Have `auto` compile models before they serve, some 10 s each when first seen, with g++.
+    #: Let `auto` try compiled executors too. Each new model is then compiled with g++ before it
+    #: serves, which takes some 10 s.
     compile: bool = False
 
     @property
@@ -102,25 +103,25 @@ class ModelsConfig(Section, frozen=True):
 
 
 class DeviceConfig(Section, frozen=True):
-    """What the lanes run on and how much of it they may use."""
+    """Section `[device]`: the devices that lanes run on, and their share of them."""
 
     kind: Literal["auto", "cpu", "cuda"] = "auto"
-    #: Budget for weights and running tasks; None: what the device has, on a processor within the
-    #: limits of the server's control groups, less a reserve.
+    #: Memory for weights and running tasks; None: the device's memory less a reserve. On a
+    #: processor the limits of the server's control groups count too.
     memory_budget: str | None = None
-    #: Resident execution slots of each device; None: by device (CPU: by the cores, or by the CPU
-    #: quota if that is smaller). GPU: up to 28.
+    #: Lanes, which are resident execution slots, of each device; None: by the number of cores, or
+    #: the CPU quota if that is smaller. On a GPU at most 28.
     lanes: Count | None = None
-    #: What a lane's process may hold between runs beyond its models, as a model leaks, before it is
-    #: started anew; None: what lanes keep, and each its part of a quarter of the budget, at least
-    #: 128 MiB. Not for lanes on a GPU.
+    #: Memory that a lane's process may hold between runs beyond its models. A lane that holds more,
+    #: because a model leaks, is restarted. None: the heap that a lane retains, plus its share of a
+    #: quarter of the budget (at least 128 MiB). Does not apply to lanes on a GPU.
     max_lane_memory: str | None = None
     #: Niceness of lanes that compute. With 19 the server's own threads take a core before them, and
     #: so does any other program of the same session or control group; 0 shares evenly.
     lane_niceness: Annotated[int, Meta(ge=0, le=19)] = 19
-    #: Whether runs on a GPU whose shapes recur are captured and replayed, where that gains.
+    #: Capture and replay runs on a GPU whose shapes recur; `auto`: where it is faster.
     cuda_graphs: Literal["auto", "off"] = "auto"
-    #: GPUs to serve on, in CUDA's order; None: all of the first one's model.
+    #: GPUs to serve on, by CUDA's numbers; None: all that are of the first one's model.
     gpus: Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(min_length=1)] | None = None
 
     @property
@@ -139,45 +140,45 @@ class DeviceConfig(Section, frozen=True):
 
 
 class SchedulingConfig(Section, frozen=True):
-    """How requests are planned and run."""
+    """Section `[scheduling]`: how requests are planned and run."""
 
     policy: str = "slack"
     discipline: str = "preemptive"
     window: Literal["adaptive", "fixed"] = "adaptive"
     #: Length of a fixed window.
     window_ms: Positive = 10.0
-    #: QoS target as a multiple of the estimated solo time.
+    #: QoS target of a request, as a multiple of its estimated solo time.
     qos_factor: Annotated[float, Meta(ge=1.0)] = 2.0
-    #: Run waiting requests of one model as one where that saves time and no target.
+    #: Merge waiting requests of one model into one run where that saves time and breaks no target.
     merge: bool = True
-    #: While more work comes than the lanes can do, refuse at once what would be late.
+    #: Under overload, refuse at once a request that would be late.
     shed_late: bool = False
 
 
 class ReportConfig(Section, frozen=True):
-    """Where the QoS report is kept."""
+    """Section `[report]`: the files that record what the server did."""
 
     database: str = "gnnserve.db"
-    #: File for everything the scheduler is told and answers, to be replayed; None: not kept.
+    #: File for every event and command of the scheduler, to replay them; None: no journal.
     journal: str | None = None
 
 
 class GraphConfig(Section, frozen=True):
-    """A graph held by the server, for requests by node id; `file` or `dataset`, not both."""
+    """Section `[[graph]]`: a resident graph, for requests by node ids; `file` or `dataset`."""
 
     name: str
     #: An .npz archive, a .safetensors file, or a folder of .npy files.
     file: str | None = None
-    #: `community`, or a dataset of the paper: its file where `folder` has one, else generated.
+    #: `community`, or a dataset of the paper: read from its file in `folder`, else generated.
     dataset: str | None = None
     folder: str | None = None
-    #: Of the nodes and edges of a generated dataset, this share.
+    #: Share of the nodes and edges of a generated dataset.
     scale: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    #: Add the reverse of every edge; loops and repeats are then dropped.
+    #: Add the reverse of every edge and drop self-loops and repeated edges.
     undirected: bool = False
-    #: Type that features which are no small whole numbers are kept in.
+    #: Stored type of the features, unless all are small whole numbers, which are stored as uint8.
     feature_dtype: Literal["float32", "float16"] = "float32"
-    #: Leave features in a file and map it; `auto`: when they take over a quarter of the device.
+    #: Leave the features in a file and map it; `auto`: when they exceed a quarter of the device.
     memory_map: Literal["auto", "always", "never"] = "auto"
     #: Memory of each GPU for the features that are asked for most: `auto`, `off`, or a size.
     hot_memory: str = "auto"
@@ -191,7 +192,7 @@ class GraphConfig(Section, frozen=True):
 
 
 class Config(Section, frozen=True):
-    """The whole file."""
+    """The whole configuration file."""
 
     server: ServerConfig = ServerConfig()
     models: ModelsConfig = ModelsConfig()
@@ -199,22 +200,22 @@ class Config(Section, frozen=True):
     scheduling: SchedulingConfig = SchedulingConfig()
     report: ReportConfig = ReportConfig()
     graph: tuple[GraphConfig, ...] = ()
-    #: Folder of the file; relative paths in it start here.
+    #: The file's folder, from which relative paths start. Not a key of the file.
     base: Path = Path()
 
     def cache_path(self) -> Path:
-        """Folder of what is kept from one start to the next."""
+        """Return the folder of the calibration cache."""
         return self.path(self.models.cache or _DEFAULT_CACHE)
 
     def path(self, value: str) -> Path:
-        """`value` as a path, resolved against the file's folder."""
+        """Return `value` as a path, resolved against the file's folder."""
         return (self.base / Path(value).expanduser()).resolve()
 
 
 def parse_bytes(text: str, key: str) -> int:
-    """Bytes in a size such as `"4 GiB"`, `"512MB"` or `"1048576"`.
+    """Return the number of bytes in a size such as `"4 GiB"`, `"512MB"` or `"1048576"`.
 
-    Raises ConfigError naming `key` when `text` is no size.
+    Raises ConfigError, which names `key`, when `text` is no size.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     unit = (match[2].upper() or "B") if match else ""
@@ -227,7 +228,7 @@ def parse_bytes(text: str, key: str) -> int:
 
 
 def load_config(path: Path) -> Config:
-    """Read, decode and cross-check the file at `path`; raises ConfigError."""
+    """Read, decode and cross-check the file at `path`; raises ConfigError with every mistake."""
     config, problems = read_config(path)
     if problems:
         raise ConfigError("\n".join(problems))
@@ -235,9 +236,10 @@ def load_config(path: Path) -> Config:
 
 
 def read_config(path: Path) -> tuple[Config, list[str]]:
-    """Return what of the file at `path` is right, and everything that is wrong with it.
+    """Return the configuration at `path` and a message for each mistake in it.
 
-    What is wrong has its default. Raises ConfigError when there is no such file, or no TOML in it.
+    A key with a mistake has its default value. Raises ConfigError when the file cannot be read or
+    is not TOML.
     """
     table = read_toml(path)
     found, problems = decode_sound(table, Config, str(path), hidden=frozenset({"base"}))
@@ -246,7 +248,7 @@ def read_config(path: Path) -> tuple[Config, list[str]]:
 
 
 def _broken_rules(config: Config) -> Iterator[str]:
-    """Rules that one key does not show, as far as they are broken."""
+    """Yield a message for each broken rule that decoding does not check."""
     from serve.core.disciplines import DISCIPLINES
     from serve.core.policies import POLICIES
 

@@ -1,20 +1,20 @@
-"""Every error the server raises on purpose.
+"""The errors that the server raises on purpose.
 
-The tree (`code` in brackets; ``ErrorCode`` is the table of codes and what they are on the wire):
+The tree, with each error's `code` in brackets; ``ErrorCode`` maps codes to gRPC statuses:
 
     ServeError [INTERNAL]
-    ├── ConfigError [INVALID]          a configuration file or a model's config is wrong
+    ├── ConfigError [INVALID]          a mistake in a configuration file or a model's config
     ├── InvalidInput [INVALID]         a request is malformed: names tensor, index and rule
     ├── UnknownName [NOT_FOUND]        no model, version or graph has that name
     ├── NameTaken [EXISTS]             that name is taken
-    ├── Mismatch [PRECONDITION]        things that exist do not fit each other: names both
-    ├── NotReady [UNAVAILABLE]         loading, draining, or no lane is left to run it
-    ├── TooBig [EXHAUSTED]             one request needs more than the device has
+    ├── Mismatch [PRECONDITION]        two existing things do not fit each other: names both
+    ├── NotReady [UNAVAILABLE]         loading, draining, or no lane left to run it
+    ├── TooBig [EXHAUSTED]             the request needs more memory than the device has
     ├── QueueFull [EXHAUSTED]          try again later: carries `retry_after_ns`
     ├── DeadlineExceeded [DEADLINE]    the request's own time limit passed
     ├── RequestCancelled [CANCELLED]   the client went away
     ├── ModelError [INTERNAL]          the model raised, or could not be loaded
-    ├── Unsupported [UNIMPLEMENTED]    asked for something this server does not offer
+    ├── Unsupported [UNIMPLEMENTED]    the server does not offer this
     └── InvariantViolation [INTERNAL]  a bug in the server: carries the task's story
 """
 
@@ -22,10 +22,10 @@ from enum import Enum
 
 
 class ErrorCode(Enum):
-    """What kind of failure this is: our own word, and gRPC's name of its status code.
+    """Kind of a failure: our word for it and the name of its gRPC status code.
 
-    The one table of codes. Statuses of calls, names in the report and the client's errors are
-    made from it.
+    This is the only table of codes: call statuses, names in the report and the client's errors are
+    derived from it.
     """
 
     INVALID = "invalid", "INVALID_ARGUMENT"
@@ -45,55 +45,55 @@ class ErrorCode(Enum):
 
 
 class ServeError(Exception):
-    """Base of all errors raised on purpose; `str(error)` is fit for the client."""
+    """Base class of the errors raised on purpose; `str(error)` may be shown to the client."""
 
     code = ErrorCode.INTERNAL
 
 
 class ConfigError(ServeError):
-    """A configuration is wrong; the message names the file, the key and the rule."""
+    """Mistake in a configuration; the message names the file, the key and the rule."""
 
     code = ErrorCode.INVALID
 
 
 class InvalidInput(ServeError):
-    """A request is malformed; the message names the tensor, the index and the rule."""
+    """Malformed request; the message names the tensor, the index and the rule."""
 
     code = ErrorCode.INVALID
 
 
 class UnknownName(ServeError):
-    """A model, a version or a graph by that name is not here."""
+    """Unknown name of a model, version or graph."""
 
     code = ErrorCode.NOT_FOUND
 
 
 class NameTaken(ServeError):
-    """Something by that name is here already."""
+    """Name that is already taken."""
 
     code = ErrorCode.EXISTS
 
 
 class Mismatch(ServeError):
-    """What is asked for exists, but not in the state or shape it is asked for."""
+    """Request for something that exists but has another state or shape; names both."""
 
     code = ErrorCode.PRECONDITION
 
 
 class NotReady(ServeError):
-    """The thing exists and cannot serve now: loading, draining, or lanes lost."""
+    """Request for something that exists but cannot serve now: loading, draining, lanes lost."""
 
     code = ErrorCode.UNAVAILABLE
 
 
 class TooBig(ServeError):
-    """One request needs more memory than the device can ever give; retrying is useless."""
+    """Request that needs more memory than the device has; retrying is useless."""
 
     code = ErrorCode.EXHAUSTED
 
 
 class QueueFull(ServeError):
-    """The queue is at its bound; the same request may be accepted later."""
+    """Request beyond the queue's bound; it may be accepted `retry_after_ns` later."""
 
     code = ErrorCode.EXHAUSTED
 
@@ -103,30 +103,30 @@ class QueueFull(ServeError):
 
 
 class DeadlineExceeded(ServeError):
-    """The request's own time limit (gRPC deadline or `timeout`) passed."""
+    """Request whose own time limit (gRPC deadline or `timeout`) passed."""
 
     code = ErrorCode.DEADLINE
 
 
 class RequestCancelled(ServeError):
-    """The client cancelled or went away."""
+    """Request that its client cancelled, or whose client disconnected."""
 
     code = ErrorCode.CANCELLED
 
 
 class ModelError(ServeError):
-    """The model raised while running, or could not be loaded."""
+    """Failure of a model: it raised while running, or could not be loaded."""
 
     code = ErrorCode.INTERNAL
 
 
 class Unsupported(ServeError):
-    """The request asks for something this server does not offer."""
+    """Request for something that this server does not offer."""
 
     code = ErrorCode.UNIMPLEMENTED
 
 
 class InvariantViolation(ServeError):
-    """A bug in the server, never a user's mistake; the message carries the task's story."""
+    """Bug in the server, never a user's mistake; the message has the task's history."""
 
     code = ErrorCode.INTERNAL

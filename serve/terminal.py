@@ -1,6 +1,7 @@
-"""The terminal. Texts are printed as they are: most hold words of a file, a server or a user.
+"""A console that prints texts literally.
 
-What is to have a colour gets a style of its own; brackets and colons in a text mean themselves.
+Most texts hold words from a file, a server or a user, so brackets and colons in them are no markup.
+Colour is given as a style instead.
 """
 
 from typing import Any
@@ -11,17 +12,17 @@ from rich.text import Text
 
 
 class Console(rich.console.Console):
-    """rich's console, which reads no markup, no emoji names and no numbers in what it prints."""
+    """rich's console without markup, emoji names and highlighted numbers."""
 
     def __init__(self, **options: Any) -> None:
-        """`options` are rich's own."""
+        """`options` are those of ``rich.console.Console``."""
         super().__init__(markup=False, emoji=False, highlight=False, **options)
 
     def print_error(self, error: Exception) -> None:
-        """The one line that a failed command ends with."""
+        """Print the line that a failed command ends with."""
         self.print(Text.assemble(("error:", "red"), f" {error}"), soft_wrap=True)
 
 
 def description_column() -> TextColumn:
-    """What a progress bar is about."""
+    """Return the column with a progress bar's description, printed literally."""
     return TextColumn("{task.description}", markup=False)

@@ -1,9 +1,10 @@
-"""`gnnserve demo`: a server, a few requests, a load, and the report, in one go.
+"""`gnnserve demo`: start a server, send requests and a load, and show the report.
 
-Server and load generator are processes of their own, as in real use; whatever way the demo ends,
-both have ended before it. What it leaves behind lies in one folder.
+The server and the load generator are processes of their own, as in real use. Both have ended when
+the demo ends, however it ends. All files it leaves behind are in one folder.
 """
 
+import importlib.util
 import select
 import signal
 import socket
@@ -23,20 +24,20 @@ from rich.text import Text
 
 from serve.client import Answer, Client, ClientError
 from serve.commands.steps import Steps
-from serve.errors import NotReady
+from serve.errors import ConfigError, NotReady
 from serve.models.community import LabelledGraph, community_graph
 from serve.obs.cli_report import run_report
 from serve.resources import configs_path
 from serve.terminal import Console
 
-#: The first start on a machine calibrates every model.
+#: Long, as the first start on a machine calibrates every model.
 _START_S = 180.0
 _STOP_S = 45.0
 _HOST = "127.0.0.1"
 _MODELS = ("gcn", "sage", "gin", "gat")
-#: Moderate, counting the generator on the same cores.
+#: Moderate, as the load generator runs on the same cores.
 _RHO = "0.15"
-#: Graphs small enough to come by the hundred.
+#: Graphs are small, so that the load is hundreds of requests.
 _LOAD = ("--workload", "mix", "--rho", _RHO, "--end-to-end", "--scale", "0.02",
          "--max-nodes", "2000")  # fmt: skip
 _CONFIG = """\
@@ -52,7 +53,7 @@ repository = {models}
 [report]
 database = "gnnserve.db"
 
-# What the models were trained on, for requests by node id.
+# The graph that the models were trained on, for requests by node ids.
 [[graph]]
 name = "community"
 dataset = "community"
@@ -62,10 +63,13 @@ _console = Console()
 
 
 def run_demo(folder: Path, duration_s: float) -> int:
-    """Run the demo with its files in `folder` and `duration_s` of load; returns the exit code.
+    """Run the demo with its files in `folder` and `duration_s` of load; return the exit code.
 
-    Raises NotReady when the server does not come up, KeyboardInterrupt on Ctrl-C or SIGTERM.
+    Raises ConfigError when Locust is not installed, NotReady when the server does not start, and
+    KeyboardInterrupt on Ctrl-C or SIGTERM.
     """
+    if importlib.util.find_spec("locust") is None:
+        raise ConfigError("the demo's load needs Locust; run: pip install 'gnnserve[server,load]'")
     folder.mkdir(parents=True, exist_ok=True)
     database = folder / "gnnserve.db"
     for suffix in ("", "-wal", "-shm"):
@@ -78,21 +82,21 @@ def run_demo(folder: Path, duration_s: float) -> int:
             _say("2. Each model classifies the nodes of a graph of five communities")
             _show_requests(client, community_graph())
         _say(
-            f"3. {duration_s:g} s of requests at random times, whether or not earlier ones are "
-            f"done; a load of {_RHO}"
+            f"3. {duration_s:g} s of requests at random times, sent whether or not earlier ones "
+            f"are answered; offered load {_RHO}"
         )
         _load(address, duration_s)
     _say("4. The server's own report, after it has stopped")
     page = folder / "report.html"
     code = run_report(database) or run_report(database, html=page)
     _say("Where to look next")
-    for what, where in (
+    for purpose, target in (
         ("report with plots", str(page)),
         ("serve again", f"gnnserve serve --config {config}"),
         ("load it", f"gnnserve load --target {address} --rho 0.4 --end-to-end --duration 30"),
         ("report again", f"gnnserve report --db {database} --since 10m"),
     ):
-        _console.print(Text.assemble(f"  {what:22} ", (where, "bold")), soft_wrap=True)
+        _console.print(Text.assemble(f"  {purpose:22} ", (target, "bold")), soft_wrap=True)
     return code
 
 
@@ -101,7 +105,7 @@ def _say(*parts: str | tuple[str, str]) -> None:
 
 
 def _write_config(folder: Path) -> tuple[Path, str]:
-    """A configuration on two free ports, and the gRPC address."""
+    """Write a configuration with two free ports; return its path and the gRPC address."""
     with socket.socket() as one, socket.socket() as other:
         for chosen in (one, other):
             chosen.bind((_HOST, 0))
@@ -119,7 +123,7 @@ def _write_config(folder: Path) -> tuple[Path, str]:
 
 @contextmanager
 def _sigterm_interrupts() -> Iterator[None]:
-    """SIGTERM ends the demo as Ctrl-C does, with everything it started."""
+    """Let SIGTERM end the demo as Ctrl-C does, with everything that it started."""
 
     def interrupt(number: int, frame: FrameType | None) -> NoReturn:
         raise KeyboardInterrupt
@@ -133,10 +137,11 @@ def _sigterm_interrupts() -> Iterator[None]:
 
 @contextmanager
 def _child(command: list[str], stop_s: float, **streams: Any) -> Iterator[subprocess.Popen[str]]:
-    """A process of ours, asked to end and, after `stop_s`, made to."""
-    # A session of its own: Ctrl-C reaches the demo only, which ends its children in order.
+    """Run a module as a process; at the end send SIGTERM and, `stop_s` later, SIGKILL."""
+    # A session of its own, so that Ctrl-C reaches only the demo, which ends its children in order;
+    # -P, so that a `serve.py` in the current folder does not shadow the package.
     process = subprocess.Popen(
-        [sys.executable, "-m", *command], text=True, start_new_session=True, **streams
+        [sys.executable, "-P", "-m", *command], text=True, start_new_session=True, **streams
     )
     try:
         yield process
@@ -151,7 +156,10 @@ def _child(command: list[str], stop_s: float, **streams: Any) -> Iterator[subpro
 
 @contextmanager
 def _server(config: Path, log: Path) -> Iterator[None]:
-    """A server that is ready; drained and stopped at the end. Raises NotReady."""
+    """Start a server and wait until it is ready; drain and stop it at the end.
+
+    Raises NotReady when it does not start, and when it ended before it was stopped.
+    """
     command = ["serve", "serve", "--config", str(config)]
     with (
         log.open("w", encoding="utf-8") as errors,
@@ -165,11 +173,11 @@ def _server(config: Path, log: Path) -> Iterator[None]:
 
 
 def _wait_ready(process: subprocess.Popen[str], log: Path, steps: Steps) -> None:
-    """Return when the server has said `ready`; raises NotReady when it ends or takes too long."""
+    """Return once the server printed `ready`; raises NotReady when it ends or takes too long."""
     assert process.stdout is not None
     started = time.monotonic()
     while (waited_s := time.monotonic() - started) < _START_S:
-        # The bar has no end to tell: it approaches one over the time a calibration takes.
+        # The remaining time is unknown, so the bar approaches its end and never reaches it.
         steps.tell(f"starting the server: {_last_message(log)}", waited_s / (waited_s + 10))
         if select.select([process.stdout], [], [], 0.1)[0]:
             line = process.stdout.readline()
@@ -186,7 +194,7 @@ def _ended(process: subprocess.Popen[str], log: Path) -> str:
 
 
 def _last_message(log: Path) -> str:
-    """What the server logged last."""
+    """Return the message of the last line in the server's log."""
     lines = log.read_text(encoding="utf-8").splitlines()
     if not lines:
         return "…"
@@ -197,7 +205,7 @@ def _last_message(log: Path) -> str:
 
 
 def _load(address: str, duration_s: float) -> None:
-    """Run the load generator; it prints its own tables."""
+    """Run the load generator, which prints its own tables; raises NotReady when it fails."""
     command = ["loadgen", "--target", address, "--duration", str(duration_s), *_LOAD]
     with _child(command, _STOP_S) as process:
         process.wait()
@@ -210,14 +218,14 @@ def _show_server(client: Client) -> None:
     budget_gib = facts.budget_bytes / 2**30
     _console.print(
         f"   {facts.device}, {facts.lanes} lanes, {budget_gib:.1f} GiB for requests; policy "
-        f"{facts.policy}, discipline {facts.discipline}; every request is promised an answer "
-        f"within {facts.qos_factor:g} × the time it would take alone",
+        f"{facts.policy}, discipline {facts.discipline}; each request gets a target of "
+        f"{facts.qos_factor:g} × the time it would take alone",
         soft_wrap=True,
     )
 
 
 def _show_requests(client: Client, graph: LabelledGraph) -> None:
-    """One request per model, how right it is, what was promised and kept; and a wrong one."""
+    """Send one request to each model and show accuracy, target and times; then an invalid one."""
     table = Table(
         "model", "accuracy", "alone, ms", "promised, ms", "run, ms", "memory, MiB", "kept"
     )
@@ -228,8 +236,8 @@ def _show_requests(client: Client, graph: LabelledGraph) -> None:
         table.add_row(model, *_cells(answer, graph))
     _console.print(table)
     _console.print(
-        f"   {graph.x.shape[0]:,} nodes, {graph.edge_index.shape[1]:,} edges; accuracy on nodes no "
-        f"model was trained on, where guessing gives {1 / graph.num_classes:.0%}",
+        f"   {graph.x.shape[0]:,} nodes, {graph.edge_index.shape[1]:,} edges; accuracy on nodes "
+        f"that no model was trained on, where guessing gives {1 / graph.num_classes:.0%}",
         soft_wrap=True,
     )
     wrong = graph.edge_index.copy()

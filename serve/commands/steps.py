@@ -1,4 +1,4 @@
-"""A progress line on a terminal for work that takes seconds; silent anywhere else."""
+"""A progress line on a terminal, for work that takes seconds; nothing is shown elsewhere."""
 
 from types import TracebackType
 
@@ -8,7 +8,7 @@ from serve.terminal import Console, description_column
 
 
 class Steps:
-    """One line with what is being done, a bar and the time; gone when closed."""
+    """A line with the current step, a bar and the elapsed time; it disappears when closed."""
 
     def __init__(self, console: Console) -> None:
         self._progress = Progress(
@@ -34,9 +34,9 @@ class Steps:
         self.close()
 
     def tell(self, step: str, fraction: float) -> None:
-        """Show `step`; `fraction` of 1 is done."""
+        """Show `step`, with `fraction` of the whole done, 0 to 1. A ``Progress``."""
         self._progress.update(self._task, description=step, completed=fraction)
 
     def close(self) -> None:
-        """Take the line away. Idempotent."""
+        """Remove the line. Idempotent."""
         self._progress.stop()

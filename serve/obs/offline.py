@@ -28,7 +28,7 @@ def make_report(database: Path, form: Literal["html", "json"], since_s: float) -
 
     Raises DeadlineExceeded when it takes too long, NotReady with the reason when it fails.
     """
-    command = [sys.executable, "-m", "serve.obs.offline", str(database), form, str(since_s)]
+    command = [sys.executable, "-P", "-m", "serve.obs.offline", str(database), form, str(since_s)]
     path = os.pathsep.join(entry for entry in sys.path if entry)
     with _one_report:
         try:

@@ -71,7 +71,7 @@ def compile_apart(
     environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     try:
         done = subprocess.run(
-            [sys.executable, "-m", __name__],
+            [sys.executable, "-P", "-m", __name__],
             input=msgspec.json.encode(job),
             env=environment,
             capture_output=True,

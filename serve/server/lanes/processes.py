@@ -81,7 +81,8 @@ def start(setup: LaneSetup, lanes: int, pool_fd: int) -> tuple[BaseProcess, list
     )
     try:
         with _one_at_a_time:
-            with lane_environment():
+            # Without a safe path a `serve.py` in the current folder would shadow the package.
+            with lane_environment(PYTHONSAFEPATH="1"):
                 forkserver.ensure_running()
             with _no_main_module(), _unstuck():
                 process.start()
@@ -208,9 +209,9 @@ def _as_passed(file: PassedFile) -> PassedFile:
 
 
 @contextmanager
-def lane_environment() -> Iterator[None]:
-    """Environment of the fork server, so of all lanes; ours is as before afterwards."""
-    wanted = dict(LANE_ENVIRONMENT)
+def lane_environment(**more: str) -> Iterator[None]:
+    """Set the variables that lanes start with, and `more`; restore the old values at the end."""
+    wanted = LANE_ENVIRONMENT | more
     meter = native.meter_library_path()
     if meter is None:
         _log.warning("lanes run without the memory meter: peaks are not measured")
