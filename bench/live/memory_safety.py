@@ -1,22 +1,19 @@
-"""What the memory checks are worth: the same requests with them and without.
+"""Send the same requests with the memory checks and without, on a device too small for them.
 
-    python -m bench.live.memory_safety [--requests N]
+    python -m bench.live.memory_safety [--quick] [--requests 40]
 
-A device of 768 MiB, four lanes, and a trace of GraphSAGE requests (`eager`) that need 25 to 85 % of
-it each, all sent within a second, so that together they need many times what there is. Served twice
-by a real server: `checked`, with the device's size as its budget, and `mps_aggr`, as under plain
-MPS sharing: the server is told of far more memory than there is and starts whatever has a lane.
-
-The device ends what does not fit: when the lanes' own memory together passes its size, the largest
-of them is killed, as the kernel's out-of-memory killer does with a container; the bench stands in
-for it, looking every two milliseconds. Memory is the private resident memory of the lanes beyond
-what they had before the trace. Writes bench/results/memory_safety.json.
+A device of 768 MiB, four lanes, and GraphSAGE requests (`eager`) that need 25 to 85 % of it each,
+all sent within a second: together many times what there is. A real server serves them twice:
+`checked`, with the device's size as its budget, and `mps_aggr`, as under plain MPS sharing, told of
+far more memory than there is. When the lanes' memory together passes the device, the largest of
+them is killed, as the kernel's out-of-memory killer does with a container; the bench stands in for
+it and looks every two milliseconds. Memory is the private resident memory of the lanes beyond what
+they had before the trace.
 """
 
 import argparse
 import os
 import signal
-import statistics
 import tempfile
 import threading
 import time
@@ -26,32 +23,37 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from bench.kit.processes import descendants
-from bench.kit.result import RESULTS, write_result
+from bench.kit.script import Script, Table
 from bench.kit.servers import ServerProcess
 from serve.client import Client, ClientError
 from serve.config import ModelsConfig
 
-RESULT = RESULTS / "memory_safety.json"
 DEVICE_BYTES = 768 << 20
-UNCHECKED_BYTES = 64 << 30
+BUDGETS = {"checked": DEVICE_BYTES, "mps_aggr": 64 << 30}
 SHARES = (0.25, 0.85)
-MODEL = "sage"
-FEATURES = 32
-EDGES_PER_NODE = 12
+MODEL, FEATURES, EDGES_PER_NODE = "sage", 32, 12
+SCRIPT = Script(
+    "memory_safety",
+    full={"requests": 40},
+    quick={"requests": 2},
+    tables=[
+        Table("Requests that need more than the device has", "rows", {
+            "mode": "{mode}", "needed ÷ device": "{needed_share:.1f}",
+            "peak ÷ device": "{peak_share:.2f}", "ended": "{ended}",
+            "lanes killed": "{killed_lanes}", "took, s": "{took_s:.1f}",
+        })
+    ],
+)  # fmt: skip
 
 
 class DeviceMemory:
-    """Watches the memory of the lanes; kills the largest when they pass the device together."""
+    """Watches the memory of the lanes; kills the largest when together they pass the device."""
 
     def __init__(self, server: ServerProcess) -> None:
         self._server = server
-        self.peak_bytes = 0
-        self.kills = 0
-        self._idle: dict[int, int] = {}
+        self.peak_bytes = self.kills = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch)
 
@@ -65,11 +67,8 @@ class DeviceMemory:
         self._thread.join()
 
     def _lanes(self) -> set[int]:
-        """Children of the fork server."""
-        found: set[int] = set()
-        for child in descendants(self._server.pid):
-            found |= descendants(child).keys()
-        return found
+        """Return the children of the fork server."""
+        return {lane for child in descendants(self._server.pid) for lane in descendants(child)}
 
     def _watch(self) -> None:
         lanes, looked = self._lanes(), time.monotonic()
@@ -94,79 +93,55 @@ def _private_bytes(pid: int) -> int:
     return (int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGE_SIZE")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=40)
-    arguments = parser.parse_args()
-    modes = {"checked": DEVICE_BYTES, "mps_aggr": UNCHECKED_BYTES}
-    results = {name: measure(budget, arguments.requests) for name, budget in modes.items()}
-    document = {
-        "device_bytes": DEVICE_BYTES,
-        "requests": arguments.requests,
-        "modes": results,
-    }
-    write_result(RESULT, document)
-    show(document)
-
-
-def measure(budget_bytes: int, requests: int) -> dict[str, Any]:
-    """What became of the trace under a budget."""
+def served(budget_bytes: int, requests: int) -> dict[str, Any]:
+    """Return what became of the requests under a budget."""
     sections: dict[str, dict[str, object]] = {
         "device": {"memory_budget": f"{budget_bytes >> 20} MiB", "lanes": 4},
         "models": {"executor": "eager"},
     }
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        ServerProcess(
+    with tempfile.TemporaryDirectory() as folder:
+        server = ServerProcess(
             Path(folder), sections=sections, calibration_s=ModelsConfig().calibration_s
-        ) as server,
-        Client(server.target) as client,
-    ):
-        sizes, needs = _sizes(client, requests)
-        ended: Counter[str] = Counter()
-        said: dict[str, str] = {}
-        latencies: list[float] = []
-        # Requests of one size share their arrays, as they are large.
-        graphs = {nodes: _graph(nodes) for nodes in set(sizes)}
+        )
+        with server, Client(server.target) as client:
+            sizes = sizes_for(client, requests)
+            # Requests of one size share their arrays, as they are large.
+            graphs = {nodes: _graph(nodes) for nodes in set(sizes)}
+            ended: Counter[str] = Counter()
 
-        def ask(place: int) -> None:
-            x, edge_index = graphs[sizes[place]]
-            time.sleep(place / requests)
-            started = time.monotonic()
-            try:
-                client.infer(MODEL, x=x, edge_index=edge_index)
-            except ClientError as error:
-                ended[type(error).__name__] += 1
-                said.setdefault(type(error).__name__, str(error))
-            else:
-                ended["OK"] += 1
-            latencies.append(time.monotonic() - started)
+            def ask(place: int) -> None:
+                x, edge_index = graphs[sizes[place]]
+                time.sleep(place / requests)
+                try:
+                    client.infer(MODEL, x=x, edge_index=edge_index)
+                    ended["OK"] += 1
+                except ClientError as error:
+                    ended[type(error).__name__] += 1
 
-        with DeviceMemory(server) as device, ThreadPoolExecutor(requests) as threads:
-            started = time.monotonic()
-            list(threads.map(ask, range(requests)))
-            took_s = time.monotonic() - started
-        return {
-            "ended": dict(ended),
-            "said": said,
-            "killed_lanes": device.kills,
-            "peak_bytes": device.peak_bytes,
-            "needed_bytes": sum(needs),
-            "took_s": took_s,
-            "latency_median_s": statistics.median(latencies),
-        }
+            with DeviceMemory(server) as device, ThreadPoolExecutor(requests) as threads:
+                started_s = time.monotonic()
+                list(threads.map(ask, range(requests)))
+                took_s = time.monotonic() - started_s
+            needed_bytes = sum(_reserve_bytes(client, nodes) for nodes in sizes)
+    return {
+        "ended": dict(ended),
+        "killed_lanes": device.kills,
+        "peak_bytes": device.peak_bytes,
+        "peak_share": round(device.peak_bytes / DEVICE_BYTES, 3),
+        "needed_bytes": needed_bytes,
+        "needed_share": round(needed_bytes / DEVICE_BYTES, 3),
+        "took_s": took_s,
+    }
 
 
-def _sizes(client: Client, requests: int) -> tuple[list[int], list[int]]:
-    """Nodes of each request, and what it will reserve."""
-    large = _reserve(client, 100_000)
+def sizes_for(client: Client, requests: int) -> list[int]:
+    """Return the number of nodes of each request."""
+    large_bytes = _reserve_bytes(client, 100_000)
     shares = np.random.default_rng(0).choice(np.linspace(*SHARES, 7), requests)
-    sizes = [int(share * DEVICE_BYTES / large * 100_000) for share in shares]
-    needs = [_reserve(client, nodes) for nodes in sizes]
-    return sizes, needs
+    return [int(share * DEVICE_BYTES / large_bytes * 100_000) for share in shares]
 
 
-def _reserve(client: Client, nodes: int) -> int:
+def _reserve_bytes(client: Client, nodes: int) -> int:
     return client.estimate(MODEL, num_nodes=nodes, num_edges=nodes * EDGES_PER_NODE).reserve_bytes
 
 
@@ -176,25 +151,11 @@ def _graph(nodes: int) -> tuple[Any, Any]:
     return x, rng.integers(0, nodes, (2, nodes * EDGES_PER_NODE), dtype=np.int32)
 
 
-def show(document: dict[str, Any]) -> None:
-    """Both modes side by side."""
-    table = Table(title=f"{document['requests']} requests on {DEVICE_BYTES >> 20} MiB")
-    for name in ("", "needed", "peak", "answered", "failed", "lanes killed", "took"):
-        table.add_column(name, justify="right")
-    for name, found in document["modes"].items():
-        ended = dict(found["ended"])
-        answered = ended.pop("OK", 0)
-        table.add_row(
-            name,
-            f"{found['needed_bytes'] / DEVICE_BYTES:.1f} ×",
-            f"{found['peak_bytes'] / DEVICE_BYTES:.2f} ×",
-            str(answered),
-            ", ".join(f"{count} {kind}" for kind, count in ended.items()) or "0",
-            str(found["killed_lanes"]),
-            f"{found['took_s']:.1f} s",
-        )
-    Console().print(table)
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Return a row for each mode."""
+    rows = [{"mode": mode, **served(size, options.requests)} for mode, size in BUDGETS.items()]
+    return {"device_bytes": DEVICE_BYTES, "requests": options.requests, "rows": rows}
 
 
 if __name__ == "__main__":
-    main()
+    SCRIPT.main(measure, __doc__)

@@ -1,12 +1,12 @@
-"""What one scheduling decision costs with 10, 1,000 and 100,000 tasks pending.
+"""Measure the processor time of scheduling decisions, and of a long simulation.
 
-    python -m bench.scheduling.decisions [--cycles 3000] [--out bench/results/decisions.json]
+    python -m bench.scheduling.decisions [--quick] [--cycles 3000] [--million 1000000]
 
-Simulates a closed loop: every finished task is replaced by a new one, so the queue keeps its
-length, and every call of ``Scheduler.handle`` (with ``next_wakeup``) in a task's whole cycle,
-arrived, prepared, finished, is timed. Processor time of the calling thread, so that other work on
-the machine does not count. Two slots, six lanes, adaptive window, log-normal run times around
-2 ms.
+A closed loop keeps the queue at 10, 1,000 and 100,000 pending tasks: every finished task is
+replaced by a new one, and every call of ``Scheduler.handle`` (with ``next_wakeup``) is timed. Two
+slots, six lanes, adaptive window, log-normal run times around 2 ms. Then a million requests are
+simulated at ρ 0.7, with `slack` under `preemptive` and eight lanes. All times are processor time of
+the one thread, so other work on the machine does not count.
 """
 
 import argparse
@@ -16,13 +16,10 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from bench.kit.result import write_result
+from bench.kit.measure import percentiles
+from bench.kit.script import Script, Table
 from serve.core.commands import Command
 from serve.core.disciplines import DISCIPLINES
 from serve.core.events import Event
@@ -31,110 +28,127 @@ from serve.core.policies import POLICIES
 from serve.core.scheduler import Scheduler
 from serve.core.types import Bytes, Estimate, LaneId, Nanos, QoS, Task, TaskId
 from serve.sim.device import DeviceModel, Offered
-from serve.sim.engine import Simulation
+from serve.sim.engine import Simulation, simulate
 
-PENDING = (10, 1_000, 100_000)
-LANES, SLOTS = 6, 2
+SLOTS, LANES, LANES_OF_MILLION, RHO = 2, 6, 8, 0.7
 PREPARE_NS = Nanos(200_000)
+#: Of a log-normal distribution around 2 ms whose logarithm has a spread of 1.
+MEAN_RUN_NS = 2e6 * 1.6487
+SCRIPT = Script(
+    "decisions",
+    full={"cycles": 3000, "pending": (10, 1_000, 100_000), "million": 1_000_000},
+    quick={"cycles": 50, "pending": (10, 100), "million": 2_000},
+    tables=[
+        Table("One scheduling decision, µs of processor time", "rows", {
+            "policy": "{policy}", "discipline": "{discipline}", "pending": "{pending:,}",
+            "p50": "{p50_us:.1f}", "p99": "{p99_us:.1f}", "mean": "{mean_us:.1f}",
+            "task's cycle": "{cycle_us:.1f}",
+        }),
+        Table("A long simulation", "million", {
+            "requests": "{requests:,}", "processor time, s": "{cpu_s:.1f}", "missed": "{missed:,}",
+        }),
+    ],
+)  # fmt: skip
 
 
 class TimedScheduler(Scheduler):
-    """Notes what each call costs."""
+    """Records the processor time of each call."""
 
     def __init__(self, params: SchedulerParams) -> None:
         super().__init__(params)
-        self.costs_ns: list[tuple[str, int]] = []
+        self.costs_us: list[float] = []
 
     def handle(self, event: Event, now_ns: Nanos) -> list[Command]:
-        started = time.thread_time_ns()
+        """Return the commands; their cost is recorded."""
+        started_ns = time.thread_time_ns()
         commands = super().handle(event, now_ns)
         self.next_wakeup()
-        self.costs_ns.append((type(event).__name__, time.thread_time_ns() - started))
+        self.costs_us.append((time.thread_time_ns() - started_ns) / 1e3)
         return commands
 
 
-def requests(seed: int, now_ns: Callable[[], Nanos]) -> Iterator[Offered]:
-    """Endless requests that arrive when they are asked for."""
+def requests(seed: int, now_ns: Callable[[], float]) -> Iterator[Offered]:
+    """Yield endless requests that arrive when they are asked for."""
     rng = random.Random(seed)
     for task_id in itertools.count():
         run_ns = Nanos(int(2e6 * rng.lognormvariate(0, 1)) + 1)
-        reserve_bytes = Bytes(512 * rng.randrange(1, 1 << 18))
+        size = Bytes(512 * rng.randrange(1, 1 << 12))
         solo_ns = Nanos(run_ns + PREPARE_NS)
-        estimate = Estimate(reserve_bytes, reserve_bytes, run_ns, solo_ns)
         qos = QoS(Nanos(2 * solo_ns), timeout_ns=Nanos(10**12))
-        task = Task(TaskId(task_id), "gcn:1", 100, 1000, now_ns(), estimate, qos)
+        estimate = Estimate(size, size, run_ns, solo_ns)
+        task = Task(TaskId(task_id), "gcn:1", 100, 1000, Nanos(int(now_ns())), estimate, qos)
         yield Offered(task, run_ns, PREPARE_NS)
 
 
-def measure(policy: str, discipline: str, pending: int, cycles: int) -> dict[str, Any]:
-    """Costs per call in µs, at a queue of `pending` tasks."""
-    device = DeviceFacts(
-        Bytes(1 << 30), tuple(map(LaneId, range(LANES))), parallelism=SLOTS, can_suspend=True
+def device(lanes: int) -> DeviceFacts:
+    """Return two cores with that many lanes, which suspend."""
+    return DeviceFacts(
+        Bytes(1 << 30), tuple(map(LaneId, range(lanes))), parallelism=SLOTS, can_suspend=True
     )
+
+
+def decisions(policy: str, discipline: str, pending: int, cycles: int) -> dict[str, Any]:
+    """Return the cost of a call in µs at a queue of `pending` tasks."""
     scheduler = TimedScheduler(
-        SchedulerParams(device=device, policy=policy, discipline=discipline, max_queue=1 << 30)
+        SchedulerParams(
+            device=device(LANES), policy=policy, discipline=discipline, max_queue=1 << 30
+        )
     )
     simulation = Simulation(scheduler, DeviceModel())
     source = requests(pending, lambda: simulation.now_ns)
     for _ in range(pending):
         simulation.now_ns = Nanos(simulation.now_ns + 1000)
         simulation.offer(next(source))
-    scheduler.costs_ns.clear()
+    scheduler.costs_us.clear()
     gc.collect()
     gc.disable()  # a collection walks every pending task and would be billed to one call
     try:
-        replaced = len(simulation.answered)
-        for _ in range(cycles):
+        for replaced in range(len(simulation.answered), len(simulation.answered) + cycles):
             while len(simulation.answered) == replaced:
                 simulation.step()
-            replaced += 1
             simulation.offer(next(source))
     finally:
         gc.enable()
-    costs_us = sorted(cost / 1000 for _, cost in scheduler.costs_ns)
-    by_event = {
-        name: statistics.fmean(cost / 1000 for kind, cost in scheduler.costs_ns if kind == name)
-        for name in sorted({kind for kind, _ in scheduler.costs_ns})
-    }
+    costs_us = scheduler.costs_us
+    found = percentiles(costs_us, (50, 99), 2)
     return {
         "policy": policy,
         "discipline": discipline,
         "pending": pending,
         "calls": len(costs_us),
-        "p50_us": round(costs_us[len(costs_us) // 2], 2),
-        "p99_us": round(costs_us[len(costs_us) * 99 // 100], 2),
+        "p50_us": found["p50"],
+        "p99_us": found["p99"],
         "mean_us": round(statistics.fmean(costs_us), 2),
         "cycle_us": round(sum(costs_us) / cycles, 2),
-        "mean_us_by_event": {name: round(cost, 2) for name, cost in by_event.items()},
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--cycles", type=int, default=3000)
-    parser.add_argument("--out", type=Path, default=Path("bench/results/decisions.json"))
-    options = parser.parse_args()
-    rows = [
-        measure(policy, discipline, pending, options.cycles)
-        for policy in sorted(POLICIES)
-        for discipline in sorted(DISCIPLINES)
-        for pending in PENDING
-    ]
-    result = {"cycles": options.cycles, "rows": rows}
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    write_result(options.out, result)
-    table = Table(title="One scheduling decision, µs per call", caption=str(options.out))
-    for column in ("policy", "discipline", "pending", "p50", "p99", "mean", "task's cycle"):
-        table.add_column(column, justify="left" if column[0] in "pd" else "right")
-    for row in rows:
-        table.add_row(
-            row["policy"],
-            row["discipline"],
-            f"{row['pending']:,}",
-            *(f"{row[key]:.1f}" for key in ("p50_us", "p99_us", "mean_us", "cycle_us")),
-        )
-    Console().print(table)
+def million(count: int) -> dict[str, Any]:
+    """Simulate `count` Poisson arrivals; making the requests is not timed."""
+    rng, now_ns = random.Random(1), 0.0
+
+    def arrival_ns() -> float:
+        nonlocal now_ns
+        now_ns += rng.expovariate(RHO * SLOTS / (MEAN_RUN_NS + PREPARE_NS))
+        return now_ns
+
+    offered = list(itertools.islice(requests(1, arrival_ns), count))
+    params = SchedulerParams(device(LANES_OF_MILLION), policy="slack", discipline="preemptive")
+    started_s = time.thread_time()
+    report = simulate(offered, params)
+    missed = report.violations + count - report.completed
+    return {"requests": count, "cpu_s": time.thread_time() - started_s, "missed": missed}
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Return a row for each policy, discipline and length of the queue."""
+    cases = itertools.product(sorted(POLICIES), sorted(DISCIPLINES), options.pending)
+    return {
+        "cycles": options.cycles,
+        "rows": [decisions(*case, options.cycles) for case in cases],
+        "million": [million(options.million)],
+    }
 
 
 if __name__ == "__main__":
-    main()
+    SCRIPT.main(measure, __doc__)

@@ -1,4 +1,10 @@
-"""The simulated twin of the live servers of ``bench.live.live``: same traces, same scheduler."""
+"""A simulated twin of the live servers of ``bench.live.live``: same traces, same scheduler.
+
+The twin of a load is learned from one live run of our system at that load: how far runs and their
+estimates are off the time measured alone, by size; the slowdown beside other runs; hand-over,
+preparing and answering, from the journal; and the processor time of server and client for a
+request. Nothing is fitted to the traces and systems that it then simulates.
+"""
 
 import random
 import statistics
@@ -10,7 +16,7 @@ from typing import Any, Self
 
 from bench.kit.live_setup import OURS, Traces
 from bench.kit.open_loop import LoadRun
-from bench.scheduling.policies import missed_share
+from bench.scheduling.site import missed_share
 from serve.core.fleet.fleet import make_scheduler
 from serve.core.params import LANES_PER_CORE
 from serve.core.types import Bytes, Completed, Estimate, LaneId, Nanos
@@ -23,22 +29,22 @@ from serve.sim.report import Answered, summarize
 from serve.sim.workload import BASELINES, make_system, task_of
 from serve.workload import Trace, TraceItem
 
-#: Runs next to each other in length that count as alike.
+#: Runs of about the same length, from which one is drawn.
 ALIKE = 30
-#: Until the simulated learned run is at the live one's pace.
+#: Iterations until the simulated learned run has the live one's pace.
 FITS = 8
-#: Of a record, in the order of `Known`.
+#: Fields of a record, in the order of `Known`.
 _KNOWN_OF_ROW = ("run_ns", "run_estimate_ns", "co_runners")
 
 
 def host_model(
     cores: int, *, server_ns: float, client_ns: float, hear_ns: Nanos, told_ns: int
 ) -> HostModel:
-    """Where the processor time of server and client goes, measured for each request.
+    """Return when server and client need the processor time that was measured for a request.
 
-    `told_ns` of the server's is what the journal shows between arrival and answer, `hear_ns` in it.
-    The rest is transport and bookkeeping; half of it is taken to come before the arrival, as of the
-    client's.
+    The journal shows `told_ns` of the server's time between arrival and answer, `hear_ns` of it
+    after the run. The rest is transport and bookkeeping; half of it is assumed to come before the
+    arrival, and so is half of the client's time.
     """
     half_rest_ns = Nanos(round(max(0.0, server_ns - told_ns) / 2))
     half_client_ns = Nanos(round(client_ns / 2))
@@ -47,24 +53,24 @@ def host_model(
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """A live run of our system from which to learn what the device is like at its load."""
+    """A live run of our system that a twin is learned from."""
 
     trace: Trace
     run: LoadRun
-    #: Processor time of the server's main process, and when it began and ended on its clock.
+    #: Processor time of the server's main process; begin and end of the run on its clock.
     server_s: float
     from_ns: int
     to_ns: int
 
     def part_of(self, journal: Journal) -> Journal:
-        """What the journal says of it."""
+        """Return the journal's rows of this run."""
         rows = tuple(row for row in journal.rows if self.from_ns <= row.at_ns <= self.to_ns)
         return replace(journal, rows=rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A request of the learned run, beside its run time when it was measured alone."""
+    """A request of the learned run, with its run time when it was measured alone."""
 
     solo_run_ns: int
     run_ns: int
@@ -74,7 +80,7 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Measured ÷ solo run time, in the middle: of all runs, those that were alone, the others."""
+    """Medians of measured ÷ solo run time: of all runs, of those alone, of the others."""
 
     all: float
     alone: float
@@ -82,7 +88,7 @@ class Pace:
 
     @classmethod
     def of(cls, runs: Iterable[tuple[int, int, int]]) -> Self:
-        """From (solo run time, run time, most others beside it)."""
+        """Return the pace of runs given as (solo run time, run time, most others beside it)."""
         ratios: dict[bool, list[float]] = {False: [], True: []}
         for solo_ns, run_ns, others in runs:
             ratios[others > 0].append(run_ns / solo_ns)
@@ -92,12 +98,12 @@ class Pace:
 
 
 def ran_ns(outcome: Completed) -> int:
-    """On the lane, without standing suspended."""
+    """Return the time on the lane without suspension."""
     return max(0, outcome.usage.run_ns - outcome.timeline.suspended_ns)
 
 
 def waits_ns(answered: Iterable[Answered]) -> dict[str, list[int]]:
-    """Of each request, as `live_late.STAGES` has it: hand-over and answer."""
+    """Return the hand-over and the answer of every completed request."""
     found: dict[str, list[int]] = {"hand-over": [], "answer": []}
     for row in answered:
         if isinstance(row.outcome, Completed):
@@ -109,10 +115,10 @@ def waits_ns(answered: Iterable[Answered]) -> dict[str, list[int]]:
 
 
 class Twin:
-    """A device as one live run showed it to be, for its load.
+    """The device of one load.
 
-    Loads differ: the more there is to do, the warmer are caches and cores, and a request takes
-    half the processor time at ρ 0.5 of what it takes at 0.1, in the lanes and in the host.
+    Each load has a twin of its own: under more load caches and cores are warmer, and a request
+    takes half the processor time at ρ 0.5 of what it takes at 0.1, in the lanes and in the host.
     """
 
     def __init__(
@@ -130,7 +136,7 @@ class Twin:
         self._learned = learned.trace
         count = len(learned.run.seen)
         rows = [kept[seen.request_uid] for seen in learned.run.seen]
-        #: Short ones first.
+        #: By solo run time, ascending.
         self._known = sorted(
             (
                 Known(traces.solo_of(item).run_ns, *map(row.__getitem__, _KNOWN_OF_ROW))
@@ -140,9 +146,9 @@ class Twin:
             key=lambda known: known.solo_run_ns,
         )
         decode_ns = [row["queue_ns"] for row in rows if not row["co_runners"]] or [0]
-        #: From a request's arrival until it is ready to run, when nothing else is there.
+        #: From a request's arrival until it is ready to run on an idle server.
         self._before_ns = Nanos(round(statistics.median(decode_ns)) + recording.prepare_ns)
-        # Half of the hand-over is the way to the lane, half the server's hearing of the end.
+        # Half of the hand-over is the way to the lane, half the way of the end to the server.
         handed_ns = recording.device.launch_ns or 0
         hear_ns = Nanos(handed_ns // 2)
         host = host_model(
@@ -158,10 +164,9 @@ class Twin:
         self._fit()
 
     def _fit(self) -> None:
-        """Have the simulated learned run at the pace of the live one.
+        """Scale run times until the simulated learned run has the pace of the live one.
 
-        How long runs took there has in it what the host took from them, which the simulation takes
-        again.
+        Live run times include what the host took from the runs, and the simulation takes it again.
         """
         live = Pace.of((known.solo_run_ns, known.run_ns, known.others) for known in self._known)
         beside = live.beside / live.alone
@@ -181,7 +186,7 @@ class Twin:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What was learned."""
+        """Return what was learned, for the result."""
         ratios = sorted(known.run_ns / known.solo_run_ns for known in self._known)
         return {
             **asdict(self._device),
@@ -192,7 +197,7 @@ class Twin:
         }
 
     def with_host(self, share: float) -> Self:
-        """The same with a host that takes so much of the processor time for what it does."""
+        """Return a twin whose host takes that share of the processor time for its work."""
         twin = copy(self)
         host = self._device.host
         assert host is not None
@@ -202,11 +207,11 @@ class Twin:
         return twin
 
     def late(self, system: str, rho: float, seed: int) -> float:
-        """Share late or refused, as the server would see it."""
+        """Return the share late or refused by the server's clock."""
         return missed_share(summarize(self.answered(system, rho, seed)))
 
     def answered(self, system: str, rho: float, seed: int) -> list[Answered]:
-        """Every request of a trace at its end."""
+        """Return every request of a trace at its end."""
         trace, _ = self._traces.make(rho, seed)
         return self._simulate(trace, system).answered
 
@@ -216,10 +221,10 @@ class Twin:
         params = make_system(
             policy, discipline or "rolling", cores=self._cores, budget_bytes=self._budget_bytes
         ).params
-        # The scheduler has measured that, too.
+        # A live scheduler has measured the slowdown too.
         params = replace(params, device=replace(params.device, slowdown=self._device.slowdown))
         if system in BASELINES:
-            # As ``live_server`` has it: lanes as for the others, and what is idle on the last core.
+            # As in ``bench.kit.live_server``: as many lanes, used from the last core on.
             lanes = LANES_PER_CORE * self._cores
             first = self._cores - 1
             count = min(BASELINES[system] or lanes, lanes)
@@ -230,7 +235,7 @@ class Twin:
         return simulation
 
     def _offered(self, number: int, item: TraceItem) -> Offered:
-        """The request as off its solo time and its estimate as a known one of about its length."""
+        """Return the request, with run time and estimate scaled as of a known similar one."""
         solo = self._traces.solo_of(item)
         place = bisect(self._known, solo.run_ns, key=lambda known: known.solo_run_ns)
         alike = self._known[max(0, place - ALIKE // 2) : place + ALIKE // 2]

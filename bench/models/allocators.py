@@ -1,6 +1,6 @@
 """What keeping freed memory is worth to a lane, and by which means.
 
-    python -m bench.models.arena [--runs N]
+    python -m bench.models.allocators [--runs N]
 
 One process for each way to set up glibc's allocator, all on one core and one thread; they take
 turns on graphs of the same sizes, and processor time is taken, which other work on the machine
@@ -8,7 +8,7 @@ hardly changes. Faults are pages that a
 forward pass had to ask the kernel for; pages over live is how far resident memory rose, against the
 peak of live tensors and large blocks. All but `stock` run with the memory meter preloaded, as lanes
 do. `32 MiB` lets blocks up to that size (glibc's largest) come from the heap, `no mmap` blocks of
-any size; both keep 256 MiB of what was freed. Writes bench/results/arena.json.
+any size; both keep 256 MiB of what was freed. Writes bench/results/allocators.json.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from rich.table import Table
 from bench.kit.result import RESULTS, ROOT, write_result
 from serve import native
 
-RESULT = RESULTS / "arena.json"
+RESULT = RESULTS / "allocators.json"
 MODELS = ("gcn", "sage")
 NODES = (1_000, 8_000, 20_000)
 EDGES_PER_NODE = 10
@@ -61,7 +61,15 @@ def main() -> None:
 def measure(runs: int) -> list[dict[str, Any]]:
     """One row a model, size and way."""
     core = max(os.sched_getaffinity(0))
-    command = ["taskset", "-c", str(core), sys.executable, "-m", "bench.models.arena", "--child"]
+    command = [
+        "taskset",
+        "-c",
+        str(core),
+        sys.executable,
+        "-m",
+        "bench.models.allocators",
+        "--child",
+    ]
     children = {
         name: subprocess.Popen(
             [*command, "--runs", str(runs)],

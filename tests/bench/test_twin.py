@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from bench.kit.open_loop import LoadRun, Seen
 from bench.kit.solo import Solo
-from bench.live.live_sim import Learned, Twin
+from bench.live.twin import Learned, Twin
 from serve.core.scheduler import Scheduler
 from serve.core.types import Bytes, Estimate, Nanos, QoS, Task, TaskId
 from serve.journal import decode, encode_header, encode_left, encode_step

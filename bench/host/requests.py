@@ -1,0 +1,341 @@
+"""Measure what one request costs beside the model: latency, and processor time.
+
+    python -m bench.host.requests QUESTION [--quick] [--repeats N] [--against CHECKOUT]
+
+Requests go one at a time from our client to a real server, and as the same bytes to a bare gRPC
+echo (``bench.host.echo``), in turns. QUESTION is
+
+- overhead: the demo's GCN on graphs of 100 to 10,000 nodes, served, called directly on one thread
+  with a lane's allocator, and the echo, all at one pace. `added` is served − direct; `beyond` is
+  what of that the echo would not take too; the stages are the server's own account.
+- transport: a model that copies one column, asked in the message, through shared memory and by node
+  ids, with 10 KB to 50 MB. `added` is what the client waits beyond the run on the lane; ratios are
+  to the echo beside it.
+- cost: the same ways with 10 KB to 1 MB, in processor time of the server's main process and the
+  client, without lanes. `beyond` is what both take more than the echo's.
+
+`--against` has a server of another checkout, with a `.venv` of its own, take turns (cost only).
+"""
+
+import argparse
+import sqlite3
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from bench.host.echo import echo_server
+from bench.kit.measure import elapsed_us, in_turns, percentiles
+from bench.kit.processor import processor_ns
+from bench.kit.result import ROOT
+from bench.kit.script import Script, Table
+from bench.kit.servers import ServerProcess
+from serve.commands.serve import tune_process
+from serve.client import Client
+from serve.config import ModelsConfig
+from serve.lane.models.loader import load_model
+from serve.models.repository import find
+from serve.models.writer import write_model
+from serve.wire.messages import encode_request
+
+FEATURES, EDGES_PER_NODE = 32, 10
+NODE_BYTES = 4 * FEATURES + 2 * 4 * EDGES_PER_NODE
+MESSAGE_BYTES = 128 << 20
+#: The graph the server holds, and the in-neighbours read of each node asked for.
+HELD_NODES, FANOUT = 400_000, 10
+#: Lanes keep freed memory in proportion to the budget; the usual small one of tests is not typical.
+SECTIONS: dict[str, dict[str, object]] = {
+    "server": {"max_message": "128 MiB", "reject_nonfinite": True},
+    "device": {"memory_budget": "8 GiB"},
+}
+#: Next to no work: what is measured is the way there and back.
+MODEL = """
+import torch
+
+class Score(torch.nn.Linear):
+    def forward(self, x, edge_index):
+        return super().forward(x)
+"""
+#: Columns of the report's database, ns.
+STAGES = ("queue", "prepare", "run", "answer", "latency", "quet")
+TRANSPORT = {
+    "request": "{bytes:,} B", "way": "{way}", "added, µs": "{added_us[p50]:,.0f}",
+    "MB/s": "{megabytes_per_s:,.0f}", "÷ echo": "{over_echo[p50]:.2f}",
+}  # fmt: skip
+SCRIPTS = {
+    "overhead": Script(
+        "overhead",
+        full={"repeats": 400, "nodes": (100, 1_000, 10_000)},
+        quick={"repeats": 2, "nodes": (100,)},
+        tables=[
+            Table("Served, direct, and a bare gRPC echo, µs", "rows", {
+                "nodes": "{nodes:,}", "figure": "{figure}", "p50": "{p50:,.0f}",
+                "p99": "{p99:,.0f}",
+            })
+        ],
+    ),
+    "transport": Script(
+        "transport",
+        full={"repeats": 200, "sizes": (10_000, 100_000, 1_000_000, 10_000_000, 50_000_000)},
+        quick={"repeats": 2, "sizes": (10_000,)},
+        tables=[Table("Added to a run", "rows", TRANSPORT)],
+    ),
+    "cost": Script(
+        "request_cost",
+        full={"repeats": 200, "rounds": 5, "sizes": (10_000, 100_000, 1_000_000), "against": None},
+        quick={"repeats": 2, "rounds": 2, "sizes": (10_000,)},
+        tables=[
+            Table("Processor time, µs a request", "rows", {
+                "request": "{bytes:,} B", "way": "{way}", "server": "{server_us:,.0f}",
+                "client": "{client_us:,.0f}", "beyond the echo": "{beyond_us:,.0f}",
+            })
+        ],
+    ),
+}  # fmt: skip
+
+
+def overhead(options: argparse.Namespace) -> dict[str, Any]:
+    """Return percentiles of every stage by the number of nodes, in µs."""
+    torch.set_num_threads(1)
+    tune_process()  # without a lane's allocator the direct call measures glibc's defaults
+    direct = load_model(find(ROOT / "configs" / "models", "gcn"))
+    taken: dict[int, dict[str, list[Any]]] = {}
+    with echo_server() as echo, tempfile.TemporaryDirectory() as folder:
+        server = ServerProcess(
+            Path(folder), sections=SECTIONS, calibration_s=ModelsConfig().calibration_s
+        )
+        with server, Client(server.target) as client:
+            for nodes in options.nodes:
+                call = echo.call()
+                taken[nodes] = paced(client, direct.run, call, nodes, options.repeats)
+            server.stop()
+        stages = stages_by_uid(server.database)
+    rows = [
+        {"nodes": nodes, "figure": figure, **found}
+        for nodes, times in taken.items()
+        for figure, found in figures(times, stages).items()
+    ]
+    return {"model": "gcn", "rows": rows}
+
+
+def paced(
+    client: Client,
+    direct: Callable[[Any], object],
+    echo: Callable[[bytes], object],
+    nodes: int,
+    repeats: int,
+) -> dict[str, list[Any]]:
+    """Return uids and µs of each way, ten by ten, all at the pace of the served requests.
+
+    A core that was idle for a moment is slower for the next, and a hot loop would flatter what the
+    server is compared with.
+    """
+    tensors = random_graph(nodes)
+    edges = tensors["edge_index"].astype(np.int64)
+    inputs = {"x": torch.from_numpy(tensors["x"]), "edge_index": torch.from_numpy(edges)}
+    message = encode_request("gcn", tensors)
+    times: dict[str, list[Any]] = {"uid": [], "client": [], "direct": [], "echo": []}
+    for number in range(-1, max(1, repeats // 10)):
+        found: dict[str, list[Any]] = {name: [] for name in times}
+        for _ in range(10):
+            started_ns = time.perf_counter_ns()
+            answer = client.infer("gcn", x=tensors["x"], edge_index=edges)
+            found["client"].append((time.perf_counter_ns() - started_ns) / 1e3)
+            found["uid"].append(answer.qos.request_uid)
+        for pause_us in found["client"]:
+            direct_us = elapsed_us(direct, inputs)
+            found["direct"].append(direct_us)
+            time.sleep(max(0.0, pause_us - direct_us) / 1e6)
+        for pause_us in found["direct"]:
+            time.sleep(pause_us / 1e6)
+            found["echo"].append(elapsed_us(echo, message))
+        if number >= 0:
+            for name, values in found.items():
+                times[name] += values
+    return times
+
+
+def stages_by_uid(database: Path) -> dict[str, tuple[float, ...]]:
+    """Return the server's account of every request in µs, in the order of `STAGES`."""
+    columns = ", ".join(f"{stage}_ns / 1e3" for stage in STAGES)
+    with closing(sqlite3.connect(database)) as connection:
+        rows = connection.execute(f"SELECT request_uid, {columns} FROM request").fetchall()
+    return {uid: tuple(values) for uid, *values in rows}
+
+
+def figures(
+    times: dict[str, list[Any]], stages: Mapping[str, tuple[float, ...]]
+) -> dict[str, dict[str, float]]:
+    """Return percentiles of what the client saw and of the server's stages."""
+    kept = dict(zip(STAGES, np.array([stages[uid] for uid in times["uid"]]).T, strict=True))
+    handed = kept["latency"] - kept["quet"] - kept["run"] - kept["answer"]
+    values = {name: np.array(times[name]) for name in ("client", "direct", "echo")}
+    values["transport"] = values["client"] - kept["latency"]
+    values |= {name: kept[name] for name in ("queue", "prepare", "run")}
+    values |= {"hand-over": handed, "answer": kept["answer"]}
+    found = {name: percentiles(each, (5, 50, 99)) for name, each in values.items()}
+    added = {q: round(found["client"][q] - found["direct"][q], 1) for q in found["client"]}
+    beyond = {q: round(added[q] - found["echo"][q], 1) for q in added}
+    return found | {"added": added, "beyond": beyond}
+
+
+def transport(options: argparse.Namespace) -> dict[str, Any]:
+    """Return what each way adds to a run, by the size of the request."""
+    rows = []
+    with echo_server() as echo, ExitStack() as stack:
+        ways = stack.enter_context(score_ways("ours", None))
+        call = echo.call()
+        for size in options.sizes:
+            request = Request(size)
+            # Large requests are repeated less often; the machine repeats them better.
+            repeats = max(2, min(options.repeats, options.repeats * 1_000_000 // (2 * size)))
+            asked = {
+                name.removeprefix("ours "): partial(added_us, ask, request)
+                for name, (_, ask) in ways.items()
+            }
+            times = in_turns(
+                {**asked, "echo": partial(elapsed_us, call, request.message)},
+                repeats,
+                warm_up=max(2, repeats // 10),
+            )
+            for way, values in times.items():
+                added = percentiles(values, (25, 50, 75, 99), 3)
+                over = np.array(values) / np.array(times["echo"])
+                rows.append(
+                    {
+                        "bytes": size,
+                        "way": way,
+                        "added_us": added,
+                        "megabytes_per_s": round(len(request.message) / added["p50"], 1),
+                        "over_echo": percentiles(over, (25, 50, 75, 99), 3),
+                    }
+                )
+    return {"rows": rows}
+
+
+def cost(options: argparse.Namespace) -> dict[str, Any]:
+    """Return processor time of each way, by the size of the request."""
+    rows = []
+    with echo_server() as echo, ExitStack() as stack:
+        ways = stack.enter_context(score_ways("ours", None))
+        if options.against:
+            ways |= stack.enter_context(score_ways("other", options.against))
+        call = echo.call()
+        for size in options.sizes:
+            request = Request(size)
+            blocks = {
+                name: partial(used_us, pid, partial(ask, request), options.repeats)
+                for name, (pid, ask) in ways.items()
+            }
+            blocks["echo"] = partial(
+                used_us, echo.pid, partial(call, request.message), options.repeats
+            )
+            found = in_turns(blocks, options.rounds)
+            for way, rounds in found.items():
+                beyond = [sum(a) - sum(b) for a, b in zip(rounds, found["echo"], strict=True)]
+                rows.append(
+                    {
+                        "bytes": size,
+                        "way": way,
+                        "server_us": round(median(server for server, _ in rounds), 1),
+                        "client_us": round(median(client for _, client in rounds), 1),
+                        "beyond_us": round(median(beyond), 1),
+                        "beyond_least_us": round(min(beyond), 1),
+                        "beyond_most_us": round(max(beyond), 1),
+                    }
+                )
+    return {"rows": rows}
+
+
+class Request:
+    """One request in every form: tensors of about `size` bytes, a message, node ids."""
+
+    def __init__(self, size: int) -> None:
+        nodes = size // NODE_BYTES
+        self.tensors = random_graph(nodes)
+        self.message = encode_request("score", self.tensors)
+        ids = np.random.default_rng(1).integers(0, HELD_NODES, max(1, nodes // (FANOUT + 1)))
+        self.by_ids: dict[str, Any] = {"graph": "held", "node_ids": ids, "fanouts": [FANOUT]}
+
+
+#: Server's process id, and what asks it.
+Way = tuple[int, Callable[[Request], Any]]
+
+
+@contextmanager
+def score_ways(name: str, checkout: Path | None) -> Iterator[dict[str, Way]]:
+    """Yield three ways to ask a server for `score`, by name."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        write_score_model(folder / "models")
+        hold_graph(folder / "held.npz")
+        server = stack.enter_context(
+            ServerProcess(
+                folder,
+                repository=folder / "models",
+                sections=SECTIONS,
+                graphs=({"name": "held", "file": "held.npz"},),
+                checkout=checkout,
+            )
+        )
+        plain = stack.enter_context(Client(server.target, max_message_bytes=MESSAGE_BYTES))
+        shared = stack.enter_context(Client(server.target, shared_memory_bytes=MESSAGE_BYTES))
+        yield {
+            f"{name} plain": (server.pid, lambda one: plain.infer("score", **one.tensors)),
+            f"{name} shared": (server.pid, lambda one: shared.infer("score", **one.tensors)),
+            f"{name} ids": (server.pid, lambda one: plain.infer("score", **one.by_ids)),
+        }
+
+
+def added_us(ask: Callable[[Request], Any], request: Request) -> float:
+    """Return what the client waits beyond the run on the lane."""
+    started_ns = time.perf_counter_ns()
+    answer = ask(request)
+    taken_us: float = (time.perf_counter_ns() - started_ns) / 1e3 - answer.qos.run_us
+    return taken_us
+
+
+def used_us(pid: int, ask: Callable[[], object], repeats: int) -> tuple[float, float]:
+    """Return processor time of the process and of this one, in µs a request."""
+    server_ns, client_ns = processor_ns(pid), time.process_time_ns()
+    for _ in range(repeats):
+        ask()
+    taken_ns = processor_ns(pid) - server_ns, time.process_time_ns() - client_ns
+    return taken_ns[0] / repeats / 1e3, taken_ns[1] / repeats / 1e3
+
+
+def random_graph(nodes: int) -> dict[str, Any]:
+    """Return x float32 [N, F] and edge_index int32 [2, E]."""
+    rng = np.random.default_rng(nodes)
+    return {
+        "x": rng.standard_normal((nodes, FEATURES), dtype=np.float32),
+        "edge_index": rng.integers(0, nodes, (2, EDGES_PER_NODE * nodes), dtype=np.int32),
+    }
+
+
+def write_score_model(repository: Path) -> None:
+    """Write a model named `score` that does next to nothing."""
+    score = torch.nn.Linear(FEATURES, 1)
+    sizes = {"in_features": FEATURES, "out_features": 1}
+    model = write_model(repository, "score", score, factory="./model.py:Score", args=sizes)
+    (model / "model.py").write_text(MODEL)
+
+
+def hold_graph(path: Path) -> None:
+    """Write a random graph for the server to hold."""
+    np.savez(path, num_nodes=HELD_NODES, **random_graph(HELD_NODES))
+
+
+QUESTIONS = {"overhead": overhead, "transport": transport, "cost": cost}
+
+if __name__ == "__main__":
+    question = sys.argv.pop(1) if len(sys.argv) > 1 and sys.argv[1] in QUESTIONS else "overhead"
+    SCRIPTS[question].main(QUESTIONS[question], __doc__)

@@ -1,0 +1,1 @@
+"""Pages whose tables are made from results: bench/README.md, README.md and docs/."""

@@ -1,0 +1,166 @@
+"""All benches: the question each answers, its script, its result, the page that quotes it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One question."""
+
+    question: str
+    #: Module below `bench`, with its question where it answers several.
+    script: str
+    #: Names of files in bench/results.
+    results: tuple[str, ...] = ()
+    #: Page below the root; empty for none.
+    page: str = ""
+    #: Why it is not run with the others; empty for nothing.
+    apart: str = ""
+
+
+_MEASURED = "docs/measurements"
+GPU = "needs a GPU: make gpu-check"
+SECTIONS: dict[str, tuple[Entry, ...]] = {
+    "Scheduling: what to run next": (
+        Entry(
+            "How many requests meet their target under each policy and discipline?",
+            "scheduling.policies", ("policies",), f"{_MEASURED}/policies.md",
+        ),
+        Entry(
+            "What keeps the scheduler from the lower bound?",
+            "scheduling.limits", ("limits",), f"{_MEASURED}/policies.md",
+        ),
+        Entry(
+            "What does one decision cost, and a simulation of a million requests?",
+            "scheduling.decisions", ("decisions",), f"{_MEASURED}/policies.md",
+        ),
+        Entry(
+            "What does splitting a machine into devices cost?",
+            "scheduling.devices", ("devices",), f"{_MEASURED}/scheduling.md",
+        ),
+        Entry(
+            "What is it worth to know the slowdown of runs beside each other?",
+            "scheduling.interference", ("interference",), f"{_MEASURED}/scheduling.md",
+        ),
+        Entry(
+            "What is still answered in time under overload?",
+            "scheduling.overload", ("overload",), f"{_MEASURED}/scheduling.md",
+        ),
+        Entry(
+            "How do the GNNSched paper's figures 5 to 8 look here?",
+            "scheduling.figures", ("figures",), f"{_MEASURED}/policies.md",
+        ),
+        Entry(
+            "How does each policy order nine tasks? (a drawing)",
+            "scheduling.schedule_picture", (), "docs/scheduling.md",
+        ),
+    ),
+    "Live: whole servers under load": (
+        Entry(
+            "How late are live requests, and does the simulator agree?",
+            "live.live", ("live", "live_eager"), f"{_MEASURED}/live.md",
+        ),
+        Entry(
+            "Is this version faster than another one?",
+            "live.versions", ("versions",), f"{_MEASURED}/peers.md", "needs another checkout",
+        ),
+        Entry(
+            "How soon is a lane free after its run was cancelled?",
+            "live.stopping", ("stopping",), f"{_MEASURED}/scheduling.md",
+        ),
+        Entry(
+            "What do the memory checks prevent?",
+            "live.memory_safety", ("memory_safety",), f"{_MEASURED}/scheduling.md",
+        ),
+        Entry(
+            "Is anything left over after 10,000 requests?",
+            "live.soak", ("soak",), f"{_MEASURED}/live.md",
+        ),
+        Entry(
+            "How late are other servers on the same requests?",
+            "peers", ("peers",), f"{_MEASURED}/peers.md", "needs gnnserve[peers]",
+        ),
+    ),
+    "Host: what the server costs beside the model": (
+        Entry(
+            "What does the server add to calling the model directly?",
+            "host.requests overhead", ("overhead",), "README.md",
+        ),
+        Entry(
+            "What does each way of sending a graph add?",
+            "host.requests transport", ("transport",), f"{_MEASURED}/host.md",
+        ),
+        Entry(
+            "What processor time does one request take in server and client?",
+            "host.requests cost", ("request_cost",), f"{_MEASURED}/host.md",
+        ),
+        Entry(
+            "What processor time does a request take in the main process under load?",
+            "host.load cost", ("host_cost",), f"{_MEASURED}/host.md",
+        ),
+        Entry(
+            "Is preparing hidden behind running?",
+            "host.load prepare", ("prepare",), f"{_MEASURED}/host.md",
+        ),
+        Entry(
+            "What does a bare gRPC echo take, on threads and on asyncio?",
+            "host.echo", ("echo",), "docs/adr/0001-threads-not-asyncio.md",
+        ),
+        Entry(
+            "How long does the server wait for a core that a lane uses?",
+            "host.wakeups", ("wakeups",), f"{_MEASURED}/live.md",
+        ),
+    ),
+    "Models: forward passes and estimates": (
+        Entry(
+            "How fast are the executors beside stock PyG?",
+            "models.executors", ("executors",), f"{_MEASURED}/executors.md",
+        ),
+        Entry(
+            "What does merging requests of one model gain?",
+            "models.merging", ("merging", "merging_csr"), f"{_MEASURED}/executors.md",
+        ),
+        Entry(
+            "Are two threads for one run worth two cores?",
+            "models.moldable", ("moldable",), "docs/adr/0004-one-core-a-run.md",
+        ),
+        Entry(
+            "What is it worth to keep freed memory?",
+            "models.allocators", ("allocators",), "docs/adr/0003-limits-in-the-allocator.md",
+        ),
+        Entry(
+            "How exact are memory estimates?",
+            "models.pmc_accuracy", ("pmc_accuracy",), f"{_MEASURED}/estimates.md",
+        ),
+        Entry(
+            "How exact are run-time estimates?",
+            "models.time_accuracy", ("time_accuracy",), f"{_MEASURED}/estimates.md",
+        ),
+        Entry(
+            "What does estimating cost?",
+            "models.estimate_cost", ("estimate_cost",), f"{_MEASURED}/estimates.md",
+        ),
+        Entry(
+            "How is memory estimated? (a drawing)",
+            "models.timeline_picture", (), "docs/estimates.md",
+        ),
+    ),
+    "Graphs: sampling and features": (
+        Entry(
+            "How fast are sampling and gathering?",
+            "graphs.sampling", ("sampling",), f"{_MEASURED}/sampling.md",
+        ),
+        Entry(
+            "What share of gathered rows does the hot set serve?",
+            "graphs.hot_rows", ("hot_rows",), "docs/cuda.md",
+        ),
+    ),
+    "GPU": (
+        Entry("Everything that needs a GPU", "gpu.check", (), "docs/cuda.md", GPU),
+    ),
+}  # fmt: skip
+
+
+def entries() -> list[Entry]:
+    """Return all entries in the order of the sections."""
+    return [entry for section in SECTIONS.values() for entry in section]

@@ -1,0 +1,36 @@
+"""The registry names every bench, result and page there is."""
+
+import re
+
+import pytest
+
+from bench.kit.result import RESULTS, ROOT
+from bench.registry import entries
+
+BENCH = ROOT / "bench"
+#: Run by another script.
+CALLED = {"bench.kit.live_server", "bench.__main__", "bench.pages.__main__", "bench.peers.__main__"}
+
+
+def modules():
+    for path in BENCH.rglob("*.py"):
+        if '__name__ == "__main__"' in path.read_text(encoding="utf-8"):
+            yield ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+def test_every_script_is_registered():
+    named = {f"bench.{entry.script.split()[0]}" for entry in entries()}
+    parts = {name for name in modules() if name.startswith(("bench.gpu.", "bench.peers."))}
+    assert set(modules()) - CALLED - parts == named - {"bench.peers", "bench.gpu.check"}
+
+
+def test_every_result_is_registered_and_there():
+    named = [name for entry in entries() for name in entry.results]
+    assert sorted(named) == sorted(path.stem for path in RESULTS.glob("*.json"))
+
+
+@pytest.mark.parametrize("entry", entries(), ids=lambda entry: entry.script)
+def test_the_page_names_the_script_or_holds_its_table(entry):
+    page = (ROOT / entry.page).read_text(encoding="utf-8")
+    module = entry.script.split()[0]
+    assert re.search(rf"bench[./]{module.replace('.', '[./]')}", page)
