@@ -61,9 +61,8 @@ cpp: $(PACKAGE) ## C++ tests: plain, under ASan and UBSan, under TSan
 	    (cd csrc; export PATH="$(abspath $(BIN)):$$PATH"; cmake --preset $$preset >/dev/null; \
 	     cmake --build --preset $$preset -- --quiet; ctest --preset $$preset); done
 
-bench: $(PACKAGE) ## Measure on this machine; results go to bench/results/
-	@for script in $$(grep -l __main__ bench/*/*.py | grep -v ^bench/gpu | sed 's|/__main__||; s|\.py$$||; s|/|.|g'); do \
-	    printf '\033[1m==> %s\033[0m\n' $$script; $(PY) -m $$script; done
+bench: $(PACKAGE) ## Measure on this machine, then write the pages that quote the results
+	@$(PY) -m bench && $(PY) -m bench.pages
 
 gpu-check: ## On a machine with CUDA, without network or .venv: build, test and measure; ARGS="--only arena"
 	@$(or $(PYTHON),python3) bench/gpu/check.py $(ARGS)

@@ -3,9 +3,10 @@
     python -m bench.host.echo [--quick] [--repeats 80]
 
 One server process of each kind is asked in turn by one client, a block of calls each. `threads` is
-Python's thread pool, `ours` the server's own threads (``serve.rpc.call_threads``), the others asyncio;
-uvloop is left out where it is not installed. Latency is the client's; `server` is processor time
-and `handovers` counts how often the server's threads went to sleep, both by the kernel's account.
+Python's thread pool, `ours` the server's own threads (``serve.rpc.call_threads``), the others are
+asyncio; uvloop is left out where it is not installed. Latency is the client's. `server` is
+processor time and `handovers` counts how often the server's threads went to sleep, both by the
+kernel's account.
 """
 
 import argparse

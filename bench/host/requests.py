@@ -38,8 +38,8 @@ from bench.kit.processor import processor_ns
 from bench.kit.result import ROOT
 from bench.kit.script import Script, Table
 from bench.kit.servers import ServerProcess
-from serve.commands.serve import tune_process
 from serve.client import Client
+from serve.commands.serve import tune_process
 from serve.config import ModelsConfig
 from serve.lane.models.loader import load_model
 from serve.models.repository import find

@@ -8,9 +8,15 @@ from pathlib import Path
 
 from bench.kit.page import tables_of, written
 from bench.kit.result import ROOT
-from bench.pages import listing
+from bench.pages import host, listing, live, models, scheduling
 
-TABLES: dict[str, Callable[[], str]] = {**listing.TABLES}
+TABLES: dict[str, Callable[[], str]] = {
+    **listing.TABLES,
+    **scheduling.TABLES,
+    **live.TABLES,
+    **host.TABLES,
+    **models.TABLES,
+}
 
 
 def pages() -> list[Path]:

@@ -1,7 +1,7 @@
 """What a lane's process keeps of freed memory from run to run, with glibc's help.
 
 Blocks come from the heap, which is more than twice as fast as pages of their own that are handed
-back when they are freed (bench/models/arena.py), but takes up to about as much again in holes.
+back when they are freed (bench/models/allocators.py), but takes up to about as much again in holes.
 Other C libraries lack these functions; then nothing is done.
 """
 

@@ -48,7 +48,7 @@ _START_WAIT_S = 120.0
 _FORK_WAIT_S = 300.0
 
 #: glibc keeps freed tensor memory instead of handing pages back after every layer and
-#: faulting them in again (bench/models/arena.py). Between runs lanes give back what is too much.
+#: faulting them in again (bench/models/allocators.py). Between runs lanes give back what is too much.
 LANE_ENVIRONMENT = {
     "MALLOC_MMAP_MAX_": "0",
     # Only for large runs, for which lanes allow it.
