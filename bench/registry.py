@@ -152,11 +152,11 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
         ),
         Entry(
             "What share of gathered rows does the hot set serve?",
-            "graphs.hot_rows", ("hot_rows",), "docs/cuda.md",
+            "graphs.hot_rows", ("hot_rows",), f"{_MEASURED}/gpu.md",
         ),
     ),
     "GPU": (
-        Entry("Everything that needs a GPU", "gpu.check", (), "docs/cuda.md", GPU),
+        Entry("Everything that needs a GPU", "gpu.check", (), f"{_MEASURED}/gpu.md", GPU),
     ),
 }  # fmt: skip
 
