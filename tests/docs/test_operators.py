@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from serve.core.types import Cancelled, Expired, Failed, FailReason, Rejected, RejectReason
 from serve.obs.http import HttpPort
 from serve.obs.metrics import EngineSnapshot, Metrics, PortSnapshot
 from serve.obs.report import load_report, report_dict
+from serve.server.outcomes import error_of, reason_of
 from tests.docs.pages import PAGES, texts
 from tests.obs.builders import RUN, late, record, unanswered
 from tests.sim.test_engine import mixed
@@ -133,6 +135,17 @@ def test_the_table_of_metrics_is_what_a_scrape_shows():
 def test_metrics_that_pages_name_are_in_the_table(page):
     named = set(re.findall(r"\b(?:nv|gnnserve)_[a-z]+_[a-z_]+\b", PAGES[page]))
     assert [name for name in named if f"`{name}`" not in PAGE] == []
+
+
+def test_reasons_have_the_status_that_clients_get():
+    outcomes = [
+        *(Rejected(reason, "") for reason in RejectReason),
+        *(Failed(reason, "") for reason in FailReason if reason is not FailReason.STOPPED),
+        Expired("queued"),
+        Cancelled("queued"),
+    ]
+    told = set(re.findall(r"^\| `(\w+)` \|.*\| ([A-Z_]+) \|$", PAGE, re.M))
+    assert told == {(reason_of(one), error_of(one).code.status) for one in outcomes}
 
 
 def test_the_json_names_told_exist(database):
