@@ -25,7 +25,7 @@ TRIED = {
     "docs/serve-your-own-model.md": {
         "python file=models/mine/model.py", "python file=train.py",
         "toml file=models/mine/config.toml", "toml file=gnnserve.toml",
-        "sh alone", "sh server", "python server",
+        "sh alone", "sh server", "python server", "python load",
     },
 }  # fmt: skip
 

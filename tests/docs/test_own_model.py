@@ -2,12 +2,14 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 
 import pytest
 
 from bench.kit.servers import ROOT, ServerProcess
+from serve.client import Client
 from serve.config import load_config
 from serve.lane.measure.probe_signature import probe_signature
 from serve.lane.models.loader import load_model
@@ -72,7 +74,14 @@ def test_blocks_run_in_order(tmp_path, environment):
     (serve,) = blocks(PAGE, "sh", "server")
     assert serve.text.strip() == "gnnserve serve --config gnnserve.toml"
     repository = folder / load_config(folder / "gnnserve.toml").models.repository
-    (client,) = blocks(PAGE, "python", "server")
     with ServerProcess(tmp_path, repository=repository) as server:
-        text = client.text.replace("127.0.0.1:8001", server.target)
-        assert accuracy(run_python(["-c", text], tmp_path)) > 0.9
+
+        def ask(mark):
+            (block,) = blocks(PAGE, "python", mark)
+            return run_python(["-c", block.text.replace("127.0.0.1:8001", server.target)], tmp_path)
+
+        assert accuracy(ask("server")) > 0.9
+        shutil.copytree(repository / "mine" / "1", repository / "mine" / "2")
+        ask("load")
+        with Client(server.target) as client:
+            assert client.ready("mine", "2")
