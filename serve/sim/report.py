@@ -1,6 +1,5 @@
 """What a simulation says about a policy: the report's own figures, from the same quantities."""
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ import msgspec
 
 from serve.core.rules.cause import CAUSES
 from serve.core.types import Completed, Nanos, Outcome, Rejected, Task
+from serve.quantiles import quantile
 
 
 class Answered(msgspec.Struct, frozen=True):
@@ -42,13 +42,6 @@ class SimReport:
     by_cause: dict[str, int]
     #: Requests without a result by kind, rejected ones by reason.
     without_result: dict[str, int]
-
-
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` of the ascending values do not exceed."""
-    if not ordered:
-        return 0.0
-    return ordered[max(0, math.ceil(round(share * len(ordered), 9)) - 1)]
 
 
 def summarize(answered: Sequence[Answered]) -> SimReport:

@@ -10,7 +10,6 @@ from serve.core.scheduler import Scheduler
 from serve.core.types import Completed, Nanos
 from serve.sim.device import DeviceModel, Offered
 from serve.sim.engine import Simulation, simulate
-from serve.sim.report import quantile
 from tests.builders import MS, US, params, task, unions_saving
 
 INSTANT = DeviceModel(switch_ns=Nanos(0))
@@ -150,13 +149,6 @@ def test_refused_requests_are_counted_by_reason():
     report = simulate(requests, params(lanes=1, max_queue=1))
     assert report.without_result == {"queue_full": 1, "too_big": 1}
     assert (report.requests, report.completed) == (3, 1)
-
-
-def test_quantile_is_the_smallest_value_that_covers_the_share():
-    assert quantile([], 0.5) == 0
-    assert quantile([7], 0.99) == 7
-    assert [quantile(list(range(1, 101)), q) for q in (0.5, 0.9, 0.99)] == [50, 90, 99]
-    assert quantile([1, 2, 3], 0.5) == 2
 
 
 def test_a_device_model_needs_positive_slowdowns():
