@@ -28,7 +28,6 @@ from serve.core.commands import Command, LaunchTask, StopTask
 from serve.core.events import Event, TaskFailed, TaskFinished
 from serve.core.types import Nanos
 from serve.errors import ServeError
-from serve.quantiles import quantile
 from serve.resources import configs_path
 from serve.server import clock
 from serve.server.api import InferCall, Tensor
