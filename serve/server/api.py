@@ -1,4 +1,4 @@
-"""What the runtime offers to the transports above it; ``engine.Engine`` implements it."""
+"""The server as its transports see it; ``engine.Engine`` implements `Inference`."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ class Tensor(msgspec.Struct, frozen=True):
     data: bytes | memoryview | RegionPart
 
     def pieces(self) -> Iterable[bytes | memoryview]:
-        """`data` in order, in pieces of whole elements; see ``RegionPart.pieces``."""
+        """Return `data` in order, in pieces of whole elements; see ``RegionPart.pieces``."""
         return self.data.pieces() if isinstance(self.data, RegionPart) else (self.data,)
 
 
@@ -31,13 +31,13 @@ class InferCall(msgspec.Struct, frozen=True):
     """A decoded, structurally valid request; its content is checked when prepared."""
 
     model: str
-    #: Empty: the newest.
+    #: Version of the model; empty for the newest.
     version: str
     tensors: dict[str, Tensor]
     #: `time.monotonic_ns()` when the transport got the request.
     arrived_ns: int
     client_id: str = ""
-    #: Overrides the target derived from the estimate.
+    #: Replaces the target derived from the estimate.
     qos_target_ns: int | None = None
     #: The smaller of the gRPC deadline and the `timeout` parameter, from arrival.
     timeout_ns: int | None = None
@@ -46,31 +46,31 @@ class InferCall(msgspec.Struct, frozen=True):
     seed: int | None = None
     #: Resident graph asked for, with `node_ids` among the tensors.
     graph: str | None = None
-    #: Where the client wants its output; None: in the answer.
+    #: Place for the output; None to have it in the answer.
     output_place: RegionPart | None = None
-    #: In-neighbours drawn at each hop; `all`: as if the whole graph were there. None: the model's.
+    #: In-neighbours sampled at each hop; `all` takes all of them, None the model's own fan-outs.
     fanouts: tuple[int, ...] | Literal["all"] | None = None
 
 
 class InferResult(msgspec.Struct, frozen=True):
-    """The answer: FP32 [rows, classes] and what happened on the way."""
+    """The answer: FP32 output [rows, classes], and the record of the request."""
 
     output: np.ndarray[Any, np.dtype[np.float32]]
     record: RequestRecord
 
 
 class Ticket(Protocol):
-    """An accepted or refused request on its way."""
+    """A request on its way, accepted or refused."""
 
     def result(self) -> InferResult:
         """Prepare when told to, wait for the answer and return it, or raise a ServeError.
 
-        Must be called exactly once, by the thread that serves the request.
+        Call it exactly once, from the thread that serves the request.
         """
         ...
 
     def cancel(self) -> None:
-        """The client went away. Any thread, any time, any number of times."""
+        """Cancel the request, as its client went away. Any thread, at any time, any number of times."""
         ...
 
 
@@ -84,7 +84,7 @@ class TensorSpec:
     optional: bool = False
 
 
-#: Taken by models that fit a resident graph, with the parameter `graph`, instead of all others.
+#: Input of models that fit a resident graph: with the parameter `graph` it replaces all others.
 NODE_IDS = TensorSpec("node_ids", "INT64", (-1,), optional=True)
 
 
@@ -96,11 +96,11 @@ class ModelInfo:
     version: str
     #: READY, LOADING, UNLOADING or UNAVAILABLE.
     state: str
-    #: Why it is not READY, or what is worth knowing of it (executor fallback).
+    #: Why it is not READY, or a note on it (a fallback of the executor).
     reason: str = ""
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
-    #: What the output has a row for; None: unknown.
+    #: What a row of the output belongs to; None when that is unknown.
     rows: Literal["node", "graph"] | None = None
     executor: str = ""
     weights_bytes: int = 0
@@ -118,29 +118,29 @@ class GraphInfo:
     num_nodes: int
     num_edges: int
     num_features: int
-    #: As features are kept: float32, float16 or uint8.
+    #: Dtype that features are stored in: float32, float16 or uint8.
     feature_dtype: str
-    #: Memory it takes of the device's budget; less than its size where features are mapped.
+    #: Memory of the device's budget that it takes; less than its size where features are mapped.
     held_bytes: int
     memory_mapped: bool
-    #: Where it came from.
+    #: File or dataset it was read from.
     source: str
 
 
 @dataclass(frozen=True, slots=True)
 class SampleEstimate:
-    """How large the sample for a request by node id is expected to be."""
+    """The expected size of the sample for a request by node id."""
 
     graph: str
     num_ids: int
-    #: Per hop; -1 for all in-neighbours.
+    #: In-neighbours sampled at each hop; -1 for all.
     fanouts: tuple[int, ...]
     size: ExpectedSample
 
 
 @dataclass(frozen=True, slots=True)
 class ModelEstimate:
-    """What `gnnserve estimate` and the estimate RPC show."""
+    """The memory and time of one request, as `gnnserve estimate` and the estimate RPC show them."""
 
     model: str
     version: str
@@ -156,17 +156,17 @@ class ModelEstimate:
     #: Upper quantile of the solo time.
     solo_high_ns: int
     qos_target_ns: int
-    #: Device memory for tasks, and how many such requests fit at once.
+    #: Memory for tasks on all devices, and the number of such requests that fit at once.
     budget_bytes: int
     fit_count: int
-    #: Held with the reservation: the answer's place, and what kernels take beside tensors.
+    #: Parts of the reservation: the place of the output, and memory that kernels take beside tensors.
     output_bytes: int = 0
     workspace_bytes: int = 0
-    #: Layer and operation running at the peak; empty when unknown.
+    #: Layer and operation at the peak; empty when unknown.
     peak_where: str = ""
-    #: Empty, or why the estimate is an upper bound only.
+    #: Why the estimate is only an upper bound; empty when it is more than that.
     warning: str = ""
-    #: For a request by node id, whose nodes and edges are those of a usual sample.
+    #: Size of the sample for a request by node id; nodes and edges are then those of a usual one.
     sample: SampleEstimate | None = None
 
 
@@ -175,16 +175,16 @@ class Inference(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Warmed up, not draining, at least one lane alive."""
+        """True while it serves, does not drain and has a lane that can take a task."""
         ...
 
     @property
     def live(self) -> bool:
-        """The process works at all."""
+        """True while the process works at all."""
         ...
 
     def submit(self, call: InferCall) -> Ticket:
-        """Estimate and admit; raises UnknownName, NotReady or InvalidInput.
+        """Estimate and admit a request; raises UnknownName, NotReady or InvalidInput.
 
         Every other end of the request comes from ``Ticket.result()``.
         """
@@ -197,19 +197,19 @@ class Inference(Protocol):
         ...
 
     def models(self) -> tuple[ModelInfo, ...]:
-        """Every model and version of the repository, which is read for it, loaded or not."""
+        """Read the repository, and return every model and version in it, loaded or not."""
         ...
 
     def served(self) -> tuple[ModelInfo, ...]:
-        """Every version that is loaded."""
+        """Return every version that is loaded."""
         ...
 
     def model(self, name: str, version: str = "") -> ModelInfo:
-        """One loaded model, newest version unless given. Raises UnknownName or NotReady."""
+        """Return one loaded model, by default its newest version; raises UnknownName or NotReady."""
         ...
 
     def load(self, name: str) -> None:
-        """Load or reload from the repository; returns when READY. Idempotent."""
+        """Load or reload a model from the repository; returns when it is READY. Idempotent."""
         ...
 
     def unload(self, name: str) -> None:
@@ -217,7 +217,7 @@ class Inference(Protocol):
         ...
 
     def estimate(self, name: str, version: str, num_nodes: int, num_edges: int) -> ModelEstimate:
-        """What one request of that size would need."""
+        """Return the memory and time of one request of that size; raises a ServeError."""
         ...
 
     def estimate_sample(
@@ -228,20 +228,20 @@ class Inference(Protocol):
         num_ids: int,
         fanouts: tuple[int, ...] | Literal["all"] | None = None,
     ) -> ModelEstimate:
-        """What one request by so many ids of a resident graph would need; raises ServeErrors.
+        """Return the memory and time of one request by `num_ids` node ids of a resident graph.
 
-        Time is for a usual sample, memory for a large one.
+        The time is that of a usual sample, the memory that of a large one. Raises a ServeError.
         """
         ...
 
     def graphs(self, name: str = "") -> tuple[GraphInfo, ...]:
-        """The resident graphs, or the one of that name. Raises UnknownName."""
+        """Return all resident graphs, or the one called `name`; raises UnknownName."""
         ...
 
     def update_graph(self, name: str, change: Change, if_version: int | None) -> GraphInfo:
-        """Change a resident graph, as a whole or not at all; what it is then.
+        """Change a resident graph as a whole or not at all, and return it as it is then.
 
-        Raises UnknownName, InvalidInput, Mismatch when `if_version` is not the newest, and TooBig
-        when it would take more than the device has.
+        Raises UnknownName, InvalidInput, Mismatch when `if_version` is not the newest version, and
+        TooBig when the graph would take more memory than the device has.
         """
         ...

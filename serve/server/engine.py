@@ -62,8 +62,8 @@ class Engine:
     def start(self, progress: Callable[[str, float], None] | None = None) -> None:
         """Start lanes and load models; `open` comes next.
 
-        A model that does not load is logged and stays UNAVAILABLE; raises NotReady when no
-        lane starts or no model can be served.
+        A model that does not load is logged and stays UNAVAILABLE. Raises NotReady when a lane does
+        not start in time or no model can be served.
         """
         names = self._registry.names_to_load(self._config.models.load)
         tell = progress or (lambda step, fraction: None)
@@ -82,7 +82,7 @@ class Engine:
                 raise NotReady("told to stop")
             share = index / len(names)
             tell(f"loading {name}", share)
-            # What does not load is in the log, and in what is told of the model.
+            # The log and the model's metadata name the error.
             with suppress(ServeError):
                 self._registry.load(
                     name,
@@ -101,9 +101,9 @@ class Engine:
         progress: Callable[[str, float], None] | None = None,
         send: Send | None = None,
     ) -> None:
-        """Time requests of the server's own, then take everybody's.
+        """Time requests of the server's own, then take those of clients.
 
-        `send` has them come the way all requests come; None: there is no transport.
+        `send` sends a request through the transport; by default it goes straight to the engine.
         """
         send = send or self._send
 
@@ -127,32 +127,32 @@ class Engine:
     def load_offline(
         self, name: str, progress: Callable[[str, float], None], *, with_graphs: bool = False
     ) -> None:
-        """Read and calibrate one model without lanes: it can be estimated, not run."""
+        """Read and calibrate one model without lanes, to estimate its requests but not run them."""
         if with_graphs:
             self._graphs.open(progress)
         self._registry.load(name, progress)
 
     def estimator(self, name: str) -> ModelEstimator:
-        """The newest version's estimator, to be asked without a request."""
+        """Return the estimator of the newest version."""
         return self._registry.get(name).estimator
 
     def interrupt(self) -> None:
-        """Have a start or a load that is under way end soon, as it may hang."""
+        """End a start or a load that is under way soon, even if it hangs."""
         self.pool.calibrators.interrupt()
         self._registry.interrupt()
 
     def begin_drain(self) -> int:
-        """Accept nothing new from now on; how many accepted requests are unanswered."""
+        """Refuse new requests from now on; return the number of unanswered ones."""
         self._draining = True
         self.driver.handle(DrainStarted())
         return len(self.driver.requests.tickets())
 
     def wait_drained(self, timeout_s: float) -> bool:
-        """Wait until everything accepted is answered; False when time ran out."""
+        """Wait until all accepted requests are answered; return False when time runs out."""
         return self.driver.wait_drained(timeout_s)
 
     def stop(self) -> None:
-        """End every lane. Requests that still wait are cancelled. Idempotent."""
+        """Cancel requests that still wait and end every lane. Idempotent."""
         if self._stopped:
             return
         self._stopped = True

@@ -1,4 +1,4 @@
-"""How the end of a task is told: the error a client gets, the words the report keeps."""
+"""Words for the end of a task: the error a client gets, the reason the report keeps."""
 
 from serve.core.types import (
     Cancelled,
@@ -42,7 +42,7 @@ _REFUSALS: dict[type[ServeError], str] = {
 
 
 def error_of(outcome: Outcome) -> ServeError:
-    """The error a client gets for a task that has no result."""
+    """Return the error a client gets for a task that has no result."""
     match outcome:
         case Rejected(RejectReason.TOO_BIG, message):
             return TooBig(message)
@@ -61,7 +61,7 @@ def error_of(outcome: Outcome) -> ServeError:
 
 
 def reason_of(outcome: Outcome) -> str:
-    """One word for the report; empty for a task that completed."""
+    """Return one word for the report; empty for a task that completed."""
     match outcome:
         case Completed():
             return ""
@@ -76,5 +76,5 @@ def reason_of(outcome: Outcome) -> str:
 
 
 def refusal_reason(error: ServeError) -> str:
-    """One word for the report, for a request refused before it became a task."""
+    """Return one word for the report on a request refused before it became a task."""
     return _REFUSALS.get(type(error), error.code.word)

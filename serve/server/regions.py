@@ -1,10 +1,10 @@
 """Memory that clients on this host share with the server: Triton's system shared memory.
 
-A client makes a POSIX shared memory object, registers it under a name and then sends places in it
-where tensors would be. The object stays the client's: it may be rewritten, shortened or unlinked
-at any moment. So it is never mapped here, where touching the end of a shortened one would kill the
-process. Parts are read by `pread`, every byte once, in pieces that are still in the processor's
-cache when they are checked; what was checked is what is used.
+A client makes a POSIX shared memory object, registers it under a name and then sends offsets in it
+instead of tensors. The object stays the client's: it may be rewritten, shortened or unlinked at any
+moment. So the server never maps it: touching the end of a shortened object would kill the process.
+It reads parts with `pread`, every byte once, in pieces that are still in the processor's cache when
+they are checked. The bytes that were checked are the bytes that are used.
 """
 
 import contextlib
@@ -17,22 +17,22 @@ from pathlib import Path
 
 from serve.errors import InvalidInput, NameTaken, QueueFull, UnknownName, Unsupported
 
-#: Where the system keeps the objects of `shm_open`.
+#: Folder in which the system keeps the objects of `shm_open`.
 _FOLDER = Path("/dev/shm")
 #: Longest name of a file, and of a region.
 _MAX_NAME = 255
-#: Each registered region holds a file open, of which a process has 1,024 by most systems' default.
+#: Each registered region holds a file open, and most systems allow a process 1,024 by default.
 MAX_REGIONS = 256
-#: Read at a time: small enough for the second level cache, large enough to cost little.
+#: Bytes read at a time: they fit the second level cache and keep the cost of a call small.
 PIECE_BYTES = 256 << 10
 _RETRY_NS = 1_000_000_000
 
 
 class Region:
-    """A registered region, open until nobody uses it any more."""
+    """A registered region; its file is open until the last user lets go of it."""
 
     def __init__(self, name: str, key: str, offset_bytes: int, size_bytes: int) -> None:
-        """Open the object `key`; raises InvalidInput when it is not there or too small."""
+        """Open the object `key`; raises InvalidInput when it is missing or too small."""
         self.name, self.key = name, key
         self.offset_bytes, self.size_bytes = offset_bytes, size_bytes
         self.fd = _open(name, key)
@@ -52,10 +52,10 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class RegionPart:
-    """A tensor's bytes in a region; `len` as of any bytes."""
+    """A tensor's bytes in a region; `len` is their number, as for any bytes."""
 
     region: Region
-    #: From the start of the region.
+    #: Offset from the start of the region.
     start_bytes: int
     size_bytes: int
 
@@ -63,7 +63,7 @@ class RegionPart:
         return self.size_bytes
 
     def pieces(self) -> Iterator[memoryview]:
-        """The bytes in order, some at a time; a piece is gone when the next is asked for.
+        """Yield the bytes in order, in pieces; a piece is overwritten by the next.
 
         Raises InvalidInput when the client has shortened the object.
         """
@@ -91,7 +91,7 @@ class RegionPart:
             )
 
     def write(self, data: memoryview) -> None:
-        """Put `data` at the beginning; raises InvalidInput when it does not fit."""
+        """Write `data` at the beginning; raises InvalidInput when it does not fit."""
         self.require_room(len(data))
         done = 0
         try:
@@ -105,7 +105,7 @@ class RegionPart:
 
     @property
     def _offset_bytes(self) -> int:
-        """From the start of the region's object."""
+        """Offset from the start of the region's object."""
         return self.region.offset_bytes + self.start_bytes
 
 
@@ -113,7 +113,7 @@ class Regions:
     """The regions registered with this server. Any thread may call any method."""
 
     def __init__(self, *, offered: bool = True) -> None:
-        """Without `offered` every use is refused as unsupported."""
+        """Refuse every use as unsupported unless `offered`."""
         self.offered = offered
         self._lock = threading.Lock()
         self._regions: dict[str, Region] = {}
@@ -137,7 +137,7 @@ class Regions:
             self._regions[name] = Region(name, key, offset_bytes, size_bytes)
 
     def unregister(self, name: str) -> None:
-        """Forget the region `name`, or all if it is empty; requests that use it go on."""
+        """Forget the region `name`, or all when it is empty; requests that use it go on."""
         self._require_offered()
         with self._lock:
             if name:
@@ -146,13 +146,13 @@ class Regions:
                 self._regions.clear()
 
     def registered(self, name: str = "") -> tuple[Region, ...]:
-        """The region `name`, or all if it is empty; raises UnknownName."""
+        """Return the region `name`, or all when it is empty; raises UnknownName."""
         self._require_offered()
         with self._lock:
             return (self._find(name),) if name else tuple(self._regions.values())
 
     def part(self, name: str, offset_bytes: int, size_bytes: int) -> RegionPart:
-        """Bytes of the region `name`; raises UnknownName or InvalidInput."""
+        """Return a part of the region `name`; raises UnknownName or InvalidInput."""
         self._require_offered()
         with self._lock:
             region = self._find(name)
@@ -177,7 +177,7 @@ class Regions:
 
 
 def _open(name: str, key: str) -> int:
-    """The memory object `key`, as `shm_open` finds it: never anything outside its folder."""
+    """Open the memory object `key` as `shm_open` does, never a file outside its folder."""
     file = key.lstrip("/")
     if not 1 <= len(file) <= _MAX_NAME or "/" in file or "\0" in file or file in (".", ".."):
         raise InvalidInput(

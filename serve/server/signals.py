@@ -1,7 +1,7 @@
-"""The signals a server hears: which have it stop, which it ignores, and the end of its patience.
+"""The signals of a server: some stop it, some it ignores; a stop that takes too long is forced.
 
-They are heard by a thread of their own through a pipe that Python's own handler writes to, so they
-are heard whatever the main thread is at: loading a model, or waiting for a lock.
+A thread of its own reads them from a pipe that Python's signal handler writes to. So they are
+noticed even while the main thread loads a model or waits for a lock.
 """
 
 import logging
@@ -19,9 +19,10 @@ from serve.server.clock import now_ns
 
 _log = logging.getLogger(__name__)
 
-#: In the pipe: the server stops by itself.
+#: Byte in the pipe for a server that stops without a signal.
 _NO_SIGNAL = 0
-_WORDS_S = 1.0
+#: Longest wait for one line of the log.
+_LOG_WAIT_S = 1.0
 
 
 class StopSignals:
@@ -34,11 +35,14 @@ class StopSignals:
         left: Callable[[], str],
         last: Callable[[], None],
     ) -> None:
-        """Hear nothing yet.
+        """Make the pipe and the thread; `listen` starts it.
 
-        `first` is called at the first signal to stop and must not block. So long after it the
-        process ends by force with exit code 1, and the log has what `left` says is not done.
-        `last` is called before an end by force, as nothing else is.
+        Args:
+            first: Called at the first signal to stop; must not block.
+            limit_s: Time from the first signal, or from `stop_by_itself`, until the process ends
+                by force with exit code 1.
+            left: Says what is not done when time is up, for the log.
+            last: Called before an end by force, when no other clean-up runs.
         """
         self._first = first
         self._limit_s = limit_s
@@ -51,26 +55,28 @@ class StopSignals:
         self._thread = Thread(target=self._hear, name="signals", daemon=True)
 
     def listen(self) -> None:
-        """Hear signals from now on; for the main thread. Nothing is undone."""
+        """Handle signals from now on, for the rest of the process. Call it in the main thread."""
         signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
         for number in (*DRAINING, *IGNORED):
-            # With `nohup` a closed terminal is to be ignored.
+            # Under `nohup`, a closed terminal must be ignored.
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, _do_nothing)
         self._thread.start()
 
     @property
     def told(self) -> bool:
-        """Whether a signal asked for the end."""
+        """True once a signal asked for the end."""
         return self._stop.is_set()
 
     def wait(self) -> None:
-        """Return when a signal asked for the end."""
+        """Wait until a signal asks for the end."""
         self._stop.wait()
 
     def stop_by_itself(self) -> None:
-        """The server stops without a signal, or after one: the limit counts from the first."""
-        with suppress(BlockingIOError):  # it is full of signals, then one of them is heard next
+        """Start the time limit, unless a signal has started it: the server stops by itself."""
+        with suppress(
+            BlockingIOError
+        ):  # the pipe is full of signals, and the next one does the same
             os.write(self._write_fd, bytes((_NO_SIGNAL,)))
 
     def _hear(self) -> None:
@@ -85,7 +91,7 @@ class StopSignals:
         self._end_by_force()
 
     def _next(self) -> int | None:
-        """The next signal; None when time is up."""
+        """Return the next signal; None when time is up."""
         wait_s = None if self._end_ns is None else max(0.0, (self._end_ns - now_ns()) / 1e9)
         if not select.select([self._read_fd], [], [], wait_s)[0]:
             return None
@@ -98,7 +104,7 @@ class StopSignals:
         try:
             self._first()
         except Exception:
-            # A bug; this thread is the last that may end for one.
+            # A bug must not end this thread, which ends the process when all else fails.
             told = traceback.format_exc()
             _say(lambda: told)
         _say(lambda: f"{number.name}: stopping")
@@ -118,12 +124,12 @@ class StopSignals:
 
 
 def _say(words: Callable[[], str]) -> None:
-    """Log a warning, and do not wait for ever: whoever reads the log may have stopped reading."""
+    """Log a warning within a time limit: the reader of the log may have stopped reading."""
     speaker = Thread(target=lambda: _log.warning("%s", words()), name="signal words", daemon=True)
     with suppress(RuntimeError):  # there may be no threads left
         speaker.start()
-        speaker.join(_WORDS_S)
+        speaker.join(_LOG_WAIT_S)
 
 
 def _do_nothing(_number: int, _frame: object) -> None:
-    """Stands for a signal's own effect; what it means is heard through the pipe."""
+    """Replace a signal's default effect; the thread reads the signal from the pipe."""

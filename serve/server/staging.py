@@ -1,9 +1,8 @@
-"""Prepare: check a request's content and lay its tensors out in the shared pool.
+"""Staging: check a request's content and copy its tensors into the shared pool.
 
-Shapes and dtypes were checked when the request was decoded. What only the content shows
-(an edge that points nowhere, a feature that is no number) is checked here, in the same pass
-that copies. Runs in the thread that serves the request and lets go of the interpreter lock
-for all that is large.
+Shapes and dtypes were checked when the request was decoded. Errors in the content (an edge that
+points nowhere, a feature that is no number) are found here, in the same pass that copies. Staging
+runs in the thread that serves the request and releases the interpreter lock for large copies.
 """
 
 import math
@@ -21,12 +20,12 @@ from serve.ipc.messages import GatherRef, TableRef, TensorRef
 from serve.ipc.shared_pool import TENSOR_ALIGNMENT_BYTES, Block, SharedPool
 from serve.server.api import InferCall, Tensor
 
-#: How soon a client may try again when the pool is full: a few typical requests later.
+#: Delay that a client is told when the pool is full: a few typical requests.
 _POOL_RETRY_NS = 50_000_000
 
-#: In the place of `x` where lanes gather it, see ``messages.GatherRef``; no input of a model.
+#: Staged in place of `x` where lanes gather it, see ``messages.GatherRef``; no inputs of a model.
 GATHERED_IDS, GATHERED_AT, GATHERED_NEW = "x.ids", "x.at", "x.new"
-#: Tensor of a request to the dtype lanes get it in.
+#: The dtype in which lanes get each tensor of a request.
 STAGED_DTYPES = {
     **{name: each.dtype for name, each in INPUTS.items()},
     GATHERED_IDS: "int64",
@@ -42,32 +41,32 @@ class Staged(msgspec.Struct, frozen=True):
     inputs: tuple[TensorRef, ...]
     output_offset_bytes: int
     output_capacity_bytes: int
-    #: None: `x` is in the pool.
+    #: How lanes gather `x`; None when `x` is in the pool.
     gather: GatherRef | None = None
 
     def gathering(self, table: TableRef) -> "Staged":
-        """The same for lanes that gather `x` from the table by what is staged in its place."""
+        """Return these tensors for lanes that gather `x` from `table` by the staged indices."""
         places = {ref.name: ref for ref in self.inputs}
         ids, at, new = (places.pop(name) for name in (GATHERED_IDS, GATHERED_AT, GATHERED_NEW))
         return replace(self, inputs=tuple(places.values()), gather=GatherRef(table, ids, at, new))
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """Where each tensor of one request lies, relative to its block; last its output."""
+    """Places of the tensors of one request, relative to its block; the output is last."""
 
     inputs: tuple[TensorRef, ...]
     input_bytes: int
     output_capacity_bytes: int
-    #: Edges lie there as int32.
+    #: Edges are staged as int32.
     narrow_edges: bool = False
 
     @property
     def size_bytes(self) -> int:
-        """The whole block."""
+        """Size of the whole block."""
         return self.input_bytes + self.output_capacity_bytes
 
     def at(self, block: Block) -> Staged:
-        """The same places in the pool."""
+        """Return the same places in the pool."""
         start = block.offset_bytes
         refs = [TensorRef(r.name, r.dtype, r.shape, start + r.offset_bytes) for r in self.inputs]
         return Staged(block, tuple(refs), start + self.input_bytes, self.output_capacity_bytes)
@@ -80,9 +79,9 @@ def plan_layout(
     *,
     narrow_edges: bool = False,
 ) -> Layout:
-    """Places for the tensors named in `order` that have a shape, then for the output.
+    """Return places for the tensors named in `order` that have a shape, then for the output.
 
-    With `narrow_edges` they are int32 there, which must hold the graph's nodes.
+    With `narrow_edges`, edges are staged as int32, which must be able to hold all node ids.
     """
     offset = 0
     inputs = []
@@ -119,7 +118,7 @@ def stage(
 
 
 def count_loops(staged: Staged, pool: SharedPool) -> int:
-    """Self-loops among the staged edges."""
+    """Return the number of self-loops among the staged edges."""
     for ref in staged.inputs:
         if ref.name == "edge_index":
             source, target = pool.array(ref.offset_bytes, ref.dtype, ref.shape)
@@ -128,7 +127,7 @@ def count_loops(staged: Staged, pool: SharedPool) -> int:
 
 
 def take_block(pool: SharedPool, layout: Layout) -> Block:
-    """A block of the pool for `layout`; raises QueueFull when the pool has no room."""
+    """Allocate a block of the pool for `layout`; raises QueueFull when the pool has no room."""
     block = pool.allocate(layout.size_bytes)
     if block is None:
         raise QueueFull(
@@ -160,9 +159,9 @@ def _stage_batch(source: Tensor, target: memoryview, num_nodes: int) -> None:
 def stage_indices(
     source: Tensor, target: memoryview, bound: int, *, narrow: bool = False
 ) -> tuple[int, int] | None:
-    """Copy indices as int64; flat position and value of the first not in [0, `bound`).
+    """Copy indices as int64, or with `narrow` as int32.
 
-    `narrow` leaves those that came as int32 so.
+    Returns flat position and value of the first index outside [0, `bound`), None when there is none.
     """
     width = 4 if narrow else 8
     is_int32 = source.datatype == "INT32"

@@ -1,4 +1,4 @@
-"""Models built and run once, each in a process of its own, without a server."""
+"""Trials: a model is built and run once, in a process of its own, without a server."""
 
 import os
 import sys
@@ -12,12 +12,12 @@ from serve.models.model_signature import Signature
 from serve.models.repository import ModelSpec
 from serve.server.lanes.pool import LanePool
 
-#: Whatever the model does, it is ended after so long.
+#: Time limit of a trial.
 _TRIAL_TIMEOUT_S = 120.0
 
 
 class Trials:
-    """A place to try models on the processor; closing it ends all processes."""
+    """Runs models on the processor; leaving the context ends all processes."""
 
     def __init__(self) -> None:
         self._shared = SharedPool(1 << 20)
@@ -36,9 +36,9 @@ class Trials:
         self._shared.close()
 
     def run(self, spec: ModelSpec) -> Signature:
-        """Build the model, give it its weights and run it on graphs of a few nodes.
+        """Build the model, load its weights, run it on small graphs, and return its signature.
 
-        Raises ModelError saying what fails, also when it ends its process or takes too long.
+        Raises ModelError when any of this fails, ends the process or takes too long.
         """
         try:
             with _stdout_aside(), self._pool.calibrator() as process:
@@ -50,7 +50,7 @@ class Trials:
 
 @contextmanager
 def _stdout_aside() -> Iterator[None]:
-    """Have what processes print that are started meanwhile go to standard error."""
+    """Redirect what processes started meanwhile print to standard error."""
     sys.stdout.flush()
     ours = os.dup(1)
     os.dup2(2, 1)

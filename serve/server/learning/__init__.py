@@ -1,1 +1,1 @@
-"""What the server learns from its own runs: the cost of a request alone and beside others."""
+"""Learning from runs: the time of a request alone, and the slowdown beside others."""

@@ -1,9 +1,9 @@
-"""Requests the server sends itself at start, to learn what one takes alone.
+"""Requests that the server sends itself at start, to learn the time of a request alone.
 
-They go the way of all requests, through the transport and its codec: whatever a first request
-meets there is in what it is promised. A server that gets a request now and then runs it on cores
-that had nothing to do for a while, and these are slower at first: kernels, caches and clock have to
-come back. Requests sent back to back would promise times that no lone request ever sees.
+They pass through the transport and its codec like all requests, so that the promised times include
+both. They come with pauses: on a server with little to do, cores are slower at first, until caches,
+kernels and clock frequency recover. Requests back to back would promise times that no lone request
+reaches.
 """
 
 import logging
@@ -30,24 +30,24 @@ _log = logging.getLogger(__name__)
 Size = tuple[int, int]
 Arrays = Mapping[str, np.ndarray[Any, np.dtype[Any]]]
 #: Sends a request to a model and returns when it is answered; raises the ServeError it ends in.
-#: The last argument is its id, by which the engine knows its own.
+#: The last argument is the client id by which the engine knows its own requests.
 Send = Callable[[str, Arrays, str], object]
 
-#: A request that comes after so long with nothing to do, and stays alone, shows a solo time.
+#: A request shows a solo time when the server was idle for so long before it, and it stays alone.
 IDLE_NS = Nanos(10_000_000)
-#: Nodes of the graphs sent, with 10 edges a node, as far as their features leave room.
+#: Nodes of the graphs sent, as far as `PROBE_BYTES` allow, and edges for each node.
 PROBE_NODES = (16, 1024, 8192)
 PROBE_EDGES_PER_NODE = 10
 PROBE_BYTES = 8 << 20
-#: What was seen of each size is told so often: corrections, made for a stream of noisy runs, move
-#: by small steps.
+#: Repetitions of each observation for the estimators, which move by small steps because they are
+#: made for a stream of noisy runs.
 LESSONS = 20
 
 
 class LoneRequests:
-    """Requests to every model, one by one with pauses, and what they took.
+    """Requests to every model, one by one with pauses, and their records.
 
-    Models take turns, as none finds the caches as its own last run has left them.
+    Models take turns, so that no run finds the caches as the model's own last run left them.
     """
 
     def __init__(
@@ -56,9 +56,10 @@ class LoneRequests:
         ask: Callable[[str, Arrays], RequestRecord],
         largest_bytes: int,
     ) -> None:
-        """`ask` returns what became of a request, which takes no more than `largest_bytes`.
+        """Make the requests; none is larger than `largest_bytes`.
 
-        One that ends in a ServeError says nothing, and is not sent again.
+        `ask` sends a request and returns its record. A request that ends in a ServeError teaches
+        nothing and is not sent again.
         """
         self._ask = ask
         sizes = {entry.key: _sizes(entry, min(PROBE_BYTES, largest_bytes)) for entry in entries}
@@ -71,7 +72,7 @@ class LoneRequests:
         self._seen: dict[tuple[str, Size], list[RequestRecord]] = {key: [] for key in self._probes}
 
     def send(self, times: int) -> None:
-        """Send each so often; their runs are learned from as they end."""
+        """Send each request `times` times; the estimates learn from the runs as they end."""
         for _ in range(times):
             for key, (entry, size, tensors) in list(self._probes.items()):
                 threading.Event().wait(IDLE_NS / 1e9)
@@ -90,7 +91,8 @@ class LoneRequests:
     def teach(self, overhead: Overhead) -> None:
         """Calibrate `overhead`, then correct each model's times, by medians.
 
-        What all models have in common is asked of the fastest: there is less noise from its runs.
+        The overhead is common to all models, and taken from the fastest, whose runs add the least
+        noise.
         """
         seen = [
             (
@@ -119,12 +121,12 @@ class LoneRequests:
 
 
 def shows_solo_time(record: RequestRecord) -> bool:
-    """Whether its latency is what such a request takes alone."""
+    """Return True when the latency is that of a request alone, at its first attempt."""
     return record.alone and record.status == "OK" and record.attempt == 1
 
 
 def _sizes(entry: ModelEntry, largest_bytes: int) -> list[tuple[int, int]]:
-    """(nodes, edges) of the graphs sent to a model, rising."""
+    """Return (nodes, edges) of the graphs sent to a model, in rising order."""
     inputs = entry.estimator.calibration.memory.inputs
     most = max(1, int(largest_bytes / inputs.at(1, PROBE_EDGES_PER_NODE)))
     chosen = sorted({min(num_nodes, most) for num_nodes in PROBE_NODES})
@@ -146,12 +148,12 @@ def probe_tensors(entry: ModelEntry, num_nodes: int, num_edges: int) -> Arrays:
 
 
 def probe_call(entry: ModelEntry, num_nodes: int, num_edges: int) -> InferCall:
-    """The request for such a graph, as the transport would hand it over."""
+    """Return the request for such a graph, as the transport would hand it over."""
     return call_of(entry.spec.name, probe_tensors(entry, num_nodes, num_edges))
 
 
 def call_of(model: str, tensors: Arrays, client_id: str = "") -> InferCall:
-    """A request that came by no transport, just now."""
+    """Return a request that came by no transport and arrived just now."""
     wired = {
         name: Tensor(datatype_of(array), array.shape, array.tobytes())
         for name, array in tensors.items()

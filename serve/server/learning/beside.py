@@ -1,8 +1,8 @@
-"""Requests the server sends side by side at start, to learn what runs do to one another.
+"""Requests that the server sends side by side at start, to learn how much runs slow one another.
 
-They go the way of all requests, so what is learned is what a request will meet: other kernels on a
-GPU, the memory bus on cores, and the server's own work beside both. From then on every run is
-learned from in the same way (``serve.estimate.interference``).
+They are served like all requests, so they meet the interference that requests will meet: other
+kernels on a GPU, the memory bus on cores, and the server's own work beside both. From then on every
+run teaches in the same way (``serve.estimate.interference``).
 """
 
 import logging
@@ -21,15 +21,15 @@ from serve.server.learning.alone import PROBE_EDGES_PER_NODE, PROBE_NODES, probe
 
 _log = logging.getLogger(__name__)
 
-#: At once on a device; what lies between is interpolated.
+#: Numbers of runs at once on a device; the slowdowns between them are interpolated.
 _SIDE_BY_SIDE = (2, 3, 4, 6, 8, 12, 16, 24, 32)
-#: Times each number is tried.
+#: Repetitions for each number.
 _ROUNDS = 4
-#: Runs of this length tell as much as longer ones.
+#: Upper bound of a run: longer ones teach no more.
 _LONGEST_NS = 20_000_000
-#: Targets of the requests: none is to wait for another's sake.
+#: QoS target of these requests: so late that none waits for another's sake.
 _TARGET_NS = Nanos(3_600_000_000_000)
-#: The scheduler hears of what differs by so much from what it knows.
+#: Relative change of a slowdown that the scheduler is told of.
 _NEWS = 0.03
 
 
@@ -74,14 +74,14 @@ def learn_interference(
 
 
 def is_news(learned: Sequence[float], known: Sequence[float]) -> bool:
-    """Whether a table of slowdowns differs enough from another to be told."""
+    """Return True when a learned table of slowdowns differs enough from the known one to be told."""
     if len(learned) != len(known):
         return True
     return any(abs(new / old - 1) > _NEWS for new, old in zip(learned, known, strict=True))
 
 
 def _largest(entry: ModelEntry, limit_bytes: int) -> InferCall | None:
-    """The request for the largest probe that takes no more than that, and not long, if any fits."""
+    """Return the largest request that fits `limit_bytes` and does not run long; None if none fits."""
     chosen = None
     for num_nodes in PROBE_NODES:
         size = num_nodes, PROBE_EDGES_PER_NODE * num_nodes
