@@ -11,6 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing.util import Finalize
 from pathlib import Path
 
 _PREFIX = "gnnserve-"
@@ -18,6 +19,8 @@ _PREFIX = "gnnserve-"
 _LOCK = ".in-use"
 #: A socket's path has at most 107 bytes, and multiprocessing adds some 35 to this folder's.
 _LONGEST_PATH = 70
+#: multiprocessing removes its own folder with priority -100; a lower one runs later.
+_AFTER_MULTIPROCESSING = -200
 
 
 @contextmanager
@@ -41,8 +44,17 @@ def temporary_folder() -> Iterator[None]:
             del os.environ["TMPDIR"]
         else:
             os.environ["TMPDIR"] = environment
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock_fd)
+        if any(folder.glob("pymp-*")):
+            # multiprocessing removes this folder of its own when the process exits, and early
+            # versions of Python 3.11 print a traceback when it is gone. So ours goes later.
+            Finalize(None, _remove, (folder, lock_fd), exitpriority=_AFTER_MULTIPROCESSING)
+        else:
+            _remove(folder, lock_fd)
+
+
+def _remove(folder: Path, lock_fd: int) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    os.close(lock_fd)
 
 
 def _make() -> tuple[Path, int] | None:

@@ -78,3 +78,18 @@ def test_a_path_too_long_for_sockets_is_not_used(parent, monkeypatch):
     with temporary_folder():
         assert Path(tempfile.gettempdir()).parent == Path("/tmp")
     assert list(long.iterdir()) == []
+
+
+def test_a_process_with_a_fork_server_ends_silently_and_leaves_nothing(parent):
+    script = """
+import multiprocessing, serve.scratch
+if __name__ == "__main__":
+    with serve.scratch.temporary_folder():
+        process = multiprocessing.get_context("forkserver").Process(target=print)
+        process.start()
+        process.join()
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    assert done.stderr == ""
+    assert list(parent.iterdir()) == []
