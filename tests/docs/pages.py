@@ -12,7 +12,11 @@ from bench.kit.result import ROOT
 
 PAGES = {
     str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    for path in (
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *sorted((ROOT / "docs").rglob("*.md")),
+    )
 }
 #: Languages of blocks that are looked at and not run.
 PROSE = {"text", "mermaid"}

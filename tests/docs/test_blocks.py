@@ -13,6 +13,7 @@ from tests.docs.pages import PAGES, PROSE, blocks, texts
 #: By page, the blocks that a test runs or reads: language and mark.
 TRIED = {
     "README.md": {"sh install", "sh serve", "sh demo", "python server"},
+    "CONTRIBUTING.md": {"sh", "python test", "python policy"},
     "docs/measurements/gpu.md": {"sh gpu"},
     "docs/estimates.md": {"sh dev"},
     "docs/load.md": {"sh server", "sh simulate", "sh locust"},
