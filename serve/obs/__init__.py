@@ -1,1 +1,1 @@
-"""What happened, for operators: request records, the report, metrics and the log."""
+"""Observability for operators: request records, the report, metrics, the log and the journal."""

@@ -1,4 +1,4 @@
-"""`gnnserve report`: the database as a table, JSON, CSV or a page."""
+"""`gnnserve report`: the report's database as tables, JSON, CSV or a page."""
 
 import csv as csv_format
 import sys
@@ -22,10 +22,14 @@ def run_report(
     html: Path | None = None,
     csv: Path | None = None,
 ) -> int:
-    """Report on the database `db`; returns the exit code, 2 for one that cannot be read.
+    """Report on a database; returns the exit code, 2 when it cannot be read.
 
-    Standard output gets JSON if `as_json`, else the tables if no file was asked for. `html` and
-    `csv` are files to write, `-` for standard output.
+    Args:
+        db: Database of a server.
+        since_s: Only requests that arrived in the last so many seconds; None for all.
+        as_json: Print JSON instead of tables.
+        html: File for the page, `-` for standard output.
+        csv: File for the rows, `-` for standard output.
     """
     try:
         if csv is not None:
@@ -50,7 +54,7 @@ def run_report(
 
 
 def write_csv(db: Path, since_s: float | None, target: Path) -> None:
-    """All columns of all requests, in order of arrival; raises ConfigError."""
+    """Write all columns of all requests, in order of arrival; raises ConfigError."""
     rows = read_rows(db, since_s)
     first = next(rows, None)
     if str(target) == "-":

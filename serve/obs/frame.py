@@ -1,6 +1,6 @@
-"""Records as columns, and the moments and stages derived from them.
+"""Request records as columns, with times and stages derived from them.
 
-A report over 50,000 rows is then arithmetic on arrays instead of a walk over objects.
+Columns make a report over 50,000 rows arithmetic on arrays instead of a walk over objects.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,13 +14,13 @@ from serve.obs.schema import value_type
 
 Column = np.ndarray[Any, np.dtype[Any]]
 
-#: Where a launched request's latency goes; the stages of one sum to its latency. `handover` is what
-#: the others leave: messages to and from the lane, and a first attempt on a lane that died.
+#: Stages of a launched request, whose times sum to its latency. `handover` is the remainder:
+#: messages to and from the lane, and a first attempt on a lane that died.
 STAGES = ("queue", "prepare_exposed", "handover", "run", "suspended", "answer")
 
 
 def _dtypes() -> dict[str, type]:
-    """Column type by field: None becomes NaN, so optional numbers are floats."""
+    """Return the column type of each field: None becomes NaN, so optional numbers are floats."""
     columns: dict[str, type] = {"run_id": np.int64}
     for field in msgspec.structs.fields(RequestRecord):
         plain, optional = value_type(field.type)
@@ -33,14 +33,14 @@ DTYPES = _dtypes()
 
 
 class Frame:
-    """Named columns of equal length, one per field of `RequestRecord`, and `run_id`."""
+    """Columns of equal length: one for each field of `RequestRecord`, and `run_id`."""
 
     def __init__(self, columns: dict[str, Column]) -> None:
         self._columns = columns
 
     @classmethod
     def of_rows(cls, rows: Iterable[Sequence[Any]]) -> "Frame":
-        """From rows in the order of `DTYPES`."""
+        """Make a frame from rows in the order of `DTYPES`."""
         values = list(zip(*rows, strict=True)) or [()] * len(DTYPES)
         return cls(
             {
@@ -51,7 +51,7 @@ class Frame:
 
     @classmethod
     def of_records(cls, records: Iterable[RequestRecord]) -> "Frame":
-        """From the structs, all of one run of the server."""
+        """Make a frame from the records of one run of the server."""
         return cls.of_rows((0, *msgspec.structs.astuple(record)) for record in records)
 
     def __len__(self) -> int:
@@ -61,48 +61,49 @@ class Frame:
         return self._columns[name]
 
     def where(self, mask: Column) -> "Frame":
-        """The rows picked by a boolean mask or by an array of positions, in its order."""
+        """Select rows by a boolean mask, or by an array of positions in its order."""
         return Frame({name: column[mask] for name, column in self._columns.items()})
 
     @property
     def requests(self) -> int:
-        """How many there were, those included that have no row of their own."""
+        """Number of requests, including those without a row of their own."""
         return len(self) + int(self["left_out"].sum())
 
     @property
     def answered(self) -> Column:
-        """Mask: the client got a result."""
+        """Mask of requests whose client got a result."""
         return np.asarray(self["status"] == "OK", dtype=np.bool_)
 
     @property
     def violated(self) -> Column:
-        """Mask: the client got its result later than promised."""
+        """Mask of requests whose client got a result after the QoS target."""
         return self.answered & self["violated"]
 
     @property
     def launched(self) -> Column:
-        """Mask: it reached a lane, whatever came of it."""
+        """Mask of requests that reached a lane."""
         return np.asarray(self["lane"] >= 0)
 
     @property
     def launched_unix_ns(self) -> Column:
-        """When it first ran; meaningless where not `launched`."""
+        """Time of the first launch; meaningless for rows that are not `launched`."""
         return np.asarray(self["arrived_unix_ns"] + self["quet_ns"])
 
     @property
     def finished_unix_ns(self) -> Column:
-        """When its lane was done with it."""
+        """Time at which the lane finished."""
         return np.asarray(self["arrived_unix_ns"] + self["latency_ns"] - self["answer_ns"])
 
     @property
     def over_target(self) -> Column:
-        """Latency ÷ QoS target; 0 where there was no target."""
+        """Latency ÷ QoS target; 0 without a target."""
         return ratio(self["latency_ns"], self["qos_target_ns"])
 
     def stage_ns(self) -> dict[str, Column]:
-        """Time of every stage of `STAGES`.
+        """Return the time spent in each of `STAGES`.
 
-        Clocks of different processes may disagree: no stage gets more than is left of the latency.
+        Clocks of different processes may disagree, so each stage is capped at the rest of the
+        latency.
         """
         left = self["latency_ns"]
         named: dict[str, Column] = {}
@@ -114,7 +115,7 @@ class Frame:
 
 
 def ratio(numerator: Column, denominator: Column) -> Column:
-    """Elementwise quotient, 0 where the denominator is not positive."""
+    """Return the elementwise quotient, 0 where the denominator is not positive."""
     out = np.zeros(len(numerator))
     np.divide(numerator, denominator, out=out, where=np.asarray(denominator > 0))
     return out

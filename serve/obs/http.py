@@ -2,15 +2,15 @@
 
 =====================  ============================================================
 ``/v2/health/live``    200 while the process works, else 503
-``/v2/health/ready``   200 when requests are taken: warmed up, not draining; else 503
+``/v2/health/ready``   200 while requests are accepted: warmed up, not draining; else 503
 ``/metrics``           Prometheus text format
 ``/report``            the QoS report as a page; ``?since=10m`` limits it
 ``/report.json``       the same numbers as JSON
 =====================  ============================================================
 
-Whoever asks has ten seconds to send the request and ten to take the answer. At most 64 connections
-are open: for one more the oldest is closed. So no client keeps others from an answer, or the server
-from its end.
+A client has ten seconds to send its request and ten to receive the answer. At most 64 connections
+are open; a new one closes the oldest that waits for its client. So no client can deny others an
+answer or keep the server from stopping.
 """
 
 import errno
@@ -42,16 +42,16 @@ _REPORT_TYPES: dict[str, tuple[Literal["html", "json"], str]] = {
 HttpAnswer = tuple[HTTPStatus, str, bytes]
 
 _MAX_CONNECTIONS = 64
-#: For a client to send its request, and again to take the answer.
+#: Time for a client to send its request, and again to receive the answer.
 _CLIENT_S = 10.0
-#: For answers on their way when the port closes.
+#: Time for unfinished answers when the port closes.
 _STOP_S = 1.0
-#: Time limits are looked at this often.
-_LOOK_S = 0.1
+#: Interval of checking the time limits.
+_CHECK_S = 0.1
 
 
 class HttpPort:
-    """Answers on its own threads; bound when built, serving between `start` and `stop`."""
+    """HTTP server: bound when built, serving on its own threads between `start` and `stop`."""
 
     def __init__(
         self,
@@ -63,7 +63,19 @@ class HttpPort:
         metrics: Callable[[], bytes],
         database: Path,
     ) -> None:
-        """Bind `host`:`port` (0: any free one); raises ConfigError naming both and the reason."""
+        """Bind `host`:`port`; port 0 is any free one.
+
+        Args:
+            host: Name or address to listen on.
+            port: TCP port.
+            live: Tells whether the process works.
+            ready: Tells whether requests are accepted.
+            metrics: Returns the metrics in Prometheus' text format.
+            database: Database of the report.
+
+        Raises:
+            ConfigError: The port cannot be bound; names host, port and reason.
+        """
         self._live = live
         self._ready = ready
         self._metrics = metrics
@@ -76,10 +88,10 @@ class HttpPort:
                 f"server.http_port: cannot listen on {host}:{port}: {reason}"
             ) from error
         self.host = host
-        #: The port in use, also when 0 was asked for.
+        #: The bound port, also when 0 was given.
         self.port: int = self._server.server_address[1]
         self._thread = Thread(
-            target=self._server.serve_forever, args=(_LOOK_S,), name="http", daemon=True
+            target=self._server.serve_forever, args=(_CHECK_S,), name="http", daemon=True
         )
 
     def start(self) -> None:
@@ -87,7 +99,7 @@ class HttpPort:
         self._thread.start()
 
     def stop(self) -> None:
-        """Close the port; what is being answered has a second to be finished. Idempotent."""
+        """Close the port after at most a second for unfinished answers. Idempotent."""
         if self._thread.is_alive():
             self._server.shutdown()
             self._thread.join()
@@ -105,7 +117,7 @@ class HttpPort:
         if url.path in _REPORT_TYPES:
             return self._report(*_REPORT_TYPES[url.path], parse_qs(url.query).get("since", [""])[0])
         known = "/v2/health/live /v2/health/ready /metrics /report /report.json"
-        return _text(HTTPStatus.NOT_FOUND, f"nothing at {url.path}; there is {known}")
+        return _text(HTTPStatus.NOT_FOUND, f"nothing at {url.path}; known paths: {known}")
 
     def _report(self, form: Literal["html", "json"], content_type: str, since: str) -> HttpAnswer:
         try:
@@ -121,39 +133,39 @@ class HttpPort:
 
 class _HttpServer(ThreadingHTTPServer):
     daemon_threads = True
-    #: `close_connections` waits, and not for ever.
+    #: `close_connections` waits instead, with a time limit.
     block_on_close = False
     request_queue_size = 2 * _MAX_CONNECTIONS
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
-        #: Until when the client of each open connection must have done its part; None: its answer
-        #: is being made. In the order in which these turns began.
+        #: Deadline of each open connection's client to send or receive; None while its answer is
+        #: being made. Ordered by the start of these turns.
         self._open: dict[socket.socket, float | None] = {}
         self._changed = Condition()
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer on a thread. If there are too many, the oldest that waits for its client goes."""
+        """Answer on a thread; beyond the limit, close the oldest that waits for its client."""
         with self._changed:
             self._open[request] = time.monotonic() + _CLIENT_S
             if len(self._open) > _MAX_CONNECTIONS:
-                # The newcomer itself, when all others are being answered.
+                # This is the new connection itself when all others are being answered.
                 oldest = next(one for one, until_s in self._open.items() if until_s is not None)
                 del self._open[oldest]
                 _hang_up(oldest)
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
-        """Close the connection, which was answered or hung up on."""
+        """Close a connection that was answered or cut off."""
         with self._changed:
             self._open.pop(request, None)
             self._changed.notify_all()
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Hang up on clients whose time is over."""
+        """Cut off clients that exceeded their time limit."""
         now_s = time.monotonic()
         with self._changed:
             for connection, until_s in self._open.items():
@@ -161,33 +173,33 @@ class _HttpServer(ThreadingHTTPServer):
                     _hang_up(connection)
 
     def waits_for_client(self, connection: socket.socket, waits: bool) -> None:
-        """Whether the client is to take its answer now, or that is still being made."""
+        """Note whether the client must receive its answer now, or it is still being made."""
         with self._changed:
             if connection in self._open:
-                # Anew, so that the order is that in which clients' turns began.
+                # Inserted anew to keep the order of the turns.
                 del self._open[connection]
                 self._open[connection] = time.monotonic() + _CLIENT_S if waits else None
 
     def close_connections(self) -> None:
-        """Hang up on everybody who is not answered within a second."""
+        """Cut off every client that is not answered within a second."""
         with self._changed:
             self._changed.wait_for(lambda: not self._open, _STOP_S)
             for connection in self._open:
                 _hang_up(connection)
 
     def server_bind(self) -> None:
-        """Bind, without the look-up of the host's full name, which can take seconds."""
+        """Bind without looking up the host's full name, which can take seconds."""
         TCPServer.server_bind(self)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that hangs up is no news; anything else is a bug worth its traceback."""
+        """Log unexpected errors with their traceback, and ignore clients that disconnect."""
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             _log.exception("the HTTP request of %s failed", client_address)
 
 
 def _handler(answer: Callable[[str], HttpAnswer]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        #: Of one word of the request, and of the whole answer.
+        #: Time limit of each read of the request, and of writing the whole answer.
         timeout = _CLIENT_S
         server: _HttpServer
         server_version = "gnnserve"
@@ -224,7 +236,7 @@ def _handler(answer: Callable[[str], HttpAnswer]) -> type[BaseHTTPRequestHandler
 
 
 def _hang_up(connection: socket.socket) -> None:
-    """End what its thread waits for; that thread closes it."""
+    """End a connection, so that its thread stops waiting and closes it."""
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 

@@ -1,8 +1,8 @@
-"""Writes the journal of the scheduler to a file, on a thread of its own.
+"""Writer of the scheduler's journal, on a thread of its own.
 
-What the scheduler said is put on a queue in about a microsecond; encoding and writing happen
-elsewhere. A journal with a hole cannot be replayed: when the disk does not keep up or fails, it
-ends there, and the log says so; the server goes on. See ``serve.journal`` for the format.
+Putting a step on the queue takes about a microsecond; the thread encodes and writes it. A journal
+with a gap cannot be replayed. When the disk fails or falls behind, the journal therefore ends, the
+log says so, and the server goes on. See ``serve.journal`` for the format.
 """
 
 import logging
@@ -21,27 +21,27 @@ from serve.journal import encode_header, encode_left, encode_step
 
 _log = logging.getLogger(__name__)
 
-#: Calls held for a disk that does not keep up; with more, the journal ends.
+#: Most steps that wait for the disk; beyond them the journal ends.
 MAX_WAITING = 100_000
-#: What is written within this time goes to the file together.
+#: Steps within this time are written together.
 _GATHER_S = 0.1
 
-#: When, what the scheduler was told or whose answer left, and what the scheduler said.
+#: Time, event or id of the task whose answer left, commands, and estimates of unions asked for.
 _Row = tuple[int, Event | TaskId, Sequence[Command], Sequence[Estimate | None]]
 
 
 class JournalWriter:
-    """Takes one scheduler's calls from under its lock, in order."""
+    """Records the calls of one scheduler, in order; the caller holds the scheduler's lock."""
 
     def __init__(self, path: Path) -> None:
-        """Make the file, or empty the one there is; raises ConfigError when that is impossible."""
+        """Create or empty the file; raises ConfigError when that fails."""
         self.path = path
         try:
             self._file = path.open("wb", buffering=0)
         except OSError as error:
             raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
         self._ended = False
-        #: Heard of unions since the last step.
+        #: Estimates of unions that the scheduler asked for since the last step.
         self._unions: list[Estimate | None] = []
         self._closing = threading.Event()
         self._queue: SimpleQueue[_Row | None] = SimpleQueue()
@@ -49,9 +49,9 @@ class JournalWriter:
         self._thread.start()
 
     def begin(self, params: SchedulerParams) -> SchedulerParams:
-        """Write the header, before anything else; the parameters to give the scheduler.
+        """Write the header and return the parameters to give to the scheduler.
 
-        They are `params`, but what the scheduler hears of unions is written down too.
+        They equal `params`, except that estimates of unions are recorded when the scheduler asks.
         """
         self._write(encode_header(params))
         told = params.unions
@@ -66,16 +66,16 @@ class JournalWriter:
         return replace(params, unions=heard)
 
     def step(self, at_ns: Nanos, event: Event, commands: Sequence[Command]) -> None:
-        """The scheduler was told `event` and answered `commands`."""
+        """Record that the scheduler handled `event` and returned `commands`."""
         unions, self._unions = self._unions, []
         self._put((at_ns, event, commands, unions))
 
     def left(self, at_ns: int, task_id: TaskId) -> None:
-        """The task's answer was handed to the transport. Any thread."""
+        """Record that a task's answer was handed to the transport. Thread-safe."""
         self._put((at_ns, task_id, (), ()))
 
     def close(self) -> None:
-        """Write everything put before this call. Idempotent."""
+        """Write everything recorded before this call, then close the file. Idempotent."""
         if not self._closing.is_set():
             self._closing.set()
             self._queue.put(None)
@@ -95,7 +95,7 @@ class JournalWriter:
         with self._file:
             while not (closed or self._ended):
                 first = self._queue.get()
-                # Collect before writing: few wake-ups beside many requests.
+                # Collect before writing, so that many requests cause few wake-ups.
                 self._closing.wait(_GATHER_S)
                 waiting = self._queue.qsize()
                 rows = [first, *(self._queue.get() for _ in range(waiting))]

@@ -1,7 +1,7 @@
-"""Logging: readable lines on a terminal, JSON lines for machines; always on standard error.
+"""Logging on standard error: text lines on a terminal, JSON lines elsewhere.
 
-A message about one request carries its id: ``log.info("…", extra={"request_uid": uid})``.
-Standard output is left to what commands promise to print there.
+A message about one request carries its id: ``log.info("…", extra={"request_uid": uid})``. Standard
+output is reserved for the results of commands.
 """
 
 import logging
@@ -13,16 +13,19 @@ import msgspec
 
 LogFormat = Literal["auto", "text", "json"]
 
-#: Attributes every LogRecord has; whatever else one carries came through `extra`.
+#: Attributes of every LogRecord; all others came through `extra`.
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 def setup_logging(
     form: LogFormat = "auto", level: str = "INFO", stream: TextIO | None = None
 ) -> None:
-    """Send all logging of the process to `stream` (standard error), replacing earlier handlers.
+    """Send all logging of the process to one stream, replacing earlier handlers.
 
-    `auto` is text on a terminal and JSON lines anywhere else.
+    Args:
+        form: Format of a line; `auto` is text on a terminal and JSON elsewhere.
+        level: Lowest level that is logged.
+        stream: Target; None for standard error.
     """
     target = sys.stderr if stream is None else stream
     as_json = form == "json" or (form == "auto" and not target.isatty())
@@ -33,15 +36,15 @@ def setup_logging(
 
 
 def extras(record: logging.LogRecord) -> dict[str, object]:
-    """What the caller passed as `extra`."""
+    """Return what the caller passed as `extra`."""
     return {name: value for name, value in vars(record).items() if name not in _STANDARD}
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time (RFC 3339, UTC), level, logger, message, then the extras."""
+    """Formats a JSON object per line: time (RFC 3339, UTC), level, logger, message, extras."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, without its end."""
+        """Return the line without its end."""
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         fields: dict[str, object] = {
             "time": f"{seconds}.{int(record.msecs):03d}Z",
@@ -56,10 +59,10 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """`12:00:01.234 WARNING serve.obs.store: message  [request_uid=…]`, in local time."""
+    """Formats `12:00:01.234 WARNING serve.obs.store: message  [request_uid=…]`, in local time."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, and the traceback below it if there is one."""
+        """Return the line, followed by the traceback if there is one."""
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         line = (
             f"{clock}.{int(record.msecs):03d} {record.levelname:<7} "

@@ -1,8 +1,8 @@
-"""``python -m serve.obs.offline DATABASE html|json [SINCE_S]``: the report on standard output.
+"""Reports made in a process of their own, at a lower priority than the lanes.
 
-A server makes its reports in such a process, below the lanes' priority: made in its own, one over
-many rows would compete for the interpreter lock with the threads that answer requests, for most
-of a second, and make some of them late.
+``python -m serve.obs.offline DATABASE html|json [SINCE_S]`` writes a report to standard output. In
+the server's own process, a report over many rows would hold the interpreter lock for most of a
+second, against the threads that answer requests, and make some answers late.
 """
 
 import ctypes
@@ -19,14 +19,21 @@ from serve.obs.cli_report import run_report
 
 _TIMEOUT_S = 60.0
 _PR_SET_PDEATHSIG = 1
-#: One report at a time: the second asker waits instead of taking another core.
+#: Makes one report at a time: a second caller waits instead of taking another core.
 _one_report = Lock()
 
 
 def make_report(database: Path, form: Literal["html", "json"], since_s: float) -> bytes:
-    """The report as a page or as JSON, made in a process of its own; `since_s` 0: all rows.
+    """Make the report as a page or as JSON, in a process of its own.
 
-    Raises DeadlineExceeded when it takes too long, NotReady with the reason when it fails.
+    Args:
+        database: Database of a server.
+        form: Format of the report.
+        since_s: Only requests that arrived in the last so many seconds; 0 for all.
+
+    Raises:
+        DeadlineExceeded: It took too long.
+        NotReady: It failed; the message is the reason.
     """
     command = [sys.executable, "-P", "-m", "serve.obs.offline", str(database), form, str(since_s)]
     path = os.pathsep.join(entry for entry in sys.path if entry)
@@ -47,8 +54,8 @@ def make_report(database: Path, form: Literal["html", "json"], since_s: float) -
 
 
 def main(arguments: list[str]) -> int:
-    """Exit code of the report."""
-    # Nobody waits for it once the thread that started it, and so the server, has ended.
+    """Write the report; returns the exit code."""
+    # The kernel ends this process with the thread that started it, and so with the server.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     database, form = Path(arguments[0]), arguments[1]
     since_s = float(arguments[2]) if len(arguments) > 2 else None

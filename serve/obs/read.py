@@ -1,4 +1,4 @@
-"""Reading the report's database, also while a server writes to it."""
+"""Reader of the report's database, also while a server writes to it."""
 
 import sqlite3
 import time
@@ -16,9 +16,10 @@ from serve.obs.schema import check_ours, columns_present
 
 
 def read_database(path: Path, since_s: float | None = None) -> tuple[Frame, list[ServerRun]]:
-    """Requests that arrived in the last `since_s` seconds (all without it), and the server's runs.
+    """Return the requests that arrived in the last `since_s` seconds, and the server's runs.
 
-    Raises ConfigError naming the path and the reason when it cannot be read.
+    Returns all requests when `since_s` is 0 or None. Raises ConfigError, naming path and reason,
+    when the database cannot be read.
     """
     with _reading(path) as db:
         runs = [
@@ -29,14 +30,14 @@ def read_database(path: Path, since_s: float | None = None) -> tuple[Frame, list
 
 
 def read_rows(path: Path, since_s: float | None = None) -> Iterator[tuple[Any, ...]]:
-    """Rows in order of arrival, `run_id` first, one by one; see `read_database`."""
+    """Yield rows in order of arrival, `run_id` first; see `read_database`."""
     with _reading(path) as db:
         yield from _requests(db, since_s)
 
 
 @contextmanager
 def _reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """A read-only connection to a database that is ours."""
+    """Open a read-only connection; raises ConfigError unless the database is gnnserve's."""
     if not path.is_file():
         raise ConfigError(f"{path}: no such report database; a server makes it when it starts")
     try:
@@ -68,7 +69,7 @@ def _select(
     values: tuple[Any, ...] = (),
     first: str = "",
 ) -> Iterator[tuple[Any, ...]]:
-    """The struct's columns of a table; those an older database lacks come as their default."""
+    """Select a struct's columns; those that an older database lacks get their default value."""
     present = columns_present(db, table)
     missing = [
         field.default if field.default is not msgspec.NODEFAULT else field.type()

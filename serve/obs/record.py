@@ -1,15 +1,15 @@
-"""What is kept for the report: one row per answered request and one per start of the server.
+"""Rows of the report: one per finished request and one per start of the server.
 
-A request's record is also what its client is told of it.
+A request's record also gives the QoS facts that its client receives.
 """
 
 from typing import Final
 
 import msgspec
 
-#: Characters kept of an error's text, as many as a client is told.
+#: Most characters kept of an error's text, the same as a client gets.
 MAX_MESSAGE: Final = 1000
-#: Characters kept of a name that clients choose.
+#: Most characters kept of a name that clients choose.
 MAX_NAME: Final = 256
 _MOST_BY_FIELD: Final = {
     "message": MAX_MESSAGE,
@@ -18,75 +18,75 @@ _MOST_BY_FIELD: Final = {
 
 
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything known of a request once it is answered. Times in ns, sizes in bytes."""
+    """Facts about a finished request. Times in ns, sizes in bytes."""
 
     request_uid: str
-    #: The id the client sent, empty if none.
+    #: Id that the client sent; may be empty.
     client_id: str = ""
     model: str
     version: str
     tenant: str = ""
     priority: int = 0
-    #: Wall clock at arrival, ns since the epoch.
+    #: Arrival by the wall clock, ns since the epoch.
     arrived_unix_ns: int
     num_nodes: int = 0
     num_edges: int = 0
-    #: Resident graph and its version, for requests by node id: with the seed, what was sampled.
+    #: Resident graph and its version, for requests by node id; with the seed they fix the sample.
     graph: str = ""
     graph_version: int = 0
     seed: int | None = None
-    #: `OK` or the gRPC status name.
+    #: `OK` or gRPC's name of the status.
     status: str = "OK"
-    #: Empty for OK; else a RejectReason or FailReason value, `deadline` or `cancelled`.
+    #: Empty for OK, else a RejectReason or FailReason value, `deadline` or `cancelled`.
     reason: str = ""
     message: str = ""
     policy: str = ""
     discipline: str = ""
     executor: str = ""
     device: str = ""
-    #: -1: never launched.
+    #: -1 when never launched.
     lane: int = -1
     attempt: int = 0
     group_id: int = -1
     group_size: int = 0
     co_runners: int = 0
-    #: Requests of one model that ran as one, this one included; 0: never launched.
+    #: Number of requests of one model that ran as one, this one included; 0 if never launched.
     merged: int = 0
-    #: Arrival until launched, less the part of the prepare no other work hid.
+    #: Time from arrival to launch, without `prepare_exposed_ns`.
     queue_ns: int = 0
     prepare_ns: int = 0
-    #: The part of `prepare_ns` during which an idle lane waited for it.
+    #: Part of `prepare_ns` during which an idle lane waited for it; other work hid the rest.
     prepare_exposed_ns: int = 0
-    #: First execution − arrival (QUET).
+    #: First execution − arrival (queueing time, QUET).
     quet_ns: int = 0
-    #: On the lane, less `suspended_ns`; of the whole run where it was merged with others.
+    #: Time on the lane without `suspended_ns`; of the whole run if merged with other requests.
     run_ns: int = 0
-    #: Stopped on the lane for more urgent requests.
+    #: Time suspended on the lane for more urgent requests.
     suspended_ns: int = 0
-    #: Lane done until the answer was handed to the transport.
+    #: Time from the lane's end to handing the answer to the transport.
     answer_ns: int = 0
-    #: Answer − arrival (JCT).
+    #: Answer − arrival (job completion time, JCT).
     latency_ns: int = 0
     backlog_ns: int = 0
-    #: Came to a server that was idle for a while, and no other came until it was answered: its
-    #: latency is a solo time.
+    #: True when the latency is a solo time: the server had been idle for a while, and no other
+    #: request arrived before the answer.
     alone: bool = False
     solo_estimate_ns: int = 0
-    #: Of the run it was part of.
+    #: Estimate for the run that the request was part of.
     run_estimate_ns: int = 0
     qos_target_ns: int = 0
     violated: bool = False
-    #: Empty unless violated: queue, prepare, interference, estimate or overload.
+    #: Cause of a violation: queue, prepare, interference, estimate or overload; else empty.
     cause: str = ""
     pmc_estimate_bytes: int = 0
     reserve_bytes: int = 0
-    #: None where the lane could not measure it. Of a merged run its share.
+    #: None when the lane could not measure it; the request's share of a merged run.
     pmc_measured_bytes: int | None = None
-    #: Requests that ended as this one did, before they reached a lane, and have no row.
+    #: Number of requests without a row that ended like this one before they reached a lane.
     left_out: int = 0
 
     def __post_init__(self) -> None:
-        """Shorten what clients can make long."""
+        """Shorten the texts that clients choose."""
         for name, most in _MOST_BY_FIELD.items():
             text: str = getattr(self, name)
             if len(text) > most:
@@ -94,12 +94,12 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One start of the server: what the requests answered after it ran under."""
+    """One start of the server, with the settings of all requests that it answered."""
 
     #: Wall clock, ns since the epoch.
     started_unix_ns: int
     version: str
-    #: As shown to people: `cpu`, or the name of a CUDA device starting with `cuda`.
+    #: Name for people: `cpu`, or the name of a CUDA device, which starts with `cuda`.
     device: str
     lanes: int
     #: Device memory that tasks may reserve.

@@ -1,4 +1,4 @@
-"""Which of many refused requests get a row, so that refusing them cannot fill the disk."""
+"""Sampling of refused requests for the database, so that refusals cannot fill the disk."""
 
 from collections.abc import Iterator
 
@@ -6,25 +6,25 @@ import msgspec
 
 from serve.obs.record import RequestRecord
 
-#: Model, status, reason and whether the target had passed: what the report counts by.
+#: What the report counts by: model, status, reason, and whether the target had passed.
 _Kind = tuple[str, str, str, bool]
 
 
 class RowSampler:
-    """Of the requests of one batch that never reached a lane: some, and the number of the others.
+    """Chooses the requests of one batch that get a row.
 
-    A request that was launched always has its row. So has the first of each kind, which also tells
-    how many of its kind have none.
+    Every launched request has a row. Of the requests that never reached a lane, a limited number
+    has one, and the first of each kind, whose row also counts those of its kind without a row.
     """
 
     def __init__(self, most: int) -> None:
-        """Take at most so many, besides the first of each kind."""
+        """Allow `most` rows for unlaunched requests beside the first of each kind."""
         self._most = most
         self._first: dict[_Kind, RequestRecord] = {}
         self._left_out: dict[_Kind, int] = {}
 
     def has_row(self, record: RequestRecord) -> bool:
-        """Whether the record is to be written as it is, now."""
+        """Return True when the record is to be written now, unchanged."""
         if record.status == "OK" or record.lane >= 0:
             return True
         late = 0 < record.qos_target_ns < record.latency_ns
@@ -40,7 +40,7 @@ class RowSampler:
         return False
 
     def rest(self) -> Iterator[RequestRecord]:
-        """What is to be written at the end of the batch."""
+        """Yield the rows to write at the end of the batch."""
         for kind, record in self._first.items():
             count = self._left_out[kind]
             yield msgspec.structs.replace(record, left_out=count) if count else record

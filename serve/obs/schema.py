@@ -1,8 +1,8 @@
-"""The report's database: one table per struct of ``record``, columns derived from its fields.
+"""Schema of the report's database: one table per struct of ``record``, one column per field.
 
-Adding a field to a struct adds the column to an older database at the next start; a database
-with more columns than this version knows stays readable and writable. ``SCHEMA_VERSION`` rises
-only for changes an older version could not live with, and then the older version refuses.
+A new field of a struct adds its column to an older database at the next start. A database with more
+columns than this version knows stays readable and writable. ``SCHEMA_VERSION`` rises only for
+changes that an older version cannot handle, which then refuses the database.
 """
 
 import sqlite3
@@ -16,7 +16,7 @@ from serve.errors import ConfigError
 from serve.obs.record import RequestRecord, ServerRun
 
 SCHEMA_VERSION = 1
-#: Marks the file as ours, so that another application's database is never written to: "GNNS".
+#: Marks the file as gnnserve's ("GNNS"), so that no other application's database is written to.
 APPLICATION_ID = 0x474E4E53
 
 TABLES: dict[str, type[msgspec.Struct]] = {"server": ServerRun, "request": RequestRecord}
@@ -26,12 +26,12 @@ _SQL_TYPES = {str: ("TEXT", "''"), int: ("INTEGER", "0"), bool: ("INTEGER", "0")
 
 
 def field_names(kind: type[msgspec.Struct]) -> tuple[str, ...]:
-    """The struct's fields, which are its table's columns, in order."""
+    """Return the struct's fields, which are its table's columns, in order."""
     return kind.__struct_fields__
 
 
 def value_type(annotation: Any) -> tuple[type, bool]:
-    """The plain type of a field and whether it may be None."""
+    """Return the plain type of a field, and True when it may be None."""
     if isinstance(annotation, types.UnionType):
         plain = [arg for arg in get_args(annotation) if arg is not types.NoneType]
         return plain[0], True
@@ -46,12 +46,12 @@ def _column(field: msgspec.structs.FieldInfo) -> str:
 
 
 def migrate(db: sqlite3.Connection) -> None:
-    """Make the tables, or add the columns an older database lacks.
+    """Create the tables, or add the columns that an older database lacks.
 
-    Leaves the transaction open: nothing is changed until the caller commits.
+    Leaves the transaction open: nothing changes until the caller commits.
     """
     db.execute("BEGIN IMMEDIATE")
-    # The run a request belongs to: group ids start again with every start of the server.
+    # Requests refer to their server run, because group ids start again with each run.
     db.execute("CREATE TABLE IF NOT EXISTS server (run_id INTEGER PRIMARY KEY)")
     db.execute(
         "CREATE TABLE IF NOT EXISTS request "
@@ -68,12 +68,12 @@ def migrate(db: sqlite3.Connection) -> None:
 
 
 def columns_present(db: sqlite3.Connection, table: str) -> frozenset[str]:
-    """The columns a table has in this database."""
+    """Return the columns that a table has in this database."""
     return frozenset(row[1] for row in db.execute(f"PRAGMA table_info({table})"))
 
 
 def check_ours(db: sqlite3.Connection, path: Path, *, may_be_empty: bool) -> None:
-    """Raise ConfigError unless the database was made by this or an older schema."""
+    """Raise ConfigError unless the database has this or an older schema of gnnserve."""
     tables = [row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
     if not tables and may_be_empty:
         return

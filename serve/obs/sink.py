@@ -1,4 +1,4 @@
-"""From the hot path to everyone who wants a request's record, on one thread of its own."""
+"""Hand-over of request records from the hot path to the database and to observers, by a thread."""
 
 import logging
 import threading
@@ -12,21 +12,21 @@ from serve.obs.store import RecordStore
 
 _log = logging.getLogger(__name__)
 
-#: Rows are committed this long after the first of them was put, at the latest.
+#: Longest time from putting a record to committing its row.
 COMMIT_INTERVAL_S = 0.25
-#: Rows of a batch, at most, for requests that never reached a lane: about 100 a second.
+#: Most rows per batch for requests that never reached a lane: about 100 a second.
 _MOST_UNLAUNCHED = 25
-#: Records held for a database that does not keep up; more are dropped and counted.
+#: Most records that wait for the database; more are dropped and counted.
 MAX_WAITING = 100_000
 
 Observer = Callable[[RequestRecord], None]
 
 
 class RecordSink:
-    """Takes records in about a tenth of a microsecond; stores and observes them a little later."""
+    """Accepts records in about 0.1 µs; stores them and calls observers a little later."""
 
     def __init__(self, store: RecordStore, observers: Sequence[Observer] = ()) -> None:
-        """Start the thread. `observers` are called on it, once per record, in order."""
+        """Start the thread, which calls each observer once per record, in order."""
         self._store = store
         self._observers = tuple(observers)
         self._queue: SimpleQueue[RequestRecord | None] = SimpleQueue()
@@ -38,18 +38,18 @@ class RecordSink:
 
     @property
     def dropped(self) -> int:
-        """Records that have no row in the database."""
+        """Number of records lost for want of a database that takes them."""
         return self._store.dropped + self._overflowed
 
     def put(self, record: RequestRecord) -> None:
-        """Hand over a record; never blocks, never raises. Any thread."""
+        """Accept a record; never blocks and never raises. Thread-safe."""
         if self._queue.qsize() >= MAX_WAITING:
             self._overflowed += 1
             return
         self._queue.put(record)
 
     def close(self) -> None:
-        """Store everything put before this call, then close the database. Idempotent."""
+        """Store every record put before this call, then close the database. Idempotent."""
         if not self._closing.is_set():
             self._closing.set()
             self._queue.put(None)
@@ -59,14 +59,14 @@ class RecordSink:
         closed = False
         while not closed:
             first = self._queue.get()
-            # Collect before writing: two wake-ups per interval, not one per request.
+            # Collect before writing, for two wake-ups per interval instead of one per request.
             self._closing.wait(COMMIT_INTERVAL_S)
             waiting = self._queue.qsize()
             closed = self._store_batch(chain((first,), (self._queue.get() for _ in range(waiting))))
         self._store.close()
 
     def _store_batch(self, batch: Iterable[RequestRecord | None]) -> bool:
-        """Store, commit and observe a batch; True when the end mark was in it."""
+        """Store, commit and observe a batch; returns True when it held the end mark."""
         closed = False
         sampler = RowSampler(_MOST_UNLAUNCHED)
         for record in batch:
@@ -74,8 +74,8 @@ class RecordSink:
                 closed = True
                 break
             self._observe(record)
-            # NOTE: row by row on purpose: SQLite lets go of the interpreter lock in every insert,
-            # so a thread that answers requests waits for one row at most, not for the batch.
+            # NOTE: rows are inserted one by one on purpose. SQLite releases the interpreter lock in
+            # every insert, so a thread that answers requests waits for one row, not for the batch.
             if sampler.has_row(record):
                 self._store.insert(record)
         for record in sampler.rest():

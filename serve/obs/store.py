@@ -1,7 +1,7 @@
-"""Writing the report's database. Used by one thread: see ``sink`` for the way off the hot path.
+"""Writer of the report's database, for use by one thread (see ``sink``).
 
-Write-ahead log with ``synchronous=NORMAL``: what is committed survives the death of the process
-at any moment, and readers never wait for the writer. See ``read`` for reading.
+SQLite uses a write-ahead log with ``synchronous=NORMAL``: committed rows survive the death of the
+process at any moment, and readers never wait for the writer. See ``read`` for reading.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from serve.obs.schema import check_ours, field_names, migrate
 
 _log = logging.getLogger(__name__)
 
-#: A full integrity check reads every page; beyond this size it would delay the start.
+#: Largest database whose integrity is checked at the start; the check reads every page.
 _CHECKED_BYTES = 256 * 2**20
 
 
@@ -30,10 +30,10 @@ _INSERT_RUN = _insert("server", field_names(ServerRun))
 
 
 class RecordStore:
-    """The database of one server run: its own row in `server`, one row per request."""
+    """Writes one server run: its own row in `server`, and one row per request."""
 
     def __init__(self, path: Path, facts: ServerRun, busy_timeout_s: float = 5.0) -> None:
-        """Open or make the database at `path` and write this start's row.
+        """Open or create the database at `path` and write this run's row.
 
         Raises ConfigError naming the path and the reason when the database cannot be written, is
         corrupt, belongs to another application or was written by a newer schema.
@@ -72,7 +72,7 @@ class RecordStore:
         return run_id
 
     def insert(self, record: RequestRecord) -> None:
-        """Add a row; it is safe after `commit`. Never raises: a row that cannot be is counted."""
+        """Add a row, which is durable after `commit`. Never raises: counts rows that fail."""
         try:
             self._db.execute(_INSERT_REQUEST, (self._run_id, *msgspec.structs.astuple(record)))
         except (OverflowError, UnicodeError) as error:
@@ -84,7 +84,7 @@ class RecordStore:
             self._uncommitted += 1
 
     def commit(self) -> None:
-        """Make the rows inserted so far survive the process. Never raises."""
+        """Make the inserted rows durable. Never raises."""
         if not self._uncommitted:
             return
         try:
@@ -98,13 +98,13 @@ class RecordStore:
             _log.warning("%s: written again; %d rows were lost so far", self.path, self.dropped)
 
     def close(self) -> None:
-        """Commit and close; the database is then one file."""
+        """Commit and close, which leaves the database in one file."""
         self.commit()
         with contextlib.suppress(sqlite3.Error):
             self._db.close()
 
     def _lose(self, rows: int, error: sqlite3.Error) -> None:
-        """Count what this error cost and say so once, until writing works again."""
+        """Count the rows that an error cost; logs the first error until writing works again."""
         with contextlib.suppress(sqlite3.Error):
             self._db.rollback()
         self.dropped += self._uncommitted + rows
@@ -115,7 +115,7 @@ class RecordStore:
 
 
 def _reason(path: Path, error: sqlite3.Error) -> str:
-    """SQLite's words, or better ones where it only says that it could not open the file."""
+    """Return why a database cannot be opened, more precisely than SQLite where possible."""
     if not path.parent.is_dir():
         return f"the folder {path.parent} does not exist"
     if path.is_dir():
