@@ -18,9 +18,10 @@ from serve.config import Config
 from serve.errors import ServeError
 from serve.obs.http import HttpPort
 from serve.obs.journal import JournalWriter
-from serve.obs.metrics import Metrics, PortSnapshot
+from serve.obs.metrics import Metrics
 from serve.obs.offline import make_report
 from serve.obs.record import ServerRun
+from serve.obs.scraped import PortSnapshot
 from serve.obs.sink import RecordSink
 from serve.obs.store import RecordStore
 from serve.progress import Progress

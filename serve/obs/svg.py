@@ -1,7 +1,7 @@
-"""Just enough SVG: escaped elements, scales with good ticks, a frame to plot in.
+"""Minimal SVG drawing: escaped elements, scales with round ticks, a canvas with axes.
 
-Colours and fonts are the style sheet's business: elements carry classes. An element with
-`data-t` shows that text when pointed at or tapped.
+Elements carry classes; the style sheet gives colours and fonts. An element with `data-t` shows that
+text when it is pointed at or tapped.
 """
 
 import math
@@ -13,7 +13,10 @@ Tick = tuple[float, str]
 
 
 def tag(name: str, *inside: str, **attributes: object) -> str:
-    """`<name …>inside</name>`; `cls` means `class`, `_` becomes `-`, None leaves one out."""
+    """Return the element `<name …>inside</name>`.
+
+    The attribute `cls` becomes `class`, `_` in a name becomes `-`, and None omits an attribute.
+    """
     text = "".join(
         f' {"class" if key == "cls" else key.replace("_", "-")}="{_value(value)}"'
         for key, value in attributes.items()
@@ -27,18 +30,18 @@ def _value(value: object) -> str:
 
 
 def number(value: float) -> str:
-    """A coordinate with a tenth of a unit, as short as it goes."""
+    """Format a coordinate to a tenth of a unit, without a trailing zero."""
     return f"{value:.1f}".removesuffix(".0")
 
 
 def text(x: float, y: float, content: str, cls: str = "", anchor: str | None = None) -> str:
-    """A text element; `anchor` is start, middle or end."""
+    """Return a text element; `anchor` is start, middle or end."""
     return tag("text", escape(content), x=x, y=y, cls=cls or None, text_anchor=anchor)
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Maps [lo, hi] to [start, end] in user units, linearly or by logarithm."""
+    """Maps [lo, hi] to [start, end] in user units, on a linear or logarithmic scale."""
 
     lo: float
     hi: float
@@ -47,7 +50,7 @@ class Scale:
     log: bool = False
 
     def __call__(self, value: float) -> float:
-        """The coordinate of `value`, kept inside the scale."""
+        """Return the coordinate of `value`, clamped to the scale."""
         value = min(max(value, self.lo), self.hi)
         if self.log:
             share = math.log(value / self.lo) / math.log(self.hi / self.lo)
@@ -57,14 +60,14 @@ class Scale:
 
 
 def nice_step(span: float, count: int) -> float:
-    """A step of 1, 2 or 5 times a power of ten that cuts `span` into about `count`."""
+    """Return a step of 1, 2 or 5 times a power of ten that cuts `span` into about `count` parts."""
     raw = span / max(count, 1)
     power = 10.0 ** math.floor(math.log10(raw))
     return next(step * power for step in (1, 2, 5, 10) if step * power >= raw * 0.999)
 
 
 def linear_ticks(lo: float, hi: float, count: int, label: Callable[[float], str]) -> list[Tick]:
-    """Round values within [lo, hi]."""
+    """Return ticks at round values within [lo, hi]."""
     step = nice_step(hi - lo, count)
     first = math.ceil(lo / step - 1e-9)
     values = (index * step for index in range(first, math.floor(hi / step + 1e-9) + 1))
@@ -72,7 +75,7 @@ def linear_ticks(lo: float, hi: float, count: int, label: Callable[[float], str]
 
 
 def count_ticks(hi: float, count: int) -> list[Tick]:
-    """Round whole numbers from 0 to `hi`."""
+    """Return ticks at round integers from 0 to `hi`."""
     whole = linear_ticks(0, hi, count, count_label)
     return [tick for tick in whole if tick[0] == round(tick[0])]
 
@@ -80,7 +83,7 @@ def count_ticks(hi: float, count: int) -> list[Tick]:
 def doubling_ticks(
     lo: float, hi: float, factor: float, label: Callable[[float], str]
 ) -> list[Tick]:
-    """`lo`, `lo`·factor, … up to `hi`."""
+    """Return ticks at `lo`, `lo`·factor, … up to `hi`."""
     steps = round(math.log(hi / lo) / math.log(factor))
     return [(lo * factor**i, label(lo * factor**i)) for i in range(steps + 1)]
 
@@ -107,7 +110,7 @@ class Canvas:
         return self.height - self.bottom
 
     def svg(self, title: str, *inside: str) -> str:
-        """The whole picture; `title` is its accessible name."""
+        """Return the picture; `title` is its accessible name."""
         return tag(
             "svg",
             *inside,
@@ -117,7 +120,7 @@ class Canvas:
         )
 
     def x_axis(self, scale: Scale, ticks: Sequence[Tick], title: str, y: float = 0.0) -> str:
-        """Labels under the plotting area, or at `y`."""
+        """Return an axis with labels below the plotting area, or at the height `y`."""
         y = y or self.y_end
         parts = [text(scale(value), y + 17, label, "tick", "middle") for value, label in ticks]
         parts.append(
@@ -128,7 +131,7 @@ class Canvas:
         return "".join(parts)
 
     def y_axis(self, scale: Scale, ticks: Sequence[Tick]) -> str:
-        """Grid lines across the plotting area, labels on the left."""
+        """Return grid lines across the plotting area with labels on the left."""
         lines = "".join(
             f"M{number(self.left)} {number(scale(value))}H{number(self.x_end)}"
             for value, _ in ticks
@@ -140,7 +143,7 @@ class Canvas:
 
 
 def count_label(value: float) -> str:
-    """`1,200` or `15k`."""
+    """Format a count: `1,200` or `15k`."""
     if value >= 10_000:
         return f"{value / 1000:g}k"
     return f"{value:,.10g}"

@@ -1,4 +1,4 @@
-"""Lanes and groups over a few seconds: what ran where and beside what, who waited, what it held."""
+"""Timeline of a few seconds: runs on their lanes, waiting requests and reserved memory."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -24,7 +24,10 @@ _LANE_HEIGHT = 26.0
 
 
 def timeline(frame: Frame, runs: Sequence[ServerRun]) -> str:
-    """The window with most late answers; colours are groups, a red edge is a late answer."""
+    """Draw the window with the most late answers.
+
+    Colours distinguish groups; a red edge marks a late answer.
+    """
     launched = frame.where(frame.launched)
     begin, end = busiest_window(launched)
     shown = launched.where((launched.launched_unix_ns < end) & (launched.finished_unix_ns > begin))
@@ -60,9 +63,10 @@ def timeline(frame: Frame, runs: Sequence[ServerRun]) -> str:
 
 
 def busiest_window(launched: Frame) -> tuple[int, int]:
-    """Begin and end of the window with most late answers, of equals the one with most runs.
+    """Return begin and end of the window with the most late answers, in ns since the epoch.
 
-    At most WINDOW_NS long, and shorter where about MAX_RUNS fill less.
+    Ties go to the window with the most runs. A window is at most WINDOW_NS long and holds about
+    MAX_RUNS runs at most.
     """
     order = np.argsort(launched.launched_unix_ns, kind="stable")
     starts = launched.launched_unix_ns[order]
@@ -127,7 +131,7 @@ def _tip(shown: Frame, i: int) -> str:
 def _levels(
     start: Column, stop: Column, weight: Column, begin: int, end: int
 ) -> tuple[list[float], list[float]]:
-    """Moments (ms after `begin`) and the sum of weights of what is going on from then on."""
+    """Return times (ms after `begin`) and, from each on, the sum of weights of open intervals."""
     touching = (start < end) & (stop > begin)
     start, stop, weight = start[touching], stop[touching], weight[touching]
     times = np.concatenate([[begin], stop, start])
@@ -153,7 +157,7 @@ def _area(
     cls: str,
     limit: int = 0,
 ) -> str:
-    """A step function as an area between two heights, with a line at `limit` if it is near."""
+    """Draw a step function as an area between two heights, with a line at a `limit` that is near."""
     top, base = rows
     times, levels = steps
     peak = max(levels)

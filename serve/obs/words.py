@@ -1,44 +1,44 @@
-"""What the report's terms mean, in one place for the terminal, the page and the documents."""
+"""Explanations of the report's terms, for the terminal, the page and the documents."""
 
-#: Cause of a late answer: (what happened, what to try first).
+#: By cause of a late answer: (what happened, what to try first).
 CAUSES = {
     "queue": (
         "waited behind other requests for a lane or for memory",
         "more lanes or a larger memory budget; the slack policy if another one is set",
     ),
     "prepare": (
-        "an idle lane waited for its inputs, or answering took long",
-        "smaller requests and answers, or a resident graph asked for by node ids",
+        "an idle lane waited for its inputs, or sending the answer took long",
+        "smaller requests and answers, or a resident graph with requests by node ids",
     ),
     "interference": (
-        "ran slower than alone because others ran beside it, was suspended for one of them, or "
-        "other programs kept it from a core",
-        "fewer lanes, one core each; nothing else on the machine",
+        "ran slower than alone because of co-runners, was suspended for a more urgent request, or "
+        "shared its core with other programs",
+        "fewer lanes, one core each; no other programs on the machine",
     ),
     "estimate": (
-        "ran longer than estimated without company, needed more memory than was reserved for it "
-        "and ran again, or was promised less than it takes alone",
-        "a fresh calibration if the machine is slower than it was; less tight targets",
+        "ran longer than estimated without co-runners, needed more memory than was reserved and "
+        "ran again, or had a target below its solo time",
+        "a new calibration if the machine became slower; looser targets",
     ),
     "overload": (
-        "there was more work than the lanes could do, so someone had to be late",
-        "more machines, or fewer requests at the peak: no order of work would do",
+        "arrived when there was more work than the lanes could finish in time",
+        "more machines, or fewer requests at the peak: no scheduling order would suffice",
     ),
 }
 
-#: Why a request has no result.
+#: By reason: why a request has no result.
 REASONS = {
     "too_big": "needs more memory than the budget can ever give",
-    "queue_full": "the queue was at its bound; the client was told when to try again",
+    "queue_full": "the queue was full; the client was told when to try again",
     "draining": "the server was stopping",
     "deadline": "the client's own time limit passed",
-    "cancelled": "the client went away",
+    "cancelled": "the client cancelled or disconnected",
     "invalid_input": "a tensor was malformed",
-    "model_error": "the model raised, or gave an output of a wrong shape",
+    "model_error": "the model raised, or returned an output of the wrong shape",
     "out_of_memory": "the run needed more memory than was reserved for it",
-    "lane_lost": "its lane died or stood still, twice",
-    "time_limit": "its run took longer than any may",
-    "quarantined": "its model ends lanes and is not run for a while",
+    "lane_lost": "its lane died or hung, twice",
+    "time_limit": "its run exceeded the time limit of runs",
+    "quarantined": "its model ended lanes again and again and is in quarantine",
 }
 
 STAGES = {

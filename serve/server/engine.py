@@ -15,8 +15,8 @@ from serve.estimate.estimator import ModelEstimator
 from serve.graphs.updates import Change
 from serve.models.cache import CalibrationCache
 from serve.obs.journal import JournalWriter
-from serve.obs.metrics import EngineSnapshot
 from serve.obs.record import RequestRecord
+from serve.obs.scraped import EngineSnapshot
 from serve.server.api import GraphInfo, InferCall, ModelEstimate, ModelInfo
 from serve.server.assembly import assemble
 from serve.server.device import Device

@@ -2,7 +2,7 @@
 
 import threading
 
-from serve.obs.metrics import EngineSnapshot
+from serve.obs.scraped import EngineSnapshot
 from serve.server.catalogue import Registry
 from serve.server.driver import Driver
 from serve.server.graphs import GraphStore

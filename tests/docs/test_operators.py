@@ -12,8 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from serve.core.types import Cancelled, Expired, Failed, FailReason, Rejected, RejectReason
 from serve.obs.http import HttpPort
-from serve.obs.metrics import EngineSnapshot, Metrics, PortSnapshot
+from serve.obs.metrics import Metrics
 from serve.obs.report import load_report, report_dict
+from serve.obs.scraped import EngineSnapshot, PortSnapshot
 from serve.server.outcomes import error_of, reason_of
 from tests.docs.pages import PAGES, texts
 from tests.obs.builders import RUN, late, record, unanswered

@@ -4,7 +4,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from serve.obs.host import HostUsage
-from serve.obs.metrics import EngineSnapshot, Metrics, PortSnapshot
+from serve.obs.metrics import Metrics
+from serve.obs.scraped import EngineSnapshot, PortSnapshot
 from tests.obs.builders import MS, RUN, late, record, unanswered
 
 SNAPSHOT = EngineSnapshot(

@@ -1,0 +1,157 @@
+"""Metrics of the present state: queue, lanes, memory and gRPC port, read once per scrape."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import msgspec
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+
+class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """State of the engine at one moment."""
+
+    #: Number of requests accepted and not yet launched, by (model, version).
+    pending: dict[tuple[str, str], int]
+    #: Name of the executor, by (model, version).
+    executors: dict[tuple[str, str], str] = {}
+    #: Models in quarantine, which ended lanes again and again.
+    quarantined: tuple[str, ...] = ()
+    #: Lanes that can take a task.
+    lanes_up: int
+    #: Restarts of lanes since the start of the server.
+    lane_restarts: int
+    #: Those restarts whose reason was that the lane held too much memory between runs.
+    lanes_recycled: int = 0
+    #: Private memory of each lane's process.
+    lane_bytes: dict[int, int] = {}
+    #: (budget, reserved by tasks), by device.
+    memory_bytes: tuple[tuple[int, int], ...]
+    #: Records without a row in the database since the start.
+    rows_dropped: int
+    #: (rows gathered, those of them from the hot set on a device), by graph; counted for every
+    #: eighth request.
+    gathered_rows: dict[str, tuple[int, int]] = {}
+
+    @property
+    def budget_bytes(self) -> int:
+        """Memory that tasks may reserve, on all devices."""
+        return sum(budget_bytes for budget_bytes, _ in self.memory_bytes)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Memory that tasks reserve now, on all devices."""
+        return sum(reserved_bytes for _, reserved_bytes in self.memory_bytes)
+
+
+class PortSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """State of the gRPC port at one moment."""
+
+    #: True while it answers the server's own calls.
+    answers: bool
+    #: Number of calls refused before they became requests, by reason.
+    refused: Mapping[str, int]
+
+
+class EngineState(Collector):
+    """Collects the engine's state at the moment of a scrape."""
+
+    def __init__(self, snapshot: Callable[[], EngineSnapshot]) -> None:
+        self._snapshot = snapshot
+
+    def describe(self) -> list[GaugeMetricFamily]:
+        """Return nothing, so that registering does not ask an engine that may not exist yet."""
+        return []
+
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        """Yield the gauges and counters."""
+        now = self._snapshot()
+        pending = GaugeMetricFamily(
+            "nv_inference_pending_request_count",
+            "Requests accepted and not yet launched",
+            labels=("model", "version"),
+        )
+        for key, count in now.pending.items():
+            pending.add_metric(key, count)
+        yield pending
+        executors = GaugeMetricFamily(
+            "gnnserve_model_executor",
+            "1 for the executor that runs the model",
+            labels=("model", "version", "executor"),
+        )
+        for (model, version), executor in now.executors.items():
+            executors.add_metric([model, version, executor], 1)
+        yield executors
+        quarantined = GaugeMetricFamily(
+            "gnnserve_model_quarantined",
+            "1 while the model is in quarantine, because it ended lanes again and again",
+            labels=("model",),
+        )
+        for model in now.quarantined:
+            quarantined.add_metric([model], 1)
+        yield quarantined
+        for name, help_text, value in (
+            ("queue_depth", "Requests accepted and not yet launched", sum(now.pending.values())),
+            ("lanes_up", "Lanes that can take a task", now.lanes_up),
+            ("memory_budget_bytes", "Memory that tasks may reserve", now.budget_bytes),
+            ("memory_reserved_bytes", "Memory reserved by running tasks", now.reserved_bytes),
+        ):
+            yield GaugeMetricFamily(f"gnnserve_{name}", help_text, value=value)
+        by_device = GaugeMetricFamily(
+            "gnnserve_device_memory_reserved_ratio",
+            "Memory reserved by running tasks / memory that tasks may reserve, by device",
+            labels=("device",),
+        )
+        for number, (budget_bytes, reserved_bytes) in enumerate(now.memory_bytes):
+            by_device.add_metric([str(number)], reserved_bytes / max(1, budget_bytes))
+        yield by_device
+        by_lane = GaugeMetricFamily(
+            "gnnserve_lane_memory_bytes",
+            "Private memory of the lane's process, including what the fork server passed on",
+            labels=("lane",),
+        )
+        for lane, size_bytes in now.lane_bytes.items():
+            by_lane.add_metric([str(lane)], size_bytes)
+        yield by_lane
+        gathered = CounterMetricFamily(
+            "gnnserve_gathered_rows",
+            "Feature rows gathered, by graph and by memory; counted for every eighth request",
+            labels=("graph", "place"),
+        )
+        for graph, (rows, hot) in now.gathered_rows.items():
+            gathered.add_metric([graph, "device"], hot)
+            gathered.add_metric([graph, "host"], rows - hot)
+        yield gathered
+        for name, help_text, value in (
+            ("lane_restarts", "Restarts of lanes, for any reason", now.lane_restarts),
+            (
+                "lanes_recycled",
+                "Restarts of lanes that held too much memory between runs",
+                now.lanes_recycled,
+            ),
+            ("report_rows_dropped", "Records that the database could not take", now.rows_dropped),
+        ):
+            yield CounterMetricFamily(f"gnnserve_{name}", help_text, value=value)
+
+
+class PortState(Collector):
+    """Collects the gRPC port's state at the moment of a scrape."""
+
+    def __init__(self, snapshot: Callable[[], PortSnapshot]) -> None:
+        self._snapshot = snapshot
+
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        """Yield the gauges and counters."""
+        now = self._snapshot()
+        yield GaugeMetricFamily(
+            "gnnserve_grpc_port_answers",
+            "1 while the gRPC port answers the server's own calls",
+            now.answers,
+        )
+        refused = CounterMetricFamily(
+            "gnnserve_transport_refused",
+            "Calls refused before they became requests",
+            labels=("reason",),
+        )
+        for reason, count in now.refused.items():
+            refused.add_metric([reason], count)
+        yield refused
