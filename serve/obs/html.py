@@ -1,4 +1,4 @@
-"""The report as one HTML file: no network, no libraries, readable on a phone and in the dark."""
+"""The report as one HTML file, without network or libraries, also for phones and dark mode."""
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -10,6 +10,7 @@ import numpy as np
 from serve.core.rules.cause import CAUSES
 from serve.obs import plots, words
 from serve.obs.frame import STAGES, Frame
+from serve.obs.memory_plot import memory_plot
 from serve.obs.record import ServerRun
 from serve.obs.render import verdict
 from serve.obs.report import Report
@@ -20,7 +21,7 @@ Legend = Iterable[tuple[str, str]]
 
 
 def render_html(frame: Frame, runs: Sequence[ServerRun], report: Report) -> str:
-    """The page for a report made of `frame`."""
+    """Return the page for the `report` made of `frame`."""
     assets = files("serve.obs") / "assets"
     style = (assets / "report.css").read_text(encoding="utf-8")
     script = (assets / "report.js").read_text(encoding="utf-8")
@@ -31,8 +32,8 @@ def render_html(frame: Frame, runs: Sequence[ServerRun], report: Report) -> str:
             f'<p class="verdict">{_verdict(report)}</p>',
             _tiles(report),
             f'<div class="grid">{"".join(_figures(frame, runs, report))}</div>',
-            f"<footer>Made {_day(now)} {now:%H:%M:%S}. "
-            "Latency is counted from arrival until the answer was handed to the transport. "
+            f"<footer>Made on {_day(now)} at {now:%H:%M:%S}. "
+            "Latency is the time from arrival until the answer was handed to the transport. "
             "All times are UTC.</footer>",
         ]
     )
@@ -90,7 +91,7 @@ def _tiles(report: Report) -> str:
         ("", "latency, p50", format_ms(latency.p50) if some else "–",
          f"p99 {format_ms(latency.p99)}" if some else "", ""),
         ("", "peak memory reserved", format_bytes(memory.peak_bytes),
-         f"{used}; {memory.underestimates:,} under-estimated", ""),
+         f"{used}; {memory.underestimates:,} runs exceeded theirs", ""),
         ("", "without a result", f"{unanswered:,}",
          f"most: {top[0]} ({top[1]:,})" if top else "none", ""),
     ]  # fmt: skip
@@ -117,43 +118,43 @@ def _figures(frame: Frame, runs: Sequence[ServerRun], report: Report) -> list[st
     return [
         _figure(
             "Latency in multiples of the QoS target",
-            "Every answer, by how much of its target it took. Right of the line is late.",
+            "Histogram of all answers. Those right of the line are late.",
             plots.distribution(answered) if len(answered) else "",
         ),
         _figure(
             "Memory: reserved and measured",
-            "One point a run. The median reservation differs from what the run took by "
-            f"{report.memory.overestimate_p50:+.1%}; {report.memory.underestimates:,} runs took "
-            "more than was reserved.",
-            plots.memory(launched) if measured else "",
+            "One point per run. The median reservation is "
+            f"{report.memory.overestimate_p50:+.1%} off the measured peak; "
+            f"{report.memory.underestimates:,} runs used more than was reserved.",
+            memory_plot(launched) if measured else "",
             models,
             "No run was measured.",
         ),
         _figure(
             "Over time",
-            "How requests ended by when they arrived, and what made late ones late.",
+            "Outcomes of requests by arrival time, and the causes of late answers.",
             plots.over_time(frame) if len(frame) else "",
             [*ends, *((cause, f"c-{cause}") for cause in CAUSES)],
             wide=True,
         ),
         _figure(
             "Where the time went",
-            "Mean shares of the latency. Preparing counts where an idle lane waited for it; "
-            f"{hidden:.0%} of it was hidden behind other work.",
+            "Mean shares of the latency. Preparation counts only while an idle lane waited for "
+            f"it; {hidden:.0%} of it was hidden behind other work.",
             plots.stage_shares(answered) if len(answered) else "",
             stages,
         ),
         _figure(
             "The worst late answers",
-            "Those furthest beyond their target, in multiples of it.",
+            "The answers furthest beyond their target, in multiples of the target.",
             plots.worst_stages(report.worst) if report.worst else "",
             stages,
             "No answer was late.",
         ),
         _figure(
             "Lanes and groups",
-            "The busiest moments: colours tell groups apart, a red edge is a late answer. "
-            "Point at a run to see its group.",
+            "The seconds with the most late answers. Colours distinguish groups; a red edge marks "
+            "a late answer. Point at a run to see its group.",
             timeline(frame, runs) if len(launched) else "",
             wide=True,
         ),
@@ -206,11 +207,12 @@ def _tables(frame: Frame, report: Report) -> list[str]:
     return [
         _table("By model", "", models,
                "model/requests/late/share/p99 ÷ target/p50/p99", "_nnnnnn"),
-        _table("Without a result", "Refused, failed, cancelled or expired: no violations.", reasons,
-               "reason/requests/meaning", "_n_", "Every request got one."),
+        _table("Without a result", "Requests that were refused, failed, cancelled or expired; they "
+               "are no violations.", reasons, "reason/requests/meaning", "_n_",
+               "Every request got a result."),
         _table("Why answers were late", "", causes,
                "cause/late/share/what happened/what to try first", "_nn__", wide=True),
-        _table("The worst late answers", "With what was known of them and who was in their group.",
+        _table("The worst late answers", "With their sizes, times and group.",
                worst, "request<br>client's id/model/nodes<br>edges/latency<br>target/÷ target/cause"
                "/work ahead/group and mates", "i_nnn_ni", "No answer was late.", wide=True),
     ]  # fmt: skip
@@ -229,7 +231,17 @@ def _table(
     empty: str = "Nothing to show yet.",
     wide: bool = False,
 ) -> str:
-    """`head` is split at slashes; `kinds` has n (number), i (id) or _ for each column."""
+    """Return a table as a figure.
+
+    Args:
+        title: Heading.
+        caption: Sentence below the heading.
+        rows: Cells as HTML.
+        head: Names of the columns, separated by slashes.
+        kinds: For each column n (number), i (id) or _ (text).
+        empty: Sentence in place of a table without rows.
+        wide: Take the whole width of the page.
+    """
     classes = [{"n": ' class="n"', "i": ' class="id"'}.get(kind, "") for kind in kinds]
     top = "".join(
         f"<th{cls}>{name}</th>" for name, cls in zip(head.split("/"), classes, strict=True)
@@ -245,7 +257,7 @@ def _table(
 
 
 def _period(first_s: float, last_s: float) -> tuple[str, str]:
-    """What to stress and what to say beside it: the day, then from when to when."""
+    """Return the day, to be emphasized, and the times from and to."""
     first, last = (datetime.fromtimestamp(second, UTC) for second in (first_s, last_s))
     long = f" ({format_seconds(last_s - first_s)})" if last_s > first_s else ""
     if first.date() == last.date():

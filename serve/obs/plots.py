@@ -1,6 +1,7 @@
-"""The report's pictures, drawn from a frame: one function each, SVG text out.
+"""Figures of the report: each function draws a frame and returns SVG text.
 
-See ``timeline`` for lanes and groups over time, ``svg`` for the drawing, ``html`` for the page.
+See ``memory_plot`` and ``timeline`` for two more figures, ``svg`` for drawing and ``html`` for the
+page.
 """
 
 import math
@@ -11,8 +12,7 @@ import numpy as np
 
 from serve.core.rules.cause import CAUSES
 from serve.obs import words
-from serve.obs.frame import STAGES, Column, Frame, ratio
-from serve.obs.report import Violation
+from serve.obs.frame import STAGES, Frame, ratio
 from serve.obs.svg import (
     Canvas,
     Scale,
@@ -24,11 +24,11 @@ from serve.obs.svg import (
     tag,
     text,
 )
-from serve.units import format_bytes, format_ms
+from serve.obs.violations import Violation
+from serve.units import format_ms
 
-#: Points drawn at most; more are thinned out evenly, the extreme ones kept.
-MAX_POINTS = 2500
-_HALF = 540.0
+#: Widths of a figure in half a page and of one across the page.
+HALF = 540.0
 _WIDE = 1104.0
 _FRACTIONS = {0.03125: "1⁄32", 0.0625: "1⁄16", 0.125: "⅛", 0.25: "¼", 0.5: "½"}
 _BAR_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600,
@@ -37,8 +37,8 @@ _MIN_BARS = 20
 
 
 def distribution(answered: Frame) -> str:
-    """How many answers took which multiple of their target; everything right of 1 is late."""
-    canvas = Canvas(_HALF, 376, top=34)
+    """Draw a histogram of latency ÷ QoS target; answers right of 1 are late."""
+    canvas = Canvas(HALF, 376, top=34)
     over = answered.over_target
     lo = 2.0 ** min(max(math.floor(math.log2(max(over.min(), 1e-3))), -5), -2)
     hi = 2.0 ** max(min(math.ceil(math.log2(max(over.max(), 1e-3))), 6), 1)
@@ -90,7 +90,7 @@ def distribution(answered: Frame) -> str:
 
 
 def over_time(frame: Frame) -> str:
-    """Per interval: requests by how they ended, and below the late answers by cause."""
+    """Draw requests per interval by outcome, and below them late answers by cause."""
     canvas = Canvas(_WIDE, 330, bottom=44)
     arrived = frame["arrived_unix_ns"] / 1e9
     first, width, bars = _intervals(float(arrived.min()), float(arrived.max()))
@@ -147,8 +147,8 @@ def over_time(frame: Frame) -> str:
 
 
 def stage_shares(answered: Frame) -> str:
-    """Mean share of the latency by stage: late answers against those in time."""
-    canvas = Canvas(_HALF, 200, left=72, top=8)
+    """Draw the mean share of the latency by stage, for late answers and for those in time."""
+    canvas = Canvas(HALF, 200, left=72, top=8)
     x = Scale(0, 1, canvas.left, canvas.x_end)
     parts: list[str] = []
     late = answered["violated"]
@@ -179,8 +179,8 @@ def stage_shares(answered: Frame) -> str:
 
 
 def worst_stages(worst: Sequence[Violation]) -> str:
-    """Where the time went in the answers furthest beyond their target, in multiples of it."""
-    canvas = Canvas(_HALF, 52 + 22.0 * len(worst), left=150, top=14)
+    """Draw the stages of the latest answers, in multiples of their target."""
+    canvas = Canvas(HALF, 52 + 22.0 * len(worst), left=150, top=14)
     x = Scale(0, max(v.latency_over_qt for v in worst) * 1.02, canvas.left, canvas.x_end)
     ticks = linear_ticks(0, x.hi, 5, lambda value: f"{value:g}×")
     parts: list[str] = []
@@ -196,91 +196,17 @@ def worst_stages(worst: Sequence[Violation]) -> str:
         parts.append(_stack(x, top, 17, shares, tips))
     target = f"M{number(x(1))} {number(canvas.y_end)}V{canvas.top - 12}"
     return canvas.svg(
-        "Where the time of the latest answers went",
+        "Stages of the answers furthest beyond their target",
         *parts,
         tag("path", d=target, cls="target"),
         canvas.x_axis(x, ticks, "latency ÷ QoS target"),
     )
 
 
-def memory(launched: Frame) -> str:
-    """Reserved against measured peak, both logarithmic, and how far they are apart.
-
-    Above the diagonal, and right of 1 in the lower panel, a run took more than was reserved.
-    """
-    canvas = Canvas(_HALF, 350, left=74, right=32, top=26, bottom=144)
-    known = launched.where(launched["pmc_measured_bytes"] > 0)
-    excess = ratio(known["pmc_measured_bytes"], np.maximum(known["reserve_bytes"], 1))
-    spread = _excess(canvas, excess)
-    known = known.where(_thin(excess))
-    took, held = known["pmc_measured_bytes"], np.maximum(known["reserve_bytes"], 1)
-    lo = 4.0 ** math.floor(math.log(min(took.min(), held.min()), 4))
-    hi = 4.0 ** math.ceil(math.log(max(took.max(), held.max()) * 1.001, 4))
-    x = Scale(lo, hi, canvas.left, canvas.x_end, log=True)
-    y = Scale(lo, hi, canvas.y_end, canvas.top, log=True)
-    colour = {model: f"m{i % 8}" for i, model in enumerate(sorted(set(known["model"].tolist())))}
-    points = (
-        tag(
-            "circle",
-            cx=x(held[i]),
-            cy=y(took[i]),
-            r=2.6 if took[i] <= held[i] else 4,
-            cls=colour[known["model"][i]] if took[i] <= held[i] else "under",
-            data_t=f"{known['model'][i]}  {known['num_nodes'][i]:,} nodes,"
-            f" {known['num_edges'][i]:,} edges\nreserved {format_bytes(held[i])},"
-            f" measured {format_bytes(took[i])}",
-        )
-        for i in range(len(known))
-    )
-    every = 4.0 ** max(1, math.ceil(math.log(hi / lo, 4) / 5))
-    ticks = doubling_ticks(lo, hi, every, format_bytes)
-    corner = f"M{number(x(lo))} {number(y(lo))}L{number(x(hi))} {number(y(hi))}"
-    return canvas.svg(
-        "Reserved against measured memory",
-        canvas.y_axis(y, ticks),
-        tag("path", d=f"{corner}H{number(x(lo))}Z", cls="forbidden"),
-        tag("path", d=corner, cls="diagonal"),
-        text(canvas.left + 10, canvas.top + 18, "more than reserved", "tick"),
-        *points,
-        canvas.x_axis(x, ticks, "reserved"),
-        text(canvas.left - 7, canvas.top - 12, "measured", "title", "end"),
-        spread,
-    )
-
-
-def _excess(canvas: Canvas, excess: Column) -> str:
-    """The lower panel: a histogram of measured ÷ reserved around 1."""
-    base, top = canvas.height - 40, canvas.height - 92
-    edges = np.linspace(0.5, 1.2, 71)
-    counts = np.histogram(np.clip(excess, 0.5, 1.2 - 1e-9), edges)[0]
-    x = Scale(0.5, 1.2, canvas.left, canvas.x_end)
-    y = Scale(0, float(counts.max()), base, top)
-    bars = (
-        tag(
-            "rect",
-            x=x(left) + 0.3,
-            y=y(count),
-            width=x(right) - x(left) - 0.6,
-            height=base - y(count),
-            cls="late" if left > 0.999 else "held",
-            data_t=f"measured {left:.0%} to {right:.0%} of the reservation\n{count:,} runs",
-        )
-        for left, right, count in zip(edges[:-1], edges[1:], counts, strict=True)
-        if count
-    )
-    ticks = [
-        (0.5, "≤ 0.5"),
-        *((v, f"{v:g}") for v in (0.6, 0.7, 0.8, 0.9, 1.0, 1.1)),
-        (1.2, "≥ 1.2"),
-    ]
-    line = tag("path", d=f"M{number(x(1))} {number(base)}V{number(top - 6)}", cls="target")
-    return "".join([*bars, line, canvas.x_axis(x, ticks, "measured ÷ reserved", base)])
-
-
 def _stack(
     x: Scale, top: float, height: float, parts: dict[str, float], tips: dict[str, str]
 ) -> str:
-    """A horizontal bar of stages end to end."""
+    """Draw a horizontal bar of stages end to end."""
     rects: list[str] = []
     at = 0.0
     for stage in STAGES:
@@ -295,17 +221,8 @@ def _stack(
     return "".join(rects)
 
 
-def _thin(excess: Column) -> Column:
-    """Positions of at most MAX_POINTS rows, those with the largest `excess` among them."""
-    if len(excess) <= MAX_POINTS:
-        return np.arange(len(excess))
-    extreme = np.argsort(-excess, kind="stable")[: MAX_POINTS // 5]
-    even = np.linspace(0, len(excess) - 1, MAX_POINTS - len(extreme)).astype(np.int64)
-    return np.union1d(even, extreme)
-
-
 def _intervals(first: float, last: float) -> tuple[float, float, int]:
-    """Start, width in seconds and number of equal intervals over the time between."""
+    """Return start, width in seconds and number of equal intervals that cover a time span."""
     span = max(last - first, 0.01)
     width = next((w for w in _BAR_SECONDS if span / w <= 72), nice_step(span, 72))
     start = math.floor(first / width) * width
@@ -323,7 +240,7 @@ def _span(seconds: float) -> str:
 
 
 def _clock(unix_s: float, step: float) -> str:
-    """The time of day, as exact as a step of that many seconds needs."""
+    """Format the time of day to the precision that steps of `step` seconds need."""
     moment = datetime.fromtimestamp(round(unix_s, 3), UTC)
     if step < 1:
         return f"{moment:%H:%M:%S}.{moment.microsecond // 10_000:02d}"

@@ -1,4 +1,4 @@
-"""The report on a terminal: what an operator reads first, on one screen."""
+"""The report on a terminal, on one screen."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -18,7 +18,7 @@ _COLOURS = {"queue": "yellow", "prepare_exposed": "cyan", "handover": "white", "
 
 
 def render_report(report: Report, runs: Sequence[ServerRun]) -> RenderableType:
-    """Everything of the report, for `Console.print`."""
+    """Return the whole report, for `Console.print`."""
     parts: list[RenderableType] = [_headline(report, runs)]
     if report.by_model:
         parts.append(_models(report))
@@ -34,13 +34,13 @@ def render_report(report: Report, runs: Sequence[ServerRun]) -> RenderableType:
 
 
 def verdict(report: Report) -> str:
-    """The report in a sentence or two; what to stress between asterisks."""
+    """Summarize the report in a few sentences, with emphasis between asterisks."""
     if not report.requests:
         return "No requests yet."
     if not report.answered:
         return f"*None of {report.requests:,} requests got a result.*"
     if not report.violations:
-        return f"*Every promise was kept:* no late answer among {report.answered:,}."
+        return f"*Every promise was kept:* none of {report.answered:,} answers was late."
     cause, count = max(report.by_cause.items(), key=lambda item: item[1])
     sentences = [
         f"*{report.violations:,} of {report.answered:,} answers were late* "
@@ -49,9 +49,9 @@ def verdict(report: Report) -> str:
     ]
     if len(report.by_model) > 1:
         name, model = max(report.by_model.items(), key=lambda item: item[1].violation_rate)
-        sentences.append(f"{name} kept its promises least: {model.violation_rate:.2%} late.")
+        sentences.append(f"The worst model is {name}: {model.violation_rate:.2%} late.")
     if report.expired_late:
-        sentences.append(f"{report.expired_late:,} more expired after their target had passed.")
+        sentences.append(f"{report.expired_late:,} more requests expired after their target.")
     return " ".join(sentences)
 
 
@@ -117,7 +117,7 @@ def _stages(report: Report) -> Table:
         table.add_row(words.STAGES[stage], f"{share:.1%}", bar)
     hidden = report.overhead["prepare_hidden_share"]
     table.add_row(
-        "prepare, hidden", f"{hidden:.0%}", "of all preparing, behind other work", style="dim"
+        "prepare, hidden", f"{hidden:.0%}", "of all preparation, behind other work", style="dim"
     )
     return table
 
@@ -134,7 +134,7 @@ def _memory(report: Report) -> Text:
         f"median reservation {memory.overestimate_p50:+.1%}; "
     )
     style = "bold red" if memory.underestimates else ""
-    text.append(f"{memory.underestimates:,} of {memory.measured:,} runs took more", style)
+    text.append(f"{memory.underestimates:,} of {memory.measured:,} runs exceeded it", style)
     return text
 
 
@@ -167,7 +167,7 @@ def _mates(uids: Sequence[str]) -> str:
 
 
 def _table(title: str, *columns: str) -> Table:
-    """A plain table; columns that end in # are numbers."""
+    """Return an empty table; a column whose name ends in # holds numbers."""
     table = Table(
         title=title, title_justify="left", title_style="bold", box=None, pad_edge=False,
         header_style="dim", padding=(0, 2, 0, 0),

@@ -1,11 +1,12 @@
-"""The QoS report: which promises were kept, which were not and why, and what it cost.
+"""The QoS report: promises kept and broken, the causes, and the cost.
 
-Answered: the client got a result. Violation: it got it later than its QoS target. A request
-refused, failed, cancelled or expired got no result; it is no violation and is counted in
-`rejected` by its reason (`deadline` for an expired one). So that giving up early cannot flatter
-the server, requests that expired after their target are counted again in `expired_late`.
+A request is *answered* when its client got a result. A late answer, after the QoS target, is a
+*violation*; the violation rate is the share of late answers among all answers. A request that was
+refused, failed, cancelled or expired got no result. It is no violation, and `rejected` counts it by
+its reason (`deadline` for an expired one). Requests that expired after their target are counted
+again in `expired_late`, so that giving up early cannot flatter the server.
 
-`Report` as JSON is an interface: names here are only added to, never changed.
+`Report` as JSON is an interface: fields may be added but never renamed.
 """
 
 from collections import Counter
@@ -20,16 +21,17 @@ from serve.core.rules.cause import CAUSES
 from serve.obs.frame import Column, Frame, ratio
 from serve.obs.read import read_database
 from serve.obs.record import RequestRecord, ServerRun
+from serve.obs.violations import Violation, worst_violations
 
+#: Number of violations described one by one.
 WORST = 10
-_MATES = 8
-#: Two runs count as concurrent when they overlap by more than this: record times come from
-#: the wall clock at arrival, which is not exact enough to tell "then" from "at the same time".
+#: Shortest overlap for which two runs count as concurrent. Times of records come from the wall
+#: clock at arrival, which cannot distinguish "right after" from "at the same time".
 _OVERLAP_NS = 50_000
 
 
 class Quantiles(msgspec.Struct, frozen=True):
-    """Of all answered requests; zeros when there are none."""
+    """Percentiles over all answered requests; zeros when there are none."""
 
     p50: float = 0.0
     p90: float = 0.0
@@ -37,7 +39,7 @@ class Quantiles(msgspec.Struct, frozen=True):
 
 
 class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One model, all its versions."""
+    """Totals of one model over all its versions."""
 
     requests: int
     answered: int
@@ -48,53 +50,26 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Estimated against measured memory of runs, and what they held together."""
+    """Estimated and measured memory of runs, and their concurrent peak."""
 
-    #: Of the newest run of the server.
+    #: Memory budget in the newest run of the server.
     budget_bytes: int
-    #: Largest sum of reservations of requests running at the same time.
+    #: Largest sum of the reservations of concurrent requests.
     peak_bytes: int
-    #: The same sum of measured peaks, where they were measured.
+    #: Largest sum of the measured peaks of concurrent requests.
     peak_measured_bytes: int
-    #: Runs whose peak was measured.
+    #: Number of runs whose peak was measured.
     measured: int
-    #: Runs that took more than was reserved for them.
+    #: Number of runs whose peak exceeded their reservation.
     underestimates: int
-    #: Runs that took more than estimated, within the reservation or not.
+    #: Number of runs whose peak exceeded the estimate, within the reservation or not.
     estimate_exceeded: int
     #: Median of reserved ÷ measured − 1.
     overestimate_p50: float
 
 
-class Violation(msgspec.Struct, frozen=True, kw_only=True):
-    """One late answer: what was known, where its time went and what ran beside it."""
-
-    request_uid: str
-    client_id: str
-    model: str
-    tenant: str
-    cause: str
-    arrived_unix_ns: int
-    num_nodes: int
-    num_edges: int
-    latency_ms: float
-    qos_target_ms: float
-    latency_over_qt: float
-    solo_estimate_ms: float
-    run_estimate_ms: float
-    backlog_ms: float
-    #: Milliseconds by stage; they sum to the latency.
-    stages_ms: dict[str, float]
-    lane: int
-    group_id: int
-    group_size: int
-    co_runners: int
-    #: Request ids of others in its group, at most eight.
-    group_mates: list[str]
-
-
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Totals over all records, by model and by cause."""
+    """Totals over all requests, by model and by cause."""
 
     requests: int
     answered: int
@@ -105,7 +80,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     attainment: float
     #: 95 % Wilson score interval of the attainment.
     attainment_interval: tuple[float, float]
-    #: Not answered because the client's own limit passed, and after the target had passed.
+    #: Number of requests that expired at the client's own limit and after their target.
     expired_late: int
     latency_over_qt: Quantiles
     latency_ms: Quantiles
@@ -114,14 +89,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     #: Measured ÷ estimated time on the lane.
     run_over_estimate: Quantiles
     by_model: dict[str, ModelReport]
-    #: Violations by why; all of `CAUSES` are always there.
+    #: Violations by cause, with all of `CAUSES`.
     by_cause: dict[str, int]
     memory: MemoryReport
     #: Requests without a result, by reason.
     rejected: dict[str, int]
-    #: Mean share of an answered request's latency by stage; `STAGES` sum to 1. Beside them
-    #: `prepare_hidden`, as a share of the latency (the requests waited in the queue anyway), and
-    #: `prepare_hidden_share`, hidden ÷ all preparing.
+    #: Mean share of the latency by stage over answered requests; `STAGES` sum to 1. Also
+    #: `prepare_hidden`: hidden preparation as a share of the latency (the request waited in the
+    #: queue anyway), and `prepare_hidden_share`: hidden ÷ all preparation.
     overhead: dict[str, float]
     #: Arrival of the first and the last request; 0 without requests.
     first_unix_ns: int
@@ -131,23 +106,23 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def build_report(records: Iterable[RequestRecord], runs: Sequence[ServerRun]) -> Report:
-    """The report over records of one run of the server."""
+    """Make the report over records of one run of the server."""
     return report_of(Frame.of_records(records), runs)
 
 
 def load_report(path: Path, since_s: float | None = None) -> Report:
-    """The report over a database; `since_s` limits it to the last seconds. Raises ConfigError."""
+    """Make the report over a database or its last `since_s` seconds; raises ConfigError."""
     return report_of(*read_database(path, since_s))
 
 
 def report_dict(report: Report) -> dict[str, Any]:
-    """The report as plain data, ready for JSON."""
+    """Return the report as plain data for JSON."""
     plain: dict[str, Any] = msgspec.to_builtins(report)
     return plain
 
 
 def report_of(frame: Frame, runs: Sequence[ServerRun]) -> Report:
-    """The report over a frame; budgets come from the newest of `runs`."""
+    """Make the report over a frame; the budget is that of the newest of `runs`."""
     answered = frame.where(frame.answered)
     violations = int(np.count_nonzero(answered["violated"]))
     kept = len(answered) - violations
@@ -180,7 +155,7 @@ def report_of(frame: Frame, runs: Sequence[ServerRun]) -> Report:
 
 
 def wilson_interval(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
-    """Score interval of a binomial proportion (Wilson 1927); (0, 1) without trials."""
+    """Return the score interval of a binomial proportion (Wilson 1927); (0, 1) without trials."""
     if trials == 0:
         return 0.0, 1.0
     share = successes / trials
@@ -191,60 +166,15 @@ def wilson_interval(successes: int, trials: int, z: float = 1.96) -> tuple[float
 
 
 def peak_concurrent(start_ns: Column, end_ns: Column, weight: Column) -> int:
-    """Largest sum of `weight` over intervals that overlap."""
+    """Return the largest sum of `weight` over intervals that overlap."""
     if not len(weight):
         return 0
     end_ns = np.maximum(end_ns - _OVERLAP_NS, start_ns)
     times = np.concatenate([end_ns, start_ns])
-    # Ends come first in the arrays, and the sort is stable: at one moment, free before taking.
+    # Ends come first and the sort is stable, so at equal times memory is freed before it is taken.
     order = np.argsort(times, kind="stable")
     held = np.cumsum(np.concatenate([-weight, weight])[order])
     return max(0, int(held.max()))
-
-
-def worst_violations(frame: Frame, count: int) -> list[Violation]:
-    """The late answers furthest beyond their target."""
-    late = frame.where(frame.violated)
-    order = np.argsort(-late.over_target, kind="stable")[:count]
-    late = late.where(order)
-    stages = {stage: _ms(time) for stage, time in late.stage_ns().items()}
-    names = ("latency_ns", "qos_target_ns", "solo_estimate_ns", "run_estimate_ns", "backlog_ns")
-    latency, target, solo, run, backlog = (_ms(late[name]) for name in names)
-    over = late.over_target.tolist()
-    return [
-        Violation(
-            request_uid=late["request_uid"][i],
-            client_id=late["client_id"][i],
-            model=late["model"][i],
-            tenant=late["tenant"][i],
-            cause=late["cause"][i],
-            arrived_unix_ns=int(late["arrived_unix_ns"][i]),
-            num_nodes=int(late["num_nodes"][i]),
-            num_edges=int(late["num_edges"][i]),
-            latency_ms=latency[i],
-            qos_target_ms=target[i],
-            latency_over_qt=over[i],
-            solo_estimate_ms=solo[i],
-            run_estimate_ms=run[i],
-            backlog_ms=backlog[i],
-            stages_ms={stage: time[i] for stage, time in stages.items()},
-            lane=int(late["lane"][i]),
-            group_id=int(late["group_id"][i]),
-            group_size=int(late["group_size"][i]),
-            co_runners=int(late["co_runners"][i]),
-            group_mates=_mates(frame, late, i),
-        )
-        for i in range(len(late))
-    ]
-
-
-def _mates(frame: Frame, late: Frame, i: int) -> list[str]:
-    group = late["group_id"][i]
-    if group < 0:
-        return []
-    same = (frame["group_id"] == group) & (frame["run_id"] == late["run_id"][i])
-    uids = frame["request_uid"][same].tolist()
-    return [uid for uid in uids if uid != late["request_uid"][i]][:_MATES]
 
 
 def _by_model(frame: Frame) -> dict[str, ModelReport]:
@@ -319,11 +249,6 @@ def _quantiles(values: Column) -> Quantiles:
         return Quantiles()
     p50, p90, p99 = np.quantile(values, (0.5, 0.9, 0.99))
     return Quantiles(float(p50), float(p90), float(p99))
-
-
-def _ms(values: Column) -> list[float]:
-    plain: list[float] = (values / 1e6).tolist()
-    return plain
 
 
 def _mean(values: Column) -> float:

@@ -157,7 +157,7 @@ def _area(
     cls: str,
     limit: int = 0,
 ) -> str:
-    """Draw a step function as an area between two heights, with a line at a `limit` that is near."""
+    """Draw a step function as an area between two heights; marks `limit` if it is near."""
     top, base = rows
     times, levels = steps
     peak = max(levels)

@@ -11,7 +11,7 @@ import pytest
 from serve.obs.cli_report import run_report
 from serve.obs.frame import DTYPES, Frame
 from serve.obs.html import render_html
-from serve.obs.plots import MAX_POINTS
+from serve.obs.memory_plot import MAX_POINTS
 from serve.obs.render import render_report
 from serve.obs.report import build_report, report_of
 from serve.obs.store import RecordStore
@@ -144,7 +144,7 @@ def test_the_screen_says_what_matters():
     assert "75.00% answered in time" in text
     assert "1 of 4 answers were late" in text
     assert re.search(r"interference\s+1\s+100%", text)
-    assert "no late answer among 1" in terminal([record()])
+    assert "none of 1 answers was late" in terminal([record()])
     assert "No requests yet" in terminal([])
 
 
