@@ -1,7 +1,7 @@
-"""Load generator: Locust over gRPC, open loop.
+"""Load generator: open loop over gRPC, with Locust's statistics and web UI.
 
     options → plan (trace + encoded requests) → open loop → samples → summary → table or JSON
 
-`patched` makes the process cooperative and must be imported before anything that opens a channel;
-`options`, `inputs`, `plan`, `measure` and `show` are plain and can be imported anywhere.
+`patched` makes the process use gevent and must be imported before any module that opens a channel.
+`options`, `inputs`, `plan`, `measure` and `show` do not need gevent.
 """

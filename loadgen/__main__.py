@@ -1,7 +1,7 @@
-"""`gnnserve load`, as a process of its own: gevent replaces the sockets and threads of this one.
+"""`gnnserve load`, a process of its own because gevent replaces its sockets and threads.
 
-Exit codes: 0 at least one answer came, 1 none did or the server is not there, 2 the arguments are
-wrong. Data goes to stdout, everything about it to stderr.
+Exit codes: 0 after at least one answer, 1 without an answer or a server, 2 for wrong arguments.
+Results go to standard output, progress and errors to standard error.
 """
 
 from loadgen import patched  # noqa: F401  isort: skip
@@ -38,33 +38,33 @@ def load(
     rate: Annotated[float | None, typer.Option(help="Requests per second.")] = None,
     rho: Annotated[
         float | None,
-        typer.Option(help="Offered load: rate × mean solo time ÷ lanes, by the server's word."),
+        typer.Option(help="Offered load: rate × mean solo time ÷ lanes, as the server estimates."),
     ] = None,
     end_to_end: Annotated[
         bool,
         typer.Option(
             "--end-to-end",
-            help="With --rho: measure solo times from here, transport and this generator included; "
-            "for a server on the same machine.",
+            help="With --rho: measure solo times at the client, which includes transport and this "
+            "generator; for a server on the same machine.",
         ),
     ] = False,
     duration: Annotated[float | None, typer.Option(help="Seconds of arrivals.")] = None,
-    requests: Annotated[int | None, typer.Option(help="End after so many requests.")] = None,
+    requests: Annotated[int | None, typer.Option(help="Number of requests to send.")] = None,
     arrivals: Annotated[
         Literal["poisson", "bursty"], typer.Option(help="Arrival process.")
     ] = "poisson",
-    seed: Annotated[int, typer.Option(help="Of tasks and arrivals.")] = 0,
-    trace: Annotated[Path | None, typer.Option(help="Replay this trace.")] = None,
-    save_trace: Annotated[Path | None, typer.Option(help="Write the trace sent.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of tasks and arrivals.")] = 0,
+    trace: Annotated[Path | None, typer.Option(help="Trace to replay.")] = None,
+    save_trace: Annotated[Path | None, typer.Option(help="File to write the trace to.")] = None,
     scale: Annotated[
-        float, typer.Option(help="Of generated graphs against the real ones' sizes.")
+        float, typer.Option(help="Size of generated graphs relative to the real ones.")
     ] = _POOL.scale,
-    max_nodes: Annotated[int, typer.Option(help="Largest subgraph.")] = _POOL.max_nodes,
-    max_edges: Annotated[int, typer.Option(help="Most edges of one.")] = _POOL.max_edges,
+    max_nodes: Annotated[int, typer.Option(help="Most nodes of a subgraph.")] = _POOL.max_nodes,
+    max_edges: Annotated[int, typer.Option(help="Most edges of a subgraph.")] = _POOL.max_edges,
     data: Annotated[
         Path | None, typer.Option(envvar="GNNSERVE_DATA", help="Folder of real graphs (.npz).")
     ] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds until a request is given up.")] = 30.0,
+    timeout: Annotated[float, typer.Option(help="Time limit of a request, in seconds.")] = 30.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not tables.")] = False,
 ) -> None:
     """Send requests at random times, whether or not earlier ones are answered (open loop)."""
@@ -104,7 +104,7 @@ def _tell(loop: OpenLoop) -> None:
 
 
 def main() -> None:
-    """Entry point; errors end here."""
+    """Run the command; turns errors into exit codes."""
     try:
         app(prog_name="gnnserve load")
     except ServeError as error:

@@ -1,4 +1,4 @@
-"""Tensors of a request, as the metadata of its model asks for them."""
+"""Random tensors for requests, as the metadata of their model requires."""
 
 from collections.abc import Mapping
 
@@ -13,13 +13,13 @@ from serve.inputs import INPUTS, Size
 Shapes = Mapping[str, tuple[int, ...]]
 _Array = NDArray[np.generic]
 
-#: Asked instead of all others, of graphs that the server holds.
+#: Input of requests by node id, which the generator does not send.
 _NODE_IDS = "node_ids"
 _WIDTHS: dict[str, Size] = {"x": "F", "edge_attr": "D"}
 
 
 def makeable(model: str, shapes: Shapes) -> Shapes:
-    """The inputs that `model` is sent; raises ConfigError for one that cannot be made."""
+    """Return the inputs to send to `model`; raises ConfigError for one that cannot be made."""
     wanted = {name: shape for name, shape in shapes.items() if name != _NODE_IDS}
     for name, shape in wanted.items():
         if name not in INPUTS:

@@ -1,4 +1,4 @@
-"""How late answers are, while a run lasts: a tab of Locust's web UI."""
+"""Late answers during a run: a tab of Locust's web UI."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from flask import request
 from loadgen.measure import Sample, quantiles
 
 _TAB = "lateness"
-#: Latest answers of a model that its quantiles are of.
+#: Number of latest answers of a model that its percentiles cover.
 _RECENT = 500
 _COLUMNS = {
     "model": "Model",
@@ -34,13 +34,13 @@ class _ModelLateness:
 
 
 class Lateness:
-    """Counts by model of what was answered and how late, cheap to add to and to read."""
+    """Counts of answers and late answers by model, cheap to update and to read."""
 
     def __init__(self) -> None:
         self._models: dict[str, _ModelLateness] = {}
 
     def clear(self) -> None:
-        """Forget everything: another run begins."""
+        """Reset all counts for another run."""
         self._models.clear()
 
     def add(self, sample: Sample) -> None:
@@ -55,7 +55,7 @@ class Lateness:
                 model.recent.append(over)
 
     def rows(self) -> list[dict[str, object]]:
-        """One row a model, by the names of the table's columns."""
+        """Return one row per model, with the table's columns."""
         return [_row(name, model) for name, model in sorted(self._models.items())]
 
 

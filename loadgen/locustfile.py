@@ -1,8 +1,8 @@
-"""Locust's own command and web UI for the open loop: `locust -f loadgen/locustfile.py`.
+"""The open loop under Locust's own command and web UI: `locust -f loadgen/locustfile.py`.
 
 One user sends all requests, for `--duration` seconds or until `--requests` are sent. Failures in
-the statistics are requests without an answer, and with `--late-fails` late answers as well; the tab
-`Lateness` has both sides' count of late answers.
+the statistics are requests without an answer; with `--late-fails` also late answers. The tab
+`Lateness` has the late answers as counted by the client and by the server.
 """
 
 from loadgen import patched  # noqa: F401  isort: skip
@@ -32,63 +32,63 @@ _POOL = PoolSpec()
 
 
 class Load(GraphUser):
-    """The one user."""
+    """The single user, which runs the whole open loop."""
 
     def report(self, sample: Sample) -> None:
-        """Tell Locust and the tab of one request."""
+        """Add one request to Locust's statistics and to the tab."""
         super().report(sample)
         self.environment.lateness.add(sample)
 
 
 class OneUser(LoadTestShape):  # type: ignore[misc]
-    """One user until the run is over: with a shape, Locust asks for no number of users."""
+    """Load shape of one user until the run is over; with a shape, Locust asks for no user count."""
 
     over = False
 
     def reset_time(self) -> None:
-        """A run begins."""
+        """Begin a run."""
         super().reset_time()
         self.over = False
 
     def tick(self) -> tuple[int, float] | None:
-        """Users and how many start a second; None: stop."""
+        """Return users and spawn rate; None to stop."""
         return None if self.over else (1, 1.0)
 
 
 @events.init_command_line_parser.add_listener  # type: ignore[untyped-decorator]
 def _add_options(parser: LocustArgumentParser) -> None:
-    # Only what this method adds is shown in the web UI; a group's is not. No default is None, as
-    # what is typed there becomes of the default's type.
+    # The web UI shows only options added by this method, not those of groups. No default is None,
+    # because the UI converts what is typed to the type of the default.
     add = parser.add_argument
     add("--workload", default=MIX, help="a model that the server has, or mix of all that are ready")
     add("--rate", type=float, default=20.0, help="requests per second")
-    add("--rho", type=float, default=0.0, help="offered load; 0: use the rate")
-    add("--end-to-end", action="store_true", help="with rho: measure solo times from here")
-    add("--duration", type=float, default=60.0, help="seconds of arrivals; 0: as the requests say")
-    add("--requests", type=int, default=0, help="end after so many; 0: as the duration says")
+    add("--rho", type=float, default=0.0, help="offered load; 0 to use the rate")
+    add("--end-to-end", action="store_true", help="with rho: measure solo times at the client")
+    add("--duration", type=float, default=60.0, help="seconds of arrivals; 0 for no limit")
+    add("--requests", type=int, default=0, help="requests to send; 0 for no limit")
     add("--arrivals", choices=list(ARRIVALS), default="poisson", help="arrival process")
-    add("--seed", type=int, default=0, help="of tasks and arrivals")
-    add("--trace", default="", help="file to replay instead")
-    add("--scale", type=float, default=_POOL.scale, help="of generated graphs")
-    add("--max-nodes", type=int, default=_POOL.max_nodes, help="largest subgraph")
-    add("--max-edges", type=int, default=_POOL.max_edges, help="most edges of one")
-    add("--data", env_var="GNNSERVE_DATA", default="", help="real graphs' folder")
-    add("--timeout", type=float, default=30.0, help="seconds until a request is given up")
+    add("--seed", type=int, default=0, help="seed of tasks and arrivals")
+    add("--trace", default="", help="trace to replay instead")
+    add("--scale", type=float, default=_POOL.scale, help="size of generated graphs")
+    add("--max-nodes", type=int, default=_POOL.max_nodes, help="most nodes of a subgraph")
+    add("--max-edges", type=int, default=_POOL.max_edges, help="most edges of a subgraph")
+    add("--data", env_var="GNNSERVE_DATA", default="", help="folder of real graphs")
+    add("--timeout", type=float, default=30.0, help="time limit of a request, in seconds")
     add("--late-fails", action="store_true", help="count late answers as failures")
     _refuse_workers(parser)
 
 
 def _refuse_workers(parser: LocustArgumentParser) -> None:
-    """End, with a sentence, a run of several processes.
+    """Exit with an explanation when several processes are asked for.
 
-    Here, because Locust forks, or waits for its master, before anything else of ours is called.
+    The check is here because Locust forks, or waits for its master, before it calls anything else.
     """
     arguments = [one for one in sys.argv[1:] if one not in ("-h", "--help", "-V", "--version")]
     given, _ = parser.parse_known_args(arguments)
     if given.master or given.worker or given.processes:
         text = (
-            "one process sends an open loop: run without --master, --worker and --processes, or "
-            "start several runs that each send a part of the rate"
+            "an open loop is sent by one process: run without --master, --worker and --processes, "
+            "or start several runs, each with a part of the rate"
         )
         Console(stderr=True).print_error(ConfigError(text))
         raise SystemExit(2)
@@ -103,7 +103,7 @@ def _add_tab(environment: Any, web_ui: Any, **_: Any) -> None:
 
 @events.test_start.add_listener  # type: ignore[untyped-decorator]
 def _prepare(environment: Any, **_: Any) -> None:
-    """Make the run's plan from what was typed into the UI or the command line."""
+    """Make the run's plan from the options of the web UI or the command line."""
     shape = environment.shape_class
     environment.open_loop = None
     environment.lateness.clear()

@@ -1,4 +1,4 @@
-"""What a run saw, and its summary."""
+"""Samples of a run and their summary."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -8,19 +8,19 @@ import numpy as np
 
 from serve.workload import TraceHeader
 
-#: A generator later than this is part of what it measures.
+#: Send lag above which the generator distorts its own measurements.
 LAG_LIMIT_MS = 5.0
-#: Share of one core above which the generator itself is the bottleneck.
+#: Share of one core above which the generator may be the bottleneck.
 CPU_LIMIT = 0.8
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """One request as the client saw it."""
+    """One request as the client measured it."""
 
     model: str
-    #: Intended send time, from the start of the run.
+    #: Intended send time since the start of the run.
     due_ns: int
-    #: How much later it was sent.
+    #: Actual − intended send time.
     lag_ns: int
     #: Answer − intended send time.
     latency_ns: int
@@ -28,30 +28,30 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     status: str
     message: str = ""
     size_bytes: int = 0
-    #: The QoS target it ran under; None when neither trace nor server has one.
+    #: QoS target of the request; None when neither trace nor server gives one.
     target_us: int | None = None
-    #: The server itself says that it was late.
+    #: True when the server reports a late answer.
     late_by_server: bool = False
 
     @property
     def answered(self) -> bool:
-        """It has a result."""
+        """True when the request got a result."""
         return self.status == "OK"
 
     @property
     def over_target(self) -> float | None:
-        """Latency ÷ target; None where there is no target."""
+        """Latency ÷ target; None without a target."""
         return None if self.target_us is None else self.latency_ns / 1e3 / self.target_us
 
     @property
     def late(self) -> bool:
-        """Answered, after its target as the client measures it."""
+        """True when the answer came after the target, as the client measures it."""
         over = self.over_target
         return self.answered and over is not None and over > 1
 
 
 class Distribution(msgspec.Struct, frozen=True):
-    """Of a distribution; all 0 when it is empty."""
+    """Mean, percentiles and maximum of a set of values; all 0 when it is empty."""
 
     mean: float = 0.0
     p50: float = 0.0
@@ -61,45 +61,46 @@ class Distribution(msgspec.Struct, frozen=True):
 
 
 class ModelSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests of one model."""
+    """Totals of one model."""
 
     requests: int
     answered: int
-    late: int
+    #: Late answers, as the client measures them.
+    violations: int
     latency_ms: Distribution
     latency_over_qt: Distribution
 
 
 class LoadSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """A run. Times are the client's, from the intended send time, unless they say otherwise."""
+    """Summary of a run; latencies count from the intended send time to the answer at the client."""
 
     target: str
     trace: TraceHeader
-    #: First intended send until last answer.
+    #: Time from the first intended send to the last answer.
     elapsed_s: float
-    #: Requests that were due, and how many of them came to an end.
+    #: Number of requests in the plan, and of those that ended.
     scheduled: int
     requests: int
     answered: int
-    #: Answers after their target, counted here and by the server.
-    late: int
-    late_by_server: int
-    #: `late` ÷ `answered`.
-    late_rate: float
-    #: Requests without a timely answer ÷ `requests`: late, refused, failed or timed out.
+    #: Late answers, as the client and as the server counts them.
+    violations: int
+    violations_by_server: int
+    #: `violations` ÷ `answered`.
+    violation_rate: float
+    #: Share of `requests` without an answer in time: late, refused, failed or timed out.
     missed_rate: float
     offered_hz: float
     answered_hz: float
     latency_ms: Distribution
     latency_over_qt: Distribution
     send_lag_ms: Distribution
-    #: CPU time of the generator ÷ elapsed time; 1 is one core.
+    #: CPU time of the generator ÷ elapsed time; 1.0 is one core.
     generator_cpu: float
     by_model: dict[str, ModelSummary]
     by_status: dict[str, int]
-    #: The first message seen with each status that is not OK.
+    #: First message by status other than OK.
     messages: dict[str, str]
-    #: Why the numbers above may not mean what they say.
+    #: Reasons to doubt these numbers.
     warnings: list[str]
 
 
@@ -112,7 +113,16 @@ def summarise(
     elapsed_s: float,
     cpu_s: float,
 ) -> LoadSummary:
-    """The summary of a run's samples."""
+    """Summarize the samples of a run.
+
+    Args:
+        target: Address of the server.
+        trace: Header of the trace that was sent.
+        samples: Requests that ended.
+        scheduled: Number of requests in the plan.
+        elapsed_s: Time from the first intended send to now.
+        cpu_s: CPU time of the generator.
+    """
     answered = [sample for sample in samples if sample.answered]
     late = sum(sample.late for sample in answered)
     lag = quantiles(sample.lag_ns / 1e6 for sample in samples)
@@ -128,9 +138,9 @@ def summarise(
         scheduled=scheduled,
         requests=len(samples),
         answered=len(answered),
-        late=late,
-        late_by_server=sum(sample.late_by_server for sample in answered),
-        late_rate=_share(late, len(answered)),
+        violations=late,
+        violations_by_server=sum(sample.late_by_server for sample in answered),
+        violation_rate=_share(late, len(answered)),
         missed_rate=_share(len(samples) - len(answered) + late, len(samples)),
         offered_hz=len(samples) / span_s if span_s else 0.0,
         answered_hz=len(answered) / elapsed_s if elapsed_s else 0.0,
@@ -162,7 +172,7 @@ def _of_model(samples: list[Sample]) -> ModelSummary:
     return ModelSummary(
         requests=len(samples),
         answered=len(answered),
-        late=sum(sample.late for sample in answered),
+        violations=sum(sample.late for sample in answered),
         latency_ms=_latency_ms(answered),
         latency_over_qt=_over_qt(answered),
     )
@@ -190,5 +200,7 @@ def _warnings(lag: Distribution, cpu: float, unfinished: int) -> list[str]:
     if cpu > CPU_LIMIT:
         warnings.append(f"the generator used {cpu:.0%} of a core: it may be the bottleneck")
     if unfinished:
-        warnings.append(f"stopped early: {unfinished} requests of the trace were not sent or ended")
+        warnings.append(
+            f"stopped early: {unfinished} requests of the trace were not sent or did not end"
+        )
     return warnings

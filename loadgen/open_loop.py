@@ -1,7 +1,7 @@
-"""Send a plan's requests at their times, whatever the server does.
+"""Open-loop client: sends each request of a plan at its time, whatever the server does.
 
-One greenlet per request. A request's latency starts at its *intended* send time, so that neither a
-slow server nor a slow generator can hide behind requests sent late; how late they were sent is
+Every request has a greenlet. Latency counts from the *intended* send time, so that requests sent
+late hide neither a slow server nor a slow generator (coordinated omission). The send lag is
 measured as well.
 """
 
@@ -19,19 +19,19 @@ from loadgen.measure import LoadSummary, Sample, summarise
 from loadgen.plan import LoadPlan
 from loadgen.target import Target
 
-#: Timers of the event loop and waking up are off by 0.2 to 0.8 ms, a tenth of a small target: wake
-#: this much early, and pass the rest handling answers.
+#: Wake up this much before a send and handle answers until then. Timers and wake-ups are off by
+#: 0.2 to 0.8 ms, a tenth of a small target.
 _EARLY_NS = 400_000
 
 
 class OpenLoop:
-    """One run of one plan. `samples` grows while `run` runs."""
+    """One run of one plan; `samples` grows during ``run``."""
 
     def __init__(self, plan: LoadPlan, target: Target, timeout_s: float) -> None:
         self.plan = plan
         self.sent = 0
         self.samples: list[Sample] = []
-        #: Set when everything has ended, to the error if there was one.
+        #: Set when the run has ended, with its error if it failed.
         self.ended = AsyncResult()
         self._target = target
         self._timeout_ns = round(timeout_s * 1e9)
@@ -41,11 +41,15 @@ class OpenLoop:
 
     @property
     def elapsed_s(self) -> float:
-        """Since the trace's time zero."""
+        """Time since the start of the trace."""
         return (perf_counter_ns() - self._started_ns) / 1e9
 
     def run(self, on_sample: Callable[[Sample], None]) -> None:
-        """Send everything and wait for every answer; each ends by its timeout at the latest."""
+        """Send all requests and wait until each is answered or timed out.
+
+        Args:
+            on_sample: Called with every request that ended.
+        """
         self._started_ns = perf_counter_ns()
         self._cpu_started_ns = process_time_ns()
         try:
@@ -62,7 +66,7 @@ class OpenLoop:
             self._flights.kill()
 
     def summary(self) -> LoadSummary:
-        """Of the run until now."""
+        """Summarize the run until now."""
         return summarise(
             self._target.address,
             self.plan.trace.header,
@@ -96,10 +100,10 @@ class OpenLoop:
 
 
 def _sleep_until(due_ns: int) -> None:
-    """Return at `due_ns` or as soon after as possible; other greenlets run meanwhile."""
+    """Return at `due_ns` or as soon as possible afterwards; other greenlets run meanwhile."""
     early_s = (due_ns - _EARLY_NS - perf_counter_ns()) / 1e9
     if early_s > 0:
-        # A native sleep in a thread is exact; the loop's own timers round up to a millisecond.
+        # A native sleep in a thread is exact; gevent's own timers round up to a millisecond.
         gevent.get_hub().threadpool.apply(get_original("time", "sleep"), (early_s,))
     gevent.sleep(0)
     while perf_counter_ns() < due_ns:

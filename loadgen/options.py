@@ -1,4 +1,4 @@
-"""What to load a server with."""
+"""Options of a load run."""
 
 import math
 from collections.abc import Iterable
@@ -11,31 +11,31 @@ from serve.workload import ARRIVALS, MIX, PoolSpec
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """One run. Either a trace to replay, or a workload with a rate or ρ and an end."""
+    """Options of one run: a trace to replay, or a workload with a rate or ρ and a length."""
 
     #: HOST:PORT of the server's gRPC port.
     target: str
     #: A model that the server has, or `mix` of all that are ready.
     workload: str = MIX
-    #: Requests per second, or
+    #: Requests per second.
     rate_hz: float | None = None
-    #: offered load: the rate is asked of the server's own estimates.
+    #: Offered load instead of a rate, which then follows from the server's estimates.
     rho: float | None = None
-    #: Solo times for `rho` are measured from here, so that they count transport and the generator.
+    #: Measure the solo times for `rho` at the client, including transport and the generator.
     end_to_end: bool = False
     duration_s: float | None = None
     requests: int | None = None
     arrivals: str = "poisson"
     seed: int = 0
-    #: How the graphs are made.
+    #: Settings of the graph pool.
     pool: PoolSpec = field(default_factory=PoolSpec)
     #: Folder of real graphs.
     data: Path | None = None
-    #: Replay this file.
+    #: Trace to replay.
     trace: Path | None = None
-    #: Write what is sent to this file.
+    #: File to write the trace to.
     save_trace: Path | None = None
-    #: Deadline of each request, from its intended send time.
+    #: Time limit of each request from its intended send time.
     timeout_s: float = 30.0
 
     def check(self) -> None:
@@ -53,7 +53,9 @@ class LoadOptions:
         for name in ("rate_hz", "rho", "duration_s", "requests", "timeout_s"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
-                raise ConfigError(f"{name.partition('_')[0]}: {value} must be more than 0")
+                raise ConfigError(
+                    f"{name.partition('_')[0]}: {value} must be finite and more than 0"
+                )
 
 
 def _one_of(name: str, value: str, known: Iterable[str]) -> None:

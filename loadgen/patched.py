@@ -1,6 +1,6 @@
-"""Makes the standard library and gRPC cooperative. Import before any channel is opened.
+"""Patches the standard library and gRPC for gevent; import it before any channel is opened.
 
-From then on this process must not use `grpc.aio`, which gevent cannot drive.
+The process must not use `grpc.aio` afterwards, which does not work with gevent.
 """
 
 # isort: off

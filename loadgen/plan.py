@@ -1,4 +1,4 @@
-"""Everything a run sends, made before it starts: a trace and each request's bytes."""
+"""Plan of a run, made before it starts: a trace and the bytes of each request."""
 
 import statistics
 import zlib
@@ -29,40 +29,40 @@ _Inputs = Mapping[str, Shapes]
 
 
 class ServerUnderLoad(Protocol):
-    """What a plan asks of the server."""
+    """Facts about the server that a plan needs."""
 
     def models(self) -> tuple[str, ...]:
-        """Names of the models that are ready."""
+        """Return the names of the models that are ready."""
         ...
 
     def inputs(self, model: str) -> Shapes:
-        """Names and shapes of what `model` takes."""
+        """Return names and shapes of the inputs of `model`."""
         ...
 
     def lanes(self) -> int:
-        """Execution slots."""
+        """Return the number of lanes."""
         ...
 
     def solo_s(self, model: str, num_nodes: int, num_edges: int) -> float:
-        """Estimated time of one request when alone, in seconds."""
+        """Return the estimated solo time of a request, in seconds."""
         ...
 
     def lone_s(self, message: bytes) -> float:
-        """Time of one encoded request sent by itself, as seen from here, in seconds."""
+        """Send one encoded request to an idle server; returns its latency in seconds."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """What to send and when."""
+    """Requests and their send times."""
 
     trace: Trace
-    #: Serialized requests, one per item; equal requests share one object.
+    #: Serialized requests, one per item of the trace; equal requests share one object.
     messages: tuple[bytes, ...]
 
 
 def make_plan(options: LoadOptions, server: ServerUnderLoad) -> LoadPlan:
-    """Read or draw the trace of `options`, save it if asked to, and encode its requests.
+    """Read or draw the trace of `options`, save it if wanted, and encode its requests.
 
     Raises ConfigError for options, traces or graphs that do not fit together.
     """
@@ -120,7 +120,7 @@ def _mean_solo_s(
     pool: GraphPool,
     server: ServerUnderLoad,
 ) -> float:
-    """By the server's estimates, or measured: each task is sent once, by itself."""
+    """Return the mean solo time: estimated by the server, or measured by sending each task once."""
     if options.end_to_end:
         trace = build_trace(header, tasks, count=len(tasks))
         return statistics.fmean(map(server.lone_s, _encode(trace, inputs, pool)))
@@ -135,7 +135,7 @@ def _mean_solo_s(
 
 
 def _shortened(trace: Trace, options: LoadOptions) -> Trace:
-    """The trace up to the given duration and number of requests."""
+    """Return the trace cut to the duration and number of requests of `options`."""
     items = trace.items[: options.requests]
     if options.duration_s is not None:
         items = tuple(item for item in items if item.offset_ns < options.duration_s * 1e9)
@@ -155,7 +155,7 @@ def _encode(trace: Trace, inputs: _Inputs, pool: GraphPool) -> tuple[bytes, ...]
 
 
 def _message(item: TraceItem, pool: GraphPool, shapes: Shapes) -> bytes:
-    """One request: the graph, random features that belong to it, and its target if it has one."""
+    """Encode one request: its graph, random features seeded by the graph, and its target if set."""
     rng = np.random.default_rng([pool.spec.seed, zlib.crc32(item.dataset.encode()), item.index])
     tensors = make_tensors(shapes, item.num_nodes, pool.edges(item.graph), rng)
     parameters: dict[str, ParameterValue] = {}

@@ -1,4 +1,4 @@
-"""Run a load with Locust as a library: no web UI, no command line of its own."""
+"""Load run with Locust as a library, without its web UI and command line."""
 
 from collections.abc import Callable
 from signal import SIGINT, SIGTERM
@@ -16,20 +16,20 @@ from loadgen.plan import make_plan
 from loadgen.target import Target
 from loadgen.users import GraphUser
 
-#: How often a run's progress is told.
+#: Interval of the progress line.
 _PROGRESS_S = 0.5
 
 
 class _User(GraphUser):
-    """The one user."""
+    """The single user."""
 
 
 def run_load(
     options: LoadOptions, on_progress: Callable[[OpenLoop], None] = lambda _: None
 ) -> LoadSummary:
-    """Load `options.target` and return what was seen. SIGINT or SIGTERM end it early.
+    """Load `options.target` and return the summary; SIGINT or SIGTERM end the run early.
 
-    Raises ConfigError, UnknownName or NotReady before the first request, never after.
+    Raises ConfigError, UnknownName or NotReady before the first request, never afterwards.
     """
     options.check()
     target = Target(options.target)

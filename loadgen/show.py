@@ -1,4 +1,4 @@
-"""A run in the terminal: one line while it lasts, tables at its end."""
+"""A run on the terminal: a progress line while it lasts, tables at its end."""
 
 from collections.abc import Sequence
 
@@ -9,25 +9,25 @@ from loadgen.measure import Distribution, LoadSummary, Sample, quantiles
 from serve.terminal import Console
 from serve.workload import Trace
 
-#: Samples behind the progress line.
+#: Number of latest samples that the progress line covers.
 _RECENT = 500
 
 
 def progress_line(at_s: float, trace: Trace, sent: int, samples: Sequence[Sample]) -> str:
-    """What to show while a run lasts. Looks at the latest samples only, to stay cheap."""
+    """Return the progress line, which covers only the latest samples to stay cheap."""
     recent = samples[-_RECENT:]
     answered = sum(sample.answered for sample in recent)
     late = sum(sample.late for sample in recent)
     lag = quantiles(sample.lag_ns / 1e6 for sample in recent)
     return (
         f"{at_s:5.1f} of {trace.duration_s:.0f} s · sent {sent} of {len(trace.items)}"
-        f" · in flight {sent - len(samples)} · lately: late {_percent(late, answered)},"
+        f" · in flight {sent - len(samples)} · recent: late {_percent(late, answered)},"
         f" failed {len(recent) - answered}, lag p99 {lag.p99:.1f} ms"
     )
 
 
 def show_summary(summary: LoadSummary, console: Console) -> None:
-    """Print the run: what was offered, what came back, how late, by model and by status."""
+    """Print a run: its load, latencies, late answers and failures."""
     header = summary.trace
     load = f", ρ {header.rho:g} on {header.lanes} lanes" if header.rho is not None else ""
     told = (
@@ -43,9 +43,9 @@ def show_summary(summary: LoadSummary, console: Console) -> None:
     if summary.messages:
         console.print(_failures(summary))
     console.print(
-        f"late {_percent(summary.late, summary.answered)} of answers seen from here, "
-        f"{_percent(summary.late_by_server, summary.answered)} by the server's clock; "
-        f"{summary.missed_rate:.1%} of requests had no timely answer; "
+        f"late answers: {_percent(summary.violations, summary.answered)} at the client, "
+        f"{_percent(summary.violations_by_server, summary.answered)} by the server's clock; "
+        f"{summary.missed_rate:.1%} of requests had no answer in time; "
         f"{summary.answered_hz:.4g} answers/s; generator {summary.generator_cpu:.0%} of a core",
         soft_wrap=True,
     )
@@ -75,7 +75,7 @@ def _models(summary: LoadSummary) -> Table:
             name,
             str(model.requests),
             str(model.answered),
-            _percent(model.late, model.answered),
+            _percent(model.violations, model.answered),
             f"{model.latency_ms.p50:.2f}",
             f"{model.latency_ms.p99:.2f}",
             f"{model.latency_over_qt.p99:.2f}",

@@ -1,4 +1,4 @@
-"""The server under load, as the generator sees it."""
+"""Connection to the server under load."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,17 +21,17 @@ ResultT = TypeVar("ResultT")
 
 _CONNECT_S = 10.0
 _ASK_S = 30.0
-#: A server's idle cores are slower at first, and so after a pause only shows what one takes alone.
+#: Pause before measuring a solo time, which includes that idle cores are slower at first.
 _REST_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """How one request ended."""
+    """End of one request."""
 
-    #: `perf_counter_ns()` when the answer was here.
+    #: `perf_counter_ns()` at the arrival of the answer.
     done_ns: int
-    #: `OK` or the gRPC status name.
+    #: `OK`, gRPC's name of the status, or MALFORMED.
     status: str
     message: str = ""
     size_bytes: int = 0
@@ -39,10 +39,10 @@ class Reply:
 
 
 class Target:
-    """A channel to one server."""
+    """Channel to one server."""
 
     def __init__(self, address: str) -> None:
-        """Connect to `address` (HOST:PORT); raises NotReady when nobody answers."""
+        """Connect to `address` (HOST:PORT); raises NotReady when no server answers."""
         self.address = address
         self._channel = grpc.insecure_channel(
             address,
@@ -62,35 +62,35 @@ class Target:
         self._own: Any = gnnserve_pb2_grpc.GnnServeStub(self._channel)  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
-        """Cancel what is in flight and disconnect."""
+        """Cancel all requests in flight and disconnect."""
         self._channel.close()
 
     def models(self) -> tuple[str, ...]:
-        """Names of the models that are ready; raises NotReady when the server cannot say."""
+        """Return the names of the models that are ready; raises NotReady if the server cannot."""
         request = grpc_service_pb2.RepositoryIndexRequest(ready=True)
         answer = self._ask(self._inference.RepositoryIndex, request, "name one model")
         return tuple(dict.fromkeys(model.name for model in answer.models))
 
     def inputs(self, model: str) -> Shapes:
-        """Names and shapes from the model's metadata; raises UnknownName or NotReady."""
+        """Return names and shapes of the model's inputs; raises UnknownName or NotReady."""
         request = grpc_service_pb2.ModelMetadataRequest(name=model)
         metadata = self._ask(self._inference.ModelMetadata, request)
         return {tensor.name: tuple(tensor.shape) for tensor in metadata.inputs}
 
     def lanes(self) -> int:
-        """Execution slots of the server; raises NotReady when it cannot say."""
+        """Return the number of lanes; raises NotReady when the server cannot tell it."""
         answer = self._ask(self._own.Describe, gnnserve_pb2.DescribeRequest(), _RATE_INSTEAD)
         return int(answer.lanes)
 
     def solo_s(self, model: str, num_nodes: int, num_edges: int) -> float:
-        """The server's estimate of one request's time when alone, in seconds."""
+        """Return the server's estimate of a request's solo time, in seconds."""
         request = gnnserve_pb2.EstimateRequest(
             model=model, num_nodes=num_nodes, num_edges=num_edges
         )
         return float(self._ask(self._own.Estimate, request, _RATE_INSTEAD).solo_ns) / 1e9
 
     def lone_s(self, message: bytes) -> float:
-        """Seconds from sending an encoded request until its answer, on a server given time to rest.
+        """Send an encoded request after a pause; returns its latency in seconds.
 
         Raises NotReady when there is no answer.
         """
@@ -104,8 +104,8 @@ class Target:
     def infer(self, message: bytes, timeout_s: float) -> Reply:
         """Send one encoded request; blocks this greenlet only."""
         done = AsyncResult()
-        # NOTE: a blocking call would take one of the 1,024 threads gevent gives gRPC, and stall
-        # every further send once they are gone; a future takes none.
+        # NOTE: a blocking call would occupy one of the 1,024 threads that gevent gives gRPC, and
+        # once they are used up every further send would stall. A future occupies none.
         call = self._infer.future(message, timeout=timeout_s)
         call.add_done_callback(lambda _: done.set(perf_counter_ns()))
         try:
@@ -122,7 +122,7 @@ class Target:
             return Reply(done_ns, "MALFORMED", str(error), len(data))
 
     def _ask(self, method: Callable[..., ResultT], request: Any, instead: str = "") -> ResultT:
-        """The answer; `instead`: what to do when the server does not offer the method."""
+        """Call `method`; when the server lacks it, the error says what to do `instead`."""
         try:
             return method(request, timeout=_ASK_S)
         except grpc.RpcError as error:

@@ -1,8 +1,8 @@
-"""The Locust user: one per process, it runs the whole open loop.
+"""The Locust user, of which one runs the whole open loop.
 
-Locust's own way, many users that each wait for their answer before they send again, is a closed
-loop: a slow server would slow the arrivals down and hide its queue. Here Locust keeps the
-statistics and the web UI, and the arrivals are ours.
+Locust's usual many users, each of which waits for its answer before it sends again, form a closed
+loop: a slow server slows the arrivals and so hides its queue. Here Locust provides statistics and
+the web UI, and ``open_loop`` the arrivals.
 """
 
 from loadgen import patched  # noqa: F401  isort: skip
@@ -15,31 +15,31 @@ from loadgen.measure import Sample
 
 
 class RequestFailed(Exception):
-    """What Locust's failure statistics show, grouped by text."""
+    """Failure that Locust's statistics show, grouped by its text."""
 
 
 class GraphUser(User):  # type: ignore[misc]
-    """Runs the `OpenLoop` found in `environment.open_loop`, None when there is nothing to run."""
+    """Runs the `OpenLoop` in `environment.open_loop`, or nothing when that is None."""
 
     abstract = True
     fixed_count = 1
-    #: Show a late answer as a failure, so that Locust's failure plot is the violation plot.
+    #: Count late answers as failures, so that Locust's plot of failures shows violations.
     late_is_failure = False
 
     @task  # type: ignore[untyped-decorator]
     def drive(self) -> None:
-        """The whole run."""
+        """Run the open loop to its end."""
         if self.environment.open_loop is not None:
             self.environment.open_loop.run(self.report)
         raise StopUser
 
     def report(self, sample: Sample) -> None:
-        """Tell Locust of one request."""
+        """Add one request to Locust's statistics."""
         report_sample(self.environment, sample, self.late_is_failure)
 
 
 def report_sample(environment: Environment, sample: Sample, late_is_failure: bool) -> None:
-    """Tell Locust of one request, and of its send lag in a row of its own."""
+    """Add one request, and its send lag in a row of its own, to Locust's statistics."""
     failure = None if sample.answered else RequestFailed(sample.status)
     if late_is_failure and sample.late:
         failure = RequestFailed("answered after its QoS target")
@@ -51,5 +51,5 @@ def report_sample(environment: Environment, sample: Sample, late_is_failure: boo
         exception=failure,
         context={},
     )
-    # Logged beside the totals, which count requests only.
+    # `stats.get` and not an event, so that the totals count requests alone.
     environment.stats.get("send lag", "generator").log(sample.lag_ns / 1e6, 0)

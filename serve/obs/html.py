@@ -115,6 +115,7 @@ def _figures(frame: Frame, runs: Sequence[ServerRun], report: Report) -> list[st
     stages = [(words.STAGES[stage], f"s-{stage}") for stage in STAGES]
     ends = [("in time", "kept"), ("late", "late"), ("without a result", "none")]
     hidden = report.overhead["prepare_hidden_share"]
+    excess = report.memory.overestimate_p50
     return [
         _figure(
             "Latency in multiples of the QoS target",
@@ -124,7 +125,7 @@ def _figures(frame: Frame, runs: Sequence[ServerRun], report: Report) -> list[st
         _figure(
             "Memory: reserved and measured",
             "One point per run. The median reservation is "
-            f"{report.memory.overestimate_p50:+.1%} off the measured peak; "
+            f"{abs(excess):.1%} {'above' if excess >= 0 else 'below'} the measured peak; "
             f"{report.memory.underestimates:,} runs used more than was reserved.",
             memory_plot(launched) if measured else "",
             models,
@@ -214,7 +215,7 @@ def _tables(frame: Frame, report: Report) -> list[str]:
                "cause/late/share/what happened/what to try first", "_nn__", wide=True),
         _table("The worst late answers", "With their sizes, times and group.",
                worst, "request<br>client's id/model/nodes<br>edges/latency<br>target/÷ target/cause"
-               "/work ahead/group and mates", "i_nnn_ni", "No answer was late.", wide=True),
+               "/backlog/group and mates", "i_nnn_ni", "No answer was late.", wide=True),
     ]  # fmt: skip
 
 

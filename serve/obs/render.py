@@ -134,7 +134,7 @@ def _memory(report: Report) -> Text:
         f"median reservation {memory.overestimate_p50:+.1%}; "
     )
     style = "bold red" if memory.underestimates else ""
-    text.append(f"{memory.underestimates:,} of {memory.measured:,} runs exceeded it", style)
+    text.append(f"{memory.underestimates:,} of {memory.measured:,} runs exceeded theirs", style)
     return text
 
 

@@ -32,7 +32,7 @@ def test_a_slow_server_does_not_slow_the_sends(fake_server, load):
     assert seen["latency_ms"]["max"] >= 1_100
     assert seen["latency_ms"]["p50"] >= 400
     # The server, by its own clock, saw 0.4 s each against its target of 50 ms.
-    assert seen["late"] == seen["late_by_server"] == 250
+    assert seen["violations"] == seen["violations_by_server"] == 250
     assert seen["latency_over_qt"]["p50"] >= 8
 
 
@@ -54,9 +54,9 @@ def test_rho_and_a_trace_replayed_with_targets_of_its_own(fake_server, load, tmp
     assert requests == {model: row["requests"] for model, row in second["by_model"].items()}
     assert first["requests"] == second["requests"] == sum(requests.values()) == 40
     # The server's own target of 50 ms, and the trace's of 1 ms.
-    assert first["late_by_server"] == 0
-    assert second["late"] == second["late_by_server"] == 40
-    assert second["late_rate"] == second["missed_rate"] == 1.0
+    assert first["violations_by_server"] == 0
+    assert second["violations"] == second["violations_by_server"] == 40
+    assert second["violation_rate"] == second["missed_rate"] == 1.0
 
 
 def test_failures_are_counted_by_status(fake_server, load):

@@ -149,4 +149,4 @@ def test_more_than_one_process_is_refused_in_a_sentence(how):
         cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     assert ended.returncode == 2
-    assert "error: one process sends an open loop" in ended.stderr
+    assert "error: an open loop is sent by one process" in ended.stderr

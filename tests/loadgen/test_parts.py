@@ -158,9 +158,9 @@ def test_a_trace_from_other_graphs_is_refused(tmp_path):
         ({"end_to_end": True}, "only rho needs solo times"),
         ({"requests": None}, "give a duration"),
         ({"arrivals": "steady"}, "arrivals 'steady' is not one of poisson"),
-        ({"rate_hz": 0.0}, "rate: 0.0 must be more than 0"),
-        ({"rate_hz": float("nan")}, "rate: nan must be more than 0"),
-        ({"duration_s": -1.0}, "duration: -1.0 must be more than 0"),
+        ({"rate_hz": 0.0}, "rate: 0.0 must be finite and more than 0"),
+        ({"rate_hz": float("nan")}, "rate: nan must be finite and more than 0"),
+        ({"duration_s": -1.0}, "duration: -1.0 must be finite and more than 0"),
         ({"requests": None, "duration_s": 1e-9}, "no request falls into this run"),
     ],
 )
@@ -200,8 +200,13 @@ def summary(samples=SAMPLES, scheduled=5, cpu_s=0.1):
 
 def test_summary_counts():
     seen = summary()
-    assert (seen.requests, seen.answered, seen.late, seen.late_by_server) == (5, 4, 2, 1)
-    assert (seen.late_rate, seen.missed_rate) == (0.5, 0.6)
+    assert (seen.requests, seen.answered, seen.violations, seen.violations_by_server) == (
+        5,
+        4,
+        2,
+        1,
+    )
+    assert (seen.violation_rate, seen.missed_rate) == (0.5, 0.6)
     assert (seen.offered_hz, seen.answered_hz) == (2.5, 2.0)
     assert seen.by_status == {"OK": 4, "UNAVAILABLE": 1}
     assert seen.messages == {"UNAVAILABLE": "why UNAVAILABLE"}
@@ -209,7 +214,7 @@ def test_summary_counts():
     assert seen.latency_ms.mean == pytest.approx(9.5)
     assert seen.latency_over_qt.p50 == pytest.approx(1.2)
     assert seen.latency_over_qt.max == pytest.approx(2.0)
-    assert {model: row.late for model, row in seen.by_model.items()} == {"gcn": 1, "gat": 1}
+    assert {model: row.violations for model, row in seen.by_model.items()} == {"gcn": 1, "gat": 1}
     assert seen.generator_cpu == pytest.approx(0.05)
     assert seen.warnings == []
 
@@ -223,7 +228,7 @@ def test_a_run_that_measured_itself_says_so():
 
 def test_nothing_seen_is_a_summary_too():
     seen = summary([])
-    assert (seen.requests, seen.late_rate, seen.latency_ms.p99) == (0, 0.0, 0.0)
+    assert (seen.requests, seen.violation_rate, seen.latency_ms.p99) == (0, 0.0, 0.0)
 
 
 def test_the_tables_show_what_was_seen():
@@ -231,7 +236,8 @@ def test_the_tables_show_what_was_seen():
     show_summary(summary([*SAMPLES, sample(1, lag_ms=400)]), Console(file=text, width=100))
     shown = text.getvalue()
     for word in ("mix to h:1: 6 of 5", "ρ 0.3 on 2 lanes", "graph cora: file", "why UNAVAILABLE",
-                 "latency ÷ target", "send lag", "late 40.0% of answers", "warning: "):  # fmt: skip
+                 "latency ÷ target", "send lag", "warning: ",
+                 "late answers: 40.0% at the client"):  # fmt: skip
         assert word in shown
     line = progress_line(1.0, Trace(HEADER, ()), 7, SAMPLES)
-    assert "sent 7 of 0 · in flight 2 · lately: late 50.0%, failed 1" in line
+    assert "sent 7 of 0 · in flight 2 · recent: late 50.0%, failed 1" in line
