@@ -70,7 +70,7 @@ class Ticket(Protocol):
         ...
 
     def cancel(self) -> None:
-        """Cancel the request, as its client went away. Any thread, at any time, any number of times."""
+        """Cancel the request: its client went away. Any thread, any time, any number of times."""
         ...
 
 
@@ -159,7 +159,7 @@ class ModelEstimate:
     #: Memory for tasks on all devices, and the number of such requests that fit at once.
     budget_bytes: int
     fit_count: int
-    #: Parts of the reservation: the place of the output, and memory that kernels take beside tensors.
+    #: Parts of the reservation: place of the output, and memory of kernels beside tensors.
     output_bytes: int = 0
     workspace_bytes: int = 0
     #: Layer and operation at the peak; empty when unknown.
@@ -205,7 +205,7 @@ class Inference(Protocol):
         ...
 
     def model(self, name: str, version: str = "") -> ModelInfo:
-        """Return one loaded model, by default its newest version; raises UnknownName or NotReady."""
+        """Return a loaded model, by default its newest version; raises UnknownName, NotReady."""
         ...
 
     def load(self, name: str) -> None:

@@ -159,9 +159,9 @@ def _stage_batch(source: Tensor, target: memoryview, num_nodes: int) -> None:
 def stage_indices(
     source: Tensor, target: memoryview, bound: int, *, narrow: bool = False
 ) -> tuple[int, int] | None:
-    """Copy indices as int64, or with `narrow` as int32.
+    """Copy indices as int64; with `narrow`, those that came as int32 stay so.
 
-    Returns flat position and value of the first index outside [0, `bound`), None when there is none.
+    Returns flat position and value of the first index outside [0, `bound`), None without any.
     """
     width = 4 if narrow else 8
     is_int32 = source.datatype == "INT32"

@@ -74,14 +74,14 @@ def learn_interference(
 
 
 def is_news(learned: Sequence[float], known: Sequence[float]) -> bool:
-    """Return True when a learned table of slowdowns differs enough from the known one to be told."""
+    """Return True when learned slowdowns differ enough from the known ones to be told."""
     if len(learned) != len(known):
         return True
     return any(abs(new / old - 1) > _NEWS for new, old in zip(learned, known, strict=True))
 
 
 def _largest(entry: ModelEntry, limit_bytes: int) -> InferCall | None:
-    """Return the largest request that fits `limit_bytes` and does not run long; None if none fits."""
+    """Return the largest short request that fits `limit_bytes`; None when none fits."""
     chosen = None
     for num_nodes in PROBE_NODES:
         size = num_nodes, PROBE_EDGES_PER_NODE * num_nodes
