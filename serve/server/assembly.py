@@ -10,7 +10,7 @@ from serve.models.cache import CalibrationCache
 from serve.obs.journal import JournalWriter
 from serve.obs.record import RequestRecord
 from serve.server.budget import TaskBudget
-from serve.server.catalogue import Registry
+from serve.server.catalogue import ModelCatalogue
 from serve.server.device import Device
 from serve.server.driver import Driver
 from serve.server.estimates import Estimates
@@ -19,8 +19,10 @@ from serve.server.intake import Intake
 from serve.server.lane_monitor import LaneMonitor, LaneNews
 from serve.server.lanes.pool import LanePool
 from serve.server.learning.learner import Learner
+from serve.server.model_info import ModelInfos
 from serve.server.node_requests import NodeRequests
 from serve.server.report_rows import RecordKeeper, Scheduling
+from serve.server.rollout import ModelRollout, RolloutSettings
 from serve.server.scheduling import scheduler_params
 from serve.server.table_offers import TableOffers
 
@@ -37,7 +39,9 @@ class Parts:
     lock: threading.Lock
     shared: SharedPool
     pool: LanePool
-    registry: Registry
+    catalogue: ModelCatalogue
+    rollout: ModelRollout
+    infos: ModelInfos
     graphs: GraphStore
     tables: TableOffers
     node_requests: NodeRequests
@@ -68,12 +72,13 @@ def assemble(
         niceness=config.device.lane_niceness,
     )
     # Declared here for the callbacks of parts that are made before these.
-    registry: Registry
+    rollout: ModelRollout
+    infos: ModelInfos
     tables: TableOffers
     driver: Driver
 
     def graphs_changed() -> None:
-        registry.forget_infos()
+        infos.forget()
         if records.serving:
             tables.offer()
         budget.update()
@@ -90,25 +95,26 @@ def assemble(
     budget = TaskBudget(
         device.budget_bytes,
         pool.lane_ids_by_device,
-        weights_bytes=lambda: registry.weights_bytes,
+        weights_bytes=lambda: rollout.weights_bytes,
         graphs_bytes=lambda: graphs.tables.hot_bytes + (graphs.held_bytes if graphs_count else 0),
         tell=lambda event: driver.handle(event),
     )
-    registry = Registry(
-        config.path(config.models.repository),
+    catalogue = ModelCatalogue(config.path(config.models.repository), config.scheduling.qos_factor)
+    rollout = ModelRollout(
+        catalogue,
         cache,
         pool,
-        executor=config.models.executor,
-        qos_factor=config.scheduling.qos_factor,
-        calibration_s=config.models.calibration_s,
-        start_timeout_s=config.server.start_timeout_s,
-        budget_bytes=device.budget_bytes,
+        RolloutSettings(
+            executor=config.models.executor,
+            calibration_s=config.models.calibration_s,
+            start_timeout_s=config.server.start_timeout_s,
+            budget_bytes=device.budget_bytes,
+        ),
         budget_changed=budget.weights_changed,
         lock=lock,
-        graphs_of=graphs.fitting,
     )
     estimates = Estimates(
-        registry,
+        catalogue,
         node_requests,
         lock,
         lambda: [one.budget_bytes for one in driver.scheduler.devices],
@@ -117,17 +123,19 @@ def assemble(
     scheduling = Scheduling(params.policy, params.discipline, device.names, len(device.lane_cores))
     records = RecordKeeper(scheduling, sink)
     tables = TableOffers(pool, graphs)
-    learner = Learner(registry, lock, params.device.slowdown)
+    learner = Learner(catalogue, lock, params.device.slowdown)
     news = LaneNews(
         tables=graphs.tables.answered,
         lane_up=lambda lane_id: tables.lane_up(lane_id) if records.serving else None,
         memory_taken=budget.memory_taken,
     )
-    monitor = LaneMonitor(pool, registry, lock, news)
+    monitor = LaneMonitor(pool, catalogue, rollout.lane_models, lock, news)
     driver = Driver(params, pool, monitor, learner, records, lock=lock, journal=journal)
-    registry.quarantine_reason = driver.quarantine_reason
+    infos = ModelInfos(
+        catalogue, graphs_of=graphs.fitting, quarantine_reason=driver.quarantine_reason
+    )
     intake = Intake(
-        registry,
+        catalogue,
         node_requests,
         shared,
         driver,
@@ -138,7 +146,9 @@ def assemble(
         lock=lock,
         shared=shared,
         pool=pool,
-        registry=registry,
+        catalogue=catalogue,
+        rollout=rollout,
+        infos=infos,
         graphs=graphs,
         tables=tables,
         node_requests=node_requests,

@@ -48,7 +48,8 @@ class Engine:
         self._parts = parts
         self.pool = parts.pool
         self.driver = parts.driver
-        self._registry = parts.registry
+        self._catalogue = parts.catalogue
+        self._rollout = parts.rollout
         self._graphs = parts.graphs
         self._intake = parts.intake
         self._records = parts.records
@@ -65,7 +66,7 @@ class Engine:
         A model that does not load is logged and stays UNAVAILABLE. Raises NotReady when a lane does
         not start in time or no model can be served.
         """
-        names = self._registry.names_to_load(self._config.models.load)
+        names = self._catalogue.names_to_load(self._config.models.load)
         tell = progress or (lambda step, fraction: None)
         self._graphs.open(tell)
         tell("starting lanes", 0.0)
@@ -84,15 +85,15 @@ class Engine:
             tell(f"loading {name}", share)
             # The log and the model's metadata name the error.
             with suppress(ServeError):
-                self._registry.load(
+                self._rollout.load(
                     name,
                     lambda step, fraction, name=name, share=share: tell(  # type: ignore[misc]
                         f"{name}: {step}", share + fraction / len(names)
                     ),
                 )
-        if names and not self._registry.entries:
+        if names and not self._catalogue.entries:
             raise NotReady(f"none of {len(names)} models can be served; see the log")
-        for entry in self._registry.entries:
+        for entry in self._catalogue.entries:
             self._parts.node_requests.warm(entry)
         self._parts.tables.offer()
 
@@ -114,7 +115,7 @@ class Engine:
 
         first, *others = self.driver.scheduler.devices
         learn_at_start(
-            self._registry,
+            self._catalogue,
             ask,
             self._intake.submit,
             DeviceRoom(first.params.device.slots, first.budget_bytes, 1 + len(others)),
@@ -130,16 +131,16 @@ class Engine:
         """Read and calibrate one model without lanes, to estimate its requests but not run them."""
         if with_graphs:
             self._graphs.open(progress)
-        self._registry.load(name, progress)
+        self._rollout.load(name, progress)
 
     def estimator(self, name: str) -> ModelEstimator:
         """Return the estimator of the newest version."""
-        return self._registry.get(name).estimator
+        return self._catalogue.get(name).estimator
 
     def interrupt(self) -> None:
         """End a start or a load that is under way soon, even if it hangs."""
         self.pool.calibrators.interrupt()
-        self._registry.interrupt()
+        self._rollout.lane_models.interrupt()
 
     def begin_drain(self) -> int:
         """Refuse new requests from now on; return the number of unanswered ones."""
@@ -159,7 +160,7 @@ class Engine:
         self._records.serving = False
         self.driver.stop()
         self.pool.stop()
-        self._registry.close()
+        self._rollout.close()
         self._parts.shared.close()
 
     # --- api.Inference --------------------------------------------------------------------
@@ -189,27 +190,27 @@ class Engine:
 
     def models(self) -> tuple[ModelInfo, ...]:
         """See ``api.Inference``."""
-        return self._registry.infos()
+        return self._parts.infos.all()
 
     def served(self) -> tuple[ModelInfo, ...]:
         """See ``api.Inference``."""
-        return tuple(self._registry.info(entry) for entry in self._registry.entries)
+        return tuple(self._parts.infos.of(entry) for entry in self._catalogue.entries)
 
     def model(self, name: str, version: str = "") -> ModelInfo:
         """See ``api.Inference``."""
-        return self._registry.info(self._registry.get(name, version))
+        return self._parts.infos.of(self._catalogue.get(name, version))
 
     def load(self, name: str) -> None:
         """See ``api.Inference``."""
         try:
-            self._registry.load(name)
+            self._rollout.load(name)
         except ConfigError as error:
             raise NotReady(f"model '{name}' cannot be loaded: {error}") from error
 
     def unload(self, name: str) -> None:
         """See ``api.Inference``."""
-        keys = [entry.key for entry in self._registry.entries if entry.spec.name == name]
-        self._registry.unload(name)
+        keys = [entry.key for entry in self._catalogue.entries if entry.spec.name == name]
+        self._rollout.unload(name)
         for key in keys:
             self.driver.unloaded(key)
 

@@ -3,7 +3,7 @@
 import threading
 
 from serve.obs.scraped import EngineSnapshot
-from serve.server.catalogue import Registry
+from serve.server.catalogue import ModelCatalogue
 from serve.server.driver import Driver
 from serve.server.graphs import GraphStore
 from serve.server.lanes.pool import LanePool
@@ -12,14 +12,14 @@ from serve.server.lanes.pool import LanePool
 def take_snapshot(
     driver: Driver,
     pool: LanePool,
-    registry: Registry,
+    catalogue: ModelCatalogue,
     graphs: GraphStore,
     lock: threading.Lock,
     rows_dropped: int,
 ) -> EngineSnapshot:
     """Return the state now; `rows_dropped` are the report's lost rows."""
     pending: dict[tuple[str, str], int] = {}
-    entries = registry.entries
+    entries = catalogue.entries
     with lock:
         for ticket in driver.requests.tickets():
             spec = ticket.entry.spec

@@ -8,7 +8,7 @@ from serve.core.types import Estimate
 from serve.errors import InvalidInput
 from serve.estimate.estimator import Breakdown
 from serve.server.api import ModelEstimate, SampleEstimate
-from serve.server.catalogue import ModelEntry, Registry
+from serve.server.catalogue import ModelCatalogue, ModelEntry
 from serve.server.node_requests import Fanouts, NodeRequests
 
 
@@ -17,13 +17,13 @@ class Estimates:
 
     def __init__(
         self,
-        registry: Registry,
+        catalogue: ModelCatalogue,
         node_requests: NodeRequests,
         lock: threading.Lock,
         budgets_bytes: Callable[[], Sequence[int]],
     ) -> None:
         """`lock` guards the estimators; `budgets_bytes` returns each device's memory for tasks."""
-        self._registry = registry
+        self._catalogue = catalogue
         self._node_requests = node_requests
         self._lock = lock
         self._budgets_bytes = budgets_bytes
@@ -32,7 +32,7 @@ class Estimates:
         """Estimate a request that brings a graph of that size; raises a ServeError."""
         if num_nodes < 0 or num_edges < 0:
             raise InvalidInput(f"nodes {num_nodes} and edges {num_edges} must be at least 0")
-        entry = self._registry.get(name, version)
+        entry = self._catalogue.get(name, version)
         with self._lock:
             found = entry.estimator.describe(num_nodes, num_edges)
         return self._model_estimate(entry, found, num_nodes, num_edges)
@@ -44,7 +44,7 @@ class Estimates:
 
         Raises a ServeError.
         """
-        entry = self._registry.get(name, version)
+        entry = self._catalogue.get(name, version)
         request = self._node_requests.make(graph, num_ids, fanouts, entry)
         with self._lock:
             size = request.sizes.expected(num_ids)
@@ -67,7 +67,7 @@ class Estimates:
 
         The scheduler's ``UnionEstimate``; under the lock.
         """
-        entry = self._registry.by_key(key)
+        entry = self._catalogue.by_key(key)
         if entry is None or not entry.signature.mergeable:
             return None
         return entry.estimator.union(sizes)
@@ -89,7 +89,7 @@ class Estimates:
             run_ns=found.run_ns,
             solo_ns=found.solo_ns,
             solo_high_ns=found.solo_high_ns,
-            qos_target_ns=int(self._registry.factor_of(entry) * found.solo_ns),
+            qos_target_ns=int(self._catalogue.factor_of(entry) * found.solo_ns),
             budget_bytes=sum(budgets_bytes),
             fit_count=sum(size // max(1, found.reserve_bytes) for size in budgets_bytes),
             output_bytes=found.output_bytes,

@@ -13,7 +13,7 @@ from serve.errors import ServeError, UnknownName
 from serve.ipc.shared_pool import SharedPool
 from serve.obs.record import RequestRecord
 from serve.server.api import InferCall
-from serve.server.catalogue import ModelEntry, Registry
+from serve.server.catalogue import ModelCatalogue, ModelEntry
 from serve.server.driver import Driver
 from serve.server.node_requests import NodeRequests
 from serve.server.report_rows import refusal_record
@@ -26,7 +26,7 @@ class Intake:
 
     def __init__(
         self,
-        registry: Registry,
+        catalogue: ModelCatalogue,
         node_requests: NodeRequests,
         pool: SharedPool,
         driver: Driver,
@@ -35,7 +35,7 @@ class Intake:
         check_finite: bool,
     ) -> None:
         """`lock` is the driver's; with `check_finite`, features must be finite numbers."""
-        self._registry = registry
+        self._catalogue = catalogue
         self._node_requests = node_requests
         self._pool = pool
         self._driver = driver
@@ -64,7 +64,7 @@ class Intake:
 
     def _try_submit(self, call: InferCall) -> RequestTicket | None:
         """Submit to the version served now; None when it was retired in the middle."""
-        entry = self._registry.get(call.model, call.version)
+        entry = self._catalogue.get(call.model, call.version)
         inputs = self._inputs(call, entry)
         # NOTE: read without the lock: a stale answer costs one step of the scheduler, no more.
         if self._driver.scheduler.prepares_at_once:
@@ -93,7 +93,7 @@ class Intake:
         """Make the task of sized inputs, and its ticket. Under the lock."""
         call, entry, size = inputs.call, inputs.entry, inputs.expected()
         solo_ns = size.estimate.solo_ns
-        target_ns = call.qos_target_ns or int(self._registry.factor_of(entry) * solo_ns)
+        target_ns = call.qos_target_ns or int(self._catalogue.factor_of(entry) * solo_ns)
         timeout_ns = None if call.timeout_ns is None else Nanos(max(1, call.timeout_ns))
         task = Task(
             task_id=TaskId(next(self._task_ids)),

@@ -25,8 +25,9 @@ from serve.ipc.messages import (
     TaskDone,
     TaskError,
 )
-from serve.server.catalogue import Registry
+from serve.server.catalogue import ModelCatalogue
 from serve.server.lane_run import LaneRun
+from serve.server.lanes.lane_models import LaneModels
 from serve.server.lanes.pool import LaneDown, LanePool, LaneUp
 from serve.server.ticket import RequestTicket
 
@@ -52,10 +53,16 @@ class LaneMonitor:
     """Which lanes are ready, what each runs, and the events that follow from what they say."""
 
     def __init__(
-        self, pool: LanePool, registry: Registry, lock: threading.Lock, news: LaneNews
+        self,
+        pool: LanePool,
+        catalogue: ModelCatalogue,
+        models: LaneModels,
+        lock: threading.Lock,
+        news: LaneNews,
     ) -> None:
         self._pool = pool
-        self._registry = registry
+        self._catalogue = catalogue
+        self._models = models
         self._lock = lock
         self._news = news
         self._ready: set[LaneId] = set()
@@ -99,7 +106,7 @@ class LaneMonitor:
 
     def quarantined(self, model: str, reason: str) -> None:
         """Log that the model of that key is not run for a while."""
-        entry = self._registry.by_key(model)
+        entry = self._catalogue.by_key(model)
         _log.error("model %s: %s", model if entry is None else entry.spec.key, reason)
 
     def hear(self, lane_id: LaneId, said: object, carry_out: CarryOut) -> None:
@@ -110,11 +117,11 @@ class LaneMonitor:
                     if (event := self._ended(lane_id, said)) is not None:
                         carry_out(event)
             case ModelLoaded(key):
-                if self._registry.lane_answered(lane_id, key):
+                if self._models.answered(lane_id, key):
                     self._set_ready(lane_id, carry_out)
             case ModelFailed(key, message):
                 _log.error("lane %d: %s: %s", lane_id, key, message)
-                if self._registry.lane_answered(lane_id, key, message):
+                if self._models.answered(lane_id, key, message):
                     self._set_ready(lane_id, carry_out)
             case LaneHolds(held_bytes):
                 with self._lock:
@@ -125,7 +132,7 @@ class LaneMonitor:
             case MemoryTaken(unplanned_bytes):
                 self._news.memory_taken(lane_id, unplanned_bytes)
             case LaneUp():
-                if self._registry.lane_up(lane_id):
+                if self._models.lane_up(lane_id):
                     self._set_ready(lane_id, carry_out)
                 self._news.lane_up(lane_id)
             case LaneDown(lane_ids=lane_ids):
@@ -157,7 +164,7 @@ class LaneMonitor:
     def _lost(self, lane_ids: Sequence[LaneId], carry_out: CarryOut) -> None:
         """A process ended, and with it all its lanes."""
         for lane_id in lane_ids:
-            self._registry.lane_lost(lane_id)
+            self._models.lane_lost(lane_id)
         with self._lock:
             lost = [lane_id for lane_id in lane_ids if lane_id in self._ready]
             self._ready.difference_update(lost)

@@ -99,7 +99,7 @@ def all_at_once(engine, trouble, calls):
 def test_a_model_that_works_in_place_answers_as_at_its_first_try(
     engine, trouble, model, monkeypatch, source, end, merged
 ):
-    entry = engine._registry.get("changeling")
+    entry = engine._catalogue.get("changeling")
     # A union of graphs that change is probed as none; each request's place must bear it all the
     # same. By estimate it takes next to no time, whatever was learned on a busy machine.
     monkeypatch.setattr(entry, "signature", replace(entry.signature, mergeable=merged))
@@ -116,7 +116,7 @@ def test_a_model_that_works_in_place_answers_as_at_its_first_try(
 
 
 def test_members_of_a_union_are_not_harmed_by_one_another(engine, trouble, monkeypatch):
-    entry = engine._registry.get("changeling")
+    entry = engine._catalogue.get("changeling")
     monkeypatch.setattr(entry, "signature", replace(entry.signature, mergeable=True))
     union = ModelEstimator.union
     monkeypatch.setattr(ModelEstimator, "union", lambda *a: replace(union(*a), run_ns=1))

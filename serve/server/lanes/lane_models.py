@@ -1,4 +1,4 @@
-"""What the lanes hold: every model they were told to load, and the files that these read."""
+"""The models on the lanes, and the files they are loaded from."""
 
 import threading
 
@@ -14,36 +14,37 @@ class LaneModels:
     """The models on all lanes of a server. Any thread."""
 
     def __init__(self, pool: LanePool, start_timeout_s: float) -> None:
-        """`start_timeout_s`: how long a lane may take to load one model."""
+        """Hold no model yet; `start_timeout_s` limits the loading of one model on all lanes."""
         self._pool = pool
         self._start_timeout_s = start_timeout_s
         self._answers = threading.Condition()
-        #: Lanes that have not yet answered a LoadModel, by key; and the failures told.
+        #: Lanes that have not yet answered a ``LoadModel``, by its key.
         self._waiting: dict[str, set[LaneId]] = {}
+        #: Failures that lanes reported, by key.
         self._failures: dict[str, str] = {}
-        #: Lanes whose process is up, with what was sent to them so far.
+        #: Lanes whose process is up.
         self._lanes_up: set[LaneId] = set()
-        #: Every model the lanes hold or are about to, by key.
-        self.held: dict[str, LoadModel] = {}
-        #: What they read, by where their weights are.
-        self._own_files: dict[str, SealedCopies] = {}
+        #: Every model that lanes hold or are to hold, by key.
+        self._held: dict[str, LoadModel] = {}
+        #: Files that models are loaded from, by the path of the weights.
+        self._copies: dict[str, SealedCopies] = {}
 
     @property
     def weights_bytes(self) -> int:
-        """Weights and code of all models the lanes hold; their pages are shared between lanes."""
-        held = tuple(self.held.values())
-        # A model on two executors has its weights once.
+        """Weights and code of all models that lanes hold; lanes share the pages."""
+        held = tuple(self._held.values())
+        # Two executors of a model share its weights.
         weights = {message.content: message.spec.weights_bytes for message in held}
         return sum(weights.values()) + sum(message.package_bytes for message in held)
 
     def add(self, message: LoadModel) -> None:
-        """Lanes that come up from now on load this too; those that are up hear of it by `load`."""
-        self.held[message.key] = message
+        """Have lanes that come up from now on load the model; see `load` for those that are up."""
+        self._held[message.key] = message
 
     def drop(self, key: str) -> None:
-        """Have every lane forget the model; nothing of it runs or waits."""
+        """Unload the model from every lane, once none of its requests is left."""
         with self._answers:
-            message = self.held.pop(key, None)
+            message = self._held.pop(key, None)
             self._waiting.pop(key, None)
             lanes = tuple(self._lanes_up)
         for lane_id in lanes:
@@ -51,32 +52,35 @@ class LaneModels:
         if message is not None:
             self.close_files_of(message.spec)
 
-    def own_files(self, spec: ModelSpec) -> ModelSpec:
-        """Copy what the version is served from; the spec that names the copies.
+    def copy_files(self, spec: ModelSpec) -> ModelSpec:
+        """Copy the files that the version is served from; return the spec with their paths.
 
-        They are kept until what reads them is dropped.
+        The copies are kept until the models that read them are dropped, see `close_files_of`.
+        Raises as ``SealedCopies``.
         """
-        own = SealedCopies(spec)
-        self._own_files[own.spec.copied_weights] = own
-        return own.spec
+        copies = SealedCopies(spec)
+        self._copies[copies.spec.copied_weights] = copies
+        return copies.spec
 
     def close_files_of(self, spec: ModelSpec) -> None:
-        """Let go of its copies, unless lanes hold or will be told to load what reads them."""
+        """Close the copies of the version unless a model on the lanes reads them."""
         with self._answers:
-            used = any(one.spec.copied_weights == spec.copied_weights for one in self.held.values())
-        if not used and (own := self._own_files.pop(spec.copied_weights, None)) is not None:
-            own.close()
+            read = [message.spec.copied_weights for message in self._held.values()]
+        if spec.copied_weights in read:
+            return
+        if (copies := self._copies.pop(spec.copied_weights, None)) is not None:
+            copies.close()
 
     def close(self) -> None:
-        """Let go of all files; for when no lane runs any more."""
-        while self._own_files:
-            self._own_files.popitem()[1].close()
+        """Close all copies, once no lane runs any more."""
+        while self._copies:
+            self._copies.popitem()[1].close()
 
-    def up(self, lane_id: LaneId) -> bool:
-        """A lane's process started; send it all models. True when it needs none."""
+    def lane_up(self, lane_id: LaneId) -> bool:
+        """Send all models to a lane whose process started; return True when there are none."""
         with self._answers:
             self._lanes_up.add(lane_id)
-            wanted = tuple(self.held.values())
+            wanted = tuple(self._held.values())
             for message in wanted:
                 self._waiting.setdefault(message.key, set()).add(lane_id)
         for message in wanted:
@@ -84,7 +88,7 @@ class LaneModels:
         return not wanted
 
     def answered(self, lane_id: LaneId, key: str, failure: str = "") -> bool:
-        """A lane loaded a model, or says why not. True when it waits for nothing more."""
+        """Note a lane's answer to a load; return True when the lane has answered for all models."""
         with self._answers:
             waiting = self._waiting.get(key)
             if waiting is not None:
@@ -94,8 +98,8 @@ class LaneModels:
             self._answers.notify_all()
             return not any(lane_id in lanes for lanes in self._waiting.values())
 
-    def lost(self, lane_id: LaneId) -> None:
-        """A lane's process ended; it answers nothing more."""
+    def lane_lost(self, lane_id: LaneId) -> None:
+        """Expect no more answers of a lane whose process ended."""
         with self._answers:
             self._lanes_up.discard(lane_id)
             for waiting in self._waiting.values():
@@ -103,12 +107,16 @@ class LaneModels:
             self._answers.notify_all()
 
     def interrupt(self) -> None:
-        """Have whoever waits for lanes to load a model look at whether the pool is interrupted."""
+        """Wake the thread that waits in `load`, so that it sees an interrupt of the calibrators."""
         with self._answers:
             self._answers.notify_all()
 
     def load(self, message: LoadModel) -> None:
-        """Load on every lane that is up; the others get it when they come up."""
+        """Load the model on every lane that is up, and wait; others load it when they come up.
+
+        Raises ModelError when a lane reports a failure or the server stops, NotReady after the time
+        limit.
+        """
         with self._answers:
             lanes = self._lanes_up.copy()
             self._failures.pop(message.key, None)

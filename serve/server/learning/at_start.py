@@ -6,7 +6,7 @@ from collections.abc import Callable
 from serve.core.slowdown import NO_SLOWDOWN
 from serve.obs.record import RequestRecord
 from serve.server.api import InferCall, Ticket
-from serve.server.catalogue import Registry
+from serve.server.catalogue import ModelCatalogue
 from serve.server.learning.alone import Arrays, LoneRequests
 from serve.server.learning.beside import DeviceRoom, learn_interference
 
@@ -19,7 +19,7 @@ _LONE_FIRST, _LONE_LAST = 2, 3
 
 
 def learn_at_start(
-    registry: Registry,
+    catalogue: ModelCatalogue,
     ask: Callable[[str, Arrays], RequestRecord],
     submit: Callable[[InferCall], Ticket],
     room: DeviceRoom,
@@ -30,20 +30,20 @@ def learn_at_start(
     """Time requests alone and side by side, and calibrate the estimates of all models.
 
     Args:
-        registry: The models; its overhead and interference learn.
+        catalogue: The models; its overhead and interference learn.
         ask: Sends a request through the transport and returns its record.
         submit: Sends a request past the transport.
         room: What fits a device at once.
         largest_bytes: Upper bound of a request's size.
         progress: Is told what is timed now.
     """
-    lone = LoneRequests(registry.entries, ask, largest_bytes)
+    lone = LoneRequests(catalogue.entries, ask, largest_bytes)
     progress("timing lone requests", 1.0)
     lone.send(_LONE_FIRST)
     progress("timing requests side by side", 1.0)
-    learn_interference(registry.entries, submit, room)
-    if (table := registry.interference.table) != NO_SLOWDOWN:
+    learn_interference(catalogue.entries, submit, room)
+    if (table := catalogue.interference.table) != NO_SLOWDOWN:
         _log.info("runs beside 0, 1, … others take %s times as long", table)
     progress("timing lone requests", 1.0)
     lone.send(_LONE_LAST)
-    lone.teach(registry.overhead)
+    lone.teach(catalogue.overhead)

@@ -6,7 +6,7 @@ import threading
 from serve.core.events import SlowdownChanged
 from serve.errors import ServeError
 from serve.obs.record import RequestRecord
-from serve.server.catalogue import Registry
+from serve.server.catalogue import ModelCatalogue
 from serve.server.lane_run import Lesson
 from serve.server.learning.alone import shows_solo_time
 from serve.server.learning.beside import is_news
@@ -18,10 +18,10 @@ class Learner:
     """Lessons of runs that ended, until they are learned. Under the lock unless said otherwise."""
 
     def __init__(
-        self, registry: Registry, lock: threading.Lock, slowdown: tuple[float, ...]
+        self, catalogue: ModelCatalogue, lock: threading.Lock, slowdown: tuple[float, ...]
     ) -> None:
         """`slowdown` by number of co-runners is what the scheduler begins with."""
-        self._registry = registry
+        self._catalogue = catalogue
         self._lock = lock
         self._slowdown = slowdown
         self._lessons: list[Lesson] = []
@@ -44,7 +44,7 @@ class Learner:
             except Exception:
                 # A bug, which no thread that serves must end for.
                 _log.exception("a run that ended cannot be learned from")
-        learned = self._registry.interference.table
+        learned = self._catalogue.interference.table
         if not is_news(learned, self._slowdown):
             return None
         self._slowdown = learned
@@ -55,7 +55,7 @@ class Learner:
         if not shows_solo_time(record):
             return
         try:
-            entry = self._registry.get(record.model, record.version)
+            entry = self._catalogue.get(record.model, record.version)
         except ServeError:
             return  # unloaded meanwhile
         with self._lock:

@@ -12,8 +12,8 @@ def test_lessons_are_learned_once_and_a_bug_in_one_spares_the_others(caplog):
         raise RuntimeError("a bug")
 
     learned = []
-    registry = SimpleNamespace(interference=SimpleNamespace(table=(1.0,)))
-    learner = Learner(registry, threading.Lock(), (1.0,))
+    catalogue = SimpleNamespace(interference=SimpleNamespace(table=(1.0,)))
+    learner = Learner(catalogue, threading.Lock(), (1.0,))
     for lesson in (broken, lambda: learned.append(1)):
         learner.add(lesson)
     assert learner.backlog == 2

@@ -1,0 +1,107 @@
+"""Descriptions of models for clients: the protocol's metadata and the repository index."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from serve.inputs import INPUTS, Size
+from serve.models.repository import BrokenModel, ModelSpec, scan
+from serve.server.api import NODE_IDS, ModelInfo, TensorSpec
+from serve.server.catalogue import ModelCatalogue, ModelEntry
+
+
+class ModelInfos:
+    """Describes the models of a catalogue, and those of its repository that are not served."""
+
+    def __init__(
+        self,
+        catalogue: ModelCatalogue,
+        *,
+        graphs_of: Callable[[ModelEntry], tuple[str, ...]] = lambda entry: (),
+        quarantine_reason: Callable[[str], str] = lambda key: "",
+    ) -> None:
+        """`graphs_of` names the resident graphs that a model can be asked about.
+
+        `quarantine_reason` says why the model of a key is in quarantine; empty if it is not.
+        """
+        self._catalogue = catalogue
+        self._graphs_of = graphs_of
+        self._quarantine_reason = quarantine_reason
+
+    def all(self) -> tuple[ModelInfo, ...]:
+        """Describe all versions in the repository, and those served whose folder is gone."""
+        infos = [self._of_found(found) for found in scan(self._catalogue.root)]
+        there = {(info.name, info.version) for info in infos}
+        infos += [
+            self.of(entry)
+            for entry in self._catalogue.entries
+            if (entry.spec.name, str(entry.spec.version)) not in there
+        ]
+        return tuple(sorted(infos, key=lambda info: (info.name, int(info.version or 0))))
+
+    def of(self, entry: ModelEntry) -> ModelInfo:
+        """Describe a served model."""
+        if entry.cached_info is None:
+            factor = self._catalogue.factor_of(entry)
+            entry.cached_info = _describe(entry, self._graphs_of(entry), factor)
+        if reason := self._quarantine_reason(entry.key):
+            return replace(entry.cached_info, state="UNAVAILABLE", reason=reason)
+        return entry.cached_info
+
+    def forget(self) -> None:
+        """Describe all models anew, as the resident graphs have changed."""
+        for entry in self._catalogue.entries:
+            entry.cached_info = None
+
+    def _of_found(self, found: ModelSpec | BrokenModel) -> ModelInfo:
+        """Describe a version in the repository, or a model that has none."""
+        name, version = found.name, found.version
+        failure, entry = "", None
+        if version is not None:
+            failure = self._catalogue.failure(name, version)
+            entry = self._catalogue.version(name, version)
+        if entry is not None:
+            info = self.of(entry)
+            if failure and info.state == "READY":
+                info = replace(info, reason=f"serves as it was, what is there now fails: {failure}")
+            return info
+        state, reason = self._catalogue.state(name)
+        if isinstance(found, BrokenModel):
+            state, reason = "UNAVAILABLE", found.reason
+        elif failure and state == "UNAVAILABLE":
+            reason = failure
+        return ModelInfo(name, "" if version is None else str(version), state, reason)
+
+
+def _describe(entry: ModelEntry, graphs: tuple[str, ...], qos_factor: float) -> ModelInfo:
+    """Describe a model that serves; `graphs` are the resident graphs it can be asked about."""
+    spec, signature = entry.spec, entry.signature
+    sizes: dict[Size, int] = {"F": signature.num_features, "D": signature.edge_dim or -1}
+    inputs = [
+        TensorSpec(each.name, each.datatype, each.shape_of(sizes), each.optional)
+        for each in map(INPUTS.__getitem__, spec.inputs)
+    ]
+    if graphs:
+        inputs.append(NODE_IDS)
+    output = TensorSpec("output", "FP32", (-1, signature.num_outputs))
+    properties = {
+        "description": spec.description,
+        "factory": spec.factory,
+        "output_rows": signature.rows,
+        "graphs": ", ".join(graphs),
+        "deterministic": str(signature.deterministic).lower(),
+        "replayed_up_to": str(entry.estimator.calibration.replay_most or ""),
+        "executor_reason": entry.executor_reason,
+    }
+    return ModelInfo(
+        name=spec.name,
+        version=str(spec.version),
+        state="READY",
+        reason=entry.estimator.calibration.remarks,
+        inputs=tuple(inputs),
+        outputs=(output,),
+        rows=signature.rows,
+        executor=entry.executor,
+        weights_bytes=spec.weights_bytes,
+        qos_factor=qos_factor,
+        properties={key: value for key, value in properties.items() if value},
+    )

@@ -1,0 +1,249 @@
+"""Rollout of models to the lanes: read, calibrated, loaded on every lane, replaced and unloaded.
+
+A version that does not load leaves the served one as it was, and the reason is told. Loading keeps
+a lane from its tasks only while it reads the weights: the slow part (finding shapes, tracing
+memory, timing) happens once, in a process of its own, and is cached on disk.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from serve.core.types import Bytes
+from serve.errors import ConfigError, NotReady, ServeError, UnknownName
+from serve.estimate.calibration import Calibration
+from serve.estimate.estimator import ModelEstimator
+from serve.ipc.messages import LoadModel, ProbeModel
+from serve.models.cache import CalibrationCache
+from serve.models.model_signature import PACKAGED, Signature
+from serve.models.repository import BrokenModel, ModelSpec, content_hash, scan_model
+from serve.server.catalogue import ModelCatalogue, ModelEntry
+from serve.server.lanes.lane_models import LaneModels
+from serve.server.lanes.pool import LanePool
+
+_log = logging.getLogger(__name__)
+
+#: Wait for a calibrator beyond the compiler's own time limit, so that its error is the one told.
+_PROBE_BEYOND_S = 30.0
+_DRAIN_TIMEOUT_S = 60.0
+
+#: Takes the current step and the share of the work that is done, 0 to 1.
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSettings:
+    """How models are calibrated and loaded."""
+
+    #: An executor's name, or `auto` to have calibration choose.
+    executor: str
+    #: Time for timing one model.
+    calibration_s: float
+    #: Time limit for loading one model on all lanes.
+    start_timeout_s: float
+    #: Memory of a device, the upper bound of the weights of all models.
+    budget_bytes: int
+
+
+class ModelRollout:
+    """Changes what a catalogue serves, one load or unload at a time. Any thread."""
+
+    def __init__(
+        self,
+        catalogue: ModelCatalogue,
+        cache: CalibrationCache,
+        pool: LanePool,
+        settings: RolloutSettings,
+        *,
+        budget_changed: Callable[[Bytes], None],
+        lock: threading.Lock,
+    ) -> None:
+        """`budget_changed` is told `weights_bytes` whenever it changes.
+
+        `lock` is the driver's, which guards the mutable parts of an entry.
+        """
+        self._catalogue = catalogue
+        self._cache = cache
+        self._pool = pool
+        self._settings = settings
+        self._budget_changed = budget_changed
+        self._lock = lock
+        self._load_lock = threading.Lock()
+        self.lane_models = LaneModels(pool, settings.start_timeout_s)
+
+    @property
+    def weights_bytes(self) -> int:
+        """Weights and code of all models that the lanes hold."""
+        return self.lane_models.weights_bytes
+
+    def load(self, name: str, progress: Progress | None = None) -> ModelEntry:
+        """Serve every version of `name` that loads from disk; return the default version.
+
+        A version that is served unchanged stays. A changed one is loaded beside the old one and
+        takes over; the old one is unloaded once its requests are answered, and so are versions that
+        are gone. A version that does not load is logged and described by ``ModelInfos``, and the
+        old one serves on. If the newest on disk does not load, its error is raised after the others
+        were loaded, and versions that are gone stay.
+        """
+        with self._load_lock:
+            try:
+                return self._load(name, progress or (lambda step, fraction: None))
+            except ServeError as error:
+                if isinstance(error, UnknownName) or self._catalogue.serves(name):
+                    self._catalogue.clear_state(name)
+                else:
+                    self._catalogue.set_state(name, "UNAVAILABLE", str(error))
+                if not isinstance(error, UnknownName):  # a name that a client made up
+                    _log.error("loading %s: %s", name, error)
+                raise
+
+    def unload(self, name: str) -> None:
+        """Stop serving `name`; return when its accepted requests are answered."""
+        with self._load_lock:
+            if not self._catalogue.withdraw(name):
+                scan_model(self._catalogue.root, name)  # raises UnknownName
+                return
+            self._catalogue.set_state(name, "UNLOADING")
+            self._catalogue.clear_failures(name)
+            for version in self._catalogue.versions(name):
+                self._retire(self._catalogue.remove(name, version))
+            self._catalogue.set_state(name, "UNAVAILABLE", "unloaded")
+
+    def close(self) -> None:
+        """Close all files, once no lane runs any more."""
+        self.lane_models.close()
+
+    def _load(self, name: str, progress: Progress) -> ModelEntry:
+        catalogue = self._catalogue
+        found = scan_model(catalogue.root, name)
+        # The newest first: if the device has no room for all versions, it has room for that one.
+        on_disk = {one.version: one for one in reversed(found) if one.version is not None}
+        if not on_disk:
+            raise ConfigError(found[-1].reason if isinstance(found[-1], BrokenModel) else "")
+        newest = next(iter(on_disk))
+        catalogue.set_state(name, "LOADING")
+        catalogue.clear_failures(name)
+        failures: dict[int, ServeError] = {}
+        for version, one in on_disk.items():
+            try:
+                if isinstance(one, BrokenModel):
+                    raise ConfigError(one.reason)
+                self._load_version(one, progress)
+            except ServeError as error:
+                if version != newest:  # the error of the newest is raised below
+                    _log.error("loading %s: version %d: %s", name, version, error)
+                failures[version] = error
+                catalogue.set_failure(name, version, str(error))
+        served = catalogue.versions(name)
+        if not served:
+            raise failures[newest]
+        default = catalogue.set_default(name, max(served) if newest in failures else newest)
+        catalogue.clear_state(name)
+        if (failure := failures.get(newest)) is not None:
+            raise type(failure)(
+                f"version {newest} of model '{name}' does not load, version "
+                f"{default.spec.version} serves: {failure}"
+            ) from failure
+        for version in served - on_disk.keys():
+            self._retire(catalogue.remove(name, version))
+        return default
+
+    def _load_version(self, spec: ModelSpec, progress: Progress) -> None:
+        """Serve the version as it is on disk, unless it is served so already."""
+        old = self._catalogue.version(spec.name, spec.version)
+        if old is not None and old.digest == content_hash(spec):
+            return
+        needed_bytes = self.weights_bytes + spec.weights_bytes
+        if needed_bytes > self._settings.budget_bytes:
+            raise NotReady(
+                f"model {spec.key}: weights of all models would take {needed_bytes} bytes, "
+                f"the device has {self._settings.budget_bytes} (device.memory_budget)"
+            )
+        copied = self.lane_models.copy_files(spec)
+        try:
+            digest = content_hash(copied)
+            signature, calibration = self._calibrated(copied, digest, progress)
+            entry = self._load_on_lanes(copied, digest, signature, calibration)
+        except BaseException:
+            self.lane_models.close_files_of(copied)
+            raise
+        self._catalogue.serve(entry, old)
+        if old is not None:
+            self._retire(old)
+        _log.info("model %s: serving version %d", spec.name, spec.version)
+        if warning := calibration.warning:
+            _log.warning("model %s: %s", spec.key, warning)
+
+    def _calibrated(
+        self, spec: ModelSpec, digest: str, progress: Progress
+    ) -> tuple[Signature, Calibration]:
+        """Return signature and calibration, from the cache or by calibrating now."""
+        cached = self._cache.get(digest)
+        if cached is not None:
+            return cached
+        _log.info("model %s: calibrating, once for these weights on this machine", spec.key)
+        settings = self._settings
+        message = ProbeModel(
+            spec,
+            settings.calibration_s,
+            settings.budget_bytes // 2,
+            settings.executor,
+            self._cache.package(digest),
+            settings.start_timeout_s,
+        )
+        try:
+            with self._pool.calibrator() as calibrator:
+                timeout_s = settings.start_timeout_s + _PROBE_BEYOND_S
+                found = calibrator.probe(message, timeout_s, progress)
+        except (OSError, EOFError) as error:
+            raise NotReady(f"model {spec.key}: no process to calibrate it: {error}") from error
+        self._cache.put(digest, *found)
+        return found
+
+    def _load_on_lanes(
+        self, spec: ModelSpec, digest: str, signature: Signature, calibration: Calibration
+    ) -> ModelEntry:
+        """Load the model on all lanes with the executor that calibration chose."""
+        executor = calibration.executor
+        content = f"{spec.key}@{digest[:12]}"
+        message = LoadModel(
+            f"{content} {executor}", spec, signature, executor, content=content,
+            replay_most=calibration.replay_most,
+        )  # fmt: skip
+        if executor in PACKAGED:
+            message = msgspec.structs.replace(
+                message,
+                package=self._cache.package(digest),
+                package_bytes=self._cache.package_bytes(digest),
+            )
+        key = message.key
+        self.lane_models.add(message)
+        self._budget_changed(Bytes(self.weights_bytes))
+        try:
+            self.lane_models.load(message)
+        except ServeError:
+            self._forget(key)
+            raise
+        catalogue = self._catalogue
+        estimator = ModelEstimator(calibration, catalogue.overhead, catalogue.interference)
+        reason = calibration.executor_reason
+        return ModelEntry(spec, digest, key, signature, estimator, executor, reason)
+
+    def _retire(self, entry: ModelEntry) -> None:
+        """Wait until no request of the model is left, then drop it from the lanes."""
+        with self._lock:
+            entry.retired = True
+            if entry.inflight == 0:
+                entry.idle.set()
+        if not entry.idle.wait(_DRAIN_TIMEOUT_S):
+            _log.warning("model %s: still has requests; its memory is kept", entry.key)
+            return
+        self._forget(entry.key)
+
+    def _forget(self, key: str) -> None:
+        self._catalogue.forget(key)
+        self.lane_models.drop(key)
+        self._budget_changed(Bytes(self.weights_bytes))
