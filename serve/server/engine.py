@@ -251,7 +251,7 @@ class Engine:
         """Return the state now, for metrics; the report's lost rows are the caller's."""
         parts = self._parts
         return take_snapshot(
-            parts.driver, parts.pool, parts.registry, parts.graphs, parts.lock, rows_dropped
+            parts.driver, parts.pool, parts.catalogue, parts.graphs, parts.lock, rows_dropped
         )
 
     def _send(self, model: str, tensors: Arrays, own_id: str) -> None:

@@ -47,8 +47,8 @@ _START_WAIT_S = 120.0
 #: To start the fork server, which imports torch, and a process from it; more and it is stuck.
 _FORK_WAIT_S = 300.0
 
-#: glibc keeps freed tensor memory instead of handing pages back after every layer and faulting
-#: them in again (bench/models/allocators.py). Between runs lanes give back what is too much.
+#: glibc keeps freed tensor memory instead of returning pages after every layer and faulting them in
+#: again (bench/models/allocators.py). Between runs lanes return what exceeds their limit.
 LANE_ENVIRONMENT = {
     "MALLOC_MMAP_MAX_": "0",
     # Only for large runs, for which lanes allow it.
