@@ -88,15 +88,16 @@ def resident_bytes(run: Callable[[], object]) -> int | None:
         for _ in range(2):
             libc.malloc_trim(0)
             Path("/proc/self/clear_refs").write_text("5")
-            before = _status_bytes("VmRSS")
+            before = status_bytes("VmRSS")
             run()
-            tries.append(_status_bytes("VmHWM") - before)
+            tries.append(status_bytes("VmHWM") - before)
     except OSError:
         return None
     return max(0, min(tries))
 
 
-def _status_bytes(field: str) -> int:
+def status_bytes(field: str) -> int:
+    """Return a field of /proc/self/status; raises OSError where it is missing."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024

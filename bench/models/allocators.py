@@ -1,14 +1,13 @@
-"""What keeping freed memory is worth to a lane, and by which means.
+"""Measure what it is worth to a lane to keep freed memory, and by which setting of glibc.
 
-    python -m bench.models.allocators [--runs N]
+    python -m bench.models.allocators [--quick] [--passes 3] [--rounds 3]
 
 One process for each way to set up glibc's allocator, all on one core and one thread; they take
-turns on graphs of the same sizes, and processor time is taken, which other work on the machine
-hardly changes. Faults are pages that a
-forward pass had to ask the kernel for; pages over live is how far resident memory rose, against the
-peak of live tensors and large blocks. All but `stock` run with the memory meter preloaded, as lanes
-do. `32 MiB` lets blocks up to that size (glibc's largest) come from the heap, `no mmap` blocks of
-any size; both keep 256 MiB of what was freed. Writes bench/results/allocators.json.
+turns on graphs of the same sizes, in processor time. `faults` are pages that a forward pass asked
+the kernel for; `pages_over_live` is the rise of resident memory ÷ the peak of live tensors and
+large blocks. All but `stock` run with the memory meter preloaded, as lanes do. `32 MiB` lets blocks
+up to that size (glibc's largest) come from the heap, `no mmap` blocks of any size; both keep
+256 MiB of what was freed.
 """
 
 import argparse
@@ -16,24 +15,23 @@ import ctypes
 import json
 import os
 import resource
-import statistics
 import subprocess
 import sys
 import time
+from functools import partial
+from itertools import product
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from bench.kit.result import RESULTS, ROOT, write_result
+from bench.kit.measure import in_turns
+from bench.kit.resident import status_bytes
+from bench.kit.result import ROOT
+from bench.kit.script import Script, Table
 from serve import native
 
-RESULT = RESULTS / "allocators.json"
-MODELS = ("gcn", "sage")
-NODES = (1_000, 8_000, 20_000)
 EDGES_PER_NODE = 10
-FEATURES, HIDDEN, CLASSES, LAYERS = 32, 128, 8, 3
+SIZES = {"in_channels": 32, "hidden_channels": 128, "out_channels": 8, "num_layers": 3}
 KEEP = {"MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
 WAYS: dict[str, dict[str, str]] = {
     "stock": {},
@@ -42,147 +40,101 @@ WAYS: dict[str, dict[str, str]] = {
     "no mmap": KEEP | {"MALLOC_MMAP_MAX_": "0"},
     "huge pages": KEEP | {"MALLOC_MMAP_MAX_": "0", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},
 }
+SCRIPT = Script(
+    "allocators",
+    full={
+        "passes": 3, "rounds": 3, "models": ("gcn", "sage"), "nodes": (1_000, 8_000, 20_000),
+        "child": False,
+    },
+    quick={"passes": 1, "rounds": 1, "models": ("gcn",), "nodes": (1_000,)},
+    tables=[
+        Table("A forward pass", "rows", {
+            "model": "{model}", "nodes": "{nodes:,}", "way": "{way}",
+            "processor time, ms": "{run_ms:.2f}", "page faults": "{faults:.0f}",
+            "pages ÷ live": "{pages_over_live:.2f}",
+        })
+    ],
+)  # fmt: skip
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.child:
-        child(arguments.runs)
-        return
-    found = measure(arguments.runs)
-    document = {"rows": found}
-    write_result(RESULT, document)
-    show(found)
-
-
-def measure(runs: int) -> list[dict[str, Any]]:
-    """One row a model, size and way."""
+def start(way: str) -> "subprocess.Popen[str]":
+    """Return a process with the allocator set up that way."""
     core = max(os.sched_getaffinity(0))
-    command = [
-        "taskset",
-        "-c",
-        str(core),
-        sys.executable,
-        "-m",
-        "bench.models.allocators",
-        "--child",
-    ]
-    children = {
-        name: subprocess.Popen(
-            [*command, "--runs", str(runs)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env=_environment(name),
-        )
-        for name in WAYS
-    }
-    rows: list[dict[str, Any]] = []
-    for model in MODELS:
-        for nodes in NODES:
-            taken: dict[str, list[dict[str, float]]] = {name: [] for name in WAYS}
-            for turn in range(4):
-                for name, process in children.items():
-                    assert process.stdin is not None
-                    assert process.stdout is not None
-                    process.stdin.write(f"{model} {nodes}\n")
-                    process.stdin.flush()
-                    answer = json.loads(process.stdout.readline())
-                    if turn:  # the first warms up
-                        taken[name].append(answer)
-            rows += [
-                {"model": model, "nodes": nodes, "way": name}
-                | {key: statistics.median(one[key] for one in found) for key in found[0]}
-                for name, found in taken.items()
-            ]
-    for process in children.values():
-        process.communicate()
-    return rows
-
-
-def _environment(name: str) -> dict[str, str]:
     library = native.meter_library_path()
-    preload = {} if name == "stock" or library is None else {"LD_PRELOAD": str(library)}
-    return {**os.environ, "OMP_NUM_THREADS": "1", **WAYS[name], **preload}
+    preload = {} if way == "stock" or library is None else {"LD_PRELOAD": str(library)}
+    return subprocess.Popen(
+        ["taskset", "-c", str(core), sys.executable, "-m", "bench.models.allocators", "--child"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **WAYS[way], **preload},
+    )
 
 
-def child(runs: int) -> None:
-    """Answer each `model nodes` with the median of `runs` passes."""
+def ask(process: "subprocess.Popen[str]", *question: object) -> dict[str, float]:
+    """Return the process's answer."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    print(*question, file=process.stdin, flush=True)
+    answer: dict[str, float] = json.loads(process.stdout.readline())
+    return answer
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Return a row for each model, size and way."""
+    processes = {way: start(way) for way in WAYS}
+    rows = []
+    for model, nodes in product(options.models, options.nodes):
+        asked = {
+            way: partial(ask, process, model, nodes, options.passes)
+            for way, process in processes.items()
+        }
+        for way, found in in_turns(asked, options.rounds).items():
+            figures = {key: median(one[key] for one in found) for key in found[0]}
+            rows.append({"model": model, "nodes": nodes, "way": way, **figures})
+    for process in processes.values():
+        process.communicate()
+    return {"rows": rows}
+
+
+def child() -> None:
+    """Answer each line `model nodes passes` with the medians of the passes."""
     import torch
 
     from serve.models import zoo
 
-    torch.manual_seed(0)
     torch.set_num_threads(1)
-    modules = {
-        name: getattr(zoo, name)(
-            in_channels=FEATURES,
-            hidden_channels=HIDDEN,
-            out_channels=CLASSES,
-            num_layers=LAYERS,
-        ).eval()
-        for name in MODELS
-    }
     meter = native.Meter.attach()
+    modules: dict[str, Any] = {}
     for line in sys.stdin:
-        model, nodes = line.split()[0], int(line.split()[1])
-        x = torch.randn(nodes, FEATURES)
+        name, nodes, passes = line.split()[0], *map(int, line.split()[1:])
+        module = modules.setdefault(name, getattr(zoo, name)(**SIZES).eval())
+        x = torch.randn(nodes, SIZES["in_channels"])
         edges = torch.randint(nodes, (2, EDGES_PER_NODE * nodes))
-        passes, faults = [], []
         ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")
-        before = _status_bytes("VmRSS")
+        before = status_bytes("VmRSS")
         if meter is not None:
             meter.insert(1 << 40)
-        for _ in range(runs):
-            start_faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-            started = time.thread_time_ns()
+        taken_ms, faults = [], []
+        for _ in range(passes):
+            begun = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            started_ns = time.thread_time_ns()
             with torch.inference_mode():
-                modules[model](x, edges)
-            passes.append((time.thread_time_ns() - started) / 1e6)
-            faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - start_faults)
-        answer = {
-            "run_ms": statistics.median(passes),
-            "faults": statistics.median(faults),
-        }
+                module(x, edges)
+            taken_ms.append((time.thread_time_ns() - started_ns) / 1e6)
+            faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - begun)
+        answer = {"run_ms": median(taken_ms), "faults": median(faults)}
         if meter is not None:
-            grown = _status_bytes("VmHWM") - before
+            grown = status_bytes("VmHWM") - before
             answer["pages_over_live"] = grown / meter.held_peak_bytes()
             meter.clear()
         print(json.dumps(answer), flush=True)
 
 
-def _status_bytes(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024
-    raise OSError(f"/proc/self/status has no {field}")
-
-
-def show(rows: list[dict[str, Any]]) -> None:
-    """Milliseconds, and faults a pass."""
-    table = Table(
-        title=f"Median ms of processor time a pass (page faults; pages ÷ live), {LAYERS} × {HIDDEN}"
-    )
-    table.add_column("model")
-    table.add_column("nodes", justify="right")
-    for name in WAYS:
-        table.add_column(name, justify="right")
-    cells = {(row["model"], row["nodes"], row["way"]): row for row in rows}
-    for model in MODELS:
-        for nodes in NODES:
-            found = [cells[model, nodes, name] for name in WAYS]
-            texts = [
-                f"{row['run_ms']:.2f} ({row['faults']:.0f}; {row.get('pages_over_live', 0):.2f})"
-                for row in found
-            ]
-            table.add_row(model, f"{nodes:,}", *texts)
-    Console().print(table)
-
-
 if __name__ == "__main__":
-    main()
+    if SCRIPT.parse(__doc__).child:
+        child()
+    else:
+        SCRIPT.main(measure, __doc__)
