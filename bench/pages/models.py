@@ -38,10 +38,9 @@ def executors() -> str:
                 middle, low, high = (row[kind][n] for n in ("ratio", "ratio_low", "ratio_high"))
                 rows[-1] += [_ms(row[kind]["ms"]), f"{middle:.1f} ({low:.1f}, {high:.1f})"]
             peaks = (row[kind]["peak_bytes"] / stock["peak_bytes"] for kind in KINDS)
-            over = (row[kind]["over_roofline"] for kind in KINDS)
-            rows[-1] += [", ".join(f"{p:.2f}" for p in peaks), ", ".join(f"{o:.1f}" for o in over)]
+            rows[-1].append(", ".join(f"{peak:.2f}" for peak in peaks))
     head = ["model", "nodes", "stock, ms", "`csr`, ms", "stock ÷ `csr`", "`csr_compiled`, ms"]
-    return markdown([*head, "stock ÷ it", "peak memory ÷ stock's", "time ÷ roofline"], rows)
+    return markdown([*head, "stock ÷ it", "peak memory ÷ stock's"], rows)
 
 
 def _ms(value: float) -> str:
