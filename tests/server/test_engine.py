@@ -112,7 +112,7 @@ def engine(started, records):
 def test_only_a_request_alone_on_an_idle_server_teaches_a_solo_time(
     engine, trouble, records, monkeypatch
 ):
-    """Not one right after another, nor one that another joins."""
+    """A request right after another is not alone, nor is one that another joins."""
 
     def submitted(graph):
         threading.Event().wait(2 * IDLE_NS / 1e9)
@@ -124,7 +124,7 @@ def test_only_a_request_alone_on_an_idle_server_teaches_a_solo_time(
         joined = submitted(graph)
         for ticket in (joined, engine.submit(call(trouble.graph(num_nodes=12)))):
             threads.submit(ticket.result)
-    # However long it takes to send the next one: it comes right after.
+    # The next one comes right after, even on a slow machine.
     monkeypatch.setattr("serve.server.accepted.IDLE_NS", int(PATIENCE_S * 1e9))
     engine.submit(call(trouble.graph(num_nodes=12))).result()
     assert [record.alone for record in records] == [True, False, False, False]
@@ -151,7 +151,7 @@ def test_an_answer_and_its_record(engine, trouble, records):
 
 def test_an_answer_late_by_its_run_alone_is_blamed_on_the_estimate(engine, trouble):
     def late_by_its_run(run_s):
-        """Its record, unless the machine kept it from its lane for longer than it ran."""
+        """Return its record; None when it waited for its lane for longer than it ran."""
         record = engine.submit(call(trouble.graph(SLEEP + run_s))).result().record
         beyond_ns = record.run_ns - record.run_estimate_ns
         return record if beyond_ns > record.latency_ns / 2 else None
@@ -210,7 +210,7 @@ def test_a_lone_request_is_staged_before_it_arrives_and_launched_in_that_step(
 
 
 def test_lanes_are_told_before_threads(engine, trouble, monkeypatch):
-    """Whoever is answered takes the core, while the lane waits for its next task."""
+    """A thread that is answered takes the core, while the lane waits for its next task."""
     told = []
     pool, answer = engine.driver._pool, RequestTicket.command_answer
     launch = pool.launch
@@ -222,7 +222,7 @@ def test_lanes_are_told_before_threads(engine, trouble, monkeypatch):
     assert told == ["lane", "lane", "thread", "thread"]
 
 
-def test_a_run_that_cannot_be_learned_from_ends_nothing(engine, trouble, monkeypatch):
+def test_a_failed_lesson_does_not_fail_requests(engine, trouble, monkeypatch):
     def fail(*seen):
         raise RuntimeError("nothing to be learned here")
 
@@ -261,7 +261,7 @@ def test_refusals_before_a_ticket(engine, trouble, records):
     assert records == []
 
 
-def test_refusals_by_the_ticket(engine, trouble, records):
+def test_refusals_through_the_ticket(engine, trouble, records):
     wrong = random_graph(5, 0)
     wrong.x[2, 1] = np.nan
     for request, kind, words in (
@@ -276,7 +276,7 @@ def test_refusals_by_the_ticket(engine, trouble, records):
     assert reasons == ["invalid_input", "too_big", "model_error", "deadline"]
 
 
-def test_a_full_queue_refuses_and_says_when_to_come_back(engine, trouble, records):
+def test_a_full_queue_refuses_with_the_time_to_retry(engine, trouble, records):
     with ThreadPoolExecutor(4) as threads:
         with trouble.holding() as graph:
             tickets = [engine.submit(call(graph)) for _ in range(4)]
@@ -289,7 +289,7 @@ def test_a_full_queue_refuses_and_says_when_to_come_back(engine, trouble, record
     assert [record.reason for record in records] == ["queue_full", "", "", "", ""]
 
 
-def test_cancelling_in_every_stage(engine, trouble, records):
+def test_a_request_is_cancelled_in_every_stage(engine, trouble, records):
     """Before anybody waits for the answer, in the queue, while it runs, and too late."""
     with ThreadPoolExecutor(2) as threads:
         with trouble.holding() as graph:
@@ -311,8 +311,8 @@ def test_cancelling_in_every_stage(engine, trouble, records):
     assert [record.status for record in records] == ["CANCELLED", "CANCELLED", "OK"]
 
 
-def test_its_journal_brings_the_same_commands_from_a_fresh_scheduler(engine, trouble, journal):
-    """Everything this module's engine went through, failures and cancellations included."""
+def test_a_fresh_scheduler_gives_the_journals_commands_again(engine, trouble, journal):
+    """Replay all that this module's engine went through, failures and cancellations included."""
     for nodes in (3, 20, 300):
         engine.submit(call(trouble.graph(num_nodes=nodes))).result()
 
@@ -328,12 +328,12 @@ def test_its_journal_brings_the_same_commands_from_a_fresh_scheduler(engine, tro
 
 
 def _answers(journal):
-    """Requests answered according to the scheduler."""
+    """Count the requests that the scheduler answered."""
     return sum(name == "AnswerTask" for step in journal.steps for name, _ in commands_of(step))
 
 
 def behind_a_held_one(engine, trouble, *graphs):
-    """What comes of the graphs, all prepared before the lane is free."""
+    """Return the answers to the graphs, all prepared before the lane is free."""
     with ThreadPoolExecutor(4) as threads:
         with trouble.holding() as held:
             first = threads.submit(engine.submit(call(held)).result)
@@ -355,7 +355,7 @@ def behind_a_held_one(engine, trouble, *graphs):
 
 @pytest.fixture
 def unions_pay(monkeypatch):
-    """Unions take next to no time by estimate, whatever was learned on a busy machine."""
+    """Estimate next to no time for unions, whatever was learned on a busy machine."""
     predicted = ModelEstimator.union
     monkeypatch.setattr(
         ModelEstimator, "union", lambda self, sizes: replace(predicted(self, sizes), run_ns=1)
@@ -376,7 +376,7 @@ def test_waiting_requests_of_a_model_run_as_one(engine, trouble, records, unions
     assert 0 < shares[0] <= shares[2] <= shares[1]
 
 
-def test_one_that_fails_in_a_union_fails_alone(engine, trouble, records, unions_pay):
+def test_a_request_that_fails_in_a_union_fails_alone(engine, trouble, records, unions_pay):
     bad, *good = (trouble.graph(RAISE), trouble.graph(num_nodes=6), trouble.graph(num_nodes=7))
     answers = behind_a_held_one(engine, trouble, bad, *good)
     with pytest.raises(ModelError, match="asked to fail at 3 nodes"):
@@ -387,7 +387,7 @@ def test_one_that_fails_in_a_union_fails_alone(engine, trouble, records, unions_
         assert (result.record.merged, result.record.attempt) == (1, 2)
 
 
-def test_draining_answers_what_was_accepted_and_stopping_leaves_nothing(tmp_path, trouble):
+def test_draining_answers_accepted_requests_and_stopping_leaves_nothing(tmp_path, trouble):
     start(trouble, tmp_path, []).stop()  # the fork server is this process's, and stays
     before = held_by_this_process()
     records = []
@@ -411,7 +411,7 @@ def test_draining_answers_what_was_accepted_and_stopping_leaves_nothing(tmp_path
     assert sorted(record.status for record in records) == ["OK", "OK", "OK", "UNAVAILABLE"]
 
 
-def test_stopping_cancels_what_still_waits(tmp_path, trouble):
+def test_stopping_cancels_waiting_requests(tmp_path, trouble):
     engine = start(trouble, tmp_path, [])
     ended = []
 

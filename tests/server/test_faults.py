@@ -1,4 +1,4 @@
-"""What a lane says that cannot be true costs that lane; without its driver a server ends."""
+"""Faulty lanes are replaced; a server without its driver's thread ends."""
 
 import os
 import signal
@@ -73,7 +73,7 @@ def failed(reason):
     ],
     ids=range(12),
 )
-def test_a_lane_that_says_what_cannot_be_is_lost_and_its_request_runs_again(
+def test_a_lane_with_an_impossible_answer_is_lost_and_its_request_runs_again(
     engine, trouble, monkeypatch, lie
 ):
     # Restarted at once, however many lanes were lost before.
@@ -115,14 +115,14 @@ def test_a_lane_that_somebody_stopped_is_replaced(engine, trouble):
     assert engine.pool.restarts == before + 1
 
 
-def test_a_run_that_sleeps_on_and_on_is_made_again(engine, trouble):
+def test_a_run_that_sleeps_for_ever_is_repeated(engine, trouble):
     graph = trouble.graph(DOZE_ONCE)
     result = engine.submit(call(graph, timeout_ns=SOON_NS)).result()
     assert result.record.attempt == 2
     np.testing.assert_allclose(result.output, trouble.expected(graph), rtol=1e-5, atol=1e-6)
 
 
-def test_a_run_may_take_only_so_long_and_costs_no_lane(engine, trouble, monkeypatch):
+def test_a_run_beyond_its_time_limit_ends_without_its_lane(engine, trouble, monkeypatch):
     watch = engine.driver.scheduler._watch
     monkeypatch.setattr(watch, "_limit_ns", 2_000_000_000)
     before = engine.pool.pids()
@@ -142,7 +142,7 @@ def test_a_server_whose_lanes_are_all_held_by_overlong_runs_is_not_ready(engine,
     assert engine.ready
 
 
-def test_what_a_process_does_is_seen_from_outside():
+def test_the_state_of_a_process_is_seen_from_outside():
     code = "import sys, time\nwhile sys.argv[1] == 'busy': pass\ntime.sleep(600)"
     for how, state in (("busy", LaneState.BUSY), ("idle", LaneState.ASLEEP)):
         with subprocess.Popen([sys.executable, "-c", code, how]) as process:

@@ -73,7 +73,7 @@ def test_names_are_used_once_and_forgotten(regions, memory):
     assert regions.registered() == ()
 
 
-def test_what_is_forgotten_is_closed(memory):
+def test_forgotten_regions_are_closed(memory):
     before = held_by_this_process()
     regions = Regions()
     regions.register("r", memory.name, 0, 8)
@@ -93,7 +93,7 @@ def test_a_key_names_an_object_and_nothing_else(key):
         Regions().register("r", key, 0, 1)
 
 
-def test_what_is_no_memory_object_is_refused(tmp_path, monkeypatch):
+def test_other_files_than_memory_objects_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_FOLDER", tmp_path)
     (tmp_path / "secret").write_bytes(bytes(8))
     (tmp_path / "link").symlink_to("secret")
@@ -121,7 +121,7 @@ def test_the_number_of_regions_is_bounded(memory, monkeypatch):
         regions.register("x" * 256, memory.name, 0, 8)
 
 
-def test_an_object_that_is_shortened_or_unlinked_meanwhile():
+def test_an_object_may_be_shortened_or_unlinked_meanwhile():
     name = f"gnnserve-test-{uuid.uuid4().hex}"
     path = module._FOLDER / name
     path.write_bytes(bytes(PIECE_BYTES + 64))
@@ -137,7 +137,7 @@ def test_an_object_that_is_shortened_or_unlinked_meanwhile():
     assert len(read(regions.part("r", 0, 100))) == 100
 
 
-def test_a_server_may_not_offer_it():
+def test_a_server_without_shared_memory_refuses_every_use():
     regions = Regions(offered=False)
     for call in (
         lambda: regions.register("r", "k", 0, 1),

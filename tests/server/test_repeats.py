@@ -80,7 +80,7 @@ PATIENT = {"qos_target_ns": int(PATIENCE_S * 1e9)}
 
 
 def all_at_once(engine, trouble, calls):
-    """What comes of the calls, all prepared before the lane is free."""
+    """Return the answers to the calls, all prepared before the lane is free."""
     with ThreadPoolExecutor(4) as threads:
         with trouble.holding() as held:
             first = threads.submit(engine.submit(call(held)).result)
@@ -96,7 +96,7 @@ def all_at_once(engine, trouble, calls):
 
 @pytest.mark.parametrize("source", [by_tensors, by_ids])
 @pytest.mark.parametrize(("end", "merged"), ENDS)
-def test_a_model_that_works_in_place_answers_as_at_its_first_try(
+def test_a_model_that_works_in_place_answers_alike_at_every_try(
     engine, trouble, model, monkeypatch, source, end, merged
 ):
     entry = engine._catalogue.get("changeling")

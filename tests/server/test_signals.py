@@ -1,4 +1,4 @@
-"""What a server does at a signal, in a process without a server."""
+"""Signals of a server, in a process without one."""
 
 import signal
 import subprocess
@@ -84,7 +84,7 @@ def test_the_main_thread_is_told_to_stop(child, number):
     assert "ended in order" in said
 
 
-def test_a_bug_in_what_it_calls_does_not_make_it_deaf(child):
+def test_a_bug_in_a_callback_does_not_stop_the_signals(child):
     found = child(0.3, "after", "a bug")
     found.send(signal.SIGTERM)
     code, said = found.ends()
@@ -93,7 +93,7 @@ def test_a_bug_in_what_it_calls_does_not_make_it_deaf(child):
     assert said.endswith("last\n")
 
 
-def test_others_are_ignored_and_logged(child):
+def test_other_signals_are_ignored_and_logged(child):
     found = child(600, "never")
     for number in IGNORED:
         found.send(number)
@@ -103,7 +103,7 @@ def test_others_are_ignored_and_logged(child):
 
 
 @pytest.mark.parametrize("hangs", ["before", "after"])
-def test_a_second_signal_ends_at_once(child, hangs):
+def test_a_second_signal_ends_the_process_at_once(child, hangs):
     found = child(600, hangs)
     found.send(signal.SIGTERM)
     found.hears("first")
@@ -113,7 +113,7 @@ def test_a_second_signal_ends_at_once(child, hangs):
 
 
 @pytest.mark.parametrize("hangs", ["before", "after"])
-def test_what_takes_too_long_is_ended_by_force_and_told(child, hangs):
+def test_a_stop_that_takes_too_long_is_forced_and_logged(child, hangs):
     found = child(0.3, hangs)
     found.send(signal.SIGTERM)
     found.hears("first")
@@ -123,13 +123,13 @@ def test_what_takes_too_long_is_ended_by_force_and_told(child, hangs):
     assert "not stopped within 0.3 s, ending by force; left: 3 requests" in said
 
 
-def test_also_when_it_stops_by_itself(child):
+def test_a_stop_without_a_signal_is_forced_too(child):
     code, said = child(0.3, "after", "by itself").ends()
     assert code == 1
     assert "left: 3 requests" in said
 
 
-def test_and_when_the_last_words_hang(child):
+def test_a_stop_is_forced_although_the_log_hangs(child):
     found = child(0.3, "after", "endless words")
     found.send(signal.SIGTERM)
     code, said = found.ends()

@@ -54,7 +54,7 @@ def staged(
 @pytest.mark.parametrize(
     ("index_dtype", "narrow"), [(np.int64, False), (np.int32, False), (np.int32, True)]
 )
-def test_what_is_staged_is_what_was_sent(pool, index_dtype, narrow):
+def test_staged_tensors_equal_those_sent(pool, index_dtype, narrow):
     edges = np.random.default_rng(1).integers(0, NODES, (2, EDGES)).astype(index_dtype)
     request = call(edge_index=edges)
     result = staged(pool, request, narrow_edges=narrow)
@@ -99,14 +99,14 @@ def shared(monkeypatch):
     memory.unlink()
 
 
-def test_shared_memory_is_staged_as_a_message_is(pool, shared):
+def test_shared_memory_is_staged_like_a_message(pool, shared):
     arrays, tensors, _ = shared
     for ref in staged(pool, InferCall("m", "", tensors, arrived_ns=0)).inputs:
         found = pool.array(ref.offset_bytes, ref.dtype, ref.shape)
         np.testing.assert_array_equal(found, arrays[ref.name])
 
 
-def test_what_is_wrong_in_shared_memory_is_found_in_any_piece(pool, shared):
+def test_errors_in_shared_memory_are_found_in_any_piece(pool, shared):
     arrays, tensors, memory = shared
     request = InferCall("m", "", tensors, arrived_ns=0)
     edges = arrays["edge_index"].shape[1]
@@ -154,7 +154,7 @@ def test_bad_content_is_named(pool, changed, words):
         assert word in str(caught.value)
 
 
-def test_features_that_are_no_numbers_pass_when_allowed(pool):
+def test_non_finite_features_pass_when_allowed(pool):
     odd = np.full((NODES, WIDTH), np.nan, np.float32)
     result = staged(pool, call(x=odd), check_finite=False)
     assert np.isnan(pool.array(result.inputs[0].offset_bytes, "float32", odd.shape)).all()

@@ -9,7 +9,7 @@ from serve.server.engine import Engine
 from tests.server.test_engine import CONFIG
 
 
-def test_lanes_that_do_not_start_in_time_are_told_with_the_limit(trouble, tmp_path):
+def test_an_error_counts_the_lanes_that_started_in_time(trouble, tmp_path):
     path = tmp_path / "server.toml"
     path.write_text(CONFIG.format(repository=trouble.root).replace("600.0", "1e-6"))
     config = load_config(path)

@@ -1,4 +1,4 @@
-"""What a server learns from the requests it sends itself at start."""
+"""Requests that a server sends itself at start, and what it learns from them."""
 
 import logging
 from types import SimpleNamespace
@@ -81,7 +81,7 @@ class World:
         lone.teach(self.overhead)
 
 
-def test_what_is_promised_then_is_what_a_lone_request_takes(world):
+def test_promised_times_equal_those_of_lone_requests(world):
     world.learn()
     assert world.overhead.base_ns == pytest.approx(BASE_NS, rel=0.02)
     assert world.overhead.ns_per_kib == pytest.approx(NS_PER_KIB, rel=0.02)
@@ -106,7 +106,7 @@ def test_no_request_is_larger_than_the_server_takes(world):
     assert (limit_bytes * 0.99) < (128 + 160) * most <= limit_bytes
 
 
-def test_what_cannot_be_answered_is_told_and_left_out(world, caplog):
+def test_a_request_without_answer_is_logged_and_left_out(world, caplog):
     world.refused = ("slow", 8192)
     with caplog.at_level(logging.WARNING):
         world.learn()

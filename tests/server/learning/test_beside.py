@@ -1,4 +1,4 @@
-"""What the server sends at start to learn what runs do to one another."""
+"""Requests side by side at start, which teach how much runs slow one another."""
 
 import threading
 from types import SimpleNamespace
@@ -68,7 +68,7 @@ def test_a_request_that_fails_does_not_keep_the_server_from_starting(caplog):
     assert "model gcn beside others: it does not like the probe" in caplog.text
 
 
-def test_what_is_news_to_the_scheduler():
+def test_small_changes_of_the_slowdown_are_no_news():
     assert is_news((1.0, 1.5), (1.0,))
     assert is_news((1.0, 1.5), (1.0, 1.4))
     assert not is_news((1.0, 1.5), (1.0, 1.48))

@@ -1,0 +1,120 @@
+"""Intake: a call becomes a task, or leaves nothing behind."""
+
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from serve.errors import NotReady, UnknownName
+from serve.ipc.shared_pool import SharedPool
+from serve.server.intake import Intake
+from tests.server.test_request_inputs import Estimator
+from tests.server.test_staging import EDGES, NODES, call
+
+
+class World:
+    """A driver and a catalogue that serve `entries` one after the other."""
+
+    def __init__(self, pool):
+        self.pool = pool
+        self.lock = threading.Lock()
+        self.entries = []
+        self.accepted = []
+        self.scheduler = SimpleNamespace(prepares_at_once=True)
+        self.intake = Intake(self, self, pool, self, lock=self.lock, check_finite=True)
+
+    def serve(self, **facts):
+        signature = SimpleNamespace(narrow_edges=False, accepts_empty=False, accepts_edgeless=False)
+        entry = SimpleNamespace(
+            key=f"m:{len(self.entries)}",
+            spec=SimpleNamespace(inputs=("x", "edge_index")),
+            signature=signature,
+            estimator=Estimator(counts_loops=False),
+            retired=False,
+            **facts,
+        )
+        self.entries.append(entry)
+        return entry
+
+    def get(self, name, version):
+        if not self.entries:
+            raise UnknownName(f"unknown model '{name}'")
+        return self.entries[0]
+
+    def factor_of(self, entry):
+        return 2.0
+
+    def accept(self, ticket):
+        assert self.lock.locked()
+        self.accepted.append(ticket)
+
+
+@pytest.fixture
+def world():
+    pool = SharedPool(1 << 20)
+    yield World(pool)
+    pool.close()
+
+
+def test_a_call_becomes_a_staged_task(world):
+    entry = world.serve()
+    ticket = world.intake.submit(call())
+    assert world.accepted == [ticket]
+    task = ticket.task
+    assert (task.model, task.num_nodes, task.num_edges) == (entry.key, NODES, EDGES)
+    assert task.qos.target_ns == 2 * task.estimate.solo_ns
+    assert ticket.inputs.early_ns is not None
+    assert ticket.request_uid.endswith(f"-{task.task_id}")
+
+
+def test_inputs_wait_where_the_scheduler_says_when(world):
+    world.serve()
+    world.scheduler.prepares_at_once = False
+    assert world.intake.submit(call()).inputs.staged is None
+
+
+def test_content_that_is_wrong_is_left_for_the_scheduler_to_ask_for(world):
+    """It may refuse the request for another reason first."""
+    world.serve()
+    ticket = world.intake.submit(call(edge_index=np.full((2, EDGES), NODES)))
+    assert world.accepted == [ticket]
+    assert (ticket.inputs.early_ns, world.pool.used_bytes) == (None, 0)
+
+
+def test_a_request_to_a_version_that_was_just_replaced_goes_to_its_successor(world):
+    old, new = world.serve(), world.serve()
+    get = world.get
+
+    def replaced_after_the_look_up(name, version):
+        found = get(name, version)
+        if found is old:
+            old.retired = True
+            world.entries = [new]
+        return found
+
+    world.get = replaced_after_the_look_up
+    ticket = world.intake.submit(call())
+    assert ticket.task.model == new.key
+    ticket.inputs.release()
+    assert world.pool.used_bytes == 0, "what was staged for the old version"
+
+
+def test_an_error_on_the_way_leaves_nothing_staged(world):
+    entry = world.serve()
+
+    def fail(*size, **options):
+        raise NotReady("no estimate")
+
+    entry.estimator.estimate = fail
+    with pytest.raises(NotReady):
+        world.intake.submit(call())
+    assert (world.accepted, world.pool.used_bytes) == ([], 0)
+    assert not world.lock.locked()
+
+
+def test_names_that_clients_make_up_are_no_labels(world):
+    known = world.intake.refusal("m", "1", "c", 0, NotReady("later"))
+    unknown = world.intake.refusal("hello", "7", "c", 0, UnknownName("unknown model 'hello'"))
+    assert [(r.model, r.version) for r in (known, unknown)] == [("m", "1"), ("unknown", "")]
+    assert known.request_uid != unknown.request_uid
