@@ -6,7 +6,7 @@ from typing import Any
 
 from flask import request
 
-from loadgen.measure import Sample, quantiles
+from loadgen.measure import Sample, distribution
 
 _TAB = "lateness"
 #: Number of latest answers of a model that its percentiles cover.
@@ -60,7 +60,7 @@ class Lateness:
 
 
 def _row(name: str, model: _ModelLateness) -> dict[str, object]:
-    over = quantiles(model.recent)
+    over = distribution(model.recent)
     answered = model.answered or 1
     return {
         "model": name,

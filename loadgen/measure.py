@@ -2,10 +2,11 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from statistics import fmean
 
 import msgspec
-import numpy as np
 
+from serve.quantiles import quantiles
 from serve.workload import TraceHeader
 
 #: Send lag above which the generator distorts its own measurements.
@@ -125,7 +126,7 @@ def summarise(
     """
     answered = [sample for sample in samples if sample.answered]
     late = sum(sample.late for sample in answered)
-    lag = quantiles(sample.lag_ns / 1e6 for sample in samples)
+    lag = distribution(sample.lag_ns / 1e6 for sample in samples)
     messages: dict[str, str] = {}
     for sample in samples:
         if not sample.answered:
@@ -158,13 +159,12 @@ def summarise(
     )
 
 
-def quantiles(values: Iterable[float]) -> Distribution:
-    """Mean, median, 90th and 99th percentile and largest of `values`."""
-    array = np.fromiter(values, dtype=np.float64)
-    if not array.size:
+def distribution(values: Iterable[float]) -> Distribution:
+    """Return mean, percentiles and maximum of `values`."""
+    given = list(values)
+    if not given:
         return Distribution()
-    p50, p90, p99 = np.percentile(array, [50, 90, 99]).tolist()
-    return Distribution(float(array.mean()), p50, p90, p99, float(array.max()))
+    return Distribution(fmean(given), *quantiles(given, (0.5, 0.9, 0.99, 1.0)))
 
 
 def _of_model(samples: list[Sample]) -> ModelSummary:
@@ -179,11 +179,11 @@ def _of_model(samples: list[Sample]) -> ModelSummary:
 
 
 def _latency_ms(answered: list[Sample]) -> Distribution:
-    return quantiles(sample.latency_ns / 1e6 for sample in answered)
+    return distribution(sample.latency_ns / 1e6 for sample in answered)
 
 
 def _over_qt(answered: list[Sample]) -> Distribution:
-    return quantiles(over for sample in answered if (over := sample.over_target) is not None)
+    return distribution(over for sample in answered if (over := sample.over_target) is not None)
 
 
 def _share(part: float, whole: float) -> float:

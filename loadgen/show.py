@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from loadgen.measure import Distribution, LoadSummary, Sample, quantiles
+from loadgen.measure import Distribution, LoadSummary, Sample, distribution
 from serve.terminal import Console
 from serve.workload import Trace
 
@@ -18,7 +18,7 @@ def progress_line(at_s: float, trace: Trace, sent: int, samples: Sequence[Sample
     recent = samples[-_RECENT:]
     answered = sum(sample.answered for sample in recent)
     late = sum(sample.late for sample in recent)
-    lag = quantiles(sample.lag_ns / 1e6 for sample in recent)
+    lag = distribution(sample.lag_ns / 1e6 for sample in recent)
     return (
         f"{at_s:5.1f} of {trace.duration_s:.0f} s · sent {sent} of {len(trace.items)}"
         f" · in flight {sent - len(samples)} · recent: late {_percent(late, answered)},"

@@ -25,6 +25,7 @@ from serve.obs.svg import (
     text,
 )
 from serve.obs.violations import Violation
+from serve.quantiles import quantiles
 from serve.units import format_ms
 
 #: Widths of a figure in half a page and of one across the page.
@@ -67,8 +68,11 @@ def distribution(answered: Frame) -> str:
         text(x(1) - 8, canvas.top - 12, f"{1 - late:.2%} in time", "strong", "end"),
         text(x(1) + 8, canvas.top - 12, f"{late:.2%} late", "strong bad"),
     ]
-    for row, share in enumerate((0.5, 0.9, 0.99)):
-        at = x(float(np.quantile(over, share)))
+    shares = (0.5, 0.9, 0.99)
+    for row, (share, value) in enumerate(
+        zip(shares, quantiles(over.tolist(), shares), strict=True)
+    ):
+        at = x(value)
         height = canvas.top + 12 + 15 * row
         line = f"M{number(at)} {number(canvas.y_end)}V{number(height - 9)}"
         before = at > canvas.x_end - 40 or -34 < at - x(1) < 0

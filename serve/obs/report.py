@@ -22,6 +22,7 @@ from serve.obs.frame import Column, Frame, ratio
 from serve.obs.read import read_database
 from serve.obs.record import RequestRecord, ServerRun
 from serve.obs.violations import Violation, worst_violations
+from serve.quantiles import quantiles
 
 #: Number of violations described one by one.
 WORST = 10
@@ -245,10 +246,7 @@ def _overhead(answered: Frame) -> dict[str, float]:
 
 
 def _quantiles(values: Column) -> Quantiles:
-    if not len(values):
-        return Quantiles()
-    p50, p90, p99 = np.quantile(values, (0.5, 0.9, 0.99))
-    return Quantiles(float(p50), float(p90), float(p99))
+    return Quantiles(*quantiles(values.tolist(), (0.5, 0.9, 0.99)))
 
 
 def _mean(values: Column) -> float:
