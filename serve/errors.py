@@ -22,26 +22,27 @@ from enum import Enum
 
 
 class ErrorCode(Enum):
-    """Kind of a failure: our word for it and the name of its gRPC status code.
+    """Kind of failure: gnnserve's word, gRPC's name of the status, and the HTTP status.
 
-    This is the only table of codes: call statuses, names in the report and the client's errors are
-    derived from it.
+    This is the one table of codes. Statuses of calls and of the HTTP port, names in the report and
+    the client's errors derive from it.
     """
 
-    INVALID = "invalid", "INVALID_ARGUMENT"
-    NOT_FOUND = "not_found", "NOT_FOUND"
-    EXISTS = "exists", "ALREADY_EXISTS"
-    PRECONDITION = "precondition", "FAILED_PRECONDITION"
-    UNAVAILABLE = "unavailable", "UNAVAILABLE"
-    EXHAUSTED = "exhausted", "RESOURCE_EXHAUSTED"
-    DEADLINE = "deadline", "DEADLINE_EXCEEDED"
-    CANCELLED = "cancelled", "CANCELLED"
-    UNIMPLEMENTED = "unimplemented", "UNIMPLEMENTED"
-    INTERNAL = "internal", "INTERNAL"
+    INVALID = "invalid", "INVALID_ARGUMENT", 400
+    NOT_FOUND = "not_found", "NOT_FOUND", 404
+    EXISTS = "exists", "ALREADY_EXISTS", 409
+    PRECONDITION = "precondition", "FAILED_PRECONDITION", 412
+    UNAVAILABLE = "unavailable", "UNAVAILABLE", 503
+    EXHAUSTED = "exhausted", "RESOURCE_EXHAUSTED", 429
+    DEADLINE = "deadline", "DEADLINE_EXCEEDED", 504
+    CANCELLED = "cancelled", "CANCELLED", 503
+    UNIMPLEMENTED = "unimplemented", "UNIMPLEMENTED", 501
+    INTERNAL = "internal", "INTERNAL", 500
 
-    def __init__(self, word: str, status: str) -> None:
+    def __init__(self, word: str, status: str, http_status: int) -> None:
         self.word = word
         self.status = status
+        self.http_status = http_status
 
 
 class ServeError(Exception):

@@ -267,7 +267,7 @@ class AsyncClient:
         give_up = time.monotonic() + timeout_s
         while not await self.ready():
             if time.monotonic() > give_up:
-                raise TimedOut("DEADLINE_EXCEEDED", f"not ready after {timeout_s:g} s")
+                raise TimedOut.local(f"not ready after {timeout_s:g} s")
             await asyncio.sleep(_POLL_S)
 
     async def _infer_shared(self, request: Request, tensors: Mapping[str, Array]) -> bytes:

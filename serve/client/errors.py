@@ -14,16 +14,19 @@ ClientError                code, message, retry_after_s
 └── ServerFault            any other code: the model or the server failed; see its log
 """
 
-from typing import Any
+from typing import Any, Self
 
 import grpc
 
 from serve.errors import ErrorCode
-from serve.wire.messages import Failure
+from serve.wire.messages import RETRY_TRAILER, Failure
 
 
 class ClientError(Exception):
     """Failed call; `str(error)` holds the code and the server's message."""
+
+    #: Kind of failure that the class stands for.
+    kind = ErrorCode.INTERNAL
 
     def __init__(self, code: str, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(f"{code}: {message}")
@@ -33,62 +36,76 @@ class ClientError(Exception):
         #: Time after which to try again; None when the server gave no hint.
         self.retry_after_s = retry_after_s
 
+    @classmethod
+    def local(cls, message: str) -> Self:
+        """Return an error that the client finds itself, without asking the server."""
+        return cls(cls.kind.status, message)
+
 
 class InvalidRequest(ClientError):
     """The request is malformed."""
+
+    kind = ErrorCode.INVALID
 
 
 class NotFound(ClientError):
     """No model, version or graph has that name."""
 
+    kind = ErrorCode.NOT_FOUND
+
 
 class AlreadyExists(ClientError):
     """The name is taken."""
+
+    kind = ErrorCode.EXISTS
 
 
 class Mismatched(ClientError):
     """Model and graph do not fit each other, or the graph has another version now."""
 
+    kind = ErrorCode.PRECONDITION
+
 
 class Unavailable(ClientError):
     """The server cannot be reached, or accepts no requests now."""
+
+    kind = ErrorCode.UNAVAILABLE
 
 
 class Exhausted(ClientError):
     """The queue is full, the request needs too much memory, or the message is too large."""
 
+    kind = ErrorCode.EXHAUSTED
+
 
 class TimedOut(ClientError):
     """The caller's time limit passed."""
+
+    kind = ErrorCode.DEADLINE
 
 
 class Cancelled(ClientError):
     """The call was cancelled."""
 
+    kind = ErrorCode.CANCELLED
+
 
 class NotOffered(ClientError):
     """The server does not offer this feature."""
+
+    kind = ErrorCode.UNIMPLEMENTED
 
 
 class ServerFault(ClientError):
     """The model or the server failed."""
 
+    kind = ErrorCode.INTERNAL
 
-_KINDS: dict[ErrorCode, type[ClientError]] = {
-    ErrorCode.INVALID: InvalidRequest,
-    ErrorCode.NOT_FOUND: NotFound,
-    ErrorCode.EXISTS: AlreadyExists,
-    ErrorCode.PRECONDITION: Mismatched,
-    ErrorCode.UNAVAILABLE: Unavailable,
-    ErrorCode.EXHAUSTED: Exhausted,
-    ErrorCode.DEADLINE: TimedOut,
-    ErrorCode.CANCELLED: Cancelled,
-    ErrorCode.UNIMPLEMENTED: NotOffered,
-    ErrorCode.INTERNAL: ServerFault,
-}
-#: By gRPC's name of the code; OUT_OF_RANGE comes only from other servers and from gRPC itself.
-_BY_STATUS = {code.status: kind for code, kind in _KINDS.items()} | {"OUT_OF_RANGE": InvalidRequest}
-_RETRY_TRAILER = "grpc-retry-pushback-ms"
+
+#: Class by gRPC's name of the code; OUT_OF_RANGE comes only from other servers and gRPC itself.
+_BY_STATUS: dict[str, type[ClientError]] = {
+    each.kind.status: each for each in ClientError.__subclasses__()
+} | {"OUT_OF_RANGE": InvalidRequest}
 
 
 def error_for(code: str, message: str, retry_after_s: float | None = None) -> ClientError:
@@ -101,7 +118,7 @@ def from_rpc(error: grpc.RpcError) -> ClientError:
     retry_after_s = None
     trailers: Any = error.trailing_metadata() or ()
     for key, value in trailers:
-        if key == _RETRY_TRAILER:
+        if key == RETRY_TRAILER:
             retry_after_s = int(value) / 1000
     return error_for(error.code().name, error.details() or "no details", retry_after_s)
 

@@ -40,9 +40,7 @@ def change_request(
     message = gnnserve_pb2.UpdateGraphRequest(graph=graph, if_version=if_version or 0)
     for name, value in change.items():
         if name not in _DTYPES:
-            raise InvalidRequest(
-                "INVALID_ARGUMENT", f"'{name}' cannot be changed; known: {', '.join(_DTYPES)}"
-            )
+            raise InvalidRequest.local(f"'{name}' cannot be changed; known: {', '.join(_DTYPES)}")
         array = as_array(name, value, _DTYPES[name])
         tensor = getattr(message, name)
         tensor.datatype = datatype_of(array)

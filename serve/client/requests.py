@@ -102,11 +102,10 @@ class Request:
                 places=places,
             )
         except WireError as error:
-            raise InvalidRequest("INVALID_ARGUMENT", str(error)) from error
+            raise InvalidRequest.local(str(error)) from error
         if len(message) > max_message_bytes:
             sizes = ", ".join(f"{name} {array.nbytes}" for name, array in tensors.items())
-            raise Exhausted(
-                "RESOURCE_EXHAUSTED",
+            raise Exhausted.local(
                 f"the request takes {len(message)} bytes ({sizes}), more than max_message_bytes "
                 f"{max_message_bytes}",
             )
@@ -152,7 +151,7 @@ def as_array(name: str, value: Any, dtype: str | None) -> Array:
             value = value.detach().cpu().numpy()
         array = np.asarray(value, dtype)
     except (TypeError, ValueError) as error:
-        raise InvalidRequest("INVALID_ARGUMENT", f"tensor '{name}': {error}") from error
+        raise InvalidRequest.local(f"tensor '{name}': {error}") from error
     return array if dtype else _narrow(name, array)
 
 
@@ -161,8 +160,6 @@ def _narrow(name: str, array: Array) -> Array:
     if array.size == 0:
         return array.astype(np.int32)
     if array.dtype.kind not in "iu":
-        raise InvalidRequest(
-            "INVALID_ARGUMENT", f"tensor '{name}': integers are required, not {array.dtype}"
-        )
+        raise InvalidRequest.local(f"tensor '{name}': integers are required, not {array.dtype}")
     fits = array.dtype == np.int32 or (array.min() >= _INT32.min and array.max() <= _INT32.max)
     return array.astype(np.int32 if fits else np.int64, copy=False)

@@ -40,8 +40,8 @@ class SharedMemory:
                 os.close(fd)
         except OSError as error:
             self.unlink()
-            raise Exhausted(
-                "RESOURCE_EXHAUSTED", f"shared memory of {size_bytes} bytes: {error.strerror}"
+            raise Exhausted.local(
+                f"shared memory of {size_bytes} bytes: {error.strerror}"
             ) from error
 
     @property

@@ -27,9 +27,7 @@ class StreamBook:
         self._count += 1
         request_id = request.request_id or f"stream-{index}"
         if request_id in self._sent:
-            raise InvalidRequest(
-                "INVALID_ARGUMENT", f"request_id '{request_id}' is in use on this stream"
-            )
+            raise InvalidRequest.local(f"request_id '{request_id}' is in use on this stream")
         self._sent[request_id] = index
         return replace(request, request_id=request_id)
 

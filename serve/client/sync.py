@@ -262,7 +262,7 @@ class Client:
         give_up = time.monotonic() + timeout_s
         while not self.ready():
             if time.monotonic() > give_up:
-                raise TimedOut("DEADLINE_EXCEEDED", f"not ready after {timeout_s:g} s")
+                raise TimedOut.local(f"not ready after {timeout_s:g} s")
             time.sleep(_POLL_S)
 
     def _infer_shared(self, request: Request, tensors: Mapping[str, Array]) -> bytes:

@@ -28,7 +28,7 @@ from threading import Condition, Thread
 from typing import Any, Literal
 from urllib.parse import parse_qs, urlsplit
 
-from serve.errors import ConfigError, DeadlineExceeded, NotReady
+from serve.errors import ConfigError, ServeError
 from serve.obs.metrics import CONTENT_TYPE as METRICS_TYPE
 from serve.obs.offline import make_report
 from serve.units import parse_duration
@@ -123,12 +123,8 @@ class HttpPort:
         try:
             since_s = parse_duration(since) if since else 0.0
             return HTTPStatus.OK, content_type, make_report(self._database, form, since_s)
-        except ConfigError as error:
-            return _text(HTTPStatus.BAD_REQUEST, str(error))
-        except DeadlineExceeded as error:
-            return _text(HTTPStatus.GATEWAY_TIMEOUT, str(error))
-        except NotReady as error:
-            return _text(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
+        except ServeError as error:
+            return _text(HTTPStatus(error.code.http_status), str(error))
 
 
 class _HttpServer(ThreadingHTTPServer):

@@ -11,12 +11,10 @@ from typing import NoReturn
 import grpc
 
 from serve.errors import ErrorCode, InvariantViolation, QueueFull, ServeError
-from serve.wire.messages import WireError
+from serve.wire.messages import RETRY_TRAILER, WireError
 
 _CODES = {code: grpc.StatusCode[code.status] for code in ErrorCode}
 
-#: Trailer that tells the client when to send the same request again.
-RETRY_TRAILER = "grpc-retry-pushback-ms"
 INTERNAL_TEXT = "internal error; the server's log has the details"
 #: gRPC carries the text in a header, percent-encoded, and peers refuse headers over 8 KiB.
 MAX_TEXT = 1000

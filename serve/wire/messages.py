@@ -30,6 +30,8 @@ REGION = "shared_memory_region"
 REGION_OFFSET = "shared_memory_offset"
 REGION_SIZE = "shared_memory_byte_size"
 
+#: Trailer with the time after which to send a refused request again, in ms.
+RETRY_TRAILER = "grpc-retry-pushback-ms"
 #: Default limit of a gRPC message, for clients and for the server, in both directions.
 MAX_MESSAGE_BYTES = 64 * 2**20
 

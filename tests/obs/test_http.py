@@ -85,7 +85,7 @@ def test_a_wrong_duration_or_path_is_said(port):
 def test_a_database_that_is_gone_is_said(port, tmp_path):
     port._database = tmp_path / "gone.db"
     status, _, body = get(port, "/report")
-    assert status == 500
+    assert status == 503
     assert "gone.db: no such report database" in body
 
 

@@ -7,8 +7,8 @@ import pytest
 
 import serve.errors
 from serve import client
-from serve.client.errors import error_for
-from serve.errors import InvariantViolation, QueueFull, ServeError
+from serve.client.errors import ClientError, error_for
+from serve.errors import ErrorCode, InvariantViolation, QueueFull, ServeError
 from serve.rpc.status import INTERNAL_TEXT, MAX_TEXT, status_of
 from serve.server.report_rows import refusal_record
 from serve.wire.messages import WireError
@@ -84,3 +84,13 @@ def test_texts_stay_within_what_a_header_can_carry():
     text = status_of(serve.errors.ModelError("m" * 10_000)).text
     assert len(text) == MAX_TEXT
     assert text.endswith("m…")
+
+
+def test_every_code_has_one_class_of_the_client():
+    assert {kind.kind for kind in ClientError.__subclasses__()} == set(ErrorCode)
+    assert len(ClientError.__subclasses__()) == len(ErrorCode)
+
+
+def test_an_error_of_the_client_itself_has_the_code_of_its_class():
+    error = client.InvalidRequest.local("no graph")
+    assert (error.code, str(error)) == ("INVALID_ARGUMENT", "INVALID_ARGUMENT: no graph")
