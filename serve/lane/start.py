@@ -8,10 +8,10 @@ from serve.ipc.setup import LaneSetup, PassedFile
 def run_lanes(setup: LaneSetup, channels: list[socket.socket], pool_file: PassedFile) -> None:
     """Entry point of the process; torch is imported here, in the fork server's preload."""
     if setup.place is not None:
-        from serve.lane.cuda import lane as cuda_lane
+        from serve.lane.cuda import process
 
-        cuda_lane.main(setup, channels, pool_file)
+        process.main(setup, channels, pool_file)
     else:
-        from serve.lane import loop
+        from serve.lane import processor
 
-        loop.main(setup, channels[0], pool_file)
+        processor.main(setup, channels[0], pool_file)

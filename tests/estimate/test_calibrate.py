@@ -177,7 +177,7 @@ def metered():
         from serve.lane.executors import with_executor
         from serve.lane.measure.probe_graphs import Shape, probe_graph
         from serve.native import Meter
-        from serve.lane.loop import warm_up
+        from serve.lane.warm_up import warm_up
         torch.set_num_threads(1)
         meter = Meter.attach()
         rng, left = random.Random(0), []

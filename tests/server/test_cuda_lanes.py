@@ -81,7 +81,7 @@ def test_a_model_lives_until_the_last_lane_lets_go(talk, trouble):
         talk.load(trouble, lane_id)
     talk.pool.send(LANES[0], UnloadModel("m"))
     talk.run(0.5, LANES[0])
-    assert "KeyError" in talk.hear(LANES[0], TaskError).message
+    assert "model m is not loaded on this lane" in talk.hear(LANES[0], TaskError).message
     talk.run(0.5, LANES[1])
     talk.hear(LANES[1], TaskDone)
     talk.pool.send(LANES[1], UnloadModel("m"))

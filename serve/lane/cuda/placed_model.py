@@ -1,12 +1,12 @@
 """A model on a device with memory of its own, and how it is measured there."""
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
 from serve.estimate.memory import Trace
+from serve.lane import clock
 from serve.lane.cuda.arena import LaneMemory
 from serve.lane.cuda.queues import Queue
 from serve.lane.executors import with_executor
@@ -97,8 +97,8 @@ class ArenaSite:
         """Time on the lane: copies, launches and the wait for the last kernel, on our clock."""
         self._memory.insert(self._memory.most_bytes())
         try:
-            started = time.perf_counter_ns()
+            started_ns = clock.now_ns()
             run()
-            return time.perf_counter_ns() - started
+            return clock.now_ns() - started_ns
         finally:
             self._memory.clear()

@@ -1,4 +1,4 @@
-"""Does an executor answer as PyG does? Asked on odd graphs before it may serve."""
+"""Check that an executor answers as PyG does, on odd graphs, before it may serve."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from serve.lane.measure.tracing import trace
 from serve.lane.models.loader import LoadedModel
 from serve.models.model_signature import Signature
 
-#: Largest difference, relative to the largest value of the answer.
+#: Upper bound of the difference, relative to the largest value of the answer.
 TOLERANCE = 1e-4
 
 Inputs = dict[str, torch.Tensor]
@@ -22,10 +22,10 @@ def disagreement(
     signature: Signature,
     trial: LoadedModel | None = None,
 ) -> str:
-    """Empty when both give the same on every probe graph, else on which they do not, and how.
+    """Say on which probe graph the two models disagree, and how; empty when they agree.
 
-    A graph that `eager` refuses is not asked about, nor one that `trial` does, which is asked
-    first: see ``choose.Options``. A model that does not give the same twice cannot be compared.
+    Graphs that `eager` refuses are skipped, as are those that `trial` refuses, which runs first
+    (see ``choose.ExecutorOptions``). A model that is not deterministic cannot be compared.
     """
     if not signature.deterministic:
         return "the model does not give the same answer twice"
@@ -50,7 +50,7 @@ def disagreement(
 
 
 def takes_narrow_edges(loaded: LoadedModel, signature: Signature) -> bool:
-    """Whether int32 edges give the same answers and no tensor that int64 ones do not."""
+    """Return True when int32 edges give the same answers as int64 ones and take no more memory."""
     try:
         for _, inputs in _graphs(loaded.spec.inputs, signature):
             if not torch.equal(loaded.run(_narrow(inputs)), loaded.run(inputs)):
@@ -71,7 +71,7 @@ def _narrow(inputs: Inputs) -> Inputs:
 
 
 def _graphs(names: tuple[str, ...], signature: Signature) -> Iterator[tuple[str, Inputs]]:
-    """Probe graphs with what is special about them; each of the model's inputs by name."""
+    """Yield a description and the inputs of each probe graph."""
     features, edge_dim = signature.num_features, signature.edge_dim
     yield "empty", probe_inputs(0, 0, 1, features, edge_dim)
     yield "without edges", probe_inputs(5, 0, 1, features, edge_dim)

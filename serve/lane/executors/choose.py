@@ -1,7 +1,7 @@
-"""Which executor serves a model: the fastest that agrees with PyG, by a short race.
+"""Choose the executor that serves a model: the fastest that agrees with PyG, by a short race.
 
-Runs once per model, in the process that calibrates. The race is over sizes from 16 to 8,192 nodes,
-alternating; the executor with the smallest geometric mean of times wins.
+The race runs once per model, in the process that calibrates. Executors take turns on graphs of 16
+to 8,192 nodes; the smallest geometric mean of times wins.
 """
 
 import logging
@@ -22,14 +22,14 @@ from serve.models.repository import ModelSpec
 
 _log = logging.getLogger(__name__)
 
-#: Nodes and edges raced over; each needs about eight times the memory of the one before.
+#: Nodes and edges of the race; each size needs about eight times the memory of the one before.
 _SIZES = ((16, 64), (128, 1_024), (1_024, 8_192), (8_192, 65_536))
 _GROWTH = 8
 _ROUNDS = 3
-#: No size is raced at which PyG would take longer than this.
+#: Upper bound of PyG's time for a size of the race.
 _LONG_RUN_NS = 250_000_000
 
-#: What is tried, in order, where an executor is asked for and cannot run the model.
+#: Executors to try, in order, for each one that the configuration may ask for.
 _INSTEAD = {
     "csr": ("csr",),
     "compiled": ("compiled",),
@@ -38,10 +38,10 @@ _INSTEAD = {
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """The model on the executor that serves it, and why it is this one, for people.
+class ExecutorChoice:
+    """The model on the executor that serves it, and the reason for people.
 
-    No reason is given where it is what the configuration asked for.
+    The reason is empty when the configuration asked for this executor.
     """
 
     loaded: LoadedModel
@@ -53,35 +53,34 @@ def _on_processor(spec: ModelSpec, name: str) -> LoadedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """What may be tried."""
+class ExecutorOptions:
+    """Limits of the choice, and where it is made."""
 
-    #: An executor's name, or `auto`: the fastest.
+    #: An executor's name, or `auto` for the fastest.
     wanted: str = "auto"
-    #: No raced graph takes more, as far as smaller ones tell.
+    #: Upper bound of a raced graph's memory, extrapolated from smaller graphs.
     max_bytes: int = 1 << 30
-    #: Folder for what is compiled; None: `auto` compiles nothing.
+    #: Folder for compiled models; with None, `auto` compiles nothing.
     package: Path | None = None
-    #: What compiling may take.
     compile_timeout_s: float = TIMEOUT_S
-    #: Told when the compiler starts, which takes a while.
+    #: Called when the compiler starts, which takes seconds.
     compiling: Callable[[], None] = lambda: None
-    #: Where the race is.
+    #: Where the race takes place.
     site: Site = field(default_factory=Processor)
-    #: The model where what it refuses is an error and nothing more; None: it is raced there.
+    #: The model where a bad input is only an error; None when the race takes place there.
     trial: LoadedModel | None = None
-    #: Loads a model there for an executor that needs no package.
+    #: Loads a model at `site` on an executor that needs no package.
     load: Callable[[ModelSpec, str], LoadedModel] = _on_processor
 
 
-def choose(eager: LoadedModel, signature: Signature, options: Options) -> Choice:
-    """The model on the executor that is wanted, or with `auto` on the fastest.
+def choose(eager: LoadedModel, signature: Signature, options: ExecutorOptions) -> ExecutorChoice:
+    """Return the model on the wanted executor, or with `auto` on the fastest.
 
-    An executor that cannot run the model or disagrees with PyG is never taken, whatever is
-    wanted: then it is the next that can, at last `eager`, and the reason says why.
+    An executor that cannot run the model or disagrees with PyG is never chosen. The next one that
+    can run it takes its place, in the end `eager`, and the reason says why.
     """
     if options.wanted == "eager":
-        return Choice(eager, "")
+        return ExecutorChoice(eager, "")
     problems: list[str] = []
 
     def attempt(name: str) -> LoadedModel | None:
@@ -99,14 +98,14 @@ def choose(eager: LoadedModel, signature: Signature, options: Options) -> Choice
         for name in _INSTEAD[options.wanted]:
             found = attempt(name)
             if found is not None:
-                return _told(Choice(found, "; ".join(problems)), eager)
-        return _told(Choice(eager, "; ".join(problems)), eager)
+                return _told(ExecutorChoice(found, "; ".join(problems)), eager)
+        return _told(ExecutorChoice(eager, "; ".join(problems)), eager)
     candidates = [found for found in [attempt("csr")] if found is not None]
     if options.package is not None:
         compiled = attempt("csr_compiled" if candidates else "compiled")
         candidates += [compiled] if compiled is not None else []
     if not candidates:
-        return _told(Choice(eager, "; ".join(problems)), eager)
+        return _told(ExecutorChoice(eager, "; ".join(problems)), eager)
     ratios = _race([eager, *candidates], signature, options.max_bytes, options.site)
     told = [
         f"{one.executor} takes {min(ratio):.2f} to {max(ratio):.2f} of PyG's time"
@@ -114,11 +113,15 @@ def choose(eager: LoadedModel, signature: Signature, options: Options) -> Choice
     ]
     means = [math.exp(sum(map(math.log, ratio)) / len(ratio)) for ratio in ratios]
     best, winner = min(zip(means, candidates, strict=True), key=lambda found: found[0])
-    return _told(Choice(winner if best < 1 else eager, "; ".join([*told, *problems])), eager)
+    if best >= 1:
+        winner = eager
+    return _told(ExecutorChoice(winner, "; ".join([*told, *problems])), eager)
 
 
-def _made(eager: LoadedModel, signature: Signature, name: str, options: Options) -> LoadedModel:
-    """The model anew, on that executor, compiled first where it has to be."""
+def _made(
+    eager: LoadedModel, signature: Signature, name: str, options: ExecutorOptions
+) -> LoadedModel:
+    """Load the model anew on that executor, compiling it first where it has to be."""
     if name not in PACKAGED:
         return options.load(eager.spec, name)
     if options.package is None:
@@ -128,7 +131,7 @@ def _made(eager: LoadedModel, signature: Signature, name: str, options: Options)
     return with_executor(load_model(eager.spec), name, signature, str(options.package))
 
 
-def _told(choice: Choice, eager: LoadedModel) -> Choice:
+def _told(choice: ExecutorChoice, eager: LoadedModel) -> ExecutorChoice:
     if choice.loaded is eager:
         _log.warning("model %s: runs as PyG wrote it: %s", eager.spec.key, choice.reason)
     elif choice.reason:
@@ -139,7 +142,7 @@ def _told(choice: Choice, eager: LoadedModel) -> Choice:
 def _race(
     contenders: Sequence[LoadedModel], signature: Signature, max_bytes: int, site: Site
 ) -> list[list[float]]:
-    """Of all but the first: its time ÷ the first's for every size, by the best of some rounds."""
+    """Return time ÷ the first contender's time for each other one and size, by the best round."""
     eager = contenders[0]
     ratios: list[list[float]] = [[] for _ in contenders[1:]]
     for size in _SIZES:

@@ -44,7 +44,7 @@ _PR_SET_PDEATHSIG = 1
 _OF_LANES = ("LD_PRELOAD", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 
 
-class Job(msgspec.Struct, frozen=True):
+class CompileJob(msgspec.Struct, frozen=True):
     """What to compile, for which executor, into which folder."""
 
     spec: ModelSpec
@@ -64,7 +64,7 @@ def compile_apart(
     """``compile_model`` in a process of its own, for runs with as many threads as this one's."""
     if shutil.which(compiler()) is None:
         raise CannotRun(f"there is no {compiler()}")
-    job = Job(spec, signature, executor, str(package), torch.get_num_threads())
+    job = CompileJob(spec, signature, executor, str(package), torch.get_num_threads())
     environment = {key: value for key, value in os.environ.items() if key not in _OF_LANES}
     # Kept beside what is made: it knows what the processor has.
     environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(package.parent / "inductor"))
@@ -177,7 +177,7 @@ def main() -> None:
     """Do the job on stdin; what is wrong with it goes to stderr, its last line the reason."""
     # Whoever asked may be killed; nobody else would end this.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=CompileJob)
     torch.set_num_threads(job.threads)
     # Of PyTorch's own making.
     warnings.simplefilter("ignore")

@@ -1,12 +1,12 @@
 """Where a model is measured: how its memory is traced there, and what its time is."""
 
-import time
 from collections.abc import Callable
 from typing import Protocol
 
 import torch
 
 from serve.estimate.memory import Trace
+from serve.lane import clock
 from serve.lane.measure.tracing import trace
 
 Run = Callable[[], torch.Tensor]
@@ -54,7 +54,6 @@ class Processor:
 
     def time_ns(self, run: Run) -> int:
         """On one thread its processor time, which is its time on a core of its own."""
-        clock = time.thread_time_ns if torch.get_num_threads() == 1 else time.perf_counter_ns
-        started = clock()
+        started_ns = clock.work_ns()
         run()
-        return clock() - started
+        return clock.work_ns() - started_ns

@@ -135,7 +135,7 @@ def test_the_library_for_cuda_is_named_when_it_is_missing():
 
 
 def test_importing_lanes_does_not_initialise_cuda():
-    code = "import serve.lane.cuda.lane, torch; assert not torch.cuda.is_initialized()"
+    code = "import serve.lane.cuda.process, torch; assert not torch.cuda.is_initialized()"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

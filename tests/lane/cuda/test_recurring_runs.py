@@ -18,12 +18,16 @@ from serve.ipc.messages import (
     RunTask,
     TaskDone,
     TensorRef,
+    UnloadModel,
 )
 from serve.ipc.setup import DevicePlace, LaneSetup
 from serve.ipc.shared_pool import LANE_WORDS_BYTES
 from serve.ipc.stop_word import StopWord
-from serve.lane.cuda.lane import Device, ThreadLane
+from serve.lane.channel import LaneChannel
+from serve.lane.cuda.device import CudaDevice
+from serve.lane.cuda.place import CudaPlace
 from serve.lane.cuda.queues import HostQueue
+from serve.lane.loop import Lane
 from serve.lane.measure.probe_signature import probe_signature
 from serve.models import zoo
 from serve.models.repository import find
@@ -53,10 +57,11 @@ class Rig:
         self.pool = mmap.mmap(-1, POOL_BYTES)
         self.ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         place = DevicePlace("cpu", replay_bytes=replay_bytes, **place)
-        self.device = Device.open(LaneSetup("test", (), 1, 0, 0, 30, 0, place=place), self.pool)
-        self.lane = ThreadLane(
-            theirs, self.pool, self.device, StopWord(self.pool, POOL_BYTES - LANE_WORDS_BYTES)
-        )
+        self.device = CudaDevice.open(LaneSetup("test", (), 1, 0, 0, 30, 0, place=place), self.pool)
+        word = StopWord(self.pool, POOL_BYTES - LANE_WORDS_BYTES)
+        channel = LaneChannel(theirs)
+        self.place = CudaPlace(channel, self.pool, self.device, word)
+        self.lane = Lane(channel, self.place)
         self._theirs = theirs
         self.rng = np.random.default_rng(0)
 
@@ -68,13 +73,13 @@ class Rig:
         signature = self.signature_of(spec)
         message = LoadModel(key, spec, signature, "eager", replay_most=replay_most)
         assert self.lane._load(message) == ModelLoaded(key)
-        self.reference = self.lane._models[key]
+        self.reference = self.lane._models[key].loaded
 
     def signature_of(self, spec):
         return probe_signature(self.model(spec))
 
     def model(self, spec):
-        return self.lane._load_to_measure(spec, "eager")[0]
+        return self.place.load_to_measure(spec, "eager")[0]
 
     def ask(self, num_nodes=20, num_edges=60, key="m", parts=1, run_ns=0):
         """One run on a new graph: the lane's answer, which is what the model gives."""
@@ -88,9 +93,10 @@ class Rig:
         )
         size = 4 * num_nodes * CLASSES
         all_parts = tuple(Part(refs, OUTPUT_AT + number * size, size) for number in range(parts))
-        answer = self.lane._run(RunTask(5, key, all_parts, 1 << 30, run_ns))
+        task = RunTask(5, key, all_parts, 1 << 30, run_ns)
+        answer = self.place.run(task, self.lane._models[key])
         assert isinstance(answer, TaskDone), answer
-        self.lane._tidy(answer)
+        self.place.tidy(answer)
         expected = self.reference.run(
             {"x": torch.from_numpy(x), "edge_index": torch.from_numpy(edges)}
         )
@@ -135,7 +141,7 @@ def launches(monkeypatch):
 def test_what_recurs_is_replayed_with_what_is_asked_now(rig, launches):
     for _ in range(RECUR):
         rig.ask()
-    assert (len(rig.lane._replays), launches) == (1, [])
+    assert (len(rig.place._replays), launches) == (1, [])
     for _ in range(3):
         answer = rig.ask()
         assert answer.rows == (20,)
@@ -155,14 +161,14 @@ def test_what_is_never_the_same_or_does_not_gain_is_launched(rig, spec, launches
         rig.ask(num_nodes=400, num_edges=601)
         rig.ask(key="never")
     assert launches == []
-    assert len(rig.lane._replays) == 0
+    assert len(rig.place._replays) == 0
 
 
 def test_an_urgent_run_is_replayed_on_the_urgent_stream_only(rig, launches):
-    rig.device.running.begin("another lane", 1000)
+    rig.device.urgency.begin("another lane", 1000)
     for _ in range(RECUR):
         rig.ask(run_ns=10)
-    (shape,) = rig.lane._replays._runs
+    (shape,) = rig.place._replays._runs
     assert shape.urgent
     rig.ask(run_ns=10)
     assert len(launches) == 1
@@ -174,19 +180,19 @@ def test_a_lane_with_work_waiting_does_not_capture(rig):
     rig.ours.send(messages.encode(messages.Stop()))
     for _ in range(RECUR + 2):
         rig.ask()
-    assert len(rig.lane._replays) == 0
+    assert len(rig.place._replays) == 0
     rig._theirs.recv(1 << 16)
     rig.ask()
-    assert len(rig.lane._replays) == 1
+    assert len(rig.place._replays) == 1
 
 
 def test_nothing_is_captured_while_the_device_loads_or_another_lane_captures(rig):
     with rig.device.capturing:
         for _ in range(RECUR + 2):
             rig.ask()
-        assert len(rig.lane._replays) == 0
+        assert len(rig.place._replays) == 0
     rig.ask()
-    assert len(rig.lane._replays) == 1
+    assert len(rig.place._replays) == 1
 
 
 def test_a_run_that_can_be_launched_no_more_is_launched_the_other_way(rig, launches, monkeypatch):
@@ -206,8 +212,8 @@ def test_a_run_that_can_be_launched_no_more_is_launched_the_other_way(rig, launc
 def test_unloading_forgets_its_runs(rig, spec, launches):
     for _ in range(RECUR):
         rig.ask()
-    rig.lane._unload("m")
-    assert len(rig.lane._replays) == 0
+    rig.lane.handle(UnloadModel("m"))
+    assert len(rig.place._replays) == 0
     rig.load(spec)
     rig.ask()
     assert launches == []
@@ -220,11 +226,11 @@ def test_calibration_tells_up_to_which_size_replaying_gains(rig, spec, monkeypat
         raced.append((model.executor, recorder))
         return 1152
 
-    monkeypatch.setattr("serve.lane.cuda.lane.replay_most", race)
+    monkeypatch.setattr("serve.lane.cuda.place.replay_most", race)
     said = rig.lane._probe(ProbeModel(spec, 0.1, 64 << 20, "csr"))
     found = msgspec.msgpack.decode(said.calibration, type=Calibration)
     # The executor that was chosen, in the lane's own memory.
-    assert raced == [("csr", rig.lane._recorder)]
+    assert raced == [("csr", rig.place._recorder)]
     assert found.replay_most == 1152
 
 

@@ -7,7 +7,7 @@ from torch_geometric.nn import CGConv, GATConv, SAGEConv
 
 from serve.lane.executors import choose as choosing
 from serve.lane.executors.check import disagreement, takes_narrow_edges
-from serve.lane.executors.choose import Options, choose
+from serve.lane.executors.choose import ExecutorOptions, choose
 from serve.lane.executors.csr import CannotRun
 from serve.lane.measure.where_measured import Processor
 
@@ -35,14 +35,14 @@ def test_takes_the_faster_one(fresh, monkeypatch):
     eager, signature = fresh(lambda: SAGEConv(12, 3))
     for ratios, expected in (([0.2, 0.9], "csr"), ([1.2, 1.1], "eager")):
         monkeypatch.setattr(choosing, "_race", lambda *_, ratios=ratios: [ratios])
-        chosen = choose(eager, signature, Options(max_bytes=LIMIT))
+        chosen = choose(eager, signature, ExecutorOptions(max_bytes=LIMIT))
         assert chosen.loaded.executor == expected
         assert f"{min(ratios):.2f} to {max(ratios):.2f}" in chosen.reason
 
 
 def test_races_over_sizes_within_memory(fresh):
     eager, signature = fresh(lambda: SAGEConv(12, 3))
-    fast = choose(eager, signature, Options("csr", LIMIT)).loaded
+    fast = choose(eager, signature, ExecutorOptions("csr", LIMIT)).loaded
     (ratios,) = choosing._race([eager, fast], signature, LIMIT, Processor())
     assert all(ratio > 0 for ratio in ratios)
     short = choosing._race([eager, fast], signature, 1 << 16, Processor())
@@ -52,14 +52,14 @@ def test_races_over_sizes_within_memory(fresh):
 @pytest.mark.parametrize("wanted", ["eager", "csr"])
 def test_what_is_asked_for_is_taken(fresh, wanted):
     eager, signature = fresh(lambda: SAGEConv(12, 3))
-    assert choose(eager, signature, Options(wanted, LIMIT)).loaded.executor == wanted
+    assert choose(eager, signature, ExecutorOptions(wanted, LIMIT)).loaded.executor == wanted
 
 
 @pytest.mark.parametrize("wanted", ["auto", "csr"])
 def test_falls_back_with_the_reason(fresh, wanted, caplog):
     eager, signature = fresh(lambda: CGConv(12))
     with caplog.at_level(logging.WARNING):
-        chosen = choose(eager, signature, Options(wanted, LIMIT))
+        chosen = choose(eager, signature, ExecutorOptions(wanted, LIMIT))
     assert chosen.loaded is eager
     assert "CGConv" in chosen.reason
     assert chosen.reason in caplog.text
@@ -71,7 +71,7 @@ def test_an_executor_that_answers_otherwise_never_serves(fresh, monkeypatch):
     honest = FusedSAGE.fused
     monkeypatch.setattr(FusedSAGE, "fused", lambda *given: honest(*given) * 1.001)
     eager, signature = fresh(lambda: SAGEConv(12, 3))
-    chosen = choose(eager, signature, Options("csr", LIMIT))
+    chosen = choose(eager, signature, ExecutorOptions("csr", LIMIT))
     assert chosen.loaded is eager
     assert "another answer" in chosen.reason
 
@@ -118,14 +118,16 @@ def test_auto_compiles_where_it_may(fresh, compiler, monkeypatch, make, expected
     )
     told = []
     chosen = choose(
-        eager, signature, Options(max_bytes=LIMIT, package=folder, compiling=lambda: told.append(1))
+        eager,
+        signature,
+        ExecutorOptions(max_bytes=LIMIT, package=folder, compiling=lambda: told.append(1)),
     )
     assert chosen.loaded.executor == expected
     assert (compiled, told) == ([expected], [1])
     assert f"{expected} takes" in chosen.reason
 
     compiled.clear()
-    assert choose(eager, signature, Options(max_bytes=LIMIT)).loaded.executor != expected
+    assert choose(eager, signature, ExecutorOptions(max_bytes=LIMIT)).loaded.executor != expected
     assert not compiled
 
 
@@ -137,7 +139,7 @@ def test_without_a_compiler_the_next_best_serves(fresh, compiler, monkeypatch, w
     problem |= {"compiled": "there is no g++", "csr_compiled": "there is no g++"}
     eager, signature = fresh(lambda: SAGEConv(12, 3))
     monkeypatch.setattr(choosing, "_race", lambda found, *_: [[0.5] for _ in found[1:]])
-    chosen = choose(eager, signature, Options(wanted, LIMIT, folder))
+    chosen = choose(eager, signature, ExecutorOptions(wanted, LIMIT, folder))
     assert chosen.loaded.executor == served
     assert "there is no g++" in chosen.reason
 

@@ -11,9 +11,9 @@ import torch
 from bench.kit.processes import wait_for
 from serve.ipc.messages import HotSetRef, TableRef
 from serve.ipc.setup import DevicePlace, LaneSetup
-from serve.lane.cuda import lane as threads
+from serve.lane.cuda import device as device_module
 from serve.lane.cuda import queues
-from serve.lane.cuda.lane import Device
+from serve.lane.cuda.device import CudaDevice
 from serve.lane.executors import kernels
 
 POOL_BYTES = 1 << 16
@@ -29,8 +29,8 @@ class Cuda:
         #: For each thread the device it uses.
         self.device_of = {}
         arena = SimpleNamespace(install=lambda: None)
-        monkeypatch.setattr(threads, "CudaLibrary", lambda: self)
-        monkeypatch.setattr(threads.DeviceArena, "open", lambda base, size: arena)
+        monkeypatch.setattr(device_module, "CudaLibrary", lambda: self)
+        monkeypatch.setattr(device_module.DeviceArena, "open", lambda base, size: arena)
         monkeypatch.setattr(kernels, "UNAVAILABLE", "there is no CUDA here")
         monkeypatch.setattr(torch.cuda, "set_device", self._use)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "H")
@@ -63,7 +63,7 @@ PLACE = DevicePlace("cuda:1", slab_bytes=1 << 30, calibration_bytes=1 << 20)
 def opened(place=PLACE):
     """The second GPU's device."""
     setup = LaneSetup("lanes", (), 1, POOL_BYTES, 0, 30, 0, place=place)
-    return Device.open(setup, mmap.mmap(-1, POOL_BYTES))
+    return CudaDevice.open(setup, mmap.mmap(-1, POOL_BYTES))
 
 
 def test_streams_have_hardware_queues_of_their_own(cuda, monkeypatch):

@@ -11,8 +11,8 @@ from serve.server.lanes.processes import LANE_ENVIRONMENT
 #: 100 MiB in small blocks, freed: what of it is still resident, in MiB, after both heaps tidied up.
 FREE = """
 from serve.ipc.private_memory import private_bytes
-from serve.lane.heap import Heap
-small, large = Heap(16 << 20), Heap(256 << 20)
+from serve.lane.process_heap import ProcessHeap
+small, large = ProcessHeap(16 << 20), ProcessHeap(256 << 20)
 for heap in (small, large):
     heap.settle()
 before = private_bytes()

@@ -37,7 +37,7 @@ if _mallinfo2 is not None:
     _mallinfo2.restype = _HeapFacts
 
 
-class Heap:
+class ProcessHeap:
     """The heap of this process, which keeps `keep_bytes` of what runs have freed."""
 
     def __init__(self, keep_bytes: int) -> None:

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from serve.ipc import messages
-from serve.ipc.messages import LoadModel, MemoryTaken, ModelLoaded
-from serve.lane.cuda.lane import Device
+from serve.ipc.messages import LoadModel, MemoryTaken, ModelLoaded, UnloadModel
+from serve.lane.cuda.device import CudaDevice
 from serve.lane.models.loader import LoadedModel
 from serve.models import zoo
 from serve.models.repository import find
@@ -57,7 +57,7 @@ def spec(tmp_path):
 @pytest.fixture
 def rig():
     found = Rig(warm_up_bytes=ROOM_BYTES)
-    found.lane._memory = Memory()
+    found.place.meter = Memory()
     yield found
     found.close()
 
@@ -69,7 +69,7 @@ def runs(monkeypatch, rig):
     inner = LoadedModel.run
 
     def watched(self, inputs):
-        memory, warming = rig.lane._memory, rig.device.warming
+        memory, warming = rig.place.meter, rig.device.warming
         found.append((inputs["x"].shape[0], memory.inserted, warming.locked()))
         if memory.refused:
             raise RuntimeError("refused")
@@ -83,7 +83,7 @@ def test_a_model_is_warmed_up_in_a_buffer_that_goes_back(rig, spec, runs):
     rig.load(spec)
     of_load = [(buffer, waits) for _, buffer, waits in runs if buffer]
     assert of_load == [(ROOM_BYTES, True)] * 8
-    assert not rig.lane._memory.inserted
+    assert not rig.place.meter.inserted
     assert not rig.device.warming.locked()
 
 
@@ -92,13 +92,13 @@ def test_what_does_not_fit_is_not_warmed_up_and_what_fails_is_told(rig, spec, mo
     signature = rig.signature_of(spec)
 
     def fail(self, inputs):
-        rig.lane._memory.refused = refused
+        rig.place.meter.refused = refused
         raise RuntimeError("it does not run")
 
     monkeypatch.setattr(LoadedModel, "run", fail)
     answer = rig.lane._load(LoadModel("m", spec, signature, "eager"))
     assert isinstance(answer, ModelLoaded) == bool(refused)
-    assert not rig.lane._memory.inserted
+    assert not rig.place.meter.inserted
 
 
 def test_libraries_take_their_workspaces_before_any_model_and_on_both_streams(monkeypatch):
@@ -111,24 +111,24 @@ def test_libraries_take_their_workspaces_before_any_model_and_on_both_streams(mo
 
 def test_what_is_held_beside_the_plan_is_told_before_the_answer_and_once(rig, spec, monkeypatch):
     arena = SimpleNamespace(static_bytes=1000 + spec.weights_bytes, outlived_bytes=0)
-    unplanned_bytes = Device.unplanned_bytes
+    unplanned_bytes = CudaDevice.unplanned_bytes
 
     def of_this_arena(device):
         hot, place = SimpleNamespace(held_bytes=300), SimpleNamespace(static_bytes=600)
-        found = SimpleNamespace(arena=arena, place=place, hot=hot, shelf=device.shelf)
+        found = SimpleNamespace(arena=arena, place=place, hot=hot, models=device.models)
         return unplanned_bytes(found)
 
-    monkeypatch.setattr(Device, "unplanned_bytes", of_this_arena)
+    monkeypatch.setattr(CudaDevice, "unplanned_bytes", of_this_arena)
     rig.load(spec)
     assert told(rig) == [MemoryTaken(100)]
-    monkeypatch.setattr(rig.lane._memory, "clear", lambda: arena.outlived_bytes)
+    monkeypatch.setattr(rig.place.meter, "clear", lambda: arena.outlived_bytes)
     for outlived_bytes, expected in ((50, [MemoryTaken(150)]), (50, []), (0, [])):
         arena.outlived_bytes = outlived_bytes
-        rig.lane._memory.inserted = 0
+        rig.place.meter.inserted = 0
         rig.ask()
         assert told(rig) == expected
     arena.static_bytes = 0
-    rig.lane._unload("m")
+    rig.lane.handle(UnloadModel("m"))
     assert told(rig) == [MemoryTaken(0)]
 
 

@@ -7,6 +7,7 @@ import torch
 from serve.graphs.features import FeatureKeeper
 from serve.ipc.messages import GatherRef, Part, RunTask, TaskDone, TensorRef
 from serve.lane.cuda.queues import HostQueue
+from serve.lane.task import PoolTensors
 from serve.models import zoo
 from serve.models.repository import find
 from serve.models.writer import write_model
@@ -80,8 +81,8 @@ def test_all_parts_are_uploaded_before_any_is_gathered(tmp_path, rig, asked, dty
         inputs = {"x": torch.from_numpy(features), "edge_index": torch.from_numpy(edges)}
         expected.append((output, rig.reference.run(inputs)))
     asked.clear()
-    answer = rig.lane._run(RunTask(5, "m", tuple(parts), 1 << 30))
+    answer = rig.place.run(RunTask(5, "m", tuple(parts), 1 << 30), rig.lane._models["m"])
     assert isinstance(answer, TaskDone), answer
     assert asked == ["upload"] * PARTS + ["gather"] * PARTS
     for output, wanted in expected:
-        torch.testing.assert_close(rig.lane._tensor(output), wanted, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(PoolTensors(rig.pool).of(output), wanted, rtol=1e-4, atol=1e-5)

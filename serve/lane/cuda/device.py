@@ -1,0 +1,176 @@
+"""The device that the lanes of one process share: its memory, its queues and its models."""
+
+import ctypes
+import logging
+import mmap
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from serve.ipc.messages import LoadModel
+from serve.ipc.setup import DevicePlace, LaneSetup
+from serve.lane.cuda.arena import DeviceArena
+from serve.lane.cuda.graph_kernels import GraphKernels
+from serve.lane.cuda.hot_rows import HotKeeper
+from serve.lane.cuda.placed_model import load_on
+from serve.lane.cuda.queues import Copies, CudaQueue, HostQueue, Pinned, Queue
+from serve.lane.cuda.tables import Tables
+from serve.lane.executors import kernels
+from serve.lane.models.loader import LoadedModel
+from serve.native_cuda import CudaError, CudaLibrary
+
+_log = logging.getLogger(__name__)
+
+#: Hardware queues of a device, the most that CUDA has; its own choice is 8. Each lane has two
+#: streams. Streams that share a queue wait for each other, the urgent ones too.
+_CONNECTIONS = "32"
+#: A task is urgent when another one takes at least this many times as long.
+_SHORT_FACTOR = 2
+
+
+@dataclass(frozen=True)
+class CudaDevice:
+    """A device, or the processor in its stead, as the lanes of one process share it."""
+
+    torch_device: torch.device
+    #: Places memory; None where torch does that by itself.
+    arena: DeviceArena | None
+    #: Makes the calling thread one that uses the device, and opens its queue.
+    open_queue: Callable[[], Queue]
+    #: Features of resident graphs that lanes gather from.
+    tables: Tables
+    #: Hot sets of these tables, copied to the device.
+    hot: HotKeeper
+    place: DevicePlace
+    #: Held while a run is captured, and by code that waits for the whole device: CUDA refuses such
+    #: a wait while any stream captures.
+    capturing: threading.Lock = field(default_factory=threading.Lock)
+    #: Held while a model is warmed up, in memory that all lanes share.
+    warming: threading.Lock = field(default_factory=threading.Lock)
+    models: "SharedModels" = field(default_factory=lambda: SharedModels())
+    urgency: "Urgency" = field(default_factory=lambda: Urgency())
+
+    @classmethod
+    def open(cls, setup: LaneSetup, pool: mmap.mmap) -> "CudaDevice":
+        """Take the slab of memory and make torch allocate from it.
+
+        Raises CudaError with CUDA's reason when that fails.
+        """
+        place = setup.place
+        assert place is not None
+        device = torch.device(place.name)
+        if device.type == "cpu":
+            tables = Tables(None)
+            hot = HotKeeper(tables, HostQueue)
+            return cls(device, None, HostQueue, tables, hot, place)
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", _CONNECTIONS)
+        library = CudaLibrary()
+        index = device.index or 0
+        pinned = Pinned(library, index)
+        arena = DeviceArena.open(library.slab(index, place.slab_bytes), place.slab_bytes)
+        arena.install()
+        torch.cuda.set_device(device)
+        if not kernels.UNAVAILABLE:
+            kernels.add_device(device.type, GraphKernels().implementations())
+        if place.stages:
+            _pin(pool, pinned, setup.name)
+        _log.info(
+            "%s: %d MiB of %s",
+            setup.name,
+            place.slab_bytes >> 20,
+            torch.cuda.get_device_name(device),
+        )
+        copies, tables = Copies(device), Tables(pinned)
+
+        def open_queue() -> Queue:
+            # A thread uses the first GPU until it selects another. Any CUDA call on the wrong GPU,
+            # such as pinning memory, would create a context there.
+            torch.cuda.set_device(device)
+            return CudaQueue(device, copies, pinned)
+
+        hot = HotKeeper(tables, open_queue)
+        return cls(device, arena, open_queue, tables, hot, place)
+
+    def unplanned_bytes(self) -> int:
+        """Return the memory held for good beyond what was planned, weights and hot sets.
+
+        It comes from larger workspaces, static memory rounded up or freed, and blocks that outlived
+        their task. No task can use it.
+        """
+        if self.arena is None:
+            return 0
+        with self.models.settled() as weights_bytes:
+            # Read before the known part: a hot set that is being allocated now counts nowhere.
+            held_bytes = self.arena.static_bytes + self.arena.outlived_bytes
+            known_bytes = self.place.static_bytes + weights_bytes + self.hot.held_bytes
+            return max(0, held_bytes - known_bytes)
+
+
+class Urgency:
+    """Expected run times on the device now, to decide which tasks are urgent.
+
+    A target is a multiple of a task's own time. A short task has the least time to wait; a long one
+    loses the least by letting it go first.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._run_ns: dict[object, int] = {}
+
+    def begin(self, lane: object, run_ns: int) -> bool:
+        """Note that the lane starts a task; returns True when it is urgent."""
+        with self._lock:
+            longest_ns = max(self._run_ns.values(), default=0)
+            self._run_ns[lane] = run_ns
+        return 0 < run_ns * _SHORT_FACTOR <= longest_ns
+
+    def end(self, lane: object) -> None:
+        """Note that the lane's task ended, if it had one."""
+        with self._lock:
+            self._run_ns.pop(lane, None)
+
+
+class SharedModels:
+    """Models on the device: the first lane that needs one loads it, and all lanes share it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._models: dict[str, tuple[LoadedModel, int]] = {}
+
+    def take(self, message: LoadModel, device: torch.device) -> LoadedModel:
+        """Return the model and count one user more. Raises what ``load_on`` raises."""
+        key = message.key
+        with self._lock:
+            model, users = self._models.get(key, (None, 0))
+            if model is None:
+                model = load_on(message.spec, device, message.executor)
+            self._models[key] = model, users + 1
+            return model
+
+    @contextmanager
+    def settled(self) -> Iterator[int]:
+        """Yield the bytes of all weights; meanwhile none are loaded or freed."""
+        with self._lock:
+            yield sum(model.spec.weights_bytes for model, _ in self._models.values())
+
+    def give_back(self, key: str) -> None:
+        """Count one user less; the last one frees the model's memory on the device."""
+        with self._lock:
+            model, users = self._models.pop(key)
+            if users > 1:
+                self._models[key] = model, users - 1
+            else:
+                # Reference cycles may keep the module alive, but not its weights.
+                model.module.to_empty(device="meta")
+
+
+def _pin(pool: mmap.mmap, pinned: Pinned, name: str) -> None:
+    """Pin the shared pool, the source of every copy of a request to the device."""
+    try:
+        pinned.register(ctypes.addressof(ctypes.c_char.from_buffer(pool)), len(pool))
+    except CudaError as error:
+        _log.warning("%s: copies go through pageable memory, several times slower: %s", name, error)

@@ -1,0 +1,358 @@
+"""Run a lane's tasks on a device that it shares with the other lanes of its process.
+
+A GPU runs the kernels of several streams at once, but not those of several processes. A process for
+each lane would also cost a context and a copy of the weights.
+"""
+
+import gc
+import logging
+import mmap
+from contextlib import ExitStack
+
+import msgspec
+import torch
+
+from serve.core.types import FailReason
+from serve.ipc.messages import (
+    GatherRef,
+    LoadModel,
+    MapTable,
+    MemoryTaken,
+    ProbeModel,
+    RunTask,
+    TableMapped,
+    TaskDone,
+    TaskError,
+)
+from serve.ipc.stop_word import StopWord
+from serve.lane import clock
+from serve.lane.channel import LaneChannel
+from serve.lane.cuda.arena import ALIGNMENT_BYTES
+from serve.lane.cuda.capturing import Recorder, replay_most
+from serve.lane.cuda.device import CudaDevice
+from serve.lane.cuda.placed_model import ArenaSite, PlacedModel, load_on
+from serve.lane.cuda.replays import FixedRun, Replays, RunShape
+from serve.lane.error_text import told
+from serve.lane.measure.where_measured import Processor, Site
+from serve.lane.models.loader import LoadedModel, load_model
+from serve.lane.models.union import run_union
+from serve.lane.place import HeldModel
+from serve.lane.process import leave
+from serve.lane.task import PoolTensors, check_shapes, expected_shapes, failed, stopped
+from serve.lane.warm_up import warm_up
+from serve.models.model_signature import Signature
+from serve.models.repository import ModelSpec
+from serve.native_cuda import CudaError
+
+_log = logging.getLogger(__name__)
+
+#: Exit status of a process whose device failed.
+EXIT_FAULT = 70
+#: Columns of the smallest product for which libraries keep a workspace.
+_SQUARE = 32
+
+
+class CudaPlace:
+    """A device shared by lanes, as one of them uses it; a ``Place``.
+
+    Tasks run in memory that the arena inserts for each of them.
+    """
+
+    def __init__(
+        self, channel: LaneChannel, pool: mmap.mmap, device: CudaDevice, stop_word: StopWord
+    ) -> None:
+        self.meter = None if device.arena is None else device.arena.add_lane()
+        self._channel = channel
+        self._tensors = PoolTensors(pool)
+        self._stop_word = stop_word
+        self._device = device
+        self._queue = device.open_queue()
+        self._recorder: Recorder | None = None
+        self._replays: Replays | None = None
+        #: ``MemoryTaken`` as reported last.
+        self._unplanned_bytes: int | None = None if device.arena else 0
+        self._models: dict[str, LoadedModel] = {}
+        #: ``Calibration.replay_most`` of each model.
+        self._replay_most: dict[str, int] = {}
+        self._warm_libraries()
+        if device.place.replay_bytes:
+            held = None if device.arena is None else device.arena.add_lane()
+            if held is not None:
+                held.hold(device.place.replay_bytes)
+            self._recorder = Recorder(self._queue, held)
+            self._replays = Replays(self._capture)
+
+    def run(self, task: RunTask, model: HeldModel) -> TaskDone | TaskError:
+        """See ``Place``."""
+        started_ns = clock.now_ns()
+        try:
+            with ExitStack() as until_end:
+                answer = self._run(task, model, until_end)
+        finally:
+            self._device.urgency.end(self)
+        # The device has ended the run; only reference cycles can still hold its tensors.
+        if self.meter is not None and self.meter.clear():
+            gc.collect()
+            self._tell_memory(f"model {task.key}: after a run")
+        if isinstance(answer, TaskDone):
+            answer = msgspec.structs.replace(answer, run_ns=clock.now_ns() - started_ns)
+        return answer
+
+    def _tell_memory(self, when: str) -> None:
+        """Report memory that tasks can no longer have, when it has changed."""
+        unplanned_bytes = self._device.unplanned_bytes()
+        if unplanned_bytes == self._unplanned_bytes:
+            return
+        if unplanned_bytes > (self._unplanned_bytes or 0):
+            _log.warning(
+                "%s, %d bytes of the device are held beside what was planned", when, unplanned_bytes
+            )
+        self._unplanned_bytes = unplanned_bytes
+        self._channel.send(MemoryTaken(unplanned_bytes))
+
+    def _run(self, task: RunTask, model: HeldModel, until_end: ExitStack) -> TaskDone | TaskError:
+        """Run the task; returns when the device has ended all of it.
+
+        `until_end` holds tables and hot sets, which the device may still read when the run fails.
+        """
+        memory = self.meter
+        try:
+            graphs = self._tensors.inputs(task)
+            gathers = [part.gather for part in task.parts]
+            staged = [tensor for graph in graphs for tensor in graph.values()]
+            sizes = [tensor.nbytes for tensor in staged]
+            sizes += [size for gather in gathers if gather for size in _gathered_bytes(gather)]
+            if memory is not None:
+                # Inputs are copied to the device, each in whole units of placement. Gathered rows
+                # exist for a moment in the table's dtype too, which is no wider than the model's.
+                moment_bytes = max((_gathered_bytes(g)[0] for g in gathers if g), default=0)
+                placed_bytes = sum(map(_aligned, [*sizes, moment_bytes]))
+                memory.insert(task.limit_bytes + placed_bytes)
+                memory.stop_when(self._stop_word.address, task.task_id)
+            urgent = self._device.urgency.begin(self, task.run_ns)
+            expected = expected_shapes(task, graphs, model)
+            if (done := self._replayed(task, graphs, expected, urgent=urgent)) is not None:
+                return done
+            with self._queue.running(urgent=urgent):
+                # Upload all parts before the first launch: later copies would wait for it.
+                placed = [
+                    self._queue.upload(graph | self._gather_inputs(gather))
+                    for graph, gather in zip(graphs, gathers, strict=True)
+                ]
+                for graph, gather in zip(placed, gathers, strict=True):
+                    if gather is not None:
+                        graph["x"] = self._gathered(gather, graph, until_end)
+                outputs = run_union(model.loaded, placed, model.signature.rows)
+                check_shapes(model, outputs, expected)
+                for output, part in zip(outputs, task.parts, strict=True):
+                    self._tensors.store(output, part, self._queue.download)
+                if not any(output.numel() for output in outputs):
+                    self._queue.finish()
+        except BaseException as error:
+            self._end_or_leave(task, error)
+            if self._stop_word.asked(task.task_id):
+                return stopped(task)
+            return failed(task, error, refused_bytes=memory.refused_bytes() if memory else 0)
+        peak = held = None
+        if memory is not None:
+            inputs_bytes = sum(sizes)
+            peak, held = memory.peak_bytes() - inputs_bytes, memory.held_peak_bytes() - inputs_bytes
+        rows = tuple(output.shape[0] for output in outputs)
+        return TaskDone(task.task_id, rows, outputs[0].shape[1], 0, peak, held)
+
+    def _replayed(
+        self,
+        task: RunTask,
+        graphs: list[dict[str, torch.Tensor]],
+        expected: list[tuple[int, int]],
+        *,
+        urgent: bool,
+    ) -> TaskDone | None:
+        """Replay the captured run; returns None when the task has to be launched."""
+        shape = self._shape_of(task, urgent=urgent)
+        run = None if self._replays is None or shape is None else self._replays.find(shape)
+        if self._replays is None or shape is None or run is None:
+            return None
+        output = run.captured.output
+        if tuple(output.shape) != expected[0]:
+            return None  # Its `batch` names another number of graphs.
+        try:
+            with self._queue.running(urgent=urgent):
+                self._queue.fill(run.inputs, graphs[0])
+                run.captured.launch()
+                self._tensors.store(output, task.parts[0], self._queue.download)
+                if not output.numel():
+                    self._queue.finish()
+        except CudaError as error:
+            self._end_or_leave(task, error)
+            self._replays.give_up(shape, error)
+            return None
+        # Its memory was set aside when it was captured; it used nothing of the task's buffer.
+        return TaskDone(task.task_id, (output.shape[0],), output.shape[1], 0, None, None)
+
+    def _shape_of(self, task: RunTask, *, urgent: bool) -> RunShape | None:
+        """Return the run's shape; None for a run too large to capture, a union or a sample."""
+        part, most = task.parts[0], self._replay_most.get(task.key, 0)
+        if not most or len(task.parts) > 1 or part.gather is not None:
+            return None
+        shapes = {ref.name: ref.shape for ref in part.inputs}
+        if shapes["x"][0] + shapes.get("edge_index", (2, 0))[1] > most:
+            return None
+        return RunShape(
+            task.key, tuple((ref.name, ref.dtype, ref.shape) for ref in part.inputs), urgent
+        )
+
+    def _capture(self, shape: RunShape) -> FixedRun:
+        assert self._recorder is not None
+        return self._recorder.capture(self._models[shape.key], shape.inputs, urgent=shape.urgent)
+
+    def _gather_inputs(self, gather: GatherRef | None) -> dict[str, torch.Tensor]:
+        """Return the tensors that gathering a part's features needs on the device."""
+        if gather is None:
+            return {}
+        refs = {"ids": gather.ids, "at": gather.at, "new": gather.new}
+        return {name: self._tensors.of(ref) for name, ref in refs.items()}
+
+    def _gathered(
+        self, gather: GatherRef, placed: dict[str, torch.Tensor], until_end: ExitStack
+    ) -> torch.Tensor:
+        """Gather the features of the part's nodes; table and hot set stay until the run's end."""
+        table = until_end.enter_context(self._device.tables.using(gather.table))
+        hot = until_end.enter_context(self._device.hot.using(gather.table))
+        ids = self._tensors.of(gather.ids)
+        x = self._queue.gather(table.rows, ids, hot, placed=placed["ids"]).float()
+        if placed["at"].numel():
+            x.index_copy_(0, placed["at"], placed["new"])
+        return x
+
+    def map_table(self, message: MapTable) -> TableMapped:
+        """See ``Place``."""
+        table = message.table
+        try:
+            with self._device.tables.using(table):
+                self._device.hot.offer(table, message.hot, self._channel.send)
+                return TableMapped(table.number)
+        except OSError as error:
+            return TableMapped(table.number, str(error))
+
+    def _end_or_leave(self, task: RunTask, error: BaseException) -> None:
+        """Wait for the kernels of a failed run; end the process when the device is lost."""
+        try:
+            self._queue.finish()
+        except Exception as fault:
+            _log.critical("model %s: the device cannot go on: %s", task.key, fault, exc_info=error)
+            reason = FailReason.MODEL_ERROR.value
+            self._channel.send(TaskError(task.task_id, reason, f"the device failed: {told(error)}"))
+            leave(EXIT_FAULT)
+
+    def expect(self, need_bytes: int) -> None:
+        """See ``Place``; nothing large is allocated in this process's own memory."""
+
+    def tidy(self, answer: TaskDone | TaskError) -> None:
+        """Capture a run that recurs, when no other lane captures one."""
+        if isinstance(answer, TaskError):
+            gc.collect()
+        if self._replays is not None and self._device.capturing.acquire(blocking=False):
+            try:
+                self._replays.capture_due(idle=self._channel.is_idle())
+            finally:
+                self._device.capturing.release()
+
+    def load(self, message: LoadModel) -> LoadedModel:
+        """See ``Place``."""
+        if (held := self._models.get(message.key)) is not None:
+            return held
+        self._replay_most[message.key] = message.replay_most
+        with self._device.capturing:
+            model = self._device.models.take(message, self._device.torch_device)
+        try:
+            self._warm_up(model, message.signature)
+        except BaseException:
+            self._device.models.give_back(message.key)
+            raise
+        self._models[message.key] = model
+        self._tell_memory(f"model {message.key}: loaded")
+        return model
+
+    def settle(self) -> None:
+        """See ``Place``; the arena keeps models apart by itself."""
+
+    def _warm_libraries(self) -> None:
+        """Have libraries allocate the workspaces that they keep now, outside of any task.
+
+        There is one for each thread and stream, for a product, and one for a product with a bias,
+        which another library computes.
+        """
+        for urgent in (False, True):
+            with torch.inference_mode(), self._queue.running(urgent=urgent):
+                square = torch.ones(_SQUARE, _SQUARE, device=self._queue.device)
+                torch.addmm(square[0], square, square.mm(square))
+                self._queue.finish()
+
+    def _warm_up(self, model: LoadedModel, signature: Signature) -> None:
+        """Run small graphs on both streams, in a buffer like a task's.
+
+        Outside of a buffer, tasks could never use that memory again.
+        """
+        memory = self.meter
+        with self._device.warming:
+            for urgent in (False, True):
+                placed = PlacedModel.of(model, self._queue, urgent=urgent)
+                if memory is None:
+                    warm_up(placed, signature)
+                    continue
+                memory.insert(min(self._device.place.warm_up_bytes, memory.most_bytes()))
+                try:
+                    warm_up(placed, signature)
+                except Exception as error:
+                    if not memory.refused_bytes():
+                        raise
+                    _log.info("model %s: warmed up with less: %s", model.spec.key, error)
+                finally:
+                    gc.collect()
+                    memory.clear()
+
+    def unload(self, key: str) -> None:
+        """See ``Place``."""
+        self._replay_most.pop(key, None)
+        if self._replays is not None:
+            self._replays.forget(key)
+        if self._models.pop(key, None) is not None:
+            self._device.models.give_back(key)
+            self._tell_memory(f"model {key}: unloaded")
+
+    def limited(self, message: ProbeModel) -> ProbeModel:
+        """Leave out packages, which run on the processor, and bound the memory of probe graphs."""
+        most_bytes = message.max_bytes
+        if self.meter is not None:
+            # The model's weights and workspaces come out of the same memory.
+            most_bytes = min(most_bytes, self.meter.most_bytes() // 2)
+        return msgspec.structs.replace(message, package="", max_bytes=most_bytes)
+
+    def replay_most(self, model: LoadedModel, signature: Signature, site: Site) -> int:
+        """See ``Place``."""
+        if self._recorder is None or not isinstance(model, PlacedModel):
+            return 0
+        return replay_most(model, signature, self._recorder, site)
+
+    def load_to_try(self, spec: ModelSpec) -> LoadedModel:
+        """Load the model on the processor; on a device a bad index ends the process."""
+        return load_model(spec)
+
+    def load_to_measure(self, spec: ModelSpec, executor: str) -> tuple[LoadedModel, Site]:
+        """See ``Place``."""
+        model = load_on(spec, self._device.torch_device, executor)
+        placed = PlacedModel.of(model, self._queue)
+        if self.meter is None:
+            return placed, Processor()
+        return placed, ArenaSite(self._queue, self.meter)
+
+
+def _gathered_bytes(gather: GatherRef) -> tuple[int, ...]:
+    """Return the bytes of each tensor on the device that stands for a part's features."""
+    x_bytes = 4 * gather.rows * gather.table.shape[1]
+    return x_bytes, gather.ids.size_bytes, gather.at.size_bytes, gather.new.size_bytes
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

@@ -1,0 +1,56 @@
+"""Measure a new model: find its signature, choose its executor and calibrate it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from serve.ipc.messages import FromLane, ModelProbed, ProbeModel, Progress
+from serve.lane.executors.check import takes_narrow_edges
+from serve.lane.executors.choose import ExecutorOptions, choose
+from serve.lane.measure.calibrate import Allocator, calibrate
+from serve.lane.measure.probe_signature import probe_signature
+from serve.lane.measure.where_measured import Processor
+from serve.lane.place import Place
+from serve.lane.warm_up import warm_up
+
+
+def probe_model(message: ProbeModel, place: Place, tell: Callable[[FromLane], None]) -> ModelProbed:
+    """Measure the model of `message` at `place`, telling progress. Raises whatever is wrong."""
+    message = place.limited(message)
+    model, site = place.load_to_measure(message.spec, "eager")
+    trial = place.load_to_try(message.spec)
+    signature = probe_signature(trial or model)
+    if message.tries_only:
+        return ModelProbed(signature, b"")
+    options = ExecutorOptions(
+        message.executor,
+        message.max_bytes,
+        Path(message.package) if message.package else None,
+        message.compile_timeout_s,
+        lambda: tell(Progress("compile", 0.0)),
+        site,
+        trial,
+        lambda spec, executor: place.load_to_measure(spec, executor)[0],
+    )
+    chosen = choose(model, signature, options)
+    warm_up(chosen.loaded, signature)
+    if chosen.loaded.executor == "csr" and isinstance(site, Processor):
+        narrow = takes_narrow_edges(chosen.loaded, signature)
+        signature = msgspec.structs.replace(signature, narrow_edges=narrow)
+    found = calibrate(
+        chosen.loaded,
+        signature,
+        budget_s=message.budget_s,
+        max_bytes=message.max_bytes,
+        allocator=Allocator(
+            held_by=None if place.meter is None else place.meter.held_by, expect=place.expect
+        ),
+        progress=lambda step, fraction: tell(Progress(step, fraction)),
+        executor_reason=chosen.reason,
+        site=site,
+        trial=trial,
+    )
+    most = place.replay_most(chosen.loaded, signature, site)
+    found = msgspec.structs.replace(found, replay_most=most)
+    return ModelProbed(signature, msgspec.msgpack.encode(found))

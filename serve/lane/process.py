@@ -1,0 +1,67 @@
+"""The process that lanes live in: how it is set up, and how it ends."""
+
+import ctypes
+import logging
+import mmap
+import os
+import signal
+import sys
+from multiprocessing import forkserver
+from typing import Any, NoReturn
+
+import torch
+
+from serve.ipc.setup import LaneSetup, PassedFile
+from serve.ipc.shared_pool import map_pool
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def enter(setup: LaneSetup, pool_file: PassedFile) -> mmap.mmap:
+    """Set this process up for lanes; returns the shared pool.
+
+    From then on the process ignores SIGINT and SIGTERM, and the kernel kills it with the server.
+    """
+    _die_with_parent()
+    _release_fork_server()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    logging.basicConfig(level=setup.log_level, format="%(levelname)s %(message)s")
+    # Processes that a model starts end with their group.
+    os.setpgid(0, 0)
+    if setup.niceness:
+        os.nice(setup.niceness)
+    if setup.cores:
+        os.sched_setaffinity(0, setup.cores)
+    torch.set_num_threads(setup.threads)
+    pool_fd = pool_file.detach()
+    pool = map_pool(pool_fd, setup.pool_capacity_bytes)
+    os.close(pool_fd)
+    return pool
+
+
+def leave(code: int = 0) -> NoReturn:
+    """End this process at once."""
+    # Tensors over the pool may still exist; the kernel unmaps it, no destructor has to.
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _die_with_parent() -> None:
+    """Have the kernel kill this process with the fork server, which ends with the server."""
+    parent = os.getppid()
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _release_fork_server() -> None:
+    """Close our copy of the pipe whose end tells the fork server that the server is gone.
+
+    multiprocessing gives every child one, so that it could start others. A lane that is busy or
+    stopped would keep the fork server waiting, and so itself alive.
+    """
+    server: Any = forkserver._forkserver
+    os.close(server._forkserver_alive_fd)
+    server._forkserver_alive_fd = None

@@ -1,0 +1,173 @@
+"""A lane on processor cores: one process, pinned, with torch's threads and the C heap."""
+
+import gc
+import mmap
+import signal
+import socket
+
+from serve.ipc.messages import (
+    LaneHolds,
+    LoadModel,
+    MapTable,
+    ProbeModel,
+    RunTask,
+    TableMapped,
+    TaskDone,
+    TaskError,
+)
+from serve.ipc.setup import LaneSetup, PassedFile
+from serve.ipc.stop_word import SIGNAL as STOP_SIGNAL
+from serve.ipc.stop_word import Stopped, StopWord
+from serve.lane import clock
+from serve.lane.channel import LaneChannel
+from serve.lane.executors import with_executor
+from serve.lane.loop import Lane
+from serve.lane.measure.where_measured import Processor, Site
+from serve.lane.models.loader import LoadedModel, load_model
+from serve.lane.models.union import run_union
+from serve.lane.place import HeldModel
+from serve.lane.process import enter, leave
+from serve.lane.process_heap import ProcessHeap
+from serve.lane.task import PoolTensors, check_shapes, expected_shapes, failed, stopped
+from serve.lane.warm_up import warm_up
+from serve.models.model_signature import Signature
+from serve.models.repository import ModelSpec
+from serve.native import Meter
+
+#: Memory that runs leave behind is reported in steps of this size.
+_REPORTED_STEP_BYTES = 16 << 20
+
+
+def main(setup: LaneSetup, channel: socket.socket, pool_file: PassedFile) -> None:
+    """Serve as the lane of this process; the entry point."""
+    pool = enter(setup, pool_file)
+    stop_word = StopWord(pool, setup.words_offset_bytes)
+    signal.signal(STOP_SIGNAL, stop_word.on_signal)
+    lane_channel = LaneChannel(channel)
+    place = ProcessorPlace(lane_channel, pool, Meter.attach(), setup.keep_bytes, stop_word)
+    Lane(lane_channel, place).serve()
+    leave()
+
+
+class ProcessorPlace:
+    """This process's processor cores; a ``Place``."""
+
+    def __init__(
+        self,
+        channel: LaneChannel,
+        pool: mmap.mmap,
+        meter: Meter | None,
+        keep_bytes: int,
+        stop_word: StopWord,
+    ) -> None:
+        """`keep_bytes` is the freed memory that the process may keep from run to run."""
+        self.meter = meter
+        self._channel = channel
+        self._tensors = PoolTensors(pool)
+        self._keep_bytes = keep_bytes
+        self._stop_word = stop_word
+        self._heap = ProcessHeap(keep_bytes)
+        #: Memory left behind as reported last.
+        self._reported_bytes = 0
+
+    def run(self, task: RunTask, model: HeldModel) -> TaskDone | TaskError:
+        """See ``Place``. The stop word and its signal may end the run at any instruction."""
+        try:
+            return self._run(task, model)
+        except Stopped:
+            # The signal may arrive anywhere, also in the middle of cleaning up.
+            if self.meter is not None:
+                self.meter.clear()
+            return stopped(task)
+
+    def _run(self, task: RunTask, model: HeldModel) -> TaskDone | TaskError:
+        started_ns = clock.now_ns()
+        meter = self.meter
+        peak = held = None
+        self.expect(task.limit_bytes)
+        if meter is not None:
+            base_bytes = meter.live_bytes()
+            meter.insert(task.limit_bytes)
+            meter.stop_when(self._stop_word.address, task.task_id)
+        try:
+            self._stop_word.begin(task.task_id)
+            graphs = self._tensors.inputs(task)
+            expected = expected_shapes(task, graphs, model)
+            outputs = run_union(model.loaded, graphs, model.signature.rows)
+            check_shapes(model, outputs, expected)
+            if meter is not None:
+                peak, held = meter.peak_bytes() - base_bytes, meter.held_peak_bytes()
+            for output, part in zip(outputs, task.parts, strict=True):
+                self._tensors.store(output, part, lambda output, place: place.copy_(output))
+        except Stopped:
+            raise
+        except BaseException as error:
+            # The user's code may raise anything; it must not cost the lane.
+            if self._stop_word.asked(task.task_id):
+                return stopped(task)
+            return failed(task, error, refused_bytes=0 if meter is None else meter.refused_bytes())
+        finally:
+            self._stop_word.end()
+            if meter is not None:
+                meter.clear()
+        run_ns = clock.now_ns() - started_ns
+        rows = tuple(output.shape[0] for output in outputs)
+        return TaskDone(task.task_id, rows, outputs[0].shape[1], run_ns, peak, held)
+
+    def expect(self, need_bytes: int) -> None:
+        """See ``Place``."""
+        self._heap.use_pages_for(need_bytes)
+
+    def tidy(self, answer: TaskDone | TaskError) -> None:
+        """Give back memory beyond what a lane may keep, and report what stays."""
+        if isinstance(answer, TaskError):
+            # The error's own cycles may hold the tensors of the run.
+            gc.collect()
+            self._heap.give_back()
+        elif answer.held_bytes is None or answer.held_bytes > self._keep_bytes:
+            self._heap.give_back()
+        self._report_held()
+
+    def _report_held(self) -> None:
+        """Report memory left behind, whenever it is clearly more than reported before."""
+        if self._heap.held_bytes() < self._reported_bytes + _REPORTED_STEP_BYTES:
+            return
+        self._heap.give_back()
+        held_bytes = self._heap.held_bytes()
+        if held_bytes >= self._reported_bytes + _REPORTED_STEP_BYTES:
+            self._reported_bytes = held_bytes
+            self._channel.send(LaneHolds(held_bytes))
+
+    def load(self, message: LoadModel) -> LoadedModel:
+        """See ``Place``."""
+        loaded = load_model(message.spec)
+        model = with_executor(loaded, message.executor, message.signature, message.package)
+        warm_up(model, message.signature)
+        return model
+
+    def settle(self) -> None:
+        """See ``Place``."""
+        self._heap.settle()
+        self._reported_bytes = 0
+
+    def unload(self, key: str) -> None:
+        """See ``Place``; the lane holds the only reference to the model."""
+
+    def map_table(self, message: MapTable) -> TableMapped:
+        """Refuse: the server gathers features for lanes on processors."""
+        return TableMapped(message.table.number, "its lanes share no device")
+
+    def limited(self, message: ProbeModel) -> ProbeModel:
+        """See ``Place``; nothing is limited here."""
+        return message
+
+    def load_to_measure(self, spec: ModelSpec, executor: str) -> tuple[LoadedModel, Site]:
+        """See ``Place``."""
+        return with_executor(load_model(spec), executor), Processor()
+
+    def load_to_try(self, spec: ModelSpec) -> None:
+        """See ``Place``; a bad index is only an error here."""
+
+    def replay_most(self, model: LoadedModel, signature: Signature, site: Site) -> int:
+        """See ``Place``; a processor launches nothing that could be replayed."""
+        return 0

@@ -1,0 +1,112 @@
+"""Parts of a task's run that are the same at every place: its tensors, its checks, its errors."""
+
+import logging
+import mmap
+from collections.abc import Callable, Sequence
+from math import prod
+
+import torch
+
+from serve.core.types import FailReason
+from serve.errors import ModelError, ServeError
+from serve.ipc.messages import Part, RunTask, TaskError, TensorRef
+from serve.lane.error_text import told, traced
+from serve.lane.models.union import rows_wanted
+from serve.lane.place import HeldModel
+
+_log = logging.getLogger(__name__)
+
+_TORCH_DTYPES = {"float32": torch.float32, "int64": torch.int64, "int32": torch.int32}
+
+#: Copies an output to the tensor that the client reads.
+Copy = Callable[[torch.Tensor, torch.Tensor], object]
+
+
+class PoolTensors:
+    """Tensors over the shared pool, where requests and answers lie."""
+
+    def __init__(self, pool: mmap.mmap) -> None:
+        self._pool = pool
+
+    def of(self, ref: TensorRef) -> torch.Tensor:
+        """Return the tensor at `ref`, which shares the pool's memory."""
+        dtype = _TORCH_DTYPES[ref.dtype]
+        count = prod(ref.shape)
+        if count == 0:
+            return torch.empty(ref.shape, dtype=dtype)
+        flat = torch.frombuffer(self._pool, dtype=dtype, count=count, offset=ref.offset_bytes)
+        return flat.view(ref.shape)
+
+    def inputs(self, task: RunTask) -> list[dict[str, torch.Tensor]]:
+        """Return the inputs of each part of the task by name."""
+        return [{ref.name: self.of(ref) for ref in part.inputs} for part in task.parts]
+
+    def store(self, output: torch.Tensor, part: Part, copy: Copy) -> None:
+        """Copy a part's output to its place; raises ServeError when it does not fit."""
+        size_bytes = output.numel() * output.element_size()
+        if size_bytes > part.output_capacity_bytes:
+            raise ServeError(
+                f"the output has shape {tuple(output.shape)}, {size_bytes} bytes; "
+                f"{part.output_capacity_bytes} were expected for a graph of this size"
+            )
+        if size_bytes:
+            place = TensorRef("output", "float32", tuple(output.shape), part.output_offset_bytes)
+            copy(output, self.of(place))
+
+
+def expected_shapes(
+    task: RunTask, graphs: Sequence[dict[str, torch.Tensor]], model: HeldModel
+) -> list[tuple[int, int]]:
+    """Return the shape that the signature gives each part's output.
+
+    Call it before the model gets the graphs, which it may change.
+    """
+    signature = model.signature
+    return [
+        (
+            rows_wanted(graph, signature.rows) if part.gather is None else part.gather.rows,
+            signature.num_outputs,
+        )
+        for graph, part in zip(graphs, task.parts, strict=True)
+    ]
+
+
+def check_shapes(
+    model: HeldModel, outputs: Sequence[torch.Tensor], expected: Sequence[tuple[int, int]]
+) -> None:
+    """Raise ModelError unless every output has its expected shape."""
+    for output, shape in zip(outputs, expected, strict=True):
+        if tuple(output.shape) != shape:
+            raise ModelError(
+                f"model {model.loaded.spec.key}: the output has {_size(output.shape)}; it must "
+                f"have {_size(shape)}, one row for each {model.signature.rows}"
+            )
+
+
+def _size(shape: Sequence[int]) -> str:
+    rows, columns = shape
+    return f"{rows} rows of {columns}"
+
+
+def stopped(task: RunTask) -> TaskError:
+    """Return the answer for a run that the server has ended."""
+    return TaskError(task.task_id, FailReason.STOPPED.value, "nobody waits for it any more")
+
+
+def failed(task: RunTask, error: BaseException, *, refused_bytes: int) -> TaskError:
+    """Return the answer for a run that ended in `error`.
+
+    `refused_bytes` is the size of the last tensor beyond the run's limit, 0 when there was none.
+    """
+    if refused_bytes:
+        # The cause, whatever the model made of it.
+        text = f"a tensor of {refused_bytes} bytes would pass its limit of "
+        text += f"{task.limit_bytes} bytes"
+        return TaskError(task.task_id, FailReason.OUT_OF_MEMORY.value, text)
+    text = told(error)
+    if isinstance(error, MemoryError) or "DefaultCPUAllocator" in text:
+        text = "the system has no memory left" if text == "MemoryError" else text
+        return TaskError(task.task_id, FailReason.OUT_OF_MEMORY.value, text)
+    if not isinstance(error, ServeError):
+        _log.error("model %s raised\n%s", task.key, traced(error))
+    return TaskError(task.task_id, FailReason.MODEL_ERROR.value, text)
