@@ -30,3 +30,12 @@ def test_links_lead_somewhere(page):
         if not found:
             broken.append(link)
     assert broken == []
+
+
+def test_the_index_of_the_docs_lists_every_page():
+    index = ROOT / "docs" / "README.md"
+    linked = {
+        (index.parent / link.partition("#")[0]).resolve()
+        for link in _LINK.findall(index.read_text(encoding="utf-8"))
+    }
+    assert set((ROOT / "docs").rglob("*.md")) - linked == {index}

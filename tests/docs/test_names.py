@@ -77,6 +77,17 @@ def test_options_exist(page):
     assert [name for name in named if pattern.fullmatch(name) and name not in known] == []
 
 
+def test_options_of_the_gpu_are_in_their_sections():
+    tables = re.findall(
+        r"^\| option under `\[+(\w+)\]+` .*\n\|[-|]+\n((?:\|.*\n)+)", PAGES["docs/cuda.md"], re.M
+    )
+    assert len(tables) == 2
+    for section, rows in tables:
+        names = re.findall(r"^\| `(\w+) = ", rows, re.M)
+        assert names
+        assert {f"{section}.{name}" for name in names} <= options()
+
+
 def model_options() -> set[str]:
     """Return every key of a model's config.toml with its section."""
     found = set()
