@@ -1,12 +1,12 @@
-# Everything a newcomer, a developer and CI call. `make help` lists it.
+# The commands of newcomers, developers and CI. `make help` lists them.
 #
-# `make demo` and `make test` do all their set-up themselves. What was set up is remembered in
-# .stamps/ under the hash of its inputs, so a second start does nothing it need not.
+# Every target does the set-up that it needs. A file in .stamps/, named after the hash of the inputs,
+# marks a set-up as done, so that the next command skips it.
 #
 #   PYTHON=python3.12     interpreter for .venv (default: the first usable one found)
-#   TORCH=torch==2.11.0   another build of torch than the pinned one; any pip requirement or file
-#   COVERAGE=1            print what the tests cover, server and lane processes included
-#   ARGS="-k meter -x"    passed on to pytest; -n 0: in one process
+#   TORCH=torch==2.11.0   torch to install in place of the pinned one; any pip requirement or file
+#   COVERAGE=1            print the coverage of the tests, server and lane processes included
+#   ARGS="-k meter -x"    arguments for pytest; -n 0 runs it in one process
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -18,15 +18,15 @@ TORCH_PIN := $(shell sed -n 's/^torch==//p' constraints.txt)
 BIN := .venv/bin
 PY := $(BIN)/python
 PIP := $(PY) -m pip --disable-pip-version-check -qq
-# Stamps hold nothing but the hash in their names: file contents never reach a shell.
+# Only the hash is in a stamp's name, so that the content of a file never reaches a shell.
 TOOLS_KEY := $(shell { cat constraints.txt; echo '$(TORCH)'; } | sha256sum | cut -c1-16)
 PACKAGE_KEY := $(shell { find csrc -type f | sort | xargs cat pyproject.toml; \
                         echo $(TOOLS_KEY); } | sha256sum | cut -c1-16)
 TOOLS := .stamps/tools-$(TOOLS_KEY)
 PACKAGE := .stamps/package-$(PACKAGE_KEY)
 CPP_FILES = $(shell git ls-files 'csrc/*.hpp' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cuh')
-# Two at a time, whole files, whose tests share servers; in the order of their folders, so that the
-# long ones are not last. More would have the servers of some in the way of others.
+# Two processes, as servers of more would disturb each other. A file stays in one process, as its
+# tests share servers; files run in the order of their folders, so that long ones are not last.
 PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 TESTS = $(PYTEST) --durations=15 $(if $(COVERAGE),--cov --cov-report=term:skip-covered) $(ARGS)
 SAY := @printf '\033[1m==> %s\033[0m\n'
@@ -44,11 +44,11 @@ setup: $(PACKAGE) ## Make .venv, install pinned dependencies, build csrc/ (done 
 demo: $(PACKAGE) ## Start a server on the demo models, load it, show the report
 	@$(BIN)/gnnserve demo
 
-test: $(PACKAGE) ## All Python tests; with COVERAGE=1 also what they cover
+test: $(PACKAGE) ## All Python tests; with COVERAGE=1 also their coverage
 	$(SAY) "tests"
 	@$(TESTS)
 
-test-ci: $(PACKAGE) ## The same; up to three that fail are tried once more, alone, and named
+test-ci: $(PACKAGE) ## The same; up to three tests that fail are run again, alone, and named
 	$(SAY) "tests"
 	@.ci/tests $(TESTS)
 
@@ -64,11 +64,11 @@ cpp: $(PACKAGE) ## C++ tests: plain, under ASan and UBSan, under TSan
 bench: $(PACKAGE) ## Measure on this machine, then write the pages that quote the results
 	@$(PY) -m bench && $(PY) -m bench.pages
 
-gpu-check: ## On a machine with CUDA, without network or .venv: build, test and measure; ARGS="--only arena"
+gpu-check: ## Build, test and measure on a machine with CUDA, without network or .venv; ARGS="--only arena"
 	@$(or $(PYTHON),python3) bench/gpu/check.py $(ARGS)
 
 check: COVERAGE = 1
-check: lint type arch generated cpp test ## Everything CI checks on the sources
+check: lint type arch generated cpp test ## Everything that CI checks on the sources
 
 lint: $(PACKAGE) ## ruff, clang-format, file length
 	$(SAY) "lint"
@@ -83,18 +83,18 @@ type: $(PACKAGE) ## mypy, strict
 	$(SAY) "types"
 	@$(BIN)/mypy
 
-arch: $(PACKAGE) ## Who may import whom
+arch: $(PACKAGE) ## Import contracts
 	$(SAY) "imports"
 	@$(BIN)/lint-imports
 
-generated: $(PACKAGE) ## serve/pb, serve/_core.pyi and the client for threads are what their sources make
+generated: $(PACKAGE) ## serve/pb, serve/_core.pyi and serve/client/sync.py are up to date
 	$(SAY) "generated files"
 	@$(PY) protos/generate.py --check
 	@$(PY) .ci/sync_client.py --check
 	@$(PY) -m nanobind.stubgen -q -m serve._core -o build/_core.pyi
 	@diff -u serve/_core.pyi build/_core.pyi
 
-format: $(PACKAGE) ## Fix what ruff and clang-format can
+format: $(PACKAGE) ## Let ruff and clang-format fix the sources
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
 	@$(BIN)/clang-format -i $(CPP_FILES)
@@ -114,7 +114,7 @@ wheel: $(PACKAGE) ## Build dist/gnnserve-*.whl
 	@$(PIP) wheel --no-deps --no-build-isolation -w dist .
 	@ls dist/*.whl
 
-clean: ## Remove what was built, not .venv
+clean: ## Remove everything built, except .venv
 	rm -rf build dist .stamps .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .coverage*
 
 # --- set-up ---------------------------------------------------------------------------------------
@@ -138,8 +138,8 @@ export find_python
 	$(SAY) "making .venv"
 	@eval "$$find_python"; "$$python" -m venv .venv; $(PY) --version
 
-# A CPU build of torch is preferred where one can be had (through pip's own settings, such as
-# PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL): the ordinary build brings gigabytes of CUDA libraries.
+# Prefer a CPU build of torch, if pip finds one through its own settings such as PIP_FIND_LINKS or
+# PIP_EXTRA_INDEX_URL: the ordinary build brings gigabytes of CUDA libraries.
 $(TOOLS): .venv/pyvenv.cfg
 	$(SAY) "installing torch and build tools"
 	@mkdir -p .stamps
