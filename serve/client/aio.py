@@ -39,7 +39,7 @@ from serve.client.facts import (
 from serve.client.graphs import GraphChange, change_request
 from serve.client.requests import Request, RequestFields, fanouts_text
 from serve.client.shared import SharedMemory
-from serve.client.streaming import Outcome, StreamBook
+from serve.client.streaming import Outcome, PendingRequests
 from serve.pb import gnnserve_pb2, gnnserve_pb2_grpc, grpc_service_pb2_grpc
 from serve.pb import grpc_service_pb2 as pb
 from serve.wire.messages import (
@@ -151,32 +151,32 @@ class AsyncClient:
         A failed request does not end the stream. Requests are read from the iterable as fast as
         the server can take them.
         """
-        book = StreamBook()
+        pending = PendingRequests()
         broken: list[BaseException] = []
 
         async def messages() -> AsyncIterator[bytes]:
             try:
                 async for request in _each(requests):
-                    entered = book.enter(request)
+                    entered = pending.enter(request)
                     try:
                         tensors = entered.tensors(await self._taken(entered))
                         yield entered.encode(tensors, self._max_message_bytes)
                     except ClientError as error:
-                        book.drop(entered, error)
+                        pending.drop(entered, error)
             except Exception as error:
                 broken.append(error)
 
         call = self._stream(messages(), timeout=self._timeout_s)
         try:
             async for message in call:
-                yield book.settle(message)
-                while book.unsent:
-                    yield book.unsent.popleft()
+                yield pending.settle(message)
+                while pending.unsent:
+                    yield pending.unsent.popleft()
         except grpc.RpcError as error:
             raise from_rpc(error) from error
         finally:
             call.cancel()
-        for outcome in book.unsent:
+        for outcome in pending.unsent:
             yield outcome
         if broken:
             raise broken[0]

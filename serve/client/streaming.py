@@ -12,7 +12,7 @@ from serve.wire.messages import Failure, decode_stream_answer
 Outcome = tuple[int, Answer | ClientError]
 
 
-class StreamBook:
+class PendingRequests:
     """Requests that are sent and not yet answered, by their id on the wire."""
 
     def __init__(self) -> None:

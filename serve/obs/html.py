@@ -8,7 +8,7 @@ from importlib.resources import files
 import numpy as np
 
 from serve.core.rules.cause import CAUSES
-from serve.obs import plots, words
+from serve.obs import explanations, plots
 from serve.obs.frame import STAGES, Frame
 from serve.obs.memory_plot import memory_plot
 from serve.obs.record import ServerRun
@@ -112,7 +112,7 @@ def _figures(frame: Frame, runs: Sequence[ServerRun], report: Report) -> list[st
     launched = frame.where(frame.launched)
     measured = bool(np.any(launched["pmc_measured_bytes"] > 0))
     models = [(name, f"m{i % 8}") for i, name in enumerate(sorted(report.by_model))]
-    stages = [(words.STAGES[stage], f"s-{stage}") for stage in STAGES]
+    stages = [(explanations.STAGES[stage], f"s-{stage}") for stage in STAGES]
     ends = [("in time", "kept"), ("late", "late"), ("without a result", "none")]
     hidden = report.overhead["prepare_hidden_share"]
     excess = report.memory.overestimate_p50
@@ -190,11 +190,11 @@ def _tables(frame: Frame, report: Report) -> list[str]:
     ]  # fmt: skip
     causes = [
         (f'<span class="key c-{escape(cause)}">{escape(cause)}</span>', f"{count:,}",
-         f"{count / total:.0%}", *words.CAUSES.get(cause, ("", "")))
+         f"{count / total:.0%}", *explanations.CAUSES.get(cause, ("", "")))
         for cause, count in report.by_cause.items()
     ]  # fmt: skip
     reasons = [
-        (escape(reason), f"{count:,}", escape(words.REASONS.get(reason, "")))
+        (escape(reason), f"{count:,}", escape(explanations.REASONS.get(reason, "")))
         for reason, count in report.rejected.items()
     ]
     worst = [

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Histogram, Info, generate_latest
 
-from serve.obs import host
+from serve.obs import host_usage
 from serve.obs.record import RequestRecord, ServerRun
 from serve.obs.scraped import EngineSnapshot, EngineState, PortSnapshot, PortState
 from serve.obs.triton_metrics import TritonMetrics
@@ -35,7 +35,7 @@ class Metrics:
         self._triton = TritonMetrics()
         registry.register(self._triton)
         registry.register(EngineState(snapshot))
-        registry.register(host.HostUsage())
+        registry.register(host_usage.HostUsage())
         info = Info("gnnserve_server", "Version and settings of this server", registry=registry)
         info.info(
             {

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 import numpy as np
 
 from serve.core.rules.cause import CAUSES
-from serve.obs import words
+from serve.obs import explanations
 from serve.obs.frame import STAGES, Frame, ratio
 from serve.obs.svg import (
     Canvas,
@@ -215,7 +215,7 @@ def _stack(
     at = 0.0
     for stage in STAGES:
         if (width := x(at + parts[stage]) - x(at)) > 0.05:
-            tip = f"{words.STAGES[stage]}\n{tips[stage]}"
+            tip = f"{explanations.STAGES[stage]}\n{tips[stage]}"
             rects.append(
                 tag(
                     "rect", x=x(at), y=top, width=width, height=height, cls=f"s-{stage}", data_t=tip

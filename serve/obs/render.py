@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from serve.obs import words
+from serve.obs import explanations
 from serve.obs.frame import STAGES
 from serve.obs.record import ServerRun
 from serve.obs.report import Report
@@ -104,7 +104,7 @@ def _causes(report: Report) -> Table:
     table = _table("Why answers were late", "cause", "late#", "share#", "what happened")
     for cause, count in sorted(report.by_cause.items(), key=lambda item: -item[1]):
         if count:
-            meaning = words.CAUSES.get(cause, ("", ""))[0]
+            meaning = explanations.CAUSES.get(cause, ("", ""))[0]
             table.add_row(cause, f"{count:,}", f"{count / report.violations:.0%}", meaning)
     return table
 
@@ -114,7 +114,7 @@ def _stages(report: Report) -> Table:
     for stage in STAGES:
         share = report.overhead[stage]
         bar = Text("█" * round(40 * share), _COLOURS[stage])
-        table.add_row(words.STAGES[stage], f"{share:.1%}", bar)
+        table.add_row(explanations.STAGES[stage], f"{share:.1%}", bar)
     hidden = report.overhead["prepare_hidden_share"]
     table.add_row(
         "prepare, hidden", f"{hidden:.0%}", "of all preparation, behind other work", style="dim"
@@ -141,7 +141,7 @@ def _memory(report: Report) -> Text:
 def _rejected(report: Report) -> Table:
     table = _table("Without a result", "reason", "requests#", "meaning")
     for reason, count in report.rejected.items():
-        table.add_row(reason, f"{count:,}", words.REASONS.get(reason, ""))
+        table.add_row(reason, f"{count:,}", explanations.REASONS.get(reason, ""))
     return table
 
 

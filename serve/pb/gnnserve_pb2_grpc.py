@@ -67,35 +67,35 @@ class GnnServeServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Describe(self, request, context):
-        """What this server is: device, lanes, budget, scheduling.
+        """Describes this server: device, lanes, budget, scheduling.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Estimate(self, request, context):
-        """What a request of a given size would need, without running it.
+        """Estimates what a request of a given size needs, without running it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Report(self, request, context):
-        """The QoS report over the records kept.
+        """Returns the QoS report over the requests kept.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListGraphs(self, request, context):
-        """The graphs that requests by node id can be about.
+        """Lists the graphs that requests by node id can name.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UpdateGraph(self, request, context):
-        """Change one: all of it or, on an error, nothing. A request sees the graph before or after.
+        """Changes a graph, or on an error nothing. A request sees the graph before or after the change.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -11,7 +11,7 @@ from serve.obs.record import ServerRun
 from serve.pb import POOL
 from serve.pb import gnnserve_pb2 as pb
 from serve.rpc import describe
-from serve.rpc.change import decode_change, parse_update
+from serve.rpc.graph_update import decode_change, parse_update
 from serve.rpc.parameters import parse_fanouts
 from serve.server.api import Inference
 

@@ -18,7 +18,7 @@ _RETRY_NS = 1_000_000_000
 _NOTHING = object()
 
 
-class OpenCalls:
+class OpenCallLimit:
     """Limit on the open calls of one kind."""
 
     def __init__(self, most: int, what: str, refusals: Refusals) -> None:
@@ -43,7 +43,7 @@ class OpenCalls:
         return False
 
 
-def limited(behavior: Behavior, calls: OpenCalls) -> Behavior:
+def limited(behavior: Behavior, calls: OpenCallLimit) -> Behavior:
     """Return `behavior`, a method of another library's service, under the limit of `calls`."""
 
     def call(requests: Any, context: grpc.ServicerContext, *send: Any) -> Any:

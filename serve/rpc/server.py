@@ -20,13 +20,13 @@ from serve.pb import POOL
 from serve.pb import gnnserve_pb2 as _gnnserve_pb2  # noqa: F401  registers the service
 from serve.rpc import gnnserve_service as own
 from serve.rpc import service
-from serve.rpc.allotment import HEALTH, MAX_REFLECTIONS, MAX_STREAMS, MAX_WATCHERS, Allotment
 from serve.rpc.call_threads import RECEIVE_S, CallThreads
 from serve.rpc.gate import Gate
 from serve.rpc.handlers import service_handler
 from serve.rpc.health import Health
-from serve.rpc.open_calls import OpenCalls, limited, watched
+from serve.rpc.open_calls import OpenCallLimit, limited, watched
 from serve.rpc.refusals import Refusals
+from serve.rpc.thread_pools import HEALTH, MAX_REFLECTIONS, MAX_STREAMS, MAX_WATCHERS, ThreadPools
 from serve.rpc.watchdog import Watchdog
 from serve.server.api import Inference
 from serve.server.clock import now_ns
@@ -81,10 +81,10 @@ class GrpcServer:
         self._max_message_bytes = max_message_bytes
         self._gate = Gate()
         self._refusals = Refusals()
-        self._allotment = Allotment(max_queue)
+        self._pools = ThreadPools(max_queue)
         self._threads = CallThreads(
-            self._allotment.ordinary,
-            apart=self._allotment.by_path(),
+            self._pools.ordinary,
+            apart=self._pools.by_path(),
             receive_s=receive_timeout_s,
             refusals=self._refusals,
         )
@@ -92,8 +92,8 @@ class GrpcServer:
             engine,
             facts,
             self._gate,
-            self._allotment.streamed,
-            OpenCalls(MAX_STREAMS, "streams", self._refusals),
+            self._pools.streamed,
+            OpenCallLimit(MAX_STREAMS, "streams", self._refusals),
             Regions(offered=shared_memory),
         )
         self._health = Health(self._inference, engine.models, engine.served)
@@ -102,11 +102,11 @@ class GrpcServer:
             self._threads,  # type: ignore[arg-type]  # gRPC needs an Executor, no thread pool
             options=[
                 *_options(max_message_bytes),
-                ("grpc.max_concurrent_streams", self._allotment.calls_of_a_connection),
+                ("grpc.max_concurrent_streams", self._pools.calls_of_a_connection),
             ],
         )
-        watches = OpenCalls(MAX_WATCHERS, "health watches", self._refusals)
-        self._health.Watch = watched(limited(self._health.Watch, watches), self._allotment.open)
+        watches = OpenCallLimit(MAX_WATCHERS, "health watches", self._refusals)
+        self._health.Watch = watched(limited(self._health.Watch, watches), self._pools.open)
         self._server.add_generic_rpc_handlers(
             (
                 service_handler(service.NAME, self._inference, service.AS_BYTES, self._refusals),
@@ -151,7 +151,7 @@ class GrpcServer:
                 f"{_bind_error(self._host, self._port) or error}"
             ) from error
         self._port = port
-        self._allotment.probes.start_kept()
+        self._pools.probes.start_kept()
         self._health.start()
         self._server.start()
         self._watchdog.start(self._own_address)
@@ -201,7 +201,7 @@ class GrpcServer:
         threading.Event().wait(min(_REFUSE_S, remaining_s()))
         self._server.stop(min(_CLOSE_S, remaining_s())).wait()
         self._threads.shutdown(wait=False)
-        self._allotment.streamed.shutdown()
+        self._pools.streamed.shutdown()
         return left
 
     @property
@@ -215,7 +215,7 @@ class GrpcServer:
             POOL.AddSerializedFile(descriptor.serialized_pb)
         names = (service.NAME, own.NAME, HEALTH, reflection.SERVICE_NAME)
         servicer = reflection.ReflectionServicer(names, pool=POOL)
-        calls = OpenCalls(MAX_REFLECTIONS, "reflection calls", self._refusals)
+        calls = OpenCallLimit(MAX_REFLECTIONS, "reflection calls", self._refusals)
         servicer.ServerReflectionInfo = limited(servicer.ServerReflectionInfo, calls)
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(
             servicer, _Unregistered(self._server)

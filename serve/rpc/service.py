@@ -14,10 +14,10 @@ from serve.errors import InvalidInput, RequestCancelled, ServeError, UnknownName
 from serve.obs.record import ServerRun
 from serve.pb import grpc_service_pb2 as pb
 from serve.rpc import describe
+from serve.rpc.cancellation import Cancellation
 from serve.rpc.convert import decode_call, encode_answer
-from serve.rpc.flight import Flight
 from serve.rpc.gate import Gate
-from serve.rpc.open_calls import OpenCalls
+from serve.rpc.open_calls import OpenCallLimit
 from serve.rpc.statistics import Statistics
 from serve.rpc.stream import Stream
 from serve.rpc.workers import Workers
@@ -40,7 +40,7 @@ class InferenceService:
         facts: Callable[[], ServerRun],
         gate: Gate,
         workers: Workers,
-        streams: OpenCalls,
+        streams: OpenCallLimit,
         regions: Regions,
     ) -> None:
         self._engine = engine
@@ -57,11 +57,11 @@ class InferenceService:
     def ModelInfer(self, message: bytes, context: grpc.ServicerContext) -> bytes:
         """Answer one request."""
         arrived_ns = now_ns()
-        flight = Flight()
+        cancellation = Cancellation()
 
         def ended() -> None:
             self._gate.leave()
-            flight.cancel()
+            cancellation.cancel()
 
         self._gate.enter()
         if not context.add_callback(ended):
@@ -70,7 +70,7 @@ class InferenceService:
             self._engine.refused("unknown", "", "", arrived_ns, error)
             raise error
         request = decode_request(message)
-        return self._infer(request, arrived_ns, flight, context.time_remaining())
+        return self._infer(request, arrived_ns, cancellation, context.time_remaining())
 
     def ModelStreamInfer(
         self, messages: Iterator[bytes], context: grpc.ServicerContext
@@ -83,8 +83,8 @@ class InferenceService:
         if not self._streams.enter(context):
             return
 
-        def infer(request: WireRequest, arrived_ns: int, flight: Flight) -> bytes:
-            return self._infer(request, arrived_ns, flight, context.time_remaining())
+        def infer(request: WireRequest, arrived_ns: int, cancellation: Cancellation) -> bytes:
+            return self._infer(request, arrived_ns, cancellation, context.time_remaining())
 
         stream = Stream(infer, self._gate, self._workers)
         context.add_callback(stream.close)
@@ -96,12 +96,12 @@ class InferenceService:
         self,
         request: WireRequest,
         arrived_ns: int,
-        flight: Flight,
+        cancellation: Cancellation,
         remaining_s: float,
     ) -> bytes:
         """Run one request to its end and return the serialized response."""
         model, call, ticket = self._submit(request, arrived_ns, remaining_s)
-        flight.take_off(ticket)
+        cancellation.submitted(ticket)
         try:
             result = ticket.result()
             answer = encode_answer(request.request_id, result, call.output_place)
@@ -109,7 +109,7 @@ class InferenceService:
             self._statistics.failed(model.name, model.version, now_ns() - arrived_ns)
             raise
         finally:
-            flight.land()
+            cancellation.finished()
         self._statistics.succeeded(result.record)
         return answer
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import grpc
 
 from serve.errors import QueueFull
-from serve.rpc.flight import Flight
+from serve.rpc.cancellation import Cancellation
 from serve.rpc.gate import Gate
 from serve.rpc.status import status_of
 from serve.rpc.workers import Workers
@@ -27,8 +27,8 @@ from serve.wire.messages import (
     encode_stream_answer,
 )
 
-#: Runs a request: (request, arrived_ns, flight) to the serialized response.
-Infer = Callable[[WireRequest, int, Flight], bytes]
+#: Runs a request: (request, arrived_ns, cancellation) to the serialized response.
+Infer = Callable[[WireRequest, int, Cancellation], bytes]
 #: Most requests of one stream that are in flight or answered and not yet written.
 WINDOW = 256
 
@@ -59,7 +59,7 @@ class Stream:
         self._busy = 1
         #: Number of unwritten answers whose requests are inside the gate.
         self._unsent = 0
-        self._flights: set[Flight] = set()
+        self._cancellations: set[Cancellation] = set()
         #: Answers to write; None marks the end of the stream.
         self._answers: SimpleQueue[_Outgoing | None] = SimpleQueue()
 
@@ -91,11 +91,11 @@ class Stream:
         with self._lock:
             self._closed = True
             unsent, self._unsent = self._unsent, 0
-            flights = tuple(self._flights)
+            cancellations = tuple(self._cancellations)
         for _ in range(unsent):
             self._gate.leave()
-        for flight in flights:
-            flight.cancel()
+        for cancellation in cancellations:
+            cancellation.cancel()
         self._window.release()
         self._answers.put(None)
 
@@ -106,18 +106,18 @@ class Stream:
                 self._window.acquire()
                 if self._closed:
                     break
-                flight = Flight()
+                cancellation = Cancellation()
                 with self._lock:
                     self._busy += 1
-                    self._flights.add(flight)
-                if not self._workers.give(partial(self._serve, message, arrived_ns, flight)):
-                    self._end(flight, _Outgoing(QueueFull(_NO_THREAD, _RETRY_NS), "", False))
+                    self._cancellations.add(cancellation)
+                if not self._workers.give(partial(self._serve, message, arrived_ns, cancellation)):
+                    self._end(cancellation, _Outgoing(QueueFull(_NO_THREAD, _RETRY_NS), "", False))
         except grpc.RpcError:
             pass  # the client went away: `close` does the rest
         finally:
             self._done()
 
-    def _serve(self, message: bytes, arrived_ns: int, flight: Flight) -> None:
+    def _serve(self, message: bytes, arrived_ns: int, cancellation: Cancellation) -> None:
         """Run one request, on a worker's thread."""
         request_id, inside = "", False
         try:
@@ -125,15 +125,15 @@ class Stream:
             request_id = request.request_id
             self._gate.enter()
             inside = True
-            content: bytes | Exception = self._infer(request, arrived_ns, flight)
+            content: bytes | Exception = self._infer(request, arrived_ns, cancellation)
         except Exception as error:
             content = error
-        self._end(flight, _Outgoing(content, request_id, inside))
+        self._end(cancellation, _Outgoing(content, request_id, inside))
 
-    def _end(self, flight: Flight, answer: _Outgoing) -> None:
+    def _end(self, cancellation: Cancellation, answer: _Outgoing) -> None:
         """Queue a request's answer for writing, unless the call has ended."""
         with self._lock:
-            self._flights.discard(flight)
+            self._cancellations.discard(cancellation)
             closed = self._closed
             if not closed:
                 self._unsent += answer.inside

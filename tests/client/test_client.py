@@ -29,7 +29,7 @@ from serve.client import (
     TimedOut,
     Unavailable,
 )
-from serve.client.streaming import StreamBook
+from serve.client.streaming import PendingRequests
 from serve.errors import ModelError, QueueFull, TooBig
 from serve.pb import grpc_service_pb2 as pb
 from serve.pb import grpc_service_pb2_grpc
@@ -309,11 +309,11 @@ def test_streams_raise_what_the_requests_raise(client):
 
 
 def test_ids_on_one_stream_tell_its_requests_apart():
-    book = StreamBook()
-    book.enter(Request(model="gcn", request_id="a"))
-    assert book.enter(Request(model="gcn")).request_id == "stream-1"
+    pending = PendingRequests()
+    pending.enter(Request(model="gcn", request_id="a"))
+    assert pending.enter(Request(model="gcn")).request_id == "stream-1"
     with pytest.raises(InvalidRequest, match="request_id 'a' is in use"):
-        book.enter(Request(model="gcn", request_id="a"))
+        pending.enter(Request(model="gcn", request_id="a"))
 
 
 def test_a_stream_may_be_left_early(target, engine):

@@ -15,7 +15,7 @@ from serve.config import Config
 from serve.core.disciplines import DISCIPLINES
 from serve.core.policies import POLICIES
 from serve.models.model_config import ModelConfig
-from serve.obs.words import CAUSES, REASONS
+from serve.obs.explanations import CAUSES, REASONS
 from tests.docs.pages import PAGES
 
 each_page = pytest.mark.parametrize("page", PAGES)

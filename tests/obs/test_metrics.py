@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from serve.obs.host import HostUsage
+from serve.obs.host_usage import HostUsage
 from serve.obs.metrics import Metrics
 from serve.obs.scraped import EngineSnapshot, PortSnapshot
 from tests.obs.builders import MS, RUN, late, record, unanswered

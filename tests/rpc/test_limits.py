@@ -9,8 +9,8 @@ import pytest
 from serve import native
 from serve.pb import gnnserve_pb2 as own
 from serve.pb import grpc_service_pb2 as pb
-from serve.rpc import change
-from serve.rpc.change import parse_update
+from serve.rpc import graph_update
+from serve.rpc.graph_update import parse_update
 from serve.wire import messages as wire
 from serve.wire import protobuf as wire_library
 from serve.wire.messages import WireError
@@ -178,7 +178,7 @@ def test_numbers_may_be_given_up_to_a_limit():
     "made_of", [b"\x08\x00", b"\x1a\x00", b"\x52\x00", GROUP, field(3, b"\x10\x01" * MIB)]
 )
 def test_a_hollow_change_of_a_graph_is_refused_unparsed(made_of, monkeypatch):
-    monkeypatch.setattr(change, "parse", None)
+    monkeypatch.setattr(graph_update, "parse", None)
     with pytest.raises(WireError, match="at most that many are taken"):
         parse_update(made_of * (1 + 2 * MIB // len(made_of)))
 

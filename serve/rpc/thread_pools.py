@@ -39,7 +39,7 @@ _OPEN = (
 )
 
 
-class Allotment:
+class ThreadPools:
     """The thread pools of a server that accepts `max_queue` requests at once."""
 
     def __init__(self, max_queue: int) -> None:
