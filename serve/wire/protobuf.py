@@ -177,8 +177,8 @@ def check_head(
 def _check_head_bytes(head_bytes: int) -> None:
     if head_bytes > MOST_HEAD_BYTES:
         raise WireError(
-            f"message: more than {MOST_HEAD_BYTES} bytes beside the contents of tensors, "
-            "at most that many are taken"
+            f"message: more than {MOST_HEAD_BYTES} bytes beside the contents of tensors; "
+            f"at most {MOST_HEAD_BYTES} are taken"
         )
 
 

@@ -257,5 +257,5 @@ def test_messages_for_the_library_are_small_and_well_formed(server, channel):
     assert call.details().startswith("malformed message of /gnnserve.v1.GnnServe/Estimate")
     call = channel.unary_unary(INFER_METHOD).future(b"\x3a\x00" * 2**19, timeout=LONG_S)
     assert call.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "16384 bytes of it are not contents of tensors" in call.details()
+    assert "more than 16384 bytes beside the contents of tensors" in call.details()
     assert (server.refused["message_size"], server.refused["malformed"]) == (1, 2)

@@ -179,7 +179,7 @@ def test_numbers_may_be_given_up_to_a_limit():
 )
 def test_a_hollow_change_of_a_graph_is_refused_unparsed(made_of, monkeypatch):
     monkeypatch.setattr(graph_update, "parse", None)
-    with pytest.raises(WireError, match="at most that many are taken"):
+    with pytest.raises(WireError, match="at most 16384 are taken"):
         parse_update(made_of * (1 + 2 * MIB // len(made_of)))
 
 
