@@ -126,7 +126,7 @@ class Application:
             self._start(ready, progress)
             self._signals.wait()
         except ServeError as error:
-            if not self._signals.told:
+            if not self._signals.stop_requested:
                 raise
             _log.info("the start was interrupted: %s", error)
         finally:
@@ -141,7 +141,7 @@ class Application:
         gc.freeze()
         with self._rpc.own_requests() as send:
             self._engine.open(progress, send)
-        if not self._signals.told:
+        if not self._signals.stop_requested:
             _log.info("serving: gRPC on port %d, HTTP on port %d", port, self._http.port)
             ready(port, self._http.port)
 

@@ -16,7 +16,7 @@ from serve.server.driver import Driver
 from serve.server.estimates import Estimates
 from serve.server.graphs import GraphStore
 from serve.server.intake import Intake
-from serve.server.lane_monitor import LaneMonitor, LaneNews
+from serve.server.lane_monitor import LaneCallbacks, LaneMonitor
 from serve.server.lanes.pool import LanePool
 from serve.server.learning.learner import Learner
 from serve.server.model_info import ModelInfos
@@ -124,12 +124,12 @@ def assemble(
     records = RecordKeeper(scheduling, sink)
     tables = TableOffers(pool, graphs)
     learner = Learner(catalogue, lock, params.device.slowdown)
-    news = LaneNews(
+    callbacks = LaneCallbacks(
         tables=graphs.tables.answered,
         lane_up=lambda lane_id: tables.lane_up(lane_id) if records.serving else None,
         memory_taken=budget.memory_taken,
     )
-    monitor = LaneMonitor(pool, catalogue, rollout.lane_models, lock, news)
+    monitor = LaneMonitor(pool, catalogue, rollout.lane_models, lock, callbacks)
     driver = Driver(params, pool, monitor, learner, records, lock=lock, journal=journal)
     infos = ModelInfos(
         catalogue, graphs_of=graphs.fitting, quarantine_reason=driver.quarantine_reason

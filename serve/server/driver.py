@@ -2,8 +2,8 @@
 
 Whoever has an event (the thread a request came in on; the driver's own thread, which listens to the
 lanes and keeps the timers) takes the lock, asks the scheduler what to do and does it. The work
-under the lock is a few microseconds of dictionary work, a packet to a lane, or a word to a waiting
-thread; nothing there blocks. See ``serve.core.scheduler`` for the decisions and
+under the lock is a few microseconds of dictionary work, a packet to a lane, or an order to a
+waiting thread; nothing there blocks. See ``serve.core.scheduler`` for the decisions and
 ``docs/architecture.md`` for a request's way through all this.
 """
 
@@ -151,10 +151,10 @@ class Driver:
             self._journal.left(task.arrived_ns + record.latency_ns, task.task_id)
         return record
 
-    def unhold(self, ticket: RequestTicket, outcome: Outcome | None) -> None:
-        """Note that the serving thread needs the buffers no more, and how the task ended."""
+    def release(self, ticket: RequestTicket, outcome: Outcome | None) -> None:
+        """Note that the serving thread is done with the ticket, and how the task ended."""
         with self._lock:
-            ticket.unhold()
+            ticket.release()
             if isinstance(outcome, Completed) and ticket.run is not None:
                 lesson = ticket.run.lesson(outcome)
                 if lesson is not None:
@@ -182,8 +182,8 @@ class Driver:
         commands = self.scheduler.handle(event, now_ns)
         if self._journal is not None:
             self._journal.step(now_ns, event, commands)
-        # Lanes first: a thread that is told something takes the core and the interpreter lock for
-        # it, while a lane waits that could run.
+        # Lanes first: a thread that is woken takes the core and the interpreter lock, while a lane
+        # that could run waits.
         for command in commands:
             if isinstance(command, _TO_LANES):
                 self._execute(command)
@@ -230,28 +230,28 @@ class Driver:
             case AnswerTask(_, outcome):
                 ticket.command_answer(outcome)
             case ReleaseTask(task_id):
-                self.requests.remove(task_id).unhold()
+                self.requests.remove(task_id).release()
 
     # --- the driver's thread ------------------------------------------------------------------
 
     def _listen(self) -> None:
         try:
             while not self._stopping:
-                for lane_id, said in self._pool.poll(self._armed_ns):
-                    self._hear(lane_id, said)
+                for lane_id, message in self._pool.poll(self._armed_ns):
+                    self._hear(lane_id, message)
                 with self._lock:
                     self._keep_time()
         except BaseException:
-            # Without it no request is ever answered again: whoever watches starts another server.
+            # Without it no request is answered: end, so that a supervisor starts another server.
             _log.critical("a bug ended the driver's thread; the server ends", exc_info=True)
             _end_process()
 
-    def _hear(self, lane_id: LaneId, said: object) -> None:
+    def _hear(self, lane_id: LaneId, message: object) -> None:
         try:
-            self.lanes.hear(lane_id, said, self._carry_out)
+            self.lanes.hear(lane_id, message, self._carry_out)
         except Exception:
             # A bug; the server goes on with the requests it does not concern.
-            _log.exception("lane %d: message %s cannot be handled", lane_id, said)
+            _log.exception("lane %d: message %s cannot be handled", lane_id, message)
 
     def _keep_time(self) -> None:
         """Tick when it is time, and arm for the next. Under the lock."""
@@ -260,8 +260,8 @@ class Driver:
         if wakeup_ns is not None and wakeup_ns <= now_ns:
             self._carry_out(Tick())
             wakeup_ns = self.scheduler.next_wakeup()
-        # A time for which nobody waits any more is kept: to arm for the deadline of each request
-        # that is alone would take a wake-up of this thread for each.
+        # An earlier wake-up is kept even when nobody needs it now: moving it with the deadline of
+        # every lone request would wake this thread for each.
         armed_ns = self._armed_ns
         if armed_ns is None or armed_ns <= now_ns or (wakeup_ns or armed_ns) < armed_ns:
             self._armed_ns = wakeup_ns

@@ -1,4 +1,4 @@
-"""What the lanes run and say: messages of lanes become events of the scheduler."""
+"""State of the lanes: what each runs, and its messages as events of the scheduler."""
 
 import logging
 import threading
@@ -38,19 +38,19 @@ CarryOut = Callable[[Event], None]
 
 
 @dataclass(frozen=True, slots=True)
-class LaneNews:
-    """Receivers of what lanes say beside their runs; called without the lock."""
+class LaneCallbacks:
+    """Receivers of messages of lanes that are not about runs; called without the lock."""
 
-    #: Takes what a lane says of the features of resident graphs.
-    tables: Callable[[TableMapped | HotSetHeld], None] = lambda said: None
-    #: Takes a lane that is up, at first or again.
+    #: Gets a lane's messages on the features of resident graphs.
+    tables: Callable[[TableMapped | HotSetHeld], None] = lambda message: None
+    #: Gets a lane that is up, at first or again.
     lane_up: Callable[[LaneId], None] = lambda lane_id: None
-    #: Takes the bytes of its device that a lane holds beside what was planned.
+    #: Gets the bytes of its device that a lane holds beside what was planned.
     memory_taken: Callable[[LaneId, int], None] = lambda lane_id, unplanned_bytes: None
 
 
 class LaneMonitor:
-    """Which lanes are ready, what each runs, and the events that follow from what they say."""
+    """Knows which lanes are ready and what each runs, and makes events of their messages."""
 
     def __init__(
         self,
@@ -58,13 +58,13 @@ class LaneMonitor:
         catalogue: ModelCatalogue,
         models: LaneModels,
         lock: threading.Lock,
-        news: LaneNews,
+        callbacks: LaneCallbacks,
     ) -> None:
         self._pool = pool
         self._catalogue = catalogue
         self._models = models
         self._lock = lock
-        self._news = news
+        self._callbacks = callbacks
         self._ready: set[LaneId] = set()
         self._ready_changed = threading.Condition(lock)
         self._runs: dict[LaneId, LaneRun] = {}
@@ -109,50 +109,50 @@ class LaneMonitor:
         entry = self._catalogue.by_key(model)
         _log.error("model %s: %s", model if entry is None else entry.spec.key, reason)
 
-    def hear(self, lane_id: LaneId, said: object, carry_out: CarryOut) -> None:
-        """Act on what a lane said. For the driver's thread, without the lock."""
-        match said:
+    def hear(self, lane_id: LaneId, message: object, carry_out: CarryOut) -> None:
+        """Handle a message of a lane. For the driver's thread, without the lock."""
+        match message:
             case TaskDone() | TaskError():
                 with self._lock:
-                    if (event := self._ended(lane_id, said)) is not None:
+                    if (event := self._ended(lane_id, message)) is not None:
                         carry_out(event)
             case ModelLoaded(key):
                 if self._models.answered(lane_id, key):
                     self._set_ready(lane_id, carry_out)
-            case ModelFailed(key, message):
-                _log.error("lane %d: %s: %s", lane_id, key, message)
-                if self._models.answered(lane_id, key, message):
+            case ModelFailed(key, reason):
+                _log.error("lane %d: %s: %s", lane_id, key, reason)
+                if self._models.answered(lane_id, key, reason):
                     self._set_ready(lane_id, carry_out)
             case LaneHolds(held_bytes):
                 with self._lock:
                     self._held_bytes[lane_id] = held_bytes
                     carry_out(LaneMeasured(lane_id, Bytes(held_bytes)))
             case TableMapped() | HotSetHeld():
-                self._news.tables(said)
+                self._callbacks.tables(message)
             case MemoryTaken(unplanned_bytes):
-                self._news.memory_taken(lane_id, unplanned_bytes)
+                self._callbacks.memory_taken(lane_id, unplanned_bytes)
             case LaneUp():
                 if self._models.lane_up(lane_id):
                     self._set_ready(lane_id, carry_out)
-                self._news.lane_up(lane_id)
+                self._callbacks.lane_up(lane_id)
             case LaneDown(lane_ids=lane_ids):
                 self._lost(lane_ids, carry_out)
 
-    def _ended(self, lane_id: LaneId, said: TaskDone | TaskError) -> Event | None:
+    def _ended(self, lane_id: LaneId, end: TaskDone | TaskError) -> Event | None:
         """Return how a run ended; None for a lane that reports what cannot be, which is killed."""
         run = self._runs.get(lane_id)
-        complaint = "ended a run when it had none" if run is None else run.complaint(said)
+        complaint = "ended a run when it had none" if run is None else run.complaint(end)
         if complaint or run is None:
             self._pool.kill(lane_id, complaint)
             return None
         del self._runs[lane_id]
         self._pool.ended(lane_id)
-        task_id = TaskId(said.task_id)
-        if isinstance(said, TaskDone):
-            return TaskFinished(task_id, lane_id, run.ended(said))
-        if said.reason == FailReason.OUT_OF_MEMORY.value:
-            return TaskOverran(task_id, lane_id, said.message)
-        return TaskFailed(task_id, lane_id, FailReason(said.reason), said.message)
+        task_id = TaskId(end.task_id)
+        if isinstance(end, TaskDone):
+            return TaskFinished(task_id, lane_id, run.ended(end))
+        if end.reason == FailReason.OUT_OF_MEMORY.value:
+            return TaskOverran(task_id, lane_id, end.message)
+        return TaskFailed(task_id, lane_id, FailReason(end.reason), end.message)
 
     def _set_ready(self, lane_id: LaneId, carry_out: CarryOut) -> None:
         with self._ready_changed:

@@ -68,30 +68,30 @@ class LaneRun:
         limit_bytes = max(0, reserve_bytes - staged_bytes)
         return RunTask(self.task_id, self.entry.key, parts, limit_bytes, self.estimate.run_ns)
 
-    def complaint(self, said: TaskDone | TaskError) -> str:
+    def complaint(self, end: TaskDone | TaskError) -> str:
         """Return what cannot be true of the end that the lane reports; empty when all can."""
-        if said.task_id != self.task_id:
-            return f"ended task {said.task_id}, which it does not run"
-        if isinstance(said, TaskError):
-            return "" if said.reason in _REASONS else f"failed for the reason {said.reason!r}"
-        if len(said.rows) != len(self.members):
-            return f"ended {len(self.members)} requests with {len(said.rows)} outputs"
-        for member, rows in zip(self.members, said.rows, strict=True):
-            size_bytes = _FLOAT_BYTES * rows * said.columns
+        if end.task_id != self.task_id:
+            return f"ended task {end.task_id}, which it does not run"
+        if isinstance(end, TaskError):
+            return "" if end.reason in _REASONS else f"failed for the reason {end.reason!r}"
+        if len(end.rows) != len(self.members):
+            return f"ended {len(self.members)} requests with {len(end.rows)} outputs"
+        for member, rows in zip(self.members, end.rows, strict=True):
+            size_bytes = _FLOAT_BYTES * rows * end.columns
             capacity_bytes = member.inputs.output_capacity_bytes
             if size_bytes > capacity_bytes:
                 return f"wrote {size_bytes} bytes into {capacity_bytes}"
         return ""
 
-    def ended(self, said: TaskDone) -> Usage:
+    def ended(self, done: TaskDone) -> Usage:
         """Note the shape of every output, and return the time and memory that the run took."""
-        for member, rows in zip(self.members, said.rows, strict=True):
-            member.output_shape = (rows, said.columns)
+        for member, rows in zip(self.members, done.rows, strict=True):
+            member.output_shape = (rows, done.columns)
         # A union's inputs are the lane's own joined copy, which it has counted.
         staged = self.members[0].inputs.input_bytes if len(self.members) == 1 else 0
-        peak = None if said.peak_bytes is None else Bytes(said.peak_bytes + staged)
-        held = None if said.held_bytes is None else Bytes(said.held_bytes + staged)
-        return Usage(Nanos(said.run_ns), peak, held)
+        peak = None if done.peak_bytes is None else Bytes(done.peak_bytes + staged)
+        held = None if done.held_bytes is None else Bytes(done.held_bytes + staged)
+        return Usage(Nanos(done.run_ns), peak, held)
 
     def lesson(self, outcome: Completed) -> Lesson | None:
         """Return the correction that the run teaches; None when it was returned before.
@@ -104,7 +104,7 @@ class LaneRun:
         usage, when = outcome.usage, outcome.timeline
         executed_ns = when.finished_ns - when.launched_ns - when.suspended_ns
         run_ns = usage.run_ns - when.suspended_ns
-        beside = when.beside_ns / max(1, executed_ns)
+        co_runners = when.beside_ns / max(1, executed_ns)
         peak_bytes: int | None = usage.peak_bytes
         held_bytes: int | None = usage.held_bytes
         # A union is estimated as if its loops were unknown.
@@ -118,7 +118,7 @@ class LaneRun:
                 peak_bytes += spared_bytes
                 held_bytes = None if held_bytes is None else held_bytes + spared_bytes
         observe = self.entry.estimator.observe_union
-        return partial(observe, self._sizes, run_ns, peak_bytes, held_bytes, beside, num_loops)
+        return partial(observe, self._sizes, run_ns, peak_bytes, held_bytes, co_runners, num_loops)
 
     def share_bytes(self, task: Task, peak_bytes: int | None) -> int | None:
         """Return the task's share of the run's peak, in proportion to each one's estimate."""

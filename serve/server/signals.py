@@ -30,29 +30,29 @@ class StopSignals:
 
     def __init__(
         self,
-        first: Callable[[], None],
+        on_stop: Callable[[], None],
         limit_s: float,
-        left: Callable[[], str],
-        last: Callable[[], None],
+        unfinished: Callable[[], str],
+        before_exit: Callable[[], None],
     ) -> None:
         """Make the pipe and the thread; `listen` starts it.
 
         Args:
-            first: Called at the first signal to stop; must not block.
+            on_stop: Called at the first signal to stop; must not block.
             limit_s: Time from the first signal, or from `stop_by_itself`, until the process ends
                 by force with exit code 1.
-            left: Says what is not done when time is up, for the log.
-            last: Called before an end by force, when no other clean-up runs.
+            unfinished: Says what is not done when time is up, for the log.
+            before_exit: Called before an end by force, when no other clean-up runs.
         """
-        self._first = first
+        self._on_stop = on_stop
         self._limit_s = limit_s
-        self._left = left
-        self._last = last
+        self._unfinished = unfinished
+        self._before_exit = before_exit
         self._stop = Event()
         self._end_ns: int | None = None
         self._read_fd, self._write_fd = os.pipe()
         os.set_blocking(self._write_fd, False)
-        self._thread = Thread(target=self._hear, name="signals", daemon=True)
+        self._thread = Thread(target=self._read_signals, name="signals", daemon=True)
 
     def listen(self) -> None:
         """Handle signals from now on, for the rest of the process. Call it in the main thread."""
@@ -64,7 +64,7 @@ class StopSignals:
         self._thread.start()
 
     @property
-    def told(self) -> bool:
+    def stop_requested(self) -> bool:
         """True once a signal asked for the end."""
         return self._stop.is_set()
 
@@ -74,20 +74,19 @@ class StopSignals:
 
     def stop_by_itself(self) -> None:
         """Start the time limit, unless a signal has started it: the server stops by itself."""
-        with suppress(
-            BlockingIOError
-        ):  # the pipe is full of signals, and the next one does the same
+        # A full pipe holds signals, the first of which starts the limit as well.
+        with suppress(BlockingIOError):
             os.write(self._write_fd, bytes((_NO_SIGNAL,)))
 
-    def _hear(self) -> None:
+    def _read_signals(self) -> None:
         while (number := self._next()) is not None:
             if number in IGNORED:
-                _say(lambda: f"{signal.Signals(number).name} is ignored")
+                _warn(lambda: f"{signal.Signals(number).name} is ignored")
                 continue
             if self._end_ns is None:
                 self._end_ns = now_ns() + int(self._limit_s * 1e9)
             if number in DRAINING:
-                self._told_by(signal.Signals(number))
+                self._stop_by(signal.Signals(number))
         self._end_by_force()
 
     def _next(self) -> int | None:
@@ -97,38 +96,38 @@ class StopSignals:
             return None
         return os.read(self._read_fd, 1)[0]
 
-    def _told_by(self, number: signal.Signals) -> None:
+    def _stop_by(self, number: signal.Signals) -> None:
         if self._stop.is_set():
             self._exit(128 + number)
         self._stop.set()
         try:
-            self._first()
+            self._on_stop()
         except Exception:
             # A bug must not end this thread, which ends the process when all else fails.
-            told = traceback.format_exc()
-            _say(lambda: told)
-        _say(lambda: f"{number.name}: stopping")
+            trace = traceback.format_exc()
+            _warn(lambda: trace)
+        _warn(lambda: f"{number.name}: stopping")
 
     def _end_by_force(self) -> None:
         limit = f"not stopped within {self._limit_s:g} s, ending by force"
         try:
-            _say(lambda: f"{limit}; {self._left()}")
+            _warn(lambda: f"{limit}; {self._unfinished()}")
         finally:
             self._exit(1)
 
     def _exit(self, code: int) -> NoReturn:
         try:
-            self._last()
+            self._before_exit()
         finally:
             os._exit(code)
 
 
-def _say(words: Callable[[], str]) -> None:
+def _warn(message: Callable[[], str]) -> None:
     """Log a warning within a time limit: the reader of the log may have stopped reading."""
-    speaker = Thread(target=lambda: _log.warning("%s", words()), name="signal words", daemon=True)
+    writer = Thread(target=lambda: _log.warning("%s", message()), name="signal log", daemon=True)
     with suppress(RuntimeError):  # there may be no threads left
-        speaker.start()
-        speaker.join(_LOG_WAIT_S)
+        writer.start()
+        writer.join(_LOG_WAIT_S)
 
 
 def _do_nothing(_number: int, _frame: object) -> None:

@@ -56,13 +56,13 @@ class TicketDriver(Protocol):
         """Return the record of an answered request, and keep it."""
         ...
 
-    def unhold(self, ticket: "RequestTicket", outcome: Outcome | None) -> None:
-        """Note that the serving thread needs the buffers no more, and how the task ended."""
+    def release(self, ticket: "RequestTicket", outcome: Outcome | None) -> None:
+        """Note that the serving thread is done with the ticket, and how the task ended."""
         ...
 
 
 class RequestTicket:
-    """Implements ``api.Ticket``; the driver calls the methods marked so under its lock."""
+    """Implements ``api.Ticket``; the driver calls methods marked "Driver" under its lock."""
 
     def __init__(
         self, driver: TicketDriver, inputs: RequestInputs, task: Task, request_uid: str
@@ -80,7 +80,7 @@ class RequestTicket:
         #: The server had been idle for a while when it came, and no other came since.
         self.alone = False
         self._driver = driver
-        #: Words of the driver: None says to prepare now, anything else is the answer.
+        #: Orders of the driver: None to prepare now, anything else is the answer.
         self._mailbox: SimpleQueue[Outcome | None] = SimpleQueue()
         #: The inputs are released when the answer was read and no lane touches them any more.
         self._holds = 2
@@ -96,8 +96,8 @@ class RequestTicket:
                 output = self.inputs.read_output(self.output_shape)
             record = self._driver.answered(self, outcome, clock.now_ns())
         finally:
-            # Last: whoever put the outcome may still hold the lock that this takes.
-            self._driver.unhold(self, outcome)
+            # Last, as it waits for the lock, which the thread that put the outcome may still hold.
+            self._driver.release(self, outcome)
         if output is None:
             raise error_of(outcome)
         return InferResult(output, record)
@@ -119,7 +119,7 @@ class RequestTicket:
             outcome = replace(outcome, message=message)
         self._mailbox.put(outcome)
 
-    def unhold(self) -> None:
+    def release(self) -> None:
         """Give up one of the two holds on the inputs; the last one releases them. Driver."""
         self._holds -= 1
         if not self._holds:

@@ -24,7 +24,7 @@ from tests.server.test_engine import call, start
 DRIVER = """
 import threading
 from serve.server.driver import Driver
-from serve.server.lane_monitor import LaneMonitor, LaneNews
+from serve.server.lane_monitor import LaneCallbacks, LaneMonitor
 from tests.builders import params
 
 class Pool:
@@ -33,7 +33,7 @@ class Pool:
         raise RuntimeError("a bug")
 
 pool, lock = Pool(), threading.Lock()
-lanes = LaneMonitor(pool, None, lock, LaneNews())
+lanes = LaneMonitor(pool, None, None, lock, LaneCallbacks())
 driver = Driver(params(), pool, lanes, None, None, lock=lock)
 driver.start(0.0)
 threading.Event().wait(60)
