@@ -1,10 +1,12 @@
 """README.md: what it tells a reader to do, done against a real server."""
 
+import json
 import re
 import tomllib
 
 import pytest
 
+from bench.kit.result import RESULTS
 from bench.kit.servers import ROOT, ServerProcess
 from tests.docs.pages import PAGES, texts
 from tests.e2e.support import run_python
@@ -45,3 +47,21 @@ def test_its_python_runs(server, tmp_path):
 @pytest.mark.parametrize("command", _INLINE.findall(PAGES[PAGE]))
 def test_its_commands_run(command, server, tmp_path):
     assert run_python(here(command, server), tmp_path)
+
+
+def test_its_numbers_are_those_of_the_results():
+    def result(name):
+        return json.loads((RESULTS / f"{name}.json").read_text())
+
+    ratios = result("executors")["ratios"]
+    eager, compiled = (ratios[kind]["all"]["geometric_mean"] for kind in ("csr", "csr_compiled"))
+    decisions = [row["mean_us"] for row in result("decisions")["rows"]]
+    memory = result("pmc_accuracy")["all"]
+    for told in (
+        f"{eager} times as fast as stock PyG on one thread, {compiled} times",
+        f"{min(decisions):.0f} to {max(decisions):.0f} µs",
+        f"in {memory['runs']:,} runs",
+    ):
+        assert told in PAGES[PAGE]
+    assert memory["error_low"] == 0
+    assert memory["error_worst_of_linear"] < 0.01
