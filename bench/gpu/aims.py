@@ -1,39 +1,39 @@
-"""What is to be shown on a GPU, and what was found: one numbered line for each."""
+"""The aims of a GPU run, numbered, and a verdict line for each."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-#: What is hoped for, in the order it is told. Benches report to a number as often as they like.
+#: Aims in the order in which they are printed. Several benches may report to one number.
 AIMS = {
     1: "answers within 1e-4 of the processor's: all models, policies and disciplines",
-    2: "20,000 requests without one out of memory, and device memory back at its start",
+    2: "20,000 requests without one out of memory, and device memory as at the start",
     3: "nothing is taken from the device in steady state",
     4: "PMC within 2 % of the arena's peak, paper's models and graphs",
-    5: "no PMC above what was reserved",
-    6: "a small budget is never overrun, and at least 80 % full half of the time requests wait",
+    5: "no PMC above its reservation",
+    6: "a small budget is never exceeded, and is at least 80 % full half of the time that requests wait",
     7: "no violations at the paper's high load",
     8: "p99 at least 60 % below that of fixed concurrency",
     9: "JCT at least 75 % below one at a time",
     10: "scheduler at most 100 µs of one core a request",
     11: "features gathered in place at 93 % of a copy's speed, rows of 128 B to 4 KiB",
-    12: "a small request beside a full group of large ones at most twice as long as alone",
+    12: "a small request beside a full group of large ones takes at most twice as long as alone",
     13: "lanes as threads do as much as processes under MPS",
     14: "one table of slowdowns is right within a quarter for all models and sizes",
 }
 
 
 def aim_row(number: int, reached: bool, found: Any) -> dict[str, Any]:
-    """What a bench found; raises KeyError where there is no such aim."""
+    """Return a finding for an aim; raises KeyError for an unknown number."""
     return {"aim": number, "what": AIMS[number], "reached": bool(reached), "found": found}
 
 
 def told(
     results: Mapping[str, Mapping[str, Any]], stages: Mapping[str, Mapping[str, Any]] | None = None
 ) -> Iterator[str]:
-    """A line for each aim from the benches' results by name: PASS, MISS or not measured.
+    """Yield a line for each aim from the results by bench: PASS, MISS or not measured.
 
-    Nothing passes by a bench with a failed check, or by one that `stages` says did not end well:
-    it may have measured the easy half.
+    No aim passes by a bench with a failed check, or by one that did not end well by `stages`: it
+    may have measured the easy half.
     """
     rows: list[tuple[dict[str, Any], str]] = []
     for name, result in results.items():

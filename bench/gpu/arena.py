@@ -1,4 +1,4 @@
-"""The arena under torch: swapped in, exact, an overrun is one task's own, no cudaMalloc later.
+"""Check the arena under torch: exact peaks, overruns that harm one task only, no later cudaMalloc.
 
 python -m bench.gpu.arena [--quick] [--dry]
 """

@@ -1,25 +1,25 @@
-"""Everything that needs a GPU, in one go: build, test, measure. `make gpu-check` calls this.
+"""Run everything that needs a GPU: build, test, measure. `make gpu-check` calls this.
 
     python3 bench/gpu/check.py [--minutes M] [--resume [FOLDER...]] [--only a,b] [--skip a,b]
         [--quick [a,b]] [--dry] [--out FOLDER]
     python3 bench/gpu/check.py --merge FILE... [--out FOLDER]
 
-Runs on a bare machine with CUDA's nvcc, torch, torch-geometric, nanobind, cmake and ninja, without
-a network and without an installed gnnserve. Every stage is a process of its own with a time limit;
-one that fails or hangs leaves the others alone, and none is begun that usually takes longer than is
-left of the M minutes. The whole output of each is in build/gpu/<stage>.log.
+It runs on a bare machine with CUDA's nvcc, torch, torch-geometric, nanobind, cmake and ninja,
+without a network and without an installed gnnserve. Every stage is a process with a time limit; one
+that fails or hangs leaves the others alone, and none begins that usually takes longer than the rest
+of the M minutes. The output of each is in build/gpu/<stage>.log.
 
-All that was found, by this call or by others before it, is put together in gpu.json, again and
-again while stages run; the last lines say of each aim of ``bench.gpu.aims`` what became of it. The
-file lies in bench/results, or in FOLDER, or in the folder that the environment variable OUT names.
-In the latter two the logs and the calibrations lie beside it.
+The findings of this call and of earlier ones are in gpu.json, written again and again while stages
+run; the last lines give the verdict on each aim of ``bench.gpu.aims``. The file is in
+bench/results, or in FOLDER, or in the folder that the environment variable OUT names; in the latter
+two, logs and calibrations lie beside it.
 
-With `--resume` what ended well before is not run again, what has not been run comes first, and what
-failed comes last; FOLDERs are those of calls on other machines. `--merge` makes one of several
-files, what is found later in place of what was found before.
+With `--resume` stages that passed are skipped, new ones come first, failed ones last; FOLDERs are
+those of calls on other machines. `--merge` makes one file of several, later findings replacing
+earlier ones.
 
 Some stages need modules that such a machine may lack, msgspec above all: wheels in the folder .whl
-are installed into build/gpu/site first. Without them those stages are told as not run.
+are installed into build/gpu/site first. Stages that still lack a module are not run.
 """
 
 import argparse
@@ -49,7 +49,7 @@ RESULTS = ROOT / "bench" / "results"
 WHEELS = ROOT / ".whl"
 TAIL_LINES = 25
 _STACKS_S = 2.0
-#: While a stage runs, what it has found so far is kept so often.
+#: Interval at which findings are saved while a stage runs.
 _KEEP_EVERY_S = 10.0
 Found = dict[str, Any]
 
@@ -97,7 +97,7 @@ def main() -> int:
 
 
 def keeper_for(out: Path | None, *, dry: bool) -> Keeper:
-    """Where all that is found goes."""
+    """Return what saves the findings."""
     build = BUILD.with_name(f"{BUILD.name}-dry") if dry else BUILD
     told = out or (Path(os.environ["OUT"]) if os.environ.get("OUT") else None)
     folder = told or (build if dry else RESULTS)
@@ -105,7 +105,7 @@ def keeper_for(out: Path | None, *, dry: bool) -> Keeper:
 
 
 def unfinished(chosen: list[Stage], before: Found) -> list[Stage]:
-    """Those that did not end well yet: what prepares, what was never run, what failed."""
+    """Return stages that have not passed: those that prepare, then new ones, then failed ones."""
 
     def rank(stage: Stage) -> int | None:
         row = before.get(stage.name, {"state": "not run"})
@@ -121,24 +121,24 @@ def unfinished(chosen: list[Stage], before: Found) -> list[Stage]:
 
 @dataclass(frozen=True)
 class Call:
-    """Runs stages one after the other, within the time there is."""
+    """Runs stages one after the other, within a time limit."""
 
     keeper: Keeper
-    #: By `clock`.
+    #: When the time is over, by `clock`.
     ends_at: float
-    #: Runs one stage, no longer than so many seconds; calls its last argument now and then.
+    #: Runs one stage for at most that many seconds; calls its last argument now and then.
     attempt: Callable[[Stage, float, Callable[[], object]], Found]
     clock: Callable[[], float] = time.monotonic
 
     def run(self, chosen: list[Stage], found: Found) -> tuple[Found, bool]:
-        """What is found in the end, with what was before; whether a stage failed."""
+        """Return all findings, earlier ones included, and True when a stage failed."""
         failed = False
         for stage in chosen:
             left_s = self.ends_at - self.clock()
             row: Found = {"state": "not run", "why": obstacle(stage, found["stages"], left_s)}
             if not row["why"]:
                 (self.keeper.build / "results" / f"{stage.name}.json").unlink(missing_ok=True)
-                # Should the machine go away meanwhile, this is what is known of it.
+                # If the machine goes away meanwhile, this is what is saved.
                 so_far = partial(self._keep, stage, {"state": "cut off"}, found)
                 row = self.attempt(stage, min(stage.limit_s, left_s), so_far)
             failed = failed or row["state"] == "FAILED"
@@ -154,7 +154,7 @@ class Call:
 
 
 def obstacle(stage: Stage, found: Found, left_s: float) -> str:
-    """Why it is not to be begun; empty: nothing is in the way."""
+    """Return why a stage cannot begin; empty when it can."""
     missing = [name for name in stage.needs if not importable(name)]
     missing += [name for name in stage.programs if shutil.which(name) is None]
     if missing:
@@ -169,10 +169,7 @@ def obstacle(stage: Stage, found: Found, left_s: float) -> str:
 
 
 def prepare(site: Path) -> dict[str, str]:
-    """Install the wheels that were brought along; the environment of all stages.
-
-    Each by itself: one made for another Python does not keep the others out.
-    """
+    """Install the wheels in .whl one by one; return the environment of all stages."""
     for wheel in sorted(WHEELS.glob("*.whl")):
         said = subprocess.run(
             [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--upgrade",
@@ -187,7 +184,7 @@ def prepare(site: Path) -> dict[str, str]:
 
 
 def tell_missing(chosen: list[Stage]) -> None:
-    """Say at once, not stage by stage, what to bring along to have all of them run."""
+    """Print which wheels to bring along to have all stages run."""
     names = {name for stage in chosen for name in stage.needs if not importable(name)}
     if names:
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -200,7 +197,7 @@ def tell_missing(chosen: list[Stage]) -> None:
 
 
 def importable(module: str) -> bool:
-    """Whether it can be imported by the stages."""
+    """Return True when the stages can import the module."""
     importlib.invalidate_caches()
     return importlib.util.find_spec(module) is not None
 
@@ -213,7 +210,7 @@ def attempt(
     environment: dict[str, str],
     folder: Path,
 ) -> Found:
-    """Run one stage to its end or its limit; `so_far` is called while it runs."""
+    """Run one stage to its end or its limit; call `so_far` while it runs."""
     print(f"\n==> {stage.name} (at most {limit_s:.0f} s): {stage.command}", flush=True)
     log = folder / f"{stage.name}.log"
     started = time.monotonic()
@@ -229,10 +226,10 @@ def attempt(
             if code is None:
                 so_far()
         if code is None:
-            # Where it stands: Python's fault handler writes every thread's stack to the log.
+            # Python's fault handler writes every thread's stack to the log.
             os.killpg(process.pid, signal.SIGABRT)
             time.sleep(_STACKS_S)
-        # Also what the stage started and left behind.
+        # Processes that the stage left behind, too.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()

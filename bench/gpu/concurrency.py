@@ -1,17 +1,16 @@
-"""How to run several tasks at once, measured: streams, processes, merged; and who goes first.
+"""Measure ways to run several tasks at once: streams, processes, merging, priorities.
 
     python -m bench.gpu.concurrency [--quick] [--dry]
 
 - throughput of the same tasks on one stream, on 2 to 8 lanes as threads with a stream each, and as
   one merged graph;
-- the number of lanes that gives the most, over all of these: what `device.lanes` should be;
+- the number of lanes with the highest throughput over all of these, for `device.lanes`;
 - interference: run time beside k others ÷ alone for each model and size, and how far each is from
   the one table that the server learns for all (``serve.estimate.interference``);
 - priority: latency of a small task beside a device full of large ones, on an ordinary and on an
-  urgent stream, against alone;
-- processes: the same tasks in 1, 2 and 4 of them, with MPS where it may be started and without,
-  against as many lanes as threads: what would speak for lanes as processes. Both run the same
-  loop; only that processes have torch's own allocator.
+  urgent stream, relative to alone;
+- processes: the same tasks in 1, 2 and 4 processes, with MPS where it can be started and without,
+  against as many lanes as threads. Both run the same loop; processes have torch's own allocator.
 """
 
 import argparse
@@ -30,17 +29,17 @@ import torch
 from bench.gpu.kit import Result, Rig, graph, run, spread
 from bench.gpu.lanes import Lane, at_once, kept_busy
 
-#: In one table, beside so many others.
+#: Numbers of other tasks in the slowdown table.
 OTHERS = (1, 2, 3, 5, 7)
-#: Of a task's buffer; with eight lanes, all of them fit.
+#: Size of a task's buffer; eight of them fit.
 LIMIT_BYTES = 12 << 30
-#: Until those that are to keep the device busy do.
+#: Time until the other lanes keep the device busy.
 _SETTLE_S = 0.05
 SIZES = {"small": (100, 400), "medium": (2000, 20_000), "large": (20_000, 200_000)}
 
 
 class Work:
-    """One model's task, again and again."""
+    """One model's task, to be repeated."""
 
     def __init__(self, rig: Rig, model: Any, inputs: dict[str, torch.Tensor]) -> None:
         self.model = model
@@ -49,15 +48,15 @@ class Work:
         )
 
     def once(self, lane: Lane, urgent: bool = False) -> float:
-        """Its milliseconds; in the lane's thread."""
+        """Return the milliseconds of one run; call it in the lane's thread."""
         return lane.timed_ms(self.model, self.inputs, LIMIT_BYTES, urgent)
 
     def times(self, lane: Lane, count: int, urgent: bool = False) -> list[float]:
-        """Those of so many, one after the other; in the lane's thread."""
+        """Return the milliseconds of `count` runs; call it in the lane's thread."""
         return [self.once(lane, urgent) for _ in range(count)]
 
     def warm(self, lanes: list[Lane]) -> None:
-        """Both streams of every lane, before anything counts."""
+        """Run on both streams of every lane, before anything counts."""
         for urgent in (False, True):
             for lane in lanes:
                 lane.call(self.once, lane, urgent)
@@ -68,7 +67,7 @@ def body(result: Result, arguments: argparse.Namespace) -> None:
     lanes = rig.lanes(8)
     sizes = {"small": SIZES["small"]} if arguments.quick or arguments.dry else SIZES
     names = ("gcn",) if arguments.quick else ("gcn", "gat")
-    #: Throughput ÷ that of one lane; run time beside so many others ÷ alone, by model and size.
+    #: Throughput ÷ that of one lane; run time beside k others ÷ alone, by model and size.
     speed_of: dict[str, list[float]] = {}
     slowdown_of: dict[int, dict[str, float]] = {others: {} for others in OTHERS}
     for name in names:
@@ -116,7 +115,7 @@ def measure(
 
 
 def union(inputs: dict[str, torch.Tensor], count: int) -> dict[str, torch.Tensor]:
-    """So many copies of a graph as one."""
+    """Return `count` copies of a graph as one graph."""
     num_nodes, num_edges = inputs["x"].shape[0], inputs["edge_index"].shape[1]
     offsets = torch.arange(count).repeat_interleave(num_edges) * num_nodes
     return {
@@ -129,7 +128,7 @@ def beside(
     result: Result, key: str, lanes: list[Lane], work: Work,
     slowdown_of: dict[int, dict[str, float]],
 ) -> None:  # fmt: skip
-    """A task's time beside the same of other lanes."""
+    """Measure a task's time beside the same task on other lanes."""
     first, *rest = lanes
     alone = first.call(work.times, first, 10)
     base = spread(alone)["median"]
@@ -144,9 +143,9 @@ def beside(
 
 
 def one_table(result: Result, slowdown_of: dict[int, dict[str, float]], wanted: int) -> None:
-    """What one number for all models and sizes would be, and how far off it is for one of them.
+    """Make one table for all models and sizes; report how far off it is for each.
 
-    Of the `wanted` models and sizes, those that failed are in no table, and none shows the aim.
+    The aim is reached only when all `wanted` models and sizes were measured.
     """
     table = {0: 1.0} | {k: geometric_mean(found.values()) for k, found in slowdown_of.items()}
     off = {
@@ -199,7 +198,7 @@ print((time.perf_counter() - started) * 1e3 / 200, flush=True)
 
 
 def medium(rig: Rig) -> Work:
-    """What lanes as threads and as processes do."""
+    """Return the work of lanes as threads and as processes."""
     return Work(rig, rig.model("gcn", 128, 16, 256, 8), graph(*SIZES["medium"], 128))
 
 
@@ -217,7 +216,7 @@ def processes(result: Result, rig: Rig, lanes: list[Lane]) -> None:
         result.put("mps_start", said or "no word")
         try:
             processes_ms = many_at_once(result, "with MPS", environment)
-            # Without a server, clients have run without MPS and said nothing.
+            # Without a server, clients silently run without MPS.
             servers = control(environment, "get_server_list\n")
             result.put("mps_servers", servers or "none: MPS is off")
             if servers.strip().isdigit():
@@ -228,7 +227,7 @@ def processes(result: Result, rig: Rig, lanes: list[Lane]) -> None:
 
 
 def control(environment: dict[str, str], told: str, *options: str) -> str:
-    """What MPS's control program answers."""
+    """Return the answer of MPS's control program."""
     try:
         said = subprocess.run(
             ["nvidia-cuda-mps-control", *options], input=told, capture_output=True, text=True,
@@ -240,7 +239,7 @@ def control(environment: dict[str, str], told: str, *options: str) -> str:
 
 
 def as_threads(result: Result, rig: Rig, lanes: list[Lane]) -> float:
-    """Milliseconds a task on as many lanes as there are processes; the least."""
+    """Return the least milliseconds a task on as many lanes as there are processes."""
     work = medium(rig)
     found = {}
     for count in (1, 2, 4):
@@ -255,7 +254,7 @@ def as_threads(result: Result, rig: Rig, lanes: list[Lane]) -> float:
 
 
 def many_at_once(result: Result, name: str, environment: dict[str, str]) -> float:
-    """The same in processes, each with weights and context of its own."""
+    """Return the least milliseconds a task in processes with weights and context of their own."""
     found, all_ms = {}, []
     for count in (1, 2, 4):
         children = [

@@ -1,4 +1,4 @@
-"""The server's engine for benches: started on the device, below gRPC, with four models on disk."""
+"""The server's engine for benches: on the device, below gRPC, with four models on disk."""
 
 import functools
 import subprocess
@@ -33,20 +33,20 @@ from serve.server.gpus import find_gpus
 
 FEATURES, CLASSES = 128, 16
 Graphs = list[dict[str, torch.Tensor]]
-#: Asked once a process: the answer takes another one that imports torch and makes a context.
+#: Asked once a process, as it starts another process that imports torch and makes a context.
 _gpus = functools.cache(find_gpus)
 
 
 @dataclass(frozen=True)
 class Bench:
-    """Models on disk and in this process, graphs, and what they should give."""
+    """Models on disk and in this process, and graphs."""
 
     folder: Path
     dry: bool
     quick: bool
 
     def write(self) -> None:
-        """Four seeded models of the paper's size."""
+        """Write four seeded models of the paper's size."""
         hidden, layers = (64, 3) if self.dry else (256, 8)
         for name, make in MODELS.items():
             args = {
@@ -60,7 +60,7 @@ class Bench:
             write_model(self.folder, name, module, factory=f"serve.models.zoo:{name}", args=args)
 
     def reference(self, name: str) -> torch.nn.Module:
-        """The same model in this process."""
+        """Return the same model in this process."""
         hidden, layers = (64, 3) if self.dry else (256, 8)
         torch.manual_seed(0)
         return (
@@ -70,7 +70,7 @@ class Bench:
         )
 
     def graphs(self, count: int, least: int = 100, most: int = 8_000) -> Graphs:
-        """Sizes log-spaced between so many nodes, with ten edges each."""
+        """Return `count` graphs of log-spaced sizes, with ten edges a node."""
         sizes = np.geomspace(least, 1_000 if self.dry else most, count).astype(int)
         return [graph(int(n), 10 * int(n), FEATURES, seed=i) for i, n in enumerate(sizes)]
 
@@ -86,7 +86,7 @@ class Bench:
         cuda_graphs: Literal["auto", "off"] = "auto",
         graphs: tuple[GraphConfig, ...] = (),
     ) -> Iterator[tuple[Engine, list[RequestRecord]]]:
-        """A started engine, and the records it makes."""
+        """Yield a started engine, and the list of its records."""
         chosen = self._chosen(lanes, budget, cuda_graphs)
         config = Config(
             server=ServerConfig(max_queue=4096, max_message="16 MiB"),
@@ -104,7 +104,7 @@ class Bench:
                 device, lane_cores=((),) * count, parallelism=count, can_suspend=False,
                 places=(DevicePlace("cpu", replay_bytes=int(cuda_graphs == "auto")),),
             )  # fmt: skip
-        # One for all parts: the first to come calibrates, and time on a GPU is short.
+        # All parts share it: time on a GPU is short.
         kept = Path("build") / ("gpu-dry" if self.dry else "gpu") / "calibrations"
         cache = CalibrationCache(kept, device=device.name, budget_s=config.models.calibration_s)
         records: list[RequestRecord] = []
@@ -117,7 +117,7 @@ class Bench:
             engine.stop()
 
     def budget_for(self, tasks_bytes: int, lanes: int) -> str:
-        """`device.memory_budget` that leaves so much for weights and tasks, or little more."""
+        """Return the least `device.memory_budget` that leaves that much for weights and tasks."""
         least, most = 1, 1 << 50
         while least < most:
             middle = (least + most) // 2
@@ -146,7 +146,7 @@ class Bench:
 
 
 def call(name: str, inputs: dict[str, torch.Tensor], **options: Any) -> InferCall:
-    """A request; its tensors are where they are, as those that came off a wire."""
+    """Return a request that refers to the tensors in place, as one that came off the wire."""
     kinds = {"x": "FP32", "edge_index": "INT64"}
     tensors = {
         key: Tensor(kinds[key], tuple(value.shape), value.numpy().data.cast("B"))
@@ -157,7 +157,7 @@ def call(name: str, inputs: dict[str, torch.Tensor], **options: Any) -> InferCal
 
 
 def nodes_call(ids: Any, seed: int, model: str = "sage") -> InferCall:
-    """A request for nodes of the resident graph `g`; the seed decides what is sampled."""
+    """Return a request for nodes of the resident graph `g`; the seed decides what is sampled."""
     tensors = {"node_ids": Tensor("INT64", ids.shape, ids.tobytes())}
     return InferCall(
         model, "", tensors, arrived_ns=time.monotonic_ns(), graph="g", seed=seed,
@@ -166,7 +166,7 @@ def nodes_call(ids: Any, seed: int, model: str = "sage") -> InferCall:
 
 
 def memory_used_mib() -> int | None:
-    """By the driver's books."""
+    """Return the device memory in use by the driver's account."""
     try:
         said = subprocess.run(
             ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"],
@@ -178,7 +178,7 @@ def memory_used_mib() -> int | None:
 
 
 def watch(engine: Engine) -> list[float]:
-    """Processor seconds of every call of the scheduler from now on."""
+    """Return a list that gets the processor seconds of every call of the scheduler from now on."""
     spent: list[float] = []
     scheduler: Any = engine.driver.scheduler
     inner = scheduler.handle

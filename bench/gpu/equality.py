@@ -1,10 +1,10 @@
-"""The same models on the GPU and on the processor: how far answers are apart.
+"""Compare the answers of the same models on the GPU and on the processor.
 
     python -m bench.gpu.equality [--quick] [--dry]
 
-Every model goes the way a lane goes: inputs up, forward in an inserted buffer, answer down, on both
-of a lane's streams. Relative error is to the largest value of the processor's answer; 1e-4 is the
-limit. Both compute in float32 (TF32 is off, as it is in torch by default).
+Every model runs as in a lane: inputs up, forward in an inserted buffer, answer down, on both of a
+lane's streams. Errors are relative to the largest value of the processor's answer; the limit is
+1e-4. Both compute in float32 (TF32 is off, as it is in torch by default).
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What ``make gpu-check`` found: put together, told, and kept where it outlasts the machine."""
+"""Findings of ``make gpu-check``: merged, printed, and saved where they outlast the machine."""
 
 import contextlib
 import io
@@ -12,27 +12,27 @@ from typing import Any
 
 from bench.gpu.aims import told
 
-#: In the folder that is kept.
+#: Files in the folder that is saved.
 FINDINGS, LOGS, CALIBRATIONS = "gpu.json", "logs.tar.gz", "calibrations.tar.gz"
-#: Of each log, its end: whoever keeps files may bound them.
+#: Of each log only the end is saved.
 _LOG_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Keeper:
-    """Writes what was found, again and again, so that a machine may go away at any moment."""
+    """Saves the findings again and again, as the machine may go away at any moment."""
 
-    #: Of the build: where logs, calibrations and what was found lie on this machine.
+    #: Folder of logs, calibrations and results on this machine.
     build: Path
-    #: What was found by this call and by those before it on this machine.
+    #: Findings of this call and of earlier ones on this machine.
     content: Path
-    #: Where it is to be in the end.
+    #: Where the findings go in the end.
     folder: Path
-    #: The folder outlasts the machine, and nothing else does.
+    #: True when only that folder outlasts the machine.
     everything: bool
 
     def keep(self, found: dict[str, Any]) -> None:
-        """Write the findings; where nothing else lasts, logs and calibrations too."""
+        """Write the findings; with `everything`, logs and calibrations too."""
         write(found, self.content)
         write(found, self.folder / FINDINGS)
         if self.everything:
@@ -44,11 +44,11 @@ class Keeper:
             )
 
     def before(self) -> dict[str, Any]:
-        """What calls before this one found on this machine."""
+        """Return the findings of earlier calls on this machine."""
         return load(self.content) if self.content.exists() else together([])
 
     def take(self, folder: Path) -> dict[str, Any]:
-        """What a call on another machine found and kept in `folder`; its calibrations are used."""
+        """Return the findings that a call on another machine saved; take over its calibrations."""
         packed = folder / CALIBRATIONS
         if packed.exists():
             with tarfile.open(packed) as file:
@@ -57,16 +57,16 @@ class Keeper:
 
 
 def ending(path: Path) -> bytes:
-    """The last of a log."""
+    """Return the end of a log."""
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - _LOG_BYTES))
         return file.read()
 
 
 def pack(content: Iterable[tuple[str, bytes]], path: Path) -> None:
-    """Make an archive of it; whoever stops in between leaves the one before."""
+    """Write an archive at once, so that an interruption leaves the one before."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Beside it there may be no room for one file more.
+    # There may be no room for a second file.
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w:gz") as file:
         for name, data in content:
@@ -77,7 +77,7 @@ def pack(content: Iterable[tuple[str, bytes]], path: Path) -> None:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """What the stages have found, by name; one that was cut off while it wrote is left out."""
+    """Return the results of the stages by name, without files that were cut off."""
     results = {}
     for path in sorted(folder.glob("*.json")):
         with contextlib.suppress(ValueError):
@@ -86,15 +86,15 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """One file's content."""
+    """Return the content of one file."""
     found: dict[str, Any] = json.loads(path.read_text())
     return found
 
 
 def together(found: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The stages and results of all, the later ones in place of those before.
+    """Return the stages and results of all, later ones replacing earlier ones.
 
-    What was not run again stays as it was found.
+    A stage that was not run again keeps its earlier findings.
     """
     merged: dict[str, Any] = {"stages": {}, "results": {}}
     for one in found:
@@ -106,7 +106,7 @@ def together(found: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 def write(found: dict[str, Any], path: Path) -> None:
-    """Keep it as JSON, whole or not at all."""
+    """Write JSON, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     written = path.with_suffix(".new")
     written.write_text(json.dumps(found, indent=1) + "\n")
@@ -114,7 +114,7 @@ def write(found: dict[str, Any], path: Path) -> None:
 
 
 def tell(found: dict[str, Any]) -> None:
-    """Print how each stage ended, what must hold and does not, and every aim."""
+    """Print how each stage ended, and the verdict on every aim."""
     print("\n==> stages")
     for name, row in found["stages"].items():
         print(f"{row['state']:8} {name:18} {row.get('seconds', ''):>7} {row.get('why', '')}")

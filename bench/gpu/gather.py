@@ -1,15 +1,15 @@
-"""Features read in place: rows of pinned host memory gathered over the bus, against copies.
+"""Measure gathering of features in place: rows of pinned host memory over the bus.
 
     python -m bench.gpu.gather [--quick] [--dry]
 
 Bandwidth in GB/s of rows wanted, each repeated five times in turn with the others:
 
-- copy: one cudaMemcpy of as many bytes from pinned memory, the most the bus can do;
+- copy: one cudaMemcpy of as many bytes from pinned memory, the upper bound of the bus;
 - shift, plain: the kernel with and without the circular shift, random rows;
 - host: rows gathered by the processor into pinned memory and copied;
-- hot: the kernel with the tenth of the rows that half of the wanted ones hit cached on the GPU.
+- hot: the kernel with a tenth of the rows, which half of the wanted ones hit, cached on the GPU.
 
-Rows of 128 bytes to 4 KiB, from tables that begin at a line and 4 bytes behind one. Every variant's
+Rows of 128 bytes to 4 KiB, from tables that begin at a cache line and 4 bytes behind one. Every
 answer is compared with the host's, bit by bit. The aim is 0.93 of `copy`.
 """
 
@@ -126,7 +126,7 @@ def tune(
     result: Result, rig: Rig, seen: int, start: int, out: torch.Tensor, stream: Any,
     table_bytes: int, wanted_bytes: int,
 ) -> int:  # fmt: skip
-    """The smallest grid within 2 % of the best: the fewer threads, the more is left for others."""
+    """Return the smallest grid within 2 % of the best, which leaves most threads for others."""
     row_bytes, count = 1024, wanted_bytes // 1024
     base = (-start) % 128
     ids = torch.randint((table_bytes - 256) // row_bytes, (count,)).to(rig.device)

@@ -1,14 +1,14 @@
-"""Our kernels where nodes have very many neighbours, and where edges are narrow or odd.
+"""Check our kernels on nodes with very many neighbours, and on odd widths.
 
     python -m bench.gpu.heavy [--quick] [--plain] [--dry]
 
-The graphs of the other benches have no node of more than 2,048 neighbours, from which on many teams
-reduce one row in pieces. Here they do: stars of 2,049, 5,000 and 100,000, rows that end where a
-piece does, and a power law of many heavy rows side by side; each with edges int64 and int32, with
-loops added and not, of widths that fill a team and that do not. Sorting, all reductions and all
-scores of attention are compared with float64 on the processor, and must give the same bits twice.
+From 2,049 neighbours on several teams reduce one row in pieces, which the graphs of the other
+benches never need. Here are stars of 2,049, 5,000 and 100,000, rows that end where a piece does,
+and a power law of many heavy rows; with edges int64 and int32, with loops added or not, of widths
+that fill a team or not. Sorting, all reductions and all scores of attention are compared with
+float64 on the processor, and must give the same bits twice.
 
-With `--plain` there is no arena, so that compute-sanitizer sees where each tensor ends. `--dry`
+`--plain` runs without the arena, so that compute-sanitizer sees where each tensor ends. `--dry`
 runs the same sources on the processor, thread by thread, where the build has them.
 """
 
@@ -34,11 +34,11 @@ PLAIN = "--plain"
 
 
 def graphs(quick: bool) -> Iterator[tuple[str, int, Tensor]]:
-    """Name, number of nodes and edges int64 [2, E], in no order."""
+    """Yield name, number of nodes and edges int64 [2, E] in random order."""
     generator = torch.Generator().manual_seed(0)
 
     def rows(degrees: list[int], num_nodes: int) -> Tensor:
-        """So many edges into the first nodes, from anywhere, loops among them."""
+        """Return edges with these in-degrees of the first nodes, loops among them."""
         target = torch.arange(len(degrees)).repeat_interleave(torch.tensor(degrees))
         source = torch.randint(num_nodes, (len(target),), generator=generator)
         order = torch.randperm(len(target), generator=generator)
@@ -79,7 +79,7 @@ def body(result: Result, arguments: argparse.Namespace, *, plain: bool) -> None:
 
 
 def same_twice(work: Callable[[], Tensor]) -> Tensor:
-    """What it gives; raises RuntimeError when it gives other bits the second time."""
+    """Return the result; raises RuntimeError when the second call gives other bits."""
     first, second = work().clone(), work()
     if not torch.equal(first, second):
         raise RuntimeError("the same work gave other bits the second time")
@@ -99,12 +99,12 @@ class Sorted:
         self.row = torch.arange(num_nodes).repeat_interleave(begin.diff())
 
     def is_like(self, other: "Sorted") -> bool:
-        """Bit by bit, but for the slots that belong to nobody."""
+        """Return True when both are equal bit by bit, unused slots aside."""
         names = "row", "source", "edge"
         return all(torch.equal(getattr(self, name), getattr(other, name)) for name in names)
 
     def holds(self, edges: Tensor, loops: bool) -> bool:
-        """Each of the edges, once; with `loops`, one of every node in place of those there are."""
+        """Return True when it has each edge once; with `loops`, one loop of every node instead."""
         if loops:
             added = torch.arange(self.num_nodes).expand(2, -1)
             edges = torch.cat([edges[:, edges[0] != edges[1]], added], dim=1)
@@ -113,20 +113,20 @@ class Sorted:
         return torch.equal(found.sort().values, wanted.sort().values)
 
     def reduced(self, values: Tensor, kind: str) -> Tensor:
-        """`values` [slots, F] by row; 0 where there are none."""
+        """Return `values` [slots, F] reduced by row; 0 for an empty row."""
         out = torch.zeros(self.num_nodes, values.shape[1], dtype=values.dtype)
         index = self.row[:, None].expand_as(values)
         return out.scatter_reduce_(0, index, values, kind, include_self=False)
 
     def attention(self, score: Tensor, value: Tensor) -> Tensor:
-        """`value` [N, H · C] of the sources by softmax of `score` [slots, H] over each row."""
+        """Return `value` [N, H · C] of the sources, weighted by softmax of `score` [slots, H]."""
         weight = (score - self.reduced(score, "amax")[self.row]).exp()
         share = weight / self.reduced(weight, "sum")[self.row]
         parts = by_head(value)[self.source] * share[:, :, None]
         return self.reduced(parts.flatten(1), "sum")
 
     def scores(self, score: str, left: Tensor, right: Tensor, att: Tensor) -> Tensor:
-        """[slots, H]; see csrc/include/gnnserve/aggregate.hpp."""
+        """Return the scores [slots, H] as csrc/include/gnnserve/aggregate.hpp defines them."""
         left, right = left[self.source], right[self.row]
         if score == "additive":
             return functional.leaky_relu(left + right, SLOPE)
@@ -142,7 +142,7 @@ def by_head(x: Tensor) -> Tensor:
 def compared(
     rig: Rig, kernels: GraphKernels, made: Tensor, found: Sorted, width: int
 ) -> dict[str, float]:
-    """Relative error of every reduction and score; raises when bits differ the second time."""
+    """Return the relative error of every reduction and score; raises when bits differ."""
     generator = torch.Generator().manual_seed(width)
     rows = found.num_nodes
     shapes = {

@@ -1,4 +1,4 @@
-"""Our kernels along edges on the GPU: against PyG's, against torch.sparse, and what else may gain.
+"""Measure our kernels along edges on the GPU against PyG's and torch.sparse.
 
     python -m bench.gpu.kernels [--quick] [--dry]
 
@@ -6,11 +6,8 @@
   processor's (of large graphs against PyG's on the GPU); models of the paper's size and one layer
   of every kind covered;
 - the graph sorted on the device, against on the host and copied;
-- aggregation in GB/s of what has to be read and written, against torch.sparse and a copy on the
-  device, on even and on heavy-tailed degrees;
-- several tasks on one graph: one after the other, as one union, and side by side as columns of one
-  product (TurboMGNN's way);
-- a run captured as a CUDA graph and replayed, against launching it, at sizes that recur.
+- aggregation in GB/s of the bytes that have to be read and written, against torch.sparse and a copy
+  on the device, on even and on heavy-tailed degrees.
 
 Needs the extension, msgspec and safetensors.
 """
@@ -21,7 +18,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.nn import functional
 from torch_geometric.nn import (
     GATConv,
     GATv2Conv,
@@ -33,7 +29,6 @@ from torch_geometric.nn import (
 )
 
 from bench.gpu.kit import MODELS, Result, Rig, graph, run, spread
-from bench.gpu.lanes import first_products
 from bench.kit.architectures import wrap
 from serve.lane.executors import kernels, with_executor
 from serve.lane.executors.kernels import Csr
@@ -63,8 +58,7 @@ def body(result: Result, arguments: argparse.Namespace) -> None:
     rig.use_kernels()
     sizes = ((50, 200), (100, 400)) if arguments.dry else SIZES[:2] if arguments.quick else SIZES
     parts = {
-        "layers": layers, "models": models, "sort": sort, "roofline": roofline,
-        "tasks on one graph": tasks_on_one_graph, "captured": captured,
+        "layers": layers, "models": models, "sort": sort, "aggregation": aggregation,
     }  # fmt: skip
     for name, part in parts.items():
         with result.part(name):
@@ -72,7 +66,7 @@ def body(result: Result, arguments: argparse.Namespace) -> None:
 
 
 def twins(rig: Rig, make: Callable[[], torch.nn.Module]) -> dict[str, LoadedModel]:
-    """The same model on both executors on the device, and as PyG runs it on the processor."""
+    """Return the model on both executors on the device, and as PyG on the processor."""
     found = {}
     for name, device in (("eager", rig.device), ("csr", rig.device), ("processor", "cpu")):
         torch.manual_seed(0)
@@ -90,7 +84,7 @@ def placed(rig: Rig, size: tuple[int, int]) -> dict[str, torch.Tensor]:
 
 
 def compared(rig: Rig, models: dict[str, LoadedModel], size: tuple[int, int]) -> dict[str, Any]:
-    """Times, peaks and errors of both executors on one graph; medians of alternating runs."""
+    """Return times, peaks and errors of both executors on one graph."""
     inputs, buffer = placed(rig, size), rig.memory()
     if size[1] <= MOST_EDGES_ON_HOST:
         expected = models["processor"].run({k: v.cpu() for k, v in inputs.items()})
@@ -151,7 +145,7 @@ def models(result: Result, rig: Rig, sizes: tuple[tuple[int, int], ...]) -> None
 
 
 def sort(result: Result, rig: Rig, sizes: tuple[tuple[int, int], ...]) -> None:
-    """Which is quicker decides where a lane sorts; today it is the device."""
+    """Compare sorting on the device with sorting on the host; lanes sort on the device."""
     rows = []
     for size in sizes:
         here = graph(*size, 1)["edge_index"]
@@ -178,7 +172,7 @@ def sort(result: Result, rig: Rig, sizes: tuple[tuple[int, int], ...]) -> None:
     result.put("sort_ms", rows)
 
 
-def roofline(result: Result, rig: Rig, sizes: tuple[tuple[int, int], ...]) -> None:
+def aggregation(result: Result, rig: Rig, sizes: tuple[tuple[int, int], ...]) -> None:
     big = torch.empty((1 << 20) if rig.dry else (1 << 29), dtype=torch.uint8, device=rig.device)
     other = torch.empty_like(big)
     copied = 2 * big.numel() / 1e9 / min(rig.time_s(partial(other.copy_, big)))
@@ -210,110 +204,6 @@ def roofline(result: Result, rig: Rig, sizes: tuple[tuple[int, int], ...]) -> No
                 }
             )
     result.put("aggregate", rows)
-
-
-def tasks_on_one_graph(result: Result, rig: Rig, sizes: tuple[tuple[int, int], ...]) -> None:
-    """GCN layers of 64 columns over one adjacency, for so many tasks with features of their own."""
-    rows = []
-    width, depth = 64, 3
-    weights = [torch.randn(width, width, device=rig.device) / 8 for _ in range(depth)]
-    for size in sizes:
-        edge_index = placed(rig, size)["edge_index"]
-        for count in (2, 4, 8):
-            num_nodes = size[0]
-            xs = torch.randn(count, num_nodes, width, device=rig.device)
-            joined = torch.cat([edge_index + i * num_nodes for i in range(count)], dim=1)
-
-            def forward(x: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
-                made = Csr(edges, x.shape[0], replace_loops=True, edges=False)
-                scale = kernels.normalised(made, None)
-                for weight in weights:
-                    x = kernels.aggregate(made, functional.linear(x, weight), scale, relu=True)
-                return x
-
-            def one_by_one(xs: torch.Tensor = xs, edges: torch.Tensor = edge_index) -> Any:
-                return torch.stack([forward(x, edges) for x in xs])
-
-            def union(xs: torch.Tensor = xs, edges: torch.Tensor = joined) -> Any:
-                return forward(xs.flatten(0, 1), edges).view_as(xs)
-
-            def columns(
-                xs: torch.Tensor = xs, edges: torch.Tensor = edge_index, count: int = count
-            ) -> Any:
-                nodes = xs.shape[1]
-                made = Csr(edges, nodes, replace_loops=True, edges=False)
-                scale = kernels.normalised(made, None)
-                x = xs.transpose(0, 1).contiguous()
-                for weight in weights:
-                    h = functional.linear(x, weight).view(nodes, count * width)
-                    x = kernels.aggregate(made, h, scale, relu=True).view(nodes, count, width)
-                return x.transpose(0, 1)
-
-            expected = one_by_one()
-            for name, other in (("union", union), ("columns", columns)):
-                close = torch.allclose(other(), expected, rtol=1e-3, atol=1e-4)
-                result.check(f"{count} tasks on {size}, {name}: the same answers", close)
-            times: dict[str, list[float]] = {"one_by_one": [], "union": [], "columns": []}
-            for _ in range(5):
-                for name, work in zip(times, (one_by_one, union, columns), strict=True):
-                    times[name] += [1e3 * t / count for t in rig.time_s(work, 1)]
-            rows.append(
-                {"nodes": size[0], "edges": size[1], "tasks": count}
-                | {f"{name}_ms_per_task": spread(found) for name, found in times.items()}
-            )
-    result.put("tasks_on_one_graph", rows)
-
-
-def captured(result: Result, rig: Rig, sizes: tuple[tuple[int, int], ...]) -> None:
-    """The server launches every run; what a graph would save says whether it should not."""
-    if rig.library is None:
-        result.check("dry run ends here", True)
-        return
-    library, rows = rig.library, []
-    stream = _cuda.Stream(rig.device)
-    with torch.cuda.stream(stream):
-        first_products(rig.device)
-    for name in MODELS:
-        make = MODELS[name]
-        sized = partial(make, FEATURES, CLASSES, hidden_channels=64, num_layers=3)
-        both = twins(rig, sized)
-        for size in sizes[:3]:
-            inputs = placed(rig, size)
-
-            def launched(inputs: Any = inputs, both: Any = both) -> Any:
-                with torch.cuda.stream(stream):
-                    return both["csr"].run(inputs)
-
-            # Workspaces and kernels are there before anything is captured.
-            for _ in range(3):
-                launched()
-            rig.synchronize()
-            expected = launched()
-            rig.synchronize()
-            handle = stream.cuda_stream
-            library.capture(handle)
-            try:
-                output = launched()
-            finally:
-                replay = library.end_capture(handle)
-
-            def replayed(replay: int = replay, handle: int = handle) -> None:
-                library.replay(replay, handle)
-
-            replayed()
-            rig.synchronize()
-            same = torch.equal(output, expected)
-            result.check(f"{name} on {size}: a replay gives the same", same)
-            times: dict[str, list[float]] = {"launched": [], "replayed": []}
-            for _ in range(9):
-                times["launched"] += [1e3 * t for t in rig.time_s(launched, 1)]
-                times["replayed"] += [1e3 * t for t in rig.time_s(replayed, 1)]
-            library.forget(replay)
-            rows.append(
-                {"model": name, "nodes": size[0], "edges": size[1]}
-                | {f"{key}_ms": spread(found) for key, found in times.items()}
-            )
-            result.put("captured", rows)
 
 
 if __name__ == "__main__":

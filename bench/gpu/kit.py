@@ -1,7 +1,7 @@
-"""What every GPU bench needs: the device with our arena in it, models, graphs, and a result file.
+"""The kit of GPU benches: the device with our arena, models, graphs, and a result file.
 
-Needs torch, torch-geometric and numpy only. With `--dry` everything runs on the processor, to see
-that a script works at all before a GPU is at hand: then its numbers mean nothing, and it says so.
+It needs torch, torch-geometric and numpy only. With `--dry` everything runs on the processor, which
+shows that a script works; the numbers mean nothing then, and the result says so.
 """
 
 import argparse
@@ -50,20 +50,20 @@ class Result:
         self._started = time.monotonic()
 
     def put(self, key: str, value: Any) -> None:
-        """Keep and print one finding."""
+        """Store and print one finding."""
         self._content[key] = value
         print(f"{key}: {json.dumps(value)[:2000]}", flush=True)
         self._write()
 
     def check(self, what: str, passed: bool, found: Any = None) -> None:
-        """Something that must hold."""
+        """Store and print a condition that must hold."""
         row = {"what": what, "passed": bool(passed), "found": found}
         self._content["checks"].append(row)
         print(f"{'ok  ' if passed else 'FAIL'} {what}: {found}", flush=True)
         self._write()
 
     def aim(self, number: int, reached: bool, found: Any) -> None:
-        """Something that was hoped for, see ``AIMS``; to miss it is a finding, not a failure."""
+        """Store and print a finding for an aim; to miss it is no failure."""
         row = aim_row(number, reached, found)
         self._content.setdefault("aims", []).append(row)
         print(f"aim {number} {'reached' if reached else 'MISSED'}: {found}", flush=True)
@@ -71,7 +71,7 @@ class Result:
 
     @contextmanager
     def part(self, what: str) -> Iterator[None]:
-        """A part whose failure is a failed check and does not end the others."""
+        """Turn an exception within into a failed check, so that other parts go on."""
         try:
             yield
         except Exception as error:
@@ -79,7 +79,7 @@ class Result:
             self.check(what, False, f"{type(error).__name__}: {error}")
 
     def finish(self) -> int:
-        """Exit code: 1 when a check failed."""
+        """Return the exit code: 1 when a check failed."""
         self._content["clocks"]["end"] = driver_says(_CLOCKS)
         self._write()
         return int(not all(row["passed"] for row in self._content["checks"]))
@@ -100,14 +100,11 @@ class Rig:
     arena: DeviceArena | None = None
     copies: Copies | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    _lanes: dict[type[CudaQueue], list[Lane]] = field(default_factory=dict)
+    _lanes: list[Lane] = field(default_factory=list)
 
     @classmethod
     def open(cls, slab_bytes: int, *, dry: bool, plain: bool = False) -> "Rig":
-        """Take the slab; before anything else of torch touches CUDA.
-
-        `plain`: take none and leave torch its own allocator.
-        """
+        """Take the slab, before anything else of torch touches CUDA; with `plain` take none."""
         rig = cls(dry, slab_bytes)
         if not dry:
             rig.library = CudaLibrary()
@@ -117,13 +114,13 @@ class Rig:
             rig.device = torch.device("cuda:0")
             rig.copies = Copies(rig.device)
             if rig.arena is not None:
-                # For what this thread runs inside a task's buffer on the default stream.
+                # This thread runs tasks in a buffer on the default stream.
                 first_products(rig.device)
                 rig.synchronize()
         return rig
 
     def use_kernels(self) -> None:
-        """Have ``csr`` run on the device, as lanes do. Needs the extension."""
+        """Let ``csr`` run on the device, as lanes do; needs the extension."""
         from serve.lane.cuda.graph_kernels import GraphKernels
         from serve.lane.executors import kernels
 
@@ -132,52 +129,49 @@ class Rig:
         if not self.dry:
             kernels.add_device("cuda", GraphKernels().implementations())
 
-    def lanes(self, count: int, kind: type[CudaQueue] = CudaQueue) -> list[Lane]:
-        """So many with queues of that kind, the same ones at every call.
+    def lanes(self, count: int) -> list[Lane]:
+        """Return that many lanes, the same ones at every call.
 
-        torch has 32 streams of each priority and hands them out in turn: whoever makes lanes anew
-        for every model has some share a stream with the copies of all. Raises RuntimeError then.
+        torch has 32 streams of each priority and hands them out in turn, so too many lanes would
+        share streams with each other or with the copies. Raises RuntimeError then.
         """
-        made = self._lanes.setdefault(kind, [])
-        while len(made) < count:
-            made.append(Lane(self.queue(kind), self.memory()))
+        while len(self._lanes) < count:
+            self._lanes.append(Lane(self.queue(), self.memory()))
             self._require_streams_apart()
-        return made[:count]
+        return self._lanes[:count]
 
-    def queue(self, kind: type[CudaQueue] = CudaQueue) -> Queue:
-        """A lane's queue."""
-        return HostQueue() if self.copies is None else kind(self.device, self.copies)
+    def queue(self) -> Queue:
+        """Return a lane's queue."""
+        return HostQueue() if self.copies is None else CudaQueue(self.device, self.copies)
 
     def memory(self) -> LaneMemory | None:
-        """A lane's memory."""
+        """Return a lane's memory."""
         return None if self.arena is None else self.arena.add_lane()
 
     def _require_streams_apart(self) -> None:
         if self.copies is None:
             return
         used = [self.copies.up.cuda_stream, self.copies.down.cuda_stream]
-        used += [
-            stream for made in self._lanes.values() for lane in made for stream in lane.streams
-        ]
+        used += [stream for lane in self._lanes for stream in lane.streams]
         if len(set(used)) < len(used):
             raise RuntimeError(f"two of {len(used)} streams are one: too many lanes were made")
 
     def model(self, name: str, features: int, classes: int, hidden: int, layers: int) -> Any:
-        """A seeded model on the device, in eval mode."""
+        """Return a seeded model on the device, in eval mode."""
         torch.manual_seed(0)
         made = MODELS[name](features, classes, hidden_channels=hidden, num_layers=layers)
         made.eval().requires_grad_(False).to(self.device)
-        # Copied on the default stream, which no lane's stream waits for.
+        # The copy is on the default stream, which no lane's stream waits for.
         self.synchronize()
         return made
 
     def synchronize(self) -> None:
-        """Wait for the whole device; between measurements only."""
+        """Wait for the whole device."""
         if not self.dry:
             _cuda.synchronize()
 
     def time_s(self, work: Callable[[], object], repeats: int = 5) -> list[float]:
-        """Seconds of `work()` and all it launched, after one run that is not counted."""
+        """Return the seconds of `work()` and all it launched, after one run that is not counted."""
         work()
         self.synchronize()
         found = []
@@ -190,7 +184,7 @@ class Rig:
 
 
 def graph(num_nodes: int, num_edges: int, features: int, seed: int = 0) -> dict[str, torch.Tensor]:
-    """x float32 [N, F] and edge_index int64 [2, E] of a seeded graph with heavy-tailed degrees."""
+    """Return x float32 [N, F] and edge_index int64 [2, E], seeded, with heavy-tailed degrees."""
     rng = np.random.default_rng(seed)
     edges = generate_edges(num_nodes, num_edges, rng).astype(np.int64)
     x = rng.standard_normal((num_nodes, features), dtype=np.float32)
@@ -198,7 +192,7 @@ def graph(num_nodes: int, num_edges: int, features: int, seed: int = 0) -> dict[
 
 
 def spread(values: list[float], digits: int = 3) -> dict[str, Any]:
-    """Median, least and most, and every value in its order."""
+    """Return median, least, most, and every value in its order."""
     return {
         "median": round(median(values), digits),
         "min": round(min(values), digits),
@@ -208,13 +202,13 @@ def spread(values: list[float], digits: int = 3) -> dict[str, Any]:
 
 
 def gpu_machine() -> dict[str, Any]:
-    """``machine_facts`` and what the driver says of the GPU."""
+    """Return ``machine_facts`` and the driver's facts of the GPU."""
     asked = "name,driver_version,memory.total,pcie.link.gen.max,pcie.link.width.max"
     return machine_facts() | {"gpu": driver_says(asked), "cuda_of_torch": torch.version.cuda}
 
 
 def driver_says(asked: str) -> str:
-    """The first GPU's values of those names of ``nvidia-smi --help-query-gpu``, by comma."""
+    """Return the first GPU's values of those names of ``nvidia-smi --help-query-gpu``."""
     try:
         said = subprocess.run(
             ["nvidia-smi", "--id=0", f"--query-gpu={asked}", "--format=csv,noheader"],
@@ -226,7 +220,7 @@ def driver_says(asked: str) -> str:
 
 
 def run(name: str, about: str | None, body: Callable[[Result, argparse.Namespace], None]) -> None:
-    """The whole of a script: arguments, result, exit code."""
+    """Run a script: arguments, result, exit code."""
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--dry", action="store_true", help="on the processor; numbers mean nothing")
@@ -235,7 +229,7 @@ def run(name: str, about: str | None, body: Callable[[Result, argparse.Namespace
     os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")
     faulthandler.enable()
     if arguments.dry:
-        # Whoever tries a script does so beside other work.
+        # A dry run happens beside other work.
         torch.set_num_threads(1)
     if arguments.dry and arguments.out is None:
         arguments.out = DRY_RESULTS / f"{name}.json"

@@ -1,4 +1,4 @@
-"""Lanes for benches, as the server has them: a thread for good, two streams, a buffer a task."""
+"""Lanes for benches, as in the server: a thread each, two streams, a buffer for each task."""
 
 import threading
 import time
@@ -16,9 +16,9 @@ _Found = TypeVar("_Found")
 
 
 def first_products(device: torch.device) -> None:
-    """Have cuBLAS take what it keeps for this thread and the current stream: tens of MiB.
+    """Let cuBLAS take the tens of MiB that it keeps for this thread and the current stream.
 
-    Were a task's product the first one, that would lie in the task's buffer, and never leave it.
+    Otherwise a task's first product would take them from the task's buffer and keep them.
     """
     square = torch.zeros(32, 32, device=device)
     torch.mm(square, square)
@@ -26,7 +26,7 @@ def first_products(device: torch.device) -> None:
 
 
 class Lane:
-    """A thread of its own with a queue and memory; a bench has it run its tasks, one at a time."""
+    """A thread with a queue and memory, which runs tasks one at a time."""
 
     def __init__(self, queue: Queue, memory: LaneMemory | None) -> None:
         self.queue, self.memory = queue, memory
@@ -37,11 +37,11 @@ class Lane:
         self._thread_id = self.call(self._begin)
 
     def submit(self, work: Callable[..., _Found], *arguments: Any) -> Future[_Found]:
-        """Have its thread do that, after what it was told before."""
+        """Queue the work for the lane's thread."""
         return self._thread.submit(work, *arguments)
 
     def call(self, work: Callable[..., _Found], *arguments: Any) -> _Found:
-        """The same, to the end; raises what `work` raises."""
+        """Return the result of the work in the lane's thread; raises what `work` raises."""
         return self.submit(work, *arguments).result()
 
     def run(
@@ -51,10 +51,10 @@ class Lane:
         limit_bytes: int,
         urgent: bool = False,
     ) -> torch.Tensor:
-        """A task as the server's lanes do it: up, forward, down. In its thread only.
+        """Run a task as the server's lanes do: up, forward, down. Only in the lane's thread.
 
-        The answer stays as it is until the next one of its shape. Raises RuntimeError when the
-        task has left something in its buffer.
+        The answer is valid until the next one of its shape. Raises RuntimeError when the task has
+        left something in its buffer.
         """
         if threading.get_ident() != self._thread_id:
             raise RuntimeError("a lane's task runs in the lane's thread: see Lane.call")
@@ -84,7 +84,7 @@ class Lane:
         limit_bytes: int,
         urgent: bool = False,
     ) -> float:
-        """How long ``run`` takes."""
+        """Return the milliseconds of ``run``."""
         started = time.perf_counter()
         self.run(model, inputs, limit_bytes, urgent)
         return 1e3 * (time.perf_counter() - started)
@@ -107,7 +107,7 @@ class Lane:
 
 
 def at_once(pieces: Iterable[tuple[Lane, Callable[[], _Found]]]) -> list[_Found]:
-    """What each lane's piece gives, once all have ended; raises what one of them raised."""
+    """Return the results once all pieces have ended; raises what one of them raised."""
     futures = [lane.submit(piece) for lane, piece in pieces]
     wait(futures)
     return [future.result() for future in futures]
@@ -115,7 +115,7 @@ def at_once(pieces: Iterable[tuple[Lane, Callable[[], _Found]]]) -> list[_Found]
 
 @contextmanager
 def kept_busy(lanes: Sequence[Lane], work: Callable[[Lane], object]) -> Iterator[None]:
-    """While open, each of them does `work` again and again; raises what one of them raised."""
+    """Keep each lane repeating `work` while open; raises what one of them raised."""
     stop = threading.Event()
 
     def repeat(lane: Lane) -> None:

@@ -1,11 +1,11 @@
-"""Estimated against measured peak memory on the GPU, over the paper's workload. Needs msgspec.
+"""Compare estimated with measured peak memory on the GPU, over the paper's workload.
 
     python -m bench.gpu.pmc [--quick] [--dry]
 
-GCN, SAGE, GIN and GAT of 8 x 256, 25 subgraphs of each of the paper's four datasets: every model
-is calibrated once as at load, then estimated and run on all of them. `error` is
-estimate ÷ measured − 1 of inputs and tensors, signed; an under-estimate is a run that needed more
-than was reserved for it. The aim is ±2 % and no under-estimate.
+GCN, SAGE, GIN and GAT of 8 x 256 on 25 subgraphs of each of the paper's four datasets: every model
+is calibrated once as at load, then estimated and run on all of them. `error` is estimate ÷ measured
+− 1 of inputs and tensors; an under-estimate is a run that needed more than its reserve. The aim is
+±2 % and no under-estimate. Needs msgspec.
 """
 
 import argparse
@@ -121,7 +121,7 @@ def measure(
             "warning": memory.warning,
         }
         if buffer is not None:
-            # What a lane would insert; twice that, to see how far an under-estimate goes.
+            # A lane inserts the limit; twice that shows how far an under-estimate goes.
             sized = ref.num_nodes, ref.num_edges
             limit = estimate.reserve_bytes - estimator.input_bytes(*sized)
             limit -= estimator.output_bytes(*sized)

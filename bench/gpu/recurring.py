@@ -1,16 +1,16 @@
-"""What recurs: shapes, replayed as CUDA graphs, and nodes, gathered from hot rows. Needs msgspec.
+"""Measure what recurs: shapes replayed as CUDA graphs, and nodes gathered from a hot set.
 
     python -m bench.gpu.recurring [--quick] [--dry]
 
-Through the server's engine, with and without in turn, in rounds, on the same requests:
+Through the server's engine, with and without in turns, on the same requests:
 
 - replays: requests of four models at sizes that recur, one at a time: the lane's time with
-  `device.cuda_graphs` auto ÷ off, and up to which size the race at calibration said it gains;
+  `device.cuda_graphs` auto ÷ off, and the size up to which the race at calibration chose replays;
 - hot rows: a resident graph whose features take half a gigabyte, asked for nodes by one client: the
-  lane's time with `graph.hot_memory` auto (a part of the budget: all rows fit) and a tenth of the
-  features ÷ off, and the share of rows that came from the device.
+  lane's time with `graph.hot_memory` auto (all rows fit) and a tenth of the features ÷ off, and the
+  hit rate.
 
-Answers with and without must agree.
+Answers with and without must agree. Needs msgspec.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from serve.estimate.calibration import Calibration
 from serve.graphs.generate import generate_edges
 from serve.server.engine import Engine
 
-#: Each starts a server for every choice, which takes most of the time.
+#: Each round starts a server for every choice, which takes most of the time.
 _ROUNDS = 2
 #: Runs of a shape before those that count; the lane captures it within them.
 _WARM = 24
@@ -124,7 +124,7 @@ def calibration(engine: Engine, name: str) -> Calibration:
 
 
 def settle(engine: Engine) -> None:
-    """Until what is asked for is gathered by lanes, from hot rows where there are any."""
+    """Wait until lanes gather the rows, from the hot set where there is one."""
     give_up = time.monotonic() + 60
     count = 0
     while time.monotonic() < give_up:
@@ -136,7 +136,7 @@ def settle(engine: Engine) -> None:
 
 
 def ratios(ours: list[float], theirs: list[float]) -> dict[str, float]:
-    """Round by round."""
+    """Return the spread of the ratios by round."""
     return spread([a / b for a, b in zip(ours, theirs, strict=True)])
 
 

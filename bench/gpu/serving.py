@@ -1,15 +1,14 @@
-"""The server's engine on the GPU: right answers, a soak, and the paper's figures. Needs msgspec.
+"""Run the server's engine on the GPU: right answers, a soak, pressure, the paper's figures.
 
     python -m bench.gpu.serving equality|soak|pressure|figures [--quick] [--dry]
 
 The engine is the server's own, below gRPC: staging, scheduler, lanes, reports. `equality` asks
 every policy under `rolling` and every discipline under `slack` and compares answers with this
-process's processor. `soak` sends 20,000 requests of four models and looks at what is left.
-`pressure` has room for half of what its lanes could hold and tells how full the budget runs.
-`figures` plays one Poisson trace to the paper's baselines (first in, first out: one at a time,
-four, sixteen at once) and policies, at a low and a high load, with the same absolute targets for
-all: violations, latency ÷ target, JCT, QUET, memory error and the scheduler's share of the time
-(Figures 5 to 10).
+process's processor. `soak` sends 20,000 requests of four models and checks what is left. `pressure`
+has a budget for half of what its lanes could hold and measures how full it runs. `figures` sends
+one Poisson trace to the paper's baselines (first in, first out: one, four, sixteen at once) and
+policies, at a low and a high load, with the same targets for all: violations, latency ÷ target,
+JCT, QUET, memory error and the scheduler's share of the time (Figures 5 to 10). Needs msgspec.
 """
 
 import argparse
@@ -40,7 +39,7 @@ LIMIT = 1e-4
 #: The paper's high load, as a share of what one lane can do.
 HIGH = 0.9
 SOAK, SOAK_QUICK = 20_000, 5_000
-#: A request costs the scheduler so much of one core at most.
+#: Aim for the scheduler's processor time a request.
 SCHEDULER_US = 100
 _KERNELS_MIB = 64
 
@@ -99,7 +98,7 @@ def soak(result: Result, bench: Bench) -> None:
         result.check("each has one record", len(records) == count, len(records))
         result.check("nothing stays reserved", snapshot.reserved_bytes == 0)
         result.check("no lane was lost", snapshot.lane_restarts == 0, snapshot.lane_restarts)
-        # Kernels are loaded when first used, which a warm-up need not have done for all.
+        # The warm-up need not have loaded all kernels.
         same = warm is None or after is None or abs(after - warm) <= _KERNELS_MIB
         result.check("device memory is as after the warm-up", same, [warm, after])
         peaks = [r for r in records if getattr(r, "pmc_measured_bytes", None)]
@@ -119,8 +118,8 @@ def soak(result: Result, bench: Bench) -> None:
 def pressure(result: Result, bench: Bench) -> None:
     count = 100 if bench.quick or bench.dry else 1_000
     lanes = 8 if bench.dry else 16
-    # Large ones, for lanes to be what requests wait for; not merged, which makes new sizes; and
-    # first in, first out: `slack` runs fewer at once where runs slow one another.
+    # Large graphs, so that requests wait for memory; no merging, which makes new sizes; and first
+    # in, first out, as `slack` runs fewer at once where runs slow one another.
     graphs = bench.graphs(24, 500, 16_000)
     jobs = [(list(MODELS)[i % 4], (7 * i) % len(graphs)) for i in range(count)]
     with bench.engine("fifo", "rolling", lanes, merge=False) as (engine, _):
@@ -132,7 +131,7 @@ def pressure(result: Result, bench: Bench) -> None:
     result.put("budget", {"of the device": budget, "of tasks_bytes": tasks_bytes})
     with bench.engine("fifo", "rolling", lanes, budget, merge=False) as (engine, records):
         failures: Counter[str] = Counter()
-        #: Reserved ÷ budget; of the moments in which a request waits to be launched.
+        #: Reserved ÷ budget at all moments, and while a request waits to be launched.
         shares: list[float] = []
         waiting: list[float] = []
         ended = threading.Event()
@@ -162,15 +161,15 @@ def pressure(result: Result, bench: Bench) -> None:
 
 
 def tight(reserves: Sequence[int], lanes: int) -> int:
-    """Bytes for which so many tasks of such sizes wait for memory, not for a lane: half of theirs.
+    """Return half of the bytes that tasks on all lanes need, and at least those of the largest.
 
-    The largest fits.
+    With that budget tasks wait for memory, not for a lane.
     """
     return max(*reserves, int(mean(reserves) * lanes / 2))
 
 
 def fullness(result: Result, shares: list[float], waiting: list[float]) -> None:
-    """How full the budget ran, and how full while something waited for it."""
+    """Report how full the budget ran, at all times and while a request waited for it."""
     most = max(shares, default=0.0)
     result.check("the budget is never overrun", most <= 1, most)
     found: dict[str, Any] = {"most": most, "waiting": f"{len(waiting)} of {len(shares)} samples"}
@@ -207,11 +206,11 @@ def figures(result: Result, bench: Bench) -> None:
         "slack, preemptive": ("slack", "preemptive", 4),
     }
     found: dict[str, Any] = {}
-    # Loads by what one lane can do alone, as a GPU has no cores to divide by.
+    # ρ is relative to one lane alone, as a GPU has no cores to divide by.
     for rho in (HIGH,) if bench.quick else (0.3, HIGH):
         for name, (policy, discipline, lanes) in systems.items():
             with result.part(f"{name} at {rho}"):
-                # Merging is ours: neither the paper's policies nor its baselines know it.
+                # Neither the paper's policies nor its baselines merge.
                 ours = bench.engine(policy, discipline, lanes, merge=policy == "slack")
                 with ours as (engine, records):
                     spent = watch(engine)
@@ -226,7 +225,7 @@ def figures(result: Result, bench: Bench) -> None:
 
 
 def aims(result: Result, found: dict[str, Any], rho: float) -> None:
-    """What is hoped for at the paper's high load, beside what was found."""
+    """Report the aims for the paper's high load."""
     names = ("slack, preemptive", "mps_base (4 streams)", "default")
     if not all(f"{name} at {rho}" in found for name in names):
         return
@@ -246,7 +245,7 @@ def play(
     engine: Engine, jobs: list[tuple[str, int]], graphs: Graphs, gaps_s: Any,
     solo_ns: dict[tuple[str, int], int],
 ) -> Counter[str]:  # fmt: skip
-    """Send every job at its time, whatever became of those before; how they ended."""
+    """Send every job at its time, open loop; return how many ended in each way."""
     statuses: Counter[str] = Counter()
     started = time.monotonic_ns() + 50_000_000
     offsets = (np.cumsum(gaps_s) * 1e9).astype(np.int64)
@@ -295,7 +294,6 @@ if __name__ == "__main__":
     part = sys.argv.pop(1) if len(sys.argv) > 1 and sys.argv[1] in PARTS else "equality"
 
     def body(result: Result, arguments: argparse.Namespace) -> None:
-        # Lanes are started from here, and nothing of theirs is our business.
         os.environ.setdefault("OMP_NUM_THREADS", "4")
         with tempfile.TemporaryDirectory() as folder:
             bench = Bench(Path(folder), arguments.dry, arguments.quick)

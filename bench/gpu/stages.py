@@ -1,4 +1,4 @@
-"""The stages of ``make gpu-check``: what each runs, what it needs, how long it may take."""
+"""The stages of ``make gpu-check``: commands, requirements, time limits."""
 
 import subprocess
 import sys
@@ -6,41 +6,41 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 ALL = "all"
-#: For a GPU nobody can be asked about.
+#: Used where the GPU's architecture cannot be found out.
 _DEFAULT_ARCHITECTURE = "90-real"
-#: On a processor, whatever else it does.
+#: Time limit of a stage on a processor.
 _DRY_LIMIT_S = 900
-#: What a lane and the engine import beside torch.
+#: Modules that a lane and the engine import beside torch.
 _ENGINE = "msgspec", "safetensors", "prometheus_client"
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One step: a shell command."""
+    """One shell command."""
 
     name: str
     command: str
-    #: What it takes on an H200, roughly; it is not begun with less time left.
+    #: Usual time on an H200; it is not begun with less time left.
     usual_s: int
-    #: Then it is ended.
+    #: Time after which it is ended.
     limit_s: int
     #: Modules it imports that a machine may lack.
     needs: tuple[str, ...] = ()
     #: Programs it calls that a machine may lack.
     programs: tuple[str, ...] = ()
-    #: Stages without which it is not begun.
+    #: Stages that must have passed before.
     after: tuple[str, ...] = ()
-    #: Makes what others need on this machine, also where it was made on another one before.
+    #: True when it builds what others need on this machine, so that it runs on every machine.
     prepares: bool = False
-    #: Tells less, in less time.
+    #: True when it measures less in less time.
     quick: bool = False
 
 
 def stages(quick: Collection[str] = (), *, dry: bool = False) -> list[Stage]:
-    """All of them; what is worth most comes first: time on a GPU may end at any of them.
+    """Return all stages, the most informative first, as time on a GPU may end at any of them.
 
-    `quick`: names of those that are to tell less in less time, or ALL. `dry`: benches only, on the
-    processor.
+    `quick` names stages that measure less in less time, or ALL. With `dry` they are benches only,
+    on the processor.
     """
     python = sys.executable
 
@@ -72,7 +72,6 @@ def stages(quick: Collection[str] = (), *, dry: bool = False) -> list[Stage]:
         bench("recurring", 240, 90, _ENGINE),
         bench("gather", 130, 30),
         bench("serving", 40, 25, _ENGINE, "pressure"),
-        bench("staging", 60, 20),
         bench("serving", 400, 180, _ENGINE, "figures"),
     ]
     tests = "cmake --build build/gpu/tests && ctest --test-dir build/gpu/tests --output-on-failure"
@@ -81,7 +80,7 @@ def stages(quick: Collection[str] = (), *, dry: bool = False) -> list[Stage]:
 
 
 def _preparing(python: str) -> list[Stage]:
-    """What there is to build on: CUDA's sources are compiled once, for the GPU at hand only."""
+    """Return the stages that build: CUDA's sources are compiled for the GPU at hand only."""
     smi = "nvidia-smi; nvidia-smi topo -m; nvcc --version"
     torch = f"{python} -c 'import torch; print(torch.__version__, torch.cuda.is_available())'"
     libraries = (
@@ -104,9 +103,9 @@ def _preparing(python: str) -> list[Stage]:
 
 
 def _sanitized(python: str, tool: str) -> Stage:
-    """Our kernels on small graphs under a tool of compute-sanitizer's.
+    """Return a stage that runs our kernels on small graphs under a tool of compute-sanitizer.
 
-    Every tensor has memory of its own, or one that is written past its end would go unnoticed.
+    Every tensor has memory of its own, so that a write past its end is noticed.
     """
     command = (
         f"PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool {tool} --error-exitcode 9"
@@ -117,7 +116,7 @@ def _sanitized(python: str, tool: str) -> Stage:
 
 
 def architecture() -> str:
-    """The first GPU's, as CMake names it."""
+    """Return the architecture of the first GPU, as CMake names it."""
     try:
         said = subprocess.run(
             ["nvidia-smi", "--id=0", "--query-gpu=compute_cap", "--format=csv,noheader"],

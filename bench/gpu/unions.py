@@ -1,11 +1,11 @@
-"""Merged requests on a graph the server holds: each must have the answer it has alone.
+"""Check merged requests on a resident graph: each must have the answer it has alone.
 
     python -m bench.gpu.unions [--quick] [--dry]
 
 The graph's features are bytes, then half floats, then floats, which lanes gather and convert for
-one request of a union after the other: memory of the first is free, on the host, before the device
-has read it. Through the server's engine, with one lane, so that requests wait and can be merged,
-and by estimates for which that always pays. Needs msgspec.
+one request of a union after the other: the host frees the memory of the first before the device has
+read it. Through the server's engine, with one lane, so that requests wait, and with estimates by
+which merging always pays. Needs msgspec.
 """
 
 import argparse
@@ -80,7 +80,7 @@ def unions(result: Result, bench: Bench, kind: Kind) -> None:
 
 @contextmanager
 def always_merged() -> Iterator[None]:
-    """While open, a union takes next to no time by estimate."""
+    """Make a union take next to no time by estimate while open."""
     predicted = ModelEstimator.union
 
     def union(self: ModelEstimator, sizes: Sequence[tuple[int, int]]) -> Estimate:
@@ -91,7 +91,7 @@ def always_merged() -> Iterator[None]:
 
 
 def held(bench: Bench, kind: Kind) -> GraphConfig:
-    """A graph whose features the server keeps as `kind`."""
+    """Return a graph whose features the server keeps as `kind`."""
     nodes = 2_000 if bench.dry else 100_000
     rng = np.random.default_rng(0)
     edges = generate_edges(nodes, 15 * nodes, rng).astype(np.int64)

@@ -327,6 +327,6 @@ def test_a_result_that_was_cut_off_is_left_out(tmp_path):
 
 
 def test_the_page_tells_every_aim():
-    page = (check.ROOT / "docs" / "cuda.md").read_text()
+    page = (check.ROOT / "docs" / "measurements" / "gpu.md").read_text()
     for number, what in AIMS.items():
         assert f"| {number} | {what} | `" in page

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bench.gpu import concurrency, equality, kit, staging
+from bench.gpu import concurrency, equality, kit
 from bench.gpu.kit import Result, Rig
 from bench.gpu.lanes import Lane, at_once, kept_busy
 from serve.lane.cuda import queues
@@ -90,15 +90,15 @@ def device(monkeypatch):
         def open(cls, slab_bytes, *, dry):
             return cls(True, slab_bytes) if slab_bytes > 1 else Rig(True, 1)
 
-        def queue(self, kind=None):
+        def queue(self):
             return Streams(device)
 
         def memory(self):
             return Memory(device)
 
-    for module in (equality, staging, concurrency):
+    for module in (equality, concurrency):
         monkeypatch.setattr(module, "Rig", MadeUp)
-    for module in (kit, equality, staging):
+    for module in (kit, equality):
         monkeypatch.setattr(module, "MODELS", {"gcn": Model, "gat": Model})
     monkeypatch.setattr(kit, "gpu_machine", dict)
     monkeypatch.setattr(torch, "mm", product)
@@ -115,7 +115,7 @@ def outcome(bench, tmp_path):
     return code, json.loads((tmp_path / "result.json").read_text())
 
 
-@pytest.mark.parametrize("bench", [equality, staging, concurrency])
+@pytest.mark.parametrize("bench", [equality, concurrency])
 def test_what_libraries_keep_is_in_no_tasks_buffer(device, bench, tmp_path):
     code, found = outcome(bench, tmp_path)
     assert [row for row in found["checks"] if not row["passed"]] == []
@@ -139,17 +139,14 @@ def test_a_task_runs_in_its_lanes_thread_only(device):
         lane.run(Model(), {"x": torch.ones(2, 2), "edge_index": torch.ones(2, 2)}, 1 << 30)
 
 
-@pytest.mark.parametrize(("bench", "told"), [(staging, "ms_per_task"), (concurrency, "lanes")])
-def test_a_lane_that_fails_fails_its_part_and_is_not_timed(
-    device, bench, told, tmp_path, monkeypatch
-):
+def test_a_lane_that_fails_fails_its_part_and_is_not_timed(device, tmp_path, monkeypatch):
     # Of the last lanes, after everything was warm.
     monkeypatch.setattr(Model, "fails", 40)
-    code, found = outcome(bench, tmp_path)
+    code, found = outcome(concurrency, tmp_path)
     failed = [row for row in found["checks"] if not row["passed"]]
     assert code == 1
     assert "ArithmeticError: made to fail" in failed[0]["found"]
-    assert not any(key.startswith(told) for key in found)
+    assert not any(key.startswith("lanes") for key in found)
 
 
 def test_equality_is_not_told_from_some_of_the_models(device, tmp_path, monkeypatch):
@@ -212,6 +209,5 @@ def test_lanes_share_no_stream_with_each_other_or_the_copies(streams):
     lanes = rig.lanes(9)
     for count in (2, 9, 4, 8) * 3:
         assert rig.lanes(count) == lanes[:count]
-    rig.lanes(4, staging.OneStream)
     with pytest.raises(RuntimeError, match="streams are one"):
-        rig.lanes(30)
+        rig.lanes(33)
