@@ -10,7 +10,8 @@ AIMS = {
     3: "nothing is taken from the device in steady state",
     4: "PMC within 2 % of the arena's peak, paper's models and graphs",
     5: "no PMC above its reservation",
-    6: "a small budget is never exceeded, and is at least 80 % full half of the time that requests wait",
+    6: "a small budget is never exceeded, and is at least 80 % full half of the time that "
+    "requests wait",
     7: "no violations at the paper's high load",
     8: "p99 at least 60 % below that of fixed concurrency",
     9: "JCT at least 75 % below one at a time",
