@@ -28,7 +28,8 @@ from serve.ipc.messages import (
 from serve.server.catalogue import ModelCatalogue
 from serve.server.lane_run import LaneRun
 from serve.server.lanes.lane_models import LaneModels
-from serve.server.lanes.pool import LaneDown, LanePool, LaneUp
+from serve.server.lanes.listener import LaneDown, LaneUp
+from serve.server.lanes.pool import LanePool
 from serve.server.ticket import RequestTicket
 
 _log = logging.getLogger(__name__)

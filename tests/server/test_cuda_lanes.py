@@ -31,7 +31,7 @@ from serve.ipc.messages import (
 from serve.ipc.setup import DevicePlace
 from serve.models.repository import find
 from serve.server.engine import Engine
-from serve.server.lanes.pool import LaneDown, LaneUp
+from serve.server.lanes.listener import LaneDown, LaneUp
 from serve.server.learning.beside import is_news
 from tests.e2e.mischief import RAISE
 from tests.server.test_engine import CONFIG, call

@@ -17,7 +17,7 @@ from serve.errors import DeadlineExceeded
 from serve.ipc import messages
 from serve.ipc.messages import TaskDone, TaskError
 from serve.server.driver import EXIT_BUG
-from serve.server.lanes.looks import look
+from serve.server.lanes.process_state import look
 from tests.e2e.mischief import DOZE_ONCE
 from tests.server.test_engine import call, start
 
@@ -77,7 +77,7 @@ def test_a_lane_with_an_impossible_answer_is_lost_and_its_request_runs_again(
     engine, trouble, monkeypatch, lie
 ):
     # Restarted at once, however many lanes were lost before.
-    monkeypatch.setattr("serve.server.lanes.successors._HEALTHY_AFTER_NS", 0)
+    monkeypatch.setattr("serve.server.lanes.restarts._HEALTHY_AFTER_NS", 0)
     lies = [lie]
     decode = messages.decode_from_lane
 

@@ -40,7 +40,8 @@ from serve.ipc.shared_pool import SharedPool
 from serve.models.model_signature import Signature
 from serve.models.repository import find
 from serve.server.lanes import processes
-from serve.server.lanes.pool import LaneDown, LanePool, LaneUp
+from serve.server.lanes.listener import LaneDown, LaneUp
+from serve.server.lanes.pool import LanePool
 from serve.server.lanes.processes import allocator_facts, lane_environment
 from tests.e2e.mischief import (
     DEAF,
@@ -74,7 +75,8 @@ with open("{log}", "a") as log:
     print(__name__, file=log)
 if __name__ == "__main__":
     import os
-    from serve.server.lanes.pool import LanePool, LaneUp
+    from serve.server.lanes.listener import LaneUp
+    from serve.server.lanes.pool import LanePool
     from serve.ipc.shared_pool import SharedPool
 
     shared = SharedPool(1 << 20)
@@ -227,7 +229,7 @@ def test_a_model_that_does_not_load_is_told(talk, trouble):
 
 
 def test_a_dead_lane_is_missed_and_comes_back_later_each_time(talk, caplog):
-    caplog.set_level(logging.WARNING, "serve.server.lanes.successors")
+    caplog.set_level(logging.WARNING, "serve.server.lanes.restarts")
     lane_id, other = LANES
     untouched = talk.pool.pids()[other]
     for restarts in (1, 2, 3):
@@ -274,10 +276,10 @@ def mute_pool(monkeypatch):
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     kills = []
     monkeypatch.setattr("serve.server.lanes.processes.kill", kills.append)
-    (host,) = pool._hosts
-    pool._adopt(host, SimpleNamespace(pid=os.getpid()), [ours])
+    (process,) = pool._processes
+    pool._listener.attach(process, SimpleNamespace(pid=os.getpid()), [ours])
     yield pool, theirs, kills
-    pool._let_go(host)
+    pool._listener.detach(process)
     pool.stop()
     theirs.close()
     shared.close()
@@ -331,9 +333,11 @@ def test_a_lane_that_never_stops_talking_is_not_listened_to_for_ever(mute_pool):
 
 def test_a_process_that_does_not_even_die_is_given_up(mute_pool, monkeypatch):
     pool, theirs, _ = mute_pool
-    monkeypatch.setattr("serve.server.lanes.pool._GONE_AFTER_NS", 0)
+    monkeypatch.setattr("serve.server.lanes.lane_handle._GONE_AFTER_NS", 0)
     freed = []
-    monkeypatch.setattr(pool._successors, "follow", lambda host, process: freed.append(process))
+    monkeypatch.setattr(
+        pool._listener.restarts, "restart", lambda process, child: freed.append(child)
+    )
     theirs.send(b"no packet")
     said = []
     while not said:
@@ -341,7 +345,7 @@ def test_a_process_that_does_not_even_die_is_given_up(mute_pool, monkeypatch):
     assert said == [(LANES[0], LaneDown((LANES[0],)))]
     assert len(freed) == 1
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    pool._adopt(pool._hosts[0], freed[0], [ours])
+    pool._listener.attach(pool._processes[0], freed[0], [ours])
     theirs.close()
 
 

@@ -1,1 +1,1 @@
-"""Lane processes as the main process sees them: start, talk, end."""
+"""Lane processes as the main process handles them: started, told, heard, restarted, ended."""

@@ -1,4 +1,4 @@
-"""The processes that load and measure models, beside the lanes that serve."""
+"""The calibrating processes, which load and measure models beside the serving lanes."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,18 +9,18 @@ from serve.server.lanes import processes
 
 
 class Calibrators:
-    """The calibrating processes that run now."""
+    """All calibrating processes that run now."""
 
     def __init__(self) -> None:
         self._running: set[processes.Calibrator] = set()
         #: Upper bound of their niceness: 0 while the server starts and no request waits for a core.
         self.niceness = 0
-        #: No model is measured any more.
+        #: True once the server stops: no model is measured any more.
         self.interrupted = False
 
     @contextmanager
     def start(self, setup: LaneSetup, pool_fd: int) -> Iterator[processes.Calibrator]:
-        """One of them, which ends with this; raises NotReady while the server stops."""
+        """Start a calibrator for the `with` block; raises NotReady while the server stops."""
         if self.interrupted:
             raise NotReady("no model is measured while the server stops")
         process, (channel,) = processes.start(setup, 1, pool_fd)
@@ -35,7 +35,7 @@ class Calibrators:
             calibrator.close()
 
     def interrupt(self) -> None:
-        """Measure no model any more: whoever does gets NotReady. Any thread; never blocks."""
+        """End all calibrators for good; their users get NotReady. Any thread; never blocks."""
         self.interrupted = True
         for calibrator in self._running.copy():
             calibrator.kill()

@@ -1,27 +1,24 @@
-"""The lane processes: started from a fork server, pinned, watched, restarted with back-off.
+"""The pool of all lanes: their processes, and the orders that the driver gives them.
 
-A process holds one lane, which can then be suspended, or all lanes of one device as threads.
-Does not decide what runs: the driver polls for what lanes said and is told when one is lost.
-Only the driver's own thread calls `poll`; `send` may be called from any thread.
+A process runs one lane, which can then be suspended, or all lanes of one device as threads. The
+pool does not decide what runs. Only the driver's thread calls `poll`; `send` may be called from any
+thread.
 """
 
 import atexit
 import contextlib
 import logging
 import os
-import select
-import signal
 import socket
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
-from multiprocessing.process import BaseProcess
+from dataclasses import replace
 
 import msgspec
 
 from serve.core.types import LaneId, LaneLook, LaneState, Nanos, TaskId
 from serve.ipc import messages
-from serve.ipc.messages import MAX_PACKET_BYTES, FromLane, Message, RunTask, Stop
+from serve.ipc.messages import Message, RunTask, Stop
 from serve.ipc.private_memory import private_bytes_of
 from serve.ipc.setup import DevicePlace, LaneSetup
 from serve.ipc.shared_pool import SharedPool
@@ -29,75 +26,14 @@ from serve.ipc.stop_word import SIGNAL as STOP_SIGNAL
 from serve.server import clock
 from serve.server.lanes import processes
 from serve.server.lanes.calibrators import Calibrators
-from serve.server.lanes.looks import look
-from serve.server.lanes.successors import Successors
-
-_log = logging.getLogger(__name__)
+from serve.server.lanes.lane_handle import LaneHandle, LaneProcess
+from serve.server.lanes.listener import LaneListener, Reports
+from serve.server.lanes.process_state import look
+from serve.server.lanes.restarts import Started
 
 _STOP_WAIT_S = 2.0
-#: `poll` returns this often at least.
-_WATCH_NS = 10_000_000_000
-#: A run told to stop that goes on for so long is ended with its process.
+#: Time that a run has to end after it was told to; then its process is killed.
 _STOP_GRACE_NS = 2_000_000_000
-#: A killed process that the system does not end for so long is taken for gone: it comes back to no
-#: instruction of its own.
-_GONE_AFTER_NS = 5_000_000_000
-#: Of one lane, before the others' turn.
-_PACKETS_AT_ONCE = 64
-
-
-@dataclass(frozen=True, slots=True)
-class LaneUp:
-    """A lane's process started and waits for its models."""
-
-
-@dataclass(frozen=True, slots=True)
-class LaneDown:
-    """A process ended, and with it all its lanes; a new one follows by itself."""
-
-    #: Of the process; said once, under the first one's id.
-    lane_ids: tuple[LaneId, ...]
-
-
-#: What a lane says, and what is told of it.
-Said = FromLane | LaneUp | LaneDown
-
-
-@dataclass(slots=True)
-class _Host:
-    """A process and the lanes in it."""
-
-    name: str
-    #: On a device they share; None: the process is the one lane's own.
-    place: DevicePlace | None
-    lanes: list["_Lane"]
-    process: BaseProcess | None = None
-    #: Readable when the process has ended, whatever else has its files open; None where the system
-    #: has no such thing: then it has ended when nobody else holds its lanes' channels.
-    pidfd: int | None = None
-    #: It was killed or closed a channel: when it is taken for gone at the latest.
-    gone_at_ns: int | None = None
-
-    @property
-    def pid(self) -> int | None:
-        return None if self.process is None else self.process.pid
-
-
-@dataclass(slots=True)
-class _Lane:
-    lane_id: LaneId
-    cores: tuple[int, ...]
-    host: _Host
-    channel: socket.socket | None = None
-    #: When the task that it was told to stop must have ended.
-    kill_at_ns: int | None = None
-    told_to_stop: bool = False
-    #: Core its process is pinned to, and whether it executes there now.
-    core: int = -1
-    executes: bool = False
-    stopped: bool = False
-    #: What its process says is ignored: it has said nonsense.
-    ignored: bool = False
 
 
 class LanePool:
@@ -125,22 +61,19 @@ class LanePool:
         self._shared = shared
         self._keep_bytes = keep_bytes
         self._threads = threads
-        self._lanes: dict[LaneId, _Lane] = {}
-        self._hosts = [_Host(f"device {place.name}", place, []) for place in places]
+        self._lanes: dict[LaneId, LaneHandle] = {}
+        self._processes = [LaneProcess(f"device {place.name}", place, []) for place in places]
         if not places:
-            self._hosts = [_Host(f"lane {index}", None, []) for index in range(len(lane_cores))]
-        for number, host in enumerate(self._hosts):
+            self._processes = [
+                LaneProcess(f"lane {index}", None, []) for index in range(len(lane_cores))
+            ]
+        for number, process in enumerate(self._processes):
             for cores in lane_cores if places else lane_cores[number : number + 1]:
-                lane = _Lane(LaneId(len(self._lanes)), cores, host)
-                host.lanes.append(lane)
+                lane = LaneHandle(LaneId(len(self._lanes)), cores, process)
+                process.lanes.append(lane)
                 self._lanes[lane.lane_id] = lane
         self._cores = sorted({core for cores in lane_cores for core in cores})
-        self._epoll = select.epoll()
-        self._lane_by_fd: dict[int, _Lane] = {}
-        self._host_by_fd: dict[int, _Host] = {}
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._epoll.register(self._wake_fd, select.EPOLLIN)
-        self._successors = Successors(self._start, self.wake)
+        self._listener = LaneListener(self._processes, self._start)
         self.calibrators = Calibrators()
 
     @property
@@ -150,35 +83,71 @@ class LanePool:
 
     @property
     def lane_ids_by_device(self) -> tuple[tuple[LaneId, ...], ...]:
-        """The same for each device."""
-        if self._hosts[0].place is None:
+        """All lanes, up or not, for each device."""
+        if self._processes[0].place is None:
             return (self.lane_ids,)
-        return tuple(tuple(lane.lane_id for lane in host.lanes) for host in self._hosts)
+        return tuple(tuple(lane.lane_id for lane in process.lanes) for process in self._processes)
 
     @property
     def restarts(self) -> int:
-        """How often processes of lanes were started again."""
-        return self._successors.count
+        """Number of restarts of processes so far."""
+        return self._listener.restarts.count
 
     def pids(self) -> dict[LaneId, int]:
-        """Process id of each lane that has a process."""
+        """Return the process id of each lane that has a process."""
         return {
-            lane.lane_id: lane.host.pid
+            lane.lane_id: lane.process.pid
             for lane in self._lanes.values()
-            if lane.host.pid is not None
+            if lane.process.pid is not None
         }
 
+    def memory_bytes(self) -> dict[LaneId, int]:
+        """Return the private memory of each process, by its first lane."""
+        found = {}
+        for process in self._processes:
+            pid = process.pid
+            size_bytes = None if pid is None else private_bytes_of(pid)
+            if size_bytes is not None:
+                found[process.lanes[0].lane_id] = size_bytes
+        return found
+
     def start(self) -> None:
-        """Start every lane's process; `poll` tells when each is up."""
-        atexit.register(self._kill)
-        for host in self._hosts:
-            self._adopt(host, *self._start(host))
+        """Start every process; `poll` reports the lanes that are up."""
+        # At exit the interpreter waits for its children: without `stop` they would never end.
+        atexit.register(self._kill_all)
+        for process in self._processes:
+            self._listener.attach(process, *self._start(process))
+
+    def stop(self) -> None:
+        """End every process. After this nothing of the pool runs."""
+        self.calibrators.interrupt()
+        atexit.unregister(self._kill_all)
+        for lane in self._lanes.values():
+            lane.resume()
+            self.send(lane.lane_id, Stop())
+        ends_ns = clock.now_ns() + int(_STOP_WAIT_S * 1e9)
+        for process in self._processes:
+            if process.child is not None:
+                process.child.join(max(0.0, (ends_ns - clock.now_ns()) / 1e9))
+                process.kill()
+                processes.reap(self._listener.detach(process))
+        self._listener.close()
+
+    def poll(self, until_ns: int | None) -> Reports:
+        """Wait for lanes, for `wake` or until `until_ns`; return what lanes said, in order."""
+        return self._listener.poll(until_ns)
+
+    def wake(self) -> None:
+        """Make a waiting `poll` return. Any thread."""
+        self._listener.wake()
+
+    # --- orders ---------------------------------------------------------------------------
 
     def send(self, lane_id: LaneId, message: Message) -> None:
-        """Send to a lane; one that cannot take it is lost, as `poll` will tell.
+        """Send a message; a lane that cannot take it is killed, which `poll` reports.
 
-        Nothing is raised, and no message is left out between others: a lane that is gone, or
-        has hundreds of messages to read already, gets none after this one either.
+        Raises nothing. A lane that misses one message gets no later one: it is gone, or has
+        hundreds of unread messages and is killed.
         """
         lane = self._lanes[lane_id]
         channel = lane.channel
@@ -187,333 +156,126 @@ class LanePool:
         try:
             channel.send(messages.encode(message), socket.MSG_DONTWAIT)
         except OSError as error:
-            self.kill(lane_id, f"cannot be reached: {error}")
+            self._listener.kill(lane, f"cannot be reached: {error}")
 
     def kill(self, lane_id: LaneId, why: str) -> None:
-        """End the lane's process, with all that it started; `poll` tells when it is gone."""
-        lane = self._lanes[lane_id]
-        _log.error("lane %d: %s; killing its process", lane_id, why)
-        lane.ignored = True
-        _kill(lane.host)
-        self.wake()
+        """End the lane's process and all that it started; `poll` reports when it is gone."""
+        self._listener.kill(self._lanes[lane_id], why)
 
     def launch(self, lane_id: LaneId, task: RunTask) -> None:
         """Have an idle lane run a task on a core of its own."""
         lane = self._lanes[lane_id]
         self._take_core(lane)
         if lane.told_to_stop:
-            # Perhaps at this very task, which was in a union then.
+            # The stop word may name this very task, which was part of a union then.
             lane.told_to_stop = False
             self._shared.write_stop(lane_id, 0)
         self.send(lane_id, task)
 
+    def suspend(self, lane_id: LaneId) -> None:
+        """Stop the process of a lane that has its own, where it is; this frees its core."""
+        self._lanes[lane_id].suspend()
+
+    def resume(self, lane_id: LaneId) -> None:
+        """Let a suspended lane go on, on a core of its own."""
+        lane = self._lanes[lane_id]
+        self._take_core(lane)
+        lane.resume()
+
+    def stop_run(self, lane_id: LaneId, task_id: TaskId) -> None:
+        """End the run of that task if it still runs there; a suspended lane is resumed for it.
+
+        The lane reports how the run ended, or is killed if it does not end in time.
+        """
+        lane = self._lanes[lane_id]
+        self._shared.write_stop(lane_id, task_id)
+        lane.told_to_stop = True
+        if lane.process.place is not None:
+            # It ends at its next allocation; a signal would hit the other lanes of its process.
+            return
+        lane.kill_at_ns = clock.now_ns() + _STOP_GRACE_NS
+        lane.process.signal(STOP_SIGNAL)
+        lane.resume()
+        self.wake()
+
+    def recycle(self, lane_id: LaneId) -> None:
+        """End an idle lane's process; it is restarted without back-off."""
+        process = self._lanes[lane_id].process
+        self._listener.restarts.forgive(process)
+        process.kill()
+
+    def ended(self, lane_id: LaneId) -> None:
+        """Take note that the lane's task ended and the lane is idle; resume it if suspended."""
+        lane = self._lanes[lane_id]
+        lane.kill_at_ns = None
+        lane.executes = False
+        lane.resume()
+
     def look(self, lane_id: LaneId, task_id: TaskId) -> LaneLook | None:
-        """What the lane, which the task was launched on, does; None: its process is gone."""
-        host = self._lanes[lane_id].host
-        pid = host.pid
+        """Return what the lane, which runs that task, does now; None when its process is gone."""
+        process = self._lanes[lane_id].process
+        pid = process.pid
         seen = None if pid is None else look(pid)
         if seen is None or seen.state is LaneState.STOPPED:
             return seen
-        if host.place is not None:
-            # What a device does for the lane, its process's threads do not show.
+        if process.place is not None:
+            # The process's threads do not show what its device does for the lane.
             return msgspec.structs.replace(seen, state=LaneState.BUSY, cpu_ns=Nanos(clock.now_ns()))
         if seen.state is LaneState.ASLEEP and self._shared.runs(lane_id) != task_id:
             return msgspec.structs.replace(seen, state=LaneState.IDLE)
         return seen
 
-    def suspend(self, lane_id: LaneId) -> None:
-        """Stop the lane's process, which is its own, where it is; its core is free."""
-        lane = self._lanes[lane_id]
-        lane.stopped, lane.executes = True, False
-        _signal(lane, signal.SIGSTOP)
+    def calibrator(self) -> AbstractContextManager[processes.Calibrator]:
+        """Start a process that calibrates one model, so that serving lanes keep to their tasks.
 
-    def resume(self, lane_id: LaneId) -> None:
-        """Let the lane's process go on, on a core of its own."""
-        lane = self._lanes[lane_id]
-        self._take_core(lane)
-        self._continue(lane)
-
-    def stop_run(self, lane_id: LaneId, task_id: TaskId) -> None:
-        """End the run of that task, if it still runs there; a suspended lane goes on for it.
-
-        The lane says how it ended, as ever, or is lost: no run outlives this for long.
+        It runs on the first device, and what it finds is valid for all. Raises NotReady while the
+        server stops.
         """
-        lane = self._lanes[lane_id]
-        self._shared.write_stop(lane_id, task_id)
-        lane.told_to_stop = True
-        if lane.host.place is not None:
-            # It ends at its next allocation; others run in its process.
-            return
-        lane.kill_at_ns = clock.now_ns() + _STOP_GRACE_NS
-        _signal(lane, STOP_SIGNAL)
-        self._continue(lane)
-        self.wake()
+        process = self._processes[0]
+        place = None if process.place is None else process.place.for_calibration()
+        setup = replace(
+            self._setup(process, number=len(self._lanes)),
+            name="calibrator",
+            place=place,
+            niceness=min(self._niceness, self.calibrators.niceness),
+        )
+        return self.calibrators.start(setup, self._shared.fd)
 
-    def recycle(self, lane_id: LaneId) -> None:
-        """End an idle lane's process; another follows at once."""
-        host = self._lanes[lane_id].host
-        self._successors.forgive(host)
-        _kill(host)
+    def _take_core(self, lane: LaneHandle) -> None:
+        """Pin the lane to a core on which no other lane executes; it keeps its core if it can.
 
-    def memory_bytes(self) -> dict[LaneId, int]:
-        """Private memory of each process of lanes, by its first lane."""
-        found = {}
-        for host in self._hosts:
-            pid = host.pid
-            size_bytes = None if pid is None else private_bytes_of(pid)
-            if size_bytes is not None:
-                found[host.lanes[0].lane_id] = size_bytes
-        return found
-
-    def ended(self, lane_id: LaneId) -> None:
-        """The lane's task ended; the lane is idle, and runs if it was stopped just then."""
-        lane = self._lanes[lane_id]
-        lane.kill_at_ns = None
-        lane.executes = False
-        self._continue(lane)
-
-    def _continue(self, lane: _Lane) -> None:
-        if lane.stopped:
-            lane.stopped = False
-            _signal(lane, signal.SIGCONT)
-
-    def _take_core(self, lane: _Lane) -> None:
-        """Pin the lane to a core on which no other lane executes: its own, if that is one.
-
-        There are more lanes than cores when tasks are suspended, so lanes cannot own cores.
+        With suspended tasks there are more lanes than cores, so lanes cannot own cores.
         """
         taken = {other.core for other in self._lanes.values() if other.executes}
         lane.executes = True
         if lane.core not in taken:
             return
         free = next((core for core in self._cores if core not in taken), None)
-        if free is None or lane.host.pid is None:
+        if free is None or lane.process.pid is None:
             return
         lane.core = free
         with contextlib.suppress(ProcessLookupError):
-            os.sched_setaffinity(lane.host.pid, (free,))
+            os.sched_setaffinity(lane.process.pid, (free,))
 
-    def wake(self) -> None:
-        """Make a waiting `poll` return. Any thread."""
-        os.eventfd_write(self._wake_fd, 1)
+    def _start(self, process: LaneProcess) -> Started:
+        """Start a process; return it with our ends of its lanes' channels, in their order."""
+        setup = self._setup(process, process.lanes[0].lane_id)
+        return processes.start(setup, len(process.lanes), self._shared.fd)
 
-    def poll(self, until_ns: int | None) -> list[tuple[LaneId, Said]]:
-        """Wait for lanes, for `wake` or until `until_ns`; what lanes said, in order."""
-        now = clock.now_ns()
-        said = self._attend(now)
-        dues = [now + _WATCH_NS]
-        if until_ns is not None:
-            dues.append(until_ns)
-        dues += [host.gone_at_ns for host in self._hosts if host.gone_at_ns is not None]
-        dues += [lane.kill_at_ns for lane in self._lanes.values() if lane.kill_at_ns is not None]
-        timeout_s = 0.0 if said else max(0.0, (min(dues) - now) / 1e9)
-        for fd, _ in self._epoll.poll(timeout_s):
-            if fd == self._wake_fd:
-                os.eventfd_read(self._wake_fd)
-                self._adopt_started(said)
-            elif fd in self._host_by_fd:
-                said += self._lose(self._host_by_fd[fd])
-            elif fd in self._lane_by_fd:  # else it was closed with another of its process
-                self._read(self._lane_by_fd[fd], said)
-        return said
-
-    def _read(self, lane: _Lane, said: list[tuple[LaneId, Said]]) -> None:
-        for _ in range(_PACKETS_AT_ONCE):
-            packet = _receive(lane)
-            if packet is None:
-                return
-            if not packet:
-                said += self._hung_up(lane)
-                return
-            message = self._understood(lane, packet)
-            if message is not None:
-                said.append((lane.lane_id, message))
-            if isinstance(message, messages.TaskDone | messages.TaskError):
-                return
-
-    def _understood(self, lane: _Lane, packet: bytes) -> FromLane | LaneUp | None:
-        """What the packet says; None, and the lane is lost, where that is nothing."""
-        if lane.ignored:
-            return None
-        try:
-            message = messages.decode_from_lane(packet)
-        except Exception as error:
-            # A model may write into any file of its process, also into this channel.
-            self.kill(lane.lane_id, f"said what no lane says: {error!r}")
-            return None
-        if not isinstance(message, messages.LaneStarted):
-            return message
-        _log.info("lane %d: process %d up, cores %s", lane.lane_id, message.pid, lane.cores)
-        return LaneUp()
-
-    def _hung_up(self, lane: _Lane) -> list[tuple[LaneId, Said]]:
-        """The lane's end of the channel is closed: its process has ended, or has to."""
-        host = lane.host
-        _kill(host)
-        if host.pidfd is None:
-            return self._lose(host)
-        assert lane.channel is not None
-        # It would be told again and again until the process is gone.
-        self._epoll.unregister(lane.channel)
-        return []
-
-    def _lose(self, host: _Host) -> list[tuple[LaneId, Said]]:
-        """A process is gone: the last that its lanes said, and then that they are down."""
-        # What it started may still write where its inputs lie.
-        _kill(host)
-        said: list[tuple[LaneId, Said]] = []
-        for lane in host.lanes:
-            for _ in range(_PACKETS_AT_ONCE):
-                if not (packet := _receive(lane)):
-                    break
-                message = self._understood(lane, packet)
-                if message is not None:
-                    said.append((lane.lane_id, message))
-        self._successors.follow(host, self._let_go(host))
-        lane_ids = tuple(lane.lane_id for lane in host.lanes)
-        said.append((lane_ids[0], LaneDown(lane_ids)))
-        return said
-
-    def _let_go(self, host: _Host) -> BaseProcess:
-        """Close all that leads to the process, which is the caller's to free."""
-        assert host.process is not None
-        # First from the lanes, then from the system: others must not signal a reused number.
-        process, host.process = host.process, None
-        for lane in host.lanes:
-            lane.kill_at_ns = None
-            lane.executes = lane.stopped = False
-            assert lane.channel is not None
-            with contextlib.suppress(FileNotFoundError):  # it was closed at its other end first
-                self._epoll.unregister(lane.channel)
-            del self._lane_by_fd[lane.channel.fileno()]
-            lane.channel.close()
-            lane.channel = None
-        if host.pidfd is not None:
-            self._epoll.unregister(host.pidfd)
-            del self._host_by_fd[host.pidfd]
-            os.close(host.pidfd)
-        host.pidfd = host.gone_at_ns = None
-        return process
-
-    def _attend(self, now_ns: int) -> list[tuple[LaneId, Said]]:
-        """Kill processes in which a task does not end; lose those that do not even die."""
-        for lane in self._lanes.values():
-            if lane.kill_at_ns is not None and now_ns >= lane.kill_at_ns:
-                lane.kill_at_ns = None
-                self.kill(lane.lane_id, "the task does not end")
-        said: list[tuple[LaneId, Said]] = []
-        for host in self._hosts:
-            if host.gone_at_ns is not None and now_ns >= host.gone_at_ns:
-                _log.error("%s: killed, and does not end", host.name)
-                said += self._lose(host)
-        return said
-
-    def _adopt_started(self, said: list[tuple[LaneId, Said]]) -> None:
-        for host, (process, channels) in self._successors.taken():
-            self._adopt(host, process, channels)
-            for lane in host.lanes:
-                self._read(lane, said)
-
-    def _adopt(self, host: _Host, process: BaseProcess, channels: list[socket.socket]) -> None:
-        host.process = process
-        self._successors.began(host, host.name)
-        for lane, channel in zip(host.lanes, channels, strict=True):
-            lane.channel = channel
-            # A stop may have been meant for the process before.
-            lane.kill_at_ns = None
-            lane.ignored = False
-            lane.core = lane.cores[0] if lane.cores else -1
-            self._lane_by_fd[channel.fileno()] = lane
-            self._epoll.register(channel, select.EPOLLIN)
-        assert process.pid is not None
-        try:
-            host.pidfd = os.pidfd_open(process.pid)
-        except OSError as error:
-            # Gone already, as its channels tell; or the system does not have it.
-            _log.debug("%s: no descriptor of its process: %s", host.name, error)
-            return
-        self._host_by_fd[host.pidfd] = host
-        self._epoll.register(host.pidfd, select.EPOLLIN)
-
-    def _start(self, host: _Host) -> tuple[BaseProcess, list[socket.socket]]:
-        """A new process for the host, and our ends of its lanes' channels in their order."""
-        setup = self._setup(host.name, host, host.place, host.lanes[0].lane_id)
-        return processes.start(setup, len(host.lanes), self._shared.fd)
-
-    def _setup(self, name: str, host: _Host, place: DevicePlace | None, number: int) -> LaneSetup:
-        """`number` tells where the words of the process's first lane lie; the others' follow."""
+    def _setup(self, process: LaneProcess, number: int) -> LaneSetup:
+        """Return the setup of a process whose first lane has the words of that number."""
         return LaneSetup(
-            name=name,
-            cores=host.lanes[0].cores,
+            name=process.name,
+            cores=process.lanes[0].cores,
             threads=self._threads,
             pool_capacity_bytes=self._shared.capacity_bytes,
             words_offset_bytes=self._shared.words_offset_bytes(number),
             log_level=logging.getLogger().getEffectiveLevel(),
             keep_bytes=self._keep_bytes,
             niceness=self._niceness,
-            place=place,
+            place=process.place,
         )
 
-    def calibrator(self) -> AbstractContextManager[processes.Calibrator]:
-        """A lane of its own for one model, so that no serving lane is kept from its tasks.
-
-        On the first device, and good for all. Raises NotReady while the server stops.
-        """
-        host = self._hosts[0]
-        place = None if host.place is None else host.place.for_calibration()
-        setup = self._setup("calibrator", host, place, len(self._lanes))
-        setup = replace(setup, niceness=min(self._niceness, self.calibrators.niceness))
-        return self.calibrators.start(setup, self._shared.fd)
-
-    def stop(self) -> None:
-        """End every process. After this nothing of the pool runs."""
-        self.calibrators.interrupt()
-        atexit.unregister(self._kill)
-        for host in self._hosts:
-            for lane in host.lanes:
-                self._continue(lane)
-                self.send(lane.lane_id, Stop())
-        ends_ns = clock.now_ns() + int(_STOP_WAIT_S * 1e9)
-        for host in self._hosts:
-            if host.process is not None:
-                host.process.join(max(0.0, (ends_ns - clock.now_ns()) / 1e9))
-                _kill(host)
-                processes.reap(self._let_go(host))
-        self._successors.end()
-        self._epoll.close()
-        os.close(self._wake_fd)
-
-    def _kill(self) -> None:
-        """The interpreter exits without `stop`; lanes would have it wait for them for ever."""
-        for host in self._hosts:
-            _kill(host)
-
-
-def _kill(host: _Host) -> None:
-    """End the process, if there is one, and all that it started."""
-    process = host.process
-    if process is not None:
-        processes.kill(process)
-        if host.gone_at_ns is None:
-            host.gone_at_ns = clock.now_ns() + _GONE_AFTER_NS
-
-
-def _receive(lane: _Lane) -> bytes | None:
-    """A packet from the lane; empty: its process is gone; None: it says nothing now."""
-    if lane.channel is None:
-        return None
-    try:
-        return lane.channel.recv(MAX_PACKET_BYTES, socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return None
-    except OSError:
-        return b""
-
-
-def _signal(lane: _Lane, number: signal.Signals) -> None:
-    """Send a signal; a process that is gone is noticed by `poll`."""
-    process = lane.host.process
-    # ValueError: it was buried just now.
-    with contextlib.suppress(ProcessLookupError, ValueError):
-        if process is not None and process.pid is not None:
-            os.kill(process.pid, number)
+    def _kill_all(self) -> None:
+        for process in self._processes:
+            process.kill()

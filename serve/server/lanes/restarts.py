@@ -1,7 +1,7 @@
-"""Processes that ended are freed and replaced, each in a thread of its own.
+"""Restarts of processes that ended, with exponential back-off, each in a thread of its own.
 
-Both may take seconds: the fork server itself may have to be started anew, and whoever waits for it
-holds what all others need that start or free a process. Nobody who serves requests may wait for it.
+Reaping and starting may take seconds: the fork server itself may have to be restarted, under a lock
+that every start and reaping needs. No thread that serves requests may wait for that.
 """
 
 import logging
@@ -20,65 +20,66 @@ _log = logging.getLogger(__name__)
 
 _BACK_OFF_FIRST_NS = 50_000_000
 _BACK_OFF_MOST_NS = 10_000_000_000
-#: A process that lived this long starts its back-off anew.
+#: Lifetime after which a process has its back-off reset.
 _HEALTHY_AFTER_NS = 30_000_000_000
-#: A stop waits so long for a process that is just being started.
+#: Time that `end` waits for a start that is under way.
 _END_WAIT_S = 10.0
 
-#: What a process is for.
+#: Identifies the successive processes of one purpose.
 RoleT = TypeVar("RoleT")
+#: A process, and our ends of its channels.
 Started = tuple[BaseProcess, list[socket.socket]]
 
 
 @dataclass(slots=True)
-class _Past:
-    """What became of a role's processes so far."""
+class _Record:
+    """Restart record of one role."""
 
     name: str
     started_ns: int
     failures: int = 0
 
 
-class Successors(Generic[RoleT]):
-    """For each role whose process ended, the next one, later each time it fails soon."""
+class Restarts(Generic[RoleT]):
+    """Restarts the process of each role when told that it ended."""
 
     def __init__(self, start: Callable[[RoleT], Started], wake: Callable[[], None]) -> None:
-        """`start` raises OSError or EOFError; `wake` is called when `taken` has something."""
+        """`start` may raise OSError or EOFError; `wake` is called when `taken` has something."""
         self._start, self._wake = start, wake
-        self._past: dict[int, _Past] = {}
+        self._records: dict[int, _Record] = {}
         self._started: SimpleQueue[tuple[RoleT, Started]] = SimpleQueue()
         self._threads: dict[int, threading.Thread] = {}
         self._ending = threading.Event()
-        #: How often processes were started again.
+        #: Restarts so far, failed ones included.
         self.count = 0
 
     def began(self, role: RoleT, name: str) -> None:
-        """A process of the role is at work."""
-        past = self._past.setdefault(id(role), _Past(name, 0))
-        past.started_ns = clock.now_ns()
+        """Take note that a process of the role has started."""
+        record = self._records.setdefault(id(role), _Record(name, 0))
+        record.started_ns = clock.now_ns()
 
     def forgive(self, role: RoleT) -> None:
-        """The role's process ends by no fault of its own: the next starts without back-off."""
-        self._past[id(role)].failures = 0
+        """Restart the role without back-off next time: its process ends by no fault of its own."""
+        self._records[id(role)].failures = 0
 
-    def follow(self, role: RoleT, process: BaseProcess) -> None:
-        """The role's process has ended, or is about to: free it, and start the next. No waiting."""
-        past = self._past[id(role)]
-        if clock.now_ns() - past.started_ns > _HEALTHY_AFTER_NS:
-            past.failures = 0
-        wait_ns = min(_BACK_OFF_MOST_NS, _BACK_OFF_FIRST_NS << min(past.failures, 20))
-        past.failures += 1
+    def restart(self, role: RoleT, process: BaseProcess) -> None:
+        """Reap the role's process, which has ended or is ending, and start anew. Never waits."""
+        record = self._records[id(role)]
+        if clock.now_ns() - record.started_ns > _HEALTHY_AFTER_NS:
+            record.failures = 0
+        wait_ns = min(_BACK_OFF_MOST_NS, _BACK_OFF_FIRST_NS << min(record.failures, 20))
+        record.failures += 1
         thread = threading.Thread(
             target=self._replace,
-            args=(role, past.name, process, wait_ns),
-            name=f"restart {past.name}",
+            args=(role, record.name, process, wait_ns),
+            name=f"restart {record.name}",
             daemon=True,
         )
         self._threads[id(role)] = thread
         thread.start()
 
     def taken(self) -> list[tuple[RoleT, Started]]:
-        """Those started since; whoever calls owns them."""
+        """Return the processes started since the last call; the caller owns them."""
         found = []
         while True:
             try:
@@ -87,7 +88,7 @@ class Successors(Generic[RoleT]):
                 return found
 
     def end(self) -> None:
-        """Start nothing any more, and free what was started and not taken."""
+        """Start nothing any more, and end processes that were started and not taken."""
         self._ending.set()
         for thread in self._threads.values():
             thread.join(_END_WAIT_S)
@@ -103,7 +104,7 @@ class Successors(Generic[RoleT]):
             self.count += 1
             try:
                 started = self._start(role)
-            except (OSError, EOFError) as error:  # EOFError: the fork server died just then
+            except (OSError, EOFError) as error:  # EOFError: the fork server died meanwhile
                 _log.error("%s: cannot be started: %r", name, error)
                 wait_ns = _BACK_OFF_MOST_NS
                 continue

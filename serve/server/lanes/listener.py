@@ -1,0 +1,215 @@
+"""Listens to all lanes: what they say, which processes end, and which restarted.
+
+A process that ends is restarted with back-off, see ``restarts``. One whose lane sends an invalid
+message, or whose task does not end when told to, is killed.
+"""
+
+import contextlib
+import logging
+import os
+import select
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+
+from serve.core.types import LaneId
+from serve.ipc import messages
+from serve.ipc.messages import FromLane
+from serve.server import clock
+from serve.server.lanes.lane_handle import LaneHandle, LaneProcess
+from serve.server.lanes.restarts import Restarts, Started
+
+_log = logging.getLogger(__name__)
+
+#: Longest time that `poll` waits.
+_WATCH_NS = 10_000_000_000
+#: Packets read from one lane before it is the others' turn.
+_PACKETS_AT_ONCE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class LaneUp:
+    """A lane's process started and waits for its models."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaneDown:
+    """A process ended, and with it all its lanes; it is restarted by itself."""
+
+    #: All lanes of the process; reported once, as said by the first of them.
+    lane_ids: tuple[LaneId, ...]
+
+
+#: What a lane said, or what happened to it.
+Said = FromLane | LaneUp | LaneDown
+Reports = list[tuple[LaneId, Said]]
+
+
+class LaneListener:
+    """Waits for the lanes of some processes. Only one thread may poll."""
+
+    def __init__(
+        self,
+        lane_processes: Sequence[LaneProcess],
+        start: Callable[[LaneProcess], Started],
+    ) -> None:
+        """`start` starts a process anew; raises OSError or EOFError."""
+        self._processes = lane_processes
+        self._epoll = select.epoll()
+        self._lane_by_fd: dict[int, LaneHandle] = {}
+        self._process_by_fd: dict[int, LaneProcess] = {}
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._wake_fd, select.EPOLLIN)
+        self.restarts = Restarts(start, self.wake)
+
+    def wake(self) -> None:
+        """Make a waiting `poll` return. Any thread."""
+        os.eventfd_write(self._wake_fd, 1)
+
+    def kill(self, lane: LaneHandle, why: str) -> None:
+        """Kill the lane's process and ignore what the lane says; `poll` reports its end."""
+        _log.error("lane %d: %s; killing its process", lane.lane_id, why)
+        lane.ignored = True
+        lane.process.kill()
+        self.wake()
+
+    def poll(self, until_ns: int | None) -> Reports:
+        """Wait for lanes, for `wake` or until `until_ns`; return what lanes said, in order."""
+        now_ns = clock.now_ns()
+        reports = self._enforce_deadlines(now_ns)
+        dues_ns = [now_ns + _WATCH_NS]
+        if until_ns is not None:
+            dues_ns.append(until_ns)
+        for process in self._processes:
+            deadlines_ns = process.gone_at_ns, *(lane.kill_at_ns for lane in process.lanes)
+            dues_ns += [due_ns for due_ns in deadlines_ns if due_ns is not None]
+        timeout_s = 0.0 if reports else max(0.0, (min(dues_ns) - now_ns) / 1e9)
+        for fd, _ in self._epoll.poll(timeout_s):
+            if fd == self._wake_fd:
+                os.eventfd_read(self._wake_fd)
+                self._attach_restarted(reports)
+            elif fd in self._process_by_fd:
+                self._lose(self._process_by_fd[fd], reports)
+            elif fd in self._lane_by_fd:  # else it was closed with another of its process
+                self._read(self._lane_by_fd[fd], reports)
+        return reports
+
+    def attach(
+        self, process: LaneProcess, child: BaseProcess, channels: list[socket.socket]
+    ) -> None:
+        """Listen to a process that was started, through the channels of its lanes."""
+        process.child = child
+        self.restarts.began(process, process.name)
+        for lane, channel in zip(process.lanes, channels, strict=True):
+            lane.connect(channel)
+            self._lane_by_fd[channel.fileno()] = lane
+            self._epoll.register(channel, select.EPOLLIN)
+        assert child.pid is not None
+        try:
+            process.pidfd = os.pidfd_open(child.pid)
+        except OSError as error:
+            # It is gone already, as its channels will tell, or the system has no pidfd.
+            _log.debug("%s: no descriptor of its process: %s", process.name, error)
+            return
+        self._process_by_fd[process.pidfd] = process
+        self._epoll.register(process.pidfd, select.EPOLLIN)
+
+    def detach(self, process: LaneProcess) -> BaseProcess:
+        """Close all descriptors of a process; return it for the caller to reap."""
+        assert process.child is not None
+        # Forget it before the system does, so that nobody signals a process id that is used again.
+        child, process.child = process.child, None
+        for lane in process.lanes:
+            assert lane.channel is not None
+            with contextlib.suppress(FileNotFoundError):  # its other end closed first
+                self._epoll.unregister(lane.channel)
+            del self._lane_by_fd[lane.channel.fileno()]
+            lane.disconnect()
+        if process.pidfd is not None:
+            self._epoll.unregister(process.pidfd)
+            del self._process_by_fd[process.pidfd]
+            os.close(process.pidfd)
+        process.pidfd = process.gone_at_ns = None
+        return child
+
+    def close(self) -> None:
+        """Restart nothing any more and close all descriptors."""
+        self.restarts.end()
+        self._epoll.close()
+        os.close(self._wake_fd)
+
+    def _read(self, lane: LaneHandle, reports: Reports) -> None:
+        """Report what the lane says now, up to the end of its run."""
+        for _ in range(_PACKETS_AT_ONCE):
+            packet = lane.receive()
+            if packet is None:
+                return
+            if not packet:
+                self._hung_up(lane, reports)
+                return
+            message = self._decode(lane, packet)
+            if message is not None:
+                reports.append((lane.lane_id, message))
+            if isinstance(message, messages.TaskDone | messages.TaskError):
+                return
+
+    def _decode(self, lane: LaneHandle, packet: bytes) -> FromLane | LaneUp | None:
+        """Return the message of a packet; for an invalid one, kill the lane and return None."""
+        if lane.ignored:
+            return None
+        try:
+            message = messages.decode_from_lane(packet)
+        except Exception as error:
+            # A model may write to any file of its process, this channel included.
+            self.kill(lane, f"sent an invalid message: {error!r}")
+            return None
+        if not isinstance(message, messages.LaneStarted):
+            return message
+        _log.info("lane %d: process %d up, cores %s", lane.lane_id, message.pid, lane.cores)
+        return LaneUp()
+
+    def _hung_up(self, lane: LaneHandle, reports: Reports) -> None:
+        """Kill a process that closed a channel, if it has not ended already."""
+        process = lane.process
+        process.kill()
+        if process.pidfd is None:
+            self._lose(process, reports)
+            return
+        assert lane.channel is not None
+        # It would be reported again and again until the process is gone.
+        self._epoll.unregister(lane.channel)
+
+    def _lose(self, process: LaneProcess, reports: Reports) -> None:
+        """Report the last messages of a process that is gone and its end; restart it."""
+        # Processes that it started may still write to its inputs.
+        process.kill()
+        for lane in process.lanes:
+            for _ in range(_PACKETS_AT_ONCE):
+                if not (packet := lane.receive()):
+                    break
+                message = self._decode(lane, packet)
+                if message is not None:
+                    reports.append((lane.lane_id, message))
+        self.restarts.restart(process, self.detach(process))
+        lane_ids = tuple(lane.lane_id for lane in process.lanes)
+        reports.append((lane_ids[0], LaneDown(lane_ids)))
+
+    def _enforce_deadlines(self, now_ns: int) -> Reports:
+        """Kill processes whose task does not end; report those that do not even die as lost."""
+        reports: Reports = []
+        for process in self._processes:
+            for lane in process.lanes:
+                if lane.kill_at_ns is not None and now_ns >= lane.kill_at_ns:
+                    lane.kill_at_ns = None
+                    self.kill(lane, "the task does not end")
+            if process.gone_at_ns is not None and now_ns >= process.gone_at_ns:
+                _log.error("%s: killed, and does not end", process.name)
+                self._lose(process, reports)
+        return reports
+
+    def _attach_restarted(self, reports: Reports) -> None:
+        for process, (child, channels) in self.restarts.taken():
+            self.attach(process, child, channels)
+            for lane in process.lanes:
+                self._read(lane, reports)
