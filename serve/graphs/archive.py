@@ -1,8 +1,8 @@
 """Read a graph from a compressed NumPy archive (`.npz`).
 
 Arrays: `num_nodes` (scalar), `edge_index` integer [2, E], and optionally labels `y` [N] and the
-features, dense as `x` [N, F] or compressed by rows as `x_data`, `x_indices`, `x_indptr`, `x_shape`.
-Anything wrong is a ``ConfigError`` that names the file, the array and the rule. Pickled content is
+features, dense as `x` [N, F] or in CSR form as `x_data`, `x_indices`, `x_indptr`, `x_shape`.
+Every fault is a ``ConfigError`` that names the file, the array and the rule. Pickled content is
 never loaded.
 """
 
@@ -23,14 +23,14 @@ _ROWS = ("x_data", "x_indices", "x_indptr", "x_shape")
 
 @dataclass(frozen=True, slots=True)
 class GraphArchive:
-    """One archive's content, edges as they stand in the file."""
+    """The content of one archive, edges in the order of the file."""
 
     num_nodes: int
-    #: [2, E], ids in 0..num_nodes-1.
+    #: [2, E], ids in [0, num_nodes).
     edge_index: NDArray[np.int64]
-    #: [N, F], or None where the file has topology only.
+    #: [N, F]; None when the file has topology only.
     x: NDArray[np.float32] | None
-    #: [N], or None.
+    #: [N]; None when the file has no labels.
     y: NDArray[np.int64] | None
 
 
@@ -76,7 +76,7 @@ def _node_count(arrays: dict[str, Array], path: Path) -> int:
 
 
 def _features(arrays: dict[str, Array], num_nodes: int, path: Path) -> NDArray[np.float32] | None:
-    """Features [N, F], made dense if the file keeps them by rows."""
+    """Return dense features [N, F]; None when the file has none."""
     x = arrays.get("x")
     if x is not None:
         if x.ndim != 2 or x.shape[0] != num_nodes:

@@ -1,4 +1,4 @@
-"""Rows of different lengths in two arrays (CSR), as topology and changes to it are kept."""
+"""Rows of different lengths in two arrays (CSR), for topology and its patches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ Ids = NDArray[np.int64]
 class Rows:
     """Row r is `values[starts[r]:starts[r + 1]]`."""
 
-    #: [R + 1], from 0 to the number of values.
+    #: [R + 1], ascending from 0 to the number of values.
     starts: Ids
     #: int32 or int64.
     values: NDArray[np.signedinteger[Any]]
 
     @property
     def lengths(self) -> Ids:
-        """[R]."""
+        """Number of values in each row, [R]."""
         return np.diff(self.starts)
 
     @property
@@ -30,7 +30,7 @@ class Rows:
         return self.starts.nbytes + self.values.nbytes
 
     def take(self, rows: Ids) -> "Rows":
-        """The rows asked for, in that order."""
+        """Return the given rows, in that order."""
         begins = self.starts[rows]
         lengths = self.starts[rows + 1] - begins
         starts = offsets(lengths)
@@ -38,7 +38,7 @@ class Rows:
         return Rows(starts, self.values[places])
 
     def row_numbers(self) -> Ids:
-        """For each value, its row."""
+        """Return the row of each value."""
         return np.repeat(np.arange(self.starts.size - 1), self.lengths)
 
 
@@ -46,17 +46,17 @@ NO_ROWS = Rows(np.zeros(1, np.int64), np.empty(0, np.int64))
 
 
 def offsets(lengths: Ids) -> Ids:
-    """[R + 1]: where rows of these lengths start, and where the last ends."""
+    """Return the starts of rows of these lengths and the end of the last, [R + 1]."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
 def grouped(rows: Ids, values: Ids, count: int) -> Rows:
-    """Values by row, in their order within it; `rows` are numbers below `count`."""
+    """Group values by their rows, which are below `count`; the order within a row is kept."""
     order = np.argsort(rows, kind="stable")
     return Rows(offsets(np.bincount(rows, minlength=count)), values[order])
 
 
 def joined(parts: Sequence[Rows]) -> Rows:
-    """The rows of all parts one after the other."""
+    """Concatenate the rows of all parts."""
     lengths = np.concatenate([part.lengths for part in parts])
     return Rows(offsets(lengths), np.concatenate([part.values for part in parts]))

@@ -1,7 +1,7 @@
-"""The graphs requests are cut from: real where a file is at hand, else generated.
+"""The datasets that requests are cut from: read from a file if there is one, else generated.
 
-The four of the GNNSched paper's Table 4, and a few more that exist only as files. Callers pass the
-folder; nothing here reads the environment.
+These are the four of the GNNSched paper's Table 4, and any that lie in the folder as files. Callers
+pass the folder; nothing here reads the environment.
 """
 
 import zlib
@@ -18,11 +18,11 @@ from serve.graphs.generate import both_directions, generate_edges
 
 @dataclass(frozen=True, slots=True)
 class DatasetSpec:
-    """What is known of a dataset without having it."""
+    """The published sizes of a dataset."""
 
     name: str
     num_nodes: int
-    #: Directed, both directions counted.
+    #: Directed edges, both directions counted.
     num_edges: int
     num_features: int
     num_classes: int
@@ -38,13 +38,13 @@ TABLE_4 = {
         DatasetSpec("reddit", 232_965, 114_615_891, 602, 50),
     )
 }
-#: A scaled-down graph keeps its mean degree; below this many nodes per neighbour it cannot.
+#: A scaled-down graph keeps its mean degree, but has at most 1/4 of all possible edges.
 _LEAST_SPARSITY = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """One graph: undirected, so every edge is there in both directions; no self-loops."""
+    """One undirected graph: every edge in both directions, no self-loops."""
 
     name: str
     num_nodes: int
@@ -52,7 +52,7 @@ class Dataset:
     edge_index: NDArray[np.int32]
     #: [N + 1]: node v's edges are `edge_index[:, offsets[v]:offsets[v + 1]]`.
     offsets: NDArray[np.int64]
-    #: Where it came from: a file, or the generator's seed and scale.
+    #: Origin, for people: a file, or the generator's seed and scale.
     source: str
 
     @property
@@ -64,9 +64,9 @@ class Dataset:
 def load_dataset(
     name: str, *, folder: Path | None = None, scale: float = 1.0, seed: int = 0
 ) -> Dataset:
-    """The dataset `name`: `<name>.npz` or `<name>_topology.npz` in `folder`, else generated.
+    """Read `<name>.npz` or `<name>_topology.npz` in `folder`, else generate the dataset.
 
-    `scale` multiplies node and edge counts of generated graphs; real ones stay as they are.
+    `scale` multiplies node and edge counts of generated graphs, not of those from files.
     Raises UnknownName for a name that is neither in Table 4 nor a file, ConfigError for a bad file.
     """
     path = find_file(name, folder)
@@ -88,7 +88,10 @@ def load_dataset(
 
 
 def find_file(name: str, folder: Path | None) -> Path | None:
-    """The archive with graph `name` in `folder`, None if there is none."""
+    """Return the archive of graph `name` in `folder`, None if there is none.
+
+    Raises ConfigError when `folder` is none.
+    """
     if folder is None:
         return None
     if not folder.is_dir():

@@ -1,8 +1,8 @@
-"""How the features of a resident graph are kept: in memory or in a file, as small as is exact.
+"""Storage of a resident graph's features: in memory or in a file, in the smallest exact dtype.
 
-Features whose values all are whole numbers of 0 to 255, such as bags of words, take a byte each;
-others keep float32 (or float16, where the configuration allows that). What is larger than
-memory allows stays in a file that is mapped and read as it is needed.
+Features whose values are all whole numbers from 0 to 255, such as bags of words, take a byte each;
+others take float32 (or float16, if configured). Features too large for memory stay in a mapped
+file, which is read on demand.
 """
 
 import errno
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from serve.errors import ConfigError
 
-#: Rows looked at or written at once: some megabytes.
+#: Bytes that are checked or written at once, which bounds temporary memory.
 _PART_BYTES = 16 << 20
 _KINDS = ("float32", "float16", "uint8")
 
@@ -30,15 +30,15 @@ _numbers = itertools.count(1)
 
 
 class MemoryFile(mmap.mmap):
-    """Memory that other processes can map, by a file without a name; gone with its last reader."""
+    """Memory that other processes can map: an unnamed file, freed with its last mapping."""
 
-    #: No other has it, in this process.
+    #: Unique in this process.
     number: int
     fd: int
 
     @classmethod
     def of(cls, size_bytes: int) -> "MemoryFile":
-        """So many bytes, 0 at first."""
+        """Make a file of `size_bytes` zero bytes."""
         number = next(_numbers)
         fd = os.memfd_create(_name(number), os.MFD_CLOEXEC)
         os.ftruncate(fd, max(1, size_bytes))
@@ -49,15 +49,15 @@ class MemoryFile(mmap.mmap):
 
     @property
     def path(self) -> str:
-        """Where other processes of the same user find it as long as this one has it."""
+        """Path under which processes of the same user can open it while this one holds it."""
         return f"/proc/{os.getpid()}/fd/{self.fd}"
 
 
 def open_memory_file(path: str, number: int) -> int:
-    """A descriptor of another process's file; FileNotFoundError once it is gone there.
+    """Open another process's file by path and number; return a descriptor.
 
-    Also when another has taken its place: a path is the number of a descriptor, and those are used
-    again.
+    Raises FileNotFoundError once the file is closed there, also when another file has its path: the
+    path contains a descriptor's number, and these are reused.
     """
     fd = os.open(path, os.O_RDWR)
     if Path(f"/proc/self/fd/{fd}").readlink().name != f"memfd:{_name(number)} (deleted)":
@@ -71,25 +71,26 @@ def _name(number: int) -> str:
 
 
 def memory_file(x: NDArray[Any]) -> MemoryFile | None:
-    """The file that kept features lie in, all of them and nothing else, if it is in memory."""
+    """Return the memory file that holds exactly these features; None when there is none."""
     return x.base if isinstance(x.base, MemoryFile) else None
 
 
 class FeatureKeeper:
-    """Keeps one graph's features [N, F], and makes other ones of them."""
+    """Stores one graph's features [N, F] and rewrites them."""
 
     def __init__(self, *, dtype: str, folder: Path, shared: bool = False) -> None:
-        """`dtype`, float32 or float16, is for what is no small whole number.
+        """Store features as `dtype`, float32 or float16, unless bytes are exact.
 
-        Files that mapped features need anew are made in `folder`. With `shared`, those in memory
-        lie in a ``MemoryFile`` each.
+        Mapped features that need a new file get one in `folder`. With `shared`, features in memory
+        lie in a ``MemoryFile``.
         """
         self._dtype, self._folder, self._shared = dtype, folder, shared
 
     def kept(self, x: NDArray[Any], where: str) -> NDArray[Any]:
-        """`x` [N, F] of any real dtype as it is kept; mapped if it is mapped.
+        """Return `x` [N, F], of any real dtype, as it is to be stored; mapped if `x` is.
 
-        Raises ConfigError that starts with `where` for a shape or a value that cannot be.
+        Raises ConfigError, which starts with `where`, for a wrong shape and for values that are
+        not finite.
         """
         if x.ndim != 2 or x.shape[1] < 1 or x.dtype.kind not in "fiub":
             raise ConfigError(
@@ -115,7 +116,7 @@ class FeatureKeeper:
     def rewritten(
         self, x: NDArray[Any], num_nodes: int, ids: NDArray[np.int64], rows: NDArray[np.float32]
     ) -> NDArray[Any]:
-        """Features [num_nodes, F] like `x` with `rows` in the places `ids`; `x` stays as it is."""
+        """Return a copy of `x`, extended to [num_nodes, F], with `rows` at the positions `ids`."""
         dtype = x.dtype.name
         if dtype == "uint8" and not _is_bytes(rows):
             dtype = self._dtype
@@ -133,7 +134,7 @@ class FeatureKeeper:
             return np.empty(shape, dtype)
         self._folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=self._folder) as on_disk:
-            # It has no name, and is gone with its last reader.
+            # It has no name, and is freed with its last mapping.
             return np.memmap(on_disk, dtype, "w+", shape=shape)
 
 
@@ -144,5 +145,5 @@ def _parts(x: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
 
 
 def _is_bytes(part: NDArray[Any]) -> bool:
-    """Whether every value is a whole number of 0 to 255."""
+    """Return True when every value is a whole number from 0 to 255."""
     return bool(((part >= 0) & (part <= 255)).all()) and bool((part == np.floor(part)).all())

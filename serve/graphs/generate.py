@@ -1,8 +1,8 @@
 """Seeded random graphs with given node and edge counts and heavy-tailed degrees.
 
 A configuration model: every node gets a degree from a power law, one stub per edge end, and stubs
-are paired. Part of the pairs stay within a block of neighbouring ids, because a ball cut out of a
-graph without locality is almost a tree, which real neighbourhoods are not. Loops and repeats are
+are paired. Part of the pairs stay within a block of neighbouring ids: without such locality, a ball
+around a node would be almost a tree, unlike real neighbourhoods. Self-loops and repeated edges are
 dropped and replaced until the count is exact.
 """
 
@@ -11,11 +11,11 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-#: Power law of the degrees; 2 to 3 in most measured networks.
+#: Exponent of the power law of degrees; 2 to 3 in most measured networks.
 DEGREE_EXPONENT = 2.5
-#: Share of edge ends that look for a partner in their own block.
+#: Share of stubs that are paired within their own block.
 LOCAL_SHARE = 0.75
-#: Nodes in a block, as a multiple of the mean degree.
+#: Nodes of a block ÷ mean degree.
 BLOCK_DEGREES = 5.0
 
 Edges = NDArray[np.int32]
@@ -23,9 +23,10 @@ Keys = NDArray[np.int64]
 
 
 def generate_edges(num_nodes: int, num_edges: int, rng: np.random.Generator) -> Edges:
-    """Edges [2, E] in both directions, sorted by source, without loops or repeats.
+    """Return edges [2, E] in both directions, sorted by source, without loops or repeats.
 
-    E is `num_edges` rounded down to an even number. Raises ValueError when so many do not exist.
+    E is `num_edges` rounded down to an even number. Raises ValueError when a simple graph
+    cannot have that many.
     """
     wanted = num_edges // 2
     if num_nodes < 1 or not 0 <= wanted <= num_nodes * (num_nodes - 1) // 2:
@@ -38,7 +39,7 @@ def generate_edges(num_nodes: int, num_edges: int, rng: np.random.Generator) -> 
 
 
 def both_directions(src: NDArray[np.int64], dst: NDArray[np.int64], num_nodes: int) -> Edges:
-    """The edges and their reverses [2, E], sorted by source, loops and repeats dropped."""
+    """Return the edges and their reverses [2, E], sorted by source, without loops or repeats."""
     proper = src != dst
     src, dst = src[proper], dst[proper]
     keys = distinct(np.concatenate([src * num_nodes + dst, dst * num_nodes + src]))
@@ -46,7 +47,7 @@ def both_directions(src: NDArray[np.int64], dst: NDArray[np.int64], num_nodes: i
 
 
 def distinct(values: Keys) -> Keys:
-    """The values sorted, each once. Several times faster than np.unique, which hashes."""
+    """Return the distinct values, sorted; several times faster than np.unique, which hashes."""
     ordered = np.sort(values)
     first = np.ones(ordered.size, dtype=bool)
     np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
@@ -54,10 +55,10 @@ def distinct(values: Keys) -> Keys:
 
 
 def _stubs(num_nodes: int, num_ends: int, rng: np.random.Generator) -> Keys:
-    """Each node's id as often as its degree; about `num_ends` in all."""
+    """Return each node's id as often as its degree; about `num_ends` in all."""
     weights = (1.0 - rng.random(num_nodes)) ** (-1.0 / (DEGREE_EXPONENT - 1.0))
-    # Hubs above sqrt(edges) could not avoid repeated edges: the structural cut-off, close to the
-    # largest degrees of the real graphs of such sizes.
+    # The structural cut-off: hubs above sqrt(edges) could not avoid repeated edges. It is close to
+    # the largest degrees of real graphs of this size.
     largest = math.sqrt(num_ends)
     for _ in range(8):
         weights = np.minimum(weights * (num_ends / weights.sum()), largest)
@@ -66,7 +67,7 @@ def _stubs(num_nodes: int, num_ends: int, rng: np.random.Generator) -> Keys:
 
 
 def _pair(stubs: Keys, num_nodes: int, rng: np.random.Generator) -> Keys:
-    """Pair stubs, partly within their block; one key per distinct edge."""
+    """Pair stubs, partly within their block; return one key per distinct edge."""
     block_nodes = max(16, int(BLOCK_DEGREES * stubs.size / num_nodes))
     place = np.where(rng.random(stubs.size) < LOCAL_SHARE, stubs // block_nodes, num_nodes)
     mixed = stubs[np.argsort(place + rng.random(stubs.size))]
@@ -77,15 +78,15 @@ def _pair(stubs: Keys, num_nodes: int, rng: np.random.Generator) -> Keys:
 def _exactly(
     wanted: int, keys: Keys, stubs: Keys, num_nodes: int, rng: np.random.Generator
 ) -> Keys:
-    """Drop or add edges until there are `wanted`."""
+    """Drop or add edges at random until there are `wanted`."""
     for _ in range(3):
-        # So few ends may be asked for that every node's degree is rounded down to none.
+        # With very few edges, every node's degree may be rounded down to 0.
         if keys.size >= wanted or stubs.size == 0:
             break
         ends = stubs[rng.integers(stubs.size, size=(2, 2 * (wanted - keys.size)))]
         keys = distinct(np.concatenate([keys, _keys(ends[0], ends[1], num_nodes)]))
-    # What hubs cannot take any more goes anywhere: from the list of absent pairs where most pairs
-    # are present already, else by trial.
+    # Edges that hubs can take no more go anywhere: drawn from the list of absent pairs in a dense
+    # graph, by trial in a sparse one.
     if keys.size < wanted and num_nodes * (num_nodes - 1) // 2 <= 4 * wanted:
         low, high = np.triu_indices(num_nodes, 1)
         absent = np.setdiff1d(low * num_nodes + high, keys, assume_unique=True)
@@ -97,7 +98,7 @@ def _exactly(
 
 
 def _keys(src: Keys, dst: Keys, num_nodes: int) -> Keys:
-    """Distinct undirected edges without loops, as `low * num_nodes + high`, sorted."""
+    """Return distinct undirected edges without loops as sorted keys `low * num_nodes + high`."""
     proper = src != dst
     low = np.minimum(src, dst)[proper]
     return distinct(low * num_nodes + np.maximum(src, dst)[proper])

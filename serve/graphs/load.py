@@ -1,7 +1,7 @@
-"""Open a graph to be held: from an archive, a safetensors file, a folder of arrays, or a dataset.
+"""Opens a resident graph: from an archive, a safetensors file, a folder of arrays, or a dataset.
 
-What each must hold is told in `docs/resident-graphs.md`. Nothing is ever unpickled. Everything
-wrong is a ``ConfigError`` that names the file, the array and the rule.
+`docs/resident-graphs.md` specifies the formats. Nothing is ever unpickled. Every fault is a
+``ConfigError`` that names the file, the array and the rule.
 """
 
 import hashlib
@@ -27,30 +27,30 @@ from serve.graphs.generate import both_directions
 from serve.graphs.resident import ResidentGraph
 
 Array = NDArray[Any]
-#: safetensors' names of the types taken here.
+#: Accepted safetensors types, as numpy dtypes.
 _SAFE_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "U8": "u1"}
 
-#: Told what is being done, and how much of it is done, 0 to 1.
+#: Takes the current step and the share of the work that is done, 0 to 1.
 Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, slots=True)
 class OpenOptions:
-    """How a graph is kept."""
+    """How to store a graph."""
 
     undirected: bool = False
     feature_dtype: str = "float32"
-    #: Features of more bytes than this stay in their file; None: never.
+    #: Features of more bytes than this stay in their file; None to read all into memory.
     map_above_bytes: int | None = None
-    #: Where files are made for features that are mapped and not yet in a file of their own.
+    #: Folder for new files of mapped features.
     cache: Path = Path("graphs")
-    #: Features in memory lie where other processes can map them.
+    #: True to have features in memory that other processes can map.
     shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A graph as it was read: edges [2, E], sources first, and features [N, F]."""
+    """A graph as read: edges [2, E], sources first, and features [N, F]."""
 
     num_nodes: int
     edge_index: Array
@@ -59,7 +59,7 @@ class Parts:
 
 
 def open_graph(name: str, path: Path, options: OpenOptions, progress: Progress) -> ResidentGraph:
-    """The graph at `path`: an .npz archive, a .safetensors file or a folder of .npy files."""
+    """Open the graph at `path`: an .npz archive, a .safetensors file or a folder of .npy files."""
     progress("reading", 0.0)
     if path.is_dir():
         parts = _read_folder(path, options)
@@ -78,7 +78,7 @@ def open_dataset(
     options: OpenOptions,
     progress: Progress,
 ) -> ResidentGraph:
-    """A dataset of the paper, from `folder` or generated; features of neither: random normal."""
+    """Open a dataset from `folder` or generated; features default to random normal."""
     progress("reading or generating", 0.0)
     found = load_dataset(dataset, folder=folder, scale=scale)
     path = find_file(dataset, folder)
@@ -95,7 +95,7 @@ def open_dataset(
 
 
 def held(name: str, parts: Parts, options: OpenOptions, progress: Progress) -> ResidentGraph:
-    """Rows by destination and features as they are kept; raises ConfigError."""
+    """Build the graph: in-neighbours in CSR form and stored features; raises ConfigError."""
     where = f"graph '{name}': {parts.source}"
     edges = parts.edge_index
     if edges.ndim != 2 or edges.shape[0] != 2 or edges.dtype.kind not in "iu":
@@ -124,7 +124,7 @@ def held(name: str, parts: Parts, options: OpenOptions, progress: Progress) -> R
 
 
 def _read_folder(path: Path, options: OpenOptions) -> Parts:
-    """`edge_index.npy` and `x.npy`."""
+    """Read `edge_index.npy` and `x.npy`."""
     arrays = {}
     for name in ("edge_index", "x"):
         file = path / f"{name}.npy"
@@ -139,7 +139,7 @@ def _read_folder(path: Path, options: OpenOptions) -> Parts:
 
 
 def _read_safetensors(path: Path, options: OpenOptions) -> Parts:
-    """Tensors `edge_index` and `x`, as `safetensors.torch.save_file` writes them."""
+    """Map the tensors `edge_index` and `x`, which needs their offsets: the library hides them."""
     try:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
@@ -173,7 +173,7 @@ def _read_safetensors(path: Path, options: OpenOptions) -> Parts:
 
 
 def _read_archive(path: Path, options: OpenOptions) -> Parts:
-    """An archive as of ``archive``; large features are taken out of it into a file of their own."""
+    """Read an archive, see ``archive``; extract large features into a file of their own."""
     if options.map_above_bytes is not None and _x_bytes(path) > options.map_above_bytes:
         x = _extracted(path, options.cache)
         with np.load(path) as archive:
@@ -187,7 +187,7 @@ def _read_archive(path: Path, options: OpenOptions) -> Parts:
 
 
 def _x_bytes(path: Path) -> int:
-    """Size of the archive's dense features; 0: it has none, or cannot be read."""
+    """Return the size of the archive's dense features; 0 when it has none or is unreadable."""
     try:
         with zipfile.ZipFile(path) as archive:
             return archive.getinfo("x.npy").file_size
@@ -196,7 +196,7 @@ def _x_bytes(path: Path) -> int:
 
 
 def _extracted(path: Path, cache: Path) -> Array:
-    """The archive's `x`, mapped from a file made for it; found again at the next start."""
+    """Return the archive's `x`, mapped from an extracted file that the next start finds again."""
     facts = path.stat()
     key = hashlib.sha256(f"{path}\n{facts.st_size}\n{facts.st_mtime_ns}".encode()).hexdigest()
     folder = cache / key[:32]
@@ -209,13 +209,13 @@ def _extracted(path: Path, cache: Path) -> Array:
         found: Array = np.load(file, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise ConfigError(
-            f"{path}: array 'x' cannot be taken out into {folder}: {error}"
+            f"{path}: array 'x' cannot be extracted into {folder}: {error}"
         ) from error
     return found
 
 
 def _mapped(x: Array, options: OpenOptions) -> Array:
-    """`x`, which is mapped, as it is or read into memory."""
+    """Return the mapped `x` as it is if it is large, else read into memory."""
     if options.map_above_bytes is not None and x.nbytes > options.map_above_bytes:
         return x
     return np.array(x)

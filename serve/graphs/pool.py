@@ -1,4 +1,4 @@
-"""The graphs a workload draws from, made from a ``PoolSpec`` and found again by ``GraphRef``."""
+"""The pool of graphs that a workload draws from: made by ``PoolSpec``, found by ``GraphRef``."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from serve.workload import RANDOM, GraphRef, PoolSpec
 
 
 class GraphPool:
-    """Every subgraph of a spec's datasets; the same spec and folder give the same graphs."""
+    """All subgraphs of a spec's datasets. Deterministic in spec and folder."""
 
     def __init__(self, spec: PoolSpec, folder: Path | None = None) -> None:
         """Read or generate the datasets and cut the subgraphs; seconds for a large scale.
@@ -37,7 +37,7 @@ class GraphPool:
 
     @property
     def refs(self) -> tuple[GraphRef, ...]:
-        """All graphs by name, datasets in the spec's order, small graphs first."""
+        """All graphs, datasets in the spec's order, small graphs first."""
         return tuple(
             GraphRef(name, graph.index, graph.num_nodes, graph.num_edges)
             for name, pool in self._pools.items()
@@ -45,7 +45,7 @@ class GraphPool:
         )
 
     def edges(self, ref: GraphRef) -> NDArray[np.int64]:
-        """Edges [2, E] of the graph; raises ConfigError when it is not the one meant.
+        """Return the graph's edges [2, E]; raises ConfigError when its sizes differ from `ref`.
 
         A `random` graph needs no pool: its index seeds the generator.
         """

@@ -1,7 +1,7 @@
-"""A graph held by the server: the version requests are answered from, and how it changes.
+"""A graph held by the server, in versions: the newest answers requests, updates make the next.
 
-Readers take ``snapshot`` and never wait. Changes are made one at a time, beside them, and become
-visible as a whole.
+Readers take ``snapshot`` and never wait. Updates are made one at a time and become visible as a
+whole.
 """
 
 import threading
@@ -23,9 +23,9 @@ class ResidentGraph:
     def __init__(
         self, name: str, base: Rows, x: NDArray[Any], keeper: FeatureKeeper, source: str
     ) -> None:
-        """`base` are in-neighbours by destination, `x` [N, F] features as `keeper` keeps them."""
+        """`base` has in-neighbours by destination, `x` [N, F] features as `keeper` stores them."""
         self.name = name
-        #: Where it came from, for people.
+        #: Origin, for people.
         self.source = source
         self._keeper = keeper
         self._lock = threading.Lock()
@@ -40,7 +40,7 @@ class ResidentGraph:
 
     @property
     def snapshot(self) -> Snapshot:
-        """The newest version; take it once for all of a request."""
+        """The newest version; a request takes it once."""
         return self._snapshot
 
     def update(
@@ -50,11 +50,11 @@ class ResidentGraph:
         if_version: int | None = None,
         accept: Callable[[Snapshot], None] = lambda _: None,
     ) -> Snapshot:
-        """Make the change and return the version with it.
+        """Make the next version by the change and return it.
 
-        `accept` is asked before the version becomes visible and may raise to prevent it. Raises
-        InvalidInput for a change that cannot be, Mismatch when `if_version` is no longer the
-        newest; then nothing has changed.
+        `accept` is called before the version becomes visible and may raise to prevent it. Raises
+        InvalidInput for an invalid change and Mismatch when `if_version` is not the newest version;
+        then nothing has changed.
         """
         with self._lock:
             old = self._snapshot

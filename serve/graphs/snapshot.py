@@ -1,8 +1,8 @@
-"""One version of a resident graph: immutable, so that a request sees one version throughout.
+"""One version of a resident graph, immutable, so that a request sees one version throughout.
 
-Edges and features are those the graph was opened with, or was last compacted to, and a patch:
-rows that were changed or added since. A change makes a new patch and shares the rest, so readers
-of older versions are neither blocked nor disturbed.
+It has a base, the edges and features of the opened or last compacted graph, and a patch: rows that
+were changed or added since. A change makes a new patch and shares the base, so readers of older
+versions are neither blocked nor disturbed.
 """
 
 from collections.abc import Sequence
@@ -22,10 +22,10 @@ Floats = NDArray[np.float32]
 class Patch:
     """Rows that replace those of the base."""
 
-    #: Nodes whose in-neighbours are others, ascending, and these.
+    #: Nodes with changed in-neighbours, ascending, and these in-neighbours.
     nodes: Ids
     rows: Rows
-    #: Nodes whose features are others, ascending, and these [P, F].
+    #: Nodes with changed features, ascending [P], and these features [P, F].
     featured: Ids
     x: Floats
 
@@ -36,7 +36,7 @@ class Patch:
 
 
 def no_patch(num_features: int) -> Patch:
-    """Nothing is another."""
+    """Return an empty patch."""
     none = np.empty(0, np.int64)
     return Patch(none, NO_ROWS, none, np.empty((0, num_features), np.float32))
 
@@ -48,9 +48,9 @@ class Snapshot:
     version: int
     num_nodes: int
     num_edges: int
-    #: In-neighbours of the nodes there were at first.
+    #: In-neighbours of the base's N0 nodes.
     base: Rows
-    #: Their features [N0, F]: float32, float16 or uint8, in memory or memory-mapped.
+    #: Features of the base's nodes [N0, F]: float32, float16 or uint8, in memory or memory-mapped.
     x: NDArray[Any]
     patch: Patch
     topology: native.Topology = field(init=False)
@@ -74,12 +74,12 @@ class Snapshot:
 
     @property
     def mapped(self) -> bool:
-        """Features lie in a file and are read as they are needed."""
+        """True when features lie in a file and are read on demand."""
         return isinstance(self.x, np.memmap)
 
     @property
     def held_bytes(self) -> int:
-        """Memory it takes, less what lies in a file."""
+        """Memory of all its arrays, without a mapped file."""
         return self.base.nbytes + self.patch.nbytes + (0 if self.mapped else self.x.nbytes)
 
     def sample(self, ids: Ids, fanouts: Sequence[int], seed: int) -> native.Sample:
@@ -87,27 +87,27 @@ class Snapshot:
         return native.sample_neighbours(self.topology, ids, fanouts, seed)
 
     def gather(self, nodes: Ids, target: Any) -> None:
-        """Features of `nodes` [K] as float32 [K, F] into the buffer `target`."""
+        """Write features of `nodes` [K] as float32 [K, F] to the buffer `target`."""
         native.gather_rows(self.x, self.patch.featured, self.patch.x, nodes, target)
 
     def features(self, nodes: Ids) -> Floats:
-        """The same as an array of its own."""
+        """Return features of `nodes` [K] as a new array [K, F]."""
         found = np.empty((nodes.size, self.num_features), np.float32)
         self.gather(nodes, found)
         return found
 
     def patched(self, nodes: Ids) -> tuple[Ids, Ids, Floats]:
-        """Where the features of `nodes` [K] are taken from.
+        """Split a gather of `nodes` [K] into rows of `x` and rows of the patch.
 
-        Rows of `x` [K], any where the patch has others; positions in `nodes` of those [P],
-        ascending, and their features [P, F].
+        Returns the rows of `x` [K], where those of patched nodes are arbitrary; the positions of
+        patched nodes in `nodes` [P], ascending; and their features [P, F].
         """
         there, places = _found(self.patch.featured, nodes)
         at = np.flatnonzero(there)
         return np.where(there, 0, nodes), at, self.patch.x[places[at]]
 
     def neighbours(self, nodes: Ids) -> Rows:
-        """In-neighbours of `nodes` [K], ids as int64, row by row."""
+        """Return the in-neighbours of `nodes` [K] as int64 ids, a row for each."""
         patched, places = _found(self.patch.nodes, nodes)
         known = ~patched & (nodes < self.base.starts.size - 1)
         lengths = np.zeros(nodes.size, np.int64)
@@ -122,13 +122,13 @@ class Snapshot:
         return Rows(starts, values)
 
     def edges(self) -> NDArray[np.int64]:
-        """All edges [2, E], sources and destinations, by destination."""
+        """Return all edges [2, E], sources first, ordered by destination."""
         found = self.neighbours(np.arange(self.num_nodes))
         return np.stack([found.values, found.row_numbers()])
 
 
 def _found(ascending: Ids, values: Ids) -> tuple[NDArray[np.bool_], Ids]:
-    """Which values are among the ascending ones, and where."""
+    """Return a mask of the values that are in `ascending`, and the places of these."""
     places = np.searchsorted(ascending, values)
     inside = places < ascending.size
     there = np.zeros(values.size, bool)

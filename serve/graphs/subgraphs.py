@@ -1,7 +1,7 @@
 """Cut request-sized subgraphs out of a dataset: breadth-first balls around random roots.
 
 Sizes are log-spaced, so that small and large requests are equally common. A ball that exhausts its
-component goes on from another root, so a subgraph is connected wherever the graph lets it be.
+component continues from another root, so a subgraph is connected if its component is large enough.
 """
 
 import zlib
@@ -22,19 +22,19 @@ class Subgraph:
 
     dataset: str
     index: int
-    #: [N]: ids in the dataset, in the order they were found.
+    #: Ids in the dataset [N], in the order of the search.
     nodes: Ids
-    #: [2, E], ids in 0..N-1, both directions, sorted by source.
+    #: [2, E], ids in [0, N), both directions, sorted by source.
     edge_index: NDArray[np.int64]
 
     @property
     def num_nodes(self) -> int:
-        """N."""
+        """Number of nodes, N."""
         return self.nodes.size
 
     @property
     def num_edges(self) -> int:
-        """E, directed."""
+        """Number of directed edges, E."""
         return int(self.edge_index.shape[1])
 
 
@@ -47,10 +47,10 @@ def subgraphs(
     max_nodes: int = 8_000,
     max_edges: int | None = None,
 ) -> tuple[Subgraph, ...]:
-    """A pool of `count` subgraphs with log-spaced node counts from `min_nodes` to `max_nodes`.
+    """Cut `count` subgraphs with log-spaced node counts from `min_nodes` to `max_nodes`.
 
-    No subgraph is larger than the dataset. One that would have more than `max_edges` edges is cut
-    back to the nodes found first.
+    No subgraph is larger than the dataset. One with more than `max_edges` edges is cut back to the
+    nodes that the search found first. Raises ValueError for inconsistent arguments.
     """
     if not (count >= 1 and 1 <= min_nodes <= max_nodes and (max_edges is None or max_edges >= 0)):
         raise ValueError(f"count {count}, nodes {min_nodes}..{max_nodes}, edges {max_edges}")
@@ -68,7 +68,7 @@ def subgraphs(
 
 
 def _ball(dataset: Dataset, size: int, rng: np.random.Generator) -> Ids:
-    """`size` nodes in the order a breadth-first search finds them; levels in random order."""
+    """Return `size` nodes in breadth-first order, each level in random order."""
     seen = np.zeros(dataset.num_nodes, dtype=bool)
     levels: list[Ids] = []
     left = size
@@ -88,7 +88,7 @@ def _ball(dataset: Dataset, size: int, rng: np.random.Generator) -> Ids:
 
 
 def _neighbours(dataset: Dataset, nodes: Ids) -> tuple[Ids, Ids]:
-    """All neighbours of `nodes` one after the other, and how many each has."""
+    """Return the concatenated neighbours of `nodes`, and the number of each node's."""
     starts = dataset.offsets[nodes]
     counts = dataset.offsets[nodes + 1] - starts
     shift = np.repeat(starts - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts)
@@ -96,7 +96,7 @@ def _neighbours(dataset: Dataset, nodes: Ids) -> tuple[Ids, Ids]:
 
 
 def _induced(dataset: Dataset, nodes: Ids) -> tuple[Ids, Ids]:
-    """`nodes` and the edges among them [2, E] in local ids."""
+    """Return `nodes` and the edges among them [2, E] in local ids."""
     local = np.full(dataset.num_nodes, -1, dtype=np.int64)
     local[nodes] = np.arange(nodes.size)
     near, counts = _neighbours(dataset, nodes)
@@ -106,7 +106,7 @@ def _induced(dataset: Dataset, nodes: Ids) -> tuple[Ids, Ids]:
 
 
 def _first_nodes(nodes: Ids, edges: Ids, max_edges: int) -> tuple[Ids, Ids]:
-    """The longest run of first nodes with at most `max_edges` edges; at least one node."""
+    """Return the longest prefix of nodes with at most `max_edges` edges; at least one node."""
     newest = edges.max(axis=0)
     edges_within = np.cumsum(np.bincount(newest, minlength=nodes.size))
     keep = max(1, int(np.searchsorted(edges_within, max_edges, side="right")))

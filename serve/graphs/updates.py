@@ -1,7 +1,7 @@
-"""Changes to a resident graph: checked as a whole, then made into the next version.
+"""Updates of a resident graph: a change is checked as a whole, then makes the next version.
 
-All of a change is done or nothing of it. In this order: nodes are added, features replaced, edges
-removed, edges added; so an added node can get edges in the same change.
+A change is atomic. Its order is: add nodes, replace features, remove edges, add edges; so an added
+node can get edges in the same change.
 """
 
 from dataclasses import dataclass, field
@@ -17,32 +17,32 @@ from serve.graphs.snapshot import Floats, Patch, Snapshot, no_patch
 
 _NO_EDGES = np.empty((2, 0), np.int64)
 _NO_IDS = np.empty(0, np.int64)
-#: A patch beyond this share of the base, and this many entries, is worked into a new base.
+#: A patch of more entries than these and than 1/8 of the base is compacted into a new base.
 _PATCH_SHARE = 8
 _LEAST_PATCHED_EDGES, _LEAST_PATCHED_ROWS = 1 << 16, 1 << 12
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Change:
-    """What to change. Edges are [2, E] int64, sources first; features FP32 [rows, F]."""
+    """A change. Edges are int64 [2, E], sources first; features FP32 [rows, F]."""
 
-    #: Features of nodes to add; they get the next ids.
+    #: Features of added nodes, which get the next ids.
     add_x: Floats | None = None
     #: Nodes and their new features, each node once.
     set_ids: Ids = field(default_factory=lambda: _NO_IDS)
     set_x: Floats | None = None
-    #: Every edge between these ends, also where there are several.
+    #: Edges to remove, with all their duplicates.
     remove_edges: NDArray[np.int64] = field(default_factory=lambda: _NO_EDGES)
     add_edges: NDArray[np.int64] = field(default_factory=lambda: _NO_EDGES)
 
 
 def changed(old: Snapshot, change: Change) -> Snapshot:
-    """The next version; raises InvalidInput naming tensor, index and rule."""
+    """Return the next version; raises InvalidInput, which names tensor, index and rule."""
     num_added = 0 if change.add_x is None else change.add_x.shape[0]
     num_nodes = old.num_nodes + num_added
     featured, x = _features(old, change, num_nodes)
     nodes, rows = _topology(old, change, num_nodes)
-    # Every change is counted by the rows it touches, so nothing is summed over the graph.
+    # Edges are counted over the changed rows only: summing over the graph would cost O(N).
     before, after = old.neighbours(nodes).values.size, rows.values.size
     merged = Patch(*_merged_rows(old.patch, nodes, rows), *_merged_x(old.patch, featured, x))
     return Snapshot(
@@ -56,7 +56,7 @@ def changed(old: Snapshot, change: Change) -> Snapshot:
 
 
 def needs_compacting(snapshot: Snapshot) -> bool:
-    """Whether the patch has grown so large that every change copies much of it."""
+    """Return True when the patch is so large that copying it for each change is slow."""
     patch = snapshot.patch
     edges, rows = patch.rows.values.size + patch.nodes.size, patch.featured.size
     most_edges = max(_LEAST_PATCHED_EDGES, snapshot.base.values.size // _PATCH_SHARE)
@@ -64,7 +64,7 @@ def needs_compacting(snapshot: Snapshot) -> bool:
 
 
 def compacted(snapshot: Snapshot, x: NDArray[Any]) -> Snapshot:
-    """The same version without a patch; `x` [N, F] are all its features."""
+    """Return the same version without a patch; `x` [N, F] are all its features."""
     starts, values = native.build_rows(snapshot.edges(), snapshot.num_nodes)
     return Snapshot(
         version=snapshot.version,
@@ -77,7 +77,7 @@ def compacted(snapshot: Snapshot, x: NDArray[Any]) -> Snapshot:
 
 
 def _features(old: Snapshot, change: Change, num_nodes: int) -> tuple[Ids, Floats]:
-    """Nodes with new features, ascending, and these."""
+    """Return the nodes with new features, ascending, and these features."""
     ids, parts = [], []
     if change.add_x is not None:
         _check_x("add_x", change.add_x, old.num_features)
@@ -90,7 +90,7 @@ def _features(old: Snapshot, change: Change, num_nodes: int) -> tuple[Ids, Float
         _check_x("set_x", change.set_x, old.num_features)
         _check_ids("set_ids", change.set_ids, num_nodes)
         _check_once("set_ids", change.set_ids)
-        # A node added by this very change has its features from `add_x`.
+        # A node that this change adds has its features from `add_x`.
         _check_ids("set_ids", change.set_ids, old.num_nodes)
         ids.append(change.set_ids)
         parts.append(change.set_x)
@@ -102,7 +102,7 @@ def _features(old: Snapshot, change: Change, num_nodes: int) -> tuple[Ids, Float
 
 
 def _topology(old: Snapshot, change: Change, num_nodes: int) -> tuple[Ids, Rows]:
-    """Nodes with other in-neighbours, ascending, and these."""
+    """Return the nodes with changed in-neighbours, ascending, and these in-neighbours."""
     _check_ids("remove_edges", change.remove_edges, num_nodes)
     _check_ids("add_edges", change.add_edges, num_nodes)
     nodes = np.unique(np.concatenate([change.remove_edges[1], change.add_edges[1]]))
@@ -127,7 +127,7 @@ def _topology(old: Snapshot, change: Change, num_nodes: int) -> tuple[Ids, Rows]
 
 
 def _merged_rows(patch: Patch, nodes: Ids, rows: Rows) -> tuple[Ids, Rows]:
-    """The patch's rows and the new ones, which win."""
+    """Merge new rows into the patch's rows; new ones replace old ones."""
     if not nodes.size:
         return patch.nodes, patch.rows
     kept = np.flatnonzero(~np.isin(patch.nodes, nodes))
@@ -137,7 +137,7 @@ def _merged_rows(patch: Patch, nodes: Ids, rows: Rows) -> tuple[Ids, Rows]:
 
 
 def _merged_x(patch: Patch, featured: Ids, x: Floats) -> tuple[Ids, Floats]:
-    """The patch's features and the new ones, which win."""
+    """Merge new features into the patch's features; new ones replace old ones."""
     if not featured.size:
         return patch.featured, patch.x
     kept = ~np.isin(patch.featured, featured)

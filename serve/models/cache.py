@@ -1,9 +1,9 @@
-"""Calibrations on disk, so that a model is measured once per machine and not once per start.
+"""The on-disk cache of calibrations: a model is measured once per machine, not at every start.
 
 One JSON file per key, and a folder where the model was compiled. A key names everything that a
-measurement depends on: the model's content, the versions of what runs it, the machine, the
-allocator, the executor and the number of threads. A file that cannot be read is as good as none,
-which is logged. All of them together stay within a size, see ``prune``.
+measurement depends on: the model's content, the versions of the packages that run it, the machine,
+the allocator, the executor and the number of threads. A file that cannot be read is logged and
+ignored. The cache is pruned to a size, see ``cache_pruning``.
 """
 
 import hashlib
@@ -22,9 +22,9 @@ from serve.models.model_signature import PACKAGED, Signature
 
 _log = logging.getLogger(__name__)
 
-#: Files of a package that lanes map.
+#: Suffixes of the files of a compiled package that lanes map.
 _MAPPED = (".so", ".safetensors")
-#: Calibrations, compiled models, and what torch keeps of compiling them.
+#: Patterns of calibrations, compiled models, and torch's own compilation cache.
 _KEPT = ("*.json", "*.compiled", "inductor")
 _PACKAGES = ("torch", "torch-geometric", "gnnserve")
 
@@ -49,11 +49,17 @@ class CalibrationCache:
         compiles: bool = False,
         limit_bytes: int = 2 << 30,
     ) -> None:
-        """`allocator` names what makes the lanes' allocator as fast as it is, and as exact.
+        """Use `folder` for measurements made under the circumstances given by the other arguments.
 
-        A calibration that was given less time is another one: it is less exact. `compiles`:
-        models may be compiled, and what that makes is kept here too.
-        `limit_bytes`: what all that is kept may take.
+        Args:
+            folder: Made when something is stored.
+            executor: As configured, a name or `auto`.
+            device: Name of the device.
+            threads: Threads of one run.
+            budget_s: Time for timing one model; more time makes another, more exact calibration.
+            allocator: Settings that the speed and peaks of the lanes' allocator depend on.
+            compiles: True when models may be compiled; compiled packages are kept here too.
+            limit_bytes: Upper bound of the folder's size.
         """
         self._folder, self._compiles, self._limit_bytes = folder, compiles, limit_bytes
         runs_on = executor, device, f"{threads} threads", f"timed for {budget_s} s", *allocator
@@ -62,7 +68,7 @@ class CalibrationCache:
         self._circumstances = "\n".join([f"format {FORMAT}", *_versions(), *_machine(), *runs_on])
 
     def get(self, content: str) -> tuple[Signature, Calibration] | None:
-        """What was stored for that content hash under today's circumstances; None if nothing."""
+        """Return what was stored for that content hash under these circumstances, else None."""
         path = self._path(content)
         try:
             entry = msgspec.json.decode(path.read_bytes(), type=_Entry)
@@ -74,18 +80,18 @@ class CalibrationCache:
         touch(path)
         if entry.calibration.executor in PACKAGED:
             package = self._package(content)
-            if not hold(package):  # a lane that is started anew opens it again
+            if not hold(package):  # a lane that restarts opens it again
                 _log.warning("calibration %s is ignored: %s is gone", path, package)
                 return None
             touch(package)
         return entry.signature, entry.calibration
 
     def package(self, content: str) -> str:
-        """The folder of what is compiled for that content; empty where nothing is."""
+        """Return the folder for the compiled package; empty when models are not compiled."""
         return str(self._package(content)) if self._compiles else ""
 
     def package_bytes(self, content: str) -> int:
-        """What lanes map of it, their shared pages."""
+        """Return the bytes of the compiled package that lanes map."""
         files = (path for path in self._package(content).rglob("*") if path.is_file())
         return sum(path.stat().st_size for path in files if path.suffix in _MAPPED)
 
@@ -93,15 +99,12 @@ class CalibrationCache:
         return self._path(content).with_suffix(".compiled")
 
     def put(self, content: str, signature: Signature, calibration: Calibration) -> None:
-        """Store, and make room for it.
-
-        A folder that cannot be written to costs the next start time, and a warning.
-        """
+        """Store a calibration and prune the cache; log a warning if it cannot be written."""
         path = self._path(content)
         data = msgspec.json.format(msgspec.json.encode(_Entry(signature, calibration)))
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            # Readers see the old file or the new one, whoever else writes.
+            # Renaming is atomic: readers see the old file or the new one.
             with tempfile.NamedTemporaryFile(
                 dir=self._folder, suffix=path.suffix, delete=False
             ) as file:
@@ -119,7 +122,7 @@ class CalibrationCache:
 
 
 def _versions() -> list[str]:
-    """Name and version of every package whose change makes measurements void."""
+    """Return name and version of every package whose change invalidates measurements."""
     found = []
     for name in _PACKAGES:
         try:
@@ -130,7 +133,7 @@ def _versions() -> list[str]:
 
 
 def _machine() -> list[str]:
-    """The processor and the number of cores this process may use."""
+    """Return the processor and the number of cores that this process may use."""
     model = platform.processor()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

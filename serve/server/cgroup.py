@@ -1,7 +1,7 @@
-"""What the control groups of this process let it use, of any depth and of both versions.
+"""The limits of this process's control groups, of any depth and of both cgroup versions.
 
-A limit binds everything below the group it is set on. So the groups from the process's own up to
-the root are looked at, as far as they can be seen from here, and the smallest limit counts.
+A limit applies to everything below its group. So the smallest limit counts, of all groups from the
+process's own up to the root, as far as they are visible from here.
 """
 
 import re
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-#: Files with a group's limit, by controller.
+#: Files with a group's limit.
 _MEMORY_FILES = ("memory.max", "memory.high", "memory.limit_in_bytes")
 _QUOTA_FILE_V2 = "cpu.max"
 _QUOTA_FILE_V1, _PERIOD_FILE_V1 = "cpu.cfs_quota_us", "cpu.cfs_period_us"
@@ -17,15 +17,15 @@ _QUOTA_FILE_V1, _PERIOD_FILE_V1 = "cpu.cfs_quota_us", "cpu.cfs_period_us"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What may be used; None: as much as there is."""
+    """Upper bounds; None for no limit."""
 
-    #: CPU time for each second, in cores: 1.5 is one core and half of another.
+    #: CPU time per second, in cores: 1.5 is one core and half of another.
     cores: float | None
     memory_bytes: int | None
 
 
 def find_limits(root: Path = Path("/")) -> Limits:
-    """The limits on this process, with `/proc` and the control groups looked for below `root`."""
+    """Return the limits of this process; `/proc` and the control groups are read below `root`."""
     cores = [quota for folder in _folders(root, "cpu") if (quota := _quota(folder)) is not None]
     sizes_bytes = [
         int(text)
@@ -37,7 +37,7 @@ def find_limits(root: Path = Path("/")) -> Limits:
 
 
 def _folders(root: Path, controller: str) -> Iterator[Path]:
-    """Folders of the process's own groups and of those above them, where such a limit may be."""
+    """Yield the folders of the process's groups and their ancestors, for one controller."""
     for line in _read(root / "proc/self/cgroup").splitlines():
         number, controllers, path = line.split(":", 2)
         version = 2 if number == "0" and not controllers else 1
@@ -47,7 +47,7 @@ def _folders(root: Path, controller: str) -> Iterator[Path]:
 
 
 def _mounts(root: Path, version: int, controller: str) -> Iterator[tuple[Path, PurePosixPath]]:
-    """Where such groups are mounted, and which group is seen there."""
+    """Yield the mount points of such groups, and the group that is the root of each mount."""
     for line in _read(root / "proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         mount_root, mount_point = map(_unescaped, before.split()[3:5])
@@ -58,17 +58,17 @@ def _mounts(root: Path, version: int, controller: str) -> Iterator[tuple[Path, P
 
 
 def _up(mount_point: Path, mount_root: PurePosixPath, group: str) -> Iterator[Path]:
-    """From the folder of a group to that of the highest one that can be seen."""
+    """Yield the folders from a group up to the highest visible one."""
     path = PurePosixPath(group)
     below = path.relative_to(mount_root) if path.is_relative_to(mount_root) else PurePosixPath()
-    # A group outside of what is mounted here is told with `..`: then only the mount is ours to see.
+    # A path with `..` is outside the mount: only the mount's root is visible then.
     parts = () if ".." in below.parts else below.parts
     for depth in range(len(parts), -1, -1):
         yield mount_point.joinpath(*parts[:depth])
 
 
 def _quota(folder: Path) -> float | None:
-    """Cores' worth of time that the group in `folder` may take."""
+    """Return the CPU quota of the group in `folder`, in cores; None for no limit."""
     quota, _, period = _read(folder / _QUOTA_FILE_V2).partition(" ")
     if not quota:
         quota, period = _read(folder / _QUOTA_FILE_V1), _read(folder / _PERIOD_FILE_V1)
@@ -78,7 +78,7 @@ def _quota(folder: Path) -> float | None:
 
 
 def _read(path: Path) -> str:
-    """The file's text; empty when there is none or it is not ours to read."""
+    """Return the file's text; empty when it cannot be read."""
     try:
         return path.read_text("utf-8").strip()
     except OSError:
@@ -86,5 +86,5 @@ def _read(path: Path) -> str:
 
 
 def _unescaped(path: str) -> str:
-    """A path of `mountinfo`, in which blanks are written as octal numbers."""
+    """Return a path of `mountinfo` with its octal escapes (for blanks) decoded."""
     return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), path)

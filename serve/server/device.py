@@ -1,4 +1,4 @@
-"""What this machine offers to lanes. Facts only: the scheduler gets numbers, not devices."""
+"""The device that lanes run on: its memory, its cores, and the memory that is set aside."""
 
 import logging
 import os
@@ -14,66 +14,66 @@ from serve.server.gpus import Gpu, NoCuda, find_gpus
 
 _log = logging.getLogger(__name__)
 
-#: Of what is free at start, kept for the operating system, the server and its buffers.
+#: Share of the memory free at start that is left to the operating system and the server.
 _RESERVE_SHARE = 0.25
-#: What all lanes together may keep, as a share of the device, and what one may keep at most.
+#: Freed memory that lanes keep from run to run: all lanes as a share of the device, and one lane.
 _KEPT_SHARE = 1 / 8
 _MOST_KEPT_BYTES = 256 << 20
-#: What lanes may hold between runs beyond their models and what they may keep: all together of the
-#: budget, and each at least.
+#: Memory that lanes may hold between runs beyond models and kept memory: a share of the budget for
+#: all lanes, and a least value for each.
 _HELD_SHARE, _LEAST_HELD_BYTES = 1 / 4, 128 << 20
-#: Lanes of a GPU unless the configuration says how many, and at most: torch has 32 streams of a
-#: priority, and one that copies or hot rows use too would make lanes wait for each other.
+#: Lanes of a GPU, by default and at most: torch has 32 streams of a priority, and lanes that share
+#: a stream with copies or with the hot set would wait for each other.
 _GPU_LANES, _MOST_GPU_LANES = 4, 28
-#: Of a GPU's free memory, kept for the contexts of two processes and what CUDA takes for itself.
+#: Part of a GPU's free memory that is left to the contexts of two processes and to CUDA.
 _GPU_RESERVE_BYTES, _GPU_RESERVE_SHARE = 1 << 30, 1 / 32
-#: The calibrator's share of a GPU, and its most.
+#: The calibrator's memory: a share of a GPU, and an upper bound.
 _CALIBRATION_SHARE, _CALIBRATION_BYTES = 1 / 8, 8 << 30
 #: Static memory of a lane: on each of its two streams, cuBLAS keeps 32 MiB and cublasLt 1.
 _LANE_STATIC_BYTES = 2 * (36 << 20)
-#: For captured runs: of a GPU, and at most of a lane. They gain where a graph is small.
+#: Memory for captured runs: a share of a GPU, and an upper bound per lane. Small graphs gain.
 _REPLAY_SHARE, _REPLAY_BYTES = 1 / 32, 256 << 20
-#: For the runs that warm a model up, on one lane at a time: of a GPU, and at most.
+#: Memory for warm-up runs, on one lane at a time: a share of a GPU, and an upper bound.
 _WARM_UP_SHARE, _WARM_UP_BYTES = 1 / 64, 256 << 20
-#: Room for pieces between buffers, so that what the ledger holds can always be placed.
+#: Share lost to fragmentation, so that everything the ledger admits can be placed.
 _PIECES_SHARE = 1 / 64
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The device lanes run on, or several equal ones: facts are those of each."""
+    """The device that lanes run on, or several equal ones: numbers are those of each."""
 
-    #: `cpu`, and the model of the processor where the system tells it.
+    #: `cpu` or `cuda`, and the model of processor or GPU.
     name: str
     #: Memory for weights and running tasks together.
     budget_bytes: int
-    #: For each lane, the cores it is pinned to.
+    #: The cores that each lane may be pinned to; empty when the kernel chooses.
     lane_cores: tuple[tuple[int, ...], ...]
-    #: Tasks that execute at once without sharing a core.
+    #: Number of tasks that execute at once without sharing a core.
     parallelism: int
-    #: A running task can be stopped anywhere and resumed.
+    #: True when a running task can be suspended anywhere and resumed.
     can_suspend: bool
-    #: Freed memory a lane may keep from run to run, so that its pages need not be asked for
-    #: again; not part of `budget_bytes`.
+    #: Freed memory that a lane may keep from run to run, which saves page faults; not part of
+    #: `budget_bytes`.
     keep_bytes: int = 0
-    #: What a lane's process may hold between runs beyond its models before it is started anew.
+    #: Memory that a lane's process may hold between runs beyond its models before it is recycled.
     lane_limit_bytes: int | None = None
-    #: Where lanes are threads of one process, for each device; empty: a process each, on one.
+    #: Places of the devices whose lanes are threads; empty when each lane is a process.
     places: tuple[DevicePlace, ...] = ()
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Number of devices."""
         return len(self.places) or 1
 
     @property
     def title(self) -> str:
-        """All of them, as shown to people."""
+        """Name and number of devices, for people."""
         return self.name if self.count == 1 else f"{self.name} × {self.count}"
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Each one's name, told apart where there are several."""
+        """A distinct name for each device."""
         if self.count == 1:
             return (self.name,)
         return tuple(f"{self.name} #{number}" for number in range(self.count))
@@ -86,11 +86,11 @@ def find_device(
     root: Path = Path("/"),
     gpus: tuple[Gpu, ...] | None = None,
 ) -> Device:
-    """The device of the configuration; raises ConfigError when this machine has none such.
+    """Find the configured device; raises ConfigError when this machine does not have it.
 
-    `root` is where `/proc` and the control groups are looked for. With `spare_lanes` there are
-    `LANES_PER_CORE` unless the configuration says how many: a suspended task keeps its lane.
-    `gpus`, where the machine's were looked for before.
+    `/proc` and the control groups are read below `root`. With `spare_lanes`, a core gets
+    `LANES_PER_CORE` lanes unless their number is configured: a suspended task keeps its lane.
+    `gpus` are the machine's GPUs if they were detected before.
     """
     if config.kind != "cpu":
         try:
@@ -122,10 +122,10 @@ def find_device(
 
 
 def _cores_at_once(cores: int, limits: Limits) -> int:
-    """How many lanes may execute at once: with more than the quota allows, all would be stopped.
+    """Return how many lanes may execute at once: beyond the CPU quota, the kernel stops all.
 
-    With a quota of less than the cores there are, lanes are pinned to none: whatever else has a
-    quota on this machine would pin its own to the same ones.
+    With a quota below the number of cores lanes are not pinned: other containers with a quota would
+    pin their processes to the same cores.
     """
     if limits.cores is None or limits.cores >= cores:
         return cores
@@ -143,7 +143,7 @@ def _gpu_device(config: DeviceConfig, found: tuple[Gpu, ...]) -> Device:
     lanes = config.lanes or _GPU_LANES
     if lanes > _MOST_GPU_LANES:
         raise ConfigError(f"device.lanes: a GPU has at most {_MOST_GPU_LANES}, got {lanes}")
-    # Equal devices are given equal work, so each has what the fullest has left.
+    # Devices get equal work, so each has the free memory of the fullest.
     least_bytes = min(gpu.free_bytes for gpu in gpus)
     free_bytes = int(least_bytes * (1 - _GPU_RESERVE_SHARE)) - _GPU_RESERVE_BYTES
     total_bytes = min(config.memory_budget_bytes or free_bytes, free_bytes)
@@ -187,7 +187,7 @@ def _gpu_device(config: DeviceConfig, found: tuple[Gpu, ...]) -> Device:
 
 
 def _chosen(config: DeviceConfig, found: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
-    """The GPUs to serve on, all of one model: a calibration made on one is good for all."""
+    """Choose GPUs of one model, as a calibration made on one must hold for all."""
     if config.gpus is None:
         others = [f"{gpu.index} ({gpu.name})" for gpu in found if gpu.name != found[0].name]
         if others:
@@ -201,7 +201,7 @@ def _chosen(config: DeviceConfig, found: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
     if missing := [index for index in config.gpus if index not in by_index]:
         raise ConfigError(f"device.gpus: there is no GPU {missing}, only {sorted(by_index)}")
     if len(set(config.gpus)) < len(config.gpus):
-        raise ConfigError(f"device.gpus: none may be there twice, got {list(config.gpus)}")
+        raise ConfigError(f"device.gpus: each GPU may be named once, got {list(config.gpus)}")
     chosen = tuple(by_index[index] for index in config.gpus)
     if len({gpu.name for gpu in chosen}) > 1:
         told = ", ".join(f"{gpu.index} is {gpu.name}" for gpu in chosen)
@@ -210,7 +210,7 @@ def _chosen(config: DeviceConfig, found: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
 
 
 def _free_bytes(root: Path, limits: Limits) -> int:
-    """Memory this process may still take: what is available, within its control groups' limits."""
+    """Return available memory within the limits of this process's control groups."""
     lines = (root / "proc/meminfo").read_text("ascii").splitlines()
     fields = dict(line.split(":", 1) for line in lines)
     free_bytes = int(fields["MemAvailable"].split()[0]) * 1024

@@ -1,7 +1,7 @@
-"""Whether CUDA can be used here, found out without touching it in this process.
+"""Detection of GPUs, in a process of its own.
 
-Whoever asks CUDA anything gets a context: hundreds of megabytes of device memory for as long as
-the process lives. So the question is put to a process of its own.
+A process that calls CUDA gets a context: hundreds of megabytes of device memory for as long as it
+lives. The main process must not have one.
 """
 
 import json
@@ -21,7 +21,7 @@ from serve.native_cuda import CUDA_LIBRARY, library_path
 
 _log = logging.getLogger(__name__)
 
-#: Where nothing is in the page cache yet, importing torch alone takes up to a minute.
+#: With a cold page cache, importing torch alone takes up to a minute.
 _PROBE_TIMEOUT_S = 180.0
 _PROBE = """
 import json, torch
@@ -39,23 +39,23 @@ print("found " + json.dumps(found))
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A device CUDA can use."""
+    """A device that CUDA can use."""
 
-    #: In CUDA's order, among those it may see.
+    #: CUDA's device index among the visible ones.
     index: int
     name: str
     uuid: str
-    #: Not taken by any process now.
+    #: Memory that no process holds now.
     free_bytes: int
     total_bytes: int
 
 
 class NoCuda(Exception):
-    """CUDA cannot be used; the text says why."""
+    """CUDA cannot be used; the message names the reason."""
 
     def __init__(self, reason: str, *, expected: bool = False) -> None:
         super().__init__(reason)
-        #: For the log: a torch without CUDA is a choice, a driver that fails is a trouble.
+        #: Log level: a torch without CUDA is a choice, a driver that fails is a fault.
         self.level = logging.INFO if expected else logging.WARNING
 
 
@@ -64,7 +64,7 @@ def find_gpus(
     ask: Callable[[], str] | None = None,
     nvml: Any = None,
 ) -> tuple[Gpu, ...]:
-    """Every device CUDA can use, at least one; raises NoCuda. The arguments are for tests."""
+    """Return the devices that CUDA can use, at least one; raises NoCuda. Arguments are for tests."""
     version = (cuda_of_torch or _cuda_of_torch)()
     if version is None:
         raise NoCuda("torch is built without it", expected=True)
@@ -76,7 +76,7 @@ def find_gpus(
     line = next((line for line in said.splitlines() if line.startswith("found ")), None)
     if line is None:
         told = said.strip().splitlines()
-        raise NoCuda(told[-1] if told else "the process that tried it said nothing")
+        raise NoCuda(told[-1] if told else "the probing process printed nothing")
     found = [Gpu(*row) for row in json.loads(line.removeprefix("found "))]
     if not found:
         raise NoCuda("there is no device")
@@ -84,7 +84,7 @@ def find_gpus(
 
 
 def _cuda_of_torch() -> str | None:
-    """The CUDA version torch was built for, without importing torch."""
+    """Return the CUDA version that torch was built for, without importing torch; None for none."""
     spec = util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
@@ -93,7 +93,7 @@ def _cuda_of_torch() -> str | None:
 
 
 def _ask() -> str:
-    """What a process that uses CUDA says."""
+    """Run a process that uses CUDA; return its output, or its errors when it failed."""
     try:
         found = subprocess.run(
             [sys.executable, "-c", _PROBE],
@@ -109,9 +109,9 @@ def _ask() -> str:
 
 
 def _as_nvml_sees(gpu: Gpu, nvml: Any = None) -> Gpu:
-    """Free memory by the driver's own books, which the probe's context is not part of.
+    """Return the GPU with free memory by NVML, which excludes the probe's own context.
 
-    NVML is missing or refuses in many containers: then the probe's word stands.
+    Many containers lack NVML or forbid it; there the probe's number stays.
     """
     try:
         nvml = nvml or import_module("pynvml")
@@ -122,5 +122,5 @@ def _as_nvml_sees(gpu: Gpu, nvml: Any = None) -> Gpu:
         finally:
             nvml.nvmlShutdown()
     except Exception as error:
-        _log.info("NVML tells nothing of %s: %s", gpu.name, error)
+        _log.info("NVML gives no free memory of %s: %s", gpu.name, error)
         return gpu

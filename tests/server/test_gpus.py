@@ -64,7 +64,7 @@ def test_a_library_that_was_not_built_is_named(monkeypatch):
     ("said", "reason"),
     [
         ("Traceback\nRuntimeError: no driver\n", "RuntimeError: no driver"),
-        ("", "said nothing"),
+        ("", "printed nothing"),
         ("found []", "there is no device"),
     ],
 )
