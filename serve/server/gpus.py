@@ -64,7 +64,7 @@ def find_gpus(
     ask: Callable[[], str] | None = None,
     nvml: Any = None,
 ) -> tuple[Gpu, ...]:
-    """Return the devices that CUDA can use, at least one; raises NoCuda. Arguments are for tests."""
+    """Return the devices that CUDA can use; raises NoCuda for none. Arguments are for tests."""
     version = (cuda_of_torch or _cuda_of_torch)()
     if version is None:
         raise NoCuda("torch is built without it", expected=True)
