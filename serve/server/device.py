@@ -201,7 +201,7 @@ def _chosen(config: DeviceConfig, found: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
     if missing := [index for index in config.gpus if index not in by_index]:
         raise ConfigError(f"device.gpus: there is no GPU {missing}, only {sorted(by_index)}")
     if len(set(config.gpus)) < len(config.gpus):
-        raise ConfigError(f"device.gpus: each GPU may be named once, got {list(config.gpus)}")
+        raise ConfigError(f"device.gpus: no GPU may be named twice, got {list(config.gpus)}")
     chosen = tuple(by_index[index] for index in config.gpus)
     if len({gpu.name for gpu in chosen}) > 1:
         told = ", ".join(f"{gpu.index} is {gpu.name}" for gpu in chosen)
