@@ -6,7 +6,7 @@
   one merged graph;
 - the number of lanes with the highest throughput over all of these, for `device.lanes`;
 - interference: run time beside k others ÷ alone for each model and size, and how far each is from
-  the one table that the server learns for all (``serve.estimate.interference``);
+  the one table that the server learns for all (``serve.estimate.slowdown``);
 - priority: latency of a small task beside a device full of large ones, on an ordinary and on an
   urgent stream, relative to alone;
 - processes: the same tasks in 1, 2 and 4 processes, with MPS where it can be started and without,

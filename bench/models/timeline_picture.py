@@ -15,7 +15,7 @@ import torch
 from bench.kit.architectures import load
 from bench.kit.result import DOCS_PATH
 from serve.estimate.calibration import Linear
-from serve.estimate.memory import Trace, peak_at
+from serve.estimate.memory import MemoryTrace, peak_at
 from serve.lane.measure.calibrate import measure_memory
 from serve.lane.measure.probe_graphs import Shape, probe_graph
 from serve.lane.measure.tracing import trace
@@ -43,7 +43,7 @@ def main() -> None:
     RESULT.write_text(picture(traces, planes), encoding="utf-8")
 
 
-def picture(traces: list[Trace], planes: tuple[Linear, ...]) -> str:
+def picture(traces: list[MemoryTrace], planes: tuple[Linear, ...]) -> str:
     top_bytes = 1.08 * max(found.peak_bytes for found in traces)
     right = LEFT + PLOT_WIDTH + GAP
     parts = [
@@ -81,7 +81,9 @@ def _axes(left: int, top_bytes: float, name: str, edges: tuple[int, ...]) -> lis
     return [*parts, _text(left + PLOT_WIDTH / 2, bottom + 38, name, anchor="middle")]
 
 
-def _timelines(traces: list[Trace], planes: tuple[Linear, ...], top_bytes: float) -> list[str]:
+def _timelines(
+    traces: list[MemoryTrace], planes: tuple[Linear, ...], top_bytes: float
+) -> list[str]:
     parts = []
     for found in traces:
         live = [0, *accumulate(found.sizes)]

@@ -43,7 +43,7 @@ _UNIT_NS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SlotJob:
     """What the lanes have to do for one request, in ns."""
 
     release: int
@@ -71,23 +71,23 @@ def most_on_time(
     )
 
 
-def _jobs(requests: Sequence[Offered], model: DeviceModel) -> list[Job]:
+def _jobs(requests: Sequence[Offered], model: DeviceModel) -> list[SlotJob]:
     """Those that could be on time if they were alone, in order of release."""
     pace = min(1.0, *model.slowdown)
-    jobs: list[Job] = []
+    jobs: list[SlotJob] = []
     for offered in requests:
         release = offered.task.arrived_ns + offered.prepare_ns
         deadline = offered.task.due_ns - offered.answer_ns
         work_ns = (offered.run_ns + model.launching_ns) * pace
         if deadline - release >= work_ns:
-            jobs.append(Job(release, deadline, work_ns, offered.task.task_id))
+            jobs.append(SlotJob(release, deadline, work_ns, offered.task.task_id))
     jobs.sort(key=lambda job: job.release)
     return jobs
 
 
-def _parts(jobs: Sequence[Job], slots: int) -> Iterator[list[Job]]:
+def _parts(jobs: Sequence[SlotJob], slots: int) -> Iterator[list[SlotJob]]:
     """Jobs in order of release, cut where the lanes could be idle and where there are too many."""
-    part: list[Job] = []
+    part: list[SlotJob] = []
     free = -math.inf
     for job in jobs:
         if (job.release >= free and len(part) >= LEAST) or len(part) == CHUNK:
@@ -98,7 +98,7 @@ def _parts(jobs: Sequence[Job], slots: int) -> Iterator[list[Job]]:
     yield part
 
 
-def _fewest_late(jobs: Sequence[Job], slots: int) -> int:
+def _fewest_late(jobs: Sequence[SlotJob], slots: int) -> int:
     """The bound for the jobs of one part."""
     if len(jobs) <= slots:
         return 0  # each alone is in time, else it were hopeless
@@ -109,7 +109,7 @@ def _fewest_late(jobs: Sequence[Job], slots: int) -> int:
     return max(0, len(jobs) - math.floor(on_time + _EPSILON))
 
 
-def _kept_on_time(jobs: Sequence[Job], slots: int) -> list[Job]:
+def _kept_on_time(jobs: Sequence[SlotJob], slots: int) -> list[SlotJob]:
     """The jobs of one part that a solution says yes to; all where none was found in time."""
     solved = None if len(jobs) <= slots else _solved(jobs, slots)
     if solved is None or solved.x is None:
@@ -118,7 +118,7 @@ def _kept_on_time(jobs: Sequence[Job], slots: int) -> list[Job]:
     return [job for job, yes in zip(jobs, chosen, strict=True) if yes]
 
 
-def _solved(jobs: Sequence[Job], slots: int) -> Any:
+def _solved(jobs: Sequence[SlotJob], slots: int) -> Any:
     """The program's solution; its last values are the yes or no of each job."""
     cuts = np.unique([time for job in jobs for time in (job.release, job.deadline)])
     spans = np.diff(cuts) / _UNIT_NS

@@ -7,7 +7,7 @@ GPU, where a run beside k others takes `slowdown[k]` times as long. At ρ = 1 th
 as one lane can do alone. All systems are `slack` + `preemptive`. They differ in
 
 - a number of lanes: whatever is ready runs, and nothing is known of the slowdown;
-- the table: all lanes, and the scheduler knows the slowdown (``serve.core.rules.interference``);
+- the table: all lanes, and the scheduler knows the slowdown (``serve.core.rules.co_running``);
 - the late join: the table without the rule that a task that is late anyway leaves room;
 - a wrong table: slowdowns taken for 25 % less, or more, than they are;
 - merging: requests of one model may run as one, as in a server.
@@ -26,7 +26,7 @@ from unittest import mock
 from bench.kit.script import Script, Table
 from bench.scheduling.site import Site, missed_share, this_machine
 from serve.core.params import DeviceFacts, SchedulerParams
-from serve.core.rules import interference as rule
+from serve.core.rules import co_running as rule
 from serve.core.slowdown import NO_SLOWDOWN
 from serve.core.types import Bytes, LaneId
 from serve.server.lane_run import LAUNCH_NS

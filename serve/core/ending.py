@@ -24,7 +24,7 @@ def completed(
         prepare_exposed_ns=record.prepare_exposed_ns,
         backlog_ns=record.backlog_ns,
         suspended_ns=run.stood_ns(now_ns),
-        beside_ns=board.beside_ns(run, now_ns),
+        co_run_ns=board.co_run_ns(run, now_ns),
         overloaded=totals.demand.exceeded(
             record.target_class, record.left_before_ns, arrived_ns, now_ns, totals.slots
         ),

@@ -12,7 +12,7 @@ from serve.errors import InvariantViolation
 
 def check_invariants(scheduler: Scheduler | Fleet) -> None:
     """Raise InvariantViolation naming the first rule that does not hold. Looks at everything."""
-    devices = scheduler.schedulers if isinstance(scheduler, Fleet) else (scheduler,)
+    devices = scheduler.devices
     for device in devices:
         for check in (_memory, _lanes, _counters, _plan, _membership):
             check(device)
@@ -27,8 +27,8 @@ def _require(holds: bool, rule: str) -> None:
 
 
 def _memory(scheduler: Scheduler) -> None:
-    ledger = scheduler._board.ledger
-    runs = {run.task_id: run for run in scheduler._board.busy.values()}
+    ledger = scheduler.parts.board.ledger
+    runs = {run.task_id: run for run in scheduler.parts.board.busy.values()}
     _require(ledger.holders() == runs.keys(), "exactly the runs on lanes hold memory")
     total_bytes = sum(run.reserve_bytes for run in runs.values())
     _require(ledger.reserved_bytes == total_bytes, "the ledger's sum is that of its holders")
@@ -37,10 +37,13 @@ def _memory(scheduler: Scheduler) -> None:
 
 
 def _lanes(scheduler: Scheduler) -> None:
-    board = scheduler._board
+    board = scheduler.parts.board
     _require(not (board.idle & board.busy.keys()), "a lane is idle or busy")
-    _require(board.idle | board.busy.keys() <= scheduler._lane_ids, "only known lanes are up")
-    recycling = scheduler._recycling
+    _require(
+        board.idle | board.busy.keys() <= set(scheduler.params.device.lane_ids),
+        "only known lanes are up",
+    )
+    recycling = scheduler.parts.recycling
     left = recycling.over & board.idle
     _require(not left or recycling.busy, "an idle lane that holds too much is started anew")
     members: list[Record] = []
@@ -53,29 +56,30 @@ def _lanes(scheduler: Scheduler) -> None:
     executing = sum(run.executing for run in board.busy.values())
     _require(board.executing_count == executing, "executing count")
     _require(board.open_slots >= 0, "no more execute than the device has slots")
-    on_lane = {r.task.task_id for r in scheduler._tasks.records.values() if r.state.on_lane}
+    on_lane = {r.task.task_id for r in scheduler.parts.tasks.records.values() if r.state.on_lane}
     _require(len(members) == len(on_lane), "a lane holds what it runs")
     _require({r.task.task_id for r in members} == on_lane, "who is on a lane is in its run")
-    for record in scheduler._tasks.records.values():
+    for record in scheduler.parts.tasks.records.values():
         _require((record.run is not None) == record.state.on_lane, "no run without a lane")
 
 
 def _counters(scheduler: Scheduler) -> None:
-    records = scheduler._tasks.records.values()
+    tasks = scheduler.parts.tasks
+    records = tasks.records.values()
     _require(all(r.state is not State.DONE for r in records), "tasks that are done are forgotten")
-    _require(scheduler._tasks.pending == sum(r.state.pending for r in records), "pending count")
+    _require(tasks.pending == sum(r.state.pending for r in records), "pending count")
     queued = sum(r.state is State.QUEUED for r in records)
-    _require(scheduler._tasks.queued == queued, "queued count")
-    _require(scheduler._tasks.ready == sum(r.state is State.READY for r in records), "ready count")
+    _require(tasks.queued == queued, "queued count")
+    _require(tasks.ready == sum(r.state is State.READY for r in records), "ready count")
     work_ns = sum(r.work_ns for r in records if r.state.pending or r.state.on_lane)
-    _require(scheduler._tasks.work_ns == work_ns, "work is that of tasks pending or on lanes")
+    _require(tasks.work_ns == work_ns, "work is that of tasks pending or on lanes")
     timed = sum(r.task.expires_ns is not None and not r.state.answered for r in records)
-    _require(scheduler._tasks.timed_count == timed, "one timer for each time limit")
+    _require(tasks.timed_count == timed, "one timer for each time limit")
 
 
 def _totals(schedulers: Sequence[Scheduler]) -> None:
-    totals = schedulers[0]._totals
-    records = [r for scheduler in schedulers for r in scheduler._tasks.records.values()]
+    totals = schedulers[0].parts.totals
+    records = [r for scheduler in schedulers for r in scheduler.parts.tasks.records.values()]
     ids = {r.task.task_id for r in records}
     _require(len(ids) == len(records), "a task is on one device")
     unanswered = sum(not r.state.answered for r in records)
@@ -89,19 +93,19 @@ def _totals(schedulers: Sequence[Scheduler]) -> None:
 
 
 def _plan(scheduler: Scheduler) -> None:
-    plan = scheduler._plan
+    plan = scheduler.parts.plan
     members = [r for g in plan.groups for r in g.members]
     _require(len(members) == len({r.task.task_id for r in members}), "a task is planned once")
     _require(plan.count == len(members), "planned count")
     loose = [r for g in plan.groups if not g.pinned for r in g.members]
     _require(plan.loose == len(loose), "loose count")
-    holds = scheduler._discipline.holds_groups
+    holds = scheduler.parts.discipline.holds_groups
     for index, group in enumerate(plan.groups):
         _require(bool(group.members) or (holds and group.active > 0), "no group is empty")
         _require(all(r.group is group for r in group.members), "members know their group")
         _require(all(r.state.pending for r in group.members), "only pending tasks are planned")
         active = sum(
-            r.group is group for run in scheduler._board.busy.values() for r in run.members
+            r.group is group for run in scheduler.parts.board.busy.values() for r in run.members
         )
         _require(group.active == active, "a group knows its members on lanes")
         if holds and active:
@@ -109,8 +113,8 @@ def _plan(scheduler: Scheduler) -> None:
 
 
 def _membership(scheduler: Scheduler) -> None:
-    backlog = scheduler._backlog
-    pending = {i: r for i, r in scheduler._tasks.records.items() if r.state.pending}
+    backlog = scheduler.parts.backlog
+    pending = {i: r for i, r in scheduler.parts.tasks.records.items() if r.state.pending}
     for task_id, record in pending.items():
         pinned = record.group is not None and record.group.pinned
         _require(pinned != (task_id in backlog), "pending: in the backlog or in a pinned group")

@@ -132,7 +132,7 @@ TRANSITIONS: dict[tuple[State, Cause], State] = {
 }
 
 
-class Move(msgspec.Struct, frozen=True):
+class Transition(msgspec.Struct, frozen=True):
     """A row of the table, with what it entails read off the flags of its two states."""
 
     after: State
@@ -154,7 +154,7 @@ class Move(msgspec.Struct, frozen=True):
     releases: bool
 
 
-def _move(before: State, after: State) -> Move:
+def _transition(before: State, after: State) -> Transition:
     worked = before.pending or before.on_lane
     entailed = (
         before.on_lane and not after.on_lane,
@@ -165,10 +165,12 @@ def _move(before: State, after: State) -> Move:
     )
     queued, ready = ((after is state) - (before is state) for state in (State.QUEUED, State.READY))
     stirs = after is not State.PREPARING
-    return Move(after, after is not before, queued, ready, stirs, any(entailed), *entailed)
+    return Transition(after, after is not before, queued, ready, stirs, any(entailed), *entailed)
 
 
-MOVES = {(before, cause): _move(before, after) for (before, cause), after in TRANSITIONS.items()}
+TRANSITION_OF = {
+    (before, cause): _transition(before, after) for (before, cause), after in TRANSITIONS.items()
+}
 
 
 def mermaid() -> str:

@@ -208,7 +208,7 @@ class Timeline(msgspec.Struct, frozen=True):
     #: How much of the time between launch and finish it stood suspended for others.
     suspended_ns: Nanos = ZERO_NS
     #: How long others executed beside its run, summed over them.
-    beside_ns: Nanos = ZERO_NS
+    co_run_ns: Nanos = ZERO_NS
     #: The lanes had more work of its urgency, or of all, than they could do; see ``demand``.
     overloaded: bool = False
 

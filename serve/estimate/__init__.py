@@ -7,6 +7,6 @@ needs torch and a clock and is elsewhere: see ``serve.lane.measure.calibrate``.
 
 from serve.estimate.calibration import Calibration
 from serve.estimate.estimator import Breakdown, ModelEstimator, Overhead
-from serve.estimate.interference import Interference
+from serve.estimate.slowdown import SlowdownEstimator
 
-__all__ = ["Breakdown", "Calibration", "Interference", "ModelEstimator", "Overhead"]
+__all__ = ["Breakdown", "Calibration", "ModelEstimator", "Overhead", "SlowdownEstimator"]

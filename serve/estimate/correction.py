@@ -2,7 +2,7 @@
 
 Three things make a run take longer than calibration said, and each is learned by itself: the
 machine (``Drift``, fast), a size of graph that the fit gets wrong or that costs something only in
-a lane (``SizeBias``, slow), and other runs beside it (``interference``, slow).
+a lane (``SizeBias``, slow), and other runs beside it (``slowdown``, slow).
 
 A ratio of measured to expected time is noisy, sometimes absurdly so (a page fault storm, a
 neighbour), and sometimes changes for good (another clock frequency, another tenant). The median

@@ -11,7 +11,7 @@ from statistics import median
 from serve.core.types import Bytes, Estimate, Nanos, align_bytes
 from serve.estimate.calibration import Calibration, Linear
 from serve.estimate.correction import Correction, Quantile
-from serve.estimate.interference import Interference
+from serve.estimate.slowdown import SlowdownEstimator
 from serve.estimate.timing import fit_overhead
 
 #: What is reserved above the estimated peak, as a factor.
@@ -95,11 +95,11 @@ class ModelEstimator:
         self,
         calibration: Calibration,
         overhead: Overhead,
-        interference: Interference | None = None,
+        slowdown: SlowdownEstimator | None = None,
         *,
         safety: float = SAFETY_FACTOR,
     ) -> None:
-        """`overhead` and `interference` are those of all models on the device."""
+        """`overhead` and `slowdown` are those of all models on the device."""
         if safety < 1.0:
             raise ValueError(f"the safety factor must be at least 1, got {safety}")
         self.calibration = calibration
@@ -128,7 +128,7 @@ class ModelEstimator:
         #: By itself: runs are learned at any load, on cores that load keeps warm.
         self._solo = Correction()
         self._high = Quantile(min(calibration.time.high_ratio, _WIDEST_BAND))
-        self._interference = interference or Interference()
+        self._slowdown = slowdown or SlowdownEstimator()
 
     @property
     def time_factor(self) -> float:
@@ -221,7 +221,7 @@ class ModelEstimator:
     def run_ns(self, num_nodes: int, num_edges: int, beside: float = 0.0) -> int:
         """Median run time beside that many others, on average over the run."""
         run, _ = self.times(num_nodes, num_edges)
-        return ceil(run * self._interference.factor(beside))
+        return ceil(run * self._slowdown.factor(beside))
 
     def output_bytes(self, num_nodes: int, num_edges: int) -> int:
         """The most the answer can take, float32 [rows, C]."""
@@ -282,8 +282,8 @@ class ModelEstimator:
             self._high.observe(ratio)
             self._run.observe(run_ns, fitted)
         else:
-            slowdown = self._interference.factor(beside)
-            self._interference.observe(beside, ratio)
+            slowdown = self._slowdown.factor(beside)
+            self._slowdown.observe(beside, ratio)
             self._run.observe(run_ns, fitted, slowdown)
 
     def observe_solo(self, num_nodes: int, num_edges: int, solo_ns: int) -> None:

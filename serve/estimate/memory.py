@@ -28,7 +28,7 @@ _CURVE_MARGIN = 1.1
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class MemoryTrace:
     """Every allocation (positive) and free (negative) of one forward pass, in bytes, in order."""
 
     num_nodes: int
@@ -48,9 +48,9 @@ class Trace:
         return tuple((size > 0, label) for size, label in zip(self.sizes, self.labels, strict=True))
 
 
-def fit_planes(traces: Sequence[Trace]) -> tuple[tuple[Linear, ...], str]:
+def fit_planes(traces: Sequence[MemoryTrace]) -> tuple[tuple[Linear, ...], str]:
     """Planes over every trace, and what is wrong with them: empty when all moments are linear."""
-    branches: dict[tuple[tuple[bool, str], ...], list[Trace]] = {}
+    branches: dict[tuple[tuple[bool, str], ...], list[MemoryTrace]] = {}
     for trace in traces:
         branches.setdefault(trace.branch, []).append(trace)
     planes: list[Linear] = []
@@ -70,7 +70,7 @@ def fit_planes(traces: Sequence[Trace]) -> tuple[tuple[Linear, ...], str]:
     return hull, problem
 
 
-def _fit_branch(members: Sequence[Trace], sizes: Floats) -> tuple[list[Linear], bool]:
+def _fit_branch(members: Sequence[MemoryTrace], sizes: Floats) -> tuple[list[Linear], bool]:
     """One plane per local maximum of live bytes, raised to cover every member; are they linear?"""
     live = np.cumsum(np.array([trace.sizes for trace in members], dtype=np.float64), axis=1)
     grows = [size > 0 for size in members[0].sizes] + [False]
@@ -190,5 +190,5 @@ def fit_held(samples: Sequence[tuple[int, int, int]]) -> tuple[Linear, ...]:
     return upper_hull(planes)
 
 
-def _sizes(traces: Sequence[Trace]) -> Floats:
+def _sizes(traces: Sequence[MemoryTrace]) -> Floats:
     return np.array([(t.num_nodes, t.num_edges, 1) for t in traces], dtype=np.float64)

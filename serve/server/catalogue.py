@@ -11,7 +11,7 @@ from typing import Literal
 
 from serve.errors import ConfigError, NotReady
 from serve.estimate.estimator import ASSUMED_OVERHEAD, ModelEstimator, Overhead
-from serve.estimate.interference import Interference
+from serve.estimate.slowdown import SlowdownEstimator
 from serve.models.model_signature import Signature
 from serve.models.repository import ModelSpec, find, is_version, scan, unknown_names
 from serve.server.api import ModelInfo
@@ -59,7 +59,7 @@ class ModelCatalogue:
         self._failures: dict[tuple[str, int], str] = {}
         #: Estimates of what the server adds to a run, shared by all models.
         self.overhead = Overhead(*ASSUMED_OVERHEAD)
-        self.interference = Interference()
+        self.slowdown = SlowdownEstimator()
 
     # --- look-up ------------------------------------------------------------------------
 

@@ -104,7 +104,7 @@ class LaneRun:
         usage, when = outcome.usage, outcome.timeline
         executed_ns = when.finished_ns - when.launched_ns - when.suspended_ns
         run_ns = usage.run_ns - when.suspended_ns
-        co_runners = when.beside_ns / max(1, executed_ns)
+        co_runners = when.co_run_ns / max(1, executed_ns)
         peak_bytes: int | None = usage.peak_bytes
         held_bytes: int | None = usage.held_bytes
         # A union is estimated as if its loops were unknown.

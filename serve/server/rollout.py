@@ -228,7 +228,7 @@ class ModelRollout:
             self._forget(key)
             raise
         catalogue = self._catalogue
-        estimator = ModelEstimator(calibration, catalogue.overhead, catalogue.interference)
+        estimator = ModelEstimator(calibration, catalogue.overhead, catalogue.slowdown)
         reason = calibration.executor_reason
         return ModelEntry(spec, digest, key, signature, estimator, executor, reason)
 

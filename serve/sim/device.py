@@ -57,7 +57,7 @@ class DeviceModel:
         return self.slowdown[min(others, len(self.slowdown) - 1)]
 
 
-class Run:
+class SimulatedRun:
     """One task on a lane."""
 
     __slots__ = ("core", "executing", "lane_id", "mark", "started_ns", "stopping", "task_id")
@@ -89,8 +89,8 @@ class SimulatedDevice:
 
     def __init__(self, model: DeviceModel) -> None:
         self._model = model
-        self._runs: dict[LaneId, Run] = {}
-        self._executing: dict[LaneId, Run] = {}
+        self._runs: dict[LaneId, SimulatedRun] = {}
+        self._executing: dict[LaneId, SimulatedRun] = {}
         cores = 1 if model.host is None else model.host.cores
         #: By core: work done by one that always executes, in time on an idle device, up to
         #: `_at_ns`; work done in a nanosecond; runs that execute there.
@@ -112,7 +112,7 @@ class SimulatedDevice:
     def launch(self, lane_id: LaneId, task_id: TaskId, run_ns: int, now_ns: int) -> None:
         """Start a run of `run_ns` work on the idle lane."""
         work_ns = run_ns + self._launch_ns - self._model.switch_ns
-        self._runs[lane_id] = Run(task_id, lane_id, work_ns, now_ns + self._launch_ns)
+        self._runs[lane_id] = SimulatedRun(task_id, lane_id, work_ns, now_ns + self._launch_ns)
         self.resume(lane_id, now_ns)
 
     def suspend(self, lane_id: LaneId, now_ns: int) -> None:
@@ -155,7 +155,7 @@ class SimulatedDevice:
         run.stopping = True
         self.resume(lane_id, now_ns)
 
-    def end(self, lane_id: LaneId, now_ns: int) -> Run:
+    def end(self, lane_id: LaneId, now_ns: int) -> SimulatedRun:
         """Take the run off its lane."""
         if self._runs[lane_id].executing:
             self.suspend(lane_id, now_ns)

@@ -16,7 +16,7 @@ SERVER_CORE = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class CoreShares:
     """What of a core each gets."""
 
     server: float
@@ -54,7 +54,7 @@ class HostModel:
         names = ("send_ns", "read_ns", "receive_ns", "hear_ns", "finish_ns")
         return replace(self, **{name: Nanos(round(getattr(self, name) * share)) for name in names})
 
-    def shares(self, server_busy: bool, client_busy: bool, runs: Sequence[int]) -> Shares:
+    def shares(self, server_busy: bool, client_busy: bool, runs: Sequence[int]) -> CoreShares:
         """Who gets what, with so many runs executing on each core."""
         left = [1.0] * self.cores
         server = client = 1.0
@@ -66,7 +66,7 @@ class HostModel:
             if left[core] == 0.0:
                 server = client = 0.5
             left[core] = 0.0
-        return Shares(server, client, tuple(left))
+        return CoreShares(server, client, tuple(left))
 
 
 class _Piece:

@@ -251,7 +251,7 @@ def test_the_most_urgent_of_all_gets_the_lane_that_comes_free():
     arrive(world, run_ns=10 * MS)
     # Both wait for the other device than the urgent one, which follows a longer one there.
     arrive(world, run_ns=MS)
-    on_first = set(world.scheduler.devices[0]._tasks.records)
+    on_first = set(world.scheduler.devices[0].parts.tasks.records)
     lane_id = LaneId(0 if TaskId(4) not in on_first else 1)
     end(world, lane_id)
     assert world.on_lane[lane_id] == 4

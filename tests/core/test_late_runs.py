@@ -22,7 +22,7 @@ def held_world(lanes=4):
 
 def test_a_run_within_twice_its_estimate_may_end_at_any_moment():
     world = held_world()
-    board = world.scheduler._board
+    board = world.scheduler.parts.board
     run = board.busy[0]
     left = [board.left_ns(run, Nanos(int(age * 38 * MS))) for age in (0.5, 1, 2)]
     assert left == [19 * MS, 1, 1]
@@ -30,7 +30,7 @@ def test_a_run_within_twice_its_estimate_may_end_at_any_moment():
 
 def test_beyond_that_it_is_expected_to_take_as_long_again():
     world = held_world()
-    board = world.scheduler._board
+    board = world.scheduler.parts.board
     run = board.busy[0]
     assert board.left_ns(run, Nanos(3 * 38 * MS)) == 38 * MS
     assert board.left_ns(run, Nanos(SECOND)) == SECOND - 2 * 38 * MS
@@ -54,7 +54,7 @@ def test_a_suspended_run_keeps_what_it_is_expected_to_need():
     world.advance(SECOND)
     ready(world, task(2, run_ns=38 * MS, arrived_ns=world.now))
     lane = min(world.stopped)
-    board = world.scheduler._board
+    board = world.scheduler.parts.board
     left_ns = board.left_ns(board.busy[lane], world.now)
     assert left_ns == SECOND - 2 * 38 * MS
     assert board.left_ns(board.busy[lane], Nanos(world.now + SECOND)) == left_ns

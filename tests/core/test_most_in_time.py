@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from serve.core.policies import get_policy
 from serve.core.policies.base import Contender
-from serve.core.rules.most_in_time import Job, most_in_time
+from serve.core.rules.most_in_time import SlotJob, most_in_time
 from serve.core.types import Nanos
 from tests.builders import MS, params, task
 from tests.core.world import World
@@ -17,7 +17,7 @@ NOW = Nanos(100)
 
 def job(number, need, due, level=2):
     """Due so long after now."""
-    return Job(level, NOW + due, need, number)
+    return SlotJob(level, NOW + due, need, number)
 
 
 def by_due(jobs):

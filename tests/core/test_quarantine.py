@@ -93,7 +93,7 @@ def world():
 def test_the_scheduler_rejects_and_says_so_once(world):
     reason = "its runs ended 5 lanes; it is not run for another 30 s"
     assert lose_lanes(world, 5) == [QuarantineModel(BAD, reason)]
-    assert world.scheduler.quarantine_reason(BAD) == reason
+    assert world.scheduler.quarantine_reason(BAD, world.now) == reason
     world.arrive(bad(50))
     rejected = Rejected(RejectReason.QUARANTINED, reason, 30 * SECOND_NS)
     assert world.answers[50] == rejected

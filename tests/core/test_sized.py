@@ -54,7 +54,7 @@ def test_one_found_larger_than_the_device_fails_with_both_numbers(world):
 def test_the_target_stays_as_promised(world):
     world.arrive(task(0, reserve=30, run_ns=MS, target_ns=3 * MS))
     world.prepare(0, sized(reserve=30, run_ns=50 * MS))
-    now = world.scheduler._tasks.records[0].task
+    now = world.scheduler.parts.tasks.records[0].task
     assert (now.estimate.run_ns, now.qos.target_ns, now.due_ns) == (50 * MS, 3 * MS, 3 * MS)
 
 
@@ -62,7 +62,7 @@ def test_work_counted_on_arrival_is_taken_back_as_counted(world):
     world.arrive(task(0, reserve=30, run_ns=MS))
     world.prepare(0, sized(reserve=30, run_ns=50 * MS))
     world.end(L0)
-    assert world.scheduler._tasks.work_ns == 0
+    assert world.scheduler.parts.tasks.work_ns == 0
 
 
 def test_after_an_overrun_it_still_gets_all_the_memory(world):

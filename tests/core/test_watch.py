@@ -184,7 +184,7 @@ def test_time_while_suspended_does_not_count():
     )  # fmt: skip
     world.look = {L0: computing, L1: starved}
     world.start(run_ns=50 * MS)
-    world.arrive(task(1, run_ns=MS))
+    world.arrive(task(1, run_ns=MS, priority=1))
     world.prepare(1)
     assert world.stopped == {L0}
     world.advance(100 * SECOND)

@@ -2,9 +2,10 @@
 
 import re
 
+from serve.core.registry import Registry
+
 from bench.kit.result import ROOT
 from serve.core.policies import base
-from serve.core.registry import Registry
 from tests.builders import MS, task
 from tests.core import test_policies
 from tests.docs.pages import PAGES, texts

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from serve.estimate.calibration import Linear
 from serve.estimate.memory import (
-    Trace,
+    MemoryTrace,
     covers,
     fit_curve,
     fit_held,
@@ -37,7 +37,7 @@ def programs(draw):
 def run(program, nodes, edges, noise=lambda: 0):
     blocks, moves = program
     bytes_of = [a * nodes + b * edges + c + noise() for a, b, c in blocks]
-    return Trace(
+    return MemoryTrace(
         nodes,
         edges,
         tuple(bytes_of[i] if grows else -bytes_of[i] for i, grows in moves),
@@ -119,7 +119,7 @@ def test_a_branch_seen_too_rarely_is_reported():
     rare = ([(10, 90, 9999)], [(0, True), (0, False)])
     traces = [run(usual, *s) for s in SIZES]
     odd = run(rare, 300, 3000)
-    hull, problem = fit_planes([*traces, Trace(300, 3000, odd.sizes, ("other", "other"))])
+    hull, problem = fit_planes([*traces, MemoryTrace(300, 3000, odd.sizes, ("other", "other"))])
     assert "order of allocations" in problem
     assert not covers(peak_at(hull, 300, 3000), odd.peak_bytes)
 
@@ -127,7 +127,7 @@ def test_a_branch_seen_too_rarely_is_reported():
 def test_a_square_is_noticed_and_bounded():
     def square(nodes, edges):
         need = 4 * nodes * nodes + 16 * edges
-        return Trace(nodes, edges, (need, -need), ("scores", "scores"))
+        return MemoryTrace(nodes, edges, (need, -need), ("scores", "scores"))
 
     sizes = [(10 * n, 10 * e) for n, e in SIZES]
     traces = [square(*s) for s in sizes]
@@ -166,5 +166,5 @@ def test_measurements_of_what_is_held_are_covered_even_where_they_contradict_eac
 
 
 def test_a_model_that_allocates_nothing_has_no_planes():
-    assert fit_planes([Trace(n, e, (), ()) for n, e in SIZES]) == ((), "")
+    assert fit_planes([MemoryTrace(n, e, (), ()) for n, e in SIZES]) == ((), "")
     assert peak_at((), 10, 10) == 0

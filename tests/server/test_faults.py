@@ -123,7 +123,7 @@ def test_a_run_that_sleeps_for_ever_is_repeated(engine, trouble):
 
 
 def test_a_run_beyond_its_time_limit_ends_without_its_lane(engine, trouble, monkeypatch):
-    watch = engine.driver.scheduler._watch
+    watch = engine.driver.scheduler.parts.watch
     monkeypatch.setattr(watch, "_limit_ns", 2_000_000_000)
     before = engine.pool.pids()
     words = r"model mischief:1: its run took .* s, a run of it may take 2 s \(server.max_run_s\)"

@@ -4,7 +4,7 @@ A group's tasks start as each is prepared and fits. Those that end early leave t
 this is what the barrier costs.
 """
 
-from serve.core.disciplines.base import WAIT, Launch, Move, register_discipline
+from serve.core.disciplines.base import WAIT, LaunchMove, Move, register_discipline
 from serve.core.lifecycle import State
 from serve.core.state.device_state import Board
 from serve.core.types import Nanos
@@ -28,5 +28,5 @@ class Barrier:
             available_bytes = board.available_bytes
             for record in board.plan.groups[0].members:
                 if record.state is State.READY and record.task.reserve_bytes <= available_bytes:
-                    return Launch(record)
+                    return LaunchMove(record)
         return WAIT

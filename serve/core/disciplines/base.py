@@ -4,13 +4,13 @@ from typing import Protocol
 
 import msgspec
 
-from serve.core.registry import Registry
+from serve.core.named_choices import NamedChoices
 from serve.core.state.device_state import Board
 from serve.core.state.record import Record, Run
 from serve.core.types import Nanos
 
 
-class Launch(msgspec.Struct, frozen=True):
+class LaunchMove(msgspec.Struct, frozen=True):
     """Start a READY task on an idle lane."""
 
     record: Record
@@ -18,27 +18,27 @@ class Launch(msgspec.Struct, frozen=True):
     bypassed: tuple[Record, ...] = ()
 
 
-class Resume(msgspec.Struct, frozen=True):
+class ResumeMove(msgspec.Struct, frozen=True):
     """Let a suspended run go on."""
 
     run: Run
 
 
-class Suspend(msgspec.Struct, frozen=True):
+class SuspendMove(msgspec.Struct, frozen=True):
     """Stop an executing run in favour of a more urgent task, which takes its slot."""
 
     run: Run
-    favoured: Launch | Resume
+    favoured: LaunchMove | ResumeMove
 
 
-class Wait(msgspec.Struct, frozen=True):
+class WaitMove(msgspec.Struct, frozen=True):
     """Nothing to do before something happens, or before `until_ns`."""
 
     until_ns: Nanos | None = None
 
 
-Move = Launch | Suspend | Resume | Wait
-WAIT = Wait()
+Move = LaunchMove | SuspendMove | ResumeMove | WaitMove
+WAIT = WaitMove()
 
 
 class Discipline(Protocol):
@@ -59,5 +59,5 @@ class Discipline(Protocol):
         ...
 
 
-DISCIPLINES: Registry[Discipline] = Registry("discipline")
+DISCIPLINES: NamedChoices[Discipline] = NamedChoices("discipline")
 register_discipline = DISCIPLINES.register

@@ -1,8 +1,8 @@
 """Who may launch next in plan order; shared by the disciplines without a barrier."""
 
-from serve.core.disciplines.base import WAIT, Launch, Wait
+from serve.core.disciplines.base import WAIT, LaunchMove, WaitMove
 from serve.core.lifecycle import State
-from serve.core.rules.interference import company_on
+from serve.core.rules.co_running import co_runners_on
 from serve.core.state.device_state import Board
 from serve.core.state.record import Record
 from serve.core.types import Nanos
@@ -16,7 +16,7 @@ _PREPARING, _READY = State.PREPARING, State.READY
 
 def next_launch(
     board: Board, bypass_limit: int, now_ns: Nanos, *, lanes: int, hold: bool
-) -> Launch | Wait:
+) -> LaunchMove | WaitMove:
     """The first READY task in plan order that fits, for one of `lanes` lanes.
 
     Order gives way in two cases, both bounded. A prepared task that does not fit is passed by
@@ -31,7 +31,7 @@ def next_launch(
     if lanes <= 0 or not board.plan.count:
         return WAIT
     available_bytes = board.available_bytes
-    company, apart = company_on(board, now_ns), 0
+    co_runners, apart = co_runners_on(board, now_ns), 0
     until_ns: Nanos | None = None
     bypassed: list[Record] = []
     for group in board.plan.groups:
@@ -39,14 +39,14 @@ def next_launch(
             need_bytes = record.task.estimate.reserve_bytes
             if record.state is _READY:
                 if need_bytes <= available_bytes:
-                    if company is None or company.admits(record):
-                        return Launch(record, tuple(bypassed))
+                    if co_runners is None or co_runners.admits(record):
+                        return LaunchMove(record, tuple(bypassed))
                     apart += 1
                     if apart == MOST_APART:
-                        return Wait(until_ns)
+                        return WaitMove(until_ns)
                     continue
                 if record.bypassed >= bypass_limit:
-                    return Wait(until_ns)
+                    return WaitMove(until_ns)
                 bypassed.append(record)
             elif hold and record.state is _PREPARING and need_bytes <= available_bytes:
                 estimate = record.task.estimate
@@ -58,8 +58,8 @@ def next_launch(
                     if until_ns is None or held_until_ns < until_ns:
                         until_ns = held_until_ns
                     if lanes == 0:
-                        return Wait(until_ns) if _has_ready(board) else WAIT
-    return Wait(until_ns) if bypassed else WAIT
+                        return WaitMove(until_ns) if _has_ready(board) else WAIT
+    return WaitMove(until_ns) if bypassed else WAIT
 
 
 def _has_ready(board: Board) -> bool:

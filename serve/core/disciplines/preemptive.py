@@ -7,11 +7,11 @@ suspended this is ``rolling``.
 
 from serve.core.disciplines.base import (
     WAIT,
-    Launch,
+    LaunchMove,
     Move,
-    Resume,
-    Suspend,
-    Wait,
+    ResumeMove,
+    SuspendMove,
+    WaitMove,
     register_discipline,
 )
 from serve.core.disciplines.order import next_launch
@@ -40,10 +40,10 @@ class Preemptive:
         move = next_launch(board, bypass_limit, now_ns, lanes=len(board.idle), hold=False)
         executing, open_slots = board.executing_count, board.open_slots
         suspended = len(board.busy) - executing
-        if not suspended and (isinstance(move, Wait) or open_slots > 0):
+        if not suspended and (isinstance(move, WaitMove) or open_slots > 0):
             return move
         joining: Record | None = None
-        if isinstance(move, Launch):
+        if isinstance(move, LaunchMove):
             joining = move.record
             if suspended and (
                 is_late(joining, now_ns) or (len(board.idle) == 1 and is_demoted(joining))
@@ -51,7 +51,7 @@ class Preemptive:
                 joining = None
         if joining is None and suspended == 1 and open_slots > 0:
             run = next(run for run in board.busy.values() if not run.executing)
-            return Resume(run)
+            return ResumeMove(run)
         order = board.urgent_first(joining, now_ns)
         at = 0
         for first in order:
@@ -60,7 +60,7 @@ class Preemptive:
             at += 1
         if open_slots > 0:
             if isinstance(first, Run):
-                return Resume(first)
+                return ResumeMove(first)
             return move
         if at == executing:
             return WAIT
@@ -70,11 +70,11 @@ class Preemptive:
         else:
             return WAIT
         if isinstance(first, Run):
-            return Suspend(victim, Resume(first))
+            return SuspendMove(victim, ResumeMove(first))
         if len(board.idle) == 1 and (is_demoted(first) or can_wait(first, board, now_ns)):
             return WAIT
-        assert isinstance(move, Launch)
-        return Suspend(victim, move)
+        assert isinstance(move, LaunchMove)
+        return SuspendMove(victim, move)
 
 
 def is_late(record: Record, now_ns: Nanos) -> bool:

@@ -1,67 +1,130 @@
-"""Which tasks of a device may run on another, and what room a device has for those of others.
+"""Moves tasks between devices, and says on which device a new one starts first."""
 
-Looks at one scheduler at a time and changes nothing; see ``fleet`` for who moves where.
-"""
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from collections.abc import Iterator
-
+from serve.core.device_view import DeviceView
 from serve.core.lifecycle import State
-from serve.core.rules.interference import company_on
-from serve.core.scheduler import Scheduler
 from serve.core.state.record import Record
+from serve.core.types import ZERO_NS, TaskId
 
 
-def ranks(scheduler: Scheduler) -> bool:
-    """Whether what runs next is decided by urgency alone, when a lane is free."""
-    return scheduler._window.replans and not scheduler._discipline.holds_groups
+class TaskMover:
+    """Keeps every task on a device that can hold it, and no device idle while others queue."""
+
+    __slots__ = ("_devices", "changed", "now_ns")
+
+    def __init__(self, devices: Sequence[DeviceView]) -> None:
+        self._devices = tuple(devices)
+        #: The time of the event that is being handled.
+        self.now_ns = ZERO_NS
+        #: Devices that gave or got tasks and whose schedulers have not been asked since.
+        self.changed: list[DeviceView] = []
+
+    def soonest(self, need_bytes: int) -> DeviceView:
+        """Return the device where a task of that size is expected to start first.
+
+        Returns the largest when none can hold it, whose scheduler then rejects the task.
+        """
+        fitting = [d for d in self._devices if d.budget_bytes >= need_bytes]
+        if not fitting:
+            return max(self._devices, key=lambda d: d.budget_bytes)
+        working = [d for d in fitting if d.lanes_up]
+        return min(working or fitting, key=lambda d: d.wait_ns(need_bytes, self.now_ns))
+
+    def make_fit(self, device: DeviceView, budget_bytes: int) -> None:
+        """Move what the device can no longer hold when its budget becomes `budget_bytes`."""
+        if budget_bytes < device.budget_bytes and device.queued_count:
+            for record in device.pending():
+                if record.task.reserve_bytes > budget_bytes:
+                    self.place(record, record.task.reserve_bytes, device, budget_bytes)
+
+    def place(
+        self, record: Record, need_bytes: int, holder: DeviceView, budget_bytes: int | None = None
+    ) -> DeviceView:
+        """Return the record's device, or one it moves to when its own budget is too small."""
+        if need_bytes <= (holder.budget_bytes if budget_bytes is None else budget_bytes):
+            return holder
+        others = [d for d in self._devices if d is not holder and d.budget_bytes >= need_bytes]
+        if not others:
+            return holder
+        other = min(others, key=lambda d: (not d.lanes_up, d.wait_ns(need_bytes, self.now_ns)))
+        self._move([record], holder, other)
+        return other
+
+    def leave_lost_devices(self) -> None:
+        """Move what waits for a device without lanes, where another can hold it."""
+        working = [d for d in self._devices if d.lanes_up]
+        for lost in self._devices:
+            if lost.lanes_up or not lost.queued_count or not working:
+                continue
+            for record in lost.pending():
+                need_bytes: int = record.task.reserve_bytes
+                if any(d.budget_bytes >= need_bytes for d in working):
+                    self._move([record], lost, self.soonest(need_bytes))
+
+    def bring_urgent(self, target: DeviceView, task_id: TaskId) -> None:
+        """Move the most urgent task of all devices to the one where the task's lane comes free.
+
+        Considers tasks that are prepared and wait for a slot. Does nothing where groups are held
+        or plans never change.
+        """
+        record = target.record(task_id)
+        if record is None or record.run is None or not target.ranks:
+            return
+        free_bytes = target.available_bytes + record.run.reserve_bytes
+        best: tuple[Any, Record, DeviceView] | None = None
+        for source in self._devices:
+            if source.free_slots and source is not target:
+                continue
+            first = next((r for r in source.movable() if r.state is State.READY), None)
+            if first is not None and not first.alone and first.task.reserve_bytes <= free_bytes:
+                rank = target.rank(first, self.now_ns)
+                if best is None or rank < best[0]:
+                    best = rank, first, source
+        if best is not None and best[2] is not target:
+            self._move([best[1]], best[2], target)
+
+    def steal(self) -> bool:
+        """Move tasks to one device that could start them at once; return True if there are any."""
+        found = next(self.steals(), None)
+        if found is not None:
+            self._move(*found)
+        return found is not None
+
+    def steals(self) -> Iterator[tuple[list[Record], DeviceView, DeviceView]]:
+        """Yield tasks that wait while another device could start them, with source and target."""
+        waiting = [d for d in self._devices if d.queued_count]
+        if not waiting:
+            return
+        rooms = [(d, *d.room()) for d in self._devices]
+        targets = [(d, slots, size) for d, slots, size in rooms if slots > 0]
+        if not targets:
+            return
+        waiting.sort(key=lambda d: -d.queued_count)
+        queues: dict[bool, list[tuple[DeviceView, list[Record]]]] = {}
+        for target, slots, free_bytes in targets:
+            idle = target.is_idle
+            if idle not in queues:
+                stuck_there = [(d, list(d.stuck(to_idle=idle))) for d in waiting]
+                queues[idle] = [(d, records) for d, records in stuck_there if records]
+            for source, records in queues[idle]:
+                found = _fitting(records, slots, free_bytes, target.budget_bytes)
+                if source is not target and found:
+                    yield found, source, target
+
+    def _move(self, records: list[Record], source: DeviceView, target: DeviceView) -> None:
+        """Move pending records from one device to another."""
+        self.changed += target, source
+        planned = records[0].group is not None
+        source.take_out(records, self.now_ns)
+        target.put_in(records, self.now_ns, planned=planned)
 
 
-def pending(scheduler: Scheduler) -> list[Record]:
-    """Its tasks on no lane yet."""
-    return [r for r in scheduler._tasks.records.values() if r.state.pending]
+def _fitting(records: list[Record], slots: int, free_bytes: int, budget_bytes: int) -> list[Record]:
+    """Return those of the records, in order, for which a device with this room has a place.
 
-
-def room(scheduler: Scheduler) -> tuple[int, int]:
-    """Slots and memory that the device has for others than what waits there already.
-
-    A device that holds groups has none for others until nothing waits and its group has ended.
-    """
-    board = scheduler._board
-    slots = board.free_slots - scheduler.queued_count
-    held = scheduler._discipline.holds_groups and (scheduler.queued_count or board.plan.groups)
-    if slots <= 0 or held:
-        return 0, 0
-    free_bytes = board.available_bytes
-    if scheduler.queued_count:
-        free_bytes -= sum(record.task.reserve_bytes for record in pending(scheduler))
-    return slots, free_bytes
-
-
-def stuck(scheduler: Scheduler, *, to_idle: bool) -> Iterator[Record]:
-    """What waits at the device and could not start there now, those that run next first.
-
-    With `to_idle`, where nothing executes, also what is not to join those that execute here.
-    """
-    board = scheduler._board
-    company = company_on(board, scheduler._now) if to_idle else None
-    slots, free_bytes = board.free_slots, board.available_bytes
-    holds, groups = scheduler._discipline.holds_groups, scheduler._plan.groups
-    first = groups[0] if groups else None
-    for record in movable(scheduler):
-        need_bytes: int = record.task.reserve_bytes
-        startable = not holds or record.group is first
-        apart = company and record.state is State.READY and not company.admits(record)
-        if startable and slots > 0 and need_bytes <= free_bytes and not apart:
-            slots -= 1
-            free_bytes -= need_bytes
-        else:
-            yield record
-
-
-def fitting(records: list[Record], slots: int, free_bytes: int, budget_bytes: int) -> list[Record]:
-    """Those of the records, in order, that find room on a device.
-
-    `budget_bytes`: all the memory there is, which is what a task that runs alone takes.
+    A task that runs alone takes `budget_bytes`, all the memory the device has.
     """
     found: list[Record] = []
     for record in records:
@@ -75,17 +138,3 @@ def fitting(records: list[Record], slots: int, free_bytes: int, budget_bytes: in
             if slots == 0:
                 break
     return found
-
-
-def movable(scheduler: Scheduler) -> Iterator[Record]:
-    """Pending tasks that may run elsewhere, those that run next first.
-
-    Members of a group that has started under a discipline that holds groups stay with it; what
-    has its place in a fixed window's slot stays until it is planned.
-    """
-    holds = scheduler._discipline.holds_groups
-    for group in scheduler._plan.groups:
-        if not (holds and group.active):
-            yield from group.members
-    if scheduler._window.replans:
-        yield from (record for record in scheduler._planner.horizon() if record.group is None)

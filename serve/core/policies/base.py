@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from serve.core.registry import Registry
+from serve.core.named_choices import NamedChoices
 from serve.core.state.ordered import Key, SortedKeys
 from serve.core.types import Capacity, Group, Nanos, Task
 
@@ -32,7 +32,7 @@ class Policy(Protocol):
 
     name: str
     #: Targets come before order: what is better not launched beside others now is passed by.
-    minds_company: bool = False
+    weighs_slowdown: bool = False
 
     def key(self, task: Task) -> Key:
         """Where the task stands among all pending ones; ends in its id, never changes."""
@@ -65,5 +65,5 @@ class Policy(Protocol):
         ...
 
 
-POLICIES: Registry[Policy] = Registry("policy")
+POLICIES: NamedChoices[Policy] = NamedChoices("policy")
 register_policy = POLICIES.register

@@ -13,7 +13,7 @@ from heapq import heapreplace
 from operator import itemgetter
 
 from serve.core.policies.base import Contender, Policy, register_policy
-from serve.core.rules.most_in_time import MARGIN, Job, most_in_time
+from serve.core.rules.most_in_time import MARGIN, SlotJob, most_in_time
 from serve.core.rules.packing import pack, urgency
 from serve.core.state.ordered import Key, SortedKeys
 from serve.core.types import Capacity, Group, Nanos, Task
@@ -24,7 +24,7 @@ class Slack(Policy):
     """By due time those that can make it, then the others."""
 
     name = "slack"
-    minds_company = True
+    weighs_slowdown = True
 
     def key(self, task: Task) -> Key:
         """Priority class, the last moment to start the run, id."""
@@ -75,7 +75,7 @@ class Slack(Policy):
         for one in ranked:
             late, level, due_ns, _ = one.key
             if not late:
-                jobs.append(Job(level, due_ns, one.left_ns + one.left_ns // MARGIN, one))
+                jobs.append(SlotJob(level, due_ns, one.left_ns + one.left_ns // MARGIN, one))
         kept, given_up = most_in_time(jobs, slots, now_ns)
         others = given_up + ranked[len(jobs) :]
         others.sort(key=_as_late)

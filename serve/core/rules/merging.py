@@ -49,7 +49,7 @@ def gather(
     if most < 2 or not found:
         return (leader,), together
     limit_ns = min(_latest_end_ns(leader, now_ns), _others_ns(leader, found, board, now_ns))
-    pace = slowdown_beside(board.slowdown, board.executing_count)
+    slowdown = slowdown_beside(board.slowdown, board.executing_count)
     sizes = [(task.num_nodes, task.num_edges)]
     for record in found:
         if len(chosen) == most:
@@ -63,7 +63,7 @@ def gather(
         end_ns = _latest_end_ns(record, now_ns)
         if (
             union.run_ns <= together.run_ns + (1 - LEAST_SAVED) * own_ns + board.launch_ns
-            and union.run_ns * pace <= min(limit_ns, end_ns)
+            and union.run_ns * slowdown <= min(limit_ns, end_ns)
             and union.reserve_bytes <= board.available_bytes
         ):
             chosen.append(record)
@@ -71,7 +71,7 @@ def gather(
         else:
             sizes.pop()
             # It goes on waiting, and those that still may join must not make it late.
-            if end_ns - own_ns >= together.run_ns * pace:
+            if end_ns - own_ns >= together.run_ns * slowdown:
                 limit_ns = min(limit_ns, end_ns - own_ns)
     return tuple(chosen), together
 

@@ -29,7 +29,7 @@ _MOST_MOVED = 4
 HolderT = TypeVar("HolderT")
 
 
-class Job(msgspec.Struct, Generic[HolderT], frozen=True):
+class SlotJob(msgspec.Struct, Generic[HolderT], frozen=True):
     """One that competes for a slot."""
 
     #: Its class of priority: for one less urgent it is not given up.
@@ -45,10 +45,10 @@ _need_ns = attrgetter("need_ns")
 
 
 def most_in_time(
-    jobs: Sequence[Job[HolderT]], slots: int, now_ns: Nanos
+    jobs: Sequence[SlotJob[HolderT]], slots: int, now_ns: Nanos
 ) -> tuple[list[HolderT], list[HolderT]]:
     """Of `jobs`, by class and due time: in which order they end in time, and who is given up."""
-    order: list[Job[HolderT]] = []
+    order: list[SlotJob[HolderT]] = []
     given_up: list[HolderT] = []
     free_ns = [int(now_ns)] * slots
     moved = 0
@@ -73,8 +73,8 @@ def most_in_time(
 
 
 def _moved(
-    order: list[Job[HolderT]], job: Job[HolderT], slots: int, now_ns: Nanos
-) -> tuple[list[Job[HolderT]], Job[HolderT] | None] | None:
+    order: list[SlotJob[HolderT]], job: SlotJob[HolderT], slots: int, now_ns: Nanos
+) -> tuple[list[SlotJob[HolderT]], SlotJob[HolderT] | None] | None:
     """The order with the job in it, and who had to go for that; None when it is to go itself."""
     found = _inserted(order, job, slots, now_ns)
     if found is not None:
@@ -88,8 +88,8 @@ def _moved(
 
 
 def _inserted(
-    order: list[Job[HolderT]], job: Job[HolderT], slots: int, now_ns: Nanos
-) -> list[Job[HolderT]] | None:
+    order: list[SlotJob[HolderT]], job: SlotJob[HolderT], slots: int, now_ns: Nanos
+) -> list[SlotJob[HolderT]] | None:
     """The order with the job at the last place where it is in time, if all others are too."""
     latest_ns = job.due_ns - job.need_ns
     free_ns = [int(now_ns)] * slots

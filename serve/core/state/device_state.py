@@ -28,13 +28,13 @@ class Board:
     __slots__ = (
         "_arrange",
         "_at_ns",
-        "_beside_ns",
-        "_full_pace",
+        "_by_executing",
+        "_co_run_ns",
+        "_full_slowdown",
         "_history",
         "_max_slots",
-        "_pace",
-        "_paces",
         "_rank_task",
+        "_slowdown_now",
         "_work_ns",
         "busy",
         "can_suspend",
@@ -42,10 +42,10 @@ class Board:
         "idle",
         "launch_ns",
         "ledger",
-        "minds_company",
         "plan",
         "slots",
         "slowdown",
+        "weighs_slowdown",
     )
 
     def __init__(self, device: DeviceFacts, plan: Plan, policy: Policy) -> None:
@@ -54,7 +54,7 @@ class Board:
         self.can_suspend = device.can_suspend
         self.launch_ns = device.launch_ns
         #: Whether who executes decides if one more is launched; see ``company``.
-        self.minds_company = policy.minds_company and not device.can_suspend
+        self.weighs_slowdown = policy.weighs_slowdown and not device.can_suspend
         #: By number of others that execute; see ``DeviceFacts``.
         self.slowdown = device.slowdown
         #: Lanes that are up and hold nothing.
@@ -65,16 +65,16 @@ class Board:
         #: Up to `_at_ns`: work that a run which always executed would have done, and the time that
         #: others would have executed beside it, summed over them. All that execute advance alike.
         self._work_ns = 0
-        self._beside_ns = 0
+        self._co_run_ns = 0
         self._at_ns = Nanos(0)
         self._max_slots = device.slots
         #: By number of those that execute, and now.
-        self._paces = self._slowdowns()
-        self._pace = 1.0
+        self._by_executing = self._slowdowns()
+        self._slowdown_now = 1.0
         #: Tasks that may execute at once on the lanes that are up; at least 1, to plan for.
         self.slots = 1
         #: The same when all slots execute.
-        self._full_pace = self._paces[-1]
+        self._full_slowdown = self._by_executing[-1]
         self._arrange = policy.arrange
         self._rank_task = policy.rank
         #: Since when each (free slots, free memory) held. Long enough to look back over one
@@ -109,12 +109,12 @@ class Board:
         that is answered already goes last. The time left, as alone, is taken as it will be beside
         as many others as there are slots for.
         """
-        left_ns = self._paced_ns(left_ns)
+        left_ns = self._slowed_ns(left_ns)
         standing = _FIRST if record.promoted else _LAST if record.state.answered else _AS_RANKED
         return standing, self._rank_task(record.task, left_ns, now_ns)
 
-    def _paced_ns(self, left_ns: Nanos) -> Nanos:
-        pace = self._full_pace
+    def _slowed_ns(self, left_ns: Nanos) -> Nanos:
+        pace = self._full_slowdown
         return left_ns if pace == 1.0 else Nanos(int(left_ns * pace))
 
     def urgent_first(self, joining: Record | None, now_ns: Nanos) -> "list[Run | Record]":
@@ -122,7 +122,7 @@ class Board:
 
         A run is as urgent as its most urgent member.
         """
-        rank, pace = self._rank_task, self._full_pace
+        rank, pace = self._rank_task, self._full_slowdown
         done_ns = self._work_ns + self._work_since(now_ns)
         ranked: list[Contender] = []
         apart: list[tuple[int, Key, Run | Record]] = []
@@ -225,20 +225,20 @@ class Board:
         """Estimated time alone that the run still needs, always more than 0."""
         return _left_ns(run, self._work_ns + self._work_since(now_ns))
 
-    def beside_ns(self, run: Run, now_ns: Nanos) -> Nanos:
+    def co_run_ns(self, run: Run, now_ns: Nanos) -> Nanos:
         """How long others have executed beside the run, summed over them."""
         if not run.executing:
-            return Nanos(run.beside_ns)
+            return Nanos(run.co_run_ns)
         since_ns = max(0, self.executing_count - 1) * (now_ns - self._at_ns)
-        return Nanos(run.beside_ns + self._beside_ns + since_ns)
+        return Nanos(run.co_run_ns + self._co_run_ns + since_ns)
 
     def set_slowdown(self, slowdown: tuple[float, ...], now_ns: Nanos) -> None:
         """Runs disturb one another like this from now on."""
         self._advance(now_ns)
         self.slowdown = slowdown
-        self._paces = self._slowdowns()
-        self._full_pace = self._paces[-1]
-        self._pace = self._paces[self.executing_count]
+        self._by_executing = self._slowdowns()
+        self._full_slowdown = self._by_executing[-1]
+        self._slowdown_now = self._by_executing[self.executing_count]
 
     def _slowdowns(self) -> list[float]:
         """Of each that executes, by how many do."""
@@ -250,10 +250,10 @@ class Board:
         self._advance(now_ns)
         run.executing = True
         run.mark_ns += self._work_ns
-        run.beside_ns -= self._beside_ns
+        run.co_run_ns -= self._co_run_ns
         beside = self.executing_count
         self.executing_count = beside + 1
-        self._pace = self._paces[beside + 1]
+        self._slowdown_now = self._by_executing[beside + 1]
         if beside:
             for other in self.busy.values():
                 if other.co_runners < beside and other.executing:
@@ -266,9 +266,9 @@ class Board:
         self._advance(now_ns)
         run.executing = False
         run.mark_ns -= self._work_ns
-        run.beside_ns += self._beside_ns
+        run.co_run_ns += self._co_run_ns
         self.executing_count -= 1
-        self._pace = self._paces[self.executing_count]
+        self._slowdown_now = self._by_executing[self.executing_count]
 
     def _advance(self, now_ns: Nanos) -> None:
         """Count up to now at the pace so far; who executes is about to change."""
@@ -276,13 +276,13 @@ class Board:
             return
         self._work_ns += self._work_since(now_ns)
         if self.executing_count > 1:
-            self._beside_ns += (self.executing_count - 1) * (now_ns - self._at_ns)
+            self._co_run_ns += (self.executing_count - 1) * (now_ns - self._at_ns)
         self._at_ns = now_ns
 
     def _work_since(self, now_ns: Nanos) -> int:
         """Work of each run that executes, since the count."""
         passed_ns = now_ns - self._at_ns
-        return passed_ns if self._pace == 1.0 else int(passed_ns / self._pace)
+        return passed_ns if self._slowdown_now == 1.0 else int(passed_ns / self._slowdown_now)
 
 
 def _left_ns(run: Run, done_ns: int) -> Nanos:

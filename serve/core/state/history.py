@@ -10,7 +10,7 @@ _LENGTH = 4096
 
 
 #: When, who, from where (None: new), why, where to.
-Move = tuple[Nanos, TaskId, State | None, Cause, State]
+PastMove = tuple[Nanos, TaskId, State | None, Cause, State]
 
 
 class History:
@@ -19,7 +19,7 @@ class History:
     __slots__ = ("_moves", "add")
 
     def __init__(self) -> None:
-        self._moves: deque[Move] = deque(maxlen=_LENGTH)
+        self._moves: deque[PastMove] = deque(maxlen=_LENGTH)
         #: A task moved.
         self.add = self._moves.append
 

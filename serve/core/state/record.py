@@ -86,9 +86,9 @@ class Run(msgspec.Struct, eq=False):
     stopped_ns: Nanos = ZERO_NS
     #: Most other runs seen executing during it.
     co_runners: int = 0
-    #: How long others executed beside it, summed over them; counted from the board's `beside_ns`
+    #: How long others executed beside it, summed over them; counted from the board's `co_run_ns`
     #: while it executes.
-    beside_ns: int = 0
+    co_run_ns: int = 0
     #: Its lane is looked at when it has executed so long; see ``watch``.
     look_ns: Nanos = ZERO_NS
     #: The last look, and how long it had executed then.

@@ -7,7 +7,7 @@ demand, the answers and releases owed. Does not cover lanes and memory, nor why 
 
 from serve.core.commands import AnswerTask, Command, ReleaseTask
 from serve.core.events import TaskArrived
-from serve.core.lifecycle import MOVES, Cause, State
+from serve.core.lifecycle import TRANSITION_OF, Cause, State
 from serve.core.state.backlog import Backlog
 from serve.core.state.ordered import SortedKeys
 from serve.core.state.plan import Plan
@@ -107,7 +107,7 @@ class Tasks:
         task_id = record.task.task_id
         before = record.state
         try:
-            move = MOVES[before, cause]
+            move = TRANSITION_OF[before, cause]
         except KeyError:
             what = f"{cause.__name__} while {before.label}"
             raise self.violation(task_id, what) from None

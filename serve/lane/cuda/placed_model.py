@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from serve.estimate.memory import Trace
+from serve.estimate.memory import MemoryTrace
 from serve.lane import clock
 from serve.lane.cuda.arena import LaneMemory
 from serve.lane.cuda.queues import Queue
@@ -82,7 +82,9 @@ class ArenaSite:
         """See ``Site``."""
         return self._queue.stage(inputs)
 
-    def trace(self, run: Run, module: torch.nn.Module, num_nodes: int, num_edges: int) -> Trace:
+    def trace(
+        self, run: Run, module: torch.nn.Module, num_nodes: int, num_edges: int
+    ) -> MemoryTrace:
         """Requested sizes: that placement rounds each block up shows in ``LaneMemory.held_by``."""
         self._memory.insert(self._memory.most_bytes())
         try:
@@ -91,7 +93,7 @@ class ArenaSite:
             events = self._memory.take_trace()
         finally:
             self._memory.clear()
-        return Trace(num_nodes, num_edges, events, ("",) * len(events))
+        return MemoryTrace(num_nodes, num_edges, events, ("",) * len(events))
 
     def time_ns(self, run: Run) -> int:
         """Time on the lane: copies, launches and the wait for the last kernel, on our clock."""

@@ -28,7 +28,7 @@ from serve.estimate.calibration import (
 from serve.estimate.estimator import SAFETY_FACTOR
 from serve.estimate.memory import (
     SLACK_SHARE,
-    Trace,
+    MemoryTrace,
     covers,
     fit_curve,
     fit_held,
@@ -166,7 +166,7 @@ class _Probe:
         if self.trial is not None:
             self.trial.run(self.graph(*size, shape))
 
-    def trace(self, num_nodes: int, num_edges: int, shape: Shape = Shape.PLAIN) -> Trace:
+    def trace(self, num_nodes: int, num_edges: int, shape: Shape = Shape.PLAIN) -> MemoryTrace:
         run = self.runner(self.site.place(self.graph(num_nodes, num_edges, shape)))
         return self.site.trace(run, self.loaded.module, num_nodes, num_edges)
 
@@ -225,7 +225,7 @@ def measure_memory(
         warning = f"memory is a fitted upper bound: {problem}"
     need = _need(inputs, planes, curve)
 
-    def ratio(found: Trace) -> float:
+    def ratio(found: MemoryTrace) -> float:
         size = found.num_nodes, found.num_edges
         return need(*size) / (inputs.at(*size) + found.peak_bytes)
 
@@ -362,13 +362,13 @@ def _unless_refused(
         return None
 
 
-def _trace_or_none(probe: _Probe, size: tuple[int, int], shape: Shape) -> Trace | None:
+def _trace_or_none(probe: _Probe, size: tuple[int, int], shape: Shape) -> MemoryTrace | None:
     return _unless_refused(probe, lambda: probe.trace(*size, shape), size, shape)
 
 
 def _traces(
     probe: _Probe, sizes: Iterable[tuple[int, int]], shape: Shape = Shape.PLAIN
-) -> list[Trace]:
+) -> list[MemoryTrace]:
     found = (_trace_or_none(probe, size, shape) for size in sizes)
     return [trace for trace in found if trace is not None]
 
@@ -386,7 +386,7 @@ def _shrunk(size: tuple[int, int], need: Need, limit_bytes: int) -> tuple[int, i
     return nodes, edges
 
 
-def _all_covered(planes: tuple[Linear, ...], traces: Iterable[Trace]) -> bool:
+def _all_covered(planes: tuple[Linear, ...], traces: Iterable[MemoryTrace]) -> bool:
     return all(covers(peak_at(planes, t.num_nodes, t.num_edges), t.peak_bytes) for t in traces)
 
 

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from serve.estimate.memory import Trace
+from serve.estimate.memory import MemoryTrace
 
 _LAYER = "layer:"
 
 
 def trace(
     run: Callable[[], torch.Tensor], module: torch.nn.Module, num_nodes: int, num_edges: int
-) -> Trace:
+) -> MemoryTrace:
     """Every allocation and free of `run()` in CPU tensor memory, its output's free included.
 
     Labels are `layer (Type): operation`, with the layers of `module`.
@@ -46,7 +46,7 @@ def trace(
     for root in recorded.kineto_results.experimental_event_tree():
         _collect(root, "", "", found)
     found.sort(key=lambda event: event[0])
-    return Trace(
+    return MemoryTrace(
         num_nodes,
         num_edges,
         tuple(size for _, size, _ in found),

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import torch
 
-from serve.estimate.memory import Trace
+from serve.estimate.memory import MemoryTrace
 from serve.lane import clock
 from serve.lane.measure.tracing import trace
 
@@ -26,7 +26,9 @@ class Site(Protocol):
         """`inputs` where a lane finds a request's, so that a run takes the time it will take."""
         ...
 
-    def trace(self, run: Run, module: torch.nn.Module, num_nodes: int, num_edges: int) -> Trace:
+    def trace(
+        self, run: Run, module: torch.nn.Module, num_nodes: int, num_edges: int
+    ) -> MemoryTrace:
         """Every allocation and free of `run()` on placed inputs, its output's free included."""
         ...
 
@@ -48,7 +50,9 @@ class Processor:
         """See ``Site``."""
         return inputs
 
-    def trace(self, run: Run, module: torch.nn.Module, num_nodes: int, num_edges: int) -> Trace:
+    def trace(
+        self, run: Run, module: torch.nn.Module, num_nodes: int, num_edges: int
+    ) -> MemoryTrace:
         """See ``Site``."""
         return trace(run, module, num_nodes, num_edges)
 

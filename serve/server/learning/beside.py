@@ -2,7 +2,7 @@
 
 They are served like all requests, so they meet the interference that requests will meet: other
 kernels on a GPU, the memory bus on cores, and the server's own work beside both. From then on every
-run teaches in the same way (``serve.estimate.interference``).
+run teaches in the same way (``serve.estimate.slowdown``).
 """
 
 import logging

@@ -44,7 +44,7 @@ class Learner:
             except Exception:
                 # A bug, which no thread that serves must end for.
                 _log.exception("a run that ended cannot be learned from")
-        learned = self._catalogue.interference.table
+        learned = self._catalogue.slowdown.table
         if not is_news(learned, self._slowdown):
             return None
         self._slowdown = learned

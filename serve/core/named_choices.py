@@ -16,7 +16,7 @@ T = TypeVar("T", bound=Named)
 ClassT = TypeVar("ClassT", bound=Named)
 
 
-class Registry(Mapping[str, T]):
+class NamedChoices(Mapping[str, T]):
     """Name to instance; a duplicate name is a bug, an unknown one lists the choices."""
 
     def __init__(self, kind: str) -> None:

@@ -12,7 +12,7 @@ from itertools import accumulate
 _SHARE = 0.1
 
 
-class Interference:
+class SlowdownEstimator:
     """A factor by number of others, interpolated between whole numbers."""
 
     def __init__(self) -> None:

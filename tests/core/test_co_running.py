@@ -61,7 +61,7 @@ def test_expected_ends_count_the_company_that_was():
     now = Nanos(8 * MS)
     # 4 ms alone and 4 ms at half speed; 4 ms at half speed.
     assert (board.left_ns(first, now), board.left_ns(second, now)) == (4 * MS, 8 * MS)
-    assert (board.beside_ns(first, now), board.beside_ns(second, now)) == (4 * MS, 4 * MS)
+    assert (board.co_run_ns(first, now), board.co_run_ns(second, now)) == (4 * MS, 4 * MS)
     board.suspend(second, now)
     now = Nanos(11 * MS)
     assert (board.left_ns(first, now), board.left_ns(second, now)) == (MS, 8 * MS)
@@ -72,7 +72,7 @@ def test_expected_ends_count_the_company_that_was():
     assert board.left_ns(second, now) == 6 * MS
     board.vacate(first, now)
     assert board.left_ns(second, Nanos(20 * MS)) == 3 * MS
-    assert board.beside_ns(second, Nanos(20 * MS)) == 4 * MS + 6 * MS
+    assert board.co_run_ns(second, Nanos(20 * MS)) == 4 * MS + 6 * MS
 
 
 def test_one_that_makes_two_late_waits_for_an_end(start):

@@ -20,17 +20,17 @@ from serve.core.types import Nanos, Task
 MARGIN = 1.1
 
 
-def company_on(board: Board, now_ns: Nanos) -> "Company | None":
+def co_runners_on(board: Board, now_ns: Nanos) -> "CoRunners | None":
     """Those on the device whom one more would disturb, if any, and if the policy minds.
 
     Not where runs are suspended: that the most urgent execute keeps more targets there.
     """
-    if board.slowdown[-1] == 1.0 or not board.minds_company or not board.executing_count:
+    if board.slowdown[-1] == 1.0 or not board.weighs_slowdown or not board.executing_count:
         return None
-    return Company(board, now_ns)
+    return CoRunners(board, now_ns)
 
 
-class Company:
+class CoRunners:
     """Those that execute on a device now, at least one, for all who might join them."""
 
     __slots__ = ("_ends", "_lefts", "_limits", "_now_ns", "_slowdown")

@@ -1,0 +1,346 @@
+"""What each event changes, before anything is planned or launched for it.
+
+One method for each class of ``events``. See ``lifecycle`` for what may happen to a task and
+``scheduler`` for what follows an event.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from serve.core.commands import (
+    AnswerTask,
+    KillLane,
+    PrepareTask,
+    QuarantineModel,
+    RecycleLane,
+    ReleaseTask,
+    StopTask,
+)
+from serve.core.ending import completed
+from serve.core.events import (
+    BudgetChanged,
+    DrainStarted,
+    Event,
+    LaneLost,
+    LaneMeasured,
+    LaneReady,
+    LaneSeen,
+    ModelUnloaded,
+    PrepareFailed,
+    SlowdownChanged,
+    TaskArrived,
+    TaskCancelled,
+    TaskFailed,
+    TaskFinished,
+    TaskOverran,
+    TaskPrepared,
+    Tick,
+)
+from serve.core.lifecycle import Cause, UnionSplit
+from serve.core.parts import SchedulerParts
+from serve.core.rules.admission import admit
+from serve.core.rules.demand import target_class
+from serve.core.rules.packing import less_urgent
+from serve.core.rules.watch import Verdict
+from serve.core.state.record import Record, Run
+from serve.core.types import (
+    Cancelled,
+    Expired,
+    Failed,
+    FailReason,
+    LaneId,
+    Nanos,
+    Outcome,
+    TaskId,
+)
+from serve.errors import InvariantViolation
+
+
+class EventHandlers:
+    """Takes in events for one device."""
+
+    __slots__ = (
+        "_board",
+        "_lane_ids",
+        "_parts",
+        "_planner",
+        "_quarantine",
+        "_recycling",
+        "_tasks",
+        "by_event",
+        "draining",
+    )
+
+    def __init__(self, parts: SchedulerParts) -> None:
+        self._parts = parts
+        self._board, self._tasks, self._planner = parts.board, parts.tasks, parts.planner
+        self._recycling, self._quarantine = parts.recycling, parts.totals.quarantine
+        self._lane_ids = frozenset(parts.params.device.lane_ids)
+        #: Nothing new is accepted.
+        self.draining = False
+        self.by_event: dict[type[Event], Callable[[Any], None]] = {
+            TaskArrived: self._on_arrived,
+            TaskPrepared: self._on_prepared,
+            PrepareFailed: self._on_prepare_failed,
+            TaskFinished: self._on_finished,
+            TaskFailed: self._on_failed,
+            TaskOverran: self._on_overran,
+            TaskCancelled: self._on_cancelled,
+            LaneReady: self._on_lane_ready,
+            LaneLost: self._on_lane_lost,
+            LaneMeasured: self._on_lane_measured,
+            LaneSeen: self._on_lane_seen,
+            BudgetChanged: self._on_budget_changed,
+            SlowdownChanged: self._on_slowdown_changed,
+            ModelUnloaded: self._on_model_unloaded,
+            DrainStarted: self._on_drain_started,
+            Tick: self._on_tick,
+        }
+
+    def expire(self, record: Record) -> None:
+        """Answer the record, whose time limit has passed."""
+        self._give_up(record, Expired, Expired(record.state.label))
+
+    def recycle_idle_lanes(self) -> None:
+        """Have idle lanes that hold too much started anew, one at a time."""
+        while (lane_id := self._recycling.next(self._board.idle)) is not None:
+            self._board.lane_down(lane_id)
+            self._tasks.out.append(RecycleLane(lane_id))
+            self._planner.stale = True
+
+    # Requests.
+
+    def _on_arrived(self, event: TaskArrived) -> None:
+        task = event.task
+        task_id = task.task_id
+        tasks, totals = self._tasks, self._parts.totals
+        demand, shares, slots = totals.demand, totals.shares, totals.slots
+        tasks.seen(task_id)
+        if (rejected := totals.quarantine.rejects(task.model, self._tasks.now_ns)) is not None:
+            tasks.out += AnswerTask(task_id, rejected), ReleaseTask(task_id)
+            return
+        backlog_ns = Nanos(tasks.work_ns // self._board.slots)
+        work_ns = task.estimate.solo_ns
+        overloaded = demand.asked(work_ns, self._tasks.now_ns, slots)
+        shares.asks(task.tenant)
+        at = target_class(task.qos.target_ns)
+        sheds = overloaded and self._parts.params.shed_late
+        urgent_ns = Nanos(demand.there_ns(at) // slots) if sheds else None
+        refusal = admit(
+            task,
+            budget_bytes=self._board.ledger.budget_bytes,
+            unanswered=totals.unanswered,
+            max_queue=self._parts.params.max_queue,
+            has_share=shares.may_queue(task.tenant, self._parts.params.max_queue),
+            urgent_ns=urgent_ns,
+            backlog_ns=backlog_ns,
+            draining=self.draining,
+        )
+        if refusal is not None:
+            tasks.out += AnswerTask(task_id, refusal), ReleaseTask(task_id)
+            return
+        if overloaded and shares.is_over(task.tenant):
+            task = less_urgent(task)
+        left_before_ns = demand.came(at, work_ns)
+        record = Record(task, self._parts.policy.key(task), backlog_ns, at, left_before_ns)
+        tasks.admit(record)
+        self._parts.window.arrived(task, self._tasks.now_ns)
+        if event.prepare_started_ns is not None:
+            tasks.step(record, PrepareTask)
+            tasks.step(record, TaskPrepared)
+            record.prepare_started_ns, record.prepared_ns = (
+                event.prepare_started_ns,
+                self._tasks.now_ns,
+            )
+
+    def _on_prepared(self, event: TaskPrepared) -> None:
+        record = self._tasks.get(event.task_id, TaskPrepared)
+        self._tasks.step(record, TaskPrepared)
+        record.prepared_ns = self._tasks.now_ns
+        if event.found is not None and record.state.pending:
+            record.resize(event.found)
+            if record.alone:
+                record.reserve_all(self._board.ledger.budget_bytes)
+            self._planner.fail_outgrown([record])
+
+    def _on_prepare_failed(self, event: PrepareFailed) -> None:
+        record = self._tasks.get(event.task_id, PrepareFailed)
+        self._tasks.step(record, PrepareFailed, Failed(event.reason, event.message))
+
+    def _on_finished(self, event: TaskFinished) -> None:
+        run = self._run_of(event.task_id, event.lane_id, TaskFinished)
+        self._quarantine.lane_kept(run.model)
+        totals, usage = self._parts.totals, event.usage
+        outcomes = [
+            completed(r, usage, self._board, totals, self._tasks.now_ns) for r in run.members
+        ]
+        self._board.vacate(run, self._tasks.now_ns)
+        for record, outcome in zip(run.members, outcomes, strict=True):
+            self._tasks.step(record, TaskFinished, outcome)
+
+    def _on_failed(self, event: TaskFailed) -> None:
+        run = self._run_of(event.task_id, event.lane_id, TaskFailed)
+        self._quarantine.lane_kept(run.model)
+        self._board.vacate(run, self._tasks.now_ns)
+        if self._split(run, TaskFailed):
+            return
+        outcome = Failed(event.reason, event.message)
+        if run.over_limit and event.reason is FailReason.STOPPED:
+            outcome = Failed(FailReason.TIME_LIMIT, run.over_limit)
+        self._tasks.step(run.members[0], TaskFailed, outcome)
+
+    def _on_overran(self, event: TaskOverran) -> None:
+        run = self._run_of(event.task_id, event.lane_id, TaskOverran)
+        self._quarantine.lane_kept(run.model)
+        self._board.vacate(run, self._tasks.now_ns)
+        if self._split(run, TaskOverran):
+            return
+        record = run.members[0]
+        budget_bytes = self._board.ledger.budget_bytes
+        if record.state.answered:
+            self._tasks.step(record, TaskOverran)
+        elif record.alone or record.task.reserve_bytes >= budget_bytes:
+            message = f"{event.message}; the device has {budget_bytes} bytes for tasks"
+            self._tasks.step(record, Failed, Failed(FailReason.OUT_OF_MEMORY, message))
+        else:
+            self._tasks.step(record, TaskOverran)
+            record.alone = record.retried = True
+            record.reserve_all(budget_bytes)
+
+    def _split(self, run: Run, cause: Cause) -> bool:
+        """Have each member run by itself if there are several: only one need be at fault."""
+        if len(run.members) == 1:
+            return False
+        for record in reversed(run.members):
+            self._tasks.step(record, cause if record.state.answered else UnionSplit)
+            record.apart = True
+        # The budget may have been lowered while they ran.
+        self._planner.fail_outgrown([r for r in run.members if r.state.pending])
+        return True
+
+    def _on_cancelled(self, event: TaskCancelled) -> None:
+        task_id = event.task_id
+        record = self._tasks.records.get(task_id)
+        if record is not None:
+            self._give_up(record, TaskCancelled, Cancelled(record.state.label))
+        elif not self._tasks.known(task_id):
+            raise self._tasks.violation(task_id, "TaskCancelled before it arrived")
+
+    def _on_lane_ready(self, event: LaneReady) -> None:
+        lane_id = event.lane_id
+        self._require_lane(lane_id)
+        if lane_id in self._board.idle or lane_id in self._board.busy:
+            raise InvariantViolation(f"lane {lane_id} is ready and was up already")
+        self._board.lane_up(lane_id)
+        self._recycling.up(lane_id)
+        self._planner.stale = True
+
+    def _on_lane_lost(self, event: LaneLost) -> None:
+        for lane_id in (event.lane_id, *event.others):
+            self._require_lane(lane_id)
+            self._recycling.restarted(lane_id)
+            run = self._board.busy.get(lane_id)
+            if run is not None:
+                self._blame(run.model)
+                self._board.vacate(run, self._tasks.now_ns)
+                for record in reversed(run.members):
+                    record.apart = len(run.members) > 1
+                    self._lose(record, lane_id, "" if record.apart else run.over_limit)
+            # A lane may also be lost while it starts, before it was ever ready.
+            self._board.lane_down(lane_id)
+        self._planner.stale = True
+
+    def _blame(self, model: str) -> None:
+        """Count a lane that a run of the model ended, and quarantine the model when due."""
+        if self._quarantine.lane_lost(model, self._tasks.now_ns):
+            self._tasks.out.append(
+                QuarantineModel(model, self._quarantine.reason(model, self._tasks.now_ns))
+            )
+
+    def _lose(self, record: Record, lane_id: LaneId, over_limit: str) -> None:
+        """The lane died under the record: it is handed over, once, unless it took too long."""
+        if over_limit and not record.state.answered:
+            self._tasks.step(record, Failed, Failed(FailReason.TIME_LIMIT, over_limit))
+            return
+        if record.retried and not record.state.answered:
+            before = "alone, after it overran" if record.alone else "as another did before"
+            message = f"lane {lane_id} died while running it, {before}"
+            self._tasks.step(record, Failed, Failed(FailReason.LANE_LOST, message))
+            return
+        self._tasks.step(record, LaneLost)
+        record.retried = True
+        if record.state.pending:
+            # The budget may have been lowered while it ran.
+            self._planner.fail_outgrown([record])
+
+    def _on_lane_measured(self, event: LaneMeasured) -> None:
+        self._require_lane(event.lane_id)
+        self._recycling.measured(event.lane_id, event.held_bytes)
+
+    def _on_lane_seen(self, event: LaneSeen) -> None:
+        run = self._board.busy.get(event.lane_id)
+        if run is None or run.task_id != event.task_id or run.stopping or not run.executing:
+            return
+        verdict = self._parts.watch.seen(run, event.look, self._tasks.now_ns)
+        if verdict is Verdict.GOES_ON:
+            return
+        run.stopping = True
+        if verdict is Verdict.STANDS_STILL:
+            self._tasks.out.append(KillLane(run.task_id, run.lane_id))
+            return
+        took_s, may_s = run.taken_ns / 1e9, self._parts.watch.limit_ns(run) / 1e9
+        run.over_limit = f"its run took {took_s:.1f} s, a run of it may take {may_s:g} s"
+        self._tasks.out.append(StopTask(run.task_id, run.lane_id))
+
+    def _on_budget_changed(self, event: BudgetChanged) -> None:
+        ledger = self._board.ledger
+        if event.budget_bytes < ledger.budget_bytes and self._tasks.pending:
+            self._planner.shrunk = True
+        ledger.set_budget(event.budget_bytes)
+        self._planner.stale = True
+        for group in list(self._parts.plan.groups):
+            if group.pinned:
+                for record in group.members:
+                    if record.alone:
+                        record.reserve_all(event.budget_bytes)
+                self._planner.fail_outgrown(list(group.members))
+
+    def _on_slowdown_changed(self, event: SlowdownChanged) -> None:
+        self._board.set_slowdown(event.slowdown, self._tasks.now_ns)
+        self._tasks.moved = True
+
+    def _on_model_unloaded(self, event: ModelUnloaded) -> None:
+        self._quarantine.forget(event.model)
+
+    def _on_drain_started(self, event: DrainStarted) -> None:
+        self.draining = True
+
+    def _on_tick(self, event: Tick) -> None:
+        """Planning and expiry follow every event; here, what the discipline waited for."""
+        self._tasks.moved = True
+
+    # Shared by several events.
+
+    def _give_up(self, record: Record, cause: Cause, outcome: Outcome) -> None:
+        """The client waits no longer; a run nobody waits for is stopped."""
+        self._tasks.step(record, cause, outcome)
+        run = record.run
+        if run is None or run.stopping or not all(r.state.answered for r in run.members):
+            return
+        run.stopping = True
+        self._tasks.out.append(StopTask(run.task_id, run.lane_id))
+
+    def _run_of(self, task_id: TaskId, lane_id: LaneId, cause: Cause) -> Run:
+        """The run that the task names, on that lane; raises InvariantViolation if it is not."""
+        run = self._tasks.get(task_id, cause).run
+        if run is not None and (run.lane_id, run.task_id) == (lane_id, task_id):
+            return run
+        where = "on no lane" if run is None else f"on lane {run.lane_id}"
+        if run is not None and run.task_id != task_id:
+            where += f" with task {run.task_id}"
+        what = f"{cause.__name__} from lane {lane_id} while {where}"
+        raise self._tasks.violation(task_id, what)
+
+    def _require_lane(self, lane_id: LaneId) -> None:
+        if lane_id not in self._lane_ids:
+            raise InvariantViolation(f"lane {lane_id} is not one of {sorted(self._lane_ids)}")

@@ -1,0 +1,142 @@
+"""Carries out what the discipline decides: runs are launched, suspended and resumed.
+
+See ``disciplines`` for the decisions and ``rules.merging`` for which tasks share a run.
+"""
+
+from serve.core.commands import LaunchTask, ResumeTask, SuspendTask
+from serve.core.disciplines.base import LaunchMove, SuspendMove, WaitMove
+from serve.core.parts import SchedulerParts
+from serve.core.rules.merging import gather
+from serve.core.rules.patience import Patience
+from serve.core.state.record import PlannedGroup, Record, Run
+from serve.core.types import Nanos
+from serve.errors import InvariantViolation
+
+#: Moves of one call, by lanes: each lane is launched on once, and each move swaps two at most.
+#: A discipline that goes on beyond this goes round in circles.
+_MOVES_PER_LANE = 8
+
+
+class Launcher:
+    """Moves runs onto lanes and off their slots."""
+
+    __slots__ = ("_parts", "_patience", "held_until_ns")
+
+    def __init__(self, parts: SchedulerParts) -> None:
+        self._parts = parts
+        self._patience = Patience(parts.params.patience)
+        #: Until when an idle lane is held for a task that is being prepared.
+        self.held_until_ns: Nanos | None = None
+
+    def launch_ready(self) -> bool:
+        """Carry out the discipline's moves until it waits; return True when there were any."""
+        moved = False
+        parts = self._parts
+        board, tasks, now_ns = parts.board, parts.tasks, parts.tasks.now_ns
+        moves_left = _MOVES_PER_LANE * len(parts.params.device.lane_ids)
+        while moves_left:
+            if board.plan.count == 0 and board.executing_count == len(board.busy):
+                self.held_until_ns = None
+                return moved
+            move = parts.discipline.decide(board, parts.params.bypass_limit, now_ns)
+            if isinstance(move, WaitMove):
+                self.held_until_ns = move.until_ns
+                return moved
+            moved = True
+            to_launch = move.favoured if isinstance(move, SuspendMove) else move
+            if isinstance(to_launch, LaunchMove) and parts.planner.fail_quarantined(
+                to_launch.record
+            ):
+                continue
+            moves_left -= 1
+            if isinstance(move, SuspendMove):
+                self._suspend(move.run)
+                move = move.favoured
+            if isinstance(move, LaunchMove):
+                for passed in move.bypassed:
+                    passed.bypassed += 1
+                self._launch(move.record)
+            else:
+                self._resume(move.run)
+        held = f"{tasks.pending} tasks are pending"
+        raise InvariantViolation(f"discipline {parts.discipline.name} never waits; {held}")
+
+    def _suspend(self, run: Run) -> None:
+        tasks = self._parts.tasks
+        for record in run.members:
+            tasks.step(record, SuspendTask)
+        self._parts.board.suspend(run, tasks.now_ns)
+        tasks.out.append(SuspendTask(run.task_id, run.lane_id))
+
+    def _resume(self, run: Run) -> None:
+        parts = self._parts
+        tasks = parts.tasks
+        for record in run.members:
+            tasks.step(record, ResumeTask)
+        parts.board.resume(run, tasks.now_ns)
+        if parts.params.watched:
+            parts.watch.goes_on(run, tasks.now_ns)
+        tasks.out.append(ResumeTask(run.task_id, run.lane_id))
+
+    def _launch(self, record: Record) -> None:
+        """Launch the record, with those that join it."""
+        parts = self._parts
+        board, tasks, params = parts.board, parts.tasks, parts.params
+        members: tuple[Record, ...] = (record,)
+        estimate = record.task.estimate
+        if params.unions is not None:
+            members, estimate = gather(
+                record,
+                board,
+                params.unions,
+                tasks.now_ns,
+                most=params.most_merged,
+                own_group=parts.discipline.holds_groups,
+            )
+        first = self._leave_plan(record)
+        for member in members[1:]:
+            self._leave_plan(member)
+        run = board.occupy(members, estimate, tasks.now_ns)
+        if params.watched:
+            parts.watch.begins(run, tasks.now_ns)
+        for member in members:
+            member.run = run
+            member.attempt += 1
+        assert first.group_id is not None
+        companions = tuple(member.task.task_id for member in members[1:])
+        tasks.out.append(
+            LaunchTask(
+                run.task_id, run.lane_id, first.group_id, first.size, run.reserve_bytes, companions
+            )
+        )
+        self._promote_the_patient()
+
+    def _leave_plan(self, record: Record) -> PlannedGroup:
+        """Take the record, which goes onto a lane, off the plan; return its group, numbered."""
+        parts = self._parts
+        plan = parts.plan
+        record.prepare_exposed_ns = parts.board.waited_for_ns(record, parts.tasks.now_ns)
+        parts.tasks.step(record, LaunchTask)
+        group = plan.launch(record)
+        if group.group_id is None:
+            group.group_id = parts.totals.next_group_id()
+        if parts.discipline.holds_groups and not group.pinned:
+            plan.pin(group)
+            for member in group.members:
+                parts.backlog.discard(member)
+        return group
+
+    def _promote_the_patient(self) -> None:
+        """Put the longest waiting task first once `patience` others were launched before it."""
+        parts = self._parts
+        if not parts.window.replans:
+            return
+        oldest = self._patience.launched(parts.backlog, parts.board)
+        if oldest is None:
+            return
+        oldest.promoted = True
+        if oldest.state.pending:
+            parts.backlog.discard(oldest)
+            if oldest.group is not None:
+                parts.plan.remove(oldest, parts.tasks.now_ns)
+            parts.plan.put_first(oldest)

@@ -1,0 +1,53 @@
+"""What the scheduler of one device consists of, in one place for all that work on it."""
+
+from dataclasses import dataclass
+
+from serve.core.disciplines import Discipline, get_discipline
+from serve.core.params import SchedulerParams
+from serve.core.planner import Planner
+from serve.core.policies import Policy, get_policy
+from serve.core.rules.recycling import Recycling
+from serve.core.rules.watch import Watch
+from serve.core.rules.window import Window, make_window
+from serve.core.state.backlog import Backlog
+from serve.core.state.device_state import Board
+from serve.core.state.plan import Plan
+from serve.core.state.shared_counts import Totals
+from serve.core.state.tasks import Tasks
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerParts:
+    """State and rules of one device. Only its ``Scheduler`` and a ``Fleet`` change them."""
+
+    params: SchedulerParams
+    totals: Totals
+    policy: Policy
+    discipline: Discipline
+    window: Window
+    plan: Plan
+    board: Board
+    backlog: Backlog
+    tasks: Tasks
+    planner: Planner
+    recycling: Recycling
+    watch: Watch
+
+
+def make_parts(params: SchedulerParams, totals: Totals) -> SchedulerParts:
+    """Build the parts for `params.device`; `totals` may be shared with other devices."""
+    policy = get_policy(params.policy)
+    discipline = get_discipline(params.discipline)
+    window = make_window(params.window, params.window_ns)
+    plan = Plan(discipline.holds_groups)
+    board = Board(params.device, plan, policy)
+    backlog = Backlog(policy, sealing=not window.replans)
+    totals.add_board(board)
+    tasks = Tasks(backlog, plan, totals)
+    planner = Planner(params, policy, discipline, window, backlog, board, tasks, totals.quarantine)
+    recycling = Recycling(params.device.lane_limit_bytes)
+    watch = Watch(board, params.run_limit_ns)
+    return SchedulerParts(
+        params, totals, policy, discipline, window, plan, board, backlog, tasks, planner,
+        recycling, watch,
+    )  # fmt: skip
