@@ -2,9 +2,8 @@
 
 import re
 
-from serve.core.registry import Registry
-
 from bench.kit.result import ROOT
+from serve.core.named_choices import NamedChoices
 from serve.core.policies import base
 from tests.builders import MS, task
 from tests.core import test_policies
@@ -16,7 +15,7 @@ PAGE = "CONTRIBUTING.md"
 def test_the_policy_passes_the_test(monkeypatch):
     (policy,) = texts(PAGE, "python", "policy")
     (test,) = texts(PAGE, "python", "test")
-    known = Registry("policy")
+    known = NamedChoices("policy")
     monkeypatch.setattr(base, "register_policy", known.register)
     exec(compile(policy, "sjf.py", "exec"), {"__name__": "sjf"})
     monkeypatch.setattr(test_policies, "get_policy", known.get_named)
