@@ -169,7 +169,7 @@ class _HttpServer(ThreadingHTTPServer):
                     _hang_up(connection)
 
     def waits_for_client(self, connection: socket.socket, waits: bool) -> None:
-        """Note whether the client must receive its answer now, or it is still being made."""
+        """Start the client's time limit when it must receive its answer, else suspend the limit."""
         with self._changed:
             if connection in self._open:
                 # Inserted anew to keep the order of the turns.

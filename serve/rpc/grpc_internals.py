@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class GrpcInternals:
-    """What gRPC's server uses to receive a message and to end a call."""
+    """Names with which gRPC's server receives a message and ends a call."""
 
     #: Functions that gRPC runs on a thread: for calls with one answer, and with many.
     responders: tuple[Any, Any]

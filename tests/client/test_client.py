@@ -43,7 +43,7 @@ EXPECTED = X[:, :CLASSES] + 2
 
 
 class Blocking:
-    """An `AsyncClient` that looks like a `Client`."""
+    """Gives an `AsyncClient` the interface of a `Client`."""
 
     def __init__(self, target, **options):
         self._runner = asyncio.Runner()

@@ -23,7 +23,7 @@ class FakeServer:
 
 @pytest.fixture
 def fake_server():
-    """A function that starts a fake server in a process of its own."""
+    """Return a function that starts a fake server in a process of its own."""
 
     @contextmanager
     def start(delay_s=0.0, fail_every=0, hold=0):
@@ -46,7 +46,7 @@ def fake_server():
 
 @pytest.fixture
 def load_command():
-    """A function that makes the command line of a load of small graphs, which starts at once."""
+    """Return a function that makes the command line of a load of small graphs."""
 
     def make(server, *arguments):
         command = [sys.executable, "-m", "loadgen", "--target", server.address, "--json"]
@@ -59,7 +59,7 @@ def load_command():
 
 @pytest.fixture
 def load(load_command):
-    """A function that runs a load and returns its exit code and what it printed as JSON."""
+    """Return a function that runs a load and returns its exit code and its JSON output."""
 
     def run(server, *arguments):
         done = subprocess.run(

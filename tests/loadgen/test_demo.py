@@ -1,4 +1,4 @@
-"""The demo as a user runs it, and that nothing it started outlives it."""
+"""The demo as a user runs it; none of its processes outlives it."""
 
 import os
 import re
@@ -24,7 +24,7 @@ def start_demo(folder):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # Shells have their background jobs, and so these tests, ignore Ctrl-C.
+        # Shells let background jobs, and so these tests, ignore Ctrl-C.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
@@ -85,5 +85,5 @@ def test_interrupted_it_ends_everything(tmp_path, number):
         process.send_signal(number)
         process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
-    # What Python itself starts beside processes ends by end of file, just after the server.
+    # Helper processes of Python itself end just after the server, at the end of their pipe.
     wait_for(lambda: not any(members(session)), "the end of all processes")

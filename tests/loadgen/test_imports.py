@@ -1,4 +1,4 @@
-"""What loading the generator brings into the process."""
+"""Modules that importing the generator brings into the process."""
 
 import subprocess
 import sys

@@ -31,7 +31,7 @@ def test_a_slow_server_does_not_slow_the_sends(fake_server, load):
     # closed loop would have sent the last rounds only after the first were answered.
     assert seen["latency_ms"]["max"] >= 1_100
     assert seen["latency_ms"]["p50"] >= 400
-    # The server, by its own clock, saw 0.4 s each against its target of 50 ms.
+    # By the server's own clock each took 0.4 s, against its target of 50 ms.
     assert seen["violations"] == seen["violations_by_server"] == 250
     assert seen["latency_over_qt"]["p50"] >= 8
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(400)
 
 
 def within(patience_s, ask):
-    """What `ask` returns once that is true, or last."""
+    """Return the first true result of `ask`, or its last result after the patience is over."""
     give_up = time.monotonic() + patience_s
     while not (found := ask()) and time.monotonic() < give_up:
         time.sleep(0.2)
@@ -56,14 +56,14 @@ class WebUi:
             return False
 
     def page(self):
-        """What the page is made from."""
+        """Return the data that the page is made from."""
         return json.loads(re.search(r"templateArgs = (\{.*\})", self.get("/"))[1])
 
     def stats(self):
         return json.loads(self.get("/stats/requests"))
 
     def lateness(self):
-        """Rows of the tab, by model."""
+        """Return the rows of the tab by model."""
         (table,) = self.stats()["extended_stats"]
         assert table["key"] == "lateness"
         return {row["model"]: row for row in table["data"]}
@@ -79,7 +79,7 @@ class WebUi:
             return set(found) == {model} and found[model]["requests"] == count and found[model]
 
         def begun():
-            # Ignored while a run lasts, and for a moment after it.
+            # Locust ignores this during a run and for a moment afterwards.
             self.post("/swarm", workload=model, requests=str(count), **form)
             return within(10, row)
 
@@ -108,11 +108,11 @@ def test_the_web_ui_has_the_options_and_shows_lateness(fake_server):
         options = page["extra_options"]
         assert set(OPTIONS.split()) <= set(options)
         assert options["workload"]["default_value"] == "mix"
-        # One user sends everything: nobody is asked for a number of them.
+        # One user sends all requests, so the form asks for no number of users.
         assert page["hide_common_options"]
         columns = {column["key"] for column in page["extended_tables"][0]["structure"]}
 
-        # The fake server says that it was late by its own clock.
+        # The fake server reports every answer as late by its own clock.
         row = ui.run("gine", 7, host=server.address, rate="100")
         assert set(row) == columns
         assert row["answered"] == 7
@@ -120,7 +120,7 @@ def test_the_web_ui_has_the_options_and_shows_lateness(fake_server):
         assert row["late_share"] == row["late_share_by_server"] == 100.0
         assert row["over_target_p99"] >= 2
 
-        # And once more: counts begin anew.
+        # A second run counts from zero.
         assert ui.run("gcn", 3, host=server.address, rate="100")["answered"] == 3
 
 

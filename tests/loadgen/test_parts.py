@@ -210,7 +210,7 @@ def test_summary_counts():
     assert (seen.offered_hz, seen.answered_hz) == (2.5, 2.0)
     assert seen.by_status == {"OK": 4, "UNAVAILABLE": 1}
     assert seen.messages == {"UNAVAILABLE": "why UNAVAILABLE"}
-    # Of answers only, and ÷ target only where there is one.
+    # Latencies cover answers only, and their ratios only those with a target.
     assert seen.latency_ms.mean == pytest.approx(9.5)
     assert seen.latency_over_qt.p50 == pytest.approx(1.2)
     assert seen.latency_over_qt.max == pytest.approx(2.0)

@@ -1,4 +1,4 @@
-"""Records with defaults, and a small queue simulation that makes believable many of them."""
+"""Records with defaults, and a small queue simulation that makes many realistic ones."""
 
 import heapq
 import random
@@ -22,7 +22,7 @@ RUN = ServerRun(
 
 
 def record(uid: str = "r1", **fields) -> RequestRecord:
-    """An answered request on lane 0 that met its target of 20 ms in 10 ms."""
+    """Return a request on lane 0 that was answered in 10 ms, within its target of 20 ms."""
     facts = {
         "request_uid": uid,
         "model": "gcn",
@@ -55,13 +55,13 @@ def record(uid: str = "r1", **fields) -> RequestRecord:
 
 
 def late(uid: str = "late", cause: str = "queue", **fields) -> RequestRecord:
-    """An answered request that took 40 ms of 20, most of it in the queue."""
+    """Return a late answer: 40 ms against a target of 20 ms, most of it in the queue."""
     facts = {"queue_ns": 32 * MS, "quet_ns": 32 * MS, "latency_ns": 40 * MS}
     return record(uid, violated=True, cause=cause, **(facts | fields))
 
 
 def unanswered(uid: str, status: str, reason: str, **fields) -> RequestRecord:
-    """A request without a result that never reached a lane."""
+    """Return a request without a result that never reached a lane."""
     facts = {"lane": -1, "group_id": -1, "run_ns": 0, "pmc_measured_bytes": None}
     return record(uid, status=status, reason=reason, **(facts | fields))
 

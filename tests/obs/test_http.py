@@ -112,7 +112,7 @@ def test_a_client_that_hangs_up_is_no_error(port, caplog):
 
 @contextmanager
 def dripping(port, count):
-    """So many clients that send a byte of a header again and again, and never the last."""
+    """Run `count` clients that send a header byte by byte and never finish it."""
     ended = threading.Event()
     clients = [socket.create_connection(("127.0.0.1", port.port)) for _ in range(count)]
     for client in clients:
@@ -136,7 +136,7 @@ def dripping(port, count):
 
 
 def hung_up(client):
-    """Whether the server closed the connection."""
+    """Return True when the server closed the connection."""
     client.settimeout(0)
     try:
         return client.recv(1) == b""

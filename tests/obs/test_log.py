@@ -17,7 +17,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def root():
-    """The root logger, put back as it was."""
+    """Yield the root logger and restore it afterwards."""
     logger = logging.getLogger()
     before = logger.handlers[:], logger.level
     yield logger

@@ -1,4 +1,4 @@
-"""What a scrape shows after a handful of requests, read back by Prometheus' own parser."""
+"""Scrapes after a handful of requests, read by Prometheus' own parser."""
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families

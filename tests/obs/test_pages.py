@@ -29,13 +29,13 @@ def page(rows, runs=(RUN,)):
 
 
 def pictures(html):
-    """The page's plots by title; parsing them proves that they are well-formed."""
+    """Return the page's plots by title; parsing them proves that they are well-formed."""
     trees = [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", html, re.DOTALL)]
     return {tree.get("aria-label"): tree for tree in trees}
 
 
 def tips(tree):
-    """Texts shown when pointing, their line ends as the parser leaves them."""
+    """Return the tooltips of the page, with line ends as the parser leaves them."""
     return [element.get("data-t") for element in tree.iter() if element.get("data-t")]
 
 

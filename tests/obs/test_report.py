@@ -1,4 +1,4 @@
-"""The report's numbers, each against a case small enough to do by hand."""
+"""The report's numbers, each against a case that is small enough to compute by hand."""
 
 import msgspec
 import pytest

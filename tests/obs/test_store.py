@@ -1,4 +1,4 @@
-"""The database: what is written is there, also after a kill; what is not ours is refused."""
+"""The database: written rows survive, also a kill; other applications' databases are refused."""
 
 import logging
 import sqlite3
@@ -142,7 +142,7 @@ def test_a_full_disk_costs_rows_is_said_once_and_passes(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         for attempt in range(3):
             row = record(f"lost {attempt}")
-            # More than the pages that there are can hold.
+            # More rows than the remaining pages can hold.
             msgspec.structs.force_setattr(row, "message", "x" * 20_000)
             store.insert(row)
             store.commit()
@@ -222,7 +222,7 @@ def test_a_flood_of_refusals_gets_few_rows_and_is_counted_in_full(tmp_path):
     frame, runs = read_database(tmp_path / "r.db")
     assert sink.dropped == 0
     assert {row.request_uid for row in kept} <= set(frame["request_uid"]), "they were on lanes"
-    # However many batches there were, each of a quarter of a second.
+    # The number of batches, each of a quarter of a second, depends on the machine.
     assert len(frame) < len(kept) + len(flood) / 10
     report = report_of(frame, runs)
     assert report.requests == len(flood) + len(kept)

@@ -27,7 +27,7 @@ def engine():
 
 @pytest.fixture
 def reports():
-    """The `since_s` of every report asked for."""
+    """Return a list that collects the `since_s` of every report asked for."""
     return []
 
 

@@ -1,4 +1,4 @@
-"""An engine in memory: answers at once, or when a test lets it."""
+"""An engine in memory, which answers at once or when a test releases the request."""
 
 import threading
 import time
@@ -33,7 +33,7 @@ FACTS = ServerRun(
 
 
 def model_info(name="gcn", version="1", extra=(), state="READY") -> ModelInfo:
-    """A node classifier of x, edge_index and the optional inputs `extra`."""
+    """Describe a node classifier with inputs x, edge_index and the optional ones in `extra`."""
     optional = {
         "edge_weight": TensorSpec("edge_weight", "FP32", (-1,), optional=True),
         "edge_attr": TensorSpec("edge_attr", "FP32", (-1, 2), optional=True),
@@ -56,7 +56,7 @@ def model_info(name="gcn", version="1", extra=(), state="READY") -> ModelInfo:
 
 
 def answer_to(call: InferCall) -> np.ndarray:
-    """What the fake model computes: the first features, plus the number of edges."""
+    """Return the fake model's output: the first features, plus the number of edges."""
     if call.graph is not None:
         ids = np.frombuffer(call.tensors["node_ids"].data, "<i8")
         return np.repeat(ids[:, None], CLASSES, axis=1).astype(np.float32)

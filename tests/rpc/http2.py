@@ -1,4 +1,4 @@
-"""A client that speaks HTTP/2 badly on purpose: frames written by hand to a socket."""
+"""A client that violates HTTP/2 on purpose, by frames written to a socket."""
 
 import socket
 import struct
@@ -52,7 +52,7 @@ class Http2:
         self._socket.sendall(_frame(DATA, END_STREAM if end else 0, stream, content))
 
     def read_until(self, condition):
-        """Take in frames until ``condition(came)``; a minute without any is an error."""
+        """Read frames until ``condition(came)``; fails after a minute without any."""
         while not condition(self.came):
             kind, flags, stream, content = self._read_frame()
             if kind == SETTINGS and not flags & ACK:
@@ -62,7 +62,7 @@ class Http2:
             self.came[stream].append((kind, flags, content))
 
     def most_streams(self):
-        """How many calls the server takes at once on this connection."""
+        """Return the number of concurrent calls that the server allows on this connection."""
         self.read_until(lambda came: any(kind == SETTINGS for kind, *_ in came[0]))
         content = next(content for kind, _, content in self.came[0] if kind == SETTINGS)
         return dict(struct.iter_unpack(">HI", content)).get(_MAX_CONCURRENT_STREAMS, 2**31)
@@ -90,5 +90,5 @@ def _frame(kind, flags, stream, content):
 
 
 def _literal(text, first=b"\0"):
-    """A header's name (a literal that is not indexed, with its `first` byte), or its value."""
+    """Encode a header's name (an unindexed literal with its `first` byte) or its value."""
     return first + bytes((len(text),)) + text.encode()

@@ -1,4 +1,4 @@
-"""What a client can do to a real server without ever making a request."""
+"""Attacks on a real server by clients that never make a request."""
 
 import threading
 import time
@@ -49,7 +49,7 @@ def threads():
 
 @contextmanager
 def half_open(server, path, count):
-    """`count` calls of a method that send their heads and nothing else, as attackers would."""
+    """Open `count` calls of a method that send their headers and nothing else."""
     submit, begun = server._threads.submit, []
     server._threads.submit = lambda *args: (begun.append(1), submit(*args))[1]
     with ExitStack() as stack:
@@ -68,14 +68,14 @@ def test_calls_without_a_message_keep_nobody_from_the_server(server, channel, pa
         assert infer(channel) == "r"
         assert check(channel) == SERVING
         assert infer(channel) == "r"
-        # Those that wait for a message have none.
+        # Calls that wait for a message have no thread.
         eventually(lambda: threads() < before + 100)
     eventually(lambda: threads() <= before)
 
 
 @pytest.fixture
 def hasty():
-    """A server in which messages arrive within a second."""
+    """Yield a server that allows a message one second to arrive."""
     server = GrpcServer(
         FakeEngine(), lambda: FACTS, lambda _: {}, port=0, max_queue=16, receive_timeout_s=1.0
     )
@@ -122,7 +122,7 @@ def refusal(call):
 
 @contextmanager
 def channels(server, count):
-    """So many connections."""
+    """Open `count` connections."""
     options = [("grpc.use_local_subchannel_pool", 1)]
     with ExitStack() as stack:
         yield [

@@ -1,4 +1,4 @@
-"""Threads of calls: woken with the message, bounded, reused, ended."""
+"""Threads for calls: given out with the message, bounded, reused, ended."""
 
 import importlib
 import queue
@@ -18,7 +18,7 @@ METHOD = "/Test/Call"
 
 
 class Server:
-    """Echoes, at most `most` calls at once; holds what starts with `hold` until let go."""
+    """Echoes at most `most` calls at once; holds messages that start with `hold` until let go."""
 
     def __init__(self, most, **options):
         self.workers = Workers(most, f"calls-{id(self)}")
@@ -61,10 +61,10 @@ def test_a_call_has_no_thread_before_its_message_is_there():
     with serving() as (server, channel):
         messages = queue.Queue()
         call = channel.stream_unary(METHOD).future(iter(messages.get, None), timeout=PATIENCE_S)
-        # A call that came later was answered, so the first has arrived as well.
+        # A later call was answered, so the first has arrived as well.
         assert channel.unary_unary(METHOD)(b"later", timeout=PATIENCE_S) == b"later"
         assert len(server.threads) == 1
-        # The answer is out a moment before its thread is idle.
+        # The answer is sent a moment before its thread is idle.
         eventually(lambda: server.workers._idle)
         messages.put(b"now")
         messages.put(None)
@@ -137,7 +137,7 @@ def test_a_call_that_fails_leaves_its_thread_to_the_next():
 
 
 def lacking(module, name):
-    """An import in which gRPC's `module` lacks `name`, or is missing when that is None."""
+    """Return an import function for a gRPC whose `module` lacks `name`, or is missing if None."""
 
     def load(path):
         if path == module and name is None:

@@ -1,4 +1,4 @@
-"""What a request must look like: every rule, and what its message names."""
+"""Rules for requests: each one, and what its message names."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def call(tensors=None, remaining_s=NEVER_S, **parameters):
 
 
 def wired(*inputs, raws=(), outputs=()):
-    """A serialized request of `(name, datatype, shape)` inputs and any raw contents."""
+    """Serialize a request with `(name, datatype, shape)` inputs and any raw contents."""
     request = pb.ModelInferRequest(model_name="gcn", raw_input_contents=raws, outputs=outputs)
     for name, datatype, shape in inputs:
         request.inputs.add(name=name, datatype=datatype, shape=shape)

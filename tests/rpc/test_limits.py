@@ -1,4 +1,4 @@
-"""What a message may hold, and that what is beyond the limits costs nothing to refuse."""
+"""Limits of messages, and the cost of refusing what is beyond them."""
 
 import time
 import tracemalloc
@@ -16,12 +16,12 @@ from serve.wire import protobuf as wire_library
 from serve.wire.messages import WireError
 
 MIB = 2**20
-#: Field 100 as a varint and as a group, as no message of ours has them.
+#: Field 100, which none of our messages has, as a varint and as a group.
 UNKNOWN, GROUP = b"\xa0\x06\x00", b"\xa3\x06\xa4\x06"
 
 
 def field(number, content):
-    """A length-delimited field."""
+    """Encode a length-delimited field."""
     return wire_library._prefix(number, len(content)) + content
 
 
@@ -29,7 +29,7 @@ def tensor(content):
     return field(5, content)
 
 
-#: Messages of any size that hold next to nothing, by what they are made of.
+#: Repeated pieces of messages that are large and yet almost empty.
 HOLLOW = {
     "inputs": lambda size: b"\x2a\x00" * (size // 2),
     "outputs": lambda size: b"\x32\x00" * (size // 2),
@@ -55,7 +55,7 @@ HOLLOW = {
 
 @pytest.fixture
 def unparsed(monkeypatch):
-    """The protobuf library is not asked."""
+    """Fail when the protobuf library is called."""
 
     def parse(kind, message):
         raise AssertionError(f"{len(message)} bytes were parsed")
@@ -92,12 +92,12 @@ def test_to_refuse_a_larger_one_takes_no_longer(made_of):
             times.append(time.thread_time() - began)
         return min(times)
 
-    # 32 times the size; as much work would be as many times the processor time.
+    # 32 times the size; work in proportion would take 32 times the processor time.
     assert best_s(16 * MIB) < 10 * best_s(MIB // 2)
 
 
 def request(**changed):
-    """A request at its limits, but for what is `changed`."""
+    """Encode a request at its limits, except for what is `changed`."""
     facts = {
         "inputs": 16,
         "outputs": 16,
@@ -128,7 +128,7 @@ def test_a_request_at_its_limits_is_read():
     assert (len(found.inputs), len(found.outputs), len(found.raws)) == (16, 16, 16)
     assert len(found.inputs[0].shape) == 8
     assert native.decode_infer(True, message) is not None
-    # The same through the protobuf library, for want of being plain.
+    # This message takes the path through the protobuf library.
     assert wire.decode_request(message + UNKNOWN) == found
 
 

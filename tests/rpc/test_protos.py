@@ -71,7 +71,7 @@ def test_the_service_has_the_published_methods():
 
 
 def every_field(descriptor):
-    """(message, number, name, type, repeated) of all messages of a file."""
+    """Yield (message, number, name, type, repeated) for all messages of a file."""
     for message in descriptor.message_types_by_name.values():
         yield from _fields_of(message)
 
@@ -91,7 +91,7 @@ def test_all_messages_equal_those_of_another_implementation():
     ours = set(every_field(pb.DESCRIPTOR)) | set(every_field(model_config_pb2.DESCRIPTOR))
     other = set(every_field(theirs.service_pb2.DESCRIPTOR))
     other |= set(every_field(theirs.model_config_pb2.DESCRIPTOR))
-    # KServe's `properties` is not in that one; newer copies may have fields more than ours.
+    # That copy lacks KServe's `properties`, and newer copies may have more fields than ours.
     extra = {field for field in ours - other if "properties" not in f"{field}".lower()}
     assert not extra
     assert len(ours & other) > 200

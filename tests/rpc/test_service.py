@@ -30,7 +30,7 @@ def infer(channel):
 
 
 def fails(call, *args, **kwargs):
-    """The RpcError that the call ends in."""
+    """Return the RpcError with which the call ends."""
     with pytest.raises(grpc.RpcError) as caught:
         call(*args, **kwargs)
     return caught.value

@@ -24,7 +24,7 @@ def message(request_id, model="gcn"):
 
 
 class Talk:
-    """A stream to feed and to read by hand."""
+    """A stream whose requests a test sends, and whose answers it reads, one by one."""
 
     def __init__(self, channel, metadata=None):
         self._requests = queue.SimpleQueue()

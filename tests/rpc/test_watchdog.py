@@ -26,7 +26,7 @@ def eventually(condition):
 
 @pytest.fixture
 def watching():
-    """Watchdogs in a hurry, by the port they watch."""
+    """Yield a function that starts a watchdog with short intervals on a port."""
     started = []
 
     def start(port, **times):
@@ -41,7 +41,7 @@ def watching():
 
 
 class CountingEngine(FakeEngine):
-    """Knows how often it was asked whether it lives."""
+    """Counts how often it was asked whether it is live."""
 
     asked = 0
     repository: threading.Event | None = None
@@ -63,7 +63,7 @@ class CountingEngine(FakeEngine):
 
 @pytest.fixture
 def own():
-    """A server that asks itself all the time, and is patient."""
+    """Yield a server that calls itself all the time, with a long time limit."""
     server = GrpcServer(CountingEngine(), lambda: FACTS, lambda _: {}, port=0)
     server._watchdog._period_s, server._watchdog._patience_s = 0.005, LONG_S
     server.start()
@@ -102,7 +102,7 @@ def test_a_polling_thread_that_hangs_is_noticed_and_so_is_its_return(server, wat
 
 
 class Answers:
-    """Stands for a channel; each call takes its seconds of the clock, and fails unless it is 0."""
+    """Replaces a channel: each call advances the clock by its seconds and fails unless that is 0."""
 
     def __init__(self, watchdog, *seconds):
         self.watchdog, self.left, self.now_ns = watchdog, list(seconds), 0
@@ -124,10 +124,10 @@ class Answers:
 @pytest.mark.parametrize(
     ("seconds", "told"),
     [
-        # A process that was stopped for an hour while a question waited.
+        # The process was stopped for an hour during a call.
         ((0, 3600, 0, 0), [True, True, True, True]),
         ((0, 5, 5, 0, 0), [True, True, True, False, True]),
-        # Refused at once, again and again.
+        # Every call is refused at once.
         ((0.001,) * 999 + (0,), [True] * 910 + [False] * 90),
         ((5, 0) * 5, [True] * 10),
     ],

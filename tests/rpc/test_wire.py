@@ -32,7 +32,7 @@ def test_what_is_encoded_is_what_the_library_reads(tensors):
     for wired, raw, array in zip(parsed.inputs, parsed.raw_input_contents, tensors, strict=True):
         assert tuple(wired.shape) == array.shape
         assert raw == array.tobytes()
-    # What the library writes, in its own order of fields, is read the same way.
+    # The library writes fields in its own order, which is read the same way.
     for written in (message, parsed.SerializeToString()):
         request = wire.decode_request(written)
         assert (request.model, request.version, request.request_id) == ("gcn", "2", "é")
@@ -75,7 +75,7 @@ responses = st.builds(
 
 
 def read_alike(is_request, message):
-    """Whether the native codec read the message; it must then be as the library reads it."""
+    """Return True when the native codec reads the message; checks that the library agrees."""
     found = native.decode_infer(is_request, message)
     if found is None:
         return False
@@ -84,7 +84,7 @@ def read_alike(is_request, message):
 
 
 def typed(value):
-    """The value with its types, so that True is not 1 and every NaN is itself."""
+    """Return the value with its types, so that True differs from 1 and NaN equals itself."""
     if isinstance(value, dict):
         return {name: typed(item) for name, item in value.items()}
     if isinstance(value, tuple | list):
@@ -186,7 +186,7 @@ def test_garbage_is_refused_or_is_a_message(garbage):
     assert found.model == parsed.model_name
 
 
-#: Pieces that messages are made of: tags (long ones too), groups and their ends, texts, fields.
+#: Pieces of messages: tags (long ones too), groups and their ends, texts, fields.
 pieces = st.sampled_from(
     [
         b"\x0a", b"\x01", b"m", b"\x00", b"\x80", b"\x22", b"\x2a", b"\x2a\x03\x0a\x01x",

@@ -1,4 +1,4 @@
-"""Threads that are made on demand: how many, for how long, and when none can be made."""
+"""Threads made on demand: their number, their life time, and the case that none can be made."""
 
 import threading
 import time
