@@ -16,9 +16,9 @@ import numpy as np
 
 from serve import native
 from serve.wire import protobuf as wire_library
+from serve.wire.fields import WireError as WireError
 from serve.wire.protobuf import ParameterValue as ParameterValue
 from serve.wire.protobuf import Unsigned as Unsigned
-from serve.wire.protobuf import WireError as WireError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 #: gRPC method paths whose messages this module writes and reads.

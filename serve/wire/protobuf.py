@@ -4,13 +4,14 @@ It agrees with ``serve.native.decode_infer`` and ``encode_infer``, which handle 
 is their test oracle. Raw contents bypass the library, which would copy each of them twice more.
 """
 
-from collections.abc import Container, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Container, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from google.protobuf.message import DecodeError
 
 from serve.native import Infer, TensorHead
 from serve.pb import grpc_service_pb2 as pb
+from serve.wire.fields import WireError, fields, prefix, split
 
 ParameterValue = bool | int | str | float
 
@@ -28,11 +29,6 @@ MOST_TYPED_BYTES = 256 * 1024
 _TENSORS = frozenset({pb.ModelInferRequest.INPUTS_FIELD_NUMBER})
 _CONTENTS = pb.ModelInferRequest.InferInputTensor.CONTENTS_FIELD_NUMBER
 _STREAM_ANSWER = pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER
-_LENGTH_DELIMITED, _GROUP, _GROUP_END = 2, 3, 4
-
-
-class WireError(ValueError):
-    """Bytes that are no valid message of the expected kind; `str(error)` says what is wrong."""
 
 
 class Unsigned(int):
@@ -48,7 +44,7 @@ def decode_infer(is_request: bool, message: bytes | memoryview) -> Infer:
             f"contents: {typed_bytes} bytes of numbers, at most {MOST_TYPED_BYTES} are taken; "
             "give larger tensors in raw form"
         )
-    rest, raws = _split(message, raw_field)
+    rest, raws = split(message, raw_field)
     head = parse(kind, rest)
     found = (
         head.model_name,
@@ -91,13 +87,13 @@ def encode_infer(
         _set(sent.parameters, places)
     parts: list[bytes | memoryview] = [head.SerializeToString()]
     for raw in raws:
-        parts += (_prefix(_RAW_FIELDS[is_request], raw.nbytes), raw)
+        parts += (prefix(_RAW_FIELDS[is_request], raw.nbytes), raw)
     return b"".join(parts)
 
 
 def wrap_answer(response: bytes) -> bytes:
     """Serialize a ModelStreamInferResponse around a serialized response."""
-    return b"".join((_prefix(_STREAM_ANSWER, len(response)), response))
+    return b"".join((prefix(_STREAM_ANSWER, len(response)), response))
 
 
 def encode_failure(
@@ -115,7 +111,7 @@ def unwrap_answer(message: bytes) -> tuple[str, bytes | memoryview | None]:
 
     Raises WireError.
     """
-    head, answers = _split(message, _STREAM_ANSWER)
+    head, answers = split(message, _STREAM_ANSWER)
     error: str = parse(pb.ModelStreamInferResponse, head).error_message
     if not answers:
         return error, None
@@ -160,10 +156,10 @@ def check_head(
     """
     view = memoryview(message)
     head_bytes = typed_bytes = 0
-    for number, start, content, end in _fields(view):
+    for number, start, content, end in fields(view):
         if number in tensors and content:
             head_bytes += content - start
-            for inner, inner_start, inner_content, inner_end in _fields(view[content:end]):
+            for inner, inner_start, inner_content, inner_end in fields(view[content:end]):
                 held = inner_end - inner_content if inner == contents and inner_content else 0
                 typed_bytes += held
                 head_bytes += inner_end - inner_start - held
@@ -249,91 +245,6 @@ def _set(
             parameter.double_param = value
         else:
             raise WireError(f"a parameter is bool, int, str or float, not {type(value).__name__}")
-
-
-# -- bytes ------------------------------------------------------------------------------------
-
-
-def _prefix(number: int, size_bytes: int) -> bytes:
-    """Return the tag and length that precede a length-delimited field."""
-    prefix = bytearray((number << 3 | _LENGTH_DELIMITED,))
-    while size_bytes > 0x7F:
-        prefix.append(size_bytes & 0x7F | 0x80)
-        size_bytes >>= 7
-    prefix.append(size_bytes)
-    return bytes(prefix)
-
-
-def _varint(view: memoryview, position: int) -> tuple[int, int]:
-    """Return the number at `position` and the position after it."""
-    byte = view[position]
-    if byte < 0x80:
-        return byte, position + 1
-    value = byte & 0x7F
-    for shift in range(7, 70, 7):
-        position += 1
-        byte = view[position]
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position + 1
-    raise WireError("malformed message: a number longer than 10 bytes")
-
-
-def _fields(view: memoryview) -> Iterator[tuple[int, int, int, int]]:
-    """Yield number, start, start of the content and end of each field, in order.
-
-    The start of the content is 0 for fields that are not length-delimited. Fields within a group,
-    which none of our messages has, and the group's two ends have number 0. Raises WireError for
-    bytes that are no message.
-    """
-    end, position = len(view), 0
-    groups: list[int] = []
-    while position < end:
-        start, content = position, 0
-        try:
-            tag, position = _varint(view, position)
-            number, kind = tag >> 3, tag & 7
-            if not number or tag >> 32 or position - start > 5:
-                raise WireError(f"malformed message: no valid tag at byte {start}")
-            inside = bool(groups)
-            if kind == _LENGTH_DELIMITED:
-                size, content = _varint(view, position)
-                position = content + size
-            elif kind == 0:
-                _, position = _varint(view, position)
-            elif kind == 1:
-                position += 8
-            elif kind == 5:
-                position += 4
-            elif kind == _GROUP:
-                groups.append(number)
-                inside = True
-            elif kind == _GROUP_END and groups and groups.pop() == number:
-                pass
-            else:
-                raise WireError(f"malformed message: wire type {kind} at byte {start}")
-        except IndexError:
-            position = end + 1
-        if position > end:
-            break
-        yield (0, start, 0, position) if inside else (number, start, content, position)
-    if position != end or groups:
-        raise WireError(f"malformed message: it ends after {end} bytes within a field")
-
-
-def _split(message: bytes | memoryview, number: int) -> tuple[bytes, list[memoryview]]:
-    """Return the message without its fields `number`, and those fields as views."""
-    view = memoryview(message)
-    rest: list[memoryview] = []
-    taken: list[memoryview] = []
-    kept = 0
-    for field, start, content, end in _fields(view):
-        if field == number and content:
-            taken.append(view[content:end])
-            rest.append(view[kept:start])
-            kept = end
-    rest.append(view[kept:])
-    return b"".join(rest), taken
 
 
 def parse(kind: Any, message: bytes) -> Any:

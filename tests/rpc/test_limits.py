@@ -13,6 +13,7 @@ from serve.rpc import graph_update
 from serve.rpc.graph_update import parse_update
 from serve.wire import messages as wire
 from serve.wire import protobuf as wire_library
+from serve.wire.fields import prefix
 from serve.wire.messages import WireError
 
 MIB = 2**20
@@ -22,7 +23,7 @@ UNKNOWN, GROUP = b"\xa0\x06\x00", b"\xa3\x06\xa4\x06"
 
 def field(number, content):
     """Encode a length-delimited field."""
-    return wire_library._prefix(number, len(content)) + content
+    return prefix(number, len(content)) + content
 
 
 def tensor(content):

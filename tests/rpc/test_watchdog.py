@@ -102,7 +102,7 @@ def test_a_polling_thread_that_hangs_is_noticed_and_so_is_its_return(server, wat
 
 
 class Answers:
-    """Replaces a channel: each call advances the clock by its seconds and fails unless that is 0."""
+    """Replaces a channel: each call takes its seconds by the clock, and fails unless they are 0."""
 
     def __init__(self, watchdog, *seconds):
         self.watchdog, self.left, self.now_ns = watchdog, list(seconds), 0
