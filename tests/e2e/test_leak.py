@@ -47,5 +47,5 @@ def test_lanes_that_grow_are_started_anew_and_no_request_is_lost(tmp_path):
         assert most_bytes - before_bytes < BUDGET_BYTES
         wait_for(lambda: metric(server, "gnnserve_lanes_up") == LANES, "all lanes")
         log = server.log.read_text()
-    assert re.search(r"lane \d is started anew: it holds \d+ MiB between runs", log)
+    assert re.search(r"lane \d is restarted: it holds \d+ MiB between runs", log)
     assert "the last was of model leaky:1" in log
