@@ -1,46 +1,46 @@
-"""What a lane's process is told at its start; plain data, so that no torch is needed to hold it."""
+"""The setup of a lane process: plain data, so that the main process needs no torch for it."""
 
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-#: Part of the calibrator's memory for captured runs: one in so many.
+#: The calibrator gets 1/16 of its memory for captured runs.
 _CAPTURES_OF_CALIBRATION = 16
 
 
 class PassedFile(Protocol):
-    """An open file on its way into another process."""
+    """A file descriptor on its way into another process."""
 
     def detach(self) -> int:
-        """The file descriptor, now owned by the caller."""
+        """Return the file descriptor, which the caller then owns."""
         ...
 
 
 @dataclass(frozen=True)
 class DevicePlace:
-    """Where the lanes of one process run, when they are threads on a device they share."""
+    """The device that the lanes of one process share as threads, and its memory."""
 
-    #: As torch names it: `cuda:0`; `cpu` for tests of everything but the device.
+    #: torch's name of the device: `cuda:0`; `cpu` in tests of everything but the device.
     name: str
-    #: Device memory for weights, workspaces and the tasks of all its lanes; 0: not managed.
+    #: Device memory for weights, workspaces and the tasks of all its lanes; 0 for unmanaged.
     slab_bytes: int = 0
-    #: The same for the process that calibrates beside them.
+    #: Device memory for the process that calibrates beside them.
     calibration_bytes: int = 0
-    #: Of the slab, for the captured runs of each lane; 0: none are captured.
+    #: Part of the slab for the captured runs of each lane; 0 to capture none.
     replay_bytes: int = 0
-    #: Of the slab, for the runs that warm a model up, on one lane at a time.
+    #: Part of the slab for warm-up runs, on one lane at a time.
     warm_up_bytes: int = 0
-    #: Of the slab, for what libraries keep, all lanes together.
+    #: Part of the slab that libraries keep, for all lanes together.
     static_bytes: int = 0
-    #: Requests are staged for it, so the shared memory that they lie in is pinned.
+    #: True when requests are staged for it, so that the shared memory is pinned.
     stages: bool = True
 
     @property
     def on_processor(self) -> bool:
-        """The processor stands in for a device."""
+        """True when the processor stands in for a device."""
         return self.name == "cpu"
 
     def for_calibration(self) -> "DevicePlace":
-        """The place of the process that calibrates; it tries captures for lanes without them too.
+        """Return the place of the calibrating process, which tries captures even if lanes do not.
 
         What it finds is kept, also for a server that captures.
         """
@@ -52,20 +52,20 @@ class DevicePlace:
 
 @dataclass(frozen=True)
 class LaneSetup:
-    """What a lane is told at its start."""
+    """The settings of a lane process."""
 
-    #: For the log: `lane 0`, `calibrator`.
+    #: Name in the log: `lane 0`, `calibrator`.
     name: str
-    #: Cores to be pinned to; empty: left to the kernel.
+    #: Cores to be pinned to; empty when the kernel chooses.
     cores: tuple[int, ...]
     threads: int
     pool_capacity_bytes: int
-    #: Where its words lie in the pool's file.
+    #: Offset of its first lane's words in the pool's file.
     words_offset_bytes: int
     log_level: int
     #: Freed memory to keep from run to run.
     keep_bytes: int
     #: Niceness of the process. Positive for lanes that compute: the server's threads go first.
     niceness: int = 0
-    #: None: one lane, in a process of its own.
+    #: None for one lane in a process of its own.
     place: DevicePlace | None = None

@@ -1,30 +1,118 @@
 """The calibrating processes, which load and measure models beside the serving lanes."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.process import BaseProcess
 
-from serve.errors import NotReady
+import msgspec
+
+from serve.errors import ModelError, NotReady
+from serve.estimate.calibration import Calibration
+from serve.ipc import messages
+from serve.ipc.messages import (
+    MAX_PACKET_BYTES,
+    FromLane,
+    Message,
+    ModelFailed,
+    ModelProbed,
+    ProbeModel,
+    Progress,
+)
 from serve.ipc.setup import LaneSetup
+from serve.models.model_signature import Signature
+from serve.models.repository import ModelSpec
 from serve.server.lanes import processes
+
+#: Time limit until a message sets its own.
+_START_WAIT_S = 120.0
+
+
+class Calibrator:
+    """A process that loads and calibrates one model; its methods block."""
+
+    def __init__(self, process: BaseProcess, channel: socket.socket) -> None:
+        self._process = process
+        self._channel = channel
+        self._channel.settimeout(_START_WAIT_S)
+
+    def kill(self) -> None:
+        """End the process and those it started; a waiting thread gets NotReady. Any thread."""
+        processes.kill(self._process)
+
+    def close(self) -> None:
+        """End and reap the process, and close the channel."""
+        self.kill()
+        self._channel.close()
+        processes.reap(self._process)
+
+    def probe(
+        self, message: ProbeModel, timeout_s: float, progress: Callable[[str, float], None]
+    ) -> tuple[Signature, Calibration]:
+        """Calibrate a model; return signature and calibration.
+
+        Raises ModelError when the model fails, NotReady when the process dies or takes too long.
+        """
+        said = self._probed(message, timeout_s, progress)
+        return said.signature, msgspec.msgpack.decode(said.calibration, type=Calibration)
+
+    def try_out(self, spec: ModelSpec, timeout_s: float) -> Signature:
+        """Run the model on a few small graphs; return its signature. Raises as `probe`."""
+        message = ProbeModel(spec, budget_s=0.0, max_bytes=0, tries_only=True)
+        return self._probed(message, timeout_s, lambda step, fraction: None).signature
+
+    def _probed(
+        self, message: ProbeModel, timeout_s: float, progress: Callable[[str, float], None]
+    ) -> ModelProbed:
+        self.send(message)
+        while True:
+            said = self.receive(timeout_s)
+            if isinstance(said, Progress):
+                progress(said.step, said.fraction)
+            elif isinstance(said, ModelFailed):
+                prefix = f"model {message.spec.key}: "
+                raise ModelError(prefix + said.message.removeprefix(prefix))
+            elif isinstance(said, ModelProbed):
+                return said
+
+    def send(self, message: Message) -> None:
+        """Send a message; if the process died, `receive` raises."""
+        with suppress(ConnectionError):
+            self._channel.send(messages.encode(message))
+
+    def receive(self, timeout_s: float) -> FromLane:
+        """Return the next message; raises NotReady when the process died or takes too long."""
+        self._channel.settimeout(timeout_s)
+        try:
+            packet = self._channel.recv(MAX_PACKET_BYTES)
+        except TimeoutError as error:
+            raise NotReady(
+                f"the model did not load and calibrate within {timeout_s:g} s"
+            ) from error
+        except ConnectionError:
+            packet = b""  # it died before it read the message
+        if not packet:
+            raise NotReady("the process that loaded the model died; see the log")
+        return messages.decode_from_lane(packet)
 
 
 class Calibrators:
     """All calibrating processes that run now."""
 
     def __init__(self) -> None:
-        self._running: set[processes.Calibrator] = set()
+        self._running: set[Calibrator] = set()
         #: Upper bound of their niceness: 0 while the server starts and no request waits for a core.
         self.niceness = 0
         #: True once the server stops: no model is measured any more.
         self.interrupted = False
 
     @contextmanager
-    def start(self, setup: LaneSetup, pool_fd: int) -> Iterator[processes.Calibrator]:
+    def start(self, setup: LaneSetup, pool_fd: int) -> Iterator[Calibrator]:
         """Start a calibrator for the `with` block; raises NotReady while the server stops."""
         if self.interrupted:
             raise NotReady("no model is measured while the server stops")
         process, (channel,) = processes.start(setup, 1, pool_fd)
-        calibrator = processes.Calibrator(process, channel)
+        calibrator = Calibrator(process, channel)
         self._running.add(calibrator)
         if self.interrupted:  # just now
             calibrator.kill()

@@ -25,7 +25,7 @@ from serve.ipc.shared_pool import SharedPool
 from serve.ipc.stop_word import SIGNAL as STOP_SIGNAL
 from serve.server import clock
 from serve.server.lanes import processes
-from serve.server.lanes.calibrators import Calibrators
+from serve.server.lanes.calibrators import Calibrator, Calibrators
 from serve.server.lanes.lane_handle import LaneHandle, LaneProcess
 from serve.server.lanes.listener import LaneListener, Reports
 from serve.server.lanes.process_state import look
@@ -225,7 +225,7 @@ class LanePool:
             return msgspec.structs.replace(seen, state=LaneState.IDLE)
         return seen
 
-    def calibrator(self) -> AbstractContextManager[processes.Calibrator]:
+    def calibrator(self) -> AbstractContextManager[Calibrator]:
         """Start a process that calibrates one model, so that serving lanes keep to their tasks.
 
         It runs on the first device, and what it finds is valid for all. Raises NotReady while the

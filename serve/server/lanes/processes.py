@@ -1,7 +1,7 @@
-"""How a process for lanes is started and ended, and the environment it starts in.
+"""Starting and ending of lane processes, and the environment they start in.
 
-It comes from a fork server that has torch imported, with a channel for each of its lanes. What is
-said over channels, and when a process is started again, is ``pool``'s.
+A process is forked from a fork server that has torch imported, with a channel for each of its
+lanes. ``listener`` and ``calibrators`` read the channels, ``restarts`` starts processes anew.
 """
 
 import logging
@@ -19,56 +19,40 @@ from multiprocessing.reduction import DupFd
 from types import ModuleType
 from typing import Any
 
-import msgspec
-
 from serve import native
-from serve.errors import ModelError, NotReady
-from serve.estimate.calibration import Calibration
-from serve.ipc import messages
-from serve.ipc.messages import (
-    MAX_PACKET_BYTES,
-    FromLane,
-    Message,
-    ModelFailed,
-    ModelProbed,
-    ProbeModel,
-    Progress,
-)
+from serve.ipc.messages import MAX_PACKET_BYTES
 from serve.ipc.setup import LaneSetup, PassedFile
 from serve.lane.start import run_lanes
-from serve.models.model_signature import Signature
-from serve.models.repository import ModelSpec
 
 _log = logging.getLogger(__name__)
 
 _PRELOAD_MODULE = "serve.lane.preload"
 _END_WAIT_S = 2.0
-_START_WAIT_S = 120.0
-#: To start the fork server, which imports torch, and a process from it; more and it is stuck.
+#: Time for starting the fork server, which imports torch, and a process; after it both are stuck.
 _FORK_WAIT_S = 300.0
 
 #: glibc keeps freed tensor memory instead of returning pages after every layer and faulting them in
 #: again (bench/models/allocators.py). Between runs lanes return what exceeds their limit.
 LANE_ENVIRONMENT = {
     "MALLOC_MMAP_MAX_": "0",
-    # Only for large runs, for which lanes allow it.
+    # Takes effect for large runs only, for which lanes allow mmap.
     "MALLOC_MMAP_THRESHOLD_": str(1 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
     "OMP_NUM_THREADS": "1",
-    # numpy's BLAS must start no threads in the fork server: only one thread survives a fork.
+    # numpy's BLAS must start no threads in the fork server: a fork copies one thread only.
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
 }
 
-#: Lanes start in threads of their own. Neither the environment nor multiprocessing, which looks
-#: after every child whenever one is started, is made for that.
+#: Serializes starts and reaping, which run in several threads: neither the environment nor
+#: multiprocessing, which polls all children at every start, is thread-safe.
 _one_at_a_time = threading.Lock()
 
 
 def start(setup: LaneSetup, lanes: int, pool_fd: int) -> tuple[BaseProcess, list[socket.socket]]:
-    """A process with so many lanes, and our ends of their channels.
+    """Start a process with `lanes` lanes; return it with our ends of their channels.
 
-    Raises OSError, or EOFError when the fork server died just then.
+    Raises OSError, or EOFError when the fork server died meanwhile.
     """
     pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(lanes)]
     for side in (side for pair in pairs for side in pair):
@@ -97,8 +81,8 @@ def start(setup: LaneSetup, lanes: int, pool_fd: int) -> tuple[BaseProcess, list
 
 
 def kill(process: BaseProcess) -> None:
-    """End a process and those it started, as far as they are of its group. Any thread."""
-    # Gone already, or not yet the first of its group.
+    """Kill a process and its process group, which holds the processes it started. Any thread."""
+    # It is gone, or does not lead its group yet.
     with suppress(ProcessLookupError, ValueError):
         assert process.pid  # 0 would mean our own group
         os.killpg(process.pid, signal.SIGKILL)
@@ -107,7 +91,7 @@ def kill(process: BaseProcess) -> None:
 
 
 def reap(process: BaseProcess) -> str:
-    """Wait for a process that is ending, free it and say how it ended."""
+    """Wait for a process that is ending, close it and return how it ended, for the log."""
     with _one_at_a_time:
         process.join(_END_WAIT_S)
         if process.exitcode is None:
@@ -122,80 +106,15 @@ def reap(process: BaseProcess) -> str:
 
 
 def kill_all() -> None:
-    """Kill the fork server, and so, by the kernel, all it started; for an end by force."""
+    """Kill the fork server; the kernel then kills all processes it started."""
     server: Any = forkserver._forkserver
     if server._forkserver_pid is not None:
         with suppress(ProcessLookupError):
             os.kill(server._forkserver_pid, signal.SIGKILL)
 
 
-class Calibrator:
-    """Blocking talk with a process that loads and calibrates one model."""
-
-    def __init__(self, process: BaseProcess, channel: socket.socket) -> None:
-        self._process = process
-        self._channel = channel
-        self._channel.settimeout(_START_WAIT_S)
-
-    def kill(self) -> None:
-        """End the process and those it started; whoever waits for it gets NotReady. Any thread."""
-        kill(self._process)
-
-    def close(self) -> None:
-        """Kill, and free what it took here."""
-        self.kill()
-        self._channel.close()
-        reap(self._process)
-
-    def probe(
-        self, message: ProbeModel, timeout_s: float, progress: Callable[[str, float], None]
-    ) -> tuple[Signature, Calibration]:
-        """Signature and calibration of the model; raises ModelError, or NotReady as `receive`."""
-        said = self._probed(message, timeout_s, progress)
-        return said.signature, msgspec.msgpack.decode(said.calibration, type=Calibration)
-
-    def try_out(self, spec: ModelSpec, timeout_s: float) -> Signature:
-        """The same without a calibration: the model is built and runs on a few small graphs."""
-        message = ProbeModel(spec, budget_s=0.0, max_bytes=0, tries_only=True)
-        return self._probed(message, timeout_s, lambda step, fraction: None).signature
-
-    def _probed(
-        self, message: ProbeModel, timeout_s: float, progress: Callable[[str, float], None]
-    ) -> ModelProbed:
-        self.send(message)
-        while True:
-            said = self.receive(timeout_s)
-            if isinstance(said, Progress):
-                progress(said.step, said.fraction)
-            elif isinstance(said, ModelFailed):
-                prefix = f"model {message.spec.key}: "
-                raise ModelError(prefix + said.message.removeprefix(prefix))
-            elif isinstance(said, ModelProbed):
-                return said
-
-    def send(self, message: Message) -> None:
-        """Send one packet; of a process that died `receive` tells."""
-        with suppress(ConnectionError):
-            self._channel.send(messages.encode(message))
-
-    def receive(self, timeout_s: float) -> FromLane:
-        """The next packet; raises NotReady when the process died or takes too long."""
-        self._channel.settimeout(timeout_s)
-        try:
-            packet = self._channel.recv(MAX_PACKET_BYTES)
-        except TimeoutError as error:
-            raise NotReady(
-                f"the model did not load and calibrate within {timeout_s:g} s"
-            ) from error
-        except ConnectionError:
-            packet = b""  # It died before it read what it was told.
-        if not packet:
-            raise NotReady("the process that loaded the model died; see the log")
-        return messages.decode_from_lane(packet)
-
-
 class _PoolFile:
-    """The pool's file, pickled as a descriptor duplicated into the process being started."""
+    """Pickles the pool's file as a descriptor that is duplicated into the started process."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -232,7 +151,7 @@ def lane_environment(**more: str) -> Iterator[None]:
 
 @contextmanager
 def _unstuck() -> Iterator[None]:
-    """End a fork server that does not answer within a generous time; a new one takes its place."""
+    """Kill a fork server that does not answer in time; the next start makes a new one."""
     server: Any = forkserver._forkserver
 
     def end() -> None:
@@ -253,7 +172,7 @@ def _unstuck() -> Iterator[None]:
 def _no_main_module() -> Iterator[None]:
     """Keep multiprocessing from importing our main module in the process it starts.
 
-    A lane needs nothing of it, and the command line's takes longer to import than a lane to fork.
+    A lane needs nothing of it, and importing the command line takes longer than forking a lane.
     """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
@@ -264,7 +183,7 @@ def _no_main_module() -> Iterator[None]:
 
 
 def allocator_facts(keep_bytes: int) -> tuple[str, ...]:
-    """What times and peaks of lanes depend on besides model and machine, for a cache's key.
+    """Return the settings that times and peaks of lanes depend on, for a cache's key.
 
     What lanes keep counts by its order only: where the budget is what the machine has free, it is
     a little different at every start.
