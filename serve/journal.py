@@ -45,7 +45,7 @@ class _Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One call of the scheduler."""
+    """Call of the scheduler."""
 
     at_ns: Nanos
     event: Event
@@ -65,7 +65,7 @@ class AnswerLeft:
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """Everything one scheduler went through."""
+    """Journal of everything that one scheduler went through."""
 
     #: Without `unions`, which is no data.
     params: SchedulerParams
@@ -79,7 +79,7 @@ class Journal:
 
 
 def encode_header(params: SchedulerParams) -> bytes:
-    """The first line."""
+    """Return the first line."""
     data = msgspec.Raw(msgspec.json.encode(replace(params, unions=None)))
     return _line(_Header(params=data, merges=params.unions is not None))
 
@@ -90,7 +90,7 @@ def encode_step(
     commands: Sequence[Command],
     unions: Sequence[Estimate | None] = (),
 ) -> bytes:
-    """The line of one call."""
+    """Return the line of one call."""
     row = _Row(
         at_ns=at_ns,
         event=type(event).__name__,
@@ -102,12 +102,12 @@ def encode_step(
 
 
 def encode_left(at_ns: int, task_id: TaskId) -> bytes:
-    """The line of an answer that left."""
+    """Return the line of an answer that left."""
     return _line(_Row(at_ns=at_ns, left=task_id))
 
 
 def encode_commands(commands: Iterable[Command]) -> bytes:
-    """Commands as JSON: two sequences are equal if and only if this is."""
+    """Return commands as JSON, which is equal exactly for equal sequences."""
     rows = []
     for command in commands:
         kinds = [type(command).__name__]
@@ -118,7 +118,7 @@ def encode_commands(commands: Iterable[Command]) -> bytes:
 
 
 def commands_of(step: Step) -> list[tuple[str, dict[str, Any]]]:
-    """Each command's name and fields."""
+    """Return each command's name and fields."""
     return [(row[0], row[-1]) for row in msgspec.json.decode(step.commands)]
 
 
@@ -138,7 +138,7 @@ def decode(lines: Iterable[bytes], where: str = "journal") -> Journal:
 
 
 def _params(data: msgspec.Raw, where: str) -> SchedulerParams:
-    """All fields but the function, which msgspec cannot have a type of."""
+    """Read all fields but the function, for which msgspec has no type."""
     facts = _decoded(data, dict[str, Any], where, 1)
     facts.pop("unions", None)
     try:

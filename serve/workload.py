@@ -1,4 +1,4 @@
-"""What is asked of a server and when: workloads, arrival processes, and traces to replay.
+"""Workloads, arrival processes, and traces to replay.
 
 A workload is a list of tasks (model, graph); arrivals give each a time; a trace is both, written
 down, so that every system under comparison sees the same. Pure: no clock, and randomness comes
@@ -46,14 +46,14 @@ class GraphRef:
 
 @dataclass(frozen=True, slots=True, order=True)
 class WorkloadTask:
-    """One request's content: a model and a graph."""
+    """Content of a request: a model and a graph."""
 
     model: str
     graph: GraphRef
 
 
 class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the graphs of a trace are made; enough to make the same ones again."""
+    """Recipe for the graphs of a trace; enough to make the same ones again."""
 
     datasets: tuple[str, ...] = ("pubmed", "artist", "amazon", "reddit")
     count: Annotated[int, Meta(ge=1)] = 25
@@ -66,7 +66,7 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class TraceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a trace is made of; its first line."""
+    """Header of a trace: what it was made from; its first line."""
 
     format: str = _FORMAT
     workload: str
@@ -85,7 +85,7 @@ class TraceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class TraceItem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One request; one line."""
+    """Request of a trace; one line."""
 
     #: Intended send time, from the start of the trace.
     offset_ns: Annotated[int, Meta(ge=0)]
@@ -118,17 +118,17 @@ class Trace:
         return self.items[-1].offset_ns / _NS_PER_S if self.items else 0.0
 
     def with_targets(self, target_us: Callable[[TraceItem], int]) -> "Trace":
-        """The same requests with absolute QoS targets."""
+        """Return the same requests with absolute QoS targets."""
         items = (msgspec.structs.replace(i, qos_target_us=target_us(i)) for i in self.items)
         return Trace(self.header, tuple(items))
 
     def encode(self) -> bytes:
-        """JSON lines: the header, then one line per item."""
+        """Return JSON lines: the header, then one line per item."""
         return b"".join(msgspec.json.encode(row) + b"\n" for row in (self.header, *self.items))
 
     @classmethod
     def decode(cls, data: bytes, where: str = "trace") -> "Trace":
-        """The inverse of `encode`; raises ConfigError with `where` and the line number."""
+        """Return the trace that `encode` wrote; raise ConfigError with `where` and the line."""
         lines = data.splitlines()
         if not lines:
             raise ConfigError(f"{where}: empty; a header line is wanted")
@@ -158,7 +158,7 @@ class Trace:
 def workload_tasks(
     workload: str, pool: Sequence[GraphRef], seed: int, models: Sequence[str] = MODELS
 ) -> tuple[WorkloadTask, ...]:
-    """The list of tasks of `workload`, in random order.
+    """Return the list of tasks of `workload`, in random order.
 
     A model's list holds each graph of the pool once (the paper: 4 × 25 = 100 tasks); `mix` samples
     `TASKS_PER_LIST` from the lists of all `models`. Raises ConfigError for an unknown workload.
@@ -175,7 +175,7 @@ def workload_tasks(
 
 
 def rate_for_rho(rho: float, mean_solo_s: float, lanes: int) -> float:
-    """Arrivals per second that offer the load `rho` = rate × mean solo time ÷ lanes."""
+    """Return the arrivals per second that offer `rho` = rate × mean solo time ÷ lanes."""
     if rho <= 0 or mean_solo_s <= 0 or lanes < 1:
         raise ConfigError(f"rho {rho} > 0, mean solo time {mean_solo_s} s > 0, lanes {lanes} >= 1")
     return rho * lanes / mean_solo_s
@@ -188,7 +188,7 @@ def poisson_arrivals(
     duration_s: float | None = None,
     count: int | None = None,
 ) -> Iterator[int]:
-    """Offsets in ns of a Poisson process, until `count` arrivals or `duration_s`, if given."""
+    """Yield offsets in ns of a Poisson process, until `count` or `duration_s`, if given."""
     return _limited(_poisson_gaps(rate_hz, rng), duration_s, count)
 
 
@@ -201,7 +201,7 @@ def bursty_arrivals(
     on_s: float = 0.5,
     off_s: float = 1.5,
 ) -> Iterator[int]:
-    """Like `poisson_arrivals`, with the same mean rate, in bursts between silences.
+    """Yield arrivals as `poisson_arrivals` does, at the same mean rate, but in bursts.
 
     Both last an exponential time with means `on_s` and `off_s` (an interrupted Poisson process).
     """
@@ -223,7 +223,7 @@ def build_trace(
     duration_s: float | None = None,
     count: int | None = None,
 ) -> Trace:
-    """The requests of `tasks`, over and over in fresh random orders, at the header's arrivals.
+    """Return the requests of `tasks`, over and over in random orders, at the header's arrivals.
 
     Ends after `count` requests or `duration_s`; one of them must be given.
     """
@@ -253,7 +253,7 @@ def build_trace(
 
 
 def _endless(tasks: Sequence[WorkloadTask], seed: int) -> Iterator[WorkloadTask]:
-    """The list as given, then reshuffled for every further round."""
+    """Yield the list as given, then reshuffled for every further round."""
     rng = random.Random(f"rounds {seed}")
     order = list(tasks)
     while True:

@@ -1,4 +1,4 @@
-"""Everything the scheduler asks its driver to do, in the order given.
+"""Commands: everything the scheduler asks its driver to do, in the order given.
 
 For every ``TaskArrived`` there is exactly one ``AnswerTask`` and exactly one ``ReleaseTask``.
 """

@@ -1,4 +1,4 @@
-"""What is told of a task that ran to its end."""
+"""Outcome of a task that ran to its end."""
 
 from serve.core.state.device_state import Board
 from serve.core.state.record import Record
@@ -9,7 +9,7 @@ from serve.core.types import Completed, Nanos, Placement, Timeline, Usage
 def completed(
     record: Record, usage: Usage, board: Board, totals: Totals, now_ns: Nanos
 ) -> Completed:
-    """The outcome of the record, still on its lane, that finished now."""
+    """Return the outcome of a record that finished now and is still on its lane."""
     group, run = record.group, record.run
     assert group is not None
     assert group.group_id is not None

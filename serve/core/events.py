@@ -1,4 +1,4 @@
-"""Everything that can happen to the scheduler. Nothing else changes its state.
+"""Events: everything that can happen to the scheduler. Nothing else changes its state.
 
 Each is handed to ``Scheduler.handle(event, now_ns)``. See ``commands`` for what comes back.
 """
@@ -25,8 +25,8 @@ class TaskArrived(msgspec.Struct, frozen=True):
     """A request was decoded and estimated and asks to be admitted."""
 
     task: Task
-    #: Its inputs are staged already: since when the host was at it. None: the scheduler says when
-    #: to prepare it. Refused it needs its ``ReleaseTask`` like any other.
+    #: When the host began to stage its inputs, which are staged already. With None the scheduler
+    #: says when to prepare it. A rejected task gets its ``ReleaseTask`` in any case.
     prepare_started_ns: Nanos | None = None
 
 
@@ -34,8 +34,8 @@ class TaskPrepared(msgspec.Struct, frozen=True):
     """The host finished preparing the task's inputs; it may be launched."""
 
     task_id: TaskId
-    #: Given where the size was not known before, as when neighbours are sampled: from now on the
-    #: task is planned and its memory reserved by this. None: it is as it arrived.
+    #: The task's true size, when that was not known before, as with sampled neighbours. From now
+    #: on it is planned, and its memory reserved, by this. None: it is as it arrived.
     found: Sized | None = None
 
 
@@ -94,14 +94,14 @@ class LaneLost(msgspec.Struct, frozen=True):
 
 
 class LaneMeasured(msgspec.Struct, frozen=True):
-    """What a lane holds between runs beyond what it needs to serve."""
+    """Memory that a lane holds between runs beyond what it needs to serve."""
 
     lane_id: LaneId
     held_bytes: Bytes
 
 
 class LaneSeen(msgspec.Struct, frozen=True):
-    """What the lane that holds the task's run does, as ``LookAtLane`` asked."""
+    """State of the lane that holds the task's run: the reply to ``LookAtLane``."""
 
     task_id: TaskId
     lane_id: LaneId
@@ -116,7 +116,7 @@ class BudgetChanged(msgspec.Struct, frozen=True):
 
 
 class SlowdownChanged(msgspec.Struct, frozen=True):
-    """Runs were seen to disturb one another more or less than thought; on every device alike."""
+    """Runs slow one another more or less than assumed so far, on every device alike."""
 
     #: See ``DeviceFacts``.
     slowdown: tuple[float, ...]

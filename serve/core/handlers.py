@@ -1,4 +1,4 @@
-"""What each event changes, before anything is planned or launched for it.
+"""Event handlers: what an event changes before anything is planned or launched for it.
 
 One method for each class of ``events``. See ``lifecycle`` for what may happen to a task and
 ``scheduler`` for what follows an event.
@@ -258,7 +258,7 @@ class EventHandlers:
             )
 
     def _lose(self, record: Record, lane_id: LaneId, over_limit: str) -> None:
-        """The lane died under the record: it is handed over, once, unless it took too long."""
+        """Hand the record of a lost lane over, once, or fail it when it took too long."""
         if over_limit and not record.state.answered:
             self._tasks.step(record, Failed, Failed(FailReason.TIME_LIMIT, over_limit))
             return
@@ -322,7 +322,7 @@ class EventHandlers:
     # Shared by several events.
 
     def _give_up(self, record: Record, cause: Cause, outcome: Outcome) -> None:
-        """The client waits no longer; a run nobody waits for is stopped."""
+        """Answer the record without a result, and stop its run when no client waits for it."""
         self._tasks.step(record, cause, outcome)
         run = record.run
         if run is None or run.stopping or not all(r.state.answered for r in run.members):
@@ -331,7 +331,7 @@ class EventHandlers:
         self._tasks.out.append(StopTask(run.task_id, run.lane_id))
 
     def _run_of(self, task_id: TaskId, lane_id: LaneId, cause: Cause) -> Run:
-        """The run that the task names, on that lane; raises InvariantViolation if it is not."""
+        """Return the run that the task names; raise InvariantViolation if it is not on the lane."""
         run = self._tasks.get(task_id, cause).run
         if run is not None and (run.lane_id, run.task_id) == (lane_id, task_id):
             return run

@@ -1,4 +1,4 @@
-"""What must hold of a scheduler between any two events, checked the slow and obvious way."""
+"""Invariants of a scheduler between any two events, checked the slow and obvious way."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -36,7 +36,7 @@ from serve.core.types import Expired, Failed
 
 
 class State(Enum):
-    """Where a task stands; the flags say what that means for others."""
+    """State of a task; its flags say what the state entails."""
 
     #: Admitted, waits to be planned and prepared.
     QUEUED = "queued", True, False, False, False
@@ -174,7 +174,7 @@ TRANSITION_OF = {
 
 
 def mermaid() -> str:
-    """The table as a Mermaid state diagram; moves that change nothing are left out."""
+    """Return the table as a Mermaid state diagram, without moves that change nothing."""
     causes: dict[tuple[State, State], list[str]] = {}
     for (state, cause), target in TRANSITIONS.items():
         if target is not state:

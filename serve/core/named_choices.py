@@ -25,7 +25,7 @@ class NamedChoices(Mapping[str, T]):
         self._entries: dict[str, T] = {}
 
     def register(self, make: Callable[[], T]) -> Callable[[], T]:
-        """Class decorator: register one instance of the class, return the class."""
+        """Register one instance of the class and return the class; a class decorator."""
         entry = make()
         if entry.name in self._entries:
             raise ValueError(f"two of {self.kind} are called '{entry.name}'")
@@ -33,7 +33,7 @@ class NamedChoices(Mapping[str, T]):
         return make
 
     def get_named(self, name: str) -> T:
-        """The one called `name`; raises ConfigError that lists the choices."""
+        """Return the one called `name`; raise ConfigError that lists the choices."""
         try:
             return self._entries[name]
         except KeyError:

@@ -1,4 +1,4 @@
-"""What the scheduler is told once: which policy, which window, what the device is like."""
+"""Parameters of a scheduler: policy, discipline, window and the facts of its devices."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -108,7 +108,7 @@ class SchedulerParams:
 
     @property
     def devices(self) -> tuple[DeviceFacts, ...]:
-        """All of them, by DeviceId."""
+        """Facts of every device, by DeviceId."""
         return (self.device, *self.more_devices)
 
     @property

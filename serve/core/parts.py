@@ -1,4 +1,4 @@
-"""What the scheduler of one device consists of, in one place for all that work on it."""
+"""Parts of one device's scheduler, in one place for everything that works on them."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""When pending tasks are planned, and which of the plan the host prepares.
+"""Planning: when pending tasks are planned, and which of the plan the host prepares.
 
 Covers when the window closes, what a planning looks at, and how far the host works ahead. Does not
 cover how tasks are grouped, see ``policies``, nor how a plan is run, see ``disciplines``.
@@ -57,13 +57,13 @@ class Planner:
         return self._plan.count < self._prepare_depth + self._board.free_slots
 
     def closes_ns(self) -> Nanos | None:
-        """When the window closes; None when nothing has arrived since it last did."""
+        """Return when the window closes; None when nothing has arrived since it last closed."""
         if not self._window.open:
             return None
         return self._window.closes_ns(self._discipline.could_start(self._board))
 
     def horizon(self) -> list[Record]:
-        """What would be planned next."""
+        """Return the tasks that would be planned next."""
         return self._backlog.horizon(self._horizon, self._tasks.now_ns)
 
     def plan_if_due(self) -> bool:

@@ -1,12 +1,12 @@
-"""How runs on one device slow one another: the arithmetic of it.
+"""Slowdown: the arithmetic of runs on one device that slow one another.
 
-Beside k others a run takes `slowdown[k]` times as long as alone; beside more than the table knows,
-as long as beside the last. All that execute advance alike.
+Beside k others a run takes `slowdown[k]` times as long as alone; beside more others than the table
+holds, its last value counts. All runs that execute advance alike.
 """
 
 from collections.abc import Sequence
 
-#: By number of others that execute: none disturbs another.
+#: A slowdown table for runs that do not slow one another.
 NO_SLOWDOWN = (1.0,)
 
 
@@ -17,12 +17,12 @@ def check_slowdown(slowdown: Sequence[float]) -> None:
 
 
 def slowdown_beside(slowdown: Sequence[float], others: int) -> float:
-    """The slowdown of a run with so many others beside it."""
+    """Return the slowdown of a run beside `others` other runs."""
     return slowdown[others] if others < len(slowdown) else slowdown[-1]
 
 
 def ends_ns(left_ns: Sequence[float], slowdown: Sequence[float]) -> list[float]:
-    """When each of some runs ends, from now, if they execute together and no other joins.
+    """Return when each run ends, in ns from now, if they co-run and no other joins.
 
     `left_ns`: time alone that each still needs, ascending.
     """

@@ -31,7 +31,7 @@ def align_bytes(size_bytes: int) -> Bytes:
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """What is known of a task before anything runs."""
+    """Memory and time of a task, known before anything runs."""
 
     #: Peak memory of one forward pass (PMC): inputs, activations and output.
     peak_bytes: Bytes
@@ -50,10 +50,10 @@ class Estimate(msgspec.Struct, frozen=True):
 
 
 class UnionEstimate(Protocol):
-    """What several graphs take in one run of a model."""
+    """Estimator of what several graphs take in one run of a model."""
 
     def __call__(self, model: str, sizes: Sequence[tuple[int, int]], /) -> Estimate | None:
-        """For graphs of these (nodes, edges), or None when the model must not be given unions.
+        """Return the estimate for graphs of these (nodes, edges); None when unions are not allowed.
 
         The reservation covers what tasks reserve by themselves, and joining them. Must give the
         same for the same arguments as long as no run ended in between.
@@ -62,7 +62,7 @@ class UnionEstimate(Protocol):
 
 
 class QoS(msgspec.Struct, frozen=True):
-    """What was promised, and what the client asked for."""
+    """Quality of service: the promised target, and what the client asked for."""
 
     #: QT: answer within this after arrival, or it counts as a violation.
     target_ns: Nanos
@@ -81,7 +81,7 @@ class QoS(msgspec.Struct, frozen=True):
 
 
 class Task(msgspec.Struct, frozen=True):
-    """One admitted or to-be-admitted request, as the scheduler sees it."""
+    """Request, admitted or to be admitted, as the scheduler sees it."""
 
     #: Unique and increasing in order of arrival; breaks every tie.
     task_id: TaskId
@@ -101,7 +101,7 @@ class Task(msgspec.Struct, frozen=True):
 
     @property
     def run_due_ns(self) -> Nanos:
-        """When the run must have ended: half of the server's own share of the time is answering."""
+        """Latest end of the run: half of the server's own share of the solo time is answering."""
         estimate = self.estimate
         answer_ns = (estimate.solo_ns - estimate.run_ns) // 2
         return Nanos(self.arrived_ns + self.qos.target_ns - answer_ns)
@@ -113,24 +113,24 @@ class Task(msgspec.Struct, frozen=True):
 
     @property
     def expires_ns(self) -> Nanos | None:
-        """When the client stops waiting; None if it never does."""
+        """Time at which the client stops waiting; None if it never does."""
         timeout = self.qos.timeout_ns
         return None if timeout is None else Nanos(self.arrived_ns + timeout)
 
     @property
     def reserve_bytes(self) -> Bytes:
-        """What the ledger holds while the task is on a lane."""
+        """Memory that the ledger holds while the task is on a lane."""
         return self.estimate.reserve_bytes
 
     def found(self, sized: "Sized") -> "Task":
-        """The task as preparing found it to be; its target stays as promised."""
+        """Return the task as preparing found it to be; its target stays as promised."""
         return msgspec.structs.replace(
             self, num_nodes=sized.num_nodes, num_edges=sized.num_edges, estimate=sized.estimate
         )
 
 
 class Sized(msgspec.Struct, frozen=True):
-    """What preparing found a task to be, where its arrival could only expect it."""
+    """Size and estimate of a task that only preparing could find."""
 
     num_nodes: int
     num_edges: int
@@ -138,7 +138,7 @@ class Sized(msgspec.Struct, frozen=True):
 
 
 class Capacity(msgspec.Struct, frozen=True):
-    """What one group may use."""
+    """Memory and slots that one group may use."""
 
     memory_bytes: Bytes
     #: Tasks that can run at once.
@@ -160,23 +160,23 @@ class Group(msgspec.Struct, frozen=True):
 
     @property
     def reserve_bytes(self) -> Bytes:
-        """What the group holds when all its tasks run at once."""
+        """Memory that the group holds when all its tasks run at once."""
         return Bytes(sum(task.reserve_bytes for task in self.tasks))
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """What a run was measured to take, on its lane."""
+    """Time and memory that a run was measured to take, on its lane."""
 
     #: From when the lane heard of it, time spent suspended included.
     run_ns: Nanos
     #: Inputs and tensors at their peak; None where the lane cannot measure it.
     peak_bytes: Bytes | None
-    #: The same with what kernels took besides.
+    #: `peak_bytes` with what kernels took besides.
     held_bytes: Bytes | None = None
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """Where and beside what a task ran."""
+    """Placement of a task's run: lane, group and co-runners."""
 
     lane_id: LaneId
     group_id: GroupId
@@ -184,7 +184,7 @@ class Placement(msgspec.Struct, frozen=True):
     group_size: int
     #: Most other tasks seen running on the device during its run.
     co_runners: int
-    #: 1, or more when a lost lane handed it over, it overran its memory or its union failed.
+    #: 1; more when a lane was lost, it overran its memory or its union failed.
     attempt: int
     #: Tasks that ran as one disjoint union, itself included.
     merged: int = 1
@@ -193,7 +193,7 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 class Timeline(msgspec.Struct, frozen=True):
-    """When a task passed each stage; all on the scheduler's clock."""
+    """Times at which a task passed each stage, on the scheduler's clock."""
 
     arrived_ns: Nanos
     prepare_started_ns: Nanos
@@ -203,7 +203,7 @@ class Timeline(msgspec.Struct, frozen=True):
     #: How long an idle lane with free memory stood waiting for this task's prepare;
     #: the rest of the prepare was hidden behind other tasks' execution.
     prepare_exposed_ns: Nanos
-    #: Estimated work ahead of it on arrival, per lane: pending and running solo time.
+    #: Work ahead of it on arrival, per slot: estimated solo time of tasks pending or running.
     backlog_ns: Nanos
     #: How much of the time between launch and finish it stood suspended for others.
     suspended_ns: Nanos = ZERO_NS
@@ -214,7 +214,7 @@ class Timeline(msgspec.Struct, frozen=True):
 
 
 class LaneState(Enum):
-    """What a lane that holds a run was seen to do."""
+    """Activity of a lane that holds a run."""
 
     #: Computes, or would if it had a core or what it reads from a disk.
     BUSY = "busy"
@@ -237,7 +237,7 @@ class LaneLook(msgspec.Struct, frozen=True):
 
 
 class RejectReason(Enum):
-    """Why a task was refused before it was accepted."""
+    """Reason for rejecting a task before it was accepted."""
 
     TOO_BIG = "too_big"
     QUEUE_FULL = "queue_full"
@@ -247,7 +247,7 @@ class RejectReason(Enum):
 
 
 class FailReason(Enum):
-    """Why an accepted task has no result."""
+    """Reason for an accepted task to have no result."""
 
     INVALID_INPUT = "invalid_input"
     MODEL_ERROR = "model_error"

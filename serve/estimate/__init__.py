@@ -1,4 +1,4 @@
-"""What a request will take, known before it runs: memory, time and the room its answer needs.
+"""Estimates of a request before it runs: memory, time and the room its answer needs.
 
 Pure arithmetic on numbers: ``calibration`` holds them, ``memory`` and ``timing`` fit them to
 measurements, ``correction`` follows the machine, ``estimator`` answers. The measuring itself

@@ -1,4 +1,4 @@
-"""Everything measured of one model on one executor and device: plain data, JSON on disk.
+"""Measurements of one model on one executor and device: plain data, JSON on disk.
 
 Sizes are in bytes and times in ns, both as functions of N nodes and E edges that never decrease
 in either.
@@ -22,7 +22,7 @@ class Linear(msgspec.Struct, frozen=True):
     where: str = ""
 
     def at(self, num_nodes: int, num_edges: int) -> float:
-        """Its value for a graph."""
+        """Return its value for a graph."""
         return self.nodes * num_nodes + self.edges * num_edges + self.constant
 
 
@@ -37,7 +37,7 @@ class Curve(msgspec.Struct, frozen=True):
     edges_edges: float
 
     def at(self, num_nodes: int, num_edges: int) -> float:
-        """Its value for a graph."""
+        """Return its value for a graph."""
         return (
             self.constant
             + num_nodes * (self.nodes + self.nodes_nodes * num_nodes + self.nodes_edges * num_edges)
@@ -56,13 +56,13 @@ class Ramp(msgspec.Struct, frozen=True):
     slopes: tuple[float, ...]
 
     def at(self, size: float) -> float:
-        """Its value at `size` >= 0."""
+        """Return its value at `size` >= 0."""
         piece = bisect_right(self.starts, size) - 1
         return self.values[piece] + self.slopes[piece] * (size - self.starts[piece])
 
 
 class Loopless(msgspec.Struct, frozen=True, kw_only=True):
-    """What graphs without self-loops take, and what each loop adds at most.
+    """Memory of graphs without self-loops, and what each loop adds at most.
 
     For models that drop loops, so that a loop costs them less than another edge.
     """
@@ -115,12 +115,12 @@ class TimeFit(msgspec.Struct, frozen=True, kw_only=True):
     largest_edges: int
 
     def at(self, num_nodes: int, num_edges: int) -> float:
-        """Nanoseconds for a graph."""
+        """Return the nanoseconds for a graph."""
         return self.constant_ns + self.nodes.at(num_nodes) + self.edges.at(num_edges)
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """One model, as measured on one executor, device and number of threads."""
+    """Calibration of a model on one executor, device and number of threads."""
 
     format: int = FORMAT
     #: `name:version`

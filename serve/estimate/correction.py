@@ -52,7 +52,7 @@ class SizeBias:
         self._log = [0.0] * _CENTRES
 
     def factor(self, expected: float) -> float:
-        """For an expected value in ns."""
+        """Return the factor for an expected value in ns."""
         index, share = _place(expected)
         low = self._log[index]
         return math.exp(low + (self._log[index + 1] - low) * share)
@@ -68,7 +68,7 @@ class SizeBias:
 
 
 def _place(expected: float) -> tuple[int, float]:
-    """The centre at or below, and how far to the next, 0 to 1."""
+    """Return the centre at or below, and how far it is to the next, 0 to 1."""
     if expected <= _LOWEST:
         return 0, 0.0
     place = math.log(expected / _LOWEST) / _STEP
@@ -85,11 +85,11 @@ class Correction:
 
     @property
     def factor(self) -> float:
-        """How much slower the machine is now, over all sizes."""
+        """Slowness of the machine now, over all sizes, as a factor."""
         return self._drift.factor
 
     def at(self, expected: float) -> float:
-        """The corrected value; rises with `expected`."""
+        """Return the corrected value, which rises with `expected`."""
         return expected * self._bias.factor(expected) * self._drift.factor
 
     def observe(self, measured: float, expected: float, beside: float = 1.0) -> None:

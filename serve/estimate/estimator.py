@@ -35,7 +35,7 @@ ASSUMED_OVERHEAD = (200_000, 100)
 
 
 class Overhead:
-    """What a request takes beyond its calibrated run, for all models alike.
+    """Overhead of a request beyond its calibrated run, for all models alike.
 
     Taking it in, staging, answering, and that cores which had nothing to do are slower at first.
     """
@@ -61,13 +61,13 @@ class Overhead:
             )
 
     def at(self, input_bytes: float) -> float:
-        """Nanoseconds for a request of that size."""
+        """Return the nanoseconds for a request of that size."""
         return self.base_ns + self.ns_per_kib * input_bytes / 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """One estimate with everything a person wants to know of it."""
+    """Estimate with all its parts, for people."""
 
     input_bytes: int
     output_bytes: int
@@ -99,7 +99,7 @@ class ModelEstimator:
         *,
         safety: float = SAFETY_FACTOR,
     ) -> None:
-        """`overhead` and `slowdown` are those of all models on the device."""
+        """Share `overhead` and `slowdown` with all models on the device."""
         if safety < 1.0:
             raise ValueError(f"the safety factor must be at least 1, got {safety}")
         self.calibration = calibration
@@ -132,7 +132,7 @@ class ModelEstimator:
 
     @property
     def time_factor(self) -> float:
-        """How much slower the machine is now than at calibration, over all sizes."""
+        """Slowness of the machine now against calibration, over all sizes, as a factor."""
         return self._run.factor
 
     def estimate(
@@ -143,7 +143,7 @@ class ModelEstimator:
         *,
         narrow_edges: bool = False,
     ) -> Estimate:
-        """Peak memory, what to reserve, median run and solo time of one request.
+        """Return peak memory, reservation, median run and solo time of one request.
 
         `num_loops` of the edges are self-loops; None: any number may be. `narrow_edges`: they are
         staged as int32.
@@ -161,7 +161,7 @@ class ModelEstimator:
         *,
         narrow_edges: bool = False,
     ) -> tuple[Bytes, Bytes]:
-        """Its peak, and what to reserve."""
+        """Return its peak and its reservation, in bytes."""
         peak = self._peak(num_nodes, num_edges, num_loops)
         need = self._need(num_nodes, num_edges, num_loops, peak)
         spared = NARROW_EDGE_SPARES_BYTES * num_edges if narrow_edges else 0
@@ -169,14 +169,14 @@ class ModelEstimator:
         return Bytes(peak - spared), align_bytes(reserve)
 
     def times(self, num_nodes: int, num_edges: int) -> tuple[Nanos, Nanos]:
-        """Its median run and solo time."""
+        """Return its median run and solo time, in ns."""
         fitted = self.fitted_ns(num_nodes, num_edges)
         run = max(1, ceil(self._run.at(fitted)))
         solo = ceil(self._solo.at(fitted + self._overhead_ns(num_nodes, num_edges)))
         return Nanos(run), Nanos(max(run, solo))
 
     def union(self, sizes: Sequence[tuple[int, int]]) -> Estimate:
-        """The same for one run over the disjoint union of requests of these (nodes, edges).
+        """Return the estimate of one run over the disjoint union of these (nodes, edges).
 
         Joining takes time, and what was staged for the requests is held beside the joined copy.
         """
@@ -219,12 +219,12 @@ class ModelEstimator:
         return self.calibration.time.at(num_nodes, num_edges)
 
     def run_ns(self, num_nodes: int, num_edges: int, beside: float = 0.0) -> int:
-        """Median run time beside that many others, on average over the run."""
+        """Return the median run time beside `beside` others, averaged over the run, in ns."""
         run, _ = self.times(num_nodes, num_edges)
         return ceil(run * self._slowdown.factor(beside))
 
     def output_bytes(self, num_nodes: int, num_edges: int) -> int:
-        """The most the answer can take, float32 [rows, C]."""
+        """Return the most bytes that the answer can take, float32 [rows, C]."""
         return ceil(self.calibration.memory.output.at(num_nodes, num_edges))
 
     def input_bytes(self, num_nodes: int, num_edges: int) -> int:
@@ -232,7 +232,7 @@ class ModelEstimator:
         return ceil(self.calibration.memory.inputs.at(num_nodes, num_edges))
 
     def describe(self, num_nodes: int, num_edges: int) -> Breakdown:
-        """The estimate with its parts and bands."""
+        """Return the estimate with its parts and bands."""
         memory = self.calibration.memory
         estimate = self.estimate(num_nodes, num_edges)
         top = max(
@@ -312,7 +312,7 @@ class ModelEstimator:
         return ceil(peak * self.memory_scale) + self.memory_added_bytes
 
     def _need(self, num_nodes: int, num_edges: int, num_loops: int | None, peak: int) -> int:
-        """The same with what kernels take besides."""
+        """Return the need with what kernels take besides."""
         held = _highest(self._held, num_nodes, num_edges)
         if num_loops is not None and self.counts_loops:
             others = _highest(self._plain_held, num_nodes, num_edges - num_loops)
@@ -348,12 +348,12 @@ class ModelEstimator:
 
 
 def _summed(sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """All nodes, all edges."""
+    """Return the sums of nodes and of edges."""
     return sum(nodes for nodes, _ in sizes), sum(edges for _, edges in sizes)
 
 
 def _raised(planes: Sequence[Linear], by: Linear) -> tuple[tuple[float, float, float], ...]:
-    """(nodes, edges, constant) of each of `planes` plus `by`; of `by` alone without planes."""
+    """Return (nodes, edges, constant) of each plane plus `by`; of `by` alone without planes."""
     none = Linear(0.0, 0.0, 0.0)
     return tuple(
         (p.nodes + by.nodes, p.edges + by.edges, p.constant + by.constant) for p in planes or [none]
@@ -363,7 +363,7 @@ def _raised(planes: Sequence[Linear], by: Linear) -> tuple[tuple[float, float, f
 def _highest(
     planes: tuple[tuple[float, float, float], ...], num_nodes: int, num_edges: int
 ) -> float:
-    """The largest value of any of them, at least 0."""
+    """Return the largest value of any of them, at least 0."""
     highest = 0.0
     for nodes, edges, constant in planes:
         value = nodes * num_nodes + edges * num_edges + constant

@@ -29,7 +29,7 @@ _CURVE_MARGIN = 1.1
 
 @dataclass(frozen=True, slots=True)
 class MemoryTrace:
-    """Every allocation (positive) and free (negative) of one forward pass, in bytes, in order."""
+    """Allocations (positive) and frees (negative) of one forward pass, in bytes, in order."""
 
     num_nodes: int
     num_edges: int
@@ -44,7 +44,7 @@ class MemoryTrace:
 
     @property
     def branch(self) -> tuple[tuple[bool, str], ...]:
-        """What two passes must share to be lined up moment by moment."""
+        """Key that two passes must share to be lined up moment by moment."""
         return tuple((size > 0, label) for size, label in zip(self.sizes, self.labels, strict=True))
 
 
@@ -71,7 +71,7 @@ def fit_planes(traces: Sequence[MemoryTrace]) -> tuple[tuple[Linear, ...], str]:
 
 
 def _fit_branch(members: Sequence[MemoryTrace], sizes: Floats) -> tuple[list[Linear], bool]:
-    """One plane per local maximum of live bytes, raised to cover every member; are they linear?"""
+    """Fit a plane per local maximum of live bytes, covering all; say if they are linear."""
     live = np.cumsum(np.array([trace.sizes for trace in members], dtype=np.float64), axis=1)
     grows = [size > 0 for size in members[0].sizes] + [False]
     moments = [i for i in range(live.shape[1]) if grows[i] and not grows[i + 1]]
@@ -102,7 +102,7 @@ def _fit_branch(members: Sequence[MemoryTrace], sizes: Floats) -> tuple[list[Lin
 
 
 def upper_hull(planes: Iterable[Linear]) -> tuple[Linear, ...]:
-    """The planes that are highest for some N, E >= 0; the others never decide a maximum."""
+    """Return the planes that are highest for some N, E >= 0; others never decide a maximum."""
     # The label decides which of equals stays: the same every time.
     kept = sorted(set(planes), key=lambda p: (-p.edges, -p.nodes, -p.constant, p.where))
     for plane in tuple(kept):
@@ -113,7 +113,7 @@ def upper_hull(planes: Iterable[Linear]) -> tuple[Linear, ...]:
 
 
 def _rises_above(plane: Linear, others: Sequence[Linear]) -> bool:
-    """Is `plane` above all `others` somewhere on the triangle of (N, E, 1) directions?
+    """Return True when `plane` is above all `others` for some direction (N, E, 1).
 
     Cuts the triangle down, one other after the next, to where the plane is higher.
     """
@@ -142,12 +142,12 @@ def _rises_above(plane: Linear, others: Sequence[Linear]) -> bool:
 
 
 def peak_at(planes: Sequence[Linear], num_nodes: int, num_edges: int) -> float:
-    """The highest of the planes, 0 when there are none."""
+    """Return the value of the highest plane, 0 when there are none."""
     return max((plane.at(num_nodes, num_edges) for plane in planes), default=0.0)
 
 
 def covers(estimate_bytes: float, measured_bytes: int) -> bool:
-    """Is a measured peak within an estimate, but for rounding?"""
+    """Return True when a measured peak is within an estimate, but for rounding."""
     return measured_bytes <= _allowed(estimate_bytes)
 
 
@@ -156,7 +156,7 @@ def _allowed(estimate_bytes: float) -> float:
 
 
 def fit_curve(peaks: Sequence[tuple[int, int, int]]) -> Curve:
-    """A quadratic over measured (nodes, edges, peak bytes), at least 10 % above each of them."""
+    """Fit a quadratic to (nodes, edges, peak bytes), at least 10 % above each of them."""
     n, e, peak = np.array(peaks, dtype=np.float64).T
     terms = np.stack([np.ones_like(n), n, e, n * n, n * e, e * e], axis=1)
     weight = 1.0 / np.maximum(peak, 1.0)

@@ -1,4 +1,4 @@
-"""How large a sampled subgraph will be, known before it is sampled: per graph and fan-outs.
+"""Size of a sampled subgraph before it is sampled, by graph and fan-outs.
 
 At first use a few samples of doubling numbers of random ids are drawn and timed; between them is
 interpolated. Clients may ask for other nodes than random ones, so every sample that is served
@@ -18,7 +18,7 @@ _LEAST_BAND = 1.25
 
 @dataclass(frozen=True, slots=True)
 class SampleProbe:
-    """One sample that was drawn to learn from."""
+    """Sample that was drawn to learn from."""
 
     num_ids: int
     num_nodes: int
@@ -67,11 +67,11 @@ class SampleSizes:
         self._edges_high = Quantile(max(_LEAST_BAND, spread))
 
     def resized(self, num_nodes: int, num_edges: int) -> None:
-        """The graph has changed: samples are no larger than this now."""
+        """Bound samples by the new size of the graph, which has changed."""
         self._limits = num_nodes, num_edges
 
     def expected(self, num_ids: int) -> ExpectedSample:
-        """For a request of `num_ids` ids."""
+        """Return the expected size for a request of `num_ids` ids."""
         nodes = self._at(self._nodes, num_ids) * self._nodes_drift.factor
         edges = self._at(self._edges, num_ids) * self._edges_drift.factor
         most_nodes, most_edges = self._limits
@@ -98,7 +98,7 @@ class SampleSizes:
             drift.observe(max(1, measured), expected)
 
     def _at(self, known: Sequence[float], num_ids: int) -> float:
-        """Interpolated on a line between probed counts; beyond them, in proportion."""
+        """Interpolate linearly between probed counts; beyond them, in proportion."""
         if num_ids <= 0:
             return 0.0
         counts = self._counts

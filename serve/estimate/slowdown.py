@@ -1,4 +1,4 @@
-"""How much slower runs are beside others, learned from runs beside others.
+"""Slowdown of runs beside others, learned from runs beside others.
 
 By the number of others on the device that executed beside a run, on average over it; all models
 share one table, as what they take from one another is the device's. It starts from requests that
@@ -21,7 +21,7 @@ class SlowdownEstimator:
         self._seen = [0.0]
 
     def factor(self, beside: float) -> float:
-        """At least 1; 1 for a run alone and where nothing is known."""
+        """Return the slowdown: at least 1, and 1 for a run alone or where nothing is known."""
         index, share = self._place(beside)
         return math.exp(max(0.0, self._at(index, share)))
 
@@ -49,7 +49,7 @@ class SlowdownEstimator:
         return low if share == 0 else low + (self._log[index + 1] - low) * share
 
     def _place(self, beside: float) -> tuple[int, float]:
-        """The whole number at or below, and how far to the next; the last one known for more."""
+        """Return the whole number below and the share to the next; the last known for more."""
         index = int(beside)
         most = len(self._log) - 1
         return (index, beside - index) if index < most else (most, 0.0)

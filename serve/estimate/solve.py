@@ -11,7 +11,7 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def nonnegative(columns: Floats, target: Floats) -> Floats:
-    """X >= 0 [K] that minimises |columns @ x − target|, for columns [M, K] and target [M]."""
+    """Return x >= 0 [K] that minimises |columns @ x − target|; columns [M, K], target [M]."""
     scale = np.linalg.norm(columns, axis=0)
     scale[scale == 0] = 1.0
     a = columns / scale

@@ -76,7 +76,7 @@ def fit_time(samples: Sequence[Timed]) -> TimeFit:
 
 
 def fit_overhead(samples: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """(ns, ns per KiB), neither negative, for (bytes, ns); relative errors count."""
+    """Fit (ns, ns per KiB), neither negative, to (bytes, ns) by relative errors."""
     added = np.array([max(1.0, ns) for _, ns in samples], dtype=np.float64)
     kib = np.array([size / 1024 for size, _ in samples], dtype=np.float64)
     columns = np.stack([np.ones_like(kib), kib], axis=1)
@@ -85,7 +85,7 @@ def fit_overhead(samples: Sequence[tuple[int, float]]) -> tuple[float, float]:
 
 
 def _starts(sizes: Floats, pieces: int) -> Floats:
-    """Where pieces begin: 0, then evenly in the logarithm.
+    """Return the starts of the pieces: 0, then evenly in the logarithm.
 
     The first bend comes after the smallest fifth, where overhead rules; the last well before the
     largest, so that several sizes say how it goes on.
@@ -98,7 +98,7 @@ def _starts(sizes: Floats, pieces: int) -> Floats:
 
 
 def _columns(n: Floats, e: Floats, node_starts: Floats, edge_starts: Floats) -> Floats:
-    """One column for the constant and one per piece: how much of the size lies in it."""
+    """Return a column for the constant and one per piece: the part of the size that lies in it."""
     columns = [np.ones_like(n)]
     for sizes, starts in ((n, node_starts), (e, edge_starts)):
         widths = np.append(np.diff(starts), np.inf)

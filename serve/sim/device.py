@@ -14,7 +14,7 @@ STOP_NS = Nanos(500_000)
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """One request with what it truly takes; the task carries what is estimated."""
+    """Request with what it truly takes; its task carries the estimates."""
 
     task: Task
     #: Forward pass on an idle device.
@@ -27,7 +27,7 @@ class Offered:
 
 @dataclass(frozen=True, slots=True)
 class DeviceModel:
-    """What the numbers are."""
+    """Timings of a simulated device."""
 
     #: How much longer a run takes beside 0, 1, 2, … other executing tasks; the last value
     #: counts for more. (1.0,): no interference.
@@ -49,7 +49,7 @@ class DeviceModel:
 
     @property
     def launching_ns(self) -> Nanos:
-        """What a launch takes of the device."""
+        """Time that a launch takes of the device."""
         return self.switch_ns if self.launch_ns is None else self.launch_ns
 
     def slowdown_beside(self, others: int) -> float:
@@ -58,7 +58,7 @@ class DeviceModel:
 
 
 class SimulatedRun:
-    """One task on a lane."""
+    """Task on a lane of a simulated device."""
 
     __slots__ = ("core", "executing", "lane_id", "mark", "started_ns", "stopping", "task_id")
 
@@ -139,7 +139,7 @@ class SimulatedDevice:
         run.mark += self._progress[run.core] + self._model.switch_ns
 
     def gets(self, shares: tuple[float, ...], now_ns: int) -> None:
-        """From now on the runs of each core get so much of it, together."""
+        """Set the share of each core that its runs get together from now on."""
         if shares != self._shares:
             self._advance(now_ns)
             self._shares = shares
@@ -162,14 +162,14 @@ class SimulatedDevice:
         return self._runs.pop(lane_id)
 
     def next_end(self) -> tuple[int, LaneId] | None:
-        """(when, lane) of the run that ends first if the pace stays; None when none advances."""
+        """Return (when, lane) of the run that ends first at this speed; None when none advances."""
         if self._changed:
             self._changed = False
             self._look_ahead()
         return self._end
 
     def _core_for(self, lane_id: LaneId) -> int:
-        """Its last one, unless a lane executes there and on another none; as lanes are pinned."""
+        """Return the lane's last core, unless that is taken and another free; as lanes are pinned."""
         cores = len(self.executing_on)
         if cores == 1:
             return 0
@@ -180,7 +180,7 @@ class SimulatedDevice:
         return core
 
     def _advance(self, now_ns: int) -> None:
-        """Up to now at the pace so far; what executes is about to change."""
+        """Advance all runs up to now at the speed so far; what executes is about to change."""
         passed_ns = now_ns - self._at_ns
         if passed_ns:
             if self._changed:

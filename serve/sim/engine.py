@@ -91,7 +91,7 @@ class Simulation:
             self._happen(next_ns)
 
     def offer(self, offered: Offered) -> None:
-        """The request is sent now: it arrives, once client and server have done their part."""
+        """Send the request now; it arrives once client and server have done their part."""
         host = self._host
         if host is None:
             self._arrive(offered)
@@ -101,7 +101,7 @@ class Simulation:
         self._share_cores(host)
 
     def next_ns(self) -> int | None:
-        """When something happens next by itself; None: never again."""
+        """Return when something happens next by itself; None for never again."""
         next_ns: int | None = self.scheduler.next_wakeup()
         if self._due and (next_ns is None or self._due[0][0] < next_ns):
             next_ns = self._due[0][0]
@@ -123,7 +123,7 @@ class Simulation:
             self._happen(next_ns)
 
     def _happen(self, next_ns: int) -> None:
-        """What is due at `next_ns`: the end of a run first, a tick last."""
+        """Let happen what is due at `next_ns`: the end of a run first, a tick last."""
         self.now_ns = Nanos(next_ns)
         if not self._end_run(next_ns) and not self._end_work(next_ns):
             if self._due and self._due[0][0] == next_ns:
@@ -201,7 +201,7 @@ class Simulation:
         del self._offered[command.task_id]
 
     def _left(self, task: Task, outcome: Completed, answered_ns: Nanos) -> None:
-        """The answer is out."""
+        """Note that the answer is out."""
         cause = violation_cause(task, outcome, answered_ns)
         self.answered.append(Answered(task, outcome, answered_ns, cause))
 
@@ -211,7 +211,7 @@ class Simulation:
         process.do(work_ns, then, self.now_ns)
 
     def _end_work(self, next_ns: int) -> bool:
-        """Go on with what a process of the host has done now, if there is one."""
+        """Go on with the work that a process of the host has just done, if there is any."""
         if self._host is not None:
             for process in (self._server, self._client):
                 if process.next_end() == next_ns:
@@ -220,7 +220,7 @@ class Simulation:
         return False
 
     def _arrive(self, offered: Offered) -> None:
-        """The request counts as arrived."""
+        """Tell the scheduler that the request arrived."""
         if self._host is not None:
             task = msgspec.structs.replace(offered.task, arrived_ns=self.now_ns)
             offered = replace(offered, task=task)
@@ -228,7 +228,7 @@ class Simulation:
         self._tell(TaskArrived(offered.task))
 
     def _answered(self, host: HostModel, task: Task, outcome: Completed) -> None:
-        """The answer is out, which leaves work to be done on both sides."""
+        """Note that the answer is out, which leaves work to do on both sides."""
         self._left(task, outcome, self.now_ns)
         self._work(self._server, host.finish_ns, _nothing)
         self._work(self._client, host.read_ns, _nothing)
@@ -243,7 +243,7 @@ class Simulation:
             device.gets(shares.runs, self.now_ns)
 
     def _run_ns(self, command: LaunchTask) -> int:
-        """What the launched run truly takes.
+        """Return what the launched run truly takes.
 
         A union is as far off its estimate as its members together are off theirs.
         """
@@ -261,7 +261,7 @@ class Simulation:
 
 
 def _nothing() -> None:
-    """What follows the last piece of work for a request."""
+    """Do nothing: what follows the last piece of work for a request."""
 
 
 def simulate(

@@ -17,7 +17,7 @@ SERVER_CORE = 0
 
 @dataclass(frozen=True, slots=True)
 class CoreShares:
-    """What of a core each gets."""
+    """Shares of a core that server, client and runs get."""
 
     server: float
     client: float
@@ -50,12 +50,12 @@ class HostModel:
             raise ValueError(f"processor time must be at least 0 ns, got {self}")
 
     def taking(self, share: float) -> "HostModel":
-        """The same with so much of the processor time for all that server and client do."""
+        """Return this model with all of the server's and client's work scaled."""
         names = ("send_ns", "read_ns", "receive_ns", "hear_ns", "finish_ns")
         return replace(self, **{name: Nanos(round(getattr(self, name) * share)) for name in names})
 
     def shares(self, server_busy: bool, client_busy: bool, runs: Sequence[int]) -> CoreShares:
-        """Who gets what, with so many runs executing on each core."""
+        """Return who gets what share, with so many runs executing on each core."""
         left = [1.0] * self.cores
         server = client = 1.0
         if server_busy:
@@ -78,7 +78,7 @@ class _Piece:
 
 
 class Process:
-    """One process of the host: its threads take turns by the fraction of a millisecond.
+    """Process of the host whose threads take turns by the fraction of a millisecond.
 
     So each of its pieces of work advances alike.
     """
@@ -92,16 +92,16 @@ class Process:
 
     @property
     def busy(self) -> bool:
-        """Whether it has anything to do."""
+        """True while it has work."""
         return bool(self._pieces)
 
     def do(self, work_ns: int, then: Callable[[], None], now_ns: int) -> None:
-        """Work for `work_ns` from now on, beside what there is, and do `then`."""
+        """Do `work_ns` of work from now on, beside what there is, then call `then`."""
         self.gets(self._share, now_ns)
         self._pieces.append(_Piece(work_ns, then))
 
     def gets(self, share: float, now_ns: int) -> None:
-        """From now on it gets so much of a core."""
+        """Set the share of a core that it gets from now on."""
         if self._pieces:
             done_ns = (now_ns - self._at_ns) * self._share / len(self._pieces)
             for piece in self._pieces:
@@ -110,14 +110,14 @@ class Process:
         self._share = share
 
     def next_end(self) -> int | None:
-        """When the first of its pieces is done if nothing changes; None: it has none."""
+        """Return when its first piece is done if nothing changes; None when it has none."""
         if not self._pieces:
             return None
         least_ns = min(piece.left_ns for piece in self._pieces)
         return self._at_ns + max(0, round(least_ns * len(self._pieces) / self._share))
 
     def end(self, now_ns: int) -> Callable[[], None]:
-        """The first of its pieces is done; what was to be done then."""
+        """End its first piece and return what is to be done then."""
         self.gets(self._share, now_ns)
         first = min(self._pieces, key=lambda piece: piece.left_ns)
         self._pieces.remove(first)

@@ -1,4 +1,4 @@
-"""What a live run's journal says, asked of the scheduler again.
+"""Replay of a live run's journal through the scheduler.
 
 ``first_difference`` proves parity: a fresh scheduler, told what the live one was told, answers the
 same. ``recorded`` takes from a journal what was asked for and what it truly took: requests for a
@@ -33,7 +33,7 @@ _MOSTLY = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where a scheduler answered something else than the journal holds."""
+    """First step where a scheduler answered something else than the journal holds."""
 
     #: Of the call, from 0.
     index: int
@@ -62,7 +62,7 @@ class Recording:
 
 @dataclass(slots=True)
 class _Seen:
-    """One request on its way through the journal."""
+    """Request on its way through the journal."""
 
     task: Task
     prepare_at_ns: int = 0
@@ -104,13 +104,13 @@ def first_difference(journal: Journal) -> Difference | None:
 
 
 def budget_of(journal: Journal) -> Bytes:
-    """Memory for tasks of each device at the journal's end, when all models were loaded."""
+    """Return each device's memory for tasks at the journal's end, with all models loaded."""
     budgets = [s.event.budget_bytes for s in journal.steps if isinstance(s.event, BudgetChanged)]
     return budgets[-1] if budgets else journal.params.device.budget_bytes
 
 
 def recorded(journal: Journal) -> Recording:
-    """What the journal's requests took, and what its device did to them.
+    """Return what the journal's requests took, and how its device slowed them.
 
     Raises ConfigError when it holds no request that ran once and to its end.
     """
@@ -131,7 +131,7 @@ def recorded(journal: Journal) -> Recording:
 
 
 def _ran(journal: Journal) -> Iterator[_Seen]:
-    """The requests that were launched once and finished."""
+    """Yield the requests that were launched once and finished."""
     seen: dict[TaskId, _Seen] = {}
     executing: dict[TaskId, _Seen] = {}
     answered: dict[TaskId, _Seen] = {}
@@ -213,7 +213,7 @@ def _mostly_beside(ran: Sequence[_Seen], others: int) -> list[_Seen]:
 
 
 def _slowdown(ran: Sequence[_Seen]) -> tuple[float, ...]:
-    """By number of others executing, never falling; relative to the estimate's own error alone."""
+    """Return the slowdown by number of co-runners, never falling, against runs alone."""
     most = max(max(seen.beside_ns, default=0) for seen in ran)
     learned: list[float] = []
     for others in range(most + 1):
@@ -224,7 +224,7 @@ def _slowdown(ran: Sequence[_Seen]) -> tuple[float, ...]:
 
 
 def _offered(seen: _Seen, slowdown: Sequence[float]) -> Offered:
-    """The request with its run time as if nothing had run beside it."""
+    """Return the request with its run time as if nothing had run beside it."""
     weight = sum(ns / slowdown[others] for others, ns in seen.beside_ns.items())
     alone_ns = seen.run_ns * weight / seen.executed_ns
     return Offered(

@@ -1,4 +1,4 @@
-"""What a simulation says about a policy: the report's own figures, from the same quantities."""
+"""Report of a simulation: the live report's figures, from the same quantities."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from serve.quantiles import quantile
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """One request at its end."""
+    """Request at its end."""
 
     task: Task
     outcome: Outcome
@@ -45,7 +45,7 @@ class SimReport:
 
 
 def summarize(answered: Sequence[Answered]) -> SimReport:
-    """The figures of one simulation."""
+    """Return the figures of one simulation."""
     over_qt: list[float] = []
     jct_ns: list[int] = []
     quet_ns: list[int] = []

@@ -26,7 +26,7 @@ Estimator = Callable[[str, int, int], Estimate]
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """What serves: one of our policies under a discipline, or a baseline."""
+    """Simulated server: one of our policies under a discipline, or a baseline."""
 
     params: SchedulerParams
     device: DeviceModel
@@ -49,7 +49,7 @@ def make_system(
     lanes_per_core: int = LANES_PER_CORE,
     devices: int = 1,
 ) -> System:
-    """Lanes and scheduling of a policy or baseline on `devices` alike, with that many cores each.
+    """Return a policy or baseline on `devices` alike devices of `cores` cores each.
 
     A baseline is first-in first-out with memory unchecked; tasks beyond the cores share them.
     Raises ConfigError for an unknown name.
@@ -79,12 +79,12 @@ def make_system(
 
 
 def mean_solo_ns(tasks: Sequence[tuple[str, int, int]], estimator: Estimator) -> float:
-    """Mean estimated solo time over (model, nodes, edges)."""
+    """Return the mean estimated solo time over (model, nodes, edges)."""
     return sum(estimator(*task).solo_ns for task in tasks) / len(tasks)
 
 
 def task_of(number: int, item: TraceItem, estimate: Estimate, target_ns: int) -> Task:
-    """The request of a trace as the scheduler sees it."""
+    """Return the request of a trace as the scheduler sees it."""
     return Task(
         task_id=TaskId(number),
         model=item.model,
@@ -102,7 +102,7 @@ def offered(
     qos_factor: float,
     run_ratios: Sequence[float] | None = None,
 ) -> list[Offered]:
-    """The requests of `trace`, each with a target of `qos_factor` × its estimated solo time.
+    """Return the requests of `trace`, each with a target of `qos_factor` × its solo time.
 
     True run times are the estimates times one of `run_ratios`, such as a recording has, picked by
     the request's seed; without them, times a lognormal factor of spread `RUN_SPREAD`.

@@ -1,4 +1,4 @@
-"""How planned groups are run: one file each, registered by name."""
+"""Disciplines, which run planned groups: one file each, registered by name."""
 
 from serve.core.disciplines import barrier, preemptive, rolling
 from serve.core.disciplines.base import DISCIPLINES, Discipline, register_discipline
@@ -15,5 +15,5 @@ __all__ = [
 
 
 def get_discipline(name: str) -> Discipline:
-    """The discipline called `name`; raises ConfigError that lists the choices."""
+    """Return the discipline called `name`; raise ConfigError that lists the choices."""
     return DISCIPLINES.get_named(name)

@@ -19,7 +19,7 @@ class Barrier:
     suspends = False
 
     def could_start(self, board: Board) -> bool:
-        """When no group is under way and a lane is idle."""
+        """Return True when no group is under way and a lane is idle."""
         return board.free_slots > 0 and not (board.plan.groups and board.plan.groups[0].pinned)
 
     def decide(self, board: Board, bypass_limit: int, now_ns: Nanos) -> Move:

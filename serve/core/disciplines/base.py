@@ -1,4 +1,4 @@
-"""What a discipline is, the moves it may propose, and the registry of all of them."""
+"""Disciplines: their interface, the moves they may propose, and their registry."""
 
 from typing import Protocol
 
@@ -51,11 +51,11 @@ class Discipline(Protocol):
     suspends: bool
 
     def could_start(self, board: Board) -> bool:
-        """Whether a task planned now, at the front, could be launched at once."""
+        """Return True when a task planned now, at the front, could be launched at once."""
         ...
 
     def decide(self, board: Board, bypass_limit: int, now_ns: Nanos) -> Move:
-        """The next move; asked again after each one until it says to wait."""
+        """Return the next move. The scheduler asks again after each until it is told to wait."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Who may launch next in plan order; shared by the disciplines without a barrier."""
+"""The next launch in plan order, for the disciplines without a barrier."""
 
 from serve.core.disciplines.base import WAIT, LaunchMove, WaitMove
 from serve.core.lifecycle import State

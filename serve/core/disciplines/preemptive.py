@@ -30,7 +30,7 @@ class Preemptive:
     suspends = True
 
     def could_start(self, board: Board) -> bool:
-        """When a lane is idle: a task urgent enough gets a slot there."""
+        """Return True when a lane is idle: a task that is urgent enough gets a slot there."""
         return bool(board.idle) if board.can_suspend else board.free_slots > 0
 
     def decide(self, board: Board, bypass_limit: int, now_ns: Nanos) -> Move:
@@ -78,27 +78,27 @@ class Preemptive:
 
 
 def is_late(record: Record, now_ns: Nanos) -> bool:
-    """Whether the record misses its target even if it starts now.
+    """Return True when the record misses its target even if it starts now.
 
-    It takes no lane while others stand suspended: it gains nothing from it, and would soon stand
-    on that lane itself, which those that are on time would lack. Under overload, lanes are what
-    suspending runs out of.
+    Such a record takes no lane while runs are suspended. It would gain nothing, and would soon be
+    suspended itself on a lane that a task still in time needs. Under overload, suspended runs
+    would otherwise use up the lanes.
     """
     task = record.task
     return not record.promoted and now_ns + task.estimate.run_ns > task.run_due_ns
 
 
 def is_demoted(record: Record) -> bool:
-    """Whether the record comes after those of the default priority.
+    """Return True when the record comes after those of the default priority.
 
-    It gets no last lane while others stand suspended: under a flood these would soon hold every
-    lane, and those that are not part of it found none.
+    Such a record does not get the last lane while runs are suspended: under a flood, demoted
+    tasks would soon hold every lane, and the other tenants would find none.
     """
     return urgency(record.task) > DEFAULT_PRIORITY
 
 
 def can_wait(record: Record, board: Board, now_ns: Nanos) -> bool:
-    """Whether the record would still be on time if it waited for the first slot to come free.
+    """Return True when the record can wait for the first slot that comes free and be in time.
 
     Once every lane is held, no newcomer can be served early, however urgent; so the last idle
     lane goes only to a task that cannot wait.

@@ -15,7 +15,7 @@ class Rolling:
     suspends = False
 
     def could_start(self, board: Board) -> bool:
-        """When a lane is idle."""
+        """Return True when a lane is idle."""
         return board.free_slots > 0
 
     def decide(self, board: Board, bypass_limit: int, now_ns: Nanos) -> Move:

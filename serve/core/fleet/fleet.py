@@ -121,7 +121,7 @@ class Fleet:
 
     @property
     def draining(self) -> bool:
-        """Nothing new is accepted."""
+        """True when nothing new is accepted."""
         return self.devices[0].draining
 
     @property

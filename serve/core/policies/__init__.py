@@ -22,5 +22,5 @@ __all__ = [
 
 
 def get_policy(name: str) -> Policy:
-    """The policy called `name`; raises ConfigError that lists the choices."""
+    """Return the policy called `name`; raise ConfigError that lists the choices."""
     return POLICIES.get_named(name)

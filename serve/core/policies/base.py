@@ -1,4 +1,4 @@
-"""What a policy is, and the registry of all of them."""
+"""Policies: their interface and their registry."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Contender(msgspec.Struct, frozen=True):
-    """Who competes for a slot: a run on a lane, or a task that could be launched."""
+    """Competitor for a slot: a run on a lane, or a task that could be launched."""
 
     #: Its rank.
     key: Key
@@ -35,29 +35,29 @@ class Policy(Protocol):
     weighs_slowdown: bool = False
 
     def key(self, task: Task) -> Key:
-        """Where the task stands among all pending ones; ends in its id, never changes."""
+        """Return the task's place among all pending ones. It ends in the id and never changes."""
         ...
 
     def horizon(self, pending: SortedKeys, limit: int, now_ns: Nanos) -> list[Key]:
-        """At most `limit` keys of tasks worth planning now; there are more than `limit`."""
+        """Return at most `limit` keys of tasks to plan now, when there are more than `limit`."""
         return pending.head(limit)
 
     def rank(self, task: Task, left_ns: Nanos, now_ns: Nanos) -> Key:
-        """How urgent the task is now, started or not, smaller first; ends in its id.
+        """Return how urgent the task is now, started or not; smaller first, ending in its id.
 
         What the preemptive discipline compares. `left_ns`: estimated run time left.
         """
         return self.key(task)
 
     def arrange(self, ranked: list[Contender], slots: int, now_ns: Nanos) -> Sequence[Contender]:
-        """All of them, given in order of rank, in the order in which they get slots.
+        """Return all contenders, given in order of rank, in the order in which they get slots.
 
         What the preemptive discipline goes by.
         """
         return ranked
 
     def plan(self, pending: Sequence[Task], capacity: Capacity, now_ns: Nanos) -> tuple[Group, ...]:
-        """Groups in launch order; every task of `pending` exactly once, in any input order.
+        """Return groups in launch order that hold every task of `pending` exactly once.
 
         No group exceeds the capacity's memory or slots. Ties are broken by task id. Raises
         ValueError when one task alone exceeds the memory: such a task is never admitted.

@@ -15,19 +15,19 @@ from serve.core.types import Capacity, Group, Nanos, Task
 
 @register_policy
 class BalancedMemory(Policy):
-    """By priority class, then least and most memory in turn."""
+    """Balanced memory: by priority class, then least and most memory in turn."""
 
     name = "bmc"
 
     def key(self, task: Task) -> Key:
-        """Priority class, reserved memory, id."""
+        """Return priority class, reserved memory, id."""
         return urgency(task), task.reserve_bytes, task.task_id
 
     def horizon(self, pending: SortedKeys, limit: int, now_ns: Nanos) -> list[Key]:
-        """Half from either end."""
+        """Return half of the keys from either end."""
         highest = limit // 2
         return pending.head(limit - highest) + pending.tail(highest)
 
     def plan(self, pending: Sequence[Task], capacity: Capacity, now_ns: Nanos) -> tuple[Group, ...]:
-        """Each group as full as it gets, in alternating order."""
+        """Return groups, each as full as it gets, in alternating order."""
         return pack(in_turn(pending, self.key), capacity)

@@ -15,19 +15,19 @@ from serve.core.types import Capacity, Group, Nanos, Task
 
 @register_policy
 class BalancedTargets(Policy):
-    """By priority class, then shortest and longest QoS target in turn."""
+    """Balanced targets: by priority class, then shortest and longest QoS target in turn."""
 
     name = "bqt"
 
     def key(self, task: Task) -> Key:
-        """Priority class, QoS target, id."""
+        """Return priority class, QoS target, id."""
         return urgency(task), task.qos.target_ns, task.task_id
 
     def horizon(self, pending: SortedKeys, limit: int, now_ns: Nanos) -> list[Key]:
-        """Half from either end."""
+        """Return half of the keys from either end."""
         longest = limit // 2
         return pending.head(limit - longest) + pending.tail(longest)
 
     def plan(self, pending: Sequence[Task], capacity: Capacity, now_ns: Nanos) -> tuple[Group, ...]:
-        """Groups of about equal memory, in alternating order."""
+        """Return groups of about equal memory, in alternating order."""
         return pack(in_turn(pending, self.key), capacity, balance_threshold(pending, capacity))

@@ -15,12 +15,12 @@ from serve.core.types import Capacity, Group, Nanos, Task
 
 @register_policy
 class Fifo(Policy):
-    """By priority class, then arrival."""
+    """First in, first out: by priority class, then arrival."""
 
     name = "fifo"
 
     def key(self, task: Task) -> Key:
-        """Priority class, arrival, id."""
+        """Return priority class, arrival, id."""
         return urgency(task), task.arrived_ns, task.task_id
 
     def plan(self, pending: Sequence[Task], capacity: Capacity, now_ns: Nanos) -> tuple[Group, ...]:

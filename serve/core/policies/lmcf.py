@@ -14,14 +14,14 @@ from serve.core.types import Capacity, Group, Nanos, Task
 
 @register_policy
 class LowestMemoryFirst(Policy):
-    """By priority class, then memory."""
+    """Lowest memory first: by priority class, then memory."""
 
     name = "lmcf"
 
     def key(self, task: Task) -> Key:
-        """Priority class, reserved memory, id."""
+        """Return priority class, reserved memory, id."""
         return urgency(task), task.reserve_bytes, task.task_id
 
     def plan(self, pending: Sequence[Task], capacity: Capacity, now_ns: Nanos) -> tuple[Group, ...]:
-        """Each group as full as it gets, in rising order of memory."""
+        """Return groups, each as full as it gets, in rising order of memory."""
         return pack(sorted(pending, key=self.key), capacity)

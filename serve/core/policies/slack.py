@@ -21,17 +21,17 @@ from serve.core.types import Capacity, Group, Nanos, Task
 
 @register_policy
 class Slack(Policy):
-    """By due time those that can make it, then the others."""
+    """Least slack: by due time the tasks that can still be in time, then the others."""
 
     name = "slack"
     weighs_slowdown = True
 
     def key(self, task: Task) -> Key:
-        """Priority class, the last moment to start the run, id."""
+        """Return priority class, latest start of the run, id."""
         return urgency(task), task.run_due_ns - task.estimate.run_ns, task.task_id
 
     def horizon(self, pending: SortedKeys, limit: int, now_ns: Nanos) -> list[Key]:
-        """Class by class those that must start soonest and still can, then the late ones."""
+        """Return, class by class, the keys due to start soonest that still can, then late ones."""
         chosen: list[Key] = []
         levels: list[int] = []
         first = pending.first()
@@ -51,13 +51,13 @@ class Slack(Policy):
         return chosen
 
     def rank(self, task: Task, left_ns: Nanos, now_ns: Nanos) -> Key:
-        """On time before late, then priority class, then due time, or for the late time left."""
+        """Rank tasks in time before late ones, by class, then due time; late ones by time left."""
         due_ns = task.run_due_ns
         late = now_ns + left_ns > due_ns
         return late, urgency(task), left_ns if late else due_ns, task.task_id
 
     def arrange(self, ranked: list[Contender], slots: int, now_ns: Nanos) -> Sequence[Contender]:
-        """Those that can be in time together, then the others, shortest first."""
+        """Return those that can be in time together, then the others, shortest first."""
         if len(ranked) <= slots:
             return ranked
         free_ns = [int(now_ns)] * slots
@@ -82,7 +82,7 @@ class Slack(Policy):
         return kept + others
 
     def plan(self, pending: Sequence[Task], capacity: Capacity, now_ns: Nanos) -> tuple[Group, ...]:
-        """Each group as full as it gets, in order of rank."""
+        """Return groups, each as full as it gets, in order of rank."""
         ranked = [(self.rank(task, task.estimate.run_ns, now_ns), task) for task in pending]
         ranked.sort(key=itemgetter(0))
         return pack([task for _, task in ranked], capacity)

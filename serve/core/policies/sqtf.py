@@ -15,15 +15,15 @@ from serve.core.types import Capacity, Group, Nanos, Task
 
 @register_policy
 class ShortestTargetFirst(Policy):
-    """By priority class, then QoS target."""
+    """Shortest QoS target first: by priority class, then target."""
 
     name = "sqtf"
 
     def key(self, task: Task) -> Key:
-        """Priority class, QoS target, id."""
+        """Return priority class, QoS target, id."""
         return urgency(task), task.qos.target_ns, task.task_id
 
     def plan(self, pending: Sequence[Task], capacity: Capacity, now_ns: Nanos) -> tuple[Group, ...]:
-        """Groups of about equal memory in order of target."""
+        """Return groups of about equal memory in order of target."""
         threshold_bytes = balance_threshold(pending, capacity)
         return pack(sorted(pending, key=self.key), capacity, threshold_bytes)

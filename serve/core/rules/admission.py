@@ -17,7 +17,7 @@ def admit(
     backlog_ns: Nanos,
     draining: bool,
 ) -> Rejected | None:
-    """None when the task may enter, else why not.
+    """Return None when the task may enter, else the rejection.
 
     `unanswered` counts accepted tasks without an answer; with `has_share` a full queue still takes
     the task, as its tenant has less than its share of it. `urgent_ns`, None for not now, is the

@@ -1,4 +1,4 @@
-"""Why a request was late: the one stage to look at first."""
+"""Cause of a late answer: the one stage to look at first."""
 
 from serve.core.types import Completed, Task
 
@@ -7,7 +7,7 @@ CAUSES = ("queue", "prepare", "interference", "estimate", "overload")
 
 
 def violation_cause(task: Task, outcome: Completed, answered_ns: int) -> str | None:
-    """Why the answer at `answered_ns` (scheduler's clock) missed the target; None if it did not.
+    """Return why the answer at `answered_ns` missed the target; None if it did not.
 
     `overload`: there was more work than the lanes could do (``demand``), so someone had to be late.
     A long task in front of a short one is no overload: another order would have helped.

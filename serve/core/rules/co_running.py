@@ -1,9 +1,9 @@
-"""Whether one more run beside those that execute keeps more targets than it costs.
+"""Co-running: decides whether one more run keeps more targets than its slowdown costs.
 
-Runs on one device slow one another: beside k others each takes `slowdown[k]` times as long as
-alone, and all that execute advance alike. Where that is much, a free lane is not yet a reason to
-launch: two runs that would each be in time one after the other can both be late side by side.
-Asked are those that execute and the one that would join, as if no other came
+Runs on one device slow one another, see ``slowdown``. Where they do so much, a free lane is not yet
+a reason to launch: two runs that would each be in time one after the other can both be late side
+by side. The decision looks at the runs that execute and the one that would join, as if no other
+came
 (`python -m bench.scheduling.interference` shows what it gives).
 """
 
@@ -16,14 +16,14 @@ from serve.core.state.device_state import Board
 from serve.core.state.record import Record, Run
 from serve.core.types import Nanos, Task
 
-#: Ends are taken for so much later than expected: run times are not exact.
+#: Factor on expected ends, as run times are not exact.
 MARGIN = 1.1
 
 
 def co_runners_on(board: Board, now_ns: Nanos) -> "CoRunners | None":
-    """Those on the device whom one more would disturb, if any, and if the policy minds.
+    """Return the runs that one more would slow; None if there are none, or the policy ignores it.
 
-    Not where runs are suspended: that the most urgent execute keeps more targets there.
+    Returns None also where runs can be suspended: executing the most urgent keeps more targets.
     """
     if board.slowdown[-1] == 1.0 or not board.weighs_slowdown or not board.executing_count:
         return None
@@ -31,7 +31,7 @@ def co_runners_on(board: Board, now_ns: Nanos) -> "CoRunners | None":
 
 
 class CoRunners:
-    """Those that execute on a device now, at least one, for all who might join them."""
+    """Runs that execute on a device now, at least one, for every task that might join them."""
 
     __slots__ = ("_ends", "_lefts", "_limits", "_now_ns", "_slowdown")
 
@@ -48,7 +48,7 @@ class CoRunners:
         self._ends = ends_ns(self._lefts, self._slowdown)
 
     def admits(self, record: Record) -> bool:
-        """Whether to launch the record, READY, beside them, and not to wait for one to end.
+        """Return True to launch the READY record beside them, False to wait for one to end.
 
         - If it will be in time, no more than one of them, in time so far, is made late by it.
         - If it is late, one more like it could still come, join and be in time: the late must not
@@ -67,7 +67,7 @@ class CoRunners:
         return leaves_room(task, self._slowdown, len(self._lefts))
 
     def _made_late(self, ends: Sequence[float]) -> int:
-        """How many of them are in time, and would not be if they ended then."""
+        """Return how many of them are in time now and would not be with these ends."""
         return sum(
             before_ns * MARGIN <= limit_ns < after_ns * MARGIN
             for limit_ns, before_ns, after_ns in zip(self._limits, self._ends, ends, strict=True)
@@ -75,11 +75,11 @@ class CoRunners:
 
 
 def leaves_room(late: Task, slowdown: Sequence[float], executing: int) -> bool:
-    """Whether one like it that comes after it joined those that execute can still be in time."""
+    """Return True when a task like it that joins later could still be in time."""
     most = late.qos.target_ns / late.estimate.solo_ns / MARGIN
     return slowdown_beside(slowdown, executing + 1) <= max(1.0, most)
 
 
 def _time_ns(run: Run, now_ns: Nanos) -> float:
-    """How long the run may still take for all its members to be in time."""
+    """Return how long the run may still take for all its members to be in time."""
     return min((r.task.due_ns for r in run.members if not r.state.answered), default=inf) - now_ns

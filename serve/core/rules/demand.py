@@ -1,4 +1,4 @@
-"""Was there more work than the lanes could do? What tells overload from a bad order.
+"""Overload: was there more work than the lanes could do, or was the order bad?
 
 Work is estimated solo time. Two questions are asked of a task that has ended:
 
@@ -24,7 +24,7 @@ _CLASSES = 64 << _FINE_BITS
 
 
 def target_class(target_ns: Nanos) -> int:
-    """The number of the target's class, rising with the target; at least 1."""
+    """Return the number of the target's class: at least 1, rising with the target."""
     octave = max(0, target_ns.bit_length() - 1 - _FINE_BITS)
     return min((octave << _FINE_BITS) + (target_ns >> octave) + 1, _CLASSES)
 
@@ -63,7 +63,7 @@ class Demand:
         self._over_ns = -1
 
     def asked(self, work_ns: Nanos, now_ns: Nanos, slots: int) -> bool:
-        """A task arrived, admitted or not; whether the last arrivals brought too much."""
+        """Count an arrival, admitted or not; return True when the last ones brought too much."""
         recent = self._recent
         recent.append((now_ns, self._total_ns))
         self._total_ns += work_ns
@@ -74,22 +74,22 @@ class Demand:
         return over
 
     def came(self, at: int, work_ns: Nanos) -> int:
-        """A task of class `at` was admitted; the work up to that class that has left so far."""
+        """Count an admitted task of class `at`; return the work up to that class that has left."""
         self._came.add(at, work_ns)
         return self._left.up_to(at)
 
     def left(self, at: int, work_ns: Nanos) -> None:
-        """A task of class `at` ended, however it did."""
+        """Count the end of a task of class `at`, however it ended."""
         self._left.add(at, work_ns)
 
     def there_ns(self, at: int) -> int:
-        """Work up to class `at` that came and has not left."""
+        """Return the work up to class `at` that came and has not left."""
         return self._came.up_to(at) - self._left.up_to(at)
 
     def exceeded(
         self, at: int, left_before_ns: int, arrived_ns: Nanos, now_ns: Nanos, slots: int
     ) -> bool:
-        """Whether the lanes had too much work for a task of class `at` that ends now.
+        """Return True when the lanes had too much work for a task of class `at` that ends now.
 
         `left_before_ns`: what `came` said when it arrived.
         """

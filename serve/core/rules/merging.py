@@ -1,4 +1,4 @@
-"""Which waiting tasks join the one that is launched, as one disjoint union on its lane.
+"""Merging: which waiting tasks join a launch, as one disjoint union on its lane.
 
 A union saves what a run costs whatever its size, and loses where a larger graph no longer fits the
 caches; so tasks are merged by predicted time, never blindly. A waiting task of the same model joins
@@ -36,7 +36,7 @@ def gather(
     most: int,
     own_group: bool,
 ) -> tuple[tuple[Record, ...], Estimate]:
-    """The leader, READY and about to be launched, and who joins it; what they take together.
+    """Return the READY leader with the tasks that join it, and the estimate of their union.
 
     At most `most` tasks. With `own_group`, only tasks of the leader's group join.
     """
@@ -77,7 +77,7 @@ def gather(
 
 
 def _candidates(leader: Record, board: Board, own_group: bool) -> list[Record]:
-    """READY tasks of the leader's model that may be merged, in plan order."""
+    """Return READY tasks of the leader's model that may be merged, in plan order."""
     groups = board.plan.groups
     if own_group and leader.group is not None:
         groups = [leader.group]
@@ -95,7 +95,7 @@ def _candidates(leader: Record, board: Board, own_group: bool) -> list[Record]:
 
 
 def _latest_end_ns(record: Record, now_ns: Nanos) -> float:
-    """How long a run the record is part of may take from now; infinite when it is late anyway."""
+    """Return how long a run of the record may take from now; infinite when it is late anyway."""
     task = record.task
     estimate = task.estimate
     left_ns = task.due_ns - now_ns
@@ -105,7 +105,7 @@ def _latest_end_ns(record: Record, now_ns: Nanos) -> float:
 
 
 def _others_ns(leader: Record, found: Sequence[Record], board: Board, now_ns: Nanos) -> float:
-    """How long those that can wait for the leader, and join it not, can wait at most."""
+    """Return how long those can wait at most that wait for the leader and do not join it."""
     own_ns = leader.task.estimate.run_ns
     spares = _spares_ns(leader, found, board, now_ns)
     return min((spare_ns for spare_ns in spares if spare_ns >= own_ns), default=inf)

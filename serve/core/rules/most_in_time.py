@@ -1,4 +1,4 @@
-"""Who goes first, and who is given up, so that most of what competes for slots ends in time.
+"""Order in which most of what competes for slots ends in time, and what is given up.
 
 On one slot the order of due times is best. On several it is not: short runs that are due early take
 all slots in turn, while a long one that needs a slot for most of the time it has is late in the
@@ -30,7 +30,7 @@ HolderT = TypeVar("HolderT")
 
 
 class SlotJob(msgspec.Struct, Generic[HolderT], frozen=True):
-    """One that competes for a slot."""
+    """Competitor for a slot."""
 
     #: Its class of priority: for one less urgent it is not given up.
     level: int
@@ -47,7 +47,7 @@ _need_ns = attrgetter("need_ns")
 def most_in_time(
     jobs: Sequence[SlotJob[HolderT]], slots: int, now_ns: Nanos
 ) -> tuple[list[HolderT], list[HolderT]]:
-    """Of `jobs`, by class and due time: in which order they end in time, and who is given up."""
+    """Return `jobs` in an order in which they end in time, and those that are given up."""
     order: list[SlotJob[HolderT]] = []
     given_up: list[HolderT] = []
     free_ns = [int(now_ns)] * slots
@@ -75,7 +75,7 @@ def most_in_time(
 def _moved(
     order: list[SlotJob[HolderT]], job: SlotJob[HolderT], slots: int, now_ns: Nanos
 ) -> tuple[list[SlotJob[HolderT]], SlotJob[HolderT] | None] | None:
-    """The order with the job in it, and who had to go for that; None when it is to go itself."""
+    """Return the order with the job, and those it displaced; None when it is displaced itself."""
     found = _inserted(order, job, slots, now_ns)
     if found is not None:
         return found, None
@@ -90,7 +90,7 @@ def _moved(
 def _inserted(
     order: list[SlotJob[HolderT]], job: SlotJob[HolderT], slots: int, now_ns: Nanos
 ) -> list[SlotJob[HolderT]] | None:
-    """The order with the job at the last place where it is in time, if all others are too."""
+    """Return the order with the job at its latest place where all are in time, if there is one."""
     latest_ns = job.due_ns - job.need_ns
     free_ns = [int(now_ns)] * slots
     at = 0

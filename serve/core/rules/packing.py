@@ -39,7 +39,7 @@ def in_turn(tasks: Iterable[Task], key: Callable[[Task], Any]) -> list[Task]:
 
 
 def balance_threshold(tasks: Iterable[Task], capacity: Capacity) -> Bytes:
-    """GNNSched's gTH = ceil(SP / ceil(SP / MA)): the memory of a group when all are alike.
+    """Return GNNSched's gTH = ceil(SP / ceil(SP / MA)), the memory of groups of equal size.
 
     SP is the sum of the tasks' reservations, MA the capacity's memory. A hint for balance only;
     the capacity stays the limit.

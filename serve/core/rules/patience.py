@@ -1,4 +1,4 @@
-"""Nobody waits for ever: who has waited longest while many others were launched."""
+"""Patience: the task that waited longest goes first after enough other launches."""
 
 from serve.core.state.backlog import Backlog
 from serve.core.state.device_state import Board
@@ -16,7 +16,7 @@ class Patience:
         self._passed_over = 0
 
     def launched(self, backlog: Backlog, board: Board) -> Record | None:
-        """One more was launched; the longest waiting if it has waited for `limit` of them."""
+        """Count a launch; return the longest waiting record once `limit` others went before it."""
         oldest = backlog.oldest()
         for run in board.busy.values():
             if run.executing:

@@ -12,10 +12,10 @@ from serve.core.types import Bytes, LaneId
 
 
 class Recycling:
-    """Which lanes are to be started anew, and which one is."""
+    """Lanes that are to be started anew, and the one that is starting."""
 
     def __init__(self, limit_bytes: Bytes | None) -> None:
-        """None: lanes may hold what they like."""
+        """Set the limit; None lets lanes hold any amount."""
         self._limit_bytes: Final = limit_bytes
         #: Of lanes over the limit.
         self._held_bytes: dict[LaneId, Bytes] = {}
@@ -28,18 +28,18 @@ class Recycling:
 
     @property
     def busy(self) -> bool:
-        """Whether a lane is being started anew."""
+        """True while a lane is being started anew."""
         return self._leaving is not None
 
     def measured(self, lane_id: LaneId, held_bytes: Bytes) -> None:
-        """The lane holds so much between runs."""
+        """Note how much the lane holds between runs."""
         if self._limit_bytes is not None and held_bytes > self._limit_bytes:
             self._held_bytes[lane_id] = held_bytes
         else:
             self._held_bytes.pop(lane_id, None)
 
     def next(self, idle: Set[LaneId]) -> LaneId | None:
-        """The lane of `idle` that is to stand down now, the one that holds most first."""
+        """Return the lane of `idle` to start anew now, the one that holds most first, or None."""
         found = max(self._held_bytes.keys() & idle, key=self._rank, default=None)
         if found is None or self._limit_bytes is None:
             return None
@@ -50,11 +50,11 @@ class Recycling:
         return found
 
     def restarted(self, lane_id: LaneId) -> None:
-        """The lane's process is another one, or will be."""
+        """Forget what the lane's former process held."""
         self._held_bytes.pop(lane_id, None)
 
     def up(self, lane_id: LaneId) -> None:
-        """The lane serves again."""
+        """Note that the lane serves again."""
         if self._leaving == lane_id:
             self._leaving = None
 

@@ -1,4 +1,4 @@
-"""Fair shares of tenants: who floods the server waits behind who does not.
+"""Fair shares: a tenant that floods the server waits behind those that do not.
 
 They matter while the last arrivals brought more work than the lanes can do (``demand``), and only
 with more than one tenant among them. A tenant is over its share when its unfinished work is more
@@ -27,7 +27,7 @@ class Shares:
         self._total_ns = 0
 
     def asks(self, tenant: str) -> None:
-        """A request of the tenant arrived, whether or not it will be admitted."""
+        """Count a request of the tenant, whether or not it will be admitted."""
         recent = self._recent
         recent.append(tenant)
         gone = recent.popleft() if len(recent) > RECENT else None
@@ -40,22 +40,22 @@ class Shares:
                 del self._lately[gone]
 
     def is_over(self, tenant: str) -> bool:
-        """Whether the tenant has more unfinished work than its share."""
+        """Return True when the tenant has more unfinished work than its share."""
         return self._work_ns[tenant] * len(self._lately) > self._total_ns
 
     def may_queue(self, tenant: str, max_queue: int) -> bool:
-        """Whether the tenant still has room in a full queue of `max_queue`."""
+        """Return True when the tenant still has room in a full queue of `max_queue`."""
         tenants = len(self._lately)
         return tenants > 1 and self._count[tenant] < max_queue // tenants
 
     def enter(self, tenant: str, work_ns: int) -> None:
-        """A request of the tenant was admitted."""
+        """Count an admitted request of the tenant."""
         self._work_ns[tenant] += work_ns
         self._count[tenant] += 1
         self._total_ns += work_ns
 
     def leave(self, tenant: str, work_ns: int) -> None:
-        """It ended, however it did."""
+        """Count the end of a request, however it ended."""
         self._total_ns -= work_ns
         self._count[tenant] -= 1
         self._work_ns[tenant] -= work_ns
@@ -63,5 +63,5 @@ class Shares:
             del self._count[tenant], self._work_ns[tenant]
 
     def counts(self) -> dict[str, int]:
-        """Unfinished requests by tenant."""
+        """Return the number of unfinished requests by tenant."""
         return dict(self._count)

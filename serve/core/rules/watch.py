@@ -1,9 +1,9 @@
-"""Runs that take far longer than expected: when their lanes are looked at, and what is made of it.
+"""Watch over runs that take far longer than expected: when their lanes are looked at, and why.
 
-No clock tells whether a run hangs: lanes give way to everything else on the machine, and a run that
-gets no core is late and well. So what counts is what its lane did meanwhile. One that stood still
-between two looks, asleep or stopped, while nothing kept it from going on, goes on no more: its lane
-is lost. One that computes may do so for as long as a run may take, by the time it had a core.
+No clock tells whether a run hangs: lanes give way to everything else on the machine, so a healthy
+run without a core is late. What counts is what its lane did meanwhile. A run that stood still
+between two looks, asleep or stopped, with nothing to keep it from going on, hangs: its lane is
+killed. A run that computes may go on until it has had a core for its time limit.
 """
 
 from enum import Enum
@@ -21,7 +21,7 @@ NEVER_NS = Nanos(1 << 62)
 
 
 class Verdict(Enum):
-    """What is to become of a run."""
+    """Verdict on a run after a look at its lane."""
 
     GOES_ON = "goes on"
     STANDS_STILL = "stands still"
@@ -29,30 +29,30 @@ class Verdict(Enum):
 
 
 class Watch:
-    """When to look at the lanes of a board, and what the looks say."""
+    """Watch over a device's runs: when to look at their lanes, and what the looks mean."""
 
     __slots__ = ("_board", "_limit_ns", "next_ns")
 
     def __init__(self, board: Board, limit_ns: Nanos | None) -> None:
-        """`limit_ns`: what any run may take; None: left to its estimate."""
+        """Watch runs; `limit_ns` is the most that any may take, None derives it from estimates."""
         self._board = board
         self._limit_ns = limit_ns
         #: Nothing is due before.
         self.next_ns = NEVER_NS
 
     def limit_ns(self, run: Run) -> Nanos:
-        """What the run may take."""
+        """Return the most that the run may take."""
         if self._limit_ns is not None:
             return self._limit_ns
         return Nanos(max(_LIMIT_LEAST_NS, _LIMIT_FACTOR * run.run_ns))
 
     def begins(self, run: Run, now_ns: Nanos) -> None:
-        """The run was launched now."""
+        """Watch the run, which was launched now."""
         run.look_ns = self._pause_ns(run)
         self.goes_on(run, now_ns)
 
     def goes_on(self, run: Run, now_ns: Nanos) -> None:
-        """The run executes from now on, or still."""
+        """Schedule the next look at the run, which executes."""
         due_ns = Nanos(now_ns + run.look_ns - run.executed_ns(now_ns))
         self.next_ns = min(self.next_ns, due_ns)
 
@@ -70,7 +70,7 @@ class Watch:
         return found
 
     def seen(self, run: Run, look: LaneLook, now_ns: Nanos) -> Verdict:
-        """What comes of a look at the run's lane."""
+        """Return the verdict after a look at the run's lane."""
         before, run.look = run.look, look
         executed_ns = run.executed_ns(now_ns)
         since_ns, run.looked_ns = executed_ns - run.looked_ns, executed_ns
@@ -90,7 +90,7 @@ class Watch:
         return Verdict.GOES_ON
 
     def _patience_ns(self, run: Run) -> int:
-        """Within so much, one that stands still is noticed: the first half goes unseen."""
+        """Return the time within which a run that stands still is noticed."""
         return max(_LEAST_NS, _FACTOR * run.run_ns)
 
     def _pause_ns(self, run: Run) -> Nanos:

@@ -19,18 +19,18 @@ class Window(Protocol):
     open: bool
 
     def arrived(self, task: Task, now_ns: Nanos) -> None:
-        """One more task waits to be planned."""
+        """Note that one more task waits to be planned."""
         ...
 
     def closes_ns(self, lane_waits: bool) -> Nanos | None:
-        """When the open window closes, None when nothing has arrived.
+        """Return when the open window closes; None when nothing has arrived.
 
         `lane_waits`: a lane could take work now.
         """
         ...
 
     def closed(self, now_ns: Nanos, planned: int) -> None:
-        """Everything that arrived so far was planned; `planned` tasks were looked at."""
+        """Close the window: all arrivals were planned, which looked at `planned` tasks."""
         ...
 
 
@@ -45,17 +45,17 @@ class FixedWindow:
         self.open = False
 
     def arrived(self, task: Task, now_ns: Nanos) -> None:
-        """Opens the slot that `now_ns` falls into, unless it is open."""
+        """Open the slot that `now_ns` falls into, unless it is open."""
         if self._closes_ns is None:
             self._closes_ns = Nanos((now_ns // self._window_ns + 1) * self._window_ns)
             self.open = True
 
     def closes_ns(self, lane_waits: bool) -> Nanos | None:
-        """The end of the slot, whether or not a lane waits."""
+        """Return the end of the slot, whether or not a lane waits."""
         return self._closes_ns
 
     def closed(self, now_ns: Nanos, planned: int) -> None:
-        """The next arrival opens the next slot."""
+        """Close the slot; the next arrival opens another."""
         self._closes_ns = None
         self.open = False
 
@@ -106,7 +106,7 @@ class AdaptiveWindow:
             self._tightest_ns = start_ns
 
     def closes_ns(self, lane_waits: bool) -> Nanos | None:
-        """At once for a waiting lane, else gathered or tight; never before the rest is over."""
+        """Return the opening for a waiting lane, else the end of gathering; never before the rest."""
         opened_ns = self._opened_ns
         if opened_ns is None:
             return None
@@ -117,7 +117,7 @@ class AdaptiveWindow:
         return Nanos(max(min(opened_ns + length_ns, self._tightest_ns), self._rest_until_ns))
 
     def closed(self, now_ns: Nanos, planned: int) -> None:
-        """Rest in proportion to the work the planning was."""
+        """Close the window and rest in proportion to the planning's work."""
         self._opened_ns = None
         self.open = False
         self._rest_until_ns = now_ns + planned * self.REST_PER_TASK_NS

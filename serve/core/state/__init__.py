@@ -1,1 +1,1 @@
-"""What the scheduler knows: tasks, plans, memory and progress of each device."""
+"""State of a scheduler: tasks, plans, memory and progress of each device."""

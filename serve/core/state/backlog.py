@@ -24,13 +24,13 @@ class Batch:
         self._keys: SortedKeys | None = None
 
     def add(self, record: Record) -> None:
-        """The record joins."""
+        """Add the record."""
         self.records[record.task.task_id] = record
         if self._keys is not None:
             self._keys.add(record.key)
 
     def remove(self, record: Record) -> None:
-        """The record, which is in, leaves."""
+        """Remove the record, which is in."""
         del self.records[record.task.task_id]
         if self._keys is not None:
             self._keys.remove(record.key)
@@ -38,7 +38,7 @@ class Batch:
                 self._keys = None
 
     def horizon(self, policy: Policy, limit: int, now_ns: Nanos) -> list[Record]:
-        """All tasks, or the `limit` the policy picks, the longest waiting always among them."""
+        """Return all tasks, or the policy's `limit`, always with the longest waiting among them."""
         records = self.records
         if len(records) <= limit:
             return list(records.values())
@@ -55,7 +55,7 @@ class Batch:
 
 
 class Backlog:
-    """Every pending task that has no fixed place in the plan."""
+    """Pending tasks that have no fixed place in the plan."""
 
     __slots__ = ("_batches", "_homes", "_policy", "_sealing", "plannable_count")
 
@@ -76,7 +76,7 @@ class Backlog:
         return task_id in self._homes
 
     def add(self, record: Record) -> None:
-        """The record joins the open batch."""
+        """Add the record to the open batch."""
         batch = self._batches[-1]
         batch.add(record)
         self._homes[record.task.task_id] = batch
@@ -97,18 +97,18 @@ class Backlog:
                 self._batches.remove(batch)
 
     def seal(self) -> None:
-        """The open batch is complete; what arrives from now on joins the next."""
+        """Close the open batch; later arrivals join the next."""
         opened = self._batches[-1]
         if self._sealing and opened.records:
             self.plannable_count += len(opened.records)
             self._batches.append(Batch())
 
     def oldest(self) -> Record | None:
-        """The one admitted first."""
+        """Return the record admitted first; None when there is none."""
         return next(iter(self._batches[0].records.values()), None)
 
     def horizon(self, limit: int, now_ns: Nanos) -> list[Record]:
-        """What to plan next: up to `limit` tasks of the first batch that may be planned."""
+        """Return up to `limit` tasks of the first batch that may be planned."""
         if self.plannable_count == 0:
             return []
         return self._batches[0].horizon(self._policy, limit, now_ns)

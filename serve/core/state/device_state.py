@@ -1,4 +1,4 @@
-"""What is decided on: the plan, the lanes and the memory at one moment.
+"""State of one device that decisions are based on: plan, lanes, memory and progress.
 
 Disciplines read a ``Board`` and propose one move at a time; only the scheduler changes it.
 """
@@ -103,7 +103,7 @@ class Board:
         return self.ledger.available_bytes
 
     def rank(self, record: Record, left_ns: Nanos, now_ns: Nanos) -> tuple[int, Key]:
-        """How urgent the record is beside others with so much run time left, smaller first.
+        """Return how urgent the record is with `left_ns` of run time left; smaller first.
 
         The policy says so, except that one promoted for waiting too long goes first and one
         that is answered already goes last. The time left, as alone, is taken as it will be beside
@@ -118,7 +118,7 @@ class Board:
         return left_ns if pace == 1.0 else Nanos(int(left_ns * pace))
 
     def urgent_first(self, joining: Record | None, now_ns: Nanos) -> "list[Run | Record]":
-        """What lanes hold, and one that could be launched, in the order in which slots are given.
+        """Return runs on lanes, and one record that could join, in the order of getting slots.
 
         A run is as urgent as its most urgent member.
         """
@@ -152,12 +152,12 @@ class Board:
         return order
 
     def lane_up(self, lane_id: LaneId) -> None:
-        """The lane, which was down, can take a run."""
+        """Count the lane, which was down, as able to take a run."""
         self.idle.add(lane_id)
         self._count_slots()
 
     def lane_down(self, lane_id: LaneId) -> None:
-        """The lane, which holds nothing, can take no run, if it could before."""
+        """Count the lane, which holds nothing, as unable to take a run."""
         self.idle.discard(lane_id)
         self._count_slots()
 
@@ -177,12 +177,12 @@ class Board:
         return run
 
     def suspend(self, run: Run, now_ns: Nanos) -> None:
-        """The run gives up its slot, not its lane and memory."""
+        """Take the slot from the run, which keeps its lane and memory."""
         self._rest(run, now_ns)
         run.stopped_ns = now_ns
 
     def resume(self, run: Run, now_ns: Nanos) -> None:
-        """The run has a slot again."""
+        """Give the run a slot again."""
         run.suspended_ns = run.stood_ns(now_ns)
         self._execute(run, now_ns)
 
@@ -203,7 +203,7 @@ class Board:
             history.append((now_ns, slots, available_bytes))
 
     def waited_for_ns(self, record: Record, now_ns: Nanos) -> Nanos:
-        """How long lane and memory have stood free for the record, which was being prepared."""
+        """Return how long lane and memory stood free for the record while it was prepared."""
         if record.prepared_ns != now_ns:
             return ZERO_NS
         need_bytes = record.task.reserve_bytes
@@ -211,7 +211,7 @@ class Board:
         return Nanos(max(0, now_ns - max(since_ns, self.plan.cleared_ns)))
 
     def _free_since(self, need_bytes: int, after_ns: Nanos, now_ns: Nanos) -> Nanos:
-        """Since when, not before `after_ns`, a lane and `need_bytes` have been free all along."""
+        """Return since when, at most back to `after_ns`, a lane and `need_bytes` have been free."""
         since_ns = now_ns
         for start_ns, slots, available_bytes in reversed(self._history):
             if slots < 1 or available_bytes < need_bytes:
@@ -222,18 +222,18 @@ class Board:
         return since_ns
 
     def left_ns(self, run: Run, now_ns: Nanos) -> Nanos:
-        """Estimated time alone that the run still needs, always more than 0."""
+        """Return the estimated time alone that the run still needs, always more than 0."""
         return _left_ns(run, self._work_ns + self._work_since(now_ns))
 
     def co_run_ns(self, run: Run, now_ns: Nanos) -> Nanos:
-        """How long others have executed beside the run, summed over them."""
+        """Return how long others have executed beside the run, summed over them."""
         if not run.executing:
             return Nanos(run.co_run_ns)
         since_ns = max(0, self.executing_count - 1) * (now_ns - self._at_ns)
         return Nanos(run.co_run_ns + self._co_run_ns + since_ns)
 
     def set_slowdown(self, slowdown: tuple[float, ...], now_ns: Nanos) -> None:
-        """Runs disturb one another like this from now on."""
+        """Set how runs slow one another from now on."""
         self._advance(now_ns)
         self.slowdown = slowdown
         self._by_executing = self._slowdowns()
@@ -241,7 +241,7 @@ class Board:
         self._slowdown_now = self._by_executing[self.executing_count]
 
     def _slowdowns(self) -> list[float]:
-        """Of each that executes, by how many do."""
+        """Return the slowdown of each run by number of runs that execute."""
         others = range(self._max_slots)
         return [1.0, *(slowdown_beside(self.slowdown, beside) for beside in others)]
 
@@ -262,7 +262,7 @@ class Board:
             run.co_runners = beside
 
     def _rest(self, run: Run, now_ns: Nanos) -> None:
-        """The run executes no longer."""
+        """Remove the run from those that execute."""
         self._advance(now_ns)
         run.executing = False
         run.mark_ns -= self._work_ns
@@ -280,13 +280,13 @@ class Board:
         self._at_ns = now_ns
 
     def _work_since(self, now_ns: Nanos) -> int:
-        """Work of each run that executes, since the count."""
+        """Return the work that each executing run has done since the last count."""
         passed_ns = now_ns - self._at_ns
         return passed_ns if self._slowdown_now == 1.0 else int(passed_ns / self._slowdown_now)
 
 
 def _left_ns(run: Run, done_ns: int) -> Nanos:
-    """What the run still needs, when one that always executed would have done `done_ns`."""
+    """Return what the run still needs when one that always executed has done `done_ns`."""
     if run.stopping:
         return Nanos(1)
     left_ns = run.mark_ns - done_ns if run.executing else run.mark_ns

@@ -64,11 +64,11 @@ class SortedKeys:
             self._lasts[at] = bucket[-1]
 
     def first(self) -> Key | None:
-        """The smallest key, None when empty."""
+        """Return the smallest key; None when empty."""
         return self._buckets[0][0] if self._buckets else None
 
     def head(self, count: int) -> list[Key]:
-        """The `count` smallest keys, ascending; fewer when there are fewer."""
+        """Return the `count` smallest keys, ascending; fewer when there are fewer."""
         found: list[Key] = []
         for bucket in self._buckets:
             found += bucket[: count - len(found)]
@@ -77,7 +77,7 @@ class SortedKeys:
         return found
 
     def tail(self, count: int) -> list[Key]:
-        """The `count` largest keys, ascending; fewer when there are fewer."""
+        """Return the `count` largest keys, ascending; fewer when there are fewer."""
         found: list[Key] = []
         for bucket in reversed(self._buckets):
             missing = count - len(found)

@@ -43,7 +43,7 @@ class Plan:
         self.loose = 0
 
     def append(self, members: list[Record], pinned: bool) -> None:
-        """One more group, behind all others."""
+        """Append a group behind all others."""
         group = PlannedGroup(members, len(members), pinned)
         for record in members:
             record.group = group
@@ -68,13 +68,13 @@ class Plan:
         self.loose -= len(group.members)
 
     def remove(self, record: Record, now_ns: Nanos) -> None:
-        """The record, planned and pending, runs elsewhere or not at all."""
+        """Remove the planned record, which runs elsewhere or not at all."""
         group = self._take(record)
         record.group = None
         self._drop_if_over(group, now_ns)
 
     def launch(self, record: Record) -> PlannedGroup:
-        """The record, planned and ready, goes onto a lane; its group."""
+        """Take the planned record, which goes onto a lane, off the plan; return its group."""
         group = self._take(record)
         group.active += 1
         if not group.members and not self._holds_groups:
@@ -82,7 +82,7 @@ class Plan:
         return group
 
     def end(self, record: Record, now_ns: Nanos) -> None:
-        """The record left its lane for good."""
+        """Note that the record left its lane for good."""
         group = record.group
         assert group is not None
         group.active -= 1
@@ -91,7 +91,7 @@ class Plan:
             self._drop_if_over(group, now_ns)
 
     def hand_over(self, record: Record) -> None:
-        """The record left its lane and runs again: first of its held group, or of the plan."""
+        """Plan the record again, which left its lane: first of its held group, or of the plan."""
         group = record.group
         assert group is not None
         group.active -= 1

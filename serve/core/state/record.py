@@ -1,4 +1,4 @@
-"""What the scheduler keeps of each task, and of what each lane holds.
+"""Records of tasks, of runs on lanes and of planned groups.
 
 A ``Record`` is one accepted task, from its admission until it is released. A ``Run`` is what a lane
 holds, from launch until the lane gives it back: one task, or several of one model merged. A
@@ -14,7 +14,7 @@ from serve.core.types import ZERO_NS, Bytes, GroupId, LaneId, LaneLook, Nanos, S
 
 
 class Record(msgspec.Struct, eq=False):
-    """One accepted task: its state and what happened to it so far."""
+    """Accepted task: its state and what happened to it so far."""
 
     task: Task
     #: The policy's sort key for it.
@@ -33,7 +33,7 @@ class Record(msgspec.Struct, eq=False):
     attempt: int = 0
     #: It was handed over once, by a lost lane or as it overran: the next loss is its end.
     retried: bool = False
-    #: It overran its memory: it runs again with all the device has, so by itself.
+    #: It overran its memory, so it runs again alone with all the memory the device has.
     alone: bool = False
     #: A union with it failed: it is not merged again.
     apart: bool = False
@@ -44,15 +44,14 @@ class Record(msgspec.Struct, eq=False):
     bypassed: int = 0
     #: It has waited too long and goes before every other.
     promoted: bool = False
-    #: Its estimated solo time on arrival, which is what it counts for wherever work is summed,
-    #: whatever is learned of it later.
+    #: Its estimated solo time on arrival. All sums of work use it, whatever is learned later.
     work_ns: Nanos = ZERO_NS
 
     def __post_init__(self) -> None:
         self.work_ns = self.task.estimate.solo_ns
 
     def resize(self, found: Sized) -> None:
-        """Go on with what preparing found the task to be; its target stays as promised."""
+        """Replace the task by what preparing found it to be; its target stays as promised."""
         self.task = self.task.found(found)
 
     def reserve_all(self, budget_bytes: Bytes) -> None:
@@ -63,7 +62,7 @@ class Record(msgspec.Struct, eq=False):
 
 
 class Run(msgspec.Struct, eq=False):
-    """What a lane holds, executing or suspended."""
+    """Run that a lane holds, executing or suspended."""
 
     #: The task by which lanes and commands name the run: the first of its members.
     task_id: TaskId
@@ -94,7 +93,7 @@ class Run(msgspec.Struct, eq=False):
     #: The last look, and how long it had executed then.
     look: LaneLook | None = None
     looked_ns: Nanos = ZERO_NS
-    #: Time it took, as far as nothing else kept it from a core; and stood still since.
+    #: Time it had a core; and for how long it has stood still.
     taken_ns: int = 0
     still_ns: Nanos = ZERO_NS
     #: It takes far longer than expected.
@@ -108,11 +107,11 @@ class Run(msgspec.Struct, eq=False):
         return self.members[0].task.model
 
     def executed_ns(self, now_ns: Nanos) -> Nanos:
-        """How long it has executed."""
+        """Return how long it has executed."""
         return Nanos(now_ns - self.launched_ns - self.stood_ns(now_ns))
 
     def stood_ns(self, now_ns: Nanos) -> Nanos:
-        """How long it has stood suspended since its launch."""
+        """Return how long it has stood suspended since its launch."""
         if self.executing:
             return self.suspended_ns
         return Nanos(self.suspended_ns + now_ns - self.stopped_ns)

@@ -1,4 +1,4 @@
-"""What is counted over all devices of a server: arrivals, tenants' shares, answers owed.
+"""Counts over all devices of a server: arrivals, tenants' shares, answers owed.
 
 A ``Scheduler`` by itself has its own; those of a ``Fleet`` share one, so that a full queue, a fair
 share and an overload are the server's and not one device's.
@@ -39,7 +39,7 @@ class Totals:
         self._next_group_id = 0
 
     def add_board(self, board: Board) -> None:
-        """One more device works for this server."""
+        """Add a device that works for this server."""
         self._boards.append(board)
 
     @property
@@ -50,7 +50,7 @@ class Totals:
         return sum(board.slots for board in self._boards if board.lanes_up) or 1
 
     def next_group_id(self) -> GroupId:
-        """A number no group of any device has."""
+        """Return a number that no group of any device has."""
         group_id = self._next_group_id
         self._next_group_id = group_id + 1
         return GroupId(group_id)

@@ -1,4 +1,4 @@
-"""Every accepted task that is not done, and its moves along the table.
+"""Accepted tasks that are not done, and their moves along the table.
 
 Covers what a move entails wherever tasks are counted: backlog, plan, time limits, tenants' shares,
 demand, the answers and releases owed. Does not cover lanes and memory, nor why a task moves: see
@@ -63,13 +63,13 @@ class Tasks:
         self._remember = totals.history.add
 
     def seen(self, task_id: TaskId) -> None:
-        """The task arrived; raises InvariantViolation when it is there already."""
+        """Note the arrival of a task; raise InvariantViolation when it is there already."""
         if task_id in self.records:
             raise self.violation(task_id, "arrived twice")
         self._totals.newest_id = max(self._totals.newest_id, task_id)
 
     def admit(self, record: Record) -> None:
-        """The task is accepted and waits to be planned."""
+        """Accept the task, which then waits to be planned."""
         task = record.task
         self.records[task.task_id] = record
         self._remember((self.now_ns, task.task_id, None, TaskArrived, record.state))
@@ -82,7 +82,7 @@ class Tasks:
         self._time(record)
 
     def take_out(self, record: Record, now_ns: Nanos) -> None:
-        """The record, pending, goes to another device; to the totals it is where it was."""
+        """Remove a pending record that goes to another device; the totals keep it."""
         del self.records[record.task.task_id]
         self.pending -= 1
         self.queued -= record.state is State.QUEUED
@@ -94,7 +94,7 @@ class Tasks:
         self._untime(record)
 
     def put_in(self, record: Record) -> None:
-        """The record, pending, comes from another device; its place in the plan is still open."""
+        """Add a pending record from another device; the caller gives it a place in the plan."""
         self.records[record.task.task_id] = record
         self.pending += 1
         self.queued += record.state is State.QUEUED
@@ -142,7 +142,7 @@ class Tasks:
             self.out.append(ReleaseTask(task_id))
 
     def _leave_lane(self, record: Record) -> None:
-        """A task handed over goes back to the front."""
+        """Take the record off its lane; a task handed over goes back to the front."""
         record.run = None
         if record.state.pending:
             self.pending += 1
@@ -151,11 +151,11 @@ class Tasks:
             self._plan.end(record, self.now_ns)
 
     def known(self, task_id: TaskId) -> bool:
-        """Whether the task arrived, however long ago."""
+        """Return True when the task arrived, however long ago."""
         return task_id <= self._totals.newest_id
 
     def get(self, task_id: TaskId, cause: Cause) -> Record:
-        """The task's record; raises InvariantViolation when `cause` cannot concern it."""
+        """Return the task's record; raise InvariantViolation when `cause` cannot concern it."""
         record = self.records.get(task_id)
         if record is None:
             what = "when done" if self.known(task_id) else "before it arrived"
@@ -163,7 +163,7 @@ class Tasks:
         return record
 
     def state(self, task_id: TaskId) -> State | None:
-        """Where the task stands; DONE also for a refused one, None if it never arrived."""
+        """Return the task's state: DONE also for a rejected one, None if it never arrived."""
         record = self.records.get(task_id)
         if record is not None:
             return record.state
@@ -175,7 +175,7 @@ class Tasks:
         return len(self._timers)
 
     def expired(self) -> Record | None:
-        """An unanswered task whose time limit has passed, if there is one."""
+        """Return an unanswered task whose time limit has passed, or None."""
         if self.expires_ns is None or self.expires_ns > self.now_ns:
             return None
         timer = self._timers.first()
@@ -183,13 +183,13 @@ class Tasks:
         return self.records[TaskId(timer[1])]
 
     def _time(self, record: Record) -> None:
-        """Its time limit counts, if it has one."""
+        """Start the record's time limit, if it has one."""
         if (expires_ns := record.task.expires_ns) is not None:
             self._timers.add((expires_ns, record.task.task_id))
             self._look_at_timers()
 
     def _untime(self, record: Record) -> None:
-        """Its time limit, if it has one, counts no longer."""
+        """End the record's time limit, if it has one."""
         if (expires_ns := record.task.expires_ns) is not None:
             self._timers.remove((expires_ns, record.task.task_id))
             self._look_at_timers()
@@ -203,6 +203,6 @@ class Tasks:
         return self._totals.history.story(task_id)
 
     def violation(self, task_id: TaskId, what: str) -> InvariantViolation:
-        """The error to raise when `what` cannot have happened to the task, with its story."""
+        """Return the error to raise when `what` cannot have happened, with the task's story."""
         story = "; ".join(self.story(task_id)) or "no story"
         return InvariantViolation(f"task {task_id}: {what} ({story})")
