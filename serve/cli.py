@@ -22,7 +22,6 @@ from serve.core.policies import POLICIES
 from serve.errors import ConfigError, ServeError
 from serve.resources import configs_path
 from serve.scratch import temporary_folder
-from serve.sim.report import SimReport
 from serve.sim.workload import BASELINES
 from serve.terminal import Console
 
@@ -84,7 +83,7 @@ def serve_command(
     ] = None,
 ) -> None:
     """Serve until SIGTERM or Ctrl-C. Prints `ready` on stdout once warmed up."""
-    from serve.commands.serve import Application
+    from serve.commands.serve import Application, addresses
     from serve.obs.log import setup_logging
 
     loaded = load_config(config)
@@ -101,15 +100,7 @@ def serve_command(
         def ready(grpc_port: int, http_port: int) -> None:
             steps.close()
             if _errors.is_terminal:
-                _errors.print(
-                    Text.assemble(
-                        "gRPC on ",
-                        (f"{server.host}:{grpc_port}", "bold"),
-                        ", metrics and report on ",
-                        (f"http://{server.host}:{http_port}/report", "bold"),
-                        "; press Ctrl-C to drain and stop",
-                    )
-                )
+                _errors.print(addresses(server.host, grpc_port, http_port))
             print("ready", flush=True)  # noqa: T201  what scripts wait for
 
         application.run(ready, steps.tell)
@@ -128,21 +119,14 @@ def check(
     Binds the ports, and builds every model and runs it on a small graph. Each error names its file
     and key. The exit code is 2 when there is one.
     """
-    from serve.commands.check import check_config
+    from serve.commands.check import check_config, print_findings
     from serve.obs.log import setup_logging
 
     # The check reports each problem once; a log would repeat it.
     setup_logging(level="CRITICAL")
     with Steps(_errors) as steps:
         found = check_config(config, steps.tell, fast=fast)
-    if as_json:
-        typer.echo(msgspec.json.encode(found))
-    else:
-        for severity, lines in (("error", found.errors), ("warning", found.warnings)):
-            for line in lines:
-                typer.echo(f"{severity}: {line}", err=True)
-        if not found.errors:
-            typer.echo("\n".join([*found.fine, f"{config}: ok"]))
+    print_findings(found, config, as_json)
     raise typer.Exit(2 if found.errors else 0)
 
 
@@ -257,7 +241,7 @@ def simulate_command(
     recorded requests with their recorded times, under the recorded policy and discipline unless
     others are given. The exit code is 1 when a command differs.
     """
-    from serve.commands.simulate import replay_journal, simulate_workload
+    from serve.commands.simulate import print_simulation, replay_journal, simulate_workload
     from serve.obs.log import setup_logging
 
     setup_logging(level=_log_level("WARNING"))
@@ -270,7 +254,7 @@ def simulate_command(
             _errors.print(text, soft_wrap=True)
         elif not as_json:
             typer.echo("every command is the same as recorded")
-        _print_simulation(found, title, as_json)
+        print_simulation(found, title, as_json)
         raise typer.Exit(1 if difference else 0)
     for name, value in (("workload", workload), ("rho", rho), ("policy", policy),
                         ("discipline", discipline)):  # fmt: skip
@@ -293,16 +277,7 @@ def simulate_command(
             devices=devices,
             progress=steps.tell,
         )
-    _print_simulation(found, f"{workload} at ρ {rho:g}: {policy}/{discipline}", as_json)
-
-
-def _print_simulation(found: SimReport, title: str, as_json: bool) -> None:
-    from serve.commands.simulate import simulation_table
-
-    if as_json:
-        typer.echo(msgspec.json.encode(found))
-    else:
-        Console().print(simulation_table(found, title))
+    print_simulation(found, f"{workload} at ρ {rho:g}: {policy}/{discipline}", as_json)
 
 
 @app.command()

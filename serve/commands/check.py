@@ -8,6 +8,7 @@ import errno
 import os
 import socket
 import sqlite3
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -75,6 +76,21 @@ def check_config(path: Path, progress: Progress, *, fast: bool = False) -> Check
     for lines in (report.fine, report.errors, report.warnings):
         lines[:] = map(printable, lines)
     return report
+
+
+def print_findings(found: CheckReport, path: Path, as_json: bool) -> None:
+    """Print the report as JSON on stdout, or as lines: problems on stderr, the rest on stdout.
+
+    Models and graphs are listed only when there is no error.
+    """
+    if as_json:
+        sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
+        return
+    for severity, lines in (("error", found.errors), ("warning", found.warnings)):
+        for line in lines:
+            sys.stderr.write(f"{severity}: {line}\n")
+    if not found.errors:
+        sys.stdout.write("\n".join([*found.fine, f"{path}: ok"]) + "\n")
 
 
 def _budget_bytes(config: Config, report: CheckReport, where: str) -> int | None:

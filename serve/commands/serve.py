@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
 import msgspec
+from rich.text import Text
 
 import serve
 from serve.commands.configured import calibration_cache, device_of
@@ -160,6 +161,17 @@ class Application:
             f"requests in flight: {self._rpc.in_flight}; processes of lanes: "
             f"{sorted(set(self._engine.pool.pids().values()))}; threads: {threads}"
         )
+
+
+def addresses(host: str, grpc_port: int, http_port: int) -> Text:
+    """Return the line that tells a person where the server listens."""
+    return Text.assemble(
+        "gRPC on ",
+        (f"{host}:{grpc_port}", "bold"),
+        ", metrics and report on ",
+        (f"http://{host}:{http_port}/report", "bold"),
+        "; press Ctrl-C to drain and stop",
+    )
 
 
 def tune_process() -> None:

@@ -1,8 +1,10 @@
 """`gnnserve simulate`: serve a generated workload, or a server's journal, on a virtual clock."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 from rich.table import Table
 
 from serve.commands.configured import device_of
@@ -21,6 +23,7 @@ from serve.sim.engine import simulate
 from serve.sim.replay import budget_of, first_difference, recorded
 from serve.sim.report import SimReport
 from serve.sim.workload import BASELINES, make_system, mean_solo_ns, offered
+from serve.terminal import Console
 from serve.workload import PoolSpec, TraceHeader, build_trace, rate_for_rho, workload_tasks
 
 
@@ -148,11 +151,18 @@ def _replay_params(
     return replace(params, device=first, more_devices=tuple(more))
 
 
-# -- as a table -----------------------------------------------------------------------------------
+# -- for people -----------------------------------------------------------------------------------
 
 
-def simulation_table(found: SimReport, title: str) -> Table:
-    """Return the report as a table of two columns; lines that say nothing are left out."""
+def print_simulation(found: SimReport, title: str, as_json: bool) -> None:
+    """Print the report on stdout, as JSON or as a table."""
+    if as_json:
+        sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
+    else:
+        Console().print(_simulation_table(found, title))
+
+
+def _simulation_table(found: SimReport, title: str) -> Table:
     table = Table(title=f"{title}, simulated", show_header=False, title_justify="left")
     over_qt = (found.latency_over_qt_p50, found.latency_over_qt_p90, found.latency_over_qt_p99)
     late = ", ".join(f"{cause} {count}" for cause, count in found.by_cause.items() if count)

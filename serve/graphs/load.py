@@ -9,7 +9,6 @@ import json
 import math
 import zipfile
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,13 +24,11 @@ from serve.graphs.datasets import TABLE_4, find_file, load_dataset
 from serve.graphs.features import FeatureKeeper
 from serve.graphs.generate import both_directions
 from serve.graphs.resident import ResidentGraph
+from serve.progress import Progress
 
 Array = NDArray[Any]
 #: Accepted safetensors types, as numpy dtypes.
 _SAFE_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "U8": "u1"}
-
-#: Takes the current step and the share of the work that is done, 0 to 1.
-Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, slots=True)

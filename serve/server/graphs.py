@@ -8,12 +8,13 @@ from collections.abc import Callable
 
 from serve.config import Config, GraphConfig
 from serve.errors import ConfigError, Mismatch, NotReady, TooBig, UnknownName
-from serve.graphs.load import OpenOptions, Parts, Progress, held, open_dataset, open_graph
+from serve.graphs.load import OpenOptions, Parts, held, open_dataset, open_graph
 from serve.graphs.resident import ResidentGraph
 from serve.graphs.snapshot import Snapshot
 from serve.graphs.updates import Change
 from serve.inputs import INPUTS
 from serve.models.community import community_graph
+from serve.progress import Progress
 from serve.server.api import GraphInfo
 from serve.server.catalogue import ModelEntry
 from serve.server.feature_tables import FeatureTables

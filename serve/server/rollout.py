@@ -20,6 +20,7 @@ from serve.ipc.messages import LoadModel, ProbeModel
 from serve.models.cache import CalibrationCache
 from serve.models.model_signature import PACKAGED, Signature
 from serve.models.repository import BrokenModel, ModelSpec, content_hash, scan_model
+from serve.progress import Progress
 from serve.server.catalogue import ModelCatalogue, ModelEntry
 from serve.server.lanes.lane_models import LaneModels
 from serve.server.lanes.pool import LanePool
@@ -29,9 +30,6 @@ _log = logging.getLogger(__name__)
 #: Wait for a calibrator beyond the compiler's own time limit, so that its error is the one told.
 _PROBE_BEYOND_S = 30.0
 _DRAIN_TIMEOUT_S = 60.0
-
-#: Takes the current step and the share of the work that is done, 0 to 1.
-Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,10 +42,10 @@ from serve.lane.measure.probe_graphs import Shape, probe_graph
 from serve.lane.measure.where_measured import Processor, Site
 from serve.lane.models.loader import LoadedModel
 from serve.models.model_signature import Signature
+from serve.progress import Progress
 
 _log = logging.getLogger(__name__)
 
-Progress = Callable[[str, float], None]
 Run = Callable[[], torch.Tensor]
 Found = TypeVar("Found")
 #: (Nodes, edges, bytes held at the peak) of graphs of each shape.
