@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import typer
 
+from bench.gpu.stages import stages
 from bench.kit.result import ROOT
 from serve.cli import app
 from serve.config import Config
@@ -167,3 +168,15 @@ def test_causes_and_reasons_are_those_that_the_server_records():
     assert set(re.findall(r"^\| `(\w+)`", table, re.M)) == set(CAUSES)
     table = page[page.index("| reason | meaning |") : page.index("Clients with short deadlines")]
     assert set(re.findall(r"^\| `(\w+)`", table, re.M)) == set(REASONS)
+
+
+def test_stages_of_the_gpu_check_exist():
+    page = PAGES["docs/measurements/gpu.md"]
+    known = {stage.name for stage in stages("")}
+    shown = page[page.index("| stage | shows |") : page.index("## Aims")]
+    cells = re.findall(r"^\| (`.*?) \|", shown, re.M)
+    cells += re.findall(r"^\| \d+ \|.*\| (.*?) \|$", page, re.M)
+    named = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+    assert named - known == set()
+    # The first three build and look around; they show nothing of their own.
+    assert known - named == {"extension", "libraries", "machine"}
