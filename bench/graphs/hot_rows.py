@@ -1,73 +1,77 @@
-"""How many of the gathered features hot rows serve: the server's choice on a stream of requests.
+"""Count the share of gathered features that the hot set serves, on a stream of requests.
 
-    python -m bench.graphs.hot_rows [--data FOLDER] [--quick] [--out FILE]
+    python -m bench.graphs.hot_rows [--data FOLDER] [--quick]
 
 Counts, not times: no GPU is needed. Requests for 16 nodes with fan-outs 10, 10, 5 are sampled as
 the server samples them, from real graphs where a file is at hand. Nodes asked for are any, or by a
-popularity that has nothing to do with degree (Zipf, exponent 1). After so many requests as the
-server learns from, the share of the rows of further ones that was hot, where so many per cent
-of all rows can be, for
+popularity unrelated to degree (Zipf, exponent 1). After the requests that the server learns from,
+the hit rate on further ones is counted for a hot set of a share of all rows, chosen
 
-- random: any rows;
-- degree: what the server starts with;
-- counted: what it has come to (`serve.graphs.hot_set.HotSet`, after counting and choosing again);
-- hindsight: the rows that those further requests ask for most, which nobody can know.
+- at random;
+- by degree, as the server starts;
+- as the server has learned (`serve.graphs.hot_set.HotSet`);
+- in hindsight: the rows that the further requests ask for most.
 """
 
 import argparse
-import json
 import os
 import tempfile
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.kit.result import RESULTS, write_result
+from bench.kit.script import Script, Table
 from serve.graphs.datasets import load_dataset
 from serve.graphs.hot_set import HotSet, slots_bytes
 from serve.graphs.load import OpenOptions, Parts, held
 from serve.graphs.resident import ResidentGraph
 from serve.graphs.snapshot import Snapshot
 
-RESULT = RESULTS / "hot_rows.json"
-GRAPHS = ("cora", "pubmed", "artist", "amazon")
-SHARES = (0.01, 0.05, 0.1, 0.25)
 IDS, FANOUTS = 16, (10, 10, 5)
-LEARNED, ASKED = 6_000, 600
-#: Of features the rows matter here, not what is in them.
+#: Which rows are asked for matters here, not what is in them.
 FEATURES = 1
+CHOICES = ("random", "degree", "counted", "hindsight")
+SCRIPT = Script(
+    "hot_rows",
+    full={
+        "data": None, "graphs": ("cora", "pubmed", "artist", "amazon"),
+        "shares": (0.01, 0.05, 0.1, 0.25), "learned": 6_000, "asked": 600,
+    },
+    quick={"graphs": ("cora",), "shares": (0.1,), "learned": 200, "asked": 50},
+    tables=[
+        Table("Hit rate", "rows", {
+            "graph": "{graph}", "asked for": "{asked_for}", "hot": "{hot_share:.0%}",
+            **{choice: f"{{{choice}:.0%}}" for choice in CHOICES},
+        })
+    ],
+)  # fmt: skip
 Nodes = NDArray[np.int64]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, default=os.environ.get("GNNSERVE_DATA"))
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--out", type=Path, default=RESULT)
-    arguments = parser.parse_args()
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Return a row for each graph, stream and size of the hot set."""
     rows = []
-    for name in GRAPHS[:1] if arguments.quick else GRAPHS:
+    data = options.data or os.environ.get("GNNSERVE_DATA")
+    for name in options.graphs:
         with tempfile.TemporaryDirectory() as folder:
-            graph = opened(name, arguments.data, Path(folder))
+            graph = opened(name, Path(data) if data else None, Path(folder))
         snapshot = graph.snapshot
-        for stream in ("any", "popular"):
-            learned, asked = requests(snapshot, stream, arguments.quick)
-            for share in SHARES:
-                row = {
-                    "graph": name, "source": graph.source, "nodes": snapshot.num_nodes,
-                    "edges": snapshot.num_edges, "asked_for": stream, "hot_share": share,
-                } | served(snapshot, share, learned, asked)  # fmt: skip
-                rows.append(row)
-                print(json.dumps(row), flush=True)
-    if not arguments.quick:
-        found = {"learned": LEARNED, "asked": ASKED, "rows": rows}
-        write_result(arguments.out, found)
+        facts = {
+            "graph": name, "source": graph.source, "nodes": snapshot.num_nodes,
+            "edges": snapshot.num_edges,
+        }  # fmt: skip
+        for stream, share in product(("any", "popular"), options.shares):
+            learned, asked = requests(snapshot, stream, options.learned, options.asked)
+            found = served(snapshot, share, learned, asked)
+            rows.append({**facts, "asked_for": stream, "hot_share": share, **found})
+    return {"learned": options.learned, "asked": options.asked, "rows": rows}
 
 
 def opened(name: str, data: Path | None, folder: Path) -> ResidentGraph:
-    """The graph as the server holds it, with features of one column."""
+    """Return the graph as the server holds it, with features of one column."""
     found = load_dataset(name, folder=data)
     x = np.random.default_rng(0).random((found.num_nodes, FEATURES), dtype=np.float32)
     parts = Parts(found.num_nodes, found.edge_index, x, found.source)
@@ -75,8 +79,10 @@ def opened(name: str, data: Path | None, folder: Path) -> ResidentGraph:
     return held(name, parts, options, lambda step, fraction: None)
 
 
-def requests(snapshot: Snapshot, stream: str, quick: bool) -> tuple[list[Nodes], list[Nodes]]:
-    """Rows gathered by requests to learn from, and by those after them."""
+def requests(
+    snapshot: Snapshot, stream: str, learned: int, asked: int
+) -> tuple[list[Nodes], list[Nodes]]:
+    """Return the rows gathered by requests to learn from, and by those after them."""
     rng = np.random.default_rng(1)
     popularity = 1 / np.arange(1, snapshot.num_nodes + 1)
     order = rng.permutation(snapshot.num_nodes)
@@ -92,15 +98,14 @@ def requests(snapshot: Snapshot, stream: str, quick: bool) -> tuple[list[Nodes],
         return nodes
 
     weights = popularity / popularity.sum()
-    counts = (200, 50) if quick else (LEARNED, ASKED)
-    drawn = [draw(number) for number in range(sum(counts))]
-    return drawn[: counts[0]], drawn[counts[0] :]
+    drawn = [draw(number) for number in range(learned + asked)]
+    return drawn[:learned], drawn[learned:]
 
 
 def served(
     snapshot: Snapshot, share: float, learned: list[Nodes], asked: list[Nodes]
 ) -> dict[str, Any]:
-    """Share of the rows of `asked` that each choice serves."""
+    """Return the share of the rows of `asked` that each choice serves."""
     rows = len(snapshot.x)
     count = int(share * rows)
     hot = HotSet(slots_bytes(rows) + count * snapshot.x.itemsize * FEATURES)
@@ -129,4 +134,4 @@ def served(
 
 
 if __name__ == "__main__":
-    main()
+    SCRIPT.main(measure, __doc__)

@@ -1,40 +1,55 @@
-"""Sampling and gathering from resident graphs: ours, vectorised numpy, and DGL's sampler.
+"""Compare sampling and gathering from resident graphs with vectorised numpy and DGL's sampler.
 
-    python -m bench.graphs.sampling [--quick] [--output FILE]
+    python -m bench.graphs.sampling [--quick] [--rounds 100]
 
-Graphs of the paper's sizes (generated, seeded). All take the same ids in turn, round by round;
-ratios are per round, told as median with 5th and 95th percentile. DGL is compared where it is
-installed (`pip install --no-deps dgl==2.1.0`, then scipy, pandas, requests, psutil, networkx): its
-newer GraphBolt needs a torch of 2024 and is left out, its own C++ sampler works. PyG's
-NeighborLoader needs pyg-lib or torch-sparse, neither of which installs here.
+Graphs of the paper's sizes (generated, seeded). All take the same ids in turns; ratios are by
+round, as median with 5th and 95th percentile. DGL is compared where it is installed (`pip install
+--no-deps dgl==2.1.0`, then scipy, pandas, requests, psutil, networkx): its newer GraphBolt needs a
+torch of 2024, its own C++ sampler works. PyG's NeighborLoader needs pyg-lib or torch-sparse, which
+do not install.
 """
 
 import argparse
 import sys
-import time
 import types
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.kit.result import RESULTS, write_result
+from bench.kit.measure import elapsed_us, in_turns, percentiles, ratios
+from bench.kit.script import Script, Table
 from serve.graphs.datasets import TABLE_4, load_dataset
 from serve.graphs.load import OpenOptions, Parts, held
 from serve.graphs.snapshot import Snapshot
 
-RESULT = RESULTS / "sampling.json"
-GRAPHS = ("pubmed", "artist", "amazon")
 FANOUTS = (10, 10)
+SCRIPT = Script(
+    "sampling",
+    full={"rounds": 100, "graphs": ("pubmed", "artist", "amazon"), "ids": (64, 1024)},
+    quick={"rounds": 3, "graphs": ("pubmed",), "ids": (64,)},
+    tables=[
+        Table("Sampling", "sampling", {
+            "graph": "{graph}", "ids": "{ids:,}", "sampler": "{sampler}", "µs": "{us:,.0f}",
+            "nodes": "{nodes:,.0f}", "edges": "{edges:,.0f}",
+            "time ÷ ours": "{time_over_ours[p50]:.2f}",
+        }),
+        Table("Gathering", "gathering", {
+            "graph": "{graph}", "ids": "{ids:,}", "GB/s": "{gb_per_s[ours]:.1f}",
+            "÷ copy": "{ours_over_copy[p50]:.2f}", "÷ numpy": "{ours_over_numpy[p50]:.2f}",
+        }),
+    ],
+)  # fmt: skip
 Ids = NDArray[np.int64]
 #: Ids and a seed to the number of nodes and edges sampled.
 Sampler = Callable[[Ids, int], tuple[int, int]]
 
 
 class Stub(types.ModuleType):
-    """A module with any name in it."""
+    """A module in which every name is found."""
 
     __path__: list[str] = []  # noqa: RUF012  as of a package
 
@@ -45,7 +60,7 @@ class Stub(types.ModuleType):
 
 
 def ours(snapshot: Snapshot) -> Sampler:
-    """As the server does it, edges and nodes written out."""
+    """Return the server's sampler, which writes nodes and edges out."""
 
     def sample(ids: Ids, seed: int) -> tuple[int, int]:
         found = snapshot.sample(ids, FANOUTS, seed)
@@ -59,7 +74,7 @@ def ours(snapshot: Snapshot) -> Sampler:
 
 
 def vectorised(snapshot: Snapshot) -> Sampler:
-    """The same in numpy without a Python loop over nodes."""
+    """Return a sampler in numpy without a Python loop over nodes."""
     starts, indices = snapshot.base.starts, snapshot.base.values
     local = np.full(snapshot.num_nodes, -1, np.int64)
 
@@ -75,7 +90,7 @@ def vectorised(snapshot: Snapshot) -> Sampler:
             begins = np.cumsum(lengths) - lengths
             places = np.arange(rows.size) - begins[rows]
             met = indices[starts[frontier][rows] + places]
-            # The smallest of random keys of each row: a draw without replacement.
+            # The smallest random keys of each row are a draw without replacement.
             order = np.lexsort((rng.random(rows.size), rows))
             kept = order[places < fanout]
             met, rows = met[kept], rows[kept]
@@ -92,10 +107,13 @@ def vectorised(snapshot: Snapshot) -> Sampler:
 
 
 def dgl_sampler(snapshot: Snapshot) -> tuple[str, Sampler] | None:
-    """DGL's NeighborSampler, which expands asked nodes again at every hop; None: not installed."""
+    """Return DGL's name and sampler, which expands asked nodes again at every hop.
+
+    Returns None where DGL is not installed.
+    """
     import torch
 
-    # Its package imports GraphBolt, which has no build for this torch and is not used here.
+    # The package imports GraphBolt, which has no build for this torch and is not used here.
     stub = sys.modules.setdefault("dgl.graphbolt", Stub("dgl.graphbolt"))
     try:
         import dgl  # type: ignore[import-not-found,unused-ignore]
@@ -119,87 +137,75 @@ def dgl_sampler(snapshot: Snapshot) -> tuple[str, Sampler] | None:
     return f"dgl {dgl.__version__}", sample
 
 
-def timed(work: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds, and what came out."""
-    started = time.perf_counter()
-    found = work()
-    return time.perf_counter() - started, found
+def range_of(values: list[float]) -> dict[str, float]:
+    """Return the median and the 90 % range."""
+    return percentiles(values, (5, 50, 95), 3)
 
 
-def spread(values: list[float]) -> dict[str, float]:
-    """Median and 90 % range."""
-    low, middle, high = np.percentile(values, [5, 50, 95])
-    return {"p5": float(low), "p50": float(middle), "p95": float(high)}
-
-
-def measure_sampling(snapshot: Snapshot, num_ids: int, rounds: int) -> dict[str, Any]:
-    """Every sampler on the same ids, in turn."""
+def sampling_rows(snapshot: Snapshot, num_ids: int, rounds: int) -> list[dict[str, Any]]:
+    """Return a row for each sampler, all on the same ids in turns."""
     samplers = {"ours": ours(snapshot), "numpy": vectorised(snapshot)}
     other = dgl_sampler(snapshot)
     if other is not None:
         samplers[other[0]] = other[1]
-    times: dict[str, list[float]] = {name: [] for name in samplers}
+    turns = dict.fromkeys(samplers, 0)
     sizes: dict[str, list[tuple[int, int]]] = {name: [] for name in samplers}
-    for turn in range(rounds + 2):
-        ids = np.random.default_rng(turn).integers(0, snapshot.num_nodes, num_ids)
-        for name, sample in samplers.items():
-            took, size = timed(lambda sample=sample, ids=ids, turn=turn: sample(ids, turn))  # type: ignore[misc]
-            if turn >= 2:
-                times[name].append(took)
-                sizes[name].append(size)
-    rows: dict[str, Any] = {}
+
+    def timed(name: str) -> float:
+        turns[name] += 1
+        ids = np.random.default_rng(turns[name]).integers(0, snapshot.num_nodes, num_ids)
+        return elapsed_us(lambda: sizes[name].append(samplers[name](ids, turns[name])))
+
+    times = in_turns({name: partial(timed, name) for name in samplers}, rounds, warm_up=2)
+    rows = []
     for name, found in times.items():
         nodes, edges = (float(np.median([size[at] for size in sizes[name]])) for at in (0, 1))
-        seconds = float(np.median(found))
-        rows[name] = {
-            "us": seconds * 1e6,
-            "nodes": nodes,
-            "edges": edges,
-            "nodes_per_s": nodes / seconds,
-            "edges_per_s": edges / seconds,
-            "time_over_ours": spread(
-                [one / base for one, base in zip(found, times["ours"], strict=True)]
-            ),
-        }
+        us = float(np.median(found))
+        rows.append(
+            {
+                "sampler": name,
+                "us": us,
+                "nodes": nodes,
+                "edges": edges,
+                "nodes_per_s": nodes / us * 1e6,
+                "edges_per_s": edges / us * 1e6,
+                "time_over_ours": range_of(ratios(found, times["ours"])),
+            }
+        )
     return rows
 
 
-def measure_gather(snapshot: Snapshot, num_ids: int, rounds: int) -> dict[str, Any]:
-    """Rows of a sample's nodes into one block, against numpy and a plain copy of as many bytes."""
-    rng = np.random.default_rng(0)
-    ids = rng.integers(0, snapshot.num_nodes, num_ids)
+def gathering_row(snapshot: Snapshot, num_ids: int, rounds: int) -> dict[str, Any]:
+    """Return the rate of gathering a sample's rows, against numpy and a copy of as many bytes."""
+    ids = np.random.default_rng(0).integers(0, snapshot.num_nodes, num_ids)
     sample = snapshot.sample(ids, FANOUTS, 0)
     nodes = np.empty(sample.num_nodes, np.int64)
     sample.write_nodes(nodes)
     target = np.zeros((nodes.size, snapshot.num_features), np.float32)
-    source = np.ones_like(target)
-    base = np.asarray(snapshot.x)
+    source, base = np.ones_like(target), np.asarray(snapshot.x)
     works: dict[str, Callable[[], Any]] = {
         "ours": lambda: snapshot.gather(nodes, target),
         "numpy": lambda: np.take(base, nodes, axis=0, out=target, mode="clip"),
         "copy": lambda: np.copyto(target, source),
     }
-    # What a server's memory is like between requests: something else was in the caches.
+    # Between requests other data goes through the caches.
     other = np.ones(8 << 20, np.float32)
-    times: dict[str, list[float]] = {name: [] for name in works}
-    for _ in range(rounds):
-        for name, work in works.items():
-            other += 1
-            times[name].append(timed(work)[0])
+
+    def timed(work: Callable[[], Any]) -> float:
+        np.add(other, 1, out=other)
+        return elapsed_us(work)
+
+    times = in_turns({name: partial(timed, work) for name, work in works.items()}, rounds)
     return {
         "bytes": target.nbytes,
-        "gb_per_s": {name: target.nbytes / np.median(t) / 1e9 for name, t in times.items()},
-        "ours_over_copy": spread(
-            [copy / one for one, copy in zip(times["ours"], times["copy"], strict=True)]
-        ),
-        "ours_over_numpy": spread(
-            [other / one for one, other in zip(times["ours"], times["numpy"], strict=True)]
-        ),
+        "gb_per_s": {name: target.nbytes / np.median(us) / 1e3 for name, us in times.items()},
+        "ours_over_copy": range_of(ratios(times["copy"], times["ours"])),
+        "ours_over_numpy": range_of(ratios(times["numpy"], times["ours"])),
     }
 
 
 def snapshot_of(name: str) -> Snapshot:
-    """The graph with float32 features, as a server would hold it."""
+    """Return the graph with float32 features, as a server holds it."""
     dataset = load_dataset(name)
     rng = np.random.default_rng(0)
     x = rng.standard_normal((dataset.num_nodes, TABLE_4[name].num_features), dtype=np.float32)
@@ -207,41 +213,22 @@ def snapshot_of(name: str) -> Snapshot:
     return held(name, parts, OpenOptions(), lambda *_: None).snapshot
 
 
-def main() -> None:
-    """Measure and write."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--quick", action="store_true", help="a fifth of the rounds")
-    parser.add_argument("--output", type=Path, default=RESULT)
-    options = parser.parse_args()
-    rounds = 20 if options.quick else 100
-    graphs: dict[str, Any] = {}
-    for name in GRAPHS:
-        snapshot = snapshot_of(name)
-        rows = graphs[name] = {
-            "nodes": snapshot.num_nodes,
-            "edges": snapshot.num_edges,
-            "features": snapshot.num_features,
-            "sampling": {k: measure_sampling(snapshot, k, rounds) for k in (64, 1024)},
-            "gather": {k: measure_gather(snapshot, k, rounds) for k in (64, 1024)},
-        }
-        for count, found in rows["sampling"].items():
-            for sampler, row in found.items():
-                ratio = row["time_over_ours"]["p50"]
-                print(
-                    f"{name:7} {count:5} ids {sampler:10} {row['us']:9.0f} us "
-                    f"{row['nodes_per_s'] / 1e6:6.1f} M nodes/s {row['edges_per_s'] / 1e6:6.1f} "
-                    f"M edges/s {ratio:6.2f} x ours"
-                )
-        for count, row in rows["gather"].items():
-            print(f"{name:7} {count:5} ids gather GB/s {row['gb_per_s']}")
-    result = {
-        "command": "python -m bench.graphs.sampling" + (" --quick" if options.quick else ""),
-        "rounds": rounds,
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Return rows of sampling and of gathering."""
+    sampling: list[dict[str, Any]] = []
+    gathering: list[dict[str, Any]] = []
+    snapshots = {name: snapshot_of(name) for name in options.graphs}
+    for (name, snapshot), ids in product(snapshots.items(), options.ids):
+        where = {"graph": name, "ids": ids}
+        sampling += [where | row for row in sampling_rows(snapshot, ids, options.rounds)]
+        gathering.append(where | gathering_row(snapshot, ids, options.rounds))
+    return {
+        "rounds": options.rounds,
         "fanouts": FANOUTS,
-        "graphs": graphs,
+        "sampling": sampling,
+        "gathering": gathering,
     }
-    write_result(options.output, result)
 
 
 if __name__ == "__main__":
-    main()
+    SCRIPT.main(measure, __doc__)

@@ -1,4 +1,4 @@
-"""PyG models to measure estimates on, beyond the four that ship: each as a user would write it."""
+"""PyG models to measure estimates on, beyond the four that ship, as a user would write them."""
 
 import os
 from collections.abc import Callable
@@ -34,12 +34,12 @@ from serve.models.repository import ModelSpec
 
 NODE_INPUTS = ("x", "edge_index")
 EDGE_DIM = 8
-#: Degree histogram of the training graphs, which PNA wants.
+#: Degree histogram of the training graphs, for PNA.
 _DEGREES = torch.tensor([1, 4, 16, 30, 25, 12, 6, 3, 2, 1])
 
 
 class Stack(nn.Module):
-    """Convolutions with ReLU between them; what else the first takes goes to all."""
+    """Convolutions with ReLU between them; edge values go to all of them."""
 
     def __init__(self, convs: list[nn.Module]) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Pooled(nn.Module):
 
 
 class Shrinking(nn.Module):
-    """Top-k pooling between two convolutions: what is left depends on the content."""
+    """Top-k pooling between two convolutions: the content decides what is left."""
 
     def __init__(self, widths: list[int]) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ def _stack(conv: Callable[[int, int], nn.Module], widths: list[int]) -> Stack:
 
 
 def _heads(conv: Any, widths: list[int], **options: Any) -> Stack:
-    """Four concatenated heads in all layers but the last."""
+    """Return a stack with four concatenated heads in all layers but the last."""
     inner = [conv(a, b // 4, heads=4, **options) for a, b in pairwise(widths[:-1])]
     return Stack([*inner, conv(widths[-2], widths[-1], **options)])
 
@@ -146,7 +146,7 @@ def _of_zoo(factory: Callable[..., nn.Module]) -> Callable[[list[int]], nn.Modul
 
 _WITH_BATCH = (*NODE_INPUTS, "batch")
 _WITH_ATTRIBUTES = (*NODE_INPUTS, "edge_attr")
-#: Name -> inputs of forward, and how to build it from its layers' widths.
+#: Inputs of forward, and the builder from the layers' widths, by name.
 ARCHITECTURES: dict[str, tuple[tuple[str, ...], Callable[[list[int]], nn.Module]]] = {
     "gcn": (NODE_INPUTS, _of_zoo(zoo.gcn)),
     "sage": (NODE_INPUTS, _of_zoo(zoo.sage)),
@@ -168,14 +168,14 @@ ARCHITECTURES: dict[str, tuple[tuple[str, ...], Callable[[list[int]], nn.Module]
     "top_k": (_WITH_BATCH, Shrinking),
     "all_pairs": (NODE_INPUTS, AllPairs),
 }
-#: Memory not linear in N and E, by design: estimates are upper bounds with a warning.
+#: Their memory is not linear in N and E: estimates are upper bounds with a warning.
 BOUNDED = frozenset({"top_k", "all_pairs"})
 
 
 def load(
     name: str, *, features: int = 32, hidden: int = 64, classes: int = 7, layers: int = 3
 ) -> tuple[LoadedModel, Signature]:
-    """The architecture of that name with random weights, as a lane would hold it."""
+    """Return the architecture with random weights, as a lane holds it."""
     inputs, build = ARCHITECTURES[name]
     torch.manual_seed(0)
     return wrap(build([features, *[hidden] * (layers - 1), classes]), name, inputs, features)
@@ -184,9 +184,9 @@ def load(
 def on_executor(
     make: Callable[[], tuple[LoadedModel, Signature]], executor: str, package: Path
 ) -> LoadedModel:
-    """What `make` makes, run by `executor`, compiled first into `package` where it has to be.
+    """Return the made model on the executor, compiled into `package` where that is needed.
 
-    Raises CannotRun, also for what export and compiler find wrong.
+    Raises CannotRun, also where export or compiler fail.
     """
     loaded, signature = make()
     if executor in PACKAGED:
@@ -206,7 +206,7 @@ def on_executor(
 def wrap(
     module: nn.Module, name: str, inputs: tuple[str, ...], features: int
 ) -> tuple[LoadedModel, Signature]:
-    """A module as if it had been loaded from a repository, and its signature."""
+    """Return a module as if loaded from a repository, and its signature."""
     args = {"edge_dim": EDGE_DIM} if "edge_attr" in inputs else {}
     spec = ModelSpec(
         name=name, version=1, folder="", factory=f"bench.kit.architectures:{name}", args=args,

@@ -1,4 +1,4 @@
-"""Benches that measure what a lane does, in a process set up as one."""
+"""The process of a bench set up as a lane."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ from serve.server.lanes.processes import lane_environment
 
 
 def become_lane(module: str) -> Meter:
-    """Start `python -m module` anew with a lane's allocator and its meter, unless this is it."""
+    """Return the meter; first restart `python -m module` with a lane's allocator if needed."""
     torch.set_num_threads(1)
     meter = Meter.attach()
     if meter is None:

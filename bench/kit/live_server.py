@@ -1,10 +1,10 @@
-"""`gnnserve serve` with as many tasks at once as a baseline runs, and its memory unchecked.
+"""Run `gnnserve serve` with as many concurrent tasks as a baseline, and its memory unchecked.
 
     python -m bench.kit.live_server --config FILE [--at-once N]
 
 The paper's baselines (``serve.sim.workload.BASELINES``) put more tasks on a device than it has
-cores and look at no memory. No configuration asks a server for that, so the bench changes the facts
-of the device by itself: the server is the same code, on the same lanes and executors.
+cores and ignore memory. No configuration allows that, so the bench changes the facts of the device.
+The server is the same code, on the same lanes and executors.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from serve.config import load_config
 from serve.obs.log import setup_logging
 from serve.server.device import find_device
 
-#: More than any queue can ask for.
+#: More memory than any queue can need.
 UNCHECKED_BYTES = 1 << 50
 
 
@@ -27,11 +27,11 @@ def main() -> None:
     options = parser.parse_args()
     setup_logging(level="WARNING")
     config = load_config(options.config)
-    # As many lanes for all, so that all are compared on the same.
+    # All systems have the same number of lanes.
     device = find_device(config.device, spare_lanes=True)
     if options.at_once is not None:
         at_once = min(options.at_once, len(device.lane_cores))
-        # The server's threads keep to the first core: what runs one at a time gets the last.
+        # A baseline that runs one task at a time uses the last core.
         lanes = device.lane_cores[::-1]
         device = replace(
             device, lane_cores=lanes, parallelism=at_once, budget_bytes=UNCHECKED_BYTES

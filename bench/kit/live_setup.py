@@ -1,4 +1,4 @@
-"""What live benches serve and send: servers by system, traces with targets, processor time."""
+"""Servers by system, and traces with targets, for live benches."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -23,8 +23,8 @@ from serve.workload import (
 
 OURS = "slack+preemptive"
 QOS_FACTOR = 2.0
-#: A server by itself would take three quarters of what is free. What lanes may keep of freed memory
-#: follows from it: with little of it they get pages of their own for every larger run.
+#: It also bounds the freed memory that lanes keep: with little of it every larger run faults its
+#: pages in anew.
 MEMORY_BUDGET = "8 GiB"
 
 
@@ -36,7 +36,7 @@ def live_server(
     module: str = "bench.kit.live_server",
     **report: object,
 ) -> Iterator[ServerProcess]:
-    """A server of `system`, ready: policy+discipline, a baseline, or @ and another checkout.
+    """Yield a ready server of `system`: policy+discipline, a baseline, or @ and another checkout.
 
     `executor` as in the configuration's `models.executor`; `module` runs this checkout's server.
     """
@@ -51,7 +51,7 @@ def live_server(
         run += ["--at-once", str(BASELINES[system] or 1 << 20)]
     folder.mkdir(parents=True)
     cache = "" if checkout is None else "-of-the-other"
-    # Calibrated by this code on this machine now, once for all systems.
+    # One calibration serves all systems.
     models: dict[str, object] = {"cache": str(folder.parent / f"cache{cache}")}
     if executor != "auto":  # another checkout may be older than this key
         models["executor"] = executor
@@ -63,7 +63,7 @@ def live_server(
             "device": {"memory_budget": MEMORY_BUDGET},
             "models": models,
             "report": report,
-            # Merging is ours: neither the paper's way nor a baseline knows it.
+            # Neither the paper's policies nor its baselines merge.
             "scheduling": {} if system == OURS or checkout else {"merge": False},
         },
         module=tuple(run),
@@ -84,18 +84,18 @@ class Traces:
         self.solo: dict[WorkloadTask, Solo] = {}
 
     def measure(self, server: ServerProcess, seeds: Sequence[int]) -> None:
-        """Find out what every request of these seeds takes alone."""
+        """Measure every request of these seeds alone."""
         tasks = [task for seed in seeds for task in self.tasks(seed)]
         self.solo = measure_solo(server, tasks, self.pool.spec)
 
     @property
     def solo_ms(self) -> dict[str, float]:
-        """Quantiles of the solo times of all requests."""
+        """Percentiles of the solo times of all requests, in ms."""
         ordered = sorted(solo.solo_ns for solo in self.solo.values())
         return {f"p{q}": ordered[len(ordered) * q // 100] / 1e6 for q in (5, 25, 50, 75, 95, 99)}
 
     def make(self, rho: float, seed: int) -> tuple[Trace, Path]:
-        """The trace, and where it is saved."""
+        """Return the trace, and the file where it is saved."""
         tasks = self.tasks(seed)
         solo_s = statistics.fmean(self.solo[task].solo_ns for task in tasks) / 1e9
         header = TraceHeader(
@@ -108,7 +108,7 @@ class Traces:
             pool=self.pool.spec,
             sources=self.pool.sources,
         )
-        # A light load takes long: half as many requests do.
+        # A light load takes long, so it has half as many requests.
         count = self._count if rho >= 0.2 else self._count // 2
         trace = build_trace(header, tasks, count=count).with_targets(
             lambda item: round(QOS_FACTOR * self.solo_of(item).solo_ns / 1000)
@@ -118,9 +118,9 @@ class Traces:
         return trace, path
 
     def solo_of(self, item: TraceItem) -> Solo:
-        """What the request takes alone."""
+        """Return the solo times of the request."""
         return self.solo[WorkloadTask(item.model, item.graph)]
 
     def tasks(self, seed: int) -> tuple[WorkloadTask, ...]:
-        """What is asked, over and over."""
+        """Return the tasks that are repeated."""
         return workload_tasks(self._workload, self.pool.refs, seed)

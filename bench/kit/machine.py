@@ -10,7 +10,7 @@ _PACKAGES = ("gnnserve", "torch", "torch-geometric", "numpy", "grpcio", "msgspec
 
 
 def machine_facts() -> dict[str, Any]:
-    """CPU model, cores this process may use, memory in bytes, system, Python and packages."""
+    """Return CPU model, usable cores, memory in bytes, system, Python and packages."""
     versions: dict[str, str | None] = {}
     for package in _PACKAGES:
         try:

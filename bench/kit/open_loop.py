@@ -1,8 +1,8 @@
 """An open-loop client in a process of its own: each request at its time, whatever the server does.
 
-For benches that compare servers: the same encoded requests (``loadgen.plan``) go to any of them,
-over gRPC or as the body of a POST. Latency counts from the *intended* send time. Answers are kept
-as bytes until the run is over, so that reading them takes nothing from the server's cores.
+The same encoded requests (``loadgen.plan``) go to any server, over gRPC or as the body of a POST.
+Latency counts from the *intended* send time. Answers stay bytes until the run is over, so that
+decoding them takes nothing from the server's cores.
 """
 
 import asyncio
@@ -33,18 +33,18 @@ FEATURES = 32
 class Seen:
     """One request as the client saw it."""
 
-    #: Answer − intended send time, and how much later than intended it was sent.
+    #: Answer − intended send time; actual − intended send time.
     latency_ns: int
     lag_ns: int
-    #: Empty for a result, else what was wrong.
+    #: The error, empty for a result.
     error: str
-    #: The server's own word for it, where it gives one.
+    #: The server's id of the request, where it gives one.
     request_uid: str
 
 
 @dataclass(frozen=True, slots=True)
 class LoadRun:
-    """One trace, sent."""
+    """A trace that was sent."""
 
     seen: tuple[Seen, ...]
     elapsed_s: float
@@ -53,10 +53,10 @@ class LoadRun:
 
 
 class Sender(Protocol):
-    """Sends without waiting."""
+    """Sends requests without waiting."""
 
     def send(self, message: bytes, done: Callable[[int, bytes, str], None]) -> None:
-        """Calls `done(when_ns, answer, error)` later, on any thread."""
+        """Send a message; call `done(when_ns, answer, error)` later, on any thread."""
         ...
 
     def close(self) -> None:
@@ -91,10 +91,10 @@ class GrpcSender:
 
 
 class HttpSender:
-    """The same bytes as the body of a POST, over connections that are kept."""
+    """The same bytes as the body of a POST, over persistent connections."""
 
     def __init__(self, url: str) -> None:
-        # An optional dependency: only the benches of other servers need it.
+        # Only the benches of other servers need it.
         import aiohttp
 
         self._url = url
@@ -131,7 +131,7 @@ class HttpSender:
 
 
 class LoadProcess:
-    """Runs traces when told to; see `load_process`."""
+    """Sends traces on demand; see `load_process`."""
 
     def __init__(self, pipe: "Connection[Any, Any]") -> None:
         self._pipe = pipe
@@ -148,7 +148,7 @@ class LoadProcess:
 
 @contextmanager
 def load_process() -> Iterator[LoadProcess]:
-    """A client process, ended afterwards."""
+    """Yield a client process, and end it."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs,), daemon=True)
@@ -222,7 +222,7 @@ def _cpu_s() -> float:
 
 
 class Shapes:
-    """What a plan of given requests asks of a server: features only."""
+    """The facts of a server that a plan of given requests needs: the shapes of inputs."""
 
     def lanes(self) -> int:
         raise AssertionError("a trace has its rate")

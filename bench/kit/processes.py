@@ -19,7 +19,7 @@ __all__ = [
 
 
 def http_get(server: ServerProcess, path: str) -> tuple[int, str]:
-    """Status and body; status 0 while nobody listens."""
+    """Return status and body; status 0 while nobody listens."""
     try:
         url = f"http://127.0.0.1:{server.http_port}{path}"
         with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
@@ -32,7 +32,7 @@ def http_get(server: ServerProcess, path: str) -> tuple[int, str]:
 
 
 def metric(server: ServerProcess, name: str) -> float:
-    """A metric without labels, now."""
+    """Return the current value of a metric without labels."""
     _, text = http_get(server, "/metrics")
     found = re.search(rf"^{name} (\S+)$", text, re.M)
     assert found, f"{name} is not in\n{text}"
@@ -40,7 +40,7 @@ def metric(server: ServerProcess, name: str) -> float:
 
 
 def rows(server: ServerProcess, where: str = "", *values: object) -> list[dict[str, Any]]:
-    """Rows of the report's database in order of arrival; they come with up to a second's delay."""
+    """Return rows of the report's database in order of arrival; they appear within a second."""
     uri = f"file:{server.database}?mode=ro"
     with closing(sqlite3.connect(uri, uri=True, timeout=PATIENCE_S)) as db:
         db.row_factory = sqlite3.Row
@@ -50,7 +50,7 @@ def rows(server: ServerProcess, where: str = "", *values: object) -> list[dict[s
 
 
 def row(server: ServerProcess, where: str, *values: object) -> dict[str, Any]:
-    """The one row that fits, once it is there."""
+    """Return the one row that fits, once it is there."""
     found: list[dict[str, Any]] = wait_for(
         lambda: rows(server, where, *values), f"a row with {where} {values}"
     )
@@ -59,7 +59,7 @@ def row(server: ServerProcess, where: str, *values: object) -> dict[str, Any]:
 
 
 def descendants(pid: int) -> dict[int, str]:
-    """Command lines of all processes below `pid`, by process id."""
+    """Return the command lines of all processes below `pid`, by process id."""
     parents: dict[int, int] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -83,7 +83,7 @@ def _command(pid: int) -> str:
 
 
 def is_running(pid: int) -> bool:
-    """Whether it exists and is no zombie."""
+    """Return True when the process exists and is no zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -92,6 +92,6 @@ def is_running(pid: int) -> bool:
 
 
 def shared_memory_names() -> set[str]:
-    """Named shared memory on this machine."""
+    """Return the names of shared memory on this machine."""
     folder = Path("/dev/shm")
     return set(os.listdir(folder)) if folder.is_dir() else set()

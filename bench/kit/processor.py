@@ -1,15 +1,15 @@
-"""What the kernel counts of a process: time on processors and hand-overs, without its children."""
+"""The kernel's account of a process without its children: processor time and hand-overs."""
 
 from pathlib import Path
 
 
 def processor_ns(pid: int) -> int:
-    """Time that the threads of the process have had on processors."""
+    """Return the time that the threads of the process have had on processors."""
     return sum(int(text.split()[0]) for text in _of_threads(pid, "schedstat"))
 
 
 def handovers(pid: int) -> int:
-    """How often threads of the process gave up their core to wait."""
+    """Return how often threads of the process gave up their core to wait."""
     waits = (
         text.rpartition("\nvoluntary_ctxt_switches:")[2] for text in _of_threads(pid, "status")
     )
@@ -17,7 +17,7 @@ def handovers(pid: int) -> int:
 
 
 def _of_threads(pid: int, name: str) -> list[str]:
-    """That file of every thread that is there."""
+    """Return that file of every thread."""
     texts = []
     for thread in Path(f"/proc/{pid}/task").iterdir():
         try:

@@ -1,6 +1,6 @@
-"""How far a run raises this process's resident memory: the kernel's word, against the meter's.
+"""The rise of this process's resident memory in a run, by the kernel's account.
 
-Reads the high-water mark, which sees everything, in pages, and only on Linux with glibc.
+The high-water mark sees all memory, in pages. It works on Linux with glibc only.
 """
 
 import ctypes
@@ -20,11 +20,10 @@ _USUAL_TRIM_BYTES, _USUAL_MMAP_BYTES, _USUAL_MMAP_COUNT = 64 << 20, 32 << 20, 65
 
 @contextmanager
 def exact_pages() -> Iterator[bool]:
-    """Give every large block pages of its own while open, returned when it is freed.
+    """Give every large block pages of its own while open, returned to the kernel when freed.
 
-    Then the high-water mark of this process is exact. Yields False where that cannot be had.
-    Afterwards glibc's thresholds stand where the environment puts them, or where they come to rest
-    by themselves in a process that has used large blocks.
+    This makes the high-water mark of the process exact. Yields False where that is impossible.
+    Afterwards glibc's thresholds are those of the environment, or glibc's usual ones.
     """
     if not os.access("/proc/self/clear_refs", os.W_OK) or platform.libc_ver()[0] != "glibc":
         yield False
@@ -51,14 +50,14 @@ def exact_pages() -> Iterator[bool]:
 
 
 def _told(name: str, usual: int) -> int:
-    """What this process was started with, as far as glibc's mallopt can take it."""
+    """Return the setting of the environment, as far as glibc's mallopt can take it."""
     return min(int(os.environ.get(name, usual)), (1 << 31) - 1)
 
 
 def _plug_heap(libc: ctypes.CDLL) -> list[int]:
-    """Take every large hole left in the heap, without touching its pages.
+    """Allocate every large hole in the heap, without touching its pages.
 
-    A hole is used before the kernel is asked for pages, and stays resident when freed.
+    glibc would use a hole before it asks the kernel, and a hole stays resident when freed.
     """
     plugs: list[int] = []
     size = _USUAL_MMAP_BYTES
@@ -76,10 +75,10 @@ def _plug_heap(libc: ctypes.CDLL) -> list[int]:
 
 
 def resident_bytes(run: Callable[[], object]) -> int | None:
-    """How far `run()` raises this process's resident memory at most; inside ``exact_pages``.
+    """Return the highest rise of resident memory during `run()`; call it inside ``exact_pages``.
 
-    The less of two tries, since all disturbances add. None where the kernel does not let the
-    mark be reset.
+    It is the lower of two tries, as disturbances only add. Returns None where the kernel does not
+    let the mark be reset.
     """
     libc = ctypes.CDLL(None)
     run()

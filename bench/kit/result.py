@@ -1,4 +1,4 @@
-"""Results of benches: where they lie, and the one envelope that each of them gets."""
+"""Results of benches: their folder, and the envelope of each."""
 
 import json
 import os
@@ -17,18 +17,18 @@ DOCS_PATH = ROOT / "docs"
 
 
 def read_result(name: str) -> Any:
-    """Read what the bench of that name wrote."""
+    """Return the result of that name."""
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def write_result(path: Path, content: dict[str, Any]) -> None:
-    """Write a result with its commit, date, command, machine and load; one line for each row."""
+    """Write a result in its envelope, one line for each row."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(one_row_a_line(envelope() | content) + "\n", encoding="utf-8")
 
 
 def envelope() -> dict[str, Any]:
-    """Commit (`+` where files differ from it), UTC date, command, machine, load averages."""
+    """Return commit (`+`: with uncommitted changes), UTC date, command, machine, load averages."""
     return {
         "commit": _commit(),
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -39,7 +39,7 @@ def envelope() -> dict[str, Any]:
 
 
 def one_row_a_line(content: dict[str, Any]) -> str:
-    """JSON in which each value of the document, and each row of a list of rows, takes one line."""
+    """Return JSON in which each value, and each row of a list of rows, takes one line."""
     lines = [f"{json.dumps(key)}: {_value(value)}" for key, value in content.items()]
     return "{\n" + ",\n".join(lines) + "\n}"
 

@@ -45,9 +45,9 @@ def filled(text: str, row: Mapping[str, Any]) -> str:
 class Script:
     """A bench: its options in two profiles, `full` and `quick`, and the tables it prints.
 
-    Every option of `full` becomes an argument of that name and type; a tuple is given by commas,
-    None stands for a path. `quick` overrides some of them, to show that the bench works; its
-    result is stored only where `--out` says so.
+    Every option of `full` becomes an argument of that name and type. None stands for a path; a
+    tuple is given by commas, or by semicolons where its values hold commas. `quick` overrides some
+    options, to show that the bench works; its result is stored only where `--out` says so.
     """
 
     name: str
@@ -98,6 +98,6 @@ def _reader(value: Any) -> Callable[[str], Any]:
     if value is None:
         return Path
     if isinstance(value, tuple):
-        kind = type(value[0])
-        return lambda text: tuple(kind(one) for one in text.split(","))
+        kind, mark = type(value[0]), ";" if any("," in str(one) for one in value) else ","
+        return lambda text: tuple(kind(one) for one in text.split(mark))
     return type(value)

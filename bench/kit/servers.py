@@ -16,15 +16,14 @@ from bench.kit.result import ROOT
 from bench.kit.waiting import PATIENCE_S
 
 _START_TIMEOUT_S = 2 * PATIENCE_S
-#: It drains for as long as others are waited for, and then has to end.
+#: It includes the time to drain.
 _STOP_TIMEOUT_S = 2 * PATIENCE_S
-#: Not one of those the system gives to connections and to whoever asks for any: it could be taken
-#: until the server listens there, which on a loaded machine is a minute later.
+#: Outside the ephemeral range: such a port could be taken before the server listens there.
 _PORTS = range(10_000, 32_000)
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports nobody listens on now."""
+    """Return ports that nobody listens on now."""
     found: set[int] = set()
     while len(found) < count:
         port = random.SystemRandom().choice(_PORTS)
@@ -38,9 +37,8 @@ class ServerProcess:
     """`gnnserve serve` with a configuration of its own in `folder`; ready when entered.
 
     `module` is what Python runs, with its arguments, in `checkout` with the `.venv` there, or else
-    here. With `own_group` it leads a process group, so
-    that a signal reaches all of its processes.
-    `calibration_s` is short, for tests; whoever measures gives what a server takes.
+    here. With `own_group` it leads a process group, so that a signal reaches all of its processes.
+    `calibration_s` is short, for tests; benches give a server's usual time.
     """
 
     #: `device.lane_niceness` of all; None: the server's default. Tests set it to 0, so that lanes
@@ -112,7 +110,7 @@ class ServerProcess:
 
     @contextmanager
     def starting(self) -> Iterator["ServerProcess"]:
-        """Like entering it, without waiting until it is ready; see `wait_ready`."""
+        """Start it without waiting until it is ready; see `wait_ready`."""
         with ExitStack() as stack:
             self.start()
             stack.push(self.__exit__)
@@ -135,7 +133,7 @@ class ServerProcess:
 
     @property
     def said_ready(self) -> bool:
-        """Whether it has printed `ready`."""
+        """True once it has printed `ready`."""
         return "ready\n" in self._lines
 
     def wait_ready(self) -> None:
@@ -161,13 +159,13 @@ class ServerProcess:
             assert kind is not None or code == 0, f"exit {code}:\n{self.log.read_text()}"
 
     def stop(self) -> int:
-        """SIGTERM, then the exit code."""
+        """Send SIGTERM; return the exit code."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
         return self.wait()
 
     def wait(self) -> int:
-        """The exit code of a server that was told to stop."""
+        """Return the exit code of a server that was told to stop."""
         assert self.process is not None
         try:
             return self.process.wait(_STOP_TIMEOUT_S)
@@ -176,7 +174,7 @@ class ServerProcess:
             raise AssertionError(f"the server does not stop:\n{self.log.read_text()}") from None
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         assert self.process is not None
         self.process.kill()
         self.process.wait(PATIENCE_S)

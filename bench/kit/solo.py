@@ -1,7 +1,7 @@
-"""What each request of a workload takes when it is alone in a live server.
+"""The solo times of each request of a workload in a live server.
 
-Requests go one by one, with pauses in which cores cool down as they do between arrivals at a light
-load: a core kept hot by a tight loop would promise times that no lone request ever sees.
+Requests go one by one, with pauses in which cores cool down as they do at a light load: a core kept
+hot by a tight loop would give times that no lone request sees.
 """
 
 import sqlite3
@@ -43,7 +43,7 @@ class Solo:
 
     @property
     def estimate(self) -> Estimate:
-        """For a simulation that knows each request's own time."""
+        """The estimate for a simulation that knows each request's own time."""
         return Estimate(
             Bytes(self.peak_bytes), Bytes(self.reserve_bytes), Nanos(self.run_ns),
             Nanos(max(self.run_ns, self.solo_ns)),
@@ -53,7 +53,7 @@ class Solo:
 def measure_solo(
     server: ServerProcess, tasks: Sequence[WorkloadTask], pool: PoolSpec
 ) -> dict[WorkloadTask, Solo]:
-    """Send every task `REPEATS` times, alone."""
+    """Return the solo times of every task, each sent alone `REPEATS` times."""
     distinct = sorted(set(tasks))
     seen: dict[WorkloadTask, list[tuple[str, int]]] = defaultdict(list)
     with grpc.insecure_channel(server.target, UNLIMITED) as channel:
@@ -87,7 +87,7 @@ def _solo(rows: list[tuple[dict[str, Any], int]]) -> Solo:
 
 
 def messages_of(tasks: Sequence[WorkloadTask], pool: PoolSpec) -> tuple[bytes, ...]:
-    """The encoded request of each task."""
+    """Return the encoded request of each task."""
     header = TraceHeader(workload="mix", seed=0, rate_hz=1.0, pool=pool)
     items = tuple(
         TraceItem(
@@ -103,14 +103,14 @@ def messages_of(tasks: Sequence[WorkloadTask], pool: PoolSpec) -> tuple[bytes, .
 
 
 def wait_for_rows(server: ServerProcess, count: int) -> None:
-    """Return once the report's database has `count` rows: they come a little later."""
+    """Wait until the report's database has `count` rows: they appear a little later."""
     give_up = time.monotonic() + 10
     while len(records(server.database)) < count and time.monotonic() < give_up:
         time.sleep(0.1)
 
 
 def records(database: Path) -> dict[str, dict[str, Any]]:
-    """Rows of the report's database by request uid."""
+    """Return the rows of the report's database by request uid."""
     with closing(sqlite3.connect(database)) as db:
         db.row_factory = sqlite3.Row
         return {row["request_uid"]: dict(row) for row in db.execute("SELECT * FROM request")}

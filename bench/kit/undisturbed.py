@@ -1,9 +1,8 @@
-"""Runs that count: made again when others took the cores, whatever the run showed.
+"""Runs that other programs did not disturb: a disturbed run is repeated, whatever it showed.
 
-Other programs here are seen in the kernel's accounts. Those of other machines on the same hardware
-are not: the cores of a virtual machine are threads of real ones that somebody else may use as well,
-and then everything here takes more processor time, for seconds. So on each core a
-thread does the same little piece of work, twenty times a second, and looks at what it took.
+The kernel's accounts show other programs on this machine. They do not show other virtual machines
+on the same hardware, which slow everything down for seconds. So on each core a thread times the
+same small piece of work twenty times a second.
 """
 
 import os
@@ -17,40 +16,39 @@ from pathlib import Path
 from bench.kit.open_loop import LoadProcess, LoadRun
 from bench.kit.processes import descendants
 
-#: Share of the cores' time that other programs may take beside a run that counts.
+#: Highest share of the cores' time that other programs may take.
 OTHERS_LIMIT = 0.05
-#: How much slower than at their best the cores may be beside it.
+#: Highest ratio of the cores' time for the piece of work to their best.
 SLOWER_LIMIT = 1.1
 TRIES = 4
-#: A quarter of a millisecond, after as much that does not count, as caches are cold at first: a
-#: hundredth of a core.
+#: A quarter of a millisecond, after as much with cold caches: a hundredth of a core.
 _STEPS = 10_000
 _EVERY_S = 0.05
 _TICKS_HZ = os.sysconf("SC_CLK_TCK")
 
 
 class Undisturbed:
-    """Sends traces; see above."""
+    """Sends traces until nobody disturbed them."""
 
     def __init__(self, client: LoadProcess, tries: int = TRIES) -> None:
         self._client = client
         self._tries = tries
         self._cores = sorted(os.sched_getaffinity(0))
-        #: What the piece of work takes at best, ns: the least of the runs so far, in the middle.
+        #: Best time of the piece of work: the least median of the runs so far.
         self._best_ns = statistics.median(_piece_ns() for _ in range(400))
 
     def warm_up(self, trace: Path, address: str) -> LoadRun:
-        """Send the trace once, for no figures."""
+        """Send the trace once."""
         return self._client.run(trace, address)
 
     def run(self, trace: Path, address: str, pid: int) -> tuple[LoadRun, dict[str, float]]:
         """Send the trace to the server that is process `pid` until nobody disturbed it.
 
-        At most so many tries; the last one counts in any case. Besides, shares of all cores' time
-        (`cores_…`; lanes are the processes below the server), how much `slower` the cores were
-        than at best, in the middle, and how many runs were thrown away before (`disturbed`).
+        The last try counts in any case. Returns the run, shares of all cores' time (`cores_…`;
+        lanes are the processes below the server), the ratio of the cores' time to their best
+        (`slower`), and the number of discarded runs (`disturbed`).
         """
-        for disturbed in range(self._tries):  # noqa: B007  told below
+        for disturbed in range(self._tries):  # noqa: B007  returned below
             before = _cpu_s(pid)
             with self._paced() as pieces_ns:
                 run = self._client.run(trace, address)
@@ -65,7 +63,7 @@ class Undisturbed:
 
     @contextmanager
     def _paced(self) -> Iterator[list[int]]:
-        """What the piece of work took meanwhile, ns of processor time, again and again."""
+        """Yield a list that gets the processor time of the piece of work, in ns, while open."""
         pieces_ns: list[int] = []
         over = threading.Event()
 
@@ -85,7 +83,7 @@ class Undisturbed:
                 thread.join()
 
     def _shares(self, run: LoadRun, used_s: dict[str, float]) -> dict[str, float]:
-        """Who took which share of all cores' time."""
+        """Return the share of all cores' time by process."""
         ours_s = {"lanes": used_s["lanes"], "server": used_s["server"], "client": run.cpu_s}
         others_s = used_s["machine"] - sum(ours_s.values()) - used_s["bench"]
         whole_s = run.elapsed_s * len(self._cores)
@@ -96,7 +94,7 @@ class Undisturbed:
 
 
 def _piece_ns() -> int:
-    """Processor time of the piece of work, so that waiting for a core does not count."""
+    """Return the processor time of the piece of work, without waits for a core."""
     _count(_STEPS)
     started_ns = time.thread_time_ns()
     _count(_STEPS)
@@ -110,7 +108,7 @@ def _count(steps: int) -> None:
 
 
 def _cpu_s(pid: int) -> dict[str, float]:
-    """Processor time so far."""
+    """Return the processor time so far."""
     main_s = _process_s(pid)
     return {
         "server": main_s,
@@ -121,12 +119,12 @@ def _cpu_s(pid: int) -> dict[str, float]:
 
 
 def _machine_busy_s() -> float:
-    """Processor time so far, of everything on this machine."""
+    """Return the processor time so far of everything on this machine."""
     fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
     return (sum(map(int, fields)) - int(fields[3]) - int(fields[4])) / _TICKS_HZ
 
 
 def _process_s(pid: int) -> float:
-    """Processor time so far, of one process."""
+    """Return the processor time so far of one process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS_HZ

@@ -185,33 +185,30 @@ def time_accuracy() -> str:
 
 def sampling() -> str:
     """Return sampling rates, and other samplers' time ÷ ours with 5th and 95th percentile."""
-    rows = []
-    for name, graph in read_result("sampling")["graphs"].items():
-        for ids, found in graph["sampling"].items():
-            ours = found["ours"]
-            rows.append([
-                name, f"{int(ids):,}", f"{ours['nodes']:,.0f} / {ours['edges']:,.0f}",
-                f"{ours['us']:,.0f}",
-                f"{ours['nodes_per_s'] / 1e6:.0f} M / {ours['edges_per_s'] / 1e6:.0f} M",
-                *(_range(other["time_over_ours"], 1) for key, other in found.items()
-                  if key != "ours"),
-            ])  # fmt: skip
+    rows: dict[tuple[str, int], list[str]] = {}
+    for row in read_result("sampling")["sampling"]:
+        key = row["graph"], row["ids"]
+        if row["sampler"] == "ours":
+            rates = (f"{row[name] / 1e6:.0f} M" for name in ("nodes_per_s", "edges_per_s"))
+            sampled = f"{row['nodes']:,.0f} / {row['edges']:,.0f}"
+            rows[key] = [key[0], f"{key[1]:,}", sampled, f"{row['us']:,.0f}", " / ".join(rates)]
+        else:
+            rows[key].append(_range(row["time_over_ours"], 1))
     head = ["graph", "ids", "sampled nodes / edges", "µs", "nodes / edges a second"]
-    return markdown([*head, "numpy's time ÷ ours", "DGL's time ÷ ours"], rows)
+    return markdown([*head, "numpy's time ÷ ours", "DGL's time ÷ ours"], list(rows.values()))
 
 
 def gathering() -> str:
     """Return the bandwidth of gathering, beside a plain copy and numpy."""
     rows = [
         [
-            name,
-            f"{int(ids):,}",
-            f"{found['gb_per_s']['ours']:.1f}",
-            _range(found["ours_over_copy"], 2),
-            f"{found['ours_over_numpy']['p50']:.2f}",
+            row["graph"],
+            f"{row['ids']:,}",
+            f"{row['gb_per_s']['ours']:.1f}",
+            _range(row["ours_over_copy"], 2),
+            f"{row['ours_over_numpy']['p50']:.2f}",
         ]
-        for name, graph in read_result("sampling")["graphs"].items()
-        for ids, found in graph["gather"].items()
+        for row in read_result("sampling")["gathering"]
     ]
     return markdown(["graph", "ids", "GB/s", "÷ a plain copy", "÷ `numpy.take`"], rows)
 

@@ -1,23 +1,19 @@
-"""gnnserve beside what users pick instead, as a client on the same machine sees it.
+"""Compare gnnserve with what users pick instead, as a client on the same machine sees it.
 
     pip install gnnserve[peers]
     python -m bench.peers [--quick] [--seeds 4] [--requests 400] [--rhos 0.1,0.5]
-        [--systems NAME,…] [--out FILE] [--docs]
 
 One trace for all: GCN, SAGE, GIN and GAT, 3 × 64, on 25 subgraphs of 100 to 8,000 nodes sent
-inline, Poisson arrivals, open loop. Targets are 2 × the time stock PyG takes alone in a process of
-its own on one thread, with no allowance for transport; ρ is the rate × that time's mean ÷ cores.
-Late is what comes back to the client after its target, or not at all, from the intended send time.
+inline, Poisson arrivals, open loop. Targets are 2 × the time stock PyG takes alone in a process on
+one thread, with no allowance for transport; ρ is the rate × that time's mean ÷ cores. Late is what
+comes back to the client after its target, or not at all, from the intended send time.
 
 Every server gets the same bytes: over gRPC, or as the body of a POST that aiohttp sends. They take
 turns, each alone on the machine and warmed up at the highest load, and each seed begins with
 another one. Peers run stock PyG on one thread a worker, as many workers as their documentation
-recommends for two cores; gnnserve runs by its defaults. `FLOOR` is no peer: a server that answers
-at once without running anything, so what it is late for no server reached by gRPC from Python
-could have saved.
-
-A run that others disturbed is made again (``bench.kit.undisturbed``). `--docs` puts the table into
-docs/measurements/peers.md.
+recommends for two cores; gnnserve runs by its defaults. `FLOOR` answers at once without running
+anything: what it is late for, no server reached by gRPC from Python could save. A run that other
+programs disturbed is repeated (``bench.kit.undisturbed``).
 """
 
 import argparse
@@ -35,12 +31,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from bench.kit.live_setup import OURS as SLACK
 from bench.kit.live_setup import Traces, live_server
+from bench.kit.measure import percentiles
 from bench.kit.open_loop import GrpcSender, HttpSender, LoadRun, load_process
-from bench.kit.result import DOCS_PATH, write_result
+from bench.kit.script import Script, Table
 from bench.kit.servers import free_ports
 from bench.kit.solo import PAUSE_S, REPEATS, Solo, messages_of, records
 from bench.kit.undisturbed import TRIES, Undisturbed
@@ -67,16 +63,27 @@ PEERS = {
 }
 SYSTEMS = (OURS, *PEERS)
 START_S = 180.0
-#: Classes of targets, in ms, for which late ones are counted apart.
+#: Bounds of classes of targets in ms; late requests are counted by class.
 TARGETS_MS = (0.0, 3.0, 10.0, float("inf"))
-DOCS = DOCS_PATH / "measurements" / "peers.md"
-#: What of one of our requests' time is told beside the share of late ones.
+#: Facts of our server's own account in the result.
 OUR_FACTS = ("late_server", "stages_ms", "excess_of_late")
+SCRIPT = Script(
+    "peers",
+    full={"seeds": 4, "requests": 400, "rhos": (0.1, 0.5), "systems": SYSTEMS, "tries": TRIES},
+    quick={"seeds": 1, "requests": 40, "rhos": (0.3,), "systems": (OURS, FLOOR), "tries": 1},
+    tables=[
+        Table("Late at the client", "rows", {
+            "system": "{system}", "ρ": "{rho:g}", "seed": "{seed}", "requests": "{requests}",
+            "late": "{late}", "p50 ÷ target": "{over_target[p50]:.2f}",
+            "p99 ÷ target": "{over_target[p99]:.1f}",
+        })
+    ],
+)  # fmt: skip
 
 
 @contextmanager
 def running(system: str, folder: Path) -> Iterator[tuple[int, str]]:
-    """The process id of a server and its address."""
+    """Yield the process id of a running server, and its address."""
     if system == OURS:
         with live_server(folder, SLACK) as server:
             yield server.pid, server.target
@@ -107,7 +114,7 @@ def running(system: str, folder: Path) -> Iterator[tuple[int, str]]:
 
 
 def listens(port: int, process: "subprocess.Popen[bytes]") -> bool:
-    """Whether the process listens within `START_S`, and has not ended before."""
+    """Return True once the process listens; False when it ends before, or after `START_S`."""
     give_up = time.monotonic() + START_S
     while time.monotonic() < give_up and process.poll() is None:
         with socket.socket() as probe:
@@ -118,7 +125,7 @@ def listens(port: int, process: "subprocess.Popen[bytes]") -> bool:
 
 
 def stock_solo(tasks: Sequence[WorkloadTask]) -> dict[WorkloadTask, Solo]:
-    """What stock PyG takes in this process, with pauses in which the core cools down."""
+    """Return the time of stock PyG in this process, with pauses in which the core cools down."""
     distinct = sorted(set(tasks))
     models, taken = StockModels(), {task: list[int]() for task in distinct}
     for task, message in [*zip(distinct, messages_of(distinct, POOL), strict=True)] * REPEATS:
@@ -131,7 +138,7 @@ def stock_solo(tasks: Sequence[WorkloadTask]) -> dict[WorkloadTask, Solo]:
 
 
 def assert_right(address: str, message: bytes, wanted: np.ndarray[Any, Any]) -> None:
-    """One request through the server equals stock PyG here."""
+    """Assert that an answer of the server equals stock PyG's."""
     sender = HttpSender(address) if address.startswith("http") else GrpcSender(address)
     answers: list[tuple[bytes, str]] = []
     try:
@@ -153,7 +160,7 @@ def assert_right(address: str, message: bytes, wanted: np.ndarray[Any, Any]) -> 
         sender.close()
 
 
-def measure(
+def loads(
     client: Undisturbed,
     traces: Traces,
     folder: Path,
@@ -162,7 +169,7 @@ def measure(
     rhos: Sequence[float],
     probe: tuple[bytes, np.ndarray[Any, Any]],
 ) -> Iterator[dict[str, Any]]:
-    """A row per load."""
+    """Yield a row for each load."""
     runs = []
     with running(system, folder) as (pid, address):
         if system != FLOOR:
@@ -180,7 +187,7 @@ def measure(
 
 
 def seen_by_client(trace: Trace, run: LoadRun) -> dict[str, Any]:
-    """How many were late, by how much and of which targets."""
+    """Return how many were late, by how much and for which targets."""
     targets_ms = [(item.qos_target_us or 1) / 1000 for item in trace.items]
     over = [
         seen.latency_ns / 1e6 / target_ms if not seen.error else float("inf")
@@ -201,96 +208,36 @@ def seen_by_client(trace: Trace, run: LoadRun) -> dict[str, Any]:
         "requests": len(over),
         "late": sum(ratio > 1 for ratio in over),
         "late_by_target": by_target,
-        # An error is later than any answer.
+        # An error counts as later than any answer.
         "over_target": {f"p{q}": min(1e9, ordered[len(over) * q // 100]) for q in (50, 90, 99)},
         "errors": sorted({seen.error for seen in run.seen if seen.error}),
     }
 
 
-def markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """Late ones of all seeds, extremes of the seeds, of each class of targets; p50, p99 ÷ target.
-
-    The quantiles are means over the seeds.
-    """
-    rhos = sorted({row["rho"] for row in rows})
-    bounds = [f"from {low:g} ms" if low else "shortest" for low in TARGETS_MS[:-1]]
-    head = ["late at the client", *(f"ρ {rho:g} ({', '.join(bounds)})" for rho in rhos)]
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for system in (name for name in SYSTEMS if any(row["system"] == name for row in rows)):
-        cells = [system]
-        for rho in rhos:
-            group = [row for row in rows if (row["system"], row["rho"]) == (system, rho)]
-            cells.append(_cell(group))
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-def _cell(group: Sequence[dict[str, Any]]) -> str:
-    def share(late: int, requests: int) -> str:
-        return f"{100 * late / requests:.1f}" if requests else "–"
-
-    late = share(sum(row["late"] for row in group), sum(row["requests"] for row in group))
-    each = [row["late"] / row["requests"] * 100 for row in group]
-    classes = [
-        share(sum(one["late"] for one in same), sum(one["requests"] for one in same))
-        for same in zip(*(row["late_by_target"] for row in group), strict=True)
-    ]
-    p50, p99 = (statistics.fmean(row["over_target"][q] for row in group) for q in ("p50", "p99"))
-    spread = f"{min(each):.1f} to {max(each):.1f}"
-    return f"{late} %, {spread} ({', '.join(classes)}); {p50:.2f}, {p99:.1f}"
-
-
-def put_into(docs: str, table: str) -> str:
-    """`docs` with the table that has the same first cell replaced."""
-    first = table.split("|")[1]
-    lines = docs.splitlines(keepends=True)
-    begin = next(n for n, line in enumerate(lines) if line.startswith(f"|{first}|"))
-    end = next(n for n in range(begin, len(lines)) if not lines[n].startswith("|"))
-    return "".join([*lines[:begin], table, *lines[end:]])
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one seed, no second try")
-    parser.add_argument("--seeds", type=int, default=4)
-    parser.add_argument("--requests", type=int, default=400)
-    parser.add_argument("--rhos", default="0.1,0.5")
-    parser.add_argument("--systems", default=";".join(SYSTEMS), help="separated by semicolons")
-    parser.add_argument("--out", type=Path, default=Path("bench/results/peers.json"))
-    parser.add_argument("--docs", action="store_true", help="put the table into docs/")
-    options = parser.parse_args()
-    if options.quick:
-        options.seeds, options.requests = 1, 200
-    rhos = [float(rho) for rho in options.rhos.split(",")]
-    systems = options.systems.split(";")
-    if unknown := set(systems) - set(SYSTEMS):
-        parser.error(f"--systems {sorted(unknown)}: known are {', '.join(SYSTEMS)}")
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Return a row for each server, seed and load."""
+    if unknown := set(options.systems) - set(SYSTEMS):
+        raise SystemExit(f"--systems {sorted(unknown)}: known are {', '.join(SYSTEMS)}")
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name, load_process() as process:
-        client = Undisturbed(process, tries=1 if options.quick else TRIES)
+        client = Undisturbed(process, tries=options.tries)
         folder, cores = Path(name), len(os.sched_getaffinity(0))
         traces = Traces(folder, "mix", options.requests, cores, POOL)
         traces.solo = stock_solo([t for seed in range(options.seeds) for t in traces.tasks(seed)])
         (message,) = messages_of(traces.tasks(0)[:1], POOL)
         probe = message, decode_response(StockModels().answer(message)).outputs["output"].copy()
         for seed in range(options.seeds):
-            first = seed % len(systems)
-            for system in systems[first:] + systems[:first]:
+            first = seed % len(options.systems)
+            for system in options.systems[first:] + options.systems[:first]:
                 there = folder / f"{SYSTEMS.index(system)}-{seed}"
-                rows += measure(client, traces, there, system, seed, rhos, probe)
-                Console(stderr=True).print(f"seed {seed}: {system} done")
-    table = markdown(rows)
-    print(table)
-    ordered = sorted(2 * solo.solo_ns / 1e6 for solo in traces.solo.values())
-    content = {
+                rows += loads(client, traces, there, system, seed, options.rhos, probe)
+    targets_ms = [2 * solo.solo_ns / 1e6 for solo in traces.solo.values()]
+    return {
         "graphs": traces.pool.sources,
-        "target_ms": {f"p{q}": float(np.percentile(ordered, q)) for q in (5, 25, 50, 75, 95)},
+        "target_ms": percentiles(targets_ms, (5, 25, 50, 75, 95), 6),
         "rows": rows,
     }
-    write_result(options.out, content)
-    if options.docs:
-        DOCS.write_text(put_into(DOCS.read_text(), table))
 
 
 if __name__ == "__main__":
-    main()
+    SCRIPT.main(measure, __doc__)

@@ -1,7 +1,7 @@
 """FastAPI on uvicorn, two worker processes: python -m bench.peers.fastapi_workers PORT
 
-The body is taken as it is (``Request.body``), and the model runs in the framework's thread pool,
-as its documentation recommends for what blocks: the event loop stays free for other connections.
+The model runs in the framework's thread pool, as its documentation recommends for blocking work, so
+the event loop stays free for other connections.
 """
 
 import sys
@@ -42,6 +42,6 @@ if __name__ == "__main__":
         workers=WORKERS,
         log_level="warning",
         access_log=False,
-        # Importing torch may take a worker longer than the usual 5 s, and it was killed for ever.
+        # A worker may take longer than the usual 5 s to import torch.
         timeout_worker_healthcheck=60,
     )

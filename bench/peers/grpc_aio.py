@@ -2,8 +2,7 @@
 
     python -m bench.peers.grpc_aio PORT [--runs-nothing]
 
-With `--runs-nothing` every request is answered at once, with next to nothing: what remains is the
-way there and back.
+With `--runs-nothing` every request gets an empty answer at once: what remains is transport.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Stock PyG behind the wire of every peer: a ``ModelInfer`` request in, its response out.
 
-All peers get the very bytes that gnnserve gets. One thread, PyG as written, default allocator: what
-one writes when PyG is put behind a general server.
+All peers get the same bytes as gnnserve. One thread, PyG as written, default allocator, as one
+writes it to put PyG behind a general server.
 """
 
 from typing import Any
@@ -31,7 +31,7 @@ class StockModels:
             model.run({"x": torch.zeros(4, 32), "edge_index": torch.zeros(2, 1, dtype=torch.long)})
 
     def answer(self, message: bytes) -> bytes:
-        """Decode, run and encode one request."""
+        """Return the encoded answer of one request."""
         request = decode_request(message)
         inputs = {
             tensor.name: torch.from_numpy(

@@ -1,4 +1,4 @@
-"""A clairvoyant bound: violations that no scheduler can avoid on these requests and lanes.
+"""A clairvoyant lower bound on the violations of these requests on these lanes.
 
 Claim: ``unavoidable_violations`` is at most the number of late or unanswered requests of any
 schedule that runs each by itself, however it suspends, even if it knows all arrivals and true run
@@ -44,7 +44,7 @@ _UNIT_NS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class SlotJob:
-    """What the lanes have to do for one request, in ns."""
+    """The work of one request, in ns."""
 
     release: int
     deadline: int
@@ -55,7 +55,7 @@ class SlotJob:
 def unavoidable_violations(
     requests: Sequence[Offered], slots: int, model: DeviceModel | None = None
 ) -> int:
-    """How many of `requests` are late or unanswered, at least, on `slots` lanes."""
+    """Return a lower bound on the requests that are late or unanswered on `slots` lanes."""
     jobs = _jobs(requests, model or DeviceModel())
     hopeless = len(requests) - len(jobs)
     return hopeless + sum(_fewest_late(part, slots) for part in _parts(jobs, slots))
@@ -64,7 +64,7 @@ def unavoidable_violations(
 def most_on_time(
     requests: Sequence[Offered], slots: int, model: DeviceModel | None = None
 ) -> frozenset[TaskId]:
-    """Which of `requests` somebody who knows all would keep on time: the most the solver found."""
+    """Return the largest set of requests that the solver keeps on time, knowing all."""
     jobs = _jobs(requests, model or DeviceModel())
     return frozenset(
         job.task_id for part in _parts(jobs, slots) for job in _kept_on_time(part, slots)
@@ -72,7 +72,7 @@ def most_on_time(
 
 
 def _jobs(requests: Sequence[Offered], model: DeviceModel) -> list[SlotJob]:
-    """Those that could be on time if they were alone, in order of release."""
+    """Return the requests that could be on time alone, in order of release."""
     pace = min(1.0, *model.slowdown)
     jobs: list[SlotJob] = []
     for offered in requests:
@@ -86,7 +86,7 @@ def _jobs(requests: Sequence[Offered], model: DeviceModel) -> list[SlotJob]:
 
 
 def _parts(jobs: Sequence[SlotJob], slots: int) -> Iterator[list[SlotJob]]:
-    """Jobs in order of release, cut where the lanes could be idle and where there are too many."""
+    """Yield jobs in order of release, cut where lanes could be idle or parts grow too large."""
     part: list[SlotJob] = []
     free = -math.inf
     for job in jobs:
@@ -99,7 +99,7 @@ def _parts(jobs: Sequence[SlotJob], slots: int) -> Iterator[list[SlotJob]]:
 
 
 def _fewest_late(jobs: Sequence[SlotJob], slots: int) -> int:
-    """The bound for the jobs of one part."""
+    """Return the bound for the jobs of one part."""
     if len(jobs) <= slots:
         return 0  # each alone is in time, else it were hopeless
     solved = _solved(jobs, slots)
@@ -110,7 +110,7 @@ def _fewest_late(jobs: Sequence[SlotJob], slots: int) -> int:
 
 
 def _kept_on_time(jobs: Sequence[SlotJob], slots: int) -> list[SlotJob]:
-    """The jobs of one part that a solution says yes to; all where none was found in time."""
+    """Return the jobs that a solution keeps on time; all where none was found in time."""
     solved = None if len(jobs) <= slots else _solved(jobs, slots)
     if solved is None or solved.x is None:
         return list(jobs)
@@ -119,7 +119,7 @@ def _kept_on_time(jobs: Sequence[SlotJob], slots: int) -> list[SlotJob]:
 
 
 def _solved(jobs: Sequence[SlotJob], slots: int) -> Any:
-    """The program's solution; its last values are the yes or no of each job."""
+    """Return the program's solution; its last values say for each job if it is on time."""
     cuts = np.unique([time for job in jobs for time in (job.release, job.deadline)])
     spans = np.diff(cuts) / _UNIT_NS
     first = np.searchsorted(cuts, [job.release for job in jobs])

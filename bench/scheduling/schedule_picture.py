@@ -1,14 +1,16 @@
-"""Draws docs/schedules-policies.svg and docs/schedules-disciplines.svg: nine tasks, every way.
+"""Draw nine tasks under every policy and discipline, as docs/schedules-*.svg.
 
     python -m bench.scheduling.schedule_picture
 
-The scheduler that serves plays the same tasks in the simulator under each policy, as each baseline
-and under each discipline. What is drawn is what it commanded: nothing here is placed by hand.
+The server's scheduler serves the same tasks in the simulator under each policy, as each baseline
+and under each discipline. The drawing shows its commands; nothing is placed by hand.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from bench.kit.drawing import DARK, heading, sheet
+from bench.kit.drawing import RULE as LINE
 from bench.kit.result import DOCS_PATH as DOCS
 from serve.core.commands import AnswerTask, Command, LaunchTask, ResumeTask, SuspendTask
 from serve.core.fleet.fleet import make_scheduler
@@ -25,7 +27,7 @@ PREPARE_NS = 20_000
 
 @dataclass(frozen=True)
 class Size:
-    """What all tasks of one size take."""
+    """Run time and memory of all tasks of one size."""
 
     name: str
     run_ms: int
@@ -42,7 +44,7 @@ TASKS = (
     (WIDE, 3.9), (LONG, 4.4), (WIDE, 5.7), (SHORT, 6.5),
 )  # fmt: skip
 
-#: Name, discipline, what it is.
+#: Name, discipline, description.
 POLICIES = (
     ("fifo", "barrier", "in order of arrival"),
     ("sqtf", "barrier", "shortest target first"),
@@ -63,22 +65,22 @@ BASELINES = ("default", "mps_base", "mps_aggr")
 
 COLUMN, LEFT, TOP, PLOT_WIDTH, WIDTH = 480.0, 66.0, 26.0, 388.0, 960.0
 LANE, MEMORY, LAST_MS, LETTER = 19.0, 30.0, 21.0, 9.0
-LATE, DARK, LINE = "#cf222e", "#24292f", "#d8dee4"
+LATE = "#cf222e"
 
 
 @dataclass
 class Run:
-    """What became of one task, ns."""
+    """The history of one task, in ns."""
 
     lane: int = -1
     group: int = -1
-    #: When it began to execute or to stand suspended: (from, executes).
+    #: Beginnings of executing or being suspended: (time, executes).
     changes: list[tuple[int, bool]] = field(default_factory=list)
     end_ns: int = 0
 
 
 class Watched(Simulation):
-    """Notes every run."""
+    """Records every run."""
 
     runs: list[Run]
 
@@ -95,7 +97,7 @@ class Watched(Simulation):
 
 
 def requests() -> list[Offered]:
-    """The nine tasks; estimates are exact."""
+    """Return the nine tasks; estimates are exact."""
     return [
         Offered(_task(i, size, arrived_ms), Nanos(size.run_ms * MS), Nanos(PREPARE_NS))
         for i, (size, arrived_ms) in enumerate(TASKS)
@@ -112,7 +114,7 @@ def _task(number: int, size: Size, arrived_ms: float) -> Task:
 
 
 def play(policy: str, discipline: str) -> list[Run]:
-    """What happens to each task."""
+    """Return the history of each task."""
     system = make_system(policy, discipline, cores=SLOTS, budget_bytes=BUDGET_BYTES)
     simulation = Watched(make_scheduler(system.params), system.device)
     simulation.runs = [Run() for _ in TASKS]
@@ -121,12 +123,12 @@ def play(policy: str, discipline: str) -> list[Run]:
 
 
 def late(runs: Sequence[Run]) -> list[bool]:
-    """Whether each task missed its target."""
+    """Return for each task whether it missed its target."""
     return [run.end_ns > offered.task.due_ns for run, offered in zip(runs, requests(), strict=True)]
 
 
 def picture(panels: Sequence[tuple[str, str, str]]) -> str:
-    """The SVG: two panels in a row, the legend last."""
+    """Return the SVG: two panels in a row, the legend last."""
     parts: list[str] = []
     y = TOP
     for row in range(0, len(panels) + 1, 2):
@@ -142,27 +144,20 @@ def picture(panels: Sequence[tuple[str, str, str]]) -> str:
             parts += _legend((len(panels) - row) * COLUMN + LEFT, y)
             heights.append(164)
         y += max(heights)
-    return (
-        tag(
-            "svg", tag("rect", width=WIDTH, height=y, fill="white"), *parts,
-            xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {WIDTH:g} {y:g}",
-            font_family="system-ui, sans-serif", font_size=12, fill="#57606a",
-        )
-        + "\n"
-    )  # fmt: skip
+    return sheet(WIDTH, y, parts)
 
 
 def _panel(
     left: float, top: float, title: str, runs: Sequence[Run], grouped: bool
 ) -> tuple[float, list[str]]:
-    """Height taken, and: arrivals, lanes, targets, memory from top to bottom."""
+    """Return the height, and arrivals, lanes, targets and memory from top to bottom."""
     x = Scale(0, LAST_MS * MS, left, left + PLOT_WIDTH)
     missed = late(runs)
     lanes = sorted({run.lane for run in runs})
     lanes_y = top + 34
     due_y = lanes_y + LANE * len(lanes)
     memory_y = due_y + 24
-    parts = [tag("g", text(left, top, title), fill=DARK, font_weight="600")]
+    parts = [heading(left, top, title)]
     count = text(left + PLOT_WIDTH, top, f"{sum(missed)} late", anchor="end")
     count = tag("g", count, fill=LATE if any(missed) else DARK)
     parts.append(count)
@@ -203,7 +198,7 @@ def _panel(
 
 
 def _apart(places: Sequence[float]) -> dict[int, float]:
-    """Where letters stand that belong there, by index: none on another."""
+    """Return positions of letters by index, moved so that none covers another."""
     found: dict[int, float] = {}
     last = 0.0
     for i in sorted(range(len(places)), key=places.__getitem__):
@@ -212,7 +207,7 @@ def _apart(places: Sequence[float]) -> dict[int, float]:
 
 
 def _bar(x: Scale, y: float, name: str, colour: str, run: Run, due_ns: int) -> Iterator[str]:
-    """Solid where it executes, pale where it stands suspended, a red foot where it is late."""
+    """Yield a bar: solid while executing, pale while suspended, with a red foot when late."""
     ends = [*(at for at, _ in run.changes[1:]), run.end_ns]
     for (start_ns, executes), end_ns in zip(run.changes, ends, strict=True):
         width = x(end_ns) - x(start_ns)
@@ -229,7 +224,7 @@ def _bar(x: Scale, y: float, name: str, colour: str, run: Run, due_ns: int) -> I
 
 
 def _memory(x: Scale, top: float, runs: Sequence[Run]) -> Iterator[str]:
-    """Reserved against the budget; where that is exceeded on a third of the scale, in red."""
+    """Yield the reserved memory against the budget; red above it, on a third of the scale."""
     changes: dict[int, int] = {}
     for run, (size, _) in zip(runs, TASKS, strict=True):
         for at_ns, sign in ((run.changes[0][0], 1), (run.end_ns, -1)):
@@ -253,7 +248,7 @@ def _memory(x: Scale, top: float, runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _running(changes: dict[int, int]) -> Iterator[int]:
-    """Bytes reserved from each moment on."""
+    """Yield the bytes reserved from each moment on."""
     total = 0
     for at_ns in sorted(changes):
         total += changes[at_ns]
@@ -262,7 +257,7 @@ def _running(changes: dict[int, int]) -> Iterator[int]:
 
 def _legend(left: float, top: float) -> Iterator[str]:
     title = f"Two slots, {BUDGET_BYTES // MIB} MiB, targets {QOS_FACTOR} × the solo time"
-    yield tag("g", text(left, top, title), fill=DARK, font_weight="600")
+    yield heading(left, top, title)
     for number, size in enumerate((SHORT, WIDE, LONG)):
         y = top + 14 + 20 * number
         yield tag("rect", x=left, y=y, width=20 * size.run_ms, height=14, fill=size.colour)
@@ -282,7 +277,7 @@ PICTURES = {"schedules-policies.svg": POLICIES, "schedules-disciplines.svg": DIS
 
 
 def main() -> None:
-    """Write both."""
+    """Write both drawings."""
     for name, panels in PICTURES.items():
         (DOCS / name).write_text(picture(panels), encoding="utf-8")
 

@@ -10,6 +10,7 @@ from bench.kit.live_setup import Traces
 from bench.kit.open_loop import LoadRun, Seen, load_process
 from bench.kit.solo import Solo, messages_of
 from bench.kit.undisturbed import Undisturbed
+from bench.pages import live
 from bench.peers import __main__ as peers
 from bench.peers.stock import StockModels
 from serve.wire.messages import decode_response, encode_request
@@ -84,22 +85,16 @@ def test_late_is_what_comes_after_its_target_or_not_at_all(traces):
     assert row["over_target"]["p99"] == 1e9
 
 
-def test_the_table_pools_seeds_and_replaces_the_one_in_the_docs():
-    def row(system, rho, seed, late, p99):
+def test_the_table_pools_seeds():
+    def row(system, seed, late, p99):
         by_target = [{"from_ms": low, "requests": 100, "late": late if low == 0 else 0}
                      for low in peers.TARGETS_MS[:-1]]  # fmt: skip
-        return {"system": system, "rho": rho, "seed": seed, "requests": 300, "late": late,
+        return {"system": system, "rho": 0.1, "seed": seed, "requests": 300, "late": late,
                 "late_by_target": by_target, "over_target": {"p50": 0.5, "p99": p99}}  # fmt: skip
 
-    table = peers.markdown(
-        [row(peers.OURS, 0.1, 0, 3, 1.0), row(peers.OURS, 0.1, 1, 9, 3.0),
-         row(peers.FLOOR, 0.1, 0, 0, 1.0)]
-    )  # fmt: skip
-
+    rows = [row(peers.OURS, 0, 3, 1.0), row(peers.OURS, 1, 9, 3.0), row(peers.FLOOR, 0, 0, 1.0)]
+    table = live.peers({"rows": rows})
     assert "| gnnserve | 2.0 %, 1.0 to 3.0 (6.0, 0.0, 0.0); 0.50, 2.0 |" in table
-    docs = "# A\n\n| x |\n|---|\n\n| late at the client | old |\n|---|---|\n| old |\n\nend\n"
-    assert peers.put_into(docs, table) == f"# A\n\n| x |\n|---|\n\n{table}\nend\n"
-    assert peers.put_into(peers.DOCS.read_text(), table).count(table) == 1
 
 
 def test_stock_models_take_edges_of_either_width():
