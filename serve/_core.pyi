@@ -88,6 +88,62 @@ def build_rows(edges: serve.native.BytesLike, is_int32: bool, num_nodes: int, in
 
 def gather_rows(rows: serve.native.BytesLike, dtype: str, width: int, patched: serve.native.BytesLike, patched_rows: serve.native.BytesLike, ids: serve.native.BytesLike, target: serve.native.BytesLike) -> None: ...
 
+def front_lacks() -> str:
+    """
+    Say why the native front cannot run on this machine; empty when it can.
+    """
+
+class Front:
+    """
+    HTTP/2 and gRPC for clients on one thread, which polls it.
+
+    Unary calls of `method` come out of `poll`; all others go to the gRPC
+    server on the abstract Unix socket `backend`.
+    """
+
+    def __init__(self, *, host: str, port: int, backend: str, method: str, max_message_bytes: int, max_receiving_bytes: int, max_connections: int, max_streams: int, receive_timeout_s: float, send_timeout_s: float) -> None:
+        """
+        Listen. Raises OSError when the address cannot be had, RuntimeError when the
+        library is missing.
+        """
+
+    @property
+    def port(self) -> int:
+        """The port it listens on."""
+
+    def poll(self, until_ns: int) -> list:
+        """
+        Serve until something has to be decided, `wake` is called, or the monotonic clock
+        shows `until_ns` (negative: no limit). One thread at a time.
+
+        Returns (handle, message, began_ns, timeout_ns) for each call whose message is
+        complete, and (handle, None, …) when such a call has ended, answered or not.
+        timeout_ns counts from began_ns; it is negative for a call without one.
+        """
+
+    def answer(self, handle: int, message: bytes) -> None:
+        """
+        Answer a call with a serialized message. Any thread; nothing happens when the call
+        has ended.
+        """
+
+    def fail(self, handle: int, code: int, text: str, retry_after_ms: int = -1) -> None:
+        """End a call with a status code of gRPC. Any thread."""
+
+    def wake(self) -> None:
+        """Have `poll` return. Any thread."""
+
+    def announce_end(self) -> None:
+        """
+        Tell all clients to begin no more calls on their connections. Any thread.
+        """
+
+    def counts(self) -> dict:
+        """Count what was served and refused, by name."""
+
+    def close(self) -> None:
+        """End all connections. No thread may poll."""
+
 def decode_infer(is_request: bool, message: bytes | memoryview) -> serve.native.Infer | None: ...
 
 def encode_infer(is_request: bool, model: str, version: str, id: str, parameters: serve.native.Parameters, tensors: Sequence[serve.native.TensorHead], raws: Sequence[memoryview]) -> bytes | None: ...

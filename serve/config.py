@@ -20,6 +20,8 @@ from serve.toml_tables import Section, decode_sound, read_toml
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Count = Annotated[int, Meta(ge=1)]
 Positive = Annotated[float, Meta(gt=0)]
+#: Front end of the gRPC port; see `server.front`.
+FrontKind = Literal["auto", "native", "python"]
 
 _DEFAULT_CACHE = "~/.cache/gnnserve"
 _UNITS = {"B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
@@ -31,6 +33,9 @@ class ServerConfig(Section, frozen=True):
 
     host: str = "127.0.0.1"
     grpc_port: Port = 8001
+    #: Front end of the gRPC port: `python` is gRPC's own, `native` compiled code over libnghttp2
+    #: with gRPC behind it, `auto` is `native` where that library is installed.
+    front: FrontKind = "python"
     http_port: Port = 8002
     #: Largest gRPC message that the server receives or sends.
     max_message: str = "64 MiB"

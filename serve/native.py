@@ -24,6 +24,7 @@ except ImportError as error:
         "`make setup` in a checkout, or with `pip install .`"
     ) from error
 
+Front = _core.Front
 OffsetAllocator = _core.OffsetAllocator
 Sample = _core.Sample
 Topology = _core.Topology
@@ -37,6 +38,9 @@ TensorHead = tuple[str, str, tuple[int, ...], Parameters, Any]
 Infer = tuple[
     str, str, str, Parameters, list[TensorHead], list[tuple[str, Parameters]], list[memoryview]
 ]
+
+#: Returns why the native front cannot run on this machine, empty when it can.
+front_lacks = _core.front_lacks
 
 #: Upper bound of the attention heads that the kernels along edges take.
 MOST_HEADS = _core.MOST_HEADS

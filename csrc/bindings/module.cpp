@@ -9,6 +9,7 @@
 #include "gnnserve/aggregate.hpp"
 #include "gnnserve/offset_allocator.hpp"
 #include "gnnserve/staging.hpp"
+#include "front.hpp"
 #include "graphs.hpp"
 #include "infer.hpp"
 #include "torch/operators.hpp"
@@ -100,5 +101,6 @@ NB_MODULE(_core, module) {
         .def_prop_ro("largest_free_bytes", &OffsetAllocator::largest_free,
                      "The largest request that would succeed now.");
     gnnserve::bindings::bind_graphs(module);
+    gnnserve::bindings::bind_front(module);
     gnnserve::bindings::bind_infer(module);
 }

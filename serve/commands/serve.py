@@ -107,9 +107,12 @@ class Application:
                 max_queue=server.max_queue,
                 receive_timeout_s=server.receive_timeout_s,
                 shared_memory=server.offers_shared_memory,
+                front=server.front,
             )
             metrics.show_port(
-                lambda: PortSnapshot(answers=self._rpc.answers, refused=self._rpc.refused)
+                lambda: PortSnapshot(
+                    answers=self._rpc.answers, refused=self._rpc.refused, front=self._rpc.front
+                )
             )
             #: Stops all of the above, in reverse order.
             self._close = undo.pop_all().close

@@ -1,9 +1,15 @@
 """Metrics of the present state: queue, lanes, memory and gRPC port, read once per scrape."""
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Literal
 
 import msgspec
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 
@@ -50,6 +56,8 @@ class PortSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     answers: bool
     #: Number of calls refused before they became requests, by reason.
     refused: Mapping[str, int]
+    #: Front end that owns the port.
+    front: Literal["native", "python"] = "python"
 
 
 class EngineState(Collector):
@@ -139,9 +147,12 @@ class PortState(Collector):
     def __init__(self, snapshot: Callable[[], PortSnapshot]) -> None:
         self._snapshot = snapshot
 
-    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         """Yield the gauges and counters."""
         now = self._snapshot()
+        front = InfoMetricFamily("gnnserve_front", "Front end of the gRPC port")
+        front.add_metric([], {"kind": now.front})
+        yield front
         yield GaugeMetricFamily(
             "gnnserve_grpc_port_answers",
             "1 while the gRPC port answers the server's own calls",

@@ -24,7 +24,14 @@ from typing import Any
 import grpc
 
 from serve.rpc.grpc_internals import INTERNALS, GrpcInternals
-from serve.rpc.refusals import MALFORMED, MESSAGE_SIZE, NO_MESSAGE, NO_THREAD, Refusals
+from serve.rpc.refusals import (
+    MALFORMED,
+    MESSAGE_SIZE,
+    NO_MESSAGE,
+    NO_THREAD,
+    NO_THREAD_TEXT,
+    Refusals,
+)
 from serve.rpc.workers import Workers
 
 _log = logging.getLogger(__name__)
@@ -206,7 +213,7 @@ class _Call:
             self.refuse(
                 NO_THREAD,
                 self.codes.resource_exhausted,
-                "no thread is available for this call; try again later",
+                NO_THREAD_TEXT,
             )
 
     def refuse(self, reason: str, code: Any, text: str) -> None:

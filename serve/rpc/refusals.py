@@ -11,6 +11,19 @@ MESSAGE_SIZE = "message_size"
 MALFORMED = "malformed"
 OPEN_CALLS = "open_calls"
 REASONS = NO_THREAD, NO_MESSAGE, MESSAGE_SIZE, MALFORMED, OPEN_CALLS
+#: Status text of NO_THREAD.
+NO_THREAD_TEXT = "no thread is available for this call; try again later"
+#: Reasons of the native front besides, by their names there.
+FRONT_REASONS = (
+    NO_MESSAGE,
+    MESSAGE_SIZE,
+    MALFORMED,
+    "header_size",
+    "receiving_bytes",
+    "connections",
+    "resets",
+    "slow_reader",
+)
 
 
 class Refusals:

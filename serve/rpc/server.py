@@ -7,14 +7,18 @@ Each request in flight has a thread, which is made on demand. See
 import logging
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Literal
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
+from serve.config import FrontKind
 from serve.errors import ConfigError, NotReady
+from serve.native import front_lacks
 from serve.obs.record import ServerRun
 from serve.pb import POOL
 from serve.pb import gnnserve_pb2 as _gnnserve_pb2  # noqa: F401  registers the service
@@ -24,6 +28,7 @@ from serve.rpc.call_threads import RECEIVE_S, CallThreads
 from serve.rpc.gate import Gate
 from serve.rpc.handlers import service_handler
 from serve.rpc.health import Health
+from serve.rpc.native_front import NativeFront
 from serve.rpc.open_calls import OpenCallLimit, limited, watched
 from serve.rpc.refusals import Refusals
 from serve.rpc.thread_pools import HEALTH, MAX_REFLECTIONS, MAX_STREAMS, MAX_WATCHERS, ThreadPools
@@ -42,6 +47,8 @@ _REFUSE_S = 0.2
 _CLOSE_S = 1.0
 #: Time limit of one of the server's own requests.
 _OWN_TIMEOUT_S = 30.0
+#: How to get the native front's library.
+_REMEDY = "install it with `apt install libnghttp2-14` or your system's package of that library"
 #: Loopback address of a server that listens on all interfaces.
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
@@ -63,6 +70,7 @@ class GrpcServer:
         max_queue: int = 512,
         receive_timeout_s: float = RECEIVE_S,
         shared_memory: bool = True,
+        front: FrontKind = "python",
     ) -> None:
         """Make the services without listening yet.
 
@@ -76,6 +84,10 @@ class GrpcServer:
             max_queue: Requests that the engine accepts at once; sizes the thread pools.
             receive_timeout_s: Time for a call's message to arrive.
             shared_memory: Offer the system shared memory extension.
+            front: `native` has compiled code own the port, `python` gRPC; `auto` is `native` where
+                libnghttp2 is installed.
+
+        Raises ConfigError when `front` is `native` and the library is missing.
         """
         self._host, self._port = host, port
         self._max_message_bytes = max_message_bytes
@@ -96,6 +108,17 @@ class GrpcServer:
             OpenCallLimit(MAX_STREAMS, "streams", self._refusals),
             Regions(offered=shared_memory),
         )
+        self._front: NativeFront | None = None
+        if _is_native(front):
+            self._front = NativeFront(
+                self._inference,
+                self._gate,
+                self._pools.ordinary,
+                self._refusals,
+                max_message_bytes=max_message_bytes,
+                max_streams=self._pools.calls_of_a_connection,
+                receive_timeout_s=receive_timeout_s,
+            )
         self._health = Health(self._inference, engine.models, engine.served)
         self._watchdog = Watchdog()
         self._server = grpc.server(
@@ -139,23 +162,24 @@ class GrpcServer:
     @property
     def refused(self) -> Mapping[str, int]:
         """Number of calls refused before they became requests, by reason."""
-        return self._refusals.counts()
+        counts = Counter(self._refusals.counts())
+        if self._front is not None:
+            counts.update(self._front.counts())
+        return counts
+
+    @property
+    def front(self) -> Literal["native", "python"]:
+        """Front end that owns the port."""
+        return "python" if self._front is None else "native"
 
     def start(self) -> int:
         """Listen and serve; returns the port. Raises ConfigError when it cannot be bound."""
-        try:
-            port = self._server.add_insecure_port(_address(self._host, self._port))
-        except RuntimeError as error:
-            raise ConfigError(
-                f"server.grpc_port: cannot listen on {self._host}:{self._port}: "
-                f"{_bind_error(self._host, self._port) or error}"
-            ) from error
-        self._port = port
+        self._port = self._bind()
         self._pools.probes.start_kept()
         self._health.start()
         self._server.start()
         self._watchdog.start(self._own_address)
-        return port
+        return self._port
 
     @contextmanager
     def own_requests(self) -> Iterator[Send]:
@@ -199,10 +223,26 @@ class GrpcServer:
         self._watchdog.stop()
         self._health.stop()
         threading.Event().wait(min(_REFUSE_S, remaining_s()))
+        if self._front is not None:
+            self._front.announce_end()
         self._server.stop(min(_CLOSE_S, remaining_s())).wait()
+        if self._front is not None:
+            self._front.stop()
         self._threads.shutdown(wait=False)
         self._pools.streamed.shutdown()
         return left
+
+    def _bind(self) -> int:
+        try:
+            if self._front is not None:
+                self._server.add_insecure_port(self._front.backend_address)
+                return self._front.start(self._host, self._port)
+            return self._server.add_insecure_port(_address(self._host, self._port))
+        except (OSError, RuntimeError) as error:
+            raise ConfigError(
+                f"server.grpc_port: cannot listen on {self._host}:{self._port}: "
+                f"{_bind_error(self._host, self._port) or error}"
+            ) from error
 
     @property
     def _own_address(self) -> str:
@@ -230,6 +270,18 @@ class _Unregistered:
 
     def add_registered_method_handlers(self, *_: object) -> None:
         """Register nothing."""
+
+
+def _is_native(front: FrontKind) -> bool:
+    """Decide `auto`; raises ConfigError when `native` is asked for and cannot be had."""
+    if front == "python":
+        return False
+    lacks = front_lacks()
+    if lacks and front == "native":
+        raise ConfigError(f"server.front: 'native': {lacks}; {_REMEDY}")
+    if lacks:
+        _log.info("the native front is off, and gRPC's own serves: %s; %s", lacks, _REMEDY)
+    return not lacks
 
 
 def _address(host: str, port: int) -> str:

@@ -69,8 +69,22 @@ class InferenceService:
             error = RequestCancelled("the call ended before the server read it")
             self._engine.refused("unknown", "", "", arrived_ns, error)
             raise error
-        request = decode_request(message)
-        return self._infer(request, arrived_ns, cancellation, context.time_remaining())
+        return self.infer(message, arrived_ns, cancellation, context.time_remaining())
+
+    def infer(
+        self, message: bytes, arrived_ns: int, cancellation: Cancellation, remaining_s: float
+    ) -> bytes:
+        """Answer a serialized request whose call is counted by the gate already.
+
+        Args:
+            message: `ModelInferRequest`, serialized.
+            arrived_ns: Time at which the message was complete.
+            cancellation: Passes the call's cancellation on.
+            remaining_s: Seconds until the call's deadline.
+
+        Returns `ModelInferResponse`, serialized. Raises ServeError or WireError.
+        """
+        return self._infer(decode_request(message), arrived_ns, cancellation, remaining_s)
 
     def ModelStreamInfer(
         self, messages: Iterator[bytes], context: grpc.ServicerContext

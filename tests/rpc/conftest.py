@@ -1,6 +1,7 @@
 import grpc
 import pytest
 
+from serve.native import front_lacks
 from serve.pb import gnnserve_pb2_grpc, grpc_service_pb2_grpc
 from serve.rpc.server import GrpcServer
 from tests.rpc.fakes import FACTS, FakeEngine
@@ -31,14 +32,28 @@ def reports():
     return []
 
 
+@pytest.fixture(params=["python", "native"])
+def front(request):
+    """Each front end in turn; the native one only where its library is."""
+    if request.param == "native" and (lacks := front_lacks()):
+        pytest.skip(lacks)
+    return request.param
+
+
 @pytest.fixture
-def server(engine, reports):
+def server(engine, reports, front):
     def report(since_s):
         reports.append(since_s)
         return REPORT
 
     server = GrpcServer(
-        engine, lambda: FACTS, report, port=0, max_message_bytes=2**20, max_queue=16
+        engine,
+        lambda: FACTS,
+        report,
+        port=0,
+        max_message_bytes=2**20,
+        max_queue=16,
+        front=front,
     )
     server.port = server.start()
     yield server

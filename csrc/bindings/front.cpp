@@ -1,0 +1,192 @@
+#include "front.hpp"
+
+#include <nanobind/stl/string.h>
+
+#include <cerrno>
+#include <cstring>
+#include <mutex>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "../front/front.hpp"
+
+namespace gnnserve::bindings {
+namespace {
+
+namespace nb = nanobind;
+using front::Event;
+using front::FrontOptions;
+using front::Piece;
+
+// Objects whose bytes were sent: given back by whoever holds the interpreter lock next, as the
+// thread that sends them does not.
+class Sent {
+public:
+    void add(PyObject* object) {
+        const std::lock_guard held(lock_);
+        objects_.push_back(object);
+    }
+
+    // With the interpreter lock.
+    void release() {
+        std::vector<PyObject*> objects;
+        {
+            const std::lock_guard held(lock_);
+            objects.swap(objects_);
+        }
+        for (PyObject* object : objects) {
+            Py_DECREF(object);
+        }
+    }
+
+private:
+    std::mutex lock_;
+    std::vector<PyObject*> objects_;
+};
+
+class Front {
+public:
+    Front(std::string host, int port, std::string backend, std::string method,
+          std::size_t max_message_bytes, std::size_t max_receiving_bytes,
+          std::size_t max_connections, std::uint32_t max_streams, double receive_timeout_s,
+          double send_timeout_s) {
+        FrontOptions options;
+        options.host = std::move(host);
+        options.port = port;
+        options.backend = std::move(backend);
+        options.method = std::move(method);
+        options.max_message_bytes = max_message_bytes;
+        options.max_receiving_bytes = max_receiving_bytes;
+        options.max_connections = max_connections;
+        options.max_streams = max_streams;
+        options.receive_timeout_ns = static_cast<std::int64_t>(receive_timeout_s * 1e9);
+        options.send_timeout_ns = static_cast<std::int64_t>(send_timeout_s * 1e9);
+        try {
+            front_ = std::make_unique<front::Front>(std::move(options));
+        } catch (const std::system_error& error) {
+            errno = error.code().value();
+            PyErr_SetFromErrno(PyExc_OSError);
+            throw nb::python_error();
+        }
+    }
+
+    ~Front() { close(); }
+
+    int port() const { return open().port(); }
+
+    nb::list poll(std::int64_t until_ns) {
+        std::vector<Event> events;
+        {
+            const nb::gil_scoped_release unlocked;
+            events = open().poll(until_ns);
+        }
+        sent_->release();
+        nb::list found;
+        for (const Event& event : events) {
+            nb::object message = nb::none();
+            if (event.kind == Event::Kind::kCall) {
+                message = nb::bytes(event.message->data(), event.message->size());
+            }
+            found.append(nb::make_tuple(event.handle, message, event.began_ns, event.timeout_ns));
+        }
+        return found;
+    }
+
+    void answer(std::uint64_t handle, const nb::bytes& message) {
+        sent_->release();
+        Py_INCREF(message.ptr());
+        std::shared_ptr<const void> owner(message.ptr(), [sent = sent_](const void* object) {
+            sent->add(static_cast<PyObject*>(const_cast<void*>(object)));
+        });
+        open().answer(handle, Piece{message.c_str(), message.size(), std::move(owner)});
+    }
+
+    void fail(std::uint64_t handle, int code, std::string text, std::int64_t retry_after_ms) {
+        open().fail(handle, {code, std::move(text), retry_after_ms});
+    }
+
+    void wake() { open().wake(); }
+    void announce_end() { open().announce_end(); }
+
+    nb::dict counts() const {
+        const front::FrontCounts& counts = open().counts();
+        nb::dict found;
+        const auto add = [&found](const char* name, const auto& count) {
+            found[name] = count.load(std::memory_order_relaxed);
+        };
+        add("called", counts.called);
+        add("forwarded", counts.forwarded);
+        add("open_connections", counts.open_connections);
+        add("open_calls", counts.open_calls);
+        add("no_message", counts.no_message);
+        add("message_size", counts.message_size);
+        add("malformed", counts.malformed);
+        add("header_size", counts.header_size);
+        add("receiving_bytes", counts.receiving_bytes);
+        add("connections", counts.connections);
+        add("resets", counts.resets);
+        add("slow_reader", counts.slow_reader);
+        return found;
+    }
+
+    void close() {
+        front_.reset();
+        sent_->release();
+    }
+
+private:
+    front::Front& open() const {
+        if (front_ == nullptr) {
+            throw nb::value_error("the front is closed");
+        }
+        return *front_;
+    }
+
+    std::unique_ptr<front::Front> front_;
+    std::shared_ptr<Sent> sent_ = std::make_shared<Sent>();
+};
+
+}  // namespace
+
+void bind_front(nb::module_& module) {
+    module.def(
+        "front_lacks",
+        [] {
+            std::string why;
+            front::h2_api(why);
+            return why;
+        },
+        "Say why the native front cannot run on this machine; empty when it can.");
+    nb::class_<Front>(module, "Front",
+                      "HTTP/2 and gRPC for clients on one thread, which polls it.\n\n"
+                      "Unary calls of `method` come out of `poll`; all others go to the gRPC\n"
+                      "server on the abstract Unix socket `backend`.")
+        .def(nb::init<std::string, int, std::string, std::string, std::size_t, std::size_t,
+                      std::size_t, std::uint32_t, double, double>(),
+             nb::kw_only(), nb::arg("host"), nb::arg("port"), nb::arg("backend"), nb::arg("method"),
+             nb::arg("max_message_bytes"), nb::arg("max_receiving_bytes"),
+             nb::arg("max_connections"), nb::arg("max_streams"), nb::arg("receive_timeout_s"),
+             nb::arg("send_timeout_s"),
+             "Listen. Raises OSError when the address cannot be had, RuntimeError when the\n"
+             "library is missing.")
+        .def_prop_ro("port", &Front::port, "The port it listens on.")
+        .def("poll", &Front::poll, nb::arg("until_ns"),
+             "Serve until something has to be decided, `wake` is called, or the monotonic clock\n"
+             "shows `until_ns` (negative: no limit). One thread at a time.\n\n"
+             "Returns (handle, message, began_ns, timeout_ns) for each call whose message is\n"
+             "complete, and (handle, None, …) when such a call has ended, answered or not.\n"
+             "timeout_ns counts from began_ns; it is negative for a call without one.")
+        .def("answer", &Front::answer, nb::arg("handle"), nb::arg("message"),
+             "Answer a call with a serialized message. Any thread; nothing happens when the call\n"
+             "has ended.")
+        .def("fail", &Front::fail, nb::arg("handle"), nb::arg("code"), nb::arg("text"),
+             nb::arg("retry_after_ms") = -1, "End a call with a status code of gRPC. Any thread.")
+        .def("wake", &Front::wake, "Have `poll` return. Any thread.")
+        .def("announce_end", &Front::announce_end,
+             "Tell all clients to begin no more calls on their connections. Any thread.")
+        .def("counts", &Front::counts, "Count what was served and refused, by name.")
+        .def("close", &Front::close, "End all connections. No thread may poll.");
+}
+
+}  // namespace gnnserve::bindings

@@ -1,0 +1,10 @@
+// The front end, for Python.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace gnnserve::bindings {
+
+void bind_front(nanobind::module_& module);
+
+}  // namespace gnnserve::bindings

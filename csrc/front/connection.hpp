@@ -1,0 +1,170 @@
+// One HTTP/2 connection: a socket, libnghttp2's session over it, and its streams.
+//
+// Bytes that go out are not copied together: frames are a list of pieces for `sendmsg`, and a piece
+// of a body points to where the body lies. Everything here belongs to the thread that polls.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "nghttp2_api.hpp"
+
+namespace gnnserve::front {
+
+using Header = std::pair<std::string, std::string>;
+using Headers = std::vector<Header>;
+
+// Bytes to send, and what keeps them where they are until they are sent.
+struct Piece {
+    const char* data = nullptr;
+    std::size_t size = 0;
+    std::shared_ptr<const void> owner;
+
+    static Piece of(std::string bytes);
+};
+
+class Connection;
+
+// What its user keeps with a stream.
+struct StreamRole {
+    virtual ~StreamRole() = default;
+};
+
+class Stream {
+public:
+    Stream(Connection& connection, std::int32_t id) : connection_(connection), id_(id) {}
+
+    Connection& connection() const { return connection_; }
+    std::int32_t id() const { return id_; }
+
+    // Headers received last: of the request or response, then its trailers.
+    Headers received;
+    std::size_t received_header_bytes = 0;
+    // The peer has sent all it will.
+    bool peer_ended = false;
+    // Response headers, or a request, were submitted.
+    bool begun = false;
+    std::unique_ptr<StreamRole> role;
+
+    bool finished() const { return finished_; }
+
+    // Appends to the body; `sent` tells when bytes of it are on their way.
+    void write(Piece piece);
+    // Ends the body, with trailers if there are any.
+    void finish(Headers trailers);
+
+private:
+    friend class Connection;
+    Connection& connection_;
+    const std::int32_t id_;
+    std::deque<Piece> body_;
+    std::size_t body_bytes_ = 0;
+    bool has_headers_ = false;
+    bool finished_ = false;
+    bool deferred_ = false;
+    Headers trailers_;
+};
+
+// What a connection tells its user. A stream passed to `closed` is gone when that returns.
+class ConnectionEvents {
+public:
+    virtual ~ConnectionEvents() = default;
+    // Headers are complete: the first ones (of a request or a response), or trailers.
+    virtual void headers(Stream& stream, bool first) = 0;
+    virtual void data(Stream& stream, std::string_view bytes) = 0;
+    virtual void ended(Stream& stream) = 0;
+    virtual void closed(Stream& stream, std::uint32_t error_code) = 0;
+    // That many bytes of the stream's body were put on their way.
+    virtual void sent(Stream& stream, std::size_t bytes) = 0;
+    // There may be something to flush.
+    virtual void touched() = 0;
+    // The peer resets streams faster than anybody gives up on requests; true: end the connection.
+    virtual bool reset_flood() { return true; }
+    // A header list is larger than is taken; the stream is reset.
+    virtual void headers_too_large() {}
+};
+
+struct ConnectionLimits {
+    std::uint32_t streams = 0;
+    std::uint32_t header_bytes = 16 << 10;
+    // Bytes a peer may send before they are consumed: of a stream, of the connection.
+    std::uint32_t stream_window_bytes = 1 << 20;
+    std::uint32_t connection_window_bytes = 16 << 20;
+};
+
+class Connection {
+public:
+    enum class Side { kServer, kClient };
+
+    // Takes the socket. Throws std::runtime_error.
+    Connection(const H2Api& api, int fd, Side side, const ConnectionLimits& limits,
+               ConnectionEvents& events);
+    ~Connection();
+    Connection(const Connection&) = delete;
+    Connection& operator=(const Connection&) = delete;
+
+    int fd() const { return fd_; }
+    std::size_t streams() const { return streams_.size(); }
+    // Bytes wait for the peer to take what was sent before.
+    bool blocked() const { return first_ < pieces_.size(); }
+    // Nanoseconds of `now_ns` when the peer last took bytes, or when there was nothing to take.
+    std::int64_t progress_ns() const { return progress_ns_; }
+
+    // Reads at most `most` bytes; false when the connection is over.
+    bool receive(char* buffer, std::size_t size, std::size_t most);
+    // Sends what there is to send and the socket takes; false when the connection is over.
+    bool flush();
+    // Begins a request; returns null when the peer takes no more of them.
+    Stream* request(const Headers& headers, bool has_body);
+    void respond(Stream& stream, const Headers& headers, bool has_body);
+    void reset(Stream& stream, std::uint32_t error_code);
+    // Lets the peer send as many bytes more, after that many were dealt with.
+    void consumed(Stream& stream, std::size_t bytes);
+    // Tells the peer to begin nothing new here.
+    void announce_end();
+
+    static std::int64_t now_ns();
+
+private:
+    friend class Stream;
+    struct Out {
+        Piece piece;  // data null: in small_ at `offset`
+        std::size_t offset = 0;
+    };
+    struct Hooks;
+
+    static H2Callbacks* callbacks(const H2Api& api);
+    static H2Option* option(const H2Api& api);
+    Stream* find(std::int32_t id);
+    void append_small(const std::uint8_t* data, std::size_t size);
+    bool full() const;
+    bool write_out();
+    void resume(Stream& stream);
+    ssize_t read_body(Stream& stream, std::size_t length, std::uint32_t& flags);
+    void send_body(Stream& stream, const std::uint8_t* head, std::size_t size);
+    bool count_reset();
+
+    const H2Api& api_;
+    const int fd_;
+    const Side side_;
+    const ConnectionLimits limits_;
+    ConnectionEvents& events_;
+    H2Session* session_ = nullptr;
+    std::unordered_map<std::int32_t, std::unique_ptr<Stream>> streams_;
+    std::string small_;
+    std::vector<Out> pieces_;
+    std::size_t first_ = 0;
+    std::int64_t progress_ns_;
+    // Token bucket of resets by the peer.
+    double resets_left_;
+    std::int64_t resets_at_ns_;
+};
+
+}  // namespace gnnserve::front

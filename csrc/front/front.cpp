@@ -1,0 +1,377 @@
+#include "front.hpp"
+
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <iterator>
+#include <stdexcept>
+#include <system_error>
+
+#include "peers.hpp"
+
+namespace gnnserve::front {
+namespace {
+
+constexpr std::size_t kReadBytes = 256 << 10;
+// Of one connection before the others, and what was polled for, have their turn.
+constexpr std::size_t kTurnBytes = 1 << 20;
+constexpr int kTurnAccepts = 64;
+constexpr int kBacklog = 1024;
+constexpr std::int64_t kLookEvery_ns = 500'000'000;
+
+[[noreturn]] void fail_with(const std::string& what) {
+    throw std::system_error(errno, std::generic_category(), what);
+}
+
+int checked(int result, const char* what) {
+    if (result < 0) {
+        fail_with(what);
+    }
+    return result;
+}
+
+int open_spare() { return open("/dev/null", O_RDONLY | O_CLOEXEC); }
+
+}  // namespace
+
+Front::Front(FrontOptions options) : options_(std::move(options)), buffer_(kReadBytes) {
+    std::string why;
+    api_ = h2_api(why);
+    if (api_ == nullptr) {
+        throw std::runtime_error(why);
+    }
+    try {
+        epoll_ = checked(epoll_create1(EPOLL_CLOEXEC), "epoll_create1");
+        wake_ = checked(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC), "eventfd");
+        watch(wake_, nullptr, EPOLLIN, false);
+        spare_ = open_spare();
+        listen();
+    } catch (...) {
+        for (const int fd : listeners_) {
+            close(fd);
+        }
+        for (const int fd : {epoll_, wake_, spare_}) {
+            if (fd >= 0) {
+                close(fd);
+            }
+        }
+        throw;
+    }
+}
+
+Front::~Front() {
+    while (!clients_.empty()) {
+        end(*clients_.front());
+    }
+    ended_.clear();
+    for (const int fd : listeners_) {
+        close(fd);
+    }
+    for (const int fd : {epoll_, wake_, spare_}) {
+        close(fd);
+    }
+}
+
+void Front::listen() {
+    addrinfo hints{};
+    hints.ai_socktype = SOCK_STREAM;
+    hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
+    addrinfo* found = nullptr;
+    const std::string port = std::to_string(options_.port);
+    const char* host = options_.host.empty() ? nullptr : options_.host.c_str();
+    if (const int code = getaddrinfo(host, port.c_str(), &hints, &found); code != 0) {
+        throw std::system_error(EADDRNOTAVAIL, std::generic_category(), gai_strerror(code));
+    }
+    const std::unique_ptr<addrinfo, void (*)(addrinfo*)> addresses(found, freeaddrinfo);
+    port_ = options_.port;
+    for (const addrinfo* one = found; one != nullptr; one = one->ai_next) {
+        const int fd = socket(one->ai_family, one->ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC,
+                              one->ai_protocol);
+        if (fd < 0) {
+            if (errno == EAFNOSUPPORT && one->ai_next != nullptr) {
+                continue;
+            }
+            fail_with("socket");
+        }
+        listeners_.push_back(fd);
+        const int yes = 1;
+        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+        sockaddr_storage address{};
+        std::memcpy(&address, one->ai_addr, one->ai_addrlen);
+        // A host of several addresses has the same port on each.
+        auto& number = one->ai_family == AF_INET6
+                           ? reinterpret_cast<sockaddr_in6&>(address).sin6_port
+                           : reinterpret_cast<sockaddr_in&>(address).sin_port;
+        number = htons(static_cast<std::uint16_t>(port_));
+        checked(bind(fd, reinterpret_cast<const sockaddr*>(&address), one->ai_addrlen), "bind");
+        checked(::listen(fd, kBacklog), "listen");
+        socklen_t size = sizeof address;
+        checked(getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size), "getsockname");
+        port_ = ntohs(number);
+        epoll_event event{};
+        event.events = EPOLLIN;
+        event.data.u64 = static_cast<std::uint64_t>(fd) << 1 | 1;
+        checked(epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event), "epoll_ctl");
+    }
+}
+
+// Odd numbers in the epoll set are listeners, null is the bell, all else are sockets.
+void Front::watch(int fd, Socket* socket, std::uint32_t events, bool known) {
+    epoll_event event{};
+    event.events = EPOLLIN | events;
+    event.data.ptr = socket;
+    checked(epoll_ctl(epoll_, known ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, fd, &event), "epoll_ctl");
+}
+
+std::vector<Event> Front::poll(std::int64_t until_ns) {
+    std::array<epoll_event, 64> ready;
+    for (;;) {
+        apply_replies();
+        flush_touched();
+        const std::int64_t now_ns = Connection::now_ns();
+        if (now_ns >= next_look_ns_) {
+            look(now_ns);
+            flush_touched();
+            next_look_ns_ = now_ns + kLookEvery_ns;
+        }
+        bool woken = false;
+        {
+            const std::lock_guard held(lock_);
+            woken = std::exchange(woken_, false);
+        }
+        if (!events_.empty() || woken || (until_ns >= 0 && now_ns >= until_ns)) {
+            return std::exchange(events_, {});
+        }
+        std::int64_t wait_ns = clients_.empty() ? -1 : next_look_ns_ - now_ns;
+        if (until_ns >= 0 && (wait_ns < 0 || until_ns - now_ns < wait_ns)) {
+            wait_ns = until_ns - now_ns;
+        }
+        const int wait_ms =
+            wait_ns < 0
+                ? -1
+                : static_cast<int>(std::min<std::int64_t>(wait_ns / 1'000'000 + 1, 1'000'000));
+        const int count = epoll_wait(epoll_, ready.data(), ready.size(), wait_ms);
+        if (count < 0 && errno != EINTR) {
+            fail_with("epoll_wait");
+        }
+        for (int i = 0; i < count; ++i) {
+            const epoll_event& event = ready[static_cast<std::size_t>(i)];
+            if (event.data.ptr == nullptr) {
+                eventfd_t rung = 0;
+                eventfd_read(wake_, &rung);
+            } else if (event.data.u64 & 1) {
+                accept_some();
+            } else {
+                take(*static_cast<Socket*>(event.data.ptr), event.events);
+            }
+        }
+    }
+}
+
+void Front::take(Socket& socket, std::uint32_t events) {
+    if (socket.over) {
+        return;
+    }
+    socket.touched();
+    if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) &&
+        !socket.connection->receive(buffer_.data(), buffer_.size(), kTurnBytes)) {
+        end(socket);
+    }
+}
+
+void Front::flush_touched() {
+    while (!touched_.empty()) {
+        for (Socket* socket : std::exchange(touched_, {})) {
+            socket->is_touched = false;
+            if (socket->over) {
+                continue;
+            }
+            if (!socket->connection->flush()) {
+                end(*socket);
+            } else if (const bool blocked = socket->connection->blocked();
+                       blocked != socket->wants_room) {
+                socket->wants_room = blocked;
+                watch(socket->connection->fd(), socket,
+                      blocked ? static_cast<std::uint32_t>(EPOLLOUT) : 0u, true);
+            }
+        }
+    }
+    ended_.clear();
+}
+
+// Closes the connection; the socket itself lives to the end of this turn, as others may name it.
+void Front::end(Socket& socket) {
+    socket.over = true;
+    socket.is_touched = true;  // never again
+    epoll_ctl(epoll_, EPOLL_CTL_DEL, socket.connection->fd(), nullptr);
+    if (auto* client = dynamic_cast<Client*>(&socket)) {
+        auto kept = std::move(*client->place);
+        clients_.erase(client->place);
+        counts_.open_connections -= 1;
+        auto backend = std::move(client->backend);
+        client->connection.reset();
+        if (backend != nullptr) {
+            if (!backend->over) {
+                end(*backend);
+            }
+            ended_.push_back(std::move(backend));
+        }
+        ended_.push_back(std::move(kept));
+    } else {
+        auto& backend = static_cast<Backend&>(socket);
+        socket.connection.reset();
+        if (backend.client.backend.get() == &backend) {
+            ended_.push_back(std::move(backend.client.backend));
+        }
+    }
+}
+
+void Front::accept_some() {
+    for (const int listener : listeners_) {
+        for (int i = 0; i < kTurnAccepts; ++i) {
+            const int fd = accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+            if (fd < 0 && (errno == EMFILE || errno == ENFILE) && spare_ >= 0) {
+                // Refuse one with the descriptor kept for this: it would be asked for for ever.
+                close(spare_);
+                if (const int refused = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
+                    refused >= 0) {
+                    close(refused);
+                    counts_.connections += 1;
+                }
+                spare_ = open_spare();
+                break;
+            }
+            if (fd < 0) {
+                break;
+            }
+            if (clients_.size() >= options_.max_connections && !make_room()) {
+                close(fd);
+                counts_.connections += 1;
+                continue;
+            }
+            clients_.push_back(std::make_unique<Client>(*this, fd));
+            Client& added = *clients_.back();
+            added.place = std::prev(clients_.end());
+            counts_.open_connections += 1;
+            watch(fd, &added, 0, false);
+            added.touched();
+        }
+    }
+}
+
+// Ends the connection that has had no stream for the longest; false when all have some.
+bool Front::make_room() {
+    Client* idle = nullptr;
+    for (const auto& client : clients_) {
+        if (client->connection->streams() == 0 &&
+            (idle == nullptr ||
+             client->connection->progress_ns() < idle->connection->progress_ns())) {
+            idle = client.get();
+        }
+    }
+    if (idle == nullptr) {
+        return false;
+    }
+    counts_.connections += 1;
+    end(*idle);
+    return true;
+}
+
+// Ends what takes too long: messages that do not come, clients that do not read.
+void Front::look(std::int64_t now_ns) {
+    std::vector<Client*> slow;
+    for (const auto& client : clients_) {
+        client->refuse_late(now_ns);
+        if (client->connection->blocked() &&
+            now_ns - client->connection->progress_ns() >= options_.send_timeout_ns) {
+            slow.push_back(client.get());
+        }
+    }
+    for (Client* client : slow) {
+        counts_.slow_reader += 1;
+        end(*client);
+    }
+}
+
+// Ends a call with an error, before or instead of an answer.
+void Front::reply(Stream& stream, const GrpcStatus& status) {
+    if (stream.begun) {
+        stream.finish(trailers_of(status));
+    } else {
+        stream.finish({});
+        stream.connection().respond(stream, error_headers(status), false);
+    }
+}
+
+void Front::apply_replies() {
+    std::vector<Reply> replies;
+    bool ends = false;
+    {
+        const std::lock_guard held(lock_);
+        replies.swap(replies_);
+        ends = std::exchange(ends_, false);
+    }
+    for (Reply& one : replies) {
+        const auto at = calls_.find(one.handle);
+        if (at == calls_.end() || at->second->finished()) {
+            continue;
+        }
+        Stream& stream = *at->second;
+        if (one.failed) {
+            reply(stream, one.status);
+            continue;
+        }
+        stream.connection().respond(stream, response_headers(), true);
+        stream.write(Piece::of(message_head(one.message.size)));
+        stream.write(std::move(one.message));
+        stream.finish({{"grpc-status", "0"}});
+    }
+    if (ends) {
+        for (const auto& client : clients_) {
+            client->connection->announce_end();
+        }
+    }
+}
+
+void Front::answer(std::uint64_t handle, Piece message) {
+    {
+        const std::lock_guard held(lock_);
+        replies_.push_back({handle, false, std::move(message), {}});
+    }
+    eventfd_write(wake_, 1);
+}
+
+void Front::fail(std::uint64_t handle, GrpcStatus status) {
+    {
+        const std::lock_guard held(lock_);
+        replies_.push_back({handle, true, {}, std::move(status)});
+    }
+    eventfd_write(wake_, 1);
+}
+
+void Front::wake() {
+    {
+        const std::lock_guard held(lock_);
+        woken_ = true;
+    }
+    eventfd_write(wake_, 1);
+}
+
+void Front::announce_end() {
+    {
+        const std::lock_guard held(lock_);
+        ends_ = true;
+    }
+    eventfd_write(wake_, 1);
+}
+
+}  // namespace gnnserve::front

@@ -1,0 +1,130 @@
+// The front end: one thread that speaks HTTP/2 and gRPC to clients, polled by Python.
+//
+// Unary calls of one method come out of `poll` as messages and are answered by `answer` or `fail`
+// from any thread. Every other call is forwarded, stream by stream, to a gRPC server behind it on
+// an abstract Unix socket, over a connection of its own for each client.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "connection.hpp"
+#include "grpc_head.hpp"
+
+namespace gnnserve::front {
+
+struct FrontOptions {
+    std::string host;
+    int port = 0;
+    // Abstract Unix socket of the server behind.
+    std::string backend;
+    // Path of the unary method whose calls come out of `poll`.
+    std::string method;
+    std::size_t max_message_bytes = 64 << 20;
+    // Bytes of messages that are not complete, of all clients.
+    std::size_t max_receiving_bytes = 256 << 20;
+    std::size_t max_connections = 1024;
+    std::uint32_t max_streams = 1024;
+    std::int64_t receive_timeout_ns = 10'000'000'000;
+    // How long a client may take none of what it is sent.
+    std::int64_t send_timeout_ns = 30'000'000'000;
+};
+
+// A call whose message is complete; later its end, answered or not.
+struct Event {
+    enum class Kind { kCall, kEnded };
+    Kind kind;
+    std::uint64_t handle;
+    std::shared_ptr<const std::string> message;
+    std::int64_t began_ns = 0;
+    // Of the call's beginning, negative: none.
+    std::int64_t timeout_ns = -1;
+};
+
+// Why calls or connections were refused here, with how many were.
+struct FrontCounts {
+    std::atomic<std::uint64_t> called{0}, forwarded{0};
+    std::atomic<std::uint64_t> no_message{0}, message_size{0}, malformed{0}, header_size{0},
+        receiving_bytes{0}, connections{0}, resets{0}, slow_reader{0};
+    std::atomic<std::uint64_t> open_connections{0}, open_calls{0};
+};
+
+class Front {
+public:
+    // Listens; throws std::system_error when it cannot, std::runtime_error without libnghttp2.
+    explicit Front(FrontOptions options);
+    ~Front();
+    Front(const Front&) = delete;
+    Front& operator=(const Front&) = delete;
+
+    int port() const { return port_; }
+    const FrontCounts& counts() const { return counts_; }
+
+    // Serves until there are events, `wake` is called, or the monotonic clock shows `until_ns`
+    // (negative: for ever). One thread at a time.
+    std::vector<Event> poll(std::int64_t until_ns);
+
+    // Any thread; nothing happens when the call has ended meanwhile.
+    void answer(std::uint64_t handle, Piece message);
+    void fail(std::uint64_t handle, GrpcStatus status);
+    void wake();
+    // Tells all clients to begin nothing new on their connections.
+    void announce_end();
+
+private:
+    class Client;
+    class Backend;
+    struct Call;
+    struct Forwarded;
+    struct Socket;
+    struct Reply {
+        std::uint64_t handle;
+        bool failed;
+        Piece message;
+        GrpcStatus status;
+    };
+
+    void listen();
+    void watch(int fd, Socket* socket, std::uint32_t events, bool known);
+    void accept_some();
+    bool make_room();
+    void take(Socket& socket, std::uint32_t events);
+    void end(Socket& socket);
+    void apply_replies();
+    void flush_touched();
+    void look(std::int64_t now_ns);
+    void reply(Stream& stream, const GrpcStatus& status);
+
+    const FrontOptions options_;
+    const H2Api* api_ = nullptr;
+    int epoll_ = -1;
+    int wake_ = -1;
+    // Given up for a moment when there are no file descriptors for a connection to be refused.
+    int spare_ = -1;
+    std::vector<int> listeners_;
+    int port_ = 0;
+    std::vector<char> buffer_;
+    std::list<std::unique_ptr<Client>> clients_;
+    std::vector<Socket*> touched_;
+    std::vector<std::unique_ptr<Socket>> ended_;
+    std::unordered_map<std::uint64_t, Stream*> calls_;
+    std::uint64_t next_handle_ = 1;
+    std::size_t receiving_bytes_ = 0;
+    std::int64_t next_look_ns_ = 0;
+    std::vector<Event> events_;
+    FrontCounts counts_;
+
+    std::mutex lock_;
+    std::vector<Reply> replies_;
+    bool ends_ = false;
+    bool woken_ = false;
+};
+
+}  // namespace gnnserve::front

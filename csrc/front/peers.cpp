@@ -1,0 +1,332 @@
+#include "peers.hpp"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <system_error>
+
+namespace gnnserve::front {
+namespace {
+
+// A message's buffer begins with at most this much of the size that its head claims.
+constexpr std::size_t kFirstBytes = 1 << 20;
+
+int connect_abstract(const std::string& name) {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    if (name.size() + 1 > sizeof address.sun_path) {
+        throw std::system_error(ENAMETOOLONG, std::generic_category(), name);
+    }
+    std::memcpy(address.sun_path + 1, name.data(), name.size());
+    const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+    const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0 || connect(fd, reinterpret_cast<const sockaddr*>(&address), size) != 0) {
+        const int error = errno;
+        if (fd >= 0) {
+            close(fd);
+        }
+        throw std::system_error(error, std::generic_category(), name);
+    }
+    return fd;
+}
+
+// Notices a peer that is gone without a word: after a minute of silence, four questions.
+void keep_alive(int fd) {
+    const auto set = [fd](int level, int name, int value) {
+        setsockopt(fd, level, name, &value, sizeof value);
+    };
+    set(IPPROTO_TCP, TCP_NODELAY, 1);
+    set(SOL_SOCKET, SO_KEEPALIVE, 1);
+    set(IPPROTO_TCP, TCP_KEEPIDLE, 60);
+    set(IPPROTO_TCP, TCP_KEEPINTVL, 5);
+    set(IPPROTO_TCP, TCP_KEEPCNT, 4);
+}
+
+std::string seconds(std::int64_t ns) {
+    std::string text = std::to_string(static_cast<double>(ns) / 1e9);
+    text.erase(text.find_last_not_of('0') + 1);
+    return text.ends_with('.') ? text.substr(0, text.size() - 1) : text;
+}
+
+}  // namespace
+
+void Front::Socket::touched() {
+    if (!is_touched && connection != nullptr) {
+        is_touched = true;
+        front.touched_.push_back(this);
+    }
+}
+
+Front::Call::~Call() { front.receiving_bytes_ -= counted_bytes; }
+
+void Front::Call::grow(std::size_t bytes) {
+    front.receiving_bytes_ += bytes - counted_bytes;
+    counted_bytes = bytes;
+    message->reserve(bytes);
+}
+
+Front::Client::Client(Front& front, int fd) : Socket(front) {
+    keep_alive(fd);
+    ConnectionLimits limits;
+    limits.streams = front.options_.max_streams;
+    connection =
+        std::make_unique<Connection>(*front.api_, fd, Connection::Side::kServer, limits, *this);
+}
+
+void Front::Client::headers(Stream& stream, bool first) {
+    if (!first) {
+        return;  // trailers of a request mean nothing in gRPC
+    }
+    const CallHead head = read_head(stream.received);
+    if (head.path != front.options_.method || !head.plain) {
+        forward(stream);
+        return;
+    }
+    auto call = std::make_unique<Call>(front);
+    call->handle = front.next_handle_++;
+    call->began_ns = Connection::now_ns();
+    call->timeout_ns = head.timeout_ns.value_or(-1);
+    awaited_.emplace(stream.id(), &stream);
+    front.calls_.emplace(call->handle, &stream);
+    front.counts_.open_calls += 1;
+    stream.role = std::move(call);
+}
+
+void Front::Client::data(Stream& stream, std::string_view bytes) {
+    if (auto* forwarded = dynamic_cast<Forwarded*>(stream.role.get())) {
+        if (forwarded->other != nullptr) {
+            forwarded->other->write(Piece::of(std::string(bytes)));
+            return;
+        }
+    } else if (auto* call = dynamic_cast<Call*>(stream.role.get())) {
+        receive(stream, *call, bytes);
+    }
+    connection->consumed(stream, bytes.size());
+}
+
+void Front::Client::receive(Stream& stream, Call& call, std::string_view bytes) {
+    if (call.handed || !awaited_.contains(stream.id())) {
+        return;
+    }
+    if (call.head.size() < kMessageHead) {
+        const std::size_t part = std::min(bytes.size(), kMessageHead - call.head.size());
+        call.head.append(bytes.substr(0, part));
+        bytes.remove_prefix(part);
+        if (call.head.size() < kMessageHead) {
+            return;
+        }
+        for (const char one : std::string_view(call.head).substr(1)) {
+            call.size = call.size << 8 | static_cast<unsigned char>(one);
+        }
+        const std::size_t most = front.options_.max_message_bytes;
+        if (call.size > most) {
+            refuse(stream, GrpcCode::kResourceExhausted,
+                   // gRPC's own words.
+                   "Received message larger than max (" + std::to_string(call.size) + " vs. " +
+                       std::to_string(most) + ')',
+                   front.counts_.message_size);
+            return;
+        }
+        if (call.head[0] != 0) {
+            refuse(stream, GrpcCode::kInternal,
+                   "message: it is compressed, and the call's grpc-encoding names no compression",
+                   front.counts_.malformed);
+            return;
+        }
+        call.message = std::make_shared<std::string>();
+        call.grow(std::min(call.size, kFirstBytes));
+    }
+    const std::size_t size = call.message->size() + bytes.size();
+    if (size > call.size) {
+        refuse(stream, GrpcCode::kUnimplemented,
+               '"' + front.options_.method + "\" requires exactly one request message.",
+               front.counts_.malformed);
+        return;
+    }
+    if (size > call.counted_bytes) {
+        call.grow(std::min(call.size, std::max(size, 2 * call.counted_bytes)));
+    }
+    if (front.receiving_bytes_ > front.options_.max_receiving_bytes) {
+        refuse(stream, GrpcCode::kResourceExhausted,
+               "message: " + std::to_string(front.receiving_bytes_) +
+                   " bytes of messages are being received, at most " +
+                   std::to_string(front.options_.max_receiving_bytes) + " may be",
+               front.counts_.receiving_bytes);
+        return;
+    }
+    call.message->append(bytes);
+}
+
+void Front::Client::ended(Stream& stream) {
+    if (auto* forwarded = dynamic_cast<Forwarded*>(stream.role.get())) {
+        if (forwarded->other != nullptr) {
+            forwarded->other->finish({});
+        }
+        return;
+    }
+    auto* call = dynamic_cast<Call*>(stream.role.get());
+    if (call == nullptr || !awaited_.contains(stream.id())) {
+        return;
+    }
+    if (call->head.size() < kMessageHead || call->message->size() < call->size) {
+        refuse(stream, GrpcCode::kUnimplemented,
+               '"' + front.options_.method + "\" requires exactly one request message.",
+               front.counts_.malformed);
+        return;
+    }
+    awaited_.erase(stream.id());
+    call->handed = true;
+    front.receiving_bytes_ -= std::exchange(call->counted_bytes, 0);
+    front.counts_.called += 1;
+    front.events_.push_back({Event::Kind::kCall, call->handle, std::move(call->message),
+                             call->began_ns, call->timeout_ns});
+}
+
+void Front::Client::closed(Stream& stream, std::uint32_t error_code) {
+    if (auto* forwarded = dynamic_cast<Forwarded*>(stream.role.get())) {
+        if (Stream* other = forwarded->other) {
+            static_cast<Forwarded&>(*other->role).other = nullptr;
+            const bool whole = error_code == kNoError && other->peer_ended && other->finished();
+            if (!whole) {
+                other->connection().reset(*other, kCancel);
+            }
+        }
+    } else if (auto* call = dynamic_cast<Call*>(stream.role.get())) {
+        awaited_.erase(stream.id());
+        front.calls_.erase(call->handle);
+        front.counts_.open_calls -= 1;
+        if (call->handed) {
+            front.events_.push_back({Event::Kind::kEnded, call->handle, nullptr});
+        }
+    }
+}
+
+void Front::Client::sent(Stream& stream, std::size_t bytes) {
+    if (auto* forwarded = dynamic_cast<Forwarded*>(stream.role.get())) {
+        if (Stream* other = forwarded->other) {
+            other->connection().consumed(*other, bytes);
+        }
+    }
+}
+
+bool Front::Client::reset_flood() {
+    front.counts_.resets += 1;
+    return true;
+}
+
+void Front::Client::headers_too_large() { front.counts_.header_size += 1; }
+
+void Front::Client::refuse_late(std::int64_t now_ns) {
+    std::vector<Stream*> late;
+    for (const auto& [id, stream] : awaited_) {
+        const auto& call = static_cast<const Call&>(*stream->role);
+        if (now_ns - call.began_ns >= front.options_.receive_timeout_ns) {
+            late.push_back(stream);
+        }
+    }
+    for (Stream* stream : late) {
+        refuse(*stream, GrpcCode::kDeadlineExceeded,
+               "message: it was not complete " + seconds(front.options_.receive_timeout_ns) +
+                   " s after the call began",
+               front.counts_.no_message);
+    }
+}
+
+// Has the server behind serve the call.
+void Front::Client::forward(Stream& stream) {
+    front.counts_.forwarded += 1;
+    Stream* other = nullptr;
+    try {
+        if (backend == nullptr) {
+            backend = std::make_unique<Backend>(front, *this);
+        }
+        other = backend->connection->request(stream.received, !stream.peer_ended);
+    } catch (const std::system_error&) {
+        // Told below.
+    }
+    if (other == nullptr) {
+        front.reply(stream, {static_cast<int>(GrpcCode::kUnavailable),
+                             "the server cannot take this call now; try again later"});
+        return;
+    }
+    stream.role = std::make_unique<Forwarded>(other);
+    other->role = std::make_unique<Forwarded>(&stream);
+}
+
+void Front::Client::refuse(Stream& stream, GrpcCode code, std::string text,
+                           std::atomic<std::uint64_t>& count) {
+    awaited_.erase(stream.id());
+    count += 1;
+    auto& call = static_cast<Call&>(*stream.role);
+    call.message.reset();
+    front.receiving_bytes_ -= std::exchange(call.counted_bytes, 0);
+    front.reply(stream, {static_cast<int>(code), std::move(text)});
+}
+
+Front::Backend::Backend(Front& front, Client& client) : Socket(front), client(client) {
+    const int fd = connect_abstract(front.options_.backend);
+    ConnectionLimits limits;
+    limits.header_bytes = 64 << 10;
+    connection =
+        std::make_unique<Connection>(*front.api_, fd, Connection::Side::kClient, limits, *this);
+    front.watch(fd, this, 0, false);
+}
+
+void Front::Backend::headers(Stream& stream, bool first) {
+    Stream* other = static_cast<Forwarded&>(*stream.role).other;
+    if (other == nullptr) {
+        return;
+    }
+    if (first) {
+        other->connection().respond(*other, stream.received, !stream.peer_ended);
+    } else {
+        other->finish(stream.received);
+    }
+}
+
+void Front::Backend::data(Stream& stream, std::string_view bytes) {
+    if (Stream* other = static_cast<Forwarded&>(*stream.role).other) {
+        other->write(Piece::of(std::string(bytes)));
+    } else {
+        connection->consumed(stream, bytes.size());
+    }
+}
+
+void Front::Backend::ended(Stream& stream) {
+    Stream* other = static_cast<Forwarded&>(*stream.role).other;
+    if (other != nullptr && !other->finished()) {
+        other->finish({});
+    }
+}
+
+void Front::Backend::closed(Stream& stream, std::uint32_t error_code) {
+    Stream* other = static_cast<Forwarded&>(*stream.role).other;
+    if (other == nullptr) {
+        return;
+    }
+    static_cast<Forwarded&>(*other->role).other = nullptr;
+    if (error_code == kNoError && stream.peer_ended) {
+        return;  // what is left of the answer goes out by itself
+    }
+    if (other->begun) {
+        other->connection().reset(*other, error_code == kNoError ? kInternalError : error_code);
+    } else {
+        front.reply(*other, {static_cast<int>(GrpcCode::kUnavailable),
+                             "the call was not answered; try again"});
+    }
+}
+
+void Front::Backend::sent(Stream& stream, std::size_t bytes) {
+    if (Stream* other = static_cast<Forwarded&>(*stream.role).other) {
+        other->connection().consumed(*other, bytes);
+    }
+}
+
+}  // namespace gnnserve::front

@@ -1,0 +1,408 @@
+// The front over real sockets: messages in and answers out, refusals, floods, and two threads.
+
+#include "front.hpp"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <limits>
+#include <map>
+#include <optional>
+#include <thread>
+
+#include "check.hpp"
+
+#if __has_include(<nghttp2/nghttp2.h>)
+#include <nghttp2/nghttp2.h>
+#define GNNSERVE_HAS_NGHTTP2_HEADER
+#endif
+
+using namespace gnnserve::front;
+
+namespace {
+
+constexpr int kSkipped = 77;
+constexpr char kMethod[] = "/test.Service/Infer";
+
+#ifdef GNNSERVE_HAS_NGHTTP2_HEADER
+// Our declarations are those of the library.
+static_assert(sizeof(H2Field) == sizeof(nghttp2_nv));
+static_assert(offsetof(H2Field, value_size) == offsetof(nghttp2_nv, valuelen));
+static_assert(offsetof(H2Field, flags) == offsetof(nghttp2_nv, flags));
+static_assert(sizeof(H2FrameHead) == sizeof(nghttp2_frame_hd));
+static_assert(offsetof(H2FrameHead, stream_id) == offsetof(nghttp2_frame_hd, stream_id));
+static_assert(offsetof(H2FrameHead, type) == offsetof(nghttp2_frame_hd, type));
+static_assert(offsetof(H2Headers, category) == offsetof(nghttp2_headers, cat));
+static_assert(sizeof(H2Provider) == sizeof(nghttp2_data_provider));
+static_assert(sizeof(H2Setting) == sizeof(nghttp2_settings_entry));
+static_assert(kDeferred == NGHTTP2_ERR_DEFERRED && kWouldBlock == NGHTTP2_ERR_WOULDBLOCK);
+static_assert(kStreamFails == NGHTTP2_ERR_TEMPORAL_CALLBACK_FAILURE);
+static_assert(kCallbackFails == NGHTTP2_ERR_CALLBACK_FAILURE);
+static_assert(kDataEnds == NGHTTP2_DATA_FLAG_EOF && kNoCopy == NGHTTP2_DATA_FLAG_NO_COPY);
+static_assert(kNoEndStream == NGHTTP2_DATA_FLAG_NO_END_STREAM);
+static_assert(kInitialWindowSize == NGHTTP2_SETTINGS_INITIAL_WINDOW_SIZE);
+static_assert(kMaxHeaderListSize == NGHTTP2_SETTINGS_MAX_HEADER_LIST_SIZE);
+#endif
+
+// A client of one thread, on the same connections as the front.
+class Caller : public ConnectionEvents {
+public:
+    struct Reply {
+        std::string body;
+        std::map<std::string, std::string> fields;
+        bool over = false;
+        std::uint32_t error_code = 0;
+    };
+
+    Caller(const H2Api& api, int port) {
+        const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        sockaddr_in address{};
+        address.sin_family = AF_INET;
+        address.sin_port = htons(static_cast<std::uint16_t>(port));
+        address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+        CHECK(connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0);
+        connection_ = std::make_unique<Connection>(api, fd, Connection::Side::kClient,
+                                                   ConnectionLimits{}, *this);
+    }
+
+    Stream* begin(const std::string& path, Headers more = {}) {
+        Headers headers{{":method", "POST"},
+                        {":scheme", "http"},
+                        {":path", path},
+                        {":authority", "test"},
+                        {"content-type", "application/grpc"},
+                        {"te", "trailers"}};
+        headers.insert(headers.end(), more.begin(), more.end());
+        Stream* stream = connection_->request(headers, true);
+        CHECK(stream != nullptr);
+        replies[stream->id()];
+        return stream;
+    }
+
+    std::int32_t send(const std::string& path, const std::string& message, Headers more = {}) {
+        Stream* stream = begin(path, std::move(more));
+        stream->write(Piece::of(message_head(message.size())));
+        stream->write(Piece::of(message));
+        stream->finish({});
+        return stream->id();
+    }
+
+    // Serves the connection until the stream is over; false when the connection is.
+    bool wait(std::int32_t id) {
+        while (!replies[id].over) {
+            if (!step()) {
+                return false;
+            }
+        }
+        return true;
+    }
+
+    bool step() {
+        if (!connection_->flush()) {
+            return false;
+        }
+        const short wants = connection_->blocked() ? POLLIN | POLLOUT : POLLIN;
+        pollfd one{connection_->fd(), wants, 0};
+        CHECK(poll(&one, 1, 60'000) == 1);
+        return connection_->receive(buffer_, sizeof buffer_, sizeof buffer_);
+    }
+
+    Connection& connection() { return *connection_; }
+    std::map<std::int32_t, Reply> replies;
+
+    void headers(Stream& stream, bool) override {
+        for (const auto& [name, value] : stream.received) {
+            replies[stream.id()].fields[name] = value;
+        }
+    }
+    void data(Stream& stream, std::string_view bytes) override {
+        replies[stream.id()].body.append(bytes);
+        connection_->consumed(stream, bytes.size());
+    }
+    void ended(Stream&) override {}
+    void closed(Stream& stream, std::uint32_t error_code) override {
+        replies[stream.id()].over = true;
+        replies[stream.id()].error_code = error_code;
+    }
+    void sent(Stream&, std::size_t) override {}
+    void touched() override {}
+
+private:
+    std::unique_ptr<Connection> connection_;
+    char buffer_[1 << 16];
+};
+
+FrontOptions options() {
+    FrontOptions found;
+    found.host = "127.0.0.1";
+    found.backend = "gnnserve-test-nobody-listens-here";
+    found.method = kMethod;
+    found.max_message_bytes = 8 << 20;
+    found.receive_timeout_ns = 600'000'000'000;
+    return found;
+}
+
+// A front whose thread has every message answered, reversed, by another thread.
+class Echo {
+public:
+    explicit Echo(const FrontOptions& options) : front(options), thread_([this] { run(); }) {}
+    ~Echo() {
+        stopping_ = true;
+        front.wake();
+        thread_.join();
+        for (auto& one : helpers_) {
+            one.join();
+        }
+    }
+
+    Front front;
+    std::atomic<int> ended{0};
+
+private:
+    void run() {
+        while (!stopping_) {
+            for (const Event& event : front.poll(-1)) {
+                if (event.kind == Event::Kind::kEnded) {
+                    ended += 1;
+                } else if (*event.message != "hold") {
+                    helpers_.emplace_back([this, event] { reply(event); });
+                }
+            }
+        }
+    }
+
+    void reply(const Event& event) {
+        if (*event.message == "fail") {
+            front.fail(event.handle, {8, "full: 100 %", 25});
+        } else {
+            front.answer(event.handle, Piece::of({event.message->rbegin(), event.message->rend()}));
+        }
+    }
+
+    std::atomic<bool> stopping_{false};
+    std::vector<std::thread> helpers_;
+    std::thread thread_;
+};
+
+void test_heads() {
+    CHECK(parse_timeout("5m") == 5'000'000);
+    CHECK(parse_timeout("99999999H") == std::numeric_limits<std::int64_t>::max());
+    CHECK(parse_timeout("1n") == 1);
+    for (const char* bad : {"", "S", "5", "-1S", "123456789S", "1x", "1 S"}) {
+        CHECK(!parse_timeout(bad).has_value());
+    }
+    CHECK(percent_encoded("a b%\xc3\xa9\n") == "a b%25%C3%A9%0A");
+    CHECK(message_head(0x01020304) == std::string("\0\1\2\3\4", 5));
+    const Headers web{{":method", "POST"}, {"content-type", "application/grpc-web"}};
+    CHECK(!read_head(web).plain);
+    const Headers packed{
+        {":method", "POST"}, {"content-type", "application/grpc+proto"}, {"grpc-encoding", "gzip"}};
+    CHECK(!read_head(packed).plain);
+}
+
+void test_answers(const H2Api& api) {
+    Echo echo(options());
+    Caller caller(api, echo.front.port());
+    std::vector<std::int32_t> ids;
+    std::vector<std::string> sent;
+    for (const std::size_t size : {0u, 1u, 5u, 70'000u, 3'000'000u, 8u << 20}) {
+        std::string message(size, 'x');
+        if (size > 0) {
+            message.front() = 'a';
+            message.back() = 'z';
+        }
+        ids.push_back(caller.send(kMethod, message));
+        sent.push_back(std::move(message));
+    }
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+        CHECK(caller.wait(ids[i]));
+        const auto& reply = caller.replies[ids[i]];
+        CHECK(reply.fields.at("grpc-status") == "0");
+        CHECK(reply.body.substr(0, kMessageHead) == message_head(sent[i].size()));
+        CHECK(reply.body.substr(kMessageHead) == std::string(sent[i].rbegin(), sent[i].rend()));
+    }
+    const auto failed = caller.send(kMethod, "fail");
+    CHECK(caller.wait(failed));
+    CHECK(caller.replies[failed].fields.at("grpc-status") == "8");
+    CHECK(caller.replies[failed].fields.at("grpc-message") == "full: 100 %25");
+    CHECK(caller.replies[failed].fields.at("grpc-retry-pushback-ms") == "25");
+    CHECK(echo.front.counts().called == ids.size() + 1);
+}
+
+void expect(Caller& caller, std::int32_t id, const char* code, const char* text) {
+    CHECK(caller.wait(id));
+    CHECK(caller.replies[id].fields.at("grpc-status") == code);
+    CHECK(caller.replies[id].fields.at("grpc-message").find(text) != std::string::npos);
+}
+
+void test_refusals(const H2Api& api) {
+    Echo echo(options());
+    Caller caller(api, echo.front.port());
+    const FrontCounts& counts = echo.front.counts();
+    // Nobody is behind.
+    expect(caller, caller.send("/test.Service/Other", "x"), "14", "cannot take this call");
+    // Too large: refused by its head alone.
+    Stream* large = caller.begin(kMethod);
+    large->write(Piece::of(message_head((8u << 20) + 1)));
+    expect(caller, large->id(), "8", "larger than max (8388609 vs. 8388608)");
+    CHECK(counts.message_size == 1);
+    // Two messages, none, half of one.
+    Stream* two = caller.begin(kMethod);
+    two->write(Piece::of(message_head(1) + "a" + message_head(1) + "b"));
+    two->finish({});
+    expect(caller, two->id(), "12", "exactly one request message");
+    Stream* none = caller.begin(kMethod);
+    none->finish({});
+    expect(caller, none->id(), "12", "exactly one request message");
+    Stream* half = caller.begin(kMethod);
+    half->write(Piece::of(message_head(10) + "abc"));
+    half->finish({});
+    expect(caller, half->id(), "12", "exactly one request message");
+    // Compressed, and the head of the call does not say so.
+    Stream* packed = caller.begin(kMethod);
+    packed->write(Piece::of(std::string("\1\0\0\0\1x", 6)));
+    expect(caller, packed->id(), "13", "compressed");
+    // Headers beyond all measure end the stream, not the connection.
+    const auto huge = caller.send(kMethod, "x", {{"a", std::string(20'000, 'h')}});
+    CHECK(caller.wait(huge));
+    CHECK(caller.replies[huge].error_code != kNoError);
+    CHECK(counts.header_size == 1);
+    const auto good = caller.send(kMethod, "ab");
+    CHECK(caller.wait(good));
+    CHECK(caller.replies[good].body == message_head(2) + "ba");
+    CHECK(counts.open_calls == 0);
+}
+
+void test_messages_must_come_in_time(const H2Api& api) {
+    FrontOptions hasty = options();
+    hasty.receive_timeout_ns = 700'000'000;
+    Echo echo(hasty);
+    Caller caller(api, echo.front.port());
+    Stream* late = caller.begin(kMethod);
+    late->write(Piece::of(message_head(10) + "abc"));
+    expect(caller, late->id(), "4", "not complete 0.7 s after");
+    CHECK(echo.front.counts().no_message == 1);
+}
+
+void test_receiving_is_bounded(const H2Api& api) {
+    FrontOptions small = options();
+    small.max_receiving_bytes = 3 << 20;
+    Echo echo(small);
+    Caller caller(api, echo.front.port());
+    const std::string part(900'000, 'x');
+    std::vector<Stream*> begun;
+    for (int i = 0; i < 5; ++i) {
+        begun.push_back(caller.begin(kMethod));
+        begun.back()->write(Piece::of(message_head(1 << 20) + part));
+    }
+    std::int32_t refused = 0;
+    while (refused == 0) {
+        CHECK(caller.step());
+        for (auto& [id, reply] : caller.replies) {
+            refused = reply.over ? id : refused;
+        }
+    }
+    CHECK(caller.replies[refused].fields.at("grpc-status") == "8");
+    CHECK(echo.front.counts().receiving_bytes >= 1);
+}
+
+void test_cancelled_calls_end(const H2Api& api) {
+    Echo echo(options());
+    {
+        Caller caller(api, echo.front.port());
+        const auto held = caller.send(kMethod, "hold");
+        Stream* cancelled = caller.begin(kMethod);
+        cancelled->write(Piece::of(message_head(4) + "hold"));
+        cancelled->finish({});
+        while (echo.front.counts().called < 2) {
+            CHECK(caller.connection().flush());
+            std::this_thread::yield();
+        }
+        caller.connection().reset(*cancelled, kCancel);
+        CHECK(caller.connection().flush());
+        while (echo.ended < 1) {
+            std::this_thread::yield();
+        }
+        CHECK(!caller.replies[held].over);
+    }
+    // The client is gone, and with it what was held.
+    while (echo.ended < 2 || echo.front.counts().open_connections > 0) {
+        std::this_thread::yield();
+    }
+    CHECK(echo.front.counts().open_calls == 0);
+}
+
+void test_a_flood_of_resets_ends_its_connection(const H2Api& api) {
+    Echo echo(options());
+    Caller flooder(api, echo.front.port()), other(api, echo.front.port());
+    bool alive = true;
+    for (int i = 0; i < 5000 && alive; ++i) {
+        Stream* stream = flooder.begin(kMethod);
+        alive = flooder.connection().flush();
+        flooder.connection().reset(*stream, kCancel);
+        alive = alive && flooder.connection().flush();
+    }
+    while (echo.front.counts().open_connections > 1) {
+        std::this_thread::yield();
+    }
+    CHECK(echo.front.counts().resets == 1);
+    const auto good = other.send(kMethod, "ab");
+    CHECK(other.wait(good));
+    CHECK(other.replies[good].fields.at("grpc-status") == "0");
+}
+
+void test_idle_connections_make_room(const H2Api& api) {
+    FrontOptions few = options();
+    few.max_connections = 2;
+    Echo echo(few);
+    Caller busy(api, echo.front.port());
+    busy.send(kMethod, "hold");
+    while (echo.front.counts().called < 1) {
+        CHECK(busy.connection().flush());
+        std::this_thread::yield();
+    }
+    Caller idle(api, echo.front.port()), third(api, echo.front.port());
+    const auto good = third.send(kMethod, "ab");
+    CHECK(third.wait(good));
+    CHECK(echo.front.counts().open_connections == 2);
+    CHECK(echo.front.counts().connections == 1);
+}
+
+void test_a_taken_port_is_an_error() {
+    Front first(options());
+    FrontOptions second = options();
+    second.port = first.port();
+    bool failed = false;
+    try {
+        Front front(second);
+    } catch (const std::system_error& error) {
+        failed = error.code().value() == EADDRINUSE;
+    }
+    CHECK(failed);
+}
+
+}  // namespace
+
+int main() {
+    test_heads();
+    std::string why;
+    const H2Api* api = h2_api(why);
+    if (api == nullptr) {
+        std::fprintf(stderr, "skipped: %s\n", why.c_str());
+        return kSkipped;
+    }
+    test_answers(*api);
+    test_refusals(*api);
+    test_messages_must_come_in_time(*api);
+    test_receiving_is_bounded(*api);
+    test_cancelled_calls_end(*api);
+    test_a_flood_of_resets_ends_its_connection(*api);
+    test_idle_connections_make_room(*api);
+    test_a_taken_port_is_an_error();
+    return 0;
+}

@@ -1,0 +1,191 @@
+"""The native front: compiled code owns the gRPC port, and the gRPC server stands behind it.
+
+One thread polls `serve._core.Front`, which owns all connections. A complete ModelInfer message goes
+to a worker thread, which runs the same service as the gRPC server does. Calls of other
+methods, and calls with compressed messages, are forwarded stream by stream to the gRPC server on an
+abstract Unix socket.
+"""
+
+import logging
+import math
+import os
+import secrets
+import threading
+from collections.abc import Mapping
+from functools import partial
+
+from serve.native import Front
+from serve.rpc.cancellation import Cancellation
+from serve.rpc.gate import Gate
+from serve.rpc.refusals import (
+    FRONT_REASONS,
+    MALFORMED,
+    NO_THREAD,
+    NO_THREAD_TEXT,
+    Refusals,
+)
+from serve.rpc.service import InferenceService
+from serve.rpc.status import status_of
+from serve.rpc.workers import Workers
+from serve.server.clock import now_ns
+from serve.wire.messages import INFER_METHOD, WireError
+
+_log = logging.getLogger(__name__)
+
+#: Connections at once; beyond them, the one that has been idle for the longest is closed.
+_MAX_CONNECTIONS = 1024
+#: Bytes of incomplete messages of all clients, as a multiple of the largest message.
+_RECEIVING_MESSAGES = 4
+#: Seconds for which a client may read nothing of what it is sent.
+_SEND_TIMEOUT_S = 30.0
+#: Status code of gRPC, RESOURCE_EXHAUSTED.
+_EXHAUSTED = 8
+
+#: Exit code of the process when the front's thread fails.
+EXIT_BUG = 70
+
+
+class NativeFront:
+    """Owns the port from ``start`` to ``stop``."""
+
+    def __init__(
+        self,
+        service: InferenceService,
+        gate: Gate,
+        workers: Workers,
+        refusals: Refusals,
+        *,
+        max_message_bytes: int,
+        max_streams: int,
+        receive_timeout_s: float,
+    ) -> None:
+        """Prepare without listening.
+
+        Args:
+            service: Answers the messages.
+            gate: Counts requests in flight.
+            workers: Threads for the messages.
+            refusals: Counts calls for which there is no thread.
+            max_message_bytes: Largest message received.
+            max_streams: Calls of one connection at once.
+            receive_timeout_s: Time for a call's message to arrive.
+        """
+        self._service, self._gate = service, gate
+        self._workers, self._refusals = workers, refusals
+        self._max_message_bytes = max_message_bytes
+        self._max_streams = max_streams
+        self._receive_timeout_s = receive_timeout_s
+        name = f"gnnserve-{secrets.token_hex(16)}"
+        self._backend = name
+        #: Address of the gRPC server behind, as gRPC writes it. Known to this process alone.
+        self.backend_address = f"unix-abstract:{name}"
+        self._cancellations: dict[int, Cancellation] = {}
+        self._front: Front | None = None
+        self._stopping = False
+        self._thread = threading.Thread(target=self._poll, name="front", daemon=True)
+
+    def start(self, host: str, port: int) -> int:
+        """Listen, and return the port. Raises OSError when the address cannot be bound."""
+        self._front = Front(
+            host=host,
+            port=port,
+            backend=self._backend,
+            method=INFER_METHOD,
+            max_message_bytes=self._max_message_bytes,
+            max_receiving_bytes=_RECEIVING_MESSAGES * self._max_message_bytes,
+            max_connections=_MAX_CONNECTIONS,
+            max_streams=self._max_streams,
+            receive_timeout_s=self._receive_timeout_s,
+            send_timeout_s=_SEND_TIMEOUT_S,
+        )
+        self._thread.start()
+        return int(self._front.port)
+
+    def announce_end(self) -> None:
+        """Tell clients to begin nothing new on their connections."""
+        if self._front is not None:
+            self._front.announce_end()
+
+    def stop(self) -> None:
+        """Close all connections, and cancel the calls that are still in flight."""
+        front = self._front
+        if front is None:
+            return
+        self._stopping = True
+        front.wake()
+        self._thread.join()
+        self._front = None
+        front.close()
+        for handle in list(self._cancellations):
+            self._ended(handle)
+
+    def counts(self) -> Mapping[str, int]:
+        """Return the counts of refused calls and connections, by reason."""
+        if self._front is None:
+            return dict.fromkeys(FRONT_REASONS, 0)
+        counts = self._front.counts()
+        return {reason: counts[reason] for reason in FRONT_REASONS}
+
+    def _poll(self) -> None:
+        front = self._front
+        assert front is not None
+        try:
+            while not self._stopping:
+                for handle, message, began_ns, timeout_ns in front.poll(-1):
+                    if message is None:
+                        self._ended(handle)
+                    else:
+                        self._begin(handle, message, began_ns, timeout_ns)
+        except BaseException:
+            _log.critical("the front's thread failed; the process ends", exc_info=True)
+            os._exit(EXIT_BUG)
+
+    def _begin(self, handle: int, message: bytes, began_ns: int, timeout_ns: int) -> None:
+        arrived_ns = now_ns()
+        remaining_s = math.inf
+        if timeout_ns >= 0:
+            remaining_s = (timeout_ns - (arrived_ns - began_ns)) / 1e9
+        cancellation = self._cancellations[handle] = Cancellation()
+        work = partial(self._serve, handle, message, arrived_ns, cancellation, remaining_s)
+        try:
+            self._gate.enter()
+        except Exception as error:
+            del self._cancellations[handle]
+            self._fail(handle, error)
+            return
+        if not self._workers.give(work):
+            self._refusals.count(NO_THREAD)
+            self._fail_with(handle, _EXHAUSTED, NO_THREAD_TEXT)
+
+    def _ended(self, handle: int) -> None:
+        cancellation = self._cancellations.pop(handle, None)
+        if cancellation is not None:
+            self._gate.leave()
+            cancellation.cancel()
+
+    def _serve(
+        self,
+        handle: int,
+        message: bytes,
+        arrived_ns: int,
+        cancellation: Cancellation,
+        remaining_s: float,
+    ) -> None:
+        try:
+            answer = self._service.infer(message, arrived_ns, cancellation, remaining_s)
+        except Exception as error:
+            if isinstance(error, WireError):
+                self._refusals.count(MALFORMED)
+            self._fail(handle, error)
+        else:
+            if (front := self._front) is not None:
+                front.answer(handle, answer)
+
+    def _fail(self, handle: int, error: Exception) -> None:
+        status = status_of(error)
+        retry_ms = -1 if status.retry_after_ms is None else status.retry_after_ms
+        self._fail_with(handle, status.code.value[0], status.text, retry_ms)
+
+    def _fail_with(self, handle: int, code: int, text: str, retry_ms: int = -1) -> None:
+        if (front := self._front) is not None:
+            front.fail(handle, code, text, retry_ms)
