@@ -6,10 +6,10 @@
 #include <string>
 
 #include "buffer.hpp"
+#include "front.hpp"
 #include "gnnserve/aggregate.hpp"
 #include "gnnserve/offset_allocator.hpp"
 #include "gnnserve/staging.hpp"
-#include "front.hpp"
 #include "graphs.hpp"
 #include "infer.hpp"
 #include "torch/operators.hpp"

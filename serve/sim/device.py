@@ -169,7 +169,7 @@ class SimulatedDevice:
         return self._end
 
     def _core_for(self, lane_id: LaneId) -> int:
-        """Return the lane's last core, unless that is taken and another free; as lanes are pinned."""
+        """Return the lane's last core, or a free one when that is taken; lanes are pinned."""
         cores = len(self.executing_on)
         if cores == 1:
             return 0
