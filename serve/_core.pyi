@@ -111,7 +111,7 @@ class Front:
     def port(self) -> int:
         """The port it listens on."""
 
-    def poll(self, until_ns: int) -> list:
+    def poll(self, until_ns: int) -> list[tuple[int, bytes | None, int, int]]:
         """
         Serve until something has to be decided, `wake` is called, or the monotonic clock
         shows `until_ns` (negative: no limit). One thread at a time.
@@ -138,7 +138,7 @@ class Front:
         Tell all clients to begin no more calls on their connections. Any thread.
         """
 
-    def counts(self) -> dict:
+    def counts(self) -> dict[str, int]:
         """Count what was served and refused, by name."""
 
     def close(self) -> None:

@@ -172,6 +172,8 @@ void bind_front(nb::module_& module) {
              "library is missing.")
         .def_prop_ro("port", &Front::port, "The port it listens on.")
         .def("poll", &Front::poll, nb::arg("until_ns"),
+             nb::sig("def poll(self, until_ns: int) -> "
+                     "list[tuple[int, bytes | None, int, int]]"),
              "Serve until something has to be decided, `wake` is called, or the monotonic clock\n"
              "shows `until_ns` (negative: no limit). One thread at a time.\n\n"
              "Returns (handle, message, began_ns, timeout_ns) for each call whose message is\n"
@@ -185,7 +187,8 @@ void bind_front(nb::module_& module) {
         .def("wake", &Front::wake, "Have `poll` return. Any thread.")
         .def("announce_end", &Front::announce_end,
              "Tell all clients to begin no more calls on their connections. Any thread.")
-        .def("counts", &Front::counts, "Count what was served and refused, by name.")
+        .def("counts", &Front::counts, nb::sig("def counts(self) -> dict[str, int]"),
+             "Count what was served and refused, by name.")
         .def("close", &Front::close, "End all connections. No thread may poll.");
 }
 
