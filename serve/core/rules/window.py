@@ -106,7 +106,7 @@ class AdaptiveWindow:
             self._tightest_ns = start_ns
 
     def closes_ns(self, lane_waits: bool) -> Nanos | None:
-        """Return the opening for a waiting lane, else the end of gathering; never before the rest."""
+        """Return the opening for a waiting lane, else the end of gathering, after the rest."""
         opened_ns = self._opened_ns
         if opened_ns is None:
             return None
