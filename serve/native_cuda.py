@@ -1,6 +1,6 @@
 """The two compiled libraries for devices, through ctypes.
 
-``libgnnserve_device`` places device memory and is always built with the extension;
+``libgnnserve_device`` places device memory and is always built with ``serve._core``;
 ``libgnnserve_cuda`` talks to CUDA and is built where nvcc is (see csrc/cuda/cuda.cmake). Both lie
 beside ``serve._core``, or in the folder of this package in a checkout that was not installed.
 """
@@ -12,17 +12,17 @@ from pathlib import Path
 DEVICE_LIBRARY = "libgnnserve_device.so"
 CUDA_LIBRARY = "libgnnserve_cuda.so"
 
-#: Threads of a gather, each with 16 bytes on their way: 256 KiB, about twice what the bus takes to
-#: be busy all the time. The rest of the device is left to other lanes meanwhile.
+#: Threads of a gather. Each has 16 bytes in flight, 256 KiB in all: about twice the amount that
+#: keeps the bus busy. The rest of the device stays free for other lanes.
 GATHER_THREADS = 1 << 14
 
 
 class CudaError(RuntimeError):
-    """CUDA refused; the text is its own."""
+    """An error of CUDA, with CUDA's own text."""
 
 
 def library_path(name: str) -> Path | None:
-    """Where the library was built to; None if it was not."""
+    """Return the path of the library; None when it was not built."""
     folders = [Path(__file__).resolve().parent.parent]
     extension = importlib.util.find_spec("serve._core")
     if extension is not None and extension.origin is not None:
@@ -31,7 +31,7 @@ def library_path(name: str) -> Path | None:
 
 
 def required_path(name: str) -> Path:
-    """``library_path``, or a FileNotFoundError that says how to get it."""
+    """Return ``library_path``; raises FileNotFoundError that says how to build it."""
     path = library_path(name)
     if path is None:
         raise FileNotFoundError(f"{name} was not built; see docs/cuda.md")
@@ -68,7 +68,7 @@ class CudaLibrary:
         ]  # fmt: skip
 
     def slab(self, device: int, size_bytes: int) -> int:
-        """Address of that much memory of the device, kept until the process ends."""
+        """Allocate memory of the device until the process ends; returns its address."""
         address = ctypes.c_uint64()
         self._check(
             self._slab(device, size_bytes, ctypes.byref(address)),
@@ -77,9 +77,9 @@ class CudaLibrary:
         return address.value
 
     def register(self, host_address: int, size_bytes: int, device: int = 0) -> int:
-        """Pin host memory where it lies; the address under which the device sees it.
+        """Pin host memory in place; returns the device's address of it.
 
-        The device becomes the thread's own.
+        The device becomes the thread's current one.
         """
         address = ctypes.c_uint64()
         self._check(
@@ -89,25 +89,25 @@ class CudaLibrary:
         return address.value
 
     def unregister(self, host_address: int) -> None:
-        """Undo ``register``; before the memory is unmapped."""
+        """Undo ``register``, before the memory is unmapped."""
         self._check(self._unregister(host_address), "cudaHostUnregister")
 
     def capture(self, stream: int) -> None:
-        """Until ``end_capture``, write down what this thread launches on the stream."""
+        """Record this thread's launches on the stream until ``end_capture``."""
         self._check(self._capture(stream), "cudaStreamBeginCapture")
 
     def end_capture(self, stream: int) -> int:
-        """What was written down, for ``replay``; it uses the memory it used when captured."""
+        """Return the recorded launches for ``replay``; they use the memory of the capture."""
         replay = ctypes.c_uint64()
         self._check(self._end_capture(stream, ctypes.byref(replay)), "cudaStreamEndCapture")
         return replay.value
 
     def replay(self, replay: int, stream: int) -> None:
-        """Launch all of it at once."""
+        """Launch all recorded work."""
         self._check(self._replay(replay, stream), "cudaGraphLaunch")
 
     def forget(self, replay: int) -> None:
-        """Give up what ``end_capture`` gave."""
+        """Free the result of ``end_capture``."""
         self._check(self._forget(replay), "cudaGraphExecDestroy")
 
     def gather(
@@ -124,7 +124,7 @@ class CudaLibrary:
         shift: bool = True,
         most_threads: int = GATHER_THREADS,
     ) -> None:
-        """Launch out[i] = table[ids[i]]; addresses as the device sees them, see cuda/device.cu."""
+        """Launch out[i] = table[ids[i]]; all addresses are the device's, see cuda/device.cu."""
         self._check(
             self._gather(
                 table, ids, num_rows, row_bytes, hot, slot_of, out, shift, most_threads, stream

@@ -26,7 +26,8 @@ from bench.gpu.lanes import Lane, first_products
 from bench.kit.machine import machine_facts
 from serve.graphs.generate import generate_edges
 from serve.lane.cuda.arena import DeviceArena, LaneMemory
-from serve.lane.cuda.queues import Copies, CudaQueue, HostQueue, Queue
+from serve.lane.cuda.cuda_queue import Copies, CudaQueue
+from serve.lane.cuda.queues import HostQueue, Queue
 from serve.models import zoo
 from serve.native_cuda import CudaLibrary
 

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import torch
 
 from serve.lane.cuda.arena import LaneMemory
-from serve.lane.cuda.queues import CudaQueue, Queue
+from serve.lane.cuda.cuda_queue import CudaQueue
+from serve.lane.cuda.queues import Queue
 
 _Found = TypeVar("_Found")
 

@@ -18,7 +18,7 @@ from bench.kit.drawing import DARK, GREY, heading, path, rules, sheet
 from bench.kit.result import DOCS_PATH
 from serve.estimate.calibration import Linear
 from serve.estimate.memory import MemoryTrace, peak_at
-from serve.lane.measure.calibrate import measure_memory
+from serve.lane.measure.memory import measure_memory
 from serve.lane.measure.probe_graphs import Shape, probe_graph
 from serve.lane.measure.tracing import trace
 from serve.obs.svg import Scale, tag, text

@@ -1,6 +1,6 @@
-"""What is told of an error that a model's code raised, which may be anything.
+"""Texts for errors that a model's code raised, which may be any exception.
 
-Its text may be longer than a packet, no valid Unicode, or raise itself when it is asked for.
+Its message may be longer than a packet, invalid Unicode, or raise an error itself.
 """
 
 import traceback
@@ -8,13 +8,16 @@ import traceback
 from serve.errors import ServeError
 from serve.ipc.stop_word import Stopped
 
-#: As many as a client is told at most.
+#: Upper bound of the text for a client.
 _MOST_CHARS = 1000
 _MOST_LOGGED_CHARS = 20_000
 
 
 def told(error: BaseException) -> str:
-    """One text for the client, fit for a packet; of an error that is not ours, its kind first."""
+    """Return a text for the client that fits a packet.
+
+    The text of an error that is not a ServeError begins with its type.
+    """
     name = type(error).__name__
     try:
         text = str(error)
@@ -28,7 +31,7 @@ def told(error: BaseException) -> str:
 
 
 def traced(error: BaseException) -> str:
-    """The traceback, for the log."""
+    """Return the traceback, for the log."""
     return _fit("".join(traceback.format_exception(error)), _MOST_LOGGED_CHARS)
 
 

@@ -29,7 +29,7 @@ class HeldModel:
 
 
 class Place(Protocol):
-    """Where a lane runs tasks, keeps models and measures new ones.
+    """A place that runs tasks, keeps models and measures new ones.
 
     A lane calls its place from one thread.
     """

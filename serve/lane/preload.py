@@ -1,4 +1,4 @@
-"""Imported once by the fork server that all lanes are forked from: torch, PyG, all a lane needs.
+"""Imports of the fork server, from which all lanes are forked: torch, PyG, all a lane needs.
 
 Service managers send SIGTERM to every process of a service, and a terminal that is closed SIGHUP.
 Only the main process acts on them: lanes and their fork server must live until what was accepted is
@@ -16,7 +16,7 @@ from serve.ipc.signals import DRAINING, IGNORED
 
 @contextmanager
 def _left_out(name: str) -> Iterator[None]:
-    """An empty module stands for `name` while open; whoever uses it later gets the real one."""
+    """Replace module `name` by an empty one while open; later imports get the real one."""
     sys.modules[name] = ModuleType(name)
     try:
         yield

@@ -1,8 +1,8 @@
-"""What a lane's process keeps of freed memory from run to run, with glibc's help.
+"""Freed memory that a lane's process keeps from run to run, with glibc's help.
 
-Blocks come from the heap, which is more than twice as fast as pages of their own that are handed
-back when they are freed (bench/models/allocators.py), but takes up to about as much again in holes.
-Other C libraries lack these functions; then nothing is done.
+Blocks come from the heap, which is more than twice as fast as pages of their own that are returned
+when they are freed (bench/models/allocators.py), but takes up to about as much again in holes.
+Other C libraries lack these functions; nothing happens there.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ _mallopt = getattr(_libc, "mallopt", None)
 _malloc_trim = getattr(_libc, "malloc_trim", None)
 if _malloc_trim is not None:
     _malloc_trim.argtypes = [ctypes.c_size_t]
-#: How many blocks may have pages of their own, and the kernel's usual bound for it.
+#: mallopt's number of blocks that may have pages of their own, and glibc's default for it.
 _M_MMAP_MAX, _MANY_BLOCKS = -4, 65536
 
 
@@ -38,7 +38,7 @@ if _mallinfo2 is not None:
 
 
 class ProcessHeap:
-    """The heap of this process, which keeps `keep_bytes` of what runs have freed."""
+    """The heap of this process, which keeps `keep_bytes` of freed memory."""
 
     def __init__(self, keep_bytes: int) -> None:
         self._keep_bytes = keep_bytes
@@ -50,18 +50,18 @@ class ProcessHeap:
         self._base_bytes = 0
 
     def settle(self) -> None:
-        """What is in use now stays: models, not a run's tensors."""
+        """Count the memory in use now as that of models."""
         free_bytes = 0 if _mallinfo2 is None else _mallinfo2().fordblks
         self._base_bytes = private_bytes() - free_bytes
 
     def held_bytes(self) -> int:
-        """Private memory beyond what was in use when it was settled."""
+        """Return the private memory beyond that at the last `settle`."""
         return parse_statm(os.pread(self._statm_fd, 128, 0)) - self._base_bytes
 
     def use_pages_for(self, need_bytes: int) -> None:
-        """Large blocks of a run that needs more than may be kept get pages of their own.
+        """Give large blocks pages of their own when a run needs more than may be kept.
 
-        What may be kept covers the holes that runs leave which take no more than it.
+        `keep_bytes` covers the holes that smaller runs leave in the heap.
         """
         on = need_bytes > self._keep_bytes
         if on != self._own_pages and _mallopt is not None:
@@ -69,10 +69,10 @@ class ProcessHeap:
             self._own_pages = on
 
     def give_back(self) -> None:
-        """Hand freed pages back if there are more than may be kept.
+        """Return freed pages to the kernel when there are more than may be kept.
 
-        Only then: the C library hands back every free page there is, and getting its pages anew
-        takes the next run, often a short one, as long again as its work.
+        Otherwise keep them: the C library returns every free page, and getting them anew takes the
+        next run, often a short one, as long again as its work.
         """
         if _malloc_trim is not None and self.held_bytes() > self._keep_bytes:
             _malloc_trim(self._keep_bytes)

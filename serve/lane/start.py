@@ -1,4 +1,4 @@
-"""How a lane's process is entered; light, because the main process imports it to start lanes."""
+"""Entry of a lane's process; light, because the main process imports it to start lanes."""
 
 import socket
 
@@ -6,7 +6,7 @@ from serve.ipc.setup import LaneSetup, PassedFile
 
 
 def run_lanes(setup: LaneSetup, channels: list[socket.socket], pool_file: PassedFile) -> None:
-    """Entry point of the process; torch is imported here, in the fork server's preload."""
+    """Serve as the lanes of this process. Only here, in the forked process, is torch imported."""
     if setup.place is not None:
         from serve.lane.cuda import process
 

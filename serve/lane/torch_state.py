@@ -1,4 +1,4 @@
-"""What torch keeps for a whole process: a model that changes it changes the answers of others."""
+"""Torch's settings of a whole process; a model that changes them changes others' answers."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class TorchState:
-    """Settings that a run may find changed, and must not leave so."""
+    """Settings that every run must find, whatever earlier runs have changed."""
 
     dtype: torch.dtype
     device: torch.device
@@ -18,17 +18,17 @@ class TorchState:
 
     @classmethod
     def now(cls) -> "TorchState":
-        """As they are in this thread."""
+        """Return the current settings of this thread."""
         return cls(
             torch.get_default_dtype(),
-            torch.empty(0).device,  # a tenth of what asking for the default takes
+            torch.empty(0).device,  # ten times as fast as asking for the default
             torch.get_num_threads(),
             torch.are_deterministic_algorithms_enabled(),
             torch.is_grad_enabled(),
         )
 
     def restore(self) -> str:
-        """Bring them back; what was another, for the log, empty when nothing was."""
+        """Restore the settings; returns the changes for the log, empty when there were none."""
         found = TorchState.now()
         if found == self:
             return ""

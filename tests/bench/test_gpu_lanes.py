@@ -16,8 +16,9 @@ import torch
 from bench.gpu import concurrency, equality, kit
 from bench.gpu.kit import Result, Rig
 from bench.gpu.lanes import Lane, at_once, kept_busy
-from serve.lane.cuda import queues
-from serve.lane.cuda.queues import Copies, HostQueue
+from serve.lane.cuda import cuda_queue
+from serve.lane.cuda.cuda_queue import Copies
+from serve.lane.cuda.queues import HostQueue
 
 WORKSPACE_BYTES = 32 << 20
 
@@ -198,7 +199,7 @@ def streams(monkeypatch):
 
     event = SimpleNamespace(record=lambda _: None, synchronize=lambda: None)
     fake = SimpleNamespace(Stream=stream, Event=lambda blocking=False: event)
-    monkeypatch.setattr(queues, "_cuda", fake)
+    monkeypatch.setattr(cuda_queue, "_cuda", fake)
     for name in ("stream", "device"):
         monkeypatch.setattr(torch.cuda, name, nothing)
 

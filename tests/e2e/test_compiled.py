@@ -48,7 +48,7 @@ def test_a_server_compiles_a_model_and_serves_it(server, reference):
 
 def test_a_package_from_near(server, folder):
     """Agrees everywhere, is used where it may be, borrows its weights, has exact memory."""
-    from serve.lane.measure.calibrate import measure_memory
+    from serve.lane.measure.memory import measure_memory
 
     spec = find(configs_path() / "models", MODEL)
     eager = load_model(spec)

@@ -12,7 +12,8 @@ from bench.kit.architectures import ARCHITECTURES, BOUNDED, NODE_INPUTS, load, w
 from serve.errors import ModelError
 from serve.estimate import Calibration, ModelEstimator, Overhead
 from serve.estimate.calibration import Ramp, TimeFit
-from serve.lane.measure.calibrate import Allocator, calibrate, measure_memory
+from serve.lane.measure.calibrate import calibrate
+from serve.lane.measure.memory import Allocator, measure_memory
 from serve.lane.measure.probe_graphs import Shape, probe_graph
 from serve.lane.measure.tracing import trace
 from tests.metered import run_metered
@@ -173,7 +174,7 @@ def metered():
     return run_metered("""
         import json, random, torch
         from bench.kit.architectures import load
-        from serve.lane.measure.calibrate import Allocator, measure_memory
+        from serve.lane.measure.memory import Allocator, measure_memory
         from serve.lane.executors import with_executor
         from serve.lane.measure.probe_graphs import Shape, probe_graph
         from serve.native import Meter

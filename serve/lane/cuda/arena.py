@@ -1,8 +1,8 @@
 """Device memory by estimate: each lane's task has a buffer of the size reserved for it.
 
-One arena a process, over one slab; torch allocates from it once ``install`` was called. What a
-thread allocates while a lane's task is entered in it belongs to that task; everything else
-(weights, workspaces of libraries) is static memory, kept for good.
+A process has one arena over one slab; torch allocates from it after ``install``. Blocks that a
+thread allocates while it runs a lane's task belong to that task. All others (weights, workspaces of
+libraries) are static memory, kept for good.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ _NOBODY = -1
 
 
 class DeviceArena:
-    """Places the memory of one device for all threads of this process."""
+    """The memory of one device, placed for all threads of this process."""
 
     def __init__(self, library: ctypes.PyDLL) -> None:
         self._library = library
@@ -42,8 +42,8 @@ class DeviceArena:
 
     @classmethod
     def open(cls, base: int, capacity_bytes: int) -> Self:
-        """Place memory in that range from now on; raises ValueError on the second call."""
-        # PyDLL keeps the interpreter lock: the calls take less than letting it go.
+        """Place memory in that range of addresses; raises ValueError on the second call."""
+        # PyDLL keeps the interpreter lock: the calls take less time than releasing it.
         library = ctypes.PyDLL(str(required_path(DEVICE_LIBRARY)))
         arena = cls(library)
         if library.gnnserve_device_open(base, capacity_bytes) != 0:
@@ -51,7 +51,10 @@ class DeviceArena:
         return arena
 
     def install(self) -> None:
-        """Have torch allocate from this arena; before anything of torch touches CUDA."""
+        """Make torch allocate from this arena.
+
+        Raises RuntimeError when torch has already initialised CUDA.
+        """
         import torch
 
         cuda: Any = torch.cuda
@@ -64,27 +67,27 @@ class DeviceArena:
         cuda.memory.change_current_allocator(allocator)
 
     def add_lane(self) -> "LaneMemory":
-        """Memory of one more lane."""
+        """Add a lane and return its memory."""
         return LaneMemory(self._library, int(self._library.gnnserve_device_add_lane()))
 
     @property
     def capacity_bytes(self) -> int:
-        """The whole slab."""
+        """Bytes of the slab."""
         return self._read(_CAPACITY)
 
     @property
     def held_bytes(self) -> int:
-        """Handed out to tasks, to static memory, and to blocks that outlived their task."""
+        """Bytes of task buffers, static memory, and blocks that outlived their task."""
         return self._read(_HELD)
 
     @property
     def static_bytes(self) -> int:
-        """Static memory: weights and workspaces."""
+        """Bytes of static memory: weights and workspaces."""
         return self._read(_HELD_STATIC)
 
     @property
     def outlived_bytes(self) -> int:
-        """Blocks that outlived their task."""
+        """Bytes of blocks that outlived their task."""
         return self._read(_HELD_OUTLIVED)
 
     def _read(self, field: int) -> int:
@@ -92,9 +95,9 @@ class DeviceArena:
 
 
 class LaneMemory:
-    """One lane's buffer; what ``serve.native.Meter`` is to a lane in a process of its own.
+    """One lane's buffer, the counterpart of ``serve.native.Meter`` for a lane on a device.
 
-    `insert` and `clear` are called in the thread that allocates in between.
+    The thread that calls `insert` must be the one that allocates and calls `clear`.
     """
 
     def __init__(self, library: ctypes.PyDLL, lane: int) -> None:
@@ -104,7 +107,7 @@ class LaneMemory:
     def insert(self, limit_bytes: int) -> None:
         """Give the lane a buffer; this thread allocates from it until ``clear``.
 
-        Raises MemoryError when the slab has not that much left.
+        Raises MemoryError when the slab has no room for it.
         """
         found = self._library.gnnserve_device_insert(self._lane, limit_bytes)
         if found < 0:
@@ -114,7 +117,7 @@ class LaneMemory:
         self._library.gnnserve_device_bind(self._lane)
 
     def hold(self, limit_bytes: int) -> None:
-        """Give it a buffer for good, of which a thread allocates inside ``held`` only.
+        """Give the lane a permanent buffer; a thread allocates from it only inside ``held``.
 
         Raises MemoryError as ``insert`` does.
         """
@@ -123,7 +126,7 @@ class LaneMemory:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """While open, this thread allocates from the buffer of ``hold``."""
+        """Allocate from the buffer of ``hold`` in this thread while open."""
         self._library.gnnserve_device_bind(self._lane)
         try:
             yield
@@ -131,23 +134,23 @@ class LaneMemory:
             self._library.gnnserve_device_bind(_NOBODY)
 
     def stop_when(self, word_address: int, value: int) -> None:
-        """Until ``clear``, refuse whatever is asked for once the 64-bit word holds `value`."""
+        """Refuse every block while the 64-bit word holds `value`, until ``clear``."""
         self._library.gnnserve_device_stop_when(word_address, value)
 
     def clear(self) -> int:
-        """Give the buffer back, once the task's work has ended; bytes that are still live.
+        """Free the buffer, once the task's work has ended; returns the bytes that are still live.
 
-        These are kept from others until they are freed.
+        Nobody else gets these until they are freed.
         """
         self._library.gnnserve_device_bind(_NOBODY)
         return int(self._library.gnnserve_device_clear(self._lane))
 
     def most_bytes(self) -> int:
-        """The largest buffer there is room for now."""
+        """Return the size of the largest buffer that fits now."""
         return self._read(_CAPACITY) - self._read(_HELD)
 
     def held_by(self, run: Callable[[], object]) -> int:
-        """The most bytes `run` held at once, as placed, with all the room there is."""
+        """Return the peak of placed bytes while `run` executes in the largest buffer."""
         self.insert(self.most_bytes())
         try:
             run()
@@ -156,39 +159,39 @@ class LaneMemory:
         return self.held_peak_bytes()
 
     def live_bytes(self) -> int:
-        """Requested bytes allocated and not freed."""
+        """Return the requested bytes that are allocated and not freed."""
         return self._read(_REQUESTED)
 
     def peak_bytes(self) -> int:
-        """Most requested bytes at once since ``insert``; readable until the next one."""
+        """Return the peak of requested bytes since ``insert``; readable until the next one."""
         return self._read(_REQUESTED_PEAK)
 
     def held_peak_bytes(self) -> int:
-        """The same as placed, in multiples of ALIGNMENT_BYTES."""
+        """Return the peak of placed bytes, in multiples of ALIGNMENT_BYTES."""
         return self._read(_PEAK)
 
     def blocks_peak(self) -> int:
-        """Most blocks at once since ``insert``."""
+        """Return the peak number of blocks since ``insert``."""
         return self._read(_BLOCKS_PEAK)
 
     def refused_bytes(self) -> int:
-        """Size of the last block refused between ``insert`` and ``clear``; 0: none was."""
+        """Return the size of the block refused last since ``insert``; 0 when none was."""
         return self._read(_REFUSED)
 
     def refusals(self) -> int:
-        """How many blocks were refused since ``insert`` or ``hold``."""
+        """Return the number of blocks refused since ``insert`` or ``hold``."""
         return self._read(_REFUSALS)
 
     def spills(self) -> int:
-        """Blocks that did not fit into the holes of the buffer and were placed beside it."""
+        """Return the number of blocks that fitted no hole of the buffer and lie beside it."""
         return self._read(_SPILLS)
 
     def start_trace(self) -> None:
-        """Remember every block from now on."""
+        """Start to record every block."""
         self._library.gnnserve_device_start_trace(self._lane)
 
     def take_trace(self, most: int = 1 << 20) -> tuple[int, ...]:
-        """What was remembered: +size for a block handed out, -size for one taken back."""
+        """Return the recorded blocks: +size for an allocation, -size for a free."""
         events = (ctypes.c_int64 * most)()
         count = int(self._library.gnnserve_device_take_trace(self._lane, events, most))
         if not 0 <= count <= most:

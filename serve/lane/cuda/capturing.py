@@ -1,9 +1,8 @@
-"""Runs of a model captured and replayed on a lane's queue, and whether that gains.
+"""Capture and replay a model's runs on a lane's queue, and measure whether that pays.
 
-A captured run keeps the addresses it was captured with, so captures have memory of their own
-which no task's buffer is made from. Between the end of one run and the next nothing is kept in
-it but inputs and outputs: intermediate results of all of a lane's captures may lie in the
-same place, as a lane runs one task at a time.
+A captured run keeps its addresses, so captures have memory of their own, apart from tasks' buffers.
+Between runs it holds nothing but inputs and outputs. Intermediate results of all of a lane's
+captures may share one place, as a lane runs one task at a time.
 """
 
 import logging
@@ -24,7 +23,7 @@ from serve.models.model_signature import Signature
 
 _log = logging.getLogger(__name__)
 
-#: Nodes and edges raced over, and how often; replaying has to take so much less.
+#: Nodes and edges of the race, its rounds, and the share of the time that replaying may take.
 _SIZES = ((16, 64), (128, 1_024), (1_024, 8_192), (8_192, 65_536))
 _ROUNDS = 7
 _WORTH = 0.95
@@ -32,10 +31,10 @@ _TOLERANCE = 1e-4
 
 
 class Recorder:
-    """Captures runs of one lane."""
+    """Recorder of one lane's runs."""
 
     def __init__(self, queue: Queue, memory: LaneMemory | None) -> None:
-        """`memory` is held for good, see ``LaneMemory.hold``; None: it is not managed."""
+        """`memory` is a permanent buffer (``LaneMemory.hold``); None when torch places memory."""
         self._queue = queue
         self._memory = memory
 
@@ -46,10 +45,10 @@ class Recorder:
         *,
         urgent: bool = False,
     ) -> FixedRun:
-        """A run of `model` on inputs of these names, dtypes and shapes; nothing is run.
+        """Capture a run of `model` on inputs of these names, dtypes and shapes; nothing is run.
 
         Raises NoRoom, ValueError for a model that keeps tensors of a run, and what the model or
-        CUDA raises where it waits for the device.
+        CUDA raises, as for a model that waits for the device.
         """
         memory = self._memory
         refusals = 0 if memory is None else memory.refusals()
@@ -61,7 +60,7 @@ class Recorder:
                     name: torch.zeros(size, dtype=getattr(torch, dtype), device=self._queue.device)
                     for name, dtype, size in inputs
                 }
-                # Not that zeros arrive behind the first inputs, which come on another stream.
+                # The zeros must not arrive after the first inputs, which use another stream.
                 self._queue.finish()
                 captured = self._queue.capture(partial(LoadedModel.run, model, places))
             except Exception:
@@ -72,7 +71,7 @@ class Recorder:
                 output_bytes = captured.output.untyped_storage().nbytes()
                 own = sum(place.nbytes for place in places.values()) + output_bytes
                 if memory.live_bytes() - before > own:
-                    # It would find there what another run left.
+                    # A replay would find another run's values there.
                     captured.forget()
                     raise ValueError("the model keeps tensors of a run")
         return FixedRun(places, captured)
@@ -80,7 +79,7 @@ class Recorder:
     def replay(
         self, run: FixedRun, inputs: Mapping[str, torch.Tensor], *, urgent: bool = False
     ) -> torch.Tensor:
-        """The answer to `inputs`, both on the host; for measuring."""
+        """Return the answer to `inputs`, both on the host; for measuring."""
         with self._queue.running(urgent=urgent):
             self._queue.fill(run.inputs, inputs)
             run.captured.launch()
@@ -93,10 +92,10 @@ class Recorder:
 
 
 def replay_most(model: PlacedModel, signature: Signature, recorder: Recorder, site: Site) -> int:
-    """Nodes and edges together up to which replaying takes at least 5 % less than launching.
+    """Return the sum of nodes and edges up to which replaying saves 5 % or more of launching.
 
-    By a race over sizes, the smallest first; 0 where not even that gains, or where runs cannot be
-    captured or give other answers.
+    A race over rising sizes decides. Returns 0 when even the smallest gains nothing, or when runs
+    cannot be captured or give other answers.
     """
     most = 0
     for size in _SIZES:

@@ -14,10 +14,11 @@ import torch
 from serve.ipc.messages import LoadModel
 from serve.ipc.setup import DevicePlace, LaneSetup
 from serve.lane.cuda.arena import DeviceArena
+from serve.lane.cuda.cuda_queue import Copies, CudaQueue, Pinned
 from serve.lane.cuda.graph_kernels import GraphKernels
 from serve.lane.cuda.hot_rows import HotKeeper
 from serve.lane.cuda.placed_model import load_on
-from serve.lane.cuda.queues import Copies, CudaQueue, HostQueue, Pinned, Queue
+from serve.lane.cuda.queues import HostQueue, Queue
 from serve.lane.cuda.tables import Tables
 from serve.lane.executors import kernels
 from serve.lane.models.loader import LoadedModel

@@ -1,9 +1,9 @@
-"""The kernels along a graph's edges on the device: what ``torch.ops.gnnserve`` does to its tensors.
+"""The kernels along a graph's edges on the device, as implementations of ``torch.ops.gnnserve``.
 
-The functions take and give what the operators of csrc/torch/operators.cpp do, over the C functions
-of csrc/cuda/graph_api.cuh. All memory comes from torch, all work goes to the current stream, and
-nothing waits for the device. A graph is checked before it comes here: an edge to a node that does
-not exist ends the process's use of the device, as it does in torch's own kernels.
+The functions have the signatures of the operators in csrc/torch/operators.cpp and call the C
+functions of csrc/cuda/graph_api.cuh. All memory comes from torch, all work goes to the current
+stream, and nothing waits for the device. Graphs must have been checked: an edge to a node that does
+not exist ends the process's use of the device, as in torch's own kernels.
 """
 
 import ctypes
@@ -38,21 +38,24 @@ _PARAMETERS: dict[str, tuple[Any, ...]] = {
 
 
 def _current_stream(device: torch.device) -> int:
-    # Several times quicker than by way of torch.cuda.current_stream, and asked at every launch.
+    # Called at every launch, and several times as fast as torch.cuda.current_stream.
     handle: int = torch._C._cuda_getCurrentRawStream(device.index or 0)
     return handle
 
 
 class GraphKernels:
-    """The operators' implementations, by their names there."""
+    """Implementations of the operators, under the operators' names."""
 
     def __init__(
         self,
         path: str | None = None,
         stream: Callable[[torch.device], int] = _current_stream,
     ) -> None:
-        """`path` and `stream` are for tests; raises FileNotFoundError where CUDA was not built."""
-        # Not PyDLL: a launch waits when the device has too much before it.
+        """Load the library; raises FileNotFoundError when CUDA was not built.
+
+        `path` and `stream` are for tests.
+        """
+        # Not PyDLL: a launch waits when the queue of the device is full.
         self._library = ctypes.CDLL(path or str(required_path(CUDA_LIBRARY)))
         self._stream = stream
         self._calls: dict[str, Any] = {}
@@ -64,11 +67,11 @@ class GraphKernels:
         self._scratch_bytes.restype, self._scratch_bytes.argtypes = _SIZE, [_SIZE]
 
     def implementations(self) -> dict[str, Callable[..., Tensor]]:
-        """For each operator what runs it."""
+        """Return the implementation of each operator."""
         return {name: getattr(self, name) for name in _PARAMETERS}
 
     def csr(self, edge_index: Tensor, rows: int, replace_loops: bool, edges: bool) -> Tensor:
-        """Int32 [rows + 1 + room (+ room)]; slots behind the last node's belong to nobody."""
+        """Return int32 [rows + 1 + room (+ room)]; slots after the last node's are unused."""
         count = edge_index.shape[1]
         room = count + (rows if replace_loops else 0)
         _require(
@@ -90,7 +93,7 @@ class GraphKernels:
         return made
 
     def spread(self, graph: Tensor, rows: int, value: Tensor, missing: float) -> Tensor:
-        """`value` [E] by slot, float32 [room]."""
+        """Return `value` [E] by slot, float32 [room]."""
         room = (graph.numel() - rows - 1) // 2
         values = _floats(value, value.numel(), "value")
         out = torch.empty(room, dtype=torch.float32, device=graph.device)
@@ -99,7 +102,7 @@ class GraphKernels:
         return out
 
     def normalise(self, graph: Tensor, rows: int, edges: bool, weight: Tensor | None) -> Tensor:
-        """A graph convolution's weights by slot, float32 [room]."""
+        """Return a graph convolution's weights by slot, float32 [room]."""
         room = (graph.numel() - rows - 1) // (1 + edges)
         out = torch.empty(room, dtype=torch.float32, device=graph.device)
         scratch = torch.empty(rows, dtype=torch.float32, device=graph.device)
@@ -114,7 +117,7 @@ class GraphKernels:
         self, graph: Tensor, x: Tensor, weight: Tensor | None, reduce: int, skip: Tensor | None,
         skip_scale: float, bias: Tensor | None, relu: bool,
     ) -> Tensor:  # fmt: skip
-        """float32 [N, F]."""
+        """Return float32 [N, F]."""
         rows, width = x.shape
         # With the edges of slots it may be half of this: they are not told apart here.
         slots = graph.numel() - rows - 1
@@ -135,7 +138,7 @@ class GraphKernels:
         right: Tensor, value: Tensor, heads: int, scale: float, average: bool, att: Tensor | None,
         edge: Tensor | None, skip: Tensor | None, bias: Tensor | None,
     ) -> Tensor:  # fmt: skip
-        """float32 [N, heads · C], or [N, C] when heads are averaged."""
+        """Return float32 [N, heads · C], or [N, C] when heads are averaged."""
         rows, width = value.shape
         slots = (graph.numel() - rows - 1) // (1 + edges)
         channels = width // heads
@@ -159,7 +162,7 @@ class GraphKernels:
         return out
 
     def head_dots(self, x: Tensor, att: Tensor, heads: int) -> Tensor:
-        """Σ_c x[i, h, c] · att[h, c], float32 [N, heads]."""
+        """Return Σ_c x[i, h, c] · att[h, c], float32 [N, heads]."""
         rows, width = x.shape
         out = torch.empty(rows, heads, dtype=torch.float32, device=x.device)
         self._call(
@@ -184,7 +187,7 @@ class GraphKernels:
 
 
 def _floats(tensor: Tensor | None, count: int, name: str) -> int:
-    """Address of a float32 tensor of so many elements; 0 for None."""
+    """Return the address of a float32 tensor of `count` elements; 0 for None."""
     if tensor is None:
         return 0
     if tensor.dtype != torch.float32 or tensor.numel() != count or not tensor.is_contiguous():

@@ -1,7 +1,8 @@
-"""The copy that a device's process keeps of the rows that are asked for most.
+"""Copies of graphs' hot sets on the device.
 
-One piece of memory for each graph, taken once. Lanes use what is in it, or do without: a thread of
-its own fills it, once nobody reads from it any more. Which rows: ``serve.graphs.hot_set``.
+Each graph has one block of memory, allocated once. A thread of its own fills it when no lane reads
+it; lanes use it when it is filled and read the table otherwise. ``serve.graphs.hot_set`` chooses
+the rows.
 """
 
 import logging
@@ -22,7 +23,7 @@ from serve.lane.cuda.tables import Table, Tables
 
 _log = logging.getLogger(__name__)
 
-#: Copied at once.
+#: Bytes of one copy.
 _PART_BYTES = 16 << 20
 
 Tell = Callable[[HotSetHeld], None]
@@ -30,28 +31,28 @@ Tell = Callable[[HotSetHeld], None]
 
 @dataclass(slots=True)
 class _Kept:
-    """What is kept of one graph."""
+    """The hot set of one graph."""
 
-    #: What it shall be, and who wants to know; None: it is.
+    #: Table, hot set and listener of the change that is due; None when there is none.
     wanted: tuple[TableRef, HotSetRef | None, Tell] | None = None
-    #: Numbers of the table and of the choice last wanted.
+    #: Numbers of the table and of the hot set offered last.
     numbers: tuple[int, int | None] = (0, None)
     memory: torch.Tensor | None = None
-    #: What lanes may use, of the table of that number.
+    #: Rows that lanes may use, and the number of their table.
     rows: HotRows | None = None
     table: int = 0
     users: int = 0
 
     def unused(self) -> bool:
-        """No lane reads from it."""
+        """Return True when no lane reads from it."""
         return not self.users
 
 
 class HotKeeper:
-    """The hot rows of one process."""
+    """The hot sets of one process."""
 
     def __init__(self, tables: Tables, open_queue: Callable[[], Queue]) -> None:
-        """`open_queue` is called in the thread that copies, when there is something to copy."""
+        """`open_queue` is called in the thread that copies, before its first copy."""
         self._tables = tables
         self._open_queue = open_queue
         self._changed = threading.Condition()
@@ -59,9 +60,9 @@ class HotKeeper:
         self._thread: threading.Thread | None = None
 
     def offer(self, table: TableRef, hot: HotSetRef | None, tell: Tell) -> None:
-        """Keep those rows of the table, soon; `tell` is called, by another thread, when it is so.
+        """Copy the hot set to the device soon; another thread calls `tell` when it is there.
 
-        Without `hot` none. What is kept already is not copied again.
+        With None the graph has no hot set. A hot set that is there is not copied again.
         """
         numbers = table.number, None if hot is None else hot.number
         with self._changed:
@@ -76,14 +77,14 @@ class HotKeeper:
 
     @property
     def held_bytes(self) -> int:
-        """What it has of the device."""
+        """Bytes of the device's memory that hot sets take."""
         with self._changed:
             memories = [kept.memory for kept in self._kept.values()]
         return sum(memory.nbytes for memory in memories if memory is not None)
 
     @contextmanager
     def using(self, table: TableRef) -> Iterator[HotRows | None]:
-        """The table's hot rows as they are now, if there are any; inside, they stay."""
+        """Yield the table's hot set, None without one; it stays unchanged meanwhile."""
         with self._changed:
             kept = self._kept.get(table.graph)
             rows = None if kept is None or kept.table != table.number else kept.rows
@@ -104,7 +105,7 @@ class HotKeeper:
                 self._changed.wait_for(lambda: any(one.wanted for one in self._kept.values()))
                 kept = next(one for one in self._kept.values() if one.wanted)
                 wanted, kept.wanted, kept.rows = kept.wanted, None, None
-                # Runs that use its memory end, and no others begin.
+                # Wait for the runs that use its memory; no others begin.
                 self._changed.wait_for(kept.unused)
             assert wanted is not None
             table, hot, tell = wanted
@@ -114,7 +115,7 @@ class HotKeeper:
                 queue = queue or self._open_queue()
                 rows = self._copied(kept, table, hot, queue)
             except FileNotFoundError:
-                # Others have been chosen, or the table is another; that is on its way.
+                # The hot set or the table was replaced, and the new offer is on its way.
                 continue
             except Exception as error:
                 _log.warning(
@@ -129,7 +130,7 @@ class HotKeeper:
             tell(HotSetHeld(table.graph, hot.number))
 
     def _copied(self, kept: _Kept, ref: TableRef, hot: HotSetRef, queue: Queue) -> HotRows:
-        """The rows, in the graph's memory; returns when all of it is there."""
+        """Copy the rows to the graph's memory; returns when all are there."""
         with os.fdopen(open_memory_file(hot.path, hot.number), "rb") as file:
             ids = np.fromfile(file, np.int64, hot.count)
         with self._tables.using(ref) as table, queue.running():
@@ -154,7 +155,10 @@ class HotKeeper:
 
 
 def _placed(memory: torch.Tensor, table: Table, count: int) -> HotRows:
-    """Room for `count` rows of the table and their places; raises ValueError if there is not."""
+    """Lay out `count` rows and the positions of the table's rows in `memory`.
+
+    Raises ValueError when they do not fit.
+    """
     num_rows, columns = table.rows.shape
     first = slots_bytes(num_rows)
     size_bytes = count * columns * table.rows.element_size()

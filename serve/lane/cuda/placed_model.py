@@ -1,4 +1,4 @@
-"""A model on a device with memory of its own, and how it is measured there."""
+"""A model on a device with memory of its own, and the site that measures it there."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,41 +16,41 @@ from serve.models.repository import ModelSpec
 
 
 def load_on(spec: ModelSpec, device: torch.device, executor: str) -> LoadedModel:
-    """The model on `device`, run there by an executor that needs no package.
+    """Load the model on `device`, with an executor that needs no package.
 
-    All of it is there, for all of the device's streams, when this returns.
+    When this returns, all of it is there for all of the device's streams.
     """
     loaded = load_model(spec)
     loaded.module.to(device)
-    # It may compute something of the weights, and has to find them there.
+    # After the move, as an executor may compute tensors from the weights.
     loaded = with_executor(loaded, executor)
     if device.type == "cuda":
-        # Done on the default stream, which no lane's stream waits for.
+        # The copies use the default stream, which no lane's stream waits for.
         torch.cuda.synchronize(device)
     return loaded
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedModel(LoadedModel):
-    """A model on a queue's device that takes and gives tensors of the host.
+    """A model on a queue's device that takes and returns tensors of the host.
 
-    What it does is what a lane does for a task: up, forward, down.
+    A run does the work of a lane for a task: upload, forward pass, download.
     """
 
     queue: Queue
-    #: On which of its streams.
+    #: Which of the queue's streams.
     urgent: bool = False
 
     @classmethod
     def of(cls, loaded: LoadedModel, queue: Queue, *, urgent: bool = False) -> "PlacedModel":
-        """`loaded`, whose weights are on the queue's device."""
+        """Wrap `loaded`, whose weights are on the queue's device."""
         return cls(
             loaded.spec, loaded.module, queue, urgent,
             executor=loaded.executor, after_run=loaded.after_run,
         )  # fmt: skip
 
     def run(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """See ``LoadedModel.run``; inputs that are on the device already are used there."""
+        """See ``LoadedModel.run``; inputs that are on the device already are not uploaded."""
         with self.queue.running(urgent=self.urgent):
             try:
                 here = {n: t for n, t in inputs.items() if t.device.type == "cpu"}
@@ -64,7 +64,7 @@ class PlacedModel(LoadedModel):
 
 
 class ArenaSite:
-    """A device whose memory a ``DeviceArena`` places."""
+    """The site on a device whose memory a ``DeviceArena`` places."""
 
     def __init__(self, queue: Queue, memory: LaneMemory) -> None:
         self.name = str(queue.device)
@@ -85,7 +85,7 @@ class ArenaSite:
     def trace(
         self, run: Run, module: torch.nn.Module, num_nodes: int, num_edges: int
     ) -> MemoryTrace:
-        """Requested sizes: that placement rounds each block up shows in ``LaneMemory.held_by``."""
+        """Trace requested sizes; ``LaneMemory.held_by`` shows the rounding up by placement."""
         self._memory.insert(self._memory.most_bytes())
         try:
             self._memory.start_trace()
@@ -96,7 +96,7 @@ class ArenaSite:
         return MemoryTrace(num_nodes, num_edges, events, ("",) * len(events))
 
     def time_ns(self, run: Run) -> int:
-        """Time on the lane: copies, launches and the wait for the last kernel, on our clock."""
+        """Return the time of copies, launches and the wait for the last kernel."""
         self._memory.insert(self._memory.most_bytes())
         try:
             started_ns = clock.now_ns()

@@ -1,9 +1,9 @@
-"""Runs that were captured as CUDA graphs: which of a lane's, and for how long.
+"""Cache of a lane's runs that were captured as CUDA graphs.
 
-A capture fixes shapes and addresses, so it serves runs of exactly one shape. A shape is captured
-once it has recurred, while the lane has nothing else to do; the one not used for longest makes room
-for another. What cannot be captured (it waits for the device, or keeps tensors of a run) is
-launched as ever, and not tried again.
+A capture fixes shapes and addresses, so it serves runs of exactly one shape. A shape that recurs is
+captured while the lane is idle; the least recently used one makes room for another. Runs that
+cannot be captured (they wait for the device, or keep tensors of a run) are launched as usual, and
+not tried again.
 """
 
 import logging
@@ -16,40 +16,40 @@ import torch
 
 _log = logging.getLogger(__name__)
 
-#: Captured after so many runs of a shape; where the lane is never idle, after so many times more.
+#: Runs of a shape before its capture, and the factor on it for a lane that is never idle.
 _AFTER, _BUSY_FACTOR = 8, 4
-#: Captured at once, and shapes counted.
+#: Upper bounds of captured runs and of counted shapes.
 _MOST, _MOST_COUNTED = 32, 1024
 
 
 class NoRoom(Exception):
-    """The memory that captured runs share has no room for another."""
+    """The shared memory of captured runs has no room for another one."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunShape:
-    """All that a captured run depends on besides the content of its inputs."""
+    """Properties that a captured run depends on, besides the content of its inputs."""
 
-    #: Of the model, as lanes know it.
+    #: The model's key, as lanes know it.
     key: str
-    #: Name, dtype as numpy calls it, and shape of each.
+    #: Name, numpy dtype name and shape of each input.
     inputs: tuple[tuple[str, str, tuple[int, ...]], ...]
-    #: On which of the lane's streams: a capture keeps its priority.
+    #: Which of the lane's streams: a capture keeps its priority.
     urgent: bool = False
 
 
 class Captured(Protocol):
-    """A run that was written down."""
+    """A captured run."""
 
-    #: Where each launch leaves its answer.
+    #: Output tensor of every launch.
     output: torch.Tensor
 
     def launch(self) -> None:
-        """Start all of it on the current stream; raises CudaError."""
+        """Start the run on the current stream; raises CudaError."""
         ...
 
     def forget(self) -> None:
-        """Free it; nothing of it runs."""
+        """Free the capture, which must not be running."""
         ...
 
 
@@ -67,17 +67,17 @@ class Replays:
     def __init__(
         self, capture: Callable[[RunShape], FixedRun], *, most: int = _MOST, after: int = _AFTER
     ) -> None:
-        """`capture` raises NoRoom where another has to go first, whatever else where it cannot."""
+        """`capture` raises NoRoom when another run must go first; other errors are for good."""
         self._capture = capture
         self._most, self._after = most, after
-        #: By use, the oldest first.
+        #: Least recently used first.
         self._runs: OrderedDict[RunShape, FixedRun] = OrderedDict()
-        #: How often each was asked for that is not captured, None: it cannot be; as above.
+        #: Number of requests for each shape without a capture; None when it cannot be captured.
         self._asked: OrderedDict[RunShape, int | None] = OrderedDict()
         self._due: RunShape | None = None
 
     def find(self, shape: RunShape) -> FixedRun | None:
-        """The captured run of that shape; None: there is none, and one more was asked for."""
+        """Return the captured run of that shape; without one, count the request."""
         found = self._runs.get(shape)
         if found is not None:
             self._runs.move_to_end(shape)
@@ -91,7 +91,7 @@ class Replays:
         return None
 
     def capture_due(self, *, idle: bool) -> None:
-        """Capture the run that has recurred, if one has; between two runs of the lane."""
+        """Capture a run that has recurred, if there is one; call it between two runs."""
         shape = self._due
         asked = None if shape is None else self._asked.get(shape)
         if shape is None or asked is None:
@@ -102,21 +102,21 @@ class Replays:
 
     def give_up(self, shape: RunShape, reason: object) -> None:
         """Launch runs of that shape from now on."""
-        _log.warning("model %s: runs of %s are launched: %s", shape.key, _told(shape), reason)
+        _log.warning("model %s: runs of %s are launched: %s", shape.key, _text(shape), reason)
         run = self._runs.pop(shape, None)
         if run is not None:
             run.captured.forget()
         self._asked[shape] = None
 
     def forget(self, key: str) -> None:
-        """Free all of a model's; before its weights are gone."""
+        """Free all captures of a model, before its weights are freed."""
         for shape in [shape for shape in self._runs if shape.key == key]:
             self._runs.pop(shape).captured.forget()
         for shape in [shape for shape in self._asked if shape.key == key]:
             del self._asked[shape]
 
     def __len__(self) -> int:
-        """How many are captured."""
+        """Return the number of captured runs."""
         return len(self._runs)
 
     def _try(self, shape: RunShape) -> None:
@@ -134,7 +134,7 @@ class Replays:
                 self.give_up(shape, f"{type(error).__name__}: {error}")
             else:
                 self._asked.pop(shape, None)
-                _log.info("model %s: runs of %s are replayed", shape.key, _told(shape))
+                _log.info("model %s: runs of %s are replayed", shape.key, _text(shape))
             return
 
     def _drop_oldest(self) -> None:
@@ -142,5 +142,5 @@ class Replays:
         run.captured.forget()
 
 
-def _told(shape: RunShape) -> str:
+def _text(shape: RunShape) -> str:
     return ", ".join(f"{name} {list(size)}" for name, _, size in shape.inputs)

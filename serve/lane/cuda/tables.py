@@ -1,8 +1,8 @@
-"""Features of resident graphs where a device's lanes reach them: mapped, not copied.
+"""Feature tables of resident graphs, mapped into the process of a device's lanes.
 
 The main process keeps a graph's features in a memory file. A device's process maps it once for all
-its lanes and, on a GPU, has CUDA pin it, so that a run gathers the rows it needs over the bus. The
-processor stands in for a GPU in tests: the same mapping, and torch gathers.
+its lanes. On a GPU, CUDA pins it, and runs gather the rows they need over the bus. In tests the
+processor stands in for a GPU: the mapping is the same, and torch gathers.
 """
 
 import logging
@@ -16,7 +16,7 @@ import torch
 
 from serve.graphs.features import open_memory_file
 from serve.ipc.messages import TableRef
-from serve.lane.cuda.queues import Pinned
+from serve.lane.cuda.cuda_queue import Pinned
 from serve.native_cuda import CudaError
 
 _log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class Table:
     """One mapped table."""
 
     def __init__(self, ref: TableRef, pinned: Pinned | None) -> None:
-        """Raises OSError when it cannot be mapped; one that cannot be pinned is slower to read."""
+        """Map the file; raises OSError when that fails. A table that cannot be pinned is slower."""
         self.ref = ref
         self.users = 0
         rows, columns = ref.shape
@@ -40,7 +40,7 @@ class Table:
             os.close(fd)
         #: [rows, columns], in host memory.
         self.rows = torch.frombuffer(mapped, dtype=dtype, count=rows * columns).view(ref.shape)
-        #: The device reads it where it lies.
+        #: True when the device reads the host memory directly.
         self.direct = True
         self._pinned = pinned
         if pinned is not None:
@@ -51,23 +51,23 @@ class Table:
                 _log.warning("graph '%s': features are read by the host: %s", ref.graph, error)
 
     def close(self) -> None:
-        """Unpin it; it is unmapped with its last reader."""
+        """Unpin the table; it is unmapped with its last reader."""
         if self._pinned is not None:
             self._pinned.unregister(self.rows.data_ptr())
 
 
 class Tables:
-    """The tables of one process, the newest of each graph and those still in use."""
+    """Tables of one process: the newest of each graph, and older ones still in use."""
 
     def __init__(self, pinned: Pinned | None) -> None:
-        """`pinned`: of the device; None on the processor."""
+        """`pinned` is the device's pinned memory, None on the processor."""
         self._pinned = pinned
         self._lock = threading.Lock()
         self._tables: dict[int, Table] = {}
 
     @contextmanager
     def using(self, ref: TableRef) -> Iterator[Table]:
-        """The table, mapped now if it is not; inside, it stays. Raises what ``Table`` raises."""
+        """Yield the table, which stays mapped meanwhile. Raises what ``Table`` raises."""
         with self._lock:
             table = self._tables.get(ref.number)
             if table is None:

@@ -1,4 +1,4 @@
-"""Ways to run a model: as PyG wrote it, or faster, with the same answers.
+"""Executors: ways to run a model, as PyG wrote it or faster, with the same answers.
 
     eager          PyG's own code
     csr            edges sorted once per run, layers over our kernels: `csr`, `convs`, `kernels`
@@ -17,7 +17,7 @@ from serve.lane.executors.csr import with_csr
 from serve.lane.models.loader import LoadedModel
 from serve.models.model_signature import PACKAGED, Signature
 
-#: Those that need nothing but the model.
+#: Executors that need nothing but the model.
 EXECUTORS: dict[str, Callable[[LoadedModel], LoadedModel]] = {
     "eager": lambda loaded: loaded,
     "csr": with_csr,
@@ -27,9 +27,9 @@ EXECUTORS: dict[str, Callable[[LoadedModel], LoadedModel]] = {
 def with_executor(
     loaded: LoadedModel, name: str, signature: Signature | None = None, package: str = ""
 ) -> LoadedModel:
-    """`loaded` run by the executor of that name; raises CannotRun saying why it cannot be.
+    """Return `loaded` run by the named executor; raises CannotRun with the reason.
 
-    Those that are compiled need the model's signature and the package made for it.
+    Compiled executors need the model's signature and the package made for it.
     """
     if name in PACKAGED:
         assert signature is not None

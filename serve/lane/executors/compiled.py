@@ -18,14 +18,14 @@ from serve.lane.executors.csr import CannotRun, with_csr
 from serve.lane.models.loader import LoadedModel
 from serve.models.model_signature import Signature
 
-#: What is compiled (``PACKAGED`` says the names): the model as loaded, or over our operators.
+#: Model to compile for each executor of ``PACKAGED``: as loaded, or over our operators.
 BENEATH: dict[str, Callable[[LoadedModel], LoadedModel]] = {
     "compiled": lambda loaded: loaded,
     "csr_compiled": with_csr,
 }
-#: Sizes from which a package is valid: 0 and 1 mean something else to export.
+#: Smallest size for which a package is valid: export treats 0 and 1 as constants.
 LEAST = 2
-#: What a package needs besides the model's own weights.
+#: File of the tensors that a package needs besides the model's weights.
 CONSTANTS = "constants.safetensors"
 
 _DTYPES = {"x": torch.float32, "edge_index": torch.int64, "edge_weight": torch.float32,
@@ -33,7 +33,7 @@ _DTYPES = {"x": torch.float32, "edge_index": torch.int64, "edge_weight": torch.f
 
 
 def with_package(loaded: LoadedModel, signature: Signature, name: str, package: str) -> LoadedModel:
-    """`loaded` run by the package that was compiled for it; raises CannotRun where it is not."""
+    """Return `loaded` run by the package compiled for it; raises CannotRun without one."""
     loaded = BENEATH[name](loaded)
     forward = _Packaged(loaded, signature, Path(package))
     loaded.module.forward = forward
@@ -41,7 +41,7 @@ def with_package(loaded: LoadedModel, signature: Signature, name: str, package: 
 
 
 class _Packaged:
-    """A module's forward: the package for graphs it is valid for, what was before for others."""
+    """A module's forward: the package where it is valid, the previous forward elsewhere."""
 
     def __init__(self, loaded: LoadedModel, signature: Signature, package: Path) -> None:
         self._before = loaded.module.forward
@@ -52,7 +52,7 @@ class _Packaged:
         found = [path.parent for path in package.glob("**/data") if path.is_dir()]
         if len(found) != 1:
             raise CannotRun(f"{package} is not a compiled model")
-        # Given a folder, the loader uses the library where it lies, so that lanes share its pages.
+        # Given a folder, the loader maps the library in it, so that lanes share its pages.
         loader: Any = torch._C._aoti.AOTIModelPackageLoader
         try:
             self._package = loader(str(found[0]), "model", True, 1, -1)
@@ -64,15 +64,15 @@ class _Packaged:
             raise CannotRun(f"{package} does not load: {type(error).__name__}: {error}") from error
 
     def __call__(self, *inputs: Tensor) -> Any:
-        """The model's output for its inputs, in the order of its forward."""
+        """Return the model's output for its inputs, in the order of its forward."""
         if self._covers(inputs):
             return self._package.boxed_run(list(inputs))[0]
         return self._before(*inputs)
 
     def _covers(self, inputs: tuple[Tensor, ...]) -> bool:
-        """Is it what was exported, but for the numbers of nodes and edges?
+        """Return True when the inputs match those of the export, except for nodes and edges.
 
-        Asked before every run, as the compiled code reads its inputs without a look.
+        Called before every run, as the compiled code does not check its inputs.
         """
         nodes, edges = inputs[self._x].shape[0], inputs[self._edges].shape[-1]
         if nodes < LEAST or edges < LEAST or len(inputs) != len(self._expected):
@@ -89,7 +89,7 @@ class _Packaged:
 
 
 def weights_of(module: torch.nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name."""
+    """Return parameters and buffers by name."""
     return dict(module.named_parameters(remove_duplicate=False)) | dict(
         module.named_buffers(remove_duplicate=False)
     )

@@ -1,9 +1,9 @@
 """Compile a model ahead of time, in a process of its own.
 
-The model is exported with any numbers of nodes and edges and compiled by AOTInductor with g++: 5 to
-10 s, and some more the first time on a machine, when it looks what the processor has. The compiler
-is imported, and works, in another process, so that the one which measures models stays as small and
-quiet as a lane.
+The model is exported for any numbers of nodes and edges and compiled by AOTInductor with g++.
+That takes 5 to 10 s, and longer the first time on a machine, when it detects the processor's
+features. The compiler is imported and works in another process, so that the process which measures
+models stays as small and quiet as a lane.
 
     python -m serve.lane.executors.compiling < job
 """
@@ -37,15 +37,15 @@ from serve.models.repository import ModelSpec
 _log = logging.getLogger(__name__)
 
 _EXAMPLE = 70, 300
-#: What compiling may take on a machine that has time for it.
+#: Default time limit of one compilation.
 TIMEOUT_S = 150.0
 _PR_SET_PDEATHSIG = 1
-#: What is set for lanes alone.
+#: Environment variables that are for lanes alone.
 _OF_LANES = ("LD_PRELOAD", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 
 
 class CompileJob(msgspec.Struct, frozen=True):
-    """What to compile, for which executor, into which folder."""
+    """A model to compile for an executor into the folder `package`."""
 
     spec: ModelSpec
     signature: Signature
@@ -61,12 +61,15 @@ def compile_apart(
     package: Path,
     timeout_s: float = TIMEOUT_S,
 ) -> None:
-    """``compile_model`` in a process of its own, for runs with as many threads as this one's."""
+    """Run ``compile_model`` in a process of its own, for this process's number of threads.
+
+    Raises CannotRun with the compiler's reason.
+    """
     if shutil.which(compiler()) is None:
         raise CannotRun(f"there is no {compiler()}")
     job = CompileJob(spec, signature, executor, str(package), torch.get_num_threads())
     environment = {key: value for key, value in os.environ.items() if key not in _OF_LANES}
-    # Kept beside what is made: it knows what the processor has.
+    # Kept beside the packages: it records the processor's features.
     environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(package.parent / "inductor"))
     environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     try:
@@ -87,9 +90,9 @@ def compile_apart(
 
 
 def compile_model(loaded: LoadedModel, signature: Signature, executor: str, package: Path) -> None:
-    """Compile `loaded` for `executor` into the folder `package`, replacing what is there.
+    """Compile `loaded` for `executor` into the folder `package`, replacing its content.
 
-    Takes the module over. Raises CannotRun, or whatever export and compiler find wrong.
+    `loaded` must not be used afterwards. Raises CannotRun, or any error of export and compiler.
     """
     loaded = BENEATH[executor](loaded)
     known = set(weights_of(loaded.module))
@@ -104,7 +107,7 @@ def compile_model(loaded: LoadedModel, signature: Signature, executor: str, pack
 
 
 def _export(loaded: LoadedModel, signature: Signature) -> Any:
-    """The model with its weights and any numbers of nodes and edges, from two up."""
+    """Export the model for any numbers of nodes and edges from two up."""
     names = loaded.spec.inputs
     if "x" not in names or "edge_index" not in names:
         raise CannotRun("its inputs are not x and edge_index")
@@ -123,7 +126,7 @@ def _export(loaded: LoadedModel, signature: Signature) -> Any:
 
 
 def _name_tensors(module: torch.nn.Module) -> None:
-    """Make tensors that are mere attributes buffers: what has no name cannot be found again."""
+    """Make tensors that are plain attributes buffers, so that they have names."""
     for layer in module.modules():
         for name, value in list(vars(layer).items()):
             if type(value) is Tensor:
@@ -132,7 +135,7 @@ def _name_tensors(module: torch.nn.Module) -> None:
 
 
 def _by_parameter(module: torch.nn.Module, sizes: list[dict[int, Any]]) -> Any:
-    """Sizes as export wants them: as many as arguments, those of *args together."""
+    """Return sizes in the form that export expects: one for each parameter, *args as one."""
     parameters = list(inspect.signature(module.forward).parameters.values())
     for place, parameter in enumerate(parameters):
         if parameter.kind is parameter.VAR_POSITIONAL:
@@ -141,7 +144,7 @@ def _by_parameter(module: torch.nn.Module, sizes: list[dict[int, Any]]) -> Any:
 
 
 def _constants(program: Any, known: set[str]) -> dict[str, Tensor]:
-    """What the program holds besides the tensors `known` to whoever loads the model."""
+    """Return the program's tensors that are not among those `known` from the model."""
     held = program.constants | program.state_dict
     return {
         name: value.detach().clone().contiguous()
@@ -151,7 +154,7 @@ def _constants(program: Any, known: set[str]) -> dict[str, Tensor]:
 
 
 def _write(program: Any, constants: dict[str, Tensor], package: Path) -> None:
-    """Compile the program; the folder appears when all of it is there."""
+    """Compile the program; the folder appears only when it is complete."""
     package.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=package.parent) as scratch:
         from torch import _inductor
@@ -174,19 +177,19 @@ def _write(program: Any, constants: dict[str, Tensor], package: Path) -> None:
 
 
 def main() -> None:
-    """Do the job on stdin; what is wrong with it goes to stderr, its last line the reason."""
-    # Whoever asked may be killed; nobody else would end this.
+    """Compile the job on stdin; on failure the last line of stderr is the reason."""
+    # If the asking process is killed, nobody else would end this one.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=CompileJob)
     torch.set_num_threads(job.threads)
-    # Of PyTorch's own making.
+    # PyTorch causes these warnings itself.
     warnings.simplefilter("ignore")
     try:
         compile_model(load_model(job.spec), job.signature, job.executor, Path(job.package))
     except Exception as error:
         _log.exception("not compiled")
-        told = str(error).strip().splitlines()
-        sys.exit(f"{type(error).__name__}: {told[0] if told else ''}")
+        lines = str(error).strip().splitlines()
+        sys.exit(f"{type(error).__name__}: {lines[0] if lines else ''}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""The executor `csr`: convolutions this package knows run over sorted edges.
+"""The executor `csr`: known convolutions run over sorted edges.
 
-Layers of exactly the classes in ``_BUILDERS``, with options known there, get another forward, and
-other layers of PyG's with simple messages another propagation (``propagate``). A user's subclass,
-which may mean something else by its messages, keeps its own code, as do all other layers. So a
-model may be partly fused.
+Layers of exactly the classes in ``_BUILDERS``, with supported options, get a fused forward. Other
+PyG layers with simple messages get another propagation (``propagate``). All other layers keep their
+code, also a user's subclass of a known layer, whose messages may differ. A model may be fused in
+part.
 """
 
 import logging
@@ -18,8 +18,9 @@ from torch_geometric.nn import (
 )
 
 from serve.lane.executors import kernels
-from serve.lane.executors.convs import FUSED, Fused
+from serve.lane.executors.convs import FUSED
 from serve.lane.executors.edges import FusedEdgeConv, FusedGINE, FusedResGated
+from serve.lane.executors.fused import Fused
 from serve.lane.executors.graphs import Graphs
 from serve.lane.executors.pna import FusedPNA
 from serve.lane.executors.propagate import Propagated

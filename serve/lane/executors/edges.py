@@ -1,7 +1,7 @@
-"""Layers whose messages are not linear in their source: of both ends, or of edge features.
+"""Layers with nonlinear messages, of both ends of an edge or of edge features.
 
-Over ``kernels.combine``, which makes a message in registers and reduces it there. What a layer does
-to its two ends, or to the edge, before the nonlinearity is linear, so it is done once a node.
+They use ``kernels.combine``, which makes and reduces a message in registers. The maps of the two
+ends before the nonlinearity are linear, so they run once per node.
 """
 
 from typing import Any
@@ -11,20 +11,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from serve.lane.executors import kernels
-from serve.lane.executors.convs import Fused, has_hooks, is_plain, linear_of, require
+from serve.lane.executors.fused import Fused, has_hooks, is_plain, linear_of, require
 from serve.lane.executors.graphs import Graphs
 from serve.lane.executors.kernels import Csr
 
-#: Columns of edge features up to which a kernel maps them as it goes: above, a matrix product over
-#: all edges, and the tensor it makes, cost less.
+#: Upper bound of the columns of edge features that the kernel itself maps. Above it, a matrix
+#: product over all edges costs less, with the tensor that it makes.
 _MOST_MAPPED = 32
 
 
 class _Combining(Fused):
-    """What these layers share."""
+    """Base of these layers."""
 
     def covers(self, x: Tensor) -> bool:
-        """Does ``kernels.combine`` run where `x` is?"""
+        """Return True when ``kernels.combine`` supports the device of `x`."""
         return x.device.type in kernels.combining
 
 
@@ -39,15 +39,15 @@ class FusedGINE(_Combining):
         self.linear = None if conv.lin is None else linear_of(conv.lin)
         self.mapped = self.linear is not None and self.linear.weight.shape[1] <= _MOST_MAPPED
         if self.mapped:
-            # By column of the edge features, as the kernel reads it. The layer's, so that export
-            # knows it by a name.
+            # Transposed, as the kernel reads it. It is a buffer of the layer, so that export has a
+            # name for it.
             weight = conv.lin.weight.detach().t().contiguous()
             conv.register_buffer("edge_map", weight, persistent=False)
 
     def fused(
         self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None
     ) -> Tensor | None:
-        """See GINEConv.forward."""
+        """Run GINEConv.forward."""
         if edge_attr is None or not (is_plain(edge_attr) and self.covers(x)):
             return None
         conv, linear, edge = self.conv, self.linear, edge_attr
@@ -86,7 +86,7 @@ class FusedResGated(_Combining):
     def fused(
         self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None
     ) -> Tensor | None:
-        """See ResGatedGraphConv.forward."""
+        """Run ResGatedGraphConv.forward."""
         if edge_attr is not None or not self.covers(x):
             return None
         key, query, value = (
@@ -103,9 +103,9 @@ class FusedResGated(_Combining):
 class FusedEdgeConv(_Combining):
     """EdgeConv whose network begins with a linear map of [x_i, x_j - x_i].
 
-    That is a map of x_i and one of x_j, added. A ReLU after it is the kernel's, and a linear map
-    after that, where it commutes with the reduction, is made once a node. Any other network goes
-    on over a row for each edge.
+    That is the sum of a map of x_i and one of x_j. The kernel applies a ReLU after it. A linear map
+    after that runs once per node where it commutes with the reduction. Any other network runs on a
+    row for each edge.
     """
 
     def __init__(self, conv: Any, graphs: Graphs) -> None:
@@ -118,7 +118,7 @@ class FusedEdgeConv(_Combining):
         self.last: Any = None
         if len(after) == 1 and self.reduce in ("sum", "mean") and type(after[0]) is nn.Linear:
             self.last = linear_of(after[0])
-        #: Over rows of edges; empty where all is done on nodes.
+        #: Layers that run on a row for each edge; empty when all run on nodes.
         self.rest: list[Any] = rest if after and self.last is None else []
         width = self.first.weight.shape[1] // 2
         weight = self.first.weight.detach()
@@ -127,7 +127,7 @@ class FusedEdgeConv(_Combining):
         conv.register_buffer("other_weight", weight[:, width:].contiguous(), persistent=False)
 
     def fused(self, x: Tensor, edge_index: Tensor) -> Tensor | None:
-        """See EdgeConv.forward."""
+        """Run EdgeConv.forward."""
         if not self.covers(x):
             return None
         target = functional.linear(x, self.conv.own_weight, self.first.bias)
@@ -144,7 +144,7 @@ class FusedEdgeConv(_Combining):
         return out if self.last is None else self._mapped(out, graph)
 
     def _mapped(self, reduced: Tensor, graph: Csr) -> Tensor:
-        """The last map of what was reduced: its bias came with every message."""
+        """Apply the last map to the reduced messages; each message counts its bias once."""
         out = functional.linear(reduced, self.last.weight)
         if self.last.bias is not None:
             begin = graph.tensor[: graph.rows + 1]

@@ -1,4 +1,4 @@
-"""The graphs of one run, sorted once and shared by all layers that use them."""
+"""Sorted graphs of one run, shared by all layers that use them."""
 
 import threading
 
@@ -8,29 +8,29 @@ from serve.lane.executors.kernels import Csr, normalised, spread
 
 
 class Graphs(threading.local):
-    """CSRs and edge weights made in this run, by the tensors they were made from.
+    """Cache of CSRs and edge weights of this run, by the tensors they were made from.
 
-    Only tensors that carry a version are remembered (a request's own do, those a model makes in
-    inference mode do not), so that one that was changed in place is sorted again. Every thread has
-    its own: lanes of a GPU share a model.
+    It holds only tensors with a version counter, so that a tensor changed in place is sorted again.
+    A request's tensors have one; those that a model makes in inference mode do not. Every thread
+    has its own cache, as lanes of a GPU share a model.
     """
 
     def __init__(self) -> None:
         self._made: dict[object, tuple[tuple[object, ...], object]] = {}
-        #: Edges, their weights, and what was made of them last in the layer that runs.
+        #: Edges, weights, and their CSR and weights by slot, of the layer that runs now.
         self._recent: tuple[Tensor, Tensor | None, Csr, Tensor | None] | None = None
 
     def clear(self) -> None:
-        """Forget everything; at the end of a run."""
+        """Forget everything, at the end of a run."""
         self._made.clear()
         self._recent = None
 
     def of_layer(
         self, edge_index: Tensor, edge_weight: Tensor | None, rows: int
     ) -> tuple[Csr, Tensor | None]:
-        """The sorted graph, and weights by slot, for a layer that never changes its own edges.
+        """Return the CSR and weights by slot for a layer that never changes its own edges.
 
-        So they are also remembered where they carry no version, until `leave_layer`.
+        Until `leave_layer` they are cached even for tensors without a version counter.
         """
         recent = self._recent
         if recent is None or recent[0] is not edge_index or recent[2].rows != rows:
@@ -46,21 +46,21 @@ class Graphs(threading.local):
         return graph, by_slot
 
     def leave_layer(self) -> None:
-        """What `of_layer` made is used no more."""
+        """Drop the cache of `of_layer`."""
         self._recent = None
 
     def csr(
         self, edge_index: Tensor, rows: int, *, replace_loops: bool = False, edges: bool = False
     ) -> Csr:
-        """The sorted graph; see ``Csr``."""
+        """Return the sorted graph; see ``Csr``."""
         if edge_index.is_inference():
             return Csr(edge_index, rows, replace_loops=replace_loops, edges=edges)
         key = id(edge_index), edge_index._version, replace_loops, edges
         found = self._made.get(key)
-        # Not in the key: where export traces, a size is a symbol, which has no hash.
+        # `rows` is not in the key: under export a size is a symbol, which has no hash.
         if found is None or found[1].rows != rows:  # type: ignore[attr-defined]
             made = Csr(edge_index, rows, replace_loops=replace_loops, edges=edges)
-            # The tensor is kept, so that its id stays its own.
+            # Holding the tensor keeps its id unique.
             found = self._made[key] = (edge_index,), made
         graph = found[1]
         assert isinstance(graph, Csr)

@@ -1,8 +1,8 @@
 """The kernels along edges, as torch operators: ``torch.ops.gnnserve``.
 
-Defined by the compiled extension (csrc/torch/operators.cpp), with what export and tracing need to
-know of them here. Features are float32 [N, F], contiguous; nothing here records gradients. On the
-processor they run on one thread; a process that uses a GPU adds the implementations for it.
+The compiled module defines them (csrc/torch/operators.cpp); this module adds the shape functions
+that export and tracing need. Features are float32 [N, F], contiguous; nothing records gradients. On
+the processor they run on one thread; a process that uses a GPU adds the implementations for it.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,30 +29,33 @@ class Csr:
     def __init__(self, edge_index: Tensor, rows: int, *, replace_loops: bool, edges: bool) -> None:
         """Sort `edge_index`, int64 or int32 [2, E] with contiguous rows.
 
-        With `replace_loops` a loop of every node replaces those in it; with `edges` the slots
-        remember their edges. Raises IndexError for an edge to a node that is not in [0, rows); on
-        a GPU that is the process's end, as it is with torch's own indexing.
+        With `replace_loops`, one loop for each node replaces the loops in it; with `edges`, slots
+        record their edges. Raises IndexError for an edge to a node outside [0, rows); on a GPU
+        such an edge ends the process, as with torch's own indexing.
         """
-        #: int32 [rows + 1 + room (+ room)]: where each node's slots begin, the source of each slot
-        #: and, with `edges`, its edge. Room is for the most slots there could be, however many
-        #: loops are replaced.
+        #: int32 [rows + 1 + room (+ room)]: the begin of each node's slots, the source of each slot
+        #: and, with `edges`, its edge. `room` is the upper bound of slots, as if no loop were
+        #: replaced.
         self.tensor: Tensor = _csr(edge_index, rows, replace_loops, edges)
         self.rows, self.added_loops, self.edges = rows, replace_loops, edges
 
     @property
     def slots(self) -> int:
-        """How many there are; waits for the device."""
+        """Number of slots; reading it waits for the device."""
         return int(self.tensor[self.rows])
 
 
 def spread(graph: Csr, value: Tensor, missing: float) -> Tensor:
-    """`value` [E] by slot, `missing` for an added loop that replaces none: float32 [room]."""
+    """Return `value` [E] by slot, float32 [room]; added loops that replace none get `missing`."""
     made: Tensor = _spread(graph.tensor, graph.rows, value, missing)
     return made
 
 
 def normalised(graph: Csr, weight: Tensor | None) -> Tensor:
-    """The weights of a graph convolution by slot, float32 [room]; `weight` by slot, None: ones."""
+    """Return a graph convolution's weights by slot, float32 [room].
+
+    `weight` is by slot; None stands for ones.
+    """
     made: Tensor = _normalise(graph.tensor, graph.rows, graph.edges, weight)
     return made
 
@@ -96,8 +99,8 @@ def combine(
     """Reduce gate(x[j] + target[i] + edge[e] · edge_map) · value[j] over the slots of each node i.
 
     `x`, `value` and `skip` [N, width], `target` [N, width] or [width], `edge` [E, D] with
-    `edge_map` [D, width], or without it [E, width]. Gives float32 [N, width], the rest as
-    `aggregate`. On devices of `combining` only.
+    `edge_map` [D, width], or without it [E, width]. The result is float32 [N, width]; the other
+    arguments are those of `aggregate`. Only for devices in `combining`.
     """
     made: Tensor = _combine(
         graph.tensor, graph.rows, width, graph.edges, x, target, edge, edge_map, value,
@@ -121,7 +124,7 @@ def attend(
     skip: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Attention over the slots of each node; see csrc/include/gnnserve/aggregate.hpp.
+    """Attend over the slots of each node; see csrc/include/gnnserve/aggregate.hpp.
 
     `value` is [N, heads · C]; the result is like it, or [N, C] when heads are averaged.
     """
@@ -133,12 +136,12 @@ def attend(
 
 
 def head_dots(x: Tensor, att: Tensor, heads: int) -> Tensor:
-    """Σ_c x[i, h, c] · att[h, c], float32 [N, heads], for x [N, heads · C]."""
+    """Return Σ_c x[i, h, c] · att[h, c], float32 [N, heads], for x [N, heads · C]."""
     made: Tensor = _head_dots(x, att, heads)
     return made
 
 
-# What each operator gives for tensors without data, as export has them.
+# Shape functions: the output of each operator for tensors without data, as under export.
 
 
 def _fake_csr(edge_index: Tensor, rows: int, replace_loops: bool, edges: bool) -> Tensor:
@@ -190,7 +193,7 @@ _FAKES: dict[str, Callable[..., Tensor]] = {
 
 
 def _define() -> str:
-    """Define the operators; empty, or why they cannot be."""
+    """Define the operators; returns the reason when that is impossible, else an empty text."""
     try:
         native.define_operators()
     except RuntimeError as error:
@@ -200,23 +203,23 @@ def _define() -> str:
     return ""
 
 
-#: Why there are no kernels; empty when there are.
+#: Reason why there are no kernels; empty when there are.
 UNAVAILABLE = _define()
-#: The kinds of devices, as torch names them, whose tensors the operators take.
+#: Types of devices, as torch names them, whose tensors the operators take.
 devices = {"cpu"}
-#: Those of them on which `combine` runs too.
+#: Types of devices that have `combine` too.
 combining = {"cpu"}
 _added: list[Any] = []
 
 
 def add_device(kind: str, implementations: Mapping[str, Callable[..., Tensor]]) -> None:
-    """Have the operators run `implementations`, by name, on tensors of that kind of device."""
+    """Run the operators by `implementations`, by name, on tensors of that type of device."""
     make: Any = torch.library.Library
     library = make("gnnserve", "IMPL")
     key = torch._C._dispatch_key_for_device(kind)
     for name, run in implementations.items():
         library.impl(name, run, key)
-    # Operators of a library end with it.
+    # Implementations end with their library object.
     _added.append(library)
     devices.add(kind)
     if "combine" in implementations:
@@ -224,7 +227,7 @@ def add_device(kind: str, implementations: Mapping[str, Callable[..., Tensor]]) 
 
 
 if not UNAVAILABLE:
-    # Overloads called directly: finding them costs as much as a small kernel.
+    # Overloads are called directly: looking one up costs as much as a small kernel.
     _operators: Any = torch.ops.gnnserve
     _csr, _spread, _normalise, _aggregate, _combine, _attend, _head_dots = (
         _operators.csr.default,

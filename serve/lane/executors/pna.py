@@ -1,11 +1,12 @@
 """PNAConv over the kernels (Corso et al., Principal Neighbourhood Aggregation, 2020).
 
-Its message is a linear map of [x_i, x_j], so a part of the target and a part of the source: only
-the source's is reduced, and the target's is added after, but to the deviation, which it does not
-change. No tensor of E messages is made, and none of every aggregation times every scaler.
+Its message is a linear map of [x_i, x_j], the sum of a target part and a source part. Only the
+source part is reduced. The target part is added afterwards, except to variances, which it does not
+change.
+No tensor of E messages is made, and none of every aggregation times every scaler.
 
-Deviations are the root of a difference, which PyG takes of larger numbers: where all neighbours are
-nearly alike the two differ by more than rounding, and a model that rests on that stays with PyG.
+A variance is a difference, which PyG takes between larger numbers. Where all neighbours are nearly
+alike, the two results differ by more than rounding, and a model that depends on it stays with PyG.
 """
 
 import math
@@ -18,7 +19,7 @@ from torch.nn import functional
 from torch_geometric.nn import aggr
 
 from serve.lane.executors import kernels
-from serve.lane.executors.convs import Fused, linear_of, require
+from serve.lane.executors.fused import Fused, linear_of, require
 from serve.lane.executors.graphs import Graphs
 from serve.lane.executors.kernels import Csr, Reduction
 
@@ -29,10 +30,10 @@ _REDUCED: dict[type, Reduction] = {
     aggr.MaxAggregation: "max",
 }
 _SPREADS = (aggr.VarAggregation, aggr.StdAggregation)
-#: What PyG counts as no deviation.
+#: Lower bound of a variance; PyG counts anything less as no deviation.
 _LEAST_VARIANCE = 1e-5
 
-#: Factor of a node by its number of neighbours and the layer's averages, which it trained with.
+#: Factor of a node, from its degree and the average degrees of the training graphs.
 _SCALERS: dict[str, Callable[[Tensor, Any], Tensor]] = {
     "amplification": lambda degree, by: torch.log(degree + 1) / by.avg_deg_log,
     "attenuation": lambda degree, by: by.avg_deg_log / torch.log(degree.clamp(min=1) + 1),
@@ -62,14 +63,14 @@ class FusedPNA(Fused):
         self.post = [(linear_of(post[0]), list(post)[1:]) for post in conv.post_nns]
 
     def reduction(self, conv: Any) -> Reduction:
-        """Of its own; see `aggregated`."""
+        """Check that the layer has PNA's own aggregation; see `aggregated`."""
         require(type(conv.aggr_module) is aggr.DegreeScalerAggregation, "it aggregates otherwise")
         return "mean"
 
     def fused(
         self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None
     ) -> Tensor | None:
-        """See PNAConv.forward."""
+        """Run PNAConv.forward."""
         if edge_attr is not None:
             return None
         conv, width = self.conv, self.conv.F_in
@@ -98,9 +99,9 @@ class FusedPNA(Fused):
         return result
 
     def aggregated(self, graph: Csr, target: Tensor, source: Tensor, degree: Tensor) -> Tensor:
-        """All aggregations of target_i + source_j side by side, [N, aggregations · F]."""
+        """Return all aggregations of target_i + source_j side by side, [N, aggregations · F]."""
         found = []
-        # A node without neighbours has no messages, so nothing of its own either.
+        # A node without neighbours has no messages, hence no target part either.
         once = target * degree.clamp(max=1)
         mean: Tensor | None = None
         for one in self.aggregations:

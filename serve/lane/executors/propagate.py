@@ -1,9 +1,9 @@
-"""The generic way: PyG's own forward, with the propagation along edges over the kernels.
+"""Generic layers: PyG's own forward, with the propagation along edges over the kernels.
 
-For any layer of PyG's whose message is its source's features, as they are or times a weight of the
-edge, reduced by sum, mean or extremes: ChebConv, ARMAConv, SGConv, TAGConv, APPNP, ClusterGCNConv,
-GCN2Conv, LGConv, MFConv, RGCNConv (once for each relation) and more. What the layer does before and
-after stays its own.
+This covers every PyG layer whose message is its source's features, as they are or times an edge
+weight, reduced by sum, mean or extremes: ChebConv, ARMAConv, SGConv, TAGConv, APPNP,
+ClusterGCNConv, GCN2Conv, LGConv, MFConv, RGCNConv (once for each relation) and more. The layer's
+code before and after the propagation stays.
 """
 
 import inspect
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
 from serve.lane.executors import kernels
-from serve.lane.executors.convs import (
+from serve.lane.executors.fused import (
     is_edges,
     is_plain,
     is_vector,
@@ -29,10 +29,10 @@ _EDGES = 5
 
 
 class Propagated:
-    """A layer's propagate over the kernels, and its forward, which marks where its run ends."""
+    """A layer's propagate over the kernels, and its forward, which marks the end of its run."""
 
     def __init__(self, conv: Any, graphs: Graphs) -> None:
-        """Raises ValueError saying what about the layer is not covered."""
+        """Replace the layer's propagate; raises ValueError naming what is not covered."""
         require_ordinary(conv)
         self.reduce = reduction_of(conv)
         require(type(conv).__module__.startswith("torch_geometric."), "it is not among those known")
@@ -45,8 +45,8 @@ class Propagated:
             value for name, value in vars(conv).items() if name.startswith("_") and "_hooks" in name
         )
         require(not hooked, "it has hooks")
-        #: Name of the edges' weights among the arguments of propagate; empty: there are none.
-        #: And of what must be None there.
+        #: Names, among the arguments of propagate, of the edge weights and of the argument that
+        #: must be None; empty when there is none.
         self.weight, self.absent = _arguments_of(conv)
         self.graphs = graphs
         self.forward: Callable[..., Any] = conv.forward
@@ -54,14 +54,14 @@ class Propagated:
         conv.propagate = self.propagate
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        """The layer's own forward."""
+        """Run the layer's own forward."""
         try:
             return self.forward(*inputs, **named)
         finally:
             self.graphs.leave_layer()
 
     def propagate(self, edge_index: Any, size: Any = None, **named: Any) -> Any:
-        """What the layer's propagate gives; PyG's own, where a call is not covered."""
+        """Propagate over the kernels; uses PyG's own propagate where they cannot."""
         x, weight = _sources(named.get("x")), named.get(self.weight)
         nodes = getattr(x, "shape", (0, 0))[-2:-1]
         stacks = list(x) if isinstance(x, Tensor) and x.dim() == 3 else [x]
@@ -80,16 +80,16 @@ class Propagated:
 
 
 def _sources(x: Any) -> Any:
-    """The features of sources, where targets are the same nodes."""
+    """Return the features of sources when targets are the same nodes; else `x`."""
     if isinstance(x, tuple) and len(x) == 2 and (x[1] is None or x[1] is x[0]):
         return x[0]
     return x
 
 
 def _arguments_of(conv: Any) -> tuple[str, str]:
-    """What the layer's message calls an edge's weight, or what it takes that must be None.
+    """Return the names of the message's edge weight and of its argument that must be None.
 
-    Raises ValueError if it is neither.
+    At most one of them is not empty. Raises ValueError for any other message.
     """
     names = list(inspect.signature(type(conv).message).parameters)[1:]
     others = [name for name in names if name != "x_j"]

@@ -1,6 +1,6 @@
-"""How far a model looks: found out on a path, where every hop is one node further.
+"""Measure a model's receptive field on a path, where every hop is one node further.
 
-A resident graph is sampled as many hops out as the model looks, and no further.
+A resident graph is sampled to exactly this number of hops.
 """
 
 import torch
@@ -8,7 +8,7 @@ import torch
 from serve.inputs import INPUTS
 from serve.lane.models.loader import LoadedModel
 
-#: Models that look further count as looking everywhere.
+#: Models with a larger receptive field count as unbounded.
 FARTHEST_HOPS = 16
 #: A path of nodes 0 → 1 → …, then two nodes beside it.
 _PATH_NODES = FARTHEST_HOPS + 2
@@ -16,17 +16,17 @@ _DRAWS = 4
 
 
 def probe_reach(loaded: LoadedModel, num_features: int) -> tuple[int | None, int | None]:
-    """(hops, exact hops) of `loaded`; None where there is no bound, or it could not be found.
+    """Return (hops, exact hops) of `loaded`; None where there is no bound or none was found.
 
-    Hops: a row depends on features so many hops away at most. Exact hops: with all in-edges of
-    every node less than so many hops away, a row is what it is in the whole graph. That is a hop
-    more for layers that count a neighbour's in-edges, as GCN does for its degree.
+    A row of the output depends on features at most `hops` away. It equals its value in the whole
+    graph when the sample holds all in-edges of every node less than `exact hops` away. Exact hops
+    exceed hops by one for layers that count a neighbour's in-edges, as GCN does for its degree.
     """
     if not all(INPUTS[name].always or INPUTS[name].optional for name in loaded.spec.inputs):
         return None, None
     beside, target = _PATH_NODES, _PATH_NODES + 1
     path = torch.stack([torch.arange(_PATH_NODES - 1), torch.arange(1, _PATH_NODES)])
-    # Both graphs have as many edges, so that no kernel computes other rows in another way.
+    # Both graphs have the same number of edges, so that kernels treat the other rows alike.
     away = torch.cat([path, torch.tensor([[beside], [target]])], dim=1)
     into = torch.cat([path, torch.tensor([[beside], [0]])], dim=1)
     generator = torch.Generator().manual_seed(0)
@@ -52,6 +52,6 @@ def probe_reach(loaded: LoadedModel, num_features: int) -> tuple[int | None, int
 
 
 def _last_difference(one: torch.Tensor, other: torch.Tensor) -> int:
-    """The last node of the path whose row differs; -1: none does."""
+    """Return the last node of the path whose row differs; -1 when none does."""
     rows = torch.nonzero((one != other).any(dim=1)[:_PATH_NODES]).flatten()
     return int(rows[-1]) if rows.numel() else -1

@@ -8,7 +8,8 @@ import msgspec
 from serve.ipc.messages import FromLane, ModelProbed, ProbeModel, Progress
 from serve.lane.executors.check import takes_narrow_edges
 from serve.lane.executors.choose import ExecutorOptions, choose
-from serve.lane.measure.calibrate import Allocator, calibrate
+from serve.lane.measure.calibrate import calibrate
+from serve.lane.measure.memory import Allocator
 from serve.lane.measure.probe_signature import probe_signature
 from serve.lane.measure.where_measured import Processor
 from serve.lane.place import Place

@@ -1,4 +1,4 @@
-"""What a model takes and gives, found out by running it on tiny graphs.
+"""Find a model's signature, its inputs and outputs, by running it on tiny graphs.
 
 No model declares its own shapes reliably, so candidates (the config, the factory's arguments,
 the weights' dimensions) are tried in that order and the first that runs wins.
@@ -23,7 +23,7 @@ _FEATURE_ARGS = ("in_channels", "num_features", "in_features", "num_node_feature
                  "input_dim", "in_feats")  # fmt: skip
 _EDGE_ARGS = ("edge_dim", "edge_channels", "num_edge_features", "edge_features", "edge_attr_dim")
 _MAX_CANDIDATES = 32
-#: Nodes, edges and graphs of what is merged on trial.
+#: Nodes, edges and graphs of the trial union.
 _UNION = ((7, 12, 3), (64, 256, 4), (11, 20, 1), (40, 400, 2))
 
 
@@ -66,7 +66,7 @@ def probe_inputs(
 def _describe(
     loaded: LoadedModel, num_features: int, edge_dim: int | None, output: torch.Tensor
 ) -> Signature:
-    """What kind of rows come out, and how the model takes degenerate graphs."""
+    """Describe the output's rows, and the model's behaviour on degenerate graphs."""
 
     def run(num_nodes: int, num_edges: int, num_graphs: int) -> torch.Tensor | None:
         try:
@@ -92,7 +92,7 @@ def _describe(
             f" and {counts[1]} rows; there must be one per node or one per graph"
         )
     again = run(7, 12, 3)
-    # To rounding: torch's scatter on a GPU adds in any order.
+    # Equal up to rounding: torch's scatter on a GPU adds in any order.
     deterministic = again is not None and _is_close(again, output)
     empty, edgeless = run(0, 0, 0), run(3, 0, 1)
     by_node = counts == (7, 11)
@@ -114,9 +114,9 @@ def _describe(
 def _is_mergeable(
     loaded: LoadedModel, num_features: int, edge_dim: int | None, counts: tuple[int, int]
 ) -> bool:
-    """Whether graphs of several sizes have the same outputs merged and alone.
+    """Return True when graphs of several sizes have the same outputs merged and alone.
 
-    A model that normalises over all nodes, samples, or pools without `batch` does not.
+    It is False for a model that normalises over all nodes, samples, or pools without `batch`.
     """
     rows: Literal["node", "graph"] = "node" if counts == (7, 11) else "graph"
     graphs = [probe_inputs(*size, num_features, edge_dim) for size in _UNION]
@@ -132,13 +132,13 @@ def _is_mergeable(
 
 
 def _is_close(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Within 1e-4 of the expected output's scale."""
+    """Return True within 1e-4 of the expected output's scale."""
     scale = max(float(expected.abs().max()), 1e-12)
     return bool(((found - expected).abs() <= 1e-4 * scale).all())
 
 
 def _candidates(loaded: LoadedModel) -> Iterator[tuple[int, int | None]]:
-    """(features, edge_dim) to try, likeliest first."""
+    """Yield (features, edge_dim) to try, likeliest first."""
     spec = loaded.spec
     dims = [
         int(size)

@@ -1,8 +1,8 @@
-"""What one forward pass takes from the tensor allocator, allocation by allocation.
+"""Trace the tensor allocations of one forward pass.
 
-Read from torch's profiler: exact, with the operation that made each, but blind to what a kernel
-takes from the C library itself (sorting keys for a scatter: 32 bytes an edge); a lane's meter sees
-that (``serve.native.Meter``).
+The trace comes from torch's profiler. It is exact and names the operation of each allocation, but
+misses memory that a kernel takes from the C library itself (sorting keys for a scatter: 32 bytes an
+edge). A lane's meter sees that (``serve.native.Meter``).
 """
 
 import gc
@@ -22,13 +22,13 @@ _LAYER = "layer:"
 def trace(
     run: Callable[[], torch.Tensor], module: torch.nn.Module, num_nodes: int, num_edges: int
 ) -> MemoryTrace:
-    """Every allocation and free of `run()` in CPU tensor memory, its output's free included.
+    """Trace all CPU tensor allocations and frees of `run()`, the free of its output included.
 
     Labels are `layer (Type): operation`, with the layers of `module`.
     """
     # The profiler writes two lines to stderr for each use, unless told not to.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    # Garbage of earlier runs must not be collected, and counted, in this one.
+    # A collection now would free, and count, garbage of earlier runs.
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -55,7 +55,7 @@ def trace(
 
 
 def _collect(event: Any, layer: str, operation: str, into: list[tuple[int, int, str]]) -> None:
-    """Walk the profiler's tree; (start, bytes, label) of every CPU allocation and free."""
+    """Add (start, bytes, label) of every CPU allocation and free in the profiler's tree."""
     fields = event.extra_fields
     if hasattr(fields, "alloc_size"):
         if fields.device.type == "cpu":

@@ -1,4 +1,4 @@
-"""Where a model is measured: how its memory is traced there, and what its time is."""
+"""Sites where a model is measured: how memory is traced and runs are timed there."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -19,21 +19,21 @@ class Site(Protocol):
     name: str
 
     def place(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """`inputs` where a forward pass finds them, so that it allocates nothing for them."""
+        """Return `inputs` where a forward pass finds them without allocating."""
         ...
 
     def stage(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """`inputs` where a lane finds a request's, so that a run takes the time it will take."""
+        """Return `inputs` where a lane finds a request's, so that timed runs are realistic."""
         ...
 
     def trace(
         self, run: Run, module: torch.nn.Module, num_nodes: int, num_edges: int
     ) -> MemoryTrace:
-        """Every allocation and free of `run()` on placed inputs, its output's free included."""
+        """Trace the allocations of `run()` on placed inputs, the free of its output included."""
         ...
 
     def time_ns(self, run: Run) -> int:
-        """How long `run()` takes on an idle lane."""
+        """Return the time of `run()` on an idle lane."""
         ...
 
 
@@ -57,7 +57,7 @@ class Processor:
         return trace(run, module, num_nodes, num_edges)
 
     def time_ns(self, run: Run) -> int:
-        """On one thread its processor time, which is its time on a core of its own."""
+        """Return the run's time; with one thread its processor time, as on a core of its own."""
         started_ns = clock.work_ns()
         run()
         return clock.work_ns() - started_ns

@@ -32,21 +32,21 @@ class LoadedModel:
 
     spec: ModelSpec
     module: torch.nn.Module
-    #: What runs it; see ``serve.lane.executors``.
+    #: Name of its executor; see ``serve.lane.executors``.
     executor: str = field(default="eager", kw_only=True)
     #: Called when a run has ended, also by an error.
     after_run: Callable[[], None] | None = field(default=None, kw_only=True)
 
     def run(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """One forward pass without autograd: float32 [rows, C], contiguous.
+        """Run one forward pass without autograd; returns float32 [rows, C], contiguous.
 
-        `inputs` by name: x float32 [N, F], edge_index int64 [2, E], edge_weight float32 [E],
-        edge_attr float32 [E, D], batch int64 [N]; those the model does not take are ignored. A
-        missing edge_weight means ones, a missing batch means one graph.
+        `inputs` holds by name x float32 [N, F], edge_index int64 [2, E], edge_weight float32 [E],
+        edge_attr float32 [E, D] and batch int64 [N]. Inputs that the model does not take are
+        ignored. A missing edge_weight means ones, a missing batch means one graph.
 
-        Raises InvalidInput when another input is missing and ModelError when forward returns
-        anything else than a float32 vector or matrix. What forward itself raises passes through,
-        so that the caller can tell running out of memory from a bug in the model.
+        Raises InvalidInput when another input is missing, and ModelError when forward returns
+        anything but a float32 vector or matrix. Errors of forward itself pass through, so that the
+        caller can tell running out of memory from a bug in the model.
         """
         try:
             with torch.inference_mode():
@@ -57,9 +57,9 @@ class LoadedModel:
                 self.after_run()
 
     def checked(self, output: object) -> torch.Tensor:
-        """`output` as float32 [rows, C], contiguous; a vector becomes one column.
+        """Return `output` as float32 [rows, C], contiguous; a vector becomes one column.
 
-        Raises ModelError naming what it is instead.
+        Raises ModelError naming the type, dtype or shape of any other output.
         """
         if not isinstance(output, torch.Tensor) or output.layout != torch.strided:
             raise ModelError(self._wrong_output(f"a {type(output).__name__}"))
@@ -80,7 +80,7 @@ class LoadedModel:
 
 
 def default_input(name: str, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """What stands for an optional input that a request left out: its default, for each entry."""
+    """Return the default of an optional input that a request left out."""
     wanted = INPUTS[name]
     per, _ = wanted.per
     counted, axis = COUNTED_BY[per]
@@ -91,9 +91,10 @@ def default_input(name: str, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor
 
 
 def load_model(spec: ModelSpec) -> LoadedModel:
-    """Build the model and map its weights; raises ModelError saying which step failed on what.
+    """Build the model and map its weights.
 
-    ConfigError when the weights file has changed since the repository was read.
+    Raises ModelError naming the step that failed, and ConfigError when the weights file has changed
+    since the repository was read.
     """
     where = f"model {spec.key}: {spec.config_file}"
     factory = _resolve(spec)
@@ -180,10 +181,10 @@ def _load_file(spec: ModelSpec, path: Path) -> ModuleType:
 
 
 class _SourceLoader(SourceFileLoader):
-    """Runs what one file holds as the module that lies at another path.
+    """A loader that runs the source of one file as the module at another path.
 
-    Byte code that was kept of an earlier load is left alone: it is told to be of today's file by
-    size and time, to the second.
+    It ignores cached byte code. Python matches byte code to a file by size and time in seconds,
+    which is too coarse for a file that was just replaced.
     """
 
     def __init__(self, name: str, path: str, read_from: str) -> None:

@@ -1,8 +1,7 @@
-"""Several requests' graphs as one: their disjoint union, run once and taken apart again.
+"""Run several requests' graphs as one: as their disjoint union, split again afterwards.
 
-No edge leads from one graph to another, so a model that looks at nothing but edges, and at `batch`
-where it pools, answers each graph as if it were alone. Which models do is probed, see
-``signature``.
+No edge leads from one graph to another. A model that uses only edges, and `batch` where it pools,
+therefore answers each graph as if it were alone. ``Signature.mergeable`` says whether a model does.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,11 +20,10 @@ Inputs = Mapping[str, torch.Tensor]
 def run_union(
     model: LoadedModel, graphs: Sequence[Inputs], rows: Literal["node", "graph"]
 ) -> tuple[torch.Tensor, ...]:
-    """The outputs float32 [rows, C] of the model for each of `graphs`, from one run.
+    """Return the model's output float32 [rows, C] for each of `graphs`, from one run.
 
-    `graphs` as for ``LoadedModel.run``, which is what runs when there is only one. `rows`: what
-    the output has one row for. Raises ModelError when the output has another number of rows than
-    the graphs have together.
+    `graphs` are inputs for ``LoadedModel.run``. `rows` says whether the output has a row for each
+    node or each graph. Raises ModelError when the number of rows does not fit the graphs.
     """
     if len(graphs) == 1:
         return (model.run(graphs[0]),)
@@ -42,14 +40,14 @@ def run_union(
 
 
 def rows_wanted(graph: Inputs, rows: Literal["node", "graph"]) -> int:
-    """Rows of the output for the graph; with a `batch`, that is read."""
+    """Return the number of output rows for the graph; reads its `batch` if there is one."""
     return graph["x"].shape[0] if rows == "node" else _graphs_in(graph)
 
 
 def join(
     graphs: Sequence[Inputs], names: Sequence[str]
 ) -> tuple[dict[str, torch.Tensor], list[int]]:
-    """The named inputs of the union, and how many graphs each of `graphs` counts in `batch`."""
+    """Return the named inputs of the union, and the number of graphs in each of `graphs`."""
     nodes = [graph["x"].shape[0] for graph in graphs]
     firsts = list(accumulate(nodes, initial=0))[:-1]
     joined: dict[str, torch.Tensor] = {}
@@ -69,7 +67,7 @@ def join(
 
 
 def _shifted(parts: Sequence[torch.Tensor], by: Sequence[int]) -> torch.Tensor:
-    """The parts side by side along the last axis, each with its number added."""
+    """Concatenate the parts along the last axis, each with its number added."""
     dtype = parts[0].dtype
     for part in parts[1:]:
         dtype = torch.promote_types(dtype, part.dtype)
@@ -82,6 +80,6 @@ def _shifted(parts: Sequence[torch.Tensor], by: Sequence[int]) -> torch.Tensor:
 
 
 def _graphs_in(graph: Inputs) -> int:
-    """How many graphs `batch` tells apart; one without it, none without nodes."""
+    """Return the number of graphs in `batch`; one without it, none without nodes."""
     batch, count = graph.get("batch"), graph["x"].shape[0]
     return min(1, count) if batch is None or not count else int(batch.max()) + 1

@@ -11,8 +11,8 @@ import torch
 from bench.kit.processes import wait_for
 from serve.ipc.messages import HotSetRef, TableRef
 from serve.ipc.setup import DevicePlace, LaneSetup
+from serve.lane.cuda import cuda_queue
 from serve.lane.cuda import device as device_module
-from serve.lane.cuda import queues
 from serve.lane.cuda.device import CudaDevice
 from serve.lane.executors import kernels
 
@@ -35,7 +35,7 @@ class Cuda:
         monkeypatch.setattr(torch.cuda, "set_device", self._use)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "H")
         stream = SimpleNamespace(Stream=lambda device, priority=0: None)
-        monkeypatch.setattr(queues, "_cuda", stream)
+        monkeypatch.setattr(cuda_queue, "_cuda", stream)
 
     def _use(self, device):
         self.device_of[threading.current_thread().name] = device

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from serve.lane.cuda import queues
-from serve.lane.cuda.queues import Copies, CudaQueue, HostQueue, HotRows, Pinned
+from serve.lane.cuda import cuda_queue
+from serve.lane.cuda.cuda_queue import Copies, CudaQueue, Pinned
+from serve.lane.cuda.queues import HostQueue, HotRows
 from serve.native_cuda import CudaError
 
 
@@ -54,7 +55,7 @@ class Recorder:
 @pytest.fixture
 def cuda(monkeypatch):
     recorder = Recorder()
-    monkeypatch.setattr(queues, "_cuda", recorder)
+    monkeypatch.setattr(cuda_queue, "_cuda", recorder)
     monkeypatch.setattr(torch.cuda, "stream", recorder.current)
     monkeypatch.setattr(torch.cuda, "device", recorder.device)
     return recorder

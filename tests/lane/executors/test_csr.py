@@ -72,7 +72,7 @@ def test_without_the_extension_there_is_no_csr(twins, monkeypatch):
 def test_memory_is_linear_in_nodes_and_edges(twins, name):
     """Also for self-loops, which the kernels drop: room is made for all that could stay."""
     from serve.estimate.memory import peak_at
-    from serve.lane.measure.calibrate import measure_memory
+    from serve.lane.measure.memory import measure_memory
     from serve.lane.measure.probe_graphs import Shape, probe_graph
     from serve.lane.measure.tracing import trace
 

@@ -99,7 +99,7 @@ def test_the_same_graph_has_the_same_answer_bit_by_bit(device, star):
 def test_memory_is_linear_in_nodes_and_edges(on_device, twins):
     """Also where nodes are heavy: they take room whether there are any or not."""
     from serve.estimate.memory import covers, peak_at
-    from serve.lane.measure.calibrate import measure_memory
+    from serve.lane.measure.memory import measure_memory
     from serve.lane.measure.probe_graphs import Shape, probe_graph
     from serve.lane.measure.tracing import trace
 

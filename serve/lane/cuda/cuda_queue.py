@@ -1,0 +1,201 @@
+"""The queue of a lane on a GPU: its streams, and the memory that its copies start from."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+
+from serve.lane.cuda.queues import HotRows
+from serve.lane.cuda.replays import Captured
+from serve.native_cuda import CudaError, CudaLibrary
+
+#: Any, as torch does not annotate its streams and events.
+_cuda: Any = torch.cuda
+#: Two of CUDA's stream priorities, as torch numbers them: lower is more urgent.
+_URGENT, _ORDINARY = -1, 0
+
+
+class Copies:
+    """The two streams for copies of all lanes of a device, one for each direction.
+
+    A device has one copy engine a direction. Copies in streams of their own do not delay kernels,
+    and copies of several lanes follow each other on the engine anyway.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.up = _cuda.Stream(device)
+        self.down = _cuda.Stream(device)
+
+
+class Pinned:
+    """Pinned host memory, which the device reads directly."""
+
+    def __init__(self, library: CudaLibrary, device: int = 0) -> None:
+        """`device` is the number of the device that reads."""
+        self.library, self._device = library, device
+        #: Start and end address, and the start as the device addresses it.
+        self._ranges: list[tuple[int, int, int]] = []
+
+    def register(self, address: int, size_bytes: int) -> None:
+        """Pin that memory until ``unregister``; raises CudaError when CUDA refuses."""
+        seen = self.library.register(address, size_bytes, self._device)
+        self._ranges.append((address, address + size_bytes, seen))
+
+    def unregister(self, address: int) -> None:
+        """Unpin the memory that starts there, before its unmapping; no kernel may still read it."""
+        self._ranges = [found for found in self._ranges if found[0] != address]
+        self.library.unregister(address)
+
+    def seen(self, tensor: torch.Tensor) -> int | None:
+        """Return the device's address of the tensor's data; None when it is not pinned."""
+        start = tensor.data_ptr()
+        end = start + tensor.nbytes
+        for first, last, seen in self._ranges:
+            if first <= start and end <= last:
+                return seen + start - first
+        return None
+
+
+class _CudaGraph:
+    """A captured run of a ``CudaQueue``."""
+
+    def __init__(
+        self, library: CudaLibrary, graph: int, output: torch.Tensor, queue: "CudaQueue"
+    ) -> None:
+        self._library, self._graph, self._queue = library, graph, queue
+        self.output = output
+
+    def launch(self) -> None:
+        self._library.replay(self._graph, self._queue.stream)
+
+    def forget(self) -> None:
+        self._library.forget(self._graph)
+
+
+class CudaQueue:
+    """A lane's two streams, ordinary and urgent. It waits for events, never for the whole device.
+
+    An urgent stream's kernels get multiprocessors that others free; running kernels go on.
+    """
+
+    def __init__(self, device: torch.device, copies: Copies, pinned: Pinned | None = None) -> None:
+        self.device = device
+        self._copies = copies
+        self._pinned = pinned
+        #: The run has uploaded something, and may have launched kernels since.
+        self._begun = False
+        # Held for good: torch hands out the same 32 streams again and again.
+        self._streams = {
+            False: _cuda.Stream(device, priority=_ORDINARY),
+            True: _cuda.Stream(device, priority=_URGENT),
+        }
+        self._current = self._streams[False]
+
+    @property
+    def stream(self) -> int:
+        """CUDA's handle of the stream in use."""
+        handle: int = self._current.cuda_stream
+        return handle
+
+    @contextmanager
+    def running(self, *, urgent: bool = False) -> Iterator[None]:
+        """See ``Queue``."""
+        self._current, self._begun = self._streams[urgent], False
+        with torch.cuda.device(self.device), torch.cuda.stream(self._current):
+            yield
+
+    def upload(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """See ``Queue``."""
+        with self._going_up():
+            return {
+                name: tensor.to(self.device, non_blocking=True) for name, tensor in tensors.items()
+            }
+
+    def fill(self, places: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> None:
+        """See ``Queue``. The run that read the previous content was waited for."""
+        with self._going_up():
+            for name, place in places.items():
+                place.copy_(tensors[name], non_blocking=True)
+
+    @contextmanager
+    def _going_up(self) -> Iterator[None]:
+        """Copy on the upload stream while open; kernels launched afterwards wait for the copies.
+
+        The allocator reuses memory as soon as the host frees it, and the host is ahead of the
+        device. A copy could therefore overwrite memory that kernels launched before still use. The
+        last run's kernels were waited for; this run's are waited for here.
+        """
+        if self._begun:
+            launched = _cuda.Event()
+            launched.record(self._current)
+            self._copies.up.wait_event(launched)
+        self._begun = True
+        with torch.cuda.stream(self._copies.up):
+            yield
+            copied = _cuda.Event()
+            copied.record(self._copies.up)
+        self._current.wait_event(copied)
+
+    def capture(self, work: Callable[[], torch.Tensor]) -> Captured:
+        """See ``Queue``."""
+        if self._pinned is None:
+            raise CudaError("there is no library to capture with")
+        library, stream = self._pinned.library, self.stream
+        library.capture(stream)
+        try:
+            output = work()
+        except BaseException:
+            # Ending a broken capture most likely fails too, but must be tried.
+            with suppress(CudaError):
+                library.forget(library.end_capture(stream))
+            raise
+        return _CudaGraph(library, library.end_capture(stream), output, self)
+
+    def gather(
+        self,
+        table: torch.Tensor,
+        ids: torch.Tensor,
+        hot: HotRows | None = None,
+        *,
+        placed: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See ``Queue``. The host gathers rows of memory that is not pinned."""
+        seen = None if self._pinned is None else self._pinned.seen(table)
+        if self._pinned is None or seen is None:
+            return self.upload({"rows": torch.index_select(table, 0, ids)})["rows"]
+        if placed is None:
+            placed = self.upload({"ids": ids})["ids"]
+        out = torch.empty(len(ids), table.shape[1], dtype=table.dtype, device=self.device)
+        self._pinned.library.gather(
+            seen, placed.data_ptr(), len(ids), table.shape[1] * table.element_size(),
+            out.data_ptr(), stream=self.stream,
+            hot=0 if hot is None else hot.rows.data_ptr(),
+            slot_of=0 if hot is None else hot.slot_of.data_ptr(),
+        )  # fmt: skip
+        return out
+
+    def download(self, output: torch.Tensor, place: torch.Tensor) -> None:
+        """See ``Queue``."""
+        computed, copied = _cuda.Event(), _cuda.Event(blocking=True)
+        computed.record(self._current)
+        self._copies.down.wait_event(computed)
+        with torch.cuda.stream(self._copies.down):
+            place.copy_(output, non_blocking=True)
+            copied.record(self._copies.down)
+        copied.synchronize()
+
+    def stage(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """See ``Queue``."""
+        return {name: tensor.pin_memory() for name, tensor in tensors.items()}
+
+    def landing(self, output: torch.Tensor) -> torch.Tensor:
+        """See ``Queue``."""
+        return torch.empty(output.shape, dtype=output.dtype, pin_memory=True)
+
+    def finish(self) -> None:
+        """See ``Queue``."""
+        for stream in (self._copies.up, self._current, self._copies.down):
+            ended = _cuda.Event(blocking=True)
+            ended.record(stream)
+            ended.synchronize()

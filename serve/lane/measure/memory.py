@@ -1,0 +1,286 @@
+"""Measure the memory of a model: trace its runs on small graphs, fit, and check on larger ones."""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+from serve.errors import ModelError
+from serve.estimate.calibration import (
+    Linear,
+    Loopless,
+    MemoryFit,
+)
+from serve.estimate.estimator import SAFETY_FACTOR
+from serve.estimate.memory import (
+    SLACK_SHARE,
+    MemoryTrace,
+    covers,
+    fit_curve,
+    fit_held,
+    fit_planes,
+    peak_at,
+    upper_hull,
+)
+from serve.lane.measure.probe import ModelProbe, Need, Run, need_for
+from serve.lane.measure.probe_graphs import Shape
+from serve.lane.measure.timing import SMALLEST_NODES
+from serve.lane.measure.where_measured import Processor, Site
+from serve.lane.models.loader import LoadedModel
+from serve.models.model_signature import Signature
+
+Found = TypeVar("Found")
+#: (Nodes, edges, peak of held bytes) of the graphs of each shape.
+_Held = dict[Shape, list[tuple[int, int, int]]]
+#: Nodes and edges of traced graphs. Both vary independently, from sparse to dense.
+_TRACED = ((60, 150), (60, 600), (90, 150), (130, 900), (200, 400), (60, 40), (200, 120))
+#: Larger sizes, for models that switch to other kernels as graphs grow.
+_TRACED_LARGE = tuple((8 * nodes, 8 * edges) for nodes, edges in _TRACED)
+#: Shapes that are extreme in properties other than N and E.
+_FAMILIES = (Shape.PLAIN, Shape.LOOPS, Shape.SINGLES)
+#: Nodes, and edges per node, of graphs held out to check the planes.
+_CHECKED_NODES = 3_000
+_CHECKED_RATIOS = (0.5, 4.0, 12.0, 30.0)
+_CHECKED_SHAPES = (Shape.MIXED, Shape.STAR, Shape.LOPSIDED)
+_CHECKED_SHAPES_SIZE = 3_000, 12_000
+#: Upper bound of a graph that is only traced.
+_TRACED_BYTES = 256 << 20
+#: An estimate further above the measurement than this share is reported.
+_LOOSE = 0.05
+#: Activations of the graphs that reveal memory which tracing misses, and their edges per node.
+_HELD_BYTES = 12 << 20
+_HELD_RATIOS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 1000.0)
+#: The size from which ``_shrunk`` starts.
+_MANY_NODES = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Allocator:
+    """Treatment of the allocator around each run, which must be that of a lane."""
+
+    #: Runs a forward pass and returns its peak of held bytes, tensors and kernels' scratch space.
+    #: None without a meter; the scratch space then counts as nothing.
+    held_by: Callable[[Run], int] | None = None
+    #: Called before a run with the bytes that it will need.
+    expect: Callable[[int], None] = lambda need_bytes: None
+
+
+UNMETERED = Allocator()
+
+
+def measure_memory(
+    loaded: LoadedModel,
+    signature: Signature,
+    *,
+    max_bytes: int,
+    allocator: Allocator = UNMETERED,
+    site: Site | None = None,
+    trial: LoadedModel | None = None,
+) -> MemoryFit:
+    """Trace small graphs, fit planes, and check on larger graphs of several shapes.
+
+    The arguments are those of ``calibrate``.
+    """
+    probe = ModelProbe(loaded, signature, site or Processor(), trial)
+    inputs = probe.input_bytes()
+    _run_once(probe)
+    families = _fit_families(probe, _TRACED)
+    planes, problem = families.planes(), families.problem
+    checked = _traces(probe, _checked_sizes(need_for(inputs, planes), max_bytes))
+    if problem or not _all_covered(planes, checked):
+        # Small graphs may only take other kernels; the larger ones decide.
+        families = families.with_larger(_fit_families(probe, _TRACED_LARGE))
+        planes, problem = families.planes(), families.problem
+    curve, peaks = None, []
+    warning = ""
+    if problem or not _all_covered(planes, checked):
+        seen = [*checked, *_traces(probe, (*_TRACED, *_TRACED_LARGE))]
+        peaks = [(t.num_nodes, t.num_edges, t.peak_bytes) for t in seen]
+        curve = fit_curve(peaks)
+        problem = problem or "planes fitted to small graphs do not hold for large ones"
+        warning = f"memory is a fitted upper bound: {problem}"
+    need = need_for(inputs, planes, curve)
+
+    def ratio(found: MemoryTrace) -> float:
+        size = found.num_nodes, found.num_edges
+        return need(*size) / (inputs.at(*size) + found.peak_bytes)
+
+    errors = [ratio(found) - 1 for found in checked]
+    if not warning and max(errors) > _LOOSE:
+        warning = f"memory is an upper bound: up to {max(errors):.0%} above need"
+    size = _shrunk(_CHECKED_SHAPES_SIZE, need, min(max_bytes, _TRACED_BYTES))
+    for shape in filter(probe.takes, _CHECKED_SHAPES):
+        found = _trace_or_none(probe, size, shape)
+        if found is not None and ratio(found) < 1 - SLACK_SHARE:
+            warning = warning or (
+                "memory depends on more than the numbers of nodes and edges: "
+                f"a {shape.value} graph took {1 / ratio(found):.1f} times its estimate"
+            )
+    held = _measure_held(probe, need, max_bytes, allocator)
+    loopless = None
+    if curve is not None:
+        curve, held = fit_curve([*peaks, *_of_all(held)]), {}
+    else:
+        loopless = _without_loops(probe, families, held, size, allocator)
+    return MemoryFit(
+        inputs=inputs,
+        output=probe.output_bytes(),
+        activations=planes,
+        held=fit_held(_of_all(held)),
+        loopless=loopless,
+        curve=curve,
+        error_low=min(errors),
+        error_high=max(errors),
+        warning=warning,
+    )
+
+
+def _run_once(probe: ModelProbe) -> None:
+    """Run the model once, so that no measurement includes its first run."""
+    try:
+        probe.attempt(_TRACED[0])
+        probe.loaded.run(probe.graph(*_TRACED[0]))
+    except Exception as error:
+        raise ModelError(
+            f"model {probe.loaded.spec.key}: a random graph of {_TRACED[0][0]} nodes and"
+            f" {_TRACED[0][1]} edges does not run: {type(error).__name__}: {error}"
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Families:
+    """Planes for each shape that is extreme in a property other than N and E."""
+
+    by_shape: dict[Shape, tuple[Linear, ...]] = field(default_factory=dict)
+    #: First problem that `fit_planes` found, empty when none.
+    problem: str = ""
+
+    def planes(self, shapes: Iterable[Shape] = _FAMILIES) -> tuple[Linear, ...]:
+        """Return planes that bound all graphs between `shapes` from above."""
+        return upper_hull(plane for shape in shapes for plane in self.by_shape.get(shape, ()))
+
+    def with_larger(self, other: "_Families") -> "_Families":
+        """Return the union with planes of larger graphs, whose problem replaces this one."""
+        joined = {s: (*planes, *other.by_shape[s]) for s, planes in self.by_shape.items()}
+        return _Families(joined, other.problem)
+
+
+def _fit_families(probe: ModelProbe, sizes: Iterable[tuple[int, int]]) -> _Families:
+    found = {s: fit_planes(_traces(probe, sizes, s)) for s in filter(probe.takes, _FAMILIES)}
+    problems = [problem for _, problem in found.values() if problem]
+    return _Families({s: planes for s, (planes, _) in found.items()}, (problems or [""])[0])
+
+
+def _without_loops(
+    probe: ModelProbe,
+    families: _Families,
+    held: _Held,
+    size: tuple[int, int],
+    allocator: Allocator,
+) -> Loopless | None:
+    """Fit the memory of graphs whose number of self-loops S is known.
+
+    A peak is the maximum of linear functions of (N, E, S), so it is convex and positively
+    homogeneous, hence subadditive: the peak at (N, E, S) is at most the peak at (N, E − S, 0), the
+    graph without its loops, plus S times the cost of a loop in a graph of nothing but loops. A
+    graph with a third of loops checks this.
+
+    Returns None when knowing S saves nothing, or when the check fails.
+    """
+    plain = [shape for shape in families.by_shape if shape is not Shape.LOOPS]
+    loops = families.by_shape.get(Shape.LOOPS, ())
+    planes = families.planes(plain)
+    a_loop = max((plane.edges for plane in loops), default=math.inf)
+    if a_loop >= max((plane.edges for plane in planes), default=0.0):
+        return None
+    # In the densest graph nodes hardly count.
+    densest = max(held.get(Shape.LOOPS, []), key=lambda found: found[1] / found[0], default=None)
+    loopless = Loopless(
+        activations=planes,
+        held=fit_held(_of_all({shape: held.get(shape, []) for shape in plain})),
+        loop_activations=a_loop,
+        loop_held=0.0 if densest is None else densest[2] / densest[1],
+    )
+    graph = probe.graph(*size, Shape.MIXED)
+    source, target = graph["edge_index"]
+    num_loops = int((source == target).sum())
+    found = _trace_or_none(probe, size, Shape.MIXED)
+    run = probe.runner(probe.site.place(graph))
+    taken = None if found is None or allocator.held_by is None else allocator.held_by(run)
+    rest = size[0], size[1] - num_loops
+    peak = peak_at(planes, *rest) + a_loop * num_loops
+    need = max(peak, peak_at(loopless.held, *rest) + loopless.loop_held * num_loops)
+    if found is not None and not covers(peak, found.peak_bytes):
+        return None
+    # The other half of the margin stays for larger graphs.
+    return loopless if (taken or 0) <= (1 + SAFETY_FACTOR) / 2 * need else None
+
+
+def _unless_refused(
+    probe: ModelProbe, measure: Callable[[], Found], size: tuple[int, int], shape: Shape
+) -> Found | None:
+    """Measure; returns None when the model refuses a graph that is odd or has isolated nodes.
+
+    Raises what the model raises for a plain graph with an edge per node or more.
+    """
+    try:
+        probe.attempt(size, shape)
+        return measure()
+    except Exception:
+        if shape is Shape.PLAIN and size[1] >= size[0]:
+            raise
+        return None
+
+
+def _trace_or_none(probe: ModelProbe, size: tuple[int, int], shape: Shape) -> MemoryTrace | None:
+    return _unless_refused(probe, lambda: probe.trace(*size, shape), size, shape)
+
+
+def _traces(
+    probe: ModelProbe, sizes: Iterable[tuple[int, int]], shape: Shape = Shape.PLAIN
+) -> list[MemoryTrace]:
+    found = (_trace_or_none(probe, size, shape) for size in sizes)
+    return [trace for trace in found if trace is not None]
+
+
+def _checked_sizes(need: Need, max_bytes: int) -> list[tuple[int, int]]:
+    sizes = [(_CHECKED_NODES, int(ratio * _CHECKED_NODES)) for ratio in _CHECKED_RATIOS]
+    return [_shrunk(size, need, min(max_bytes, _TRACED_BYTES)) for size in sizes]
+
+
+def _shrunk(size: tuple[int, int], need: Need, limit_bytes: int) -> tuple[int, int]:
+    """Return `size`, or a smaller one of the same ratio that needs at most `limit_bytes`.
+
+    It has at least 16 nodes.
+    """
+    nodes, edges = size
+    while nodes > SMALLEST_NODES and need(nodes, edges) > limit_bytes:
+        nodes, edges = nodes * 7 // 8, edges * 7 // 8
+    return nodes, edges
+
+
+def _all_covered(planes: tuple[Linear, ...], traces: Iterable[MemoryTrace]) -> bool:
+    return all(covers(peak_at(planes, t.num_nodes, t.num_edges), t.peak_bytes) for t in traces)
+
+
+def _measure_held(probe: ModelProbe, need: Need, max_bytes: int, allocator: Allocator) -> _Held:
+    """Measure held bytes from sparse to dense graphs; returns nothing without a meter."""
+    if allocator.held_by is None:
+        return {}
+    limit = min(max_bytes, _HELD_BYTES)
+    held_by = allocator.held_by
+    found: _Held = {}
+    for ratio in _HELD_RATIOS:
+        size = _shrunk((_MANY_NODES, int(_MANY_NODES * ratio)), need, limit)
+        for shape in filter(probe.takes, _FAMILIES):
+            run = probe.runner(probe.site.place(probe.graph(*size, shape)))
+            measure = partial(held_by, run)
+            held = _unless_refused(probe, measure, size, shape)
+            if held is not None:
+                found.setdefault(shape, []).append((*size, held))
+    return found
+
+
+def _of_all(held: _Held) -> list[tuple[int, int, int]]:
+    return [found for of_shape in held.values() for found in of_shape]

@@ -1,0 +1,76 @@
+"""Measure the time of a model's runs over sizes."""
+
+from collections.abc import Callable
+
+import torch
+
+from serve.estimate.calibration import (
+    MemoryFit,
+    TimeFit,
+)
+from serve.estimate.timing import Timed, fit_time
+from serve.lane import clock
+from serve.lane.measure.probe import ModelProbe, need_for
+from serve.progress import Progress
+
+_TIMED_RATIOS = (2, 10, 30)
+SMALLEST_NODES = 16
+#: Sizes double. Lower and upper bound of their number.
+_LEAST_STEPS, _MAX_STEPS = 5, 20
+#: The first size that takes this long is the last.
+_LONG_RUN_NS = 90_000_000
+_MAX_ROUNDS = 9
+#: Share of the time for finding the largest sizes.
+_CLIMB_SHARE = 0.5
+
+
+def measure_time(
+    probe: ModelProbe,
+    memory: MemoryFit,
+    max_bytes: int,
+    stop_at_ns: int,
+    tell: Progress,
+    expect: Callable[[int], None],
+) -> TimeFit:
+    """Time runs over log-spaced sizes: once upwards to find the largest, then in rounds.
+
+    Rounds go from large to small, so that the allocator has its memory before small graphs are
+    timed, and a disturbance hits one run of many sizes rather than all runs of one.
+    """
+    need = need_for(memory.inputs, memory.activations, memory.curve)
+    started_ns = clock.now_ns()
+    span_ns = max(stop_at_ns - started_ns, 1_000_000)
+    graphs: dict[tuple[int, int], dict[str, torch.Tensor]] = {}
+    runs: dict[tuple[int, int], list[int]] = {}
+
+    def time_one(size: tuple[int, int]) -> int:
+        expect(int(need(*size)))
+        return _time_ns(probe, graphs[size])
+
+    for index, ratio in enumerate(_TIMED_RATIOS, start=1):
+        climb_until_ns = started_ns + span_ns * _CLIMB_SHARE * index / len(_TIMED_RATIOS)
+        for step in range(_MAX_STEPS):
+            size = SMALLEST_NODES << step, ratio * SMALLEST_NODES << step
+            too_large = need(*size) > max_bytes or clock.now_ns() > climb_until_ns
+            if step >= _LEAST_STEPS and too_large:
+                break
+            graphs[size] = probe.site.stage(probe.graph(*size))
+            runs[size] = [time_one(size)]
+            if step >= _LEAST_STEPS and runs[size][0] > _LONG_RUN_NS:
+                break
+    order = sorted(graphs, key=lambda size: -runs[size][0])
+    patience_ns = span_ns / 60
+    for round_number in range(_MAX_ROUNDS):
+        for size in order:
+            if clock.now_ns() > stop_at_ns:
+                break
+            if round_number < 2 or runs[size][0] < patience_ns:
+                runs[size].append(time_one(size))
+        tell("time", 0.2 + 0.8 * min(1.0, (clock.now_ns() - started_ns) / span_ns))
+    # The first run of a size is a warm-up, if there was time for another.
+    return fit_time([Timed(*size, tuple(found[1:] or found)) for size, found in runs.items()])
+
+
+def _time_ns(probe: ModelProbe, inputs: dict[str, torch.Tensor]) -> int:
+    """Return the time of one run, at least 1 ns."""
+    return max(1, probe.site.time_ns(probe.runner(inputs)))
