@@ -1,0 +1,89 @@
+"""Numbers in the sentences of pages are those of the results."""
+
+import pytest
+
+from bench.kit.result import ROOT, read_result
+from bench.pages.live import ours, pooled_late
+from bench.pages.models import regrets
+
+
+def rows(name, **wanted):
+    return [
+        row
+        for row in read_result(name)["rows"]
+        if all(row[key] == value for key, value in wanted.items())
+    ]
+
+
+def goodput(system, workload="mix"):
+    return rows("policies", system=system, workload=workload)[0]["goodput"]
+
+
+def policies():
+    slack, barrier, bound = map(goodput, ("slack+preemptive", "bqt+barrier", "bound"))
+    yield f"carries {slack / barrier:.0f} times the load of `bqt` + `barrier`"
+    yield f"reaches {slack / bound:.0%} of the lower bound's".replace("%", " %")
+    yield f"instead of two raise goodput from {goodput('slack+preemptive, 2 lanes a core'):.2f} to"
+    apart = 1 - goodput("slack+preemptive, a device for each core") / slack
+    yield f"carries {100 * apart:.0f} % less than one device"
+    yield f"simulate in {read_result('decisions')['million'][0]['cpu_s']:.0f} s on one core"
+    worst = read_result("figures")["worst"]
+    yield f"`slack` + `preemptive` {100 * worst['slack+preemptive']:.1f} %"
+
+
+def live():
+    slow, fast = (ours(name)[-1]["late_server"] for name in ("live_eager", "live"))
+    yield f"{100 * slow:.1f} % with slow runs, {100 * fast:.1f} % with fast ones"
+    yield f"All {len(read_result('soak')['checks'])} checks of the stored run passed"
+
+
+def host():
+    by_way = {row["way"]: row for row in read_result("host_cost")["means"]}
+    found, echo = by_way["ours"], by_way["echo"]
+    yield f"{found['server_us']:,.0f} µs of processor time a request and {found['handovers']:.1f}"
+    yield f"takes {echo['server_us']:.0f} µs and {echo['handovers']:.1f}"
+
+
+def peers():
+    late = {
+        system: pooled_late(rows("peers", rho=0.5, system=system), "late", "requests")
+        for system in ("gnnserve", "mosec, 2 workers", "grpc.aio, one PyG thread")
+    }
+    low, high = late["mosec, 2 workers"], late["grpc.aio, one PyG thread"]
+    yield f"missed by far: {late['gnnserve']:.0f} %, beside {low:.0f} to {high:.0f} %"
+
+
+def executors():
+    found = regrets("merging_csr")
+    yield f"takes {found['chosen'][0]:.3f} times as long as the best way measured"
+    yield f"takes {found['never'][0]:.2f} times as long (worst {found['never'][1]:.2f})"
+    yield f"always merging {found['always'][0]:.2f} times (worst {found['always'][1]:.2f})"
+
+
+def estimates():
+    found = read_result("pmc_accuracy")["all"]
+    yield f"No run of {found['runs']:,} took more than its reserve"
+    yield f"took {100 * found['need_share_of_reserve_max']:.1f} % of it"
+    costs = read_result("estimate_cost")["models"]
+    most = {key: max(row[key] for row in costs) for key in costs[0] if key.endswith("_us")}
+    yield f"at most {most['estimate_us']:.1f} µs of processor time, {most['loops_us']:.1f} µs with"
+
+
+@pytest.mark.parametrize("claims", [policies, live, host, peers, executors, estimates])
+def test_a_page_claims_what_was_measured(claims):
+    path = ROOT / "docs" / "measurements" / f"{claims.__name__}.md"
+    page = " ".join(path.read_text(encoding="utf-8").split())
+    assert [claim for claim in claims() if claim not in page] == []
+
+
+def test_the_readme_claims_what_was_measured():
+    page = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    means = {kind: of["all"]["geometric_mean"] for kind, of in
+             read_result("executors")["ratios"].items()}  # fmt: skip
+    assert f"{means['csr']:.2f} times as fast as stock PyG" in page
+    assert f"{means['csr_compiled']:.2f} times with `models.compile`" in page
+    costs = [row["mean_us"] for row in rows("decisions")]
+    assert f"{min(costs):.0f} to {max(costs):.0f} µs" in page
+    assert (
+        f"never below the measured peak in {read_result('pmc_accuracy')['all']['runs']:,}" in page
+    )
