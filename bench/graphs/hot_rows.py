@@ -40,7 +40,7 @@ SCRIPT = Script(
         "data": None, "graphs": ("cora", "pubmed", "artist", "amazon"),
         "shares": (0.01, 0.05, 0.1, 0.25), "learned": 6_000, "asked": 600,
     },
-    quick={"graphs": ("cora",), "shares": (0.1,), "learned": 200, "asked": 50},
+    quick={"graphs": ("pubmed",), "shares": (0.1,), "learned": 200, "asked": 50},
     tables=[
         Table("Hit rate", "rows", {
             "graph": "{graph}", "asked for": "{asked_for}", "hot": "{hot_share:.0%}",
