@@ -15,12 +15,12 @@ _COLUMNS = {
     "model": "Model",
     "requests": "# Requests",
     "answered": "# Answered",
-    "late": "# Late, seen from here",
-    "late_share": "Late %",
+    "late": "# Late at the client",
+    "late_share": "Late % at the client",
     "late_by_server": "# Late by the server",
     "late_share_by_server": "Late % by the server",
-    "over_target_p50": "Latency ÷ target p50, lately",
-    "over_target_p99": "p99, lately",
+    "over_target_p50": "Latency ÷ target p50, recent",
+    "over_target_p99": "p99, recent",
 }
 
 
