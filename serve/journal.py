@@ -15,7 +15,7 @@ import msgspec
 from serve.core.commands import AnswerTask, Command
 from serve.core.events import Event
 from serve.core.params import DeviceFacts, SchedulerParams
-from serve.core.types import Estimate, Nanos, TaskId
+from serve.core.types import Nanos, TaskEstimate, TaskId
 from serve.errors import ConfigError
 
 _FORMAT = "gnnserve-journal-1"
@@ -38,7 +38,7 @@ class _Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     #: [name of a command, its fields], in order.
     commands: msgspec.Raw = msgspec.Raw(b"[]")
     #: What the scheduler was told of unions while it decided.
-    unions: tuple[Estimate | None, ...] = ()
+    unions: tuple[TaskEstimate | None, ...] = ()
     #: The task whose answer left the server.
     left: int | None = None
 
@@ -52,7 +52,7 @@ class Step:
     #: What it answered, encoded as `encode_commands` does it.
     commands: bytes
     #: What `SchedulerParams.unions` returned meanwhile, call by call.
-    unions: tuple[Estimate | None, ...] = ()
+    unions: tuple[TaskEstimate | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def encode_step(
     at_ns: int,
     event: Event,
     commands: Sequence[Command],
-    unions: Sequence[Estimate | None] = (),
+    unions: Sequence[TaskEstimate | None] = (),
 ) -> bytes:
     """Return the line of one call."""
     row = _Row(

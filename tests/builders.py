@@ -7,12 +7,12 @@ from serve.core.params import DeviceFacts, SchedulerParams
 from serve.core.slowdown import NO_SLOWDOWN
 from serve.core.types import (
     Bytes,
-    Estimate,
     LaneId,
     Nanos,
     QoS,
     Sized,
     Task,
+    TaskEstimate,
     TaskId,
     UnionEstimate,
     Usage,
@@ -37,7 +37,7 @@ def task(
 ) -> Task:
     """A task whose solo time is `run_ns` + `prepare_ns` and whose target is twice that."""
     solo_ns = run_ns + prepare_ns
-    estimate = Estimate(
+    estimate = TaskEstimate(
         peak_bytes=Bytes(reserve), reserve_bytes=Bytes(reserve),
         run_ns=Nanos(run_ns), solo_ns=Nanos(solo_ns),
     )  # fmt: skip
@@ -67,10 +67,10 @@ def sized(*, reserve: int = 1024, run_ns: int = MS, prepare_ns: int = 100 * US) 
 def unions_saving(saved_ns: int) -> UnionEstimate:
     """Of tasks made here: a union takes what its members take, less `saved_ns` for each but one."""
 
-    def together(model: str, sizes: Sequence[tuple[int, int]]) -> Estimate | None:
+    def together(model: str, sizes: Sequence[tuple[int, int]]) -> TaskEstimate | None:
         run_ns = max(1, sum(run for run, _ in sizes) - saved_ns * (len(sizes) - 1))
         reserve = Bytes(sum(reserve for _, reserve in sizes))
-        return Estimate(reserve, reserve, Nanos(run_ns), Nanos(run_ns))
+        return TaskEstimate(reserve, reserve, Nanos(run_ns), Nanos(run_ns))
 
     return together
 

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from bench.gpu.engines import FEATURES, Bench, nodes_call
 from bench.gpu.kit import Result, run
 from serve.config import GraphConfig
-from serve.core.types import Estimate, Nanos
+from serve.core.types import Nanos, TaskEstimate
 from serve.estimate.estimator import ModelEstimator
 from serve.graphs.generate import generate_edges
 
@@ -83,7 +83,7 @@ def always_merged() -> Iterator[None]:
     """Make a union take next to no time by estimate while open."""
     predicted = ModelEstimator.union
 
-    def union(self: ModelEstimator, sizes: Sequence[tuple[int, int]]) -> Estimate:
+    def union(self: ModelEstimator, sizes: Sequence[tuple[int, int]]) -> TaskEstimate:
         return replace(predicted(self, sizes), run_ns=Nanos(1))
 
     with patch.object(ModelEstimator, "union", union):

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from bench.kit.script import Script, Table
 from serve.graphs.datasets import load_dataset
 from serve.graphs.hot_set import HotSet, slots_bytes
-from serve.graphs.load import OpenOptions, Parts, held
+from serve.graphs.load import GraphParts, OpenOptions, held
 from serve.graphs.resident import ResidentGraph
 from serve.graphs.snapshot import Snapshot
 
@@ -74,7 +74,7 @@ def opened(name: str, data: Path | None, folder: Path) -> ResidentGraph:
     """Return the graph as the server holds it, with features of one column."""
     found = load_dataset(name, folder=data)
     x = np.random.default_rng(0).random((found.num_nodes, FEATURES), dtype=np.float32)
-    parts = Parts(found.num_nodes, found.edge_index, x, found.source)
+    parts = GraphParts(found.num_nodes, found.edge_index, x, found.source)
     options = OpenOptions(cache=folder, shared=True)
     return held(name, parts, options, lambda step, fraction: None)
 

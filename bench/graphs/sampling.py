@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from bench.kit.measure import elapsed_us, in_turns, percentiles, ratios
 from bench.kit.script import Script, Table
 from serve.graphs.datasets import TABLE_4, load_dataset
-from serve.graphs.load import OpenOptions, Parts, held
+from serve.graphs.load import GraphParts, OpenOptions, held
 from serve.graphs.snapshot import Snapshot
 
 FANOUTS = (10, 10)
@@ -209,7 +209,7 @@ def snapshot_of(name: str) -> Snapshot:
     dataset = load_dataset(name)
     rng = np.random.default_rng(0)
     x = rng.standard_normal((dataset.num_nodes, TABLE_4[name].num_features), dtype=np.float32)
-    parts = Parts(dataset.num_nodes, dataset.edge_index, x, dataset.source)
+    parts = GraphParts(dataset.num_nodes, dataset.edge_index, x, dataset.source)
     return held(name, parts, OpenOptions(), lambda *_: None).snapshot
 
 

@@ -21,7 +21,7 @@ from bench.kit.open_loop import Shapes
 from bench.kit.servers import ServerProcess
 from loadgen.options import LoadOptions
 from loadgen.plan import make_plan
-from serve.core.types import Bytes, Estimate, Nanos
+from serve.core.types import Bytes, Nanos, TaskEstimate
 from serve.wire.messages import INFER_METHOD, decode_response
 from serve.workload import PoolSpec, Trace, TraceHeader, TraceItem, WorkloadTask
 
@@ -42,9 +42,9 @@ class Solo:
     reserve_bytes: int
 
     @property
-    def estimate(self) -> Estimate:
+    def estimate(self) -> TaskEstimate:
         """The estimate for a simulation that knows each request's own time."""
-        return Estimate(
+        return TaskEstimate(
             Bytes(self.peak_bytes), Bytes(self.reserve_bytes), Nanos(self.run_ns),
             Nanos(max(self.run_ns, self.solo_ns)),
         )  # fmt: skip

@@ -19,7 +19,7 @@ from bench.kit.open_loop import LoadRun
 from bench.scheduling.site import missed_share
 from serve.core.fleet.fleet import make_scheduler
 from serve.core.params import LANES_PER_CORE
-from serve.core.types import Bytes, Completed, Estimate, LaneId, Nanos
+from serve.core.types import Bytes, Completed, LaneId, Nanos, TaskEstimate
 from serve.journal import Journal
 from serve.sim.device import Offered
 from serve.sim.engine import Simulation
@@ -243,7 +243,7 @@ class Twin:
         slowdown = self._device.slowdown_beside(known.others)
         run_ns = solo.run_ns * known.run_ns / known.solo_run_ns / slowdown * self._factor
         estimated_ns = round(solo.run_ns * known.estimate_ns / known.solo_run_ns)
-        estimate = Estimate(
+        estimate = TaskEstimate(
             Bytes(solo.peak_bytes), Bytes(solo.reserve_bytes), Nanos(max(1, estimated_ns)),
             Nanos(max(1, estimated_ns + solo.solo_ns - solo.run_ns)),
         )  # fmt: skip

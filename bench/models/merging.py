@@ -36,7 +36,7 @@ from serve.core.rules.merging import gather
 from serve.core.state.device_state import Board
 from serve.core.state.plan import Plan
 from serve.core.state.record import Record
-from serve.core.types import Bytes, Estimate, LaneId, Nanos, QoS, Task, TaskId
+from serve.core.types import Bytes, LaneId, Nanos, QoS, Task, TaskEstimate, TaskId
 from serve.estimate.estimator import ModelEstimator
 from serve.lane.executors import with_executor
 from serve.lane.measure.probe_signature import probe_inputs, probe_signature
@@ -116,7 +116,7 @@ def decided(estimator: ModelEstimator, size: tuple[int, int], count: int) -> lis
         record.state = State.READY
         records.append(record)
 
-    def union(_model: str, sizes: Sequence[tuple[int, int]]) -> Estimate:
+    def union(_model: str, sizes: Sequence[tuple[int, int]]) -> TaskEstimate:
         return estimator.union(sizes)
 
     groups = []

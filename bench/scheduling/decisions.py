@@ -26,7 +26,7 @@ from serve.core.events import Event
 from serve.core.params import DeviceFacts, SchedulerParams
 from serve.core.policies import POLICIES
 from serve.core.scheduler import Scheduler
-from serve.core.types import Bytes, Estimate, LaneId, Nanos, QoS, Task, TaskId
+from serve.core.types import Bytes, LaneId, Nanos, QoS, Task, TaskEstimate, TaskId
 from serve.sim.device import DeviceModel, Offered
 from serve.sim.engine import Simulation, simulate
 
@@ -75,7 +75,7 @@ def requests(seed: int, now_ns: Callable[[], float]) -> Iterator[Offered]:
         size = Bytes(512 * rng.randrange(1, 1 << 12))
         solo_ns = Nanos(run_ns + PREPARE_NS)
         qos = QoS(Nanos(2 * solo_ns), timeout_ns=Nanos(10**12))
-        estimate = Estimate(size, size, run_ns, solo_ns)
+        estimate = TaskEstimate(size, size, run_ns, solo_ns)
         task = Task(TaskId(task_id), "gcn:1", 100, 1000, Nanos(int(now_ns())), estimate, qos)
         yield Offered(task, run_ns, PREPARE_NS)
 

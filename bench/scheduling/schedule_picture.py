@@ -14,7 +14,7 @@ from bench.kit.drawing import RULE as LINE
 from bench.kit.result import DOCS_PATH as DOCS
 from serve.core.commands import AnswerTask, Command, LaunchTask, ResumeTask, SuspendTask
 from serve.core.fleet.fleet import make_scheduler
-from serve.core.types import Bytes, Estimate, Nanos, QoS, Task, TaskId
+from serve.core.types import Bytes, Nanos, QoS, Task, TaskEstimate, TaskId
 from serve.obs.svg import Scale, tag, text
 from serve.sim.device import Offered
 from serve.sim.engine import Simulation
@@ -108,7 +108,7 @@ def _task(number: int, size: Size, arrived_ms: float) -> Task:
     memory, run_ns = Bytes(size.memory_mib * MIB), Nanos(size.run_ms * MS)
     return Task(
         TaskId(number), "example:1", 1, 1, Nanos(round(arrived_ms * MS)),
-        Estimate(memory, memory, run_ns, Nanos(run_ns + PREPARE_NS)),
+        TaskEstimate(memory, memory, run_ns, Nanos(run_ns + PREPARE_NS)),
         QoS(Nanos(QOS_FACTOR * (run_ns + PREPARE_NS))),
     )  # fmt: skip
 

@@ -11,7 +11,7 @@ from serve.commands.configured import device_of
 from serve.commands.estimate import offline_estimators
 from serve.config import Config, load_config
 from serve.core.params import LANES_PER_CORE
-from serve.core.types import Estimate, Nanos
+from serve.core.types import Nanos, TaskEstimate
 from serve.estimate.estimator import ModelEstimator
 from serve.graphs.pool import GraphPool
 from serve.resources import configs_path
@@ -50,11 +50,11 @@ class Site:
     estimators: dict[str, ModelEstimator]
     pool: GraphPool
 
-    def estimate(self, model: str, num_nodes: int, num_edges: int) -> Estimate:
+    def estimate(self, model: str, num_nodes: int, num_edges: int) -> TaskEstimate:
         """Return the estimate of one request."""
         return self.estimators[model].estimate(num_nodes, num_edges)
 
-    def union(self, model: str, sizes: Sequence[tuple[int, int]]) -> Estimate | None:
+    def union(self, model: str, sizes: Sequence[tuple[int, int]]) -> TaskEstimate | None:
         """Return the estimate of merged requests."""
         return self.estimators[model].union(sizes)
 

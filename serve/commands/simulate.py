@@ -13,7 +13,7 @@ from serve.config import Config
 from serve.core.disciplines import get_discipline
 from serve.core.params import SchedulerParams
 from serve.core.policies import get_policy
-from serve.core.types import Estimate
+from serve.core.types import TaskEstimate
 from serve.errors import ConfigError
 from serve.graphs.pool import GraphPool
 from serve.journal import Journal, decode
@@ -57,7 +57,7 @@ def simulate_workload(
     names = sorted({task.model for task in tasks})
     estimators = offline_estimators(config, device, names, progress)
 
-    def estimator(model: str, num_nodes: int, num_edges: int) -> Estimate:
+    def estimator(model: str, num_nodes: int, num_edges: int) -> TaskEstimate:
         return estimators[model].estimate(num_nodes, num_edges)
 
     shapes = [(task.model, task.graph.num_nodes, task.graph.num_edges) for task in tasks]

@@ -44,7 +44,6 @@ from serve.core.rules.packing import less_urgent
 from serve.core.rules.watch import Verdict
 from serve.core.state.record import Record, Run
 from serve.core.types import (
-    Cancelled,
     Expired,
     Failed,
     FailReason,
@@ -52,6 +51,7 @@ from serve.core.types import (
     Nanos,
     Outcome,
     TaskId,
+    Withdrawn,
 )
 from serve.errors import InvariantViolation
 
@@ -222,7 +222,7 @@ class EventHandlers:
         task_id = event.task_id
         record = self._tasks.records.get(task_id)
         if record is not None:
-            self._give_up(record, TaskCancelled, Cancelled(record.state.label))
+            self._give_up(record, TaskCancelled, Withdrawn(record.state.label))
         elif not self._tasks.known(task_id):
             raise self._tasks.violation(task_id, "TaskCancelled before it arrived")
 

@@ -30,7 +30,7 @@ def align_bytes(size_bytes: int) -> Bytes:
     return Bytes(-(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES)
 
 
-class Estimate(msgspec.Struct, frozen=True):
+class TaskEstimate(msgspec.Struct, frozen=True):
     """Memory and time of a task, known before anything runs."""
 
     #: Peak memory of one forward pass (PMC): inputs, activations and output.
@@ -52,7 +52,7 @@ class Estimate(msgspec.Struct, frozen=True):
 class UnionEstimate(Protocol):
     """Estimator of what several graphs take in one run of a model."""
 
-    def __call__(self, model: str, sizes: Sequence[tuple[int, int]], /) -> Estimate | None:
+    def __call__(self, model: str, sizes: Sequence[tuple[int, int]], /) -> TaskEstimate | None:
         """Return the estimate for graphs of these (nodes, edges); None when unions are not allowed.
 
         The reservation covers what tasks reserve by themselves, and joining them. Must give the
@@ -90,7 +90,7 @@ class Task(msgspec.Struct, frozen=True):
     num_nodes: int
     num_edges: int
     arrived_ns: Nanos
-    estimate: Estimate
+    estimate: TaskEstimate
     qos: QoS
     tenant: str = ""
 
@@ -134,7 +134,7 @@ class Sized(msgspec.Struct, frozen=True):
 
     num_nodes: int
     num_edges: int
-    estimate: Estimate
+    estimate: TaskEstimate
 
 
 class Capacity(msgspec.Struct, frozen=True):
@@ -285,7 +285,7 @@ class Expired(msgspec.Struct, frozen=True):
     stage: str
 
 
-class Cancelled(msgspec.Struct, frozen=True):
+class Withdrawn(msgspec.Struct, frozen=True):
     """The client went away first."""
 
     stage: str
@@ -298,4 +298,4 @@ class Failed(msgspec.Struct, frozen=True):
     message: str
 
 
-Outcome = Completed | Rejected | Expired | Cancelled | Failed
+Outcome = Completed | Rejected | Expired | Withdrawn | Failed

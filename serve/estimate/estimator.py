@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import ceil
 from statistics import median
 
-from serve.core.types import Bytes, Estimate, Nanos, align_bytes
+from serve.core.types import Bytes, Nanos, TaskEstimate, align_bytes
 from serve.estimate.calibration import Calibration, Linear
 from serve.estimate.correction import Correction, Quantile
 from serve.estimate.slowdown import SlowdownEstimator
@@ -142,13 +142,13 @@ class ModelEstimator:
         num_loops: int | None = None,
         *,
         narrow_edges: bool = False,
-    ) -> Estimate:
+    ) -> TaskEstimate:
         """Return peak memory, reservation, median run and solo time of one request.
 
         `num_loops` of the edges are self-loops; None: any number may be. `narrow_edges`: they are
         staged as int32.
         """
-        return Estimate(
+        return TaskEstimate(
             *self.memory(num_nodes, num_edges, num_loops, narrow_edges=narrow_edges),
             *self.times(num_nodes, num_edges),
         )
@@ -175,7 +175,7 @@ class ModelEstimator:
         solo = ceil(self._solo.at(fitted + self._overhead_ns(num_nodes, num_edges)))
         return Nanos(run), Nanos(max(run, solo))
 
-    def union(self, sizes: Sequence[tuple[int, int]]) -> Estimate:
+    def union(self, sizes: Sequence[tuple[int, int]]) -> TaskEstimate:
         """Return the estimate of one run over the disjoint union of these (nodes, edges).
 
         Joining takes time, and what was staged for the requests is held beside the joined copy.
@@ -184,7 +184,7 @@ class ModelEstimator:
         whole = self.estimate(num_nodes, num_edges)
         staged = self.input_bytes(num_nodes, num_edges) + _PLACES_BYTES * len(sizes)
         joining = self._joining_ns(sizes)
-        return Estimate(
+        return TaskEstimate(
             Bytes(whole.peak_bytes + staged),
             align_bytes(whole.reserve_bytes + staged),
             Nanos(whole.run_ns + joining),
@@ -267,7 +267,7 @@ class ModelEstimator:
     ) -> None:
         """Learn from a finished run.
 
-        `peak_bytes` counts what `Estimate.peak_bytes` counts: staged inputs and the tensors of
+        `peak_bytes` counts what `TaskEstimate.peak_bytes` counts: staged inputs and the tensors of
         the forward pass, its output among them. `held_bytes` is that with what kernels took
         besides. None when it was not measured. `beside`: others that executed beside it, on
         average.

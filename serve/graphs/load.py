@@ -46,7 +46,7 @@ class OpenOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class GraphParts:
     """A graph as read: edges [2, E], sources first, and features [N, F]."""
 
     num_nodes: int
@@ -88,10 +88,10 @@ def open_dataset(
         shape = found.num_nodes, TABLE_4[dataset].num_features
         x = rng.standard_normal(shape, dtype=np.float32)
         source += ", features generated"
-    return held(name, Parts(found.num_nodes, found.edge_index, x, source), options, progress)
+    return held(name, GraphParts(found.num_nodes, found.edge_index, x, source), options, progress)
 
 
-def held(name: str, parts: Parts, options: OpenOptions, progress: Progress) -> ResidentGraph:
+def held(name: str, parts: GraphParts, options: OpenOptions, progress: Progress) -> ResidentGraph:
     """Build the graph: in-neighbours in CSR form and stored features; raises ConfigError."""
     where = f"graph '{name}': {parts.source}"
     edges = parts.edge_index
@@ -120,7 +120,7 @@ def held(name: str, parts: Parts, options: OpenOptions, progress: Progress) -> R
     return ResidentGraph(name, rows, x, keeper, parts.source)
 
 
-def _read_folder(path: Path, options: OpenOptions) -> Parts:
+def _read_folder(path: Path, options: OpenOptions) -> GraphParts:
     """Read `edge_index.npy` and `x.npy`."""
     arrays = {}
     for name in ("edge_index", "x"):
@@ -132,10 +132,10 @@ def _read_folder(path: Path, options: OpenOptions) -> Parts:
         except (OSError, ValueError) as error:
             raise ConfigError(f"{file}: not a readable array: {error}") from error
     x = arrays["x"]
-    return Parts(len(x), np.asarray(arrays["edge_index"]), _mapped(x, options), str(path))
+    return GraphParts(len(x), np.asarray(arrays["edge_index"]), _mapped(x, options), str(path))
 
 
-def _read_safetensors(path: Path, options: OpenOptions) -> Parts:
+def _read_safetensors(path: Path, options: OpenOptions) -> GraphParts:
     """Map the tensors `edge_index` and `x`, which needs their offsets: the library hides them."""
     try:
         with path.open("rb") as file:
@@ -166,21 +166,21 @@ def _read_safetensors(path: Path, options: OpenOptions) -> Parts:
     x = arrays["x"]
     if x.ndim != 2:
         raise ConfigError(f"{path}: tensor 'x': [N, F] wanted, got {list(x.shape)}")
-    return Parts(len(x), np.asarray(arrays["edge_index"]), _mapped(x, options), str(path))
+    return GraphParts(len(x), np.asarray(arrays["edge_index"]), _mapped(x, options), str(path))
 
 
-def _read_archive(path: Path, options: OpenOptions) -> Parts:
+def _read_archive(path: Path, options: OpenOptions) -> GraphParts:
     """Read an archive, see ``archive``; extract large features into a file of their own."""
     if options.map_above_bytes is not None and _x_bytes(path) > options.map_above_bytes:
         x = _extracted(path, options.cache)
         with np.load(path) as archive:
             if "edge_index" not in archive.files:
                 raise ConfigError(f"{path}: array 'edge_index' is missing")
-            return Parts(len(x), archive["edge_index"], x, str(path))
+            return GraphParts(len(x), archive["edge_index"], x, str(path))
     found = read_archive(path)
     if found.x is None:
         raise ConfigError(f"{path}: array 'x' is missing; a graph to be held needs features")
-    return Parts(found.num_nodes, found.edge_index, found.x, str(path))
+    return GraphParts(found.num_nodes, found.edge_index, found.x, str(path))
 
 
 def _x_bytes(path: Path) -> int:

@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from serve.core.commands import Command
 from serve.core.events import Event
 from serve.core.params import SchedulerParams
-from serve.core.types import Estimate, Nanos, TaskId
+from serve.core.types import Nanos, TaskEstimate, TaskId
 from serve.errors import ConfigError
 from serve.journal import encode_header, encode_left, encode_step
 
@@ -27,7 +27,7 @@ MAX_WAITING = 100_000
 _GATHER_S = 0.1
 
 #: Time, event or id of the task whose answer left, commands, and estimates of unions asked for.
-_Row = tuple[int, Event | TaskId, Sequence[Command], Sequence[Estimate | None]]
+_Row = tuple[int, Event | TaskId, Sequence[Command], Sequence[TaskEstimate | None]]
 
 
 class JournalWriter:
@@ -42,7 +42,7 @@ class JournalWriter:
             raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
         self._ended = False
         #: Estimates of unions that the scheduler asked for since the last step.
-        self._unions: list[Estimate | None] = []
+        self._unions: list[TaskEstimate | None] = []
         self._closing = threading.Event()
         self._queue: SimpleQueue[_Row | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
@@ -58,7 +58,7 @@ class JournalWriter:
         if told is None:
             return params
 
-        def heard(model: str, sizes: Sequence[tuple[int, int]]) -> Estimate | None:
+        def heard(model: str, sizes: Sequence[tuple[int, int]]) -> TaskEstimate | None:
             answer = told(model, sizes)
             self._unions.append(answer)
             return answer

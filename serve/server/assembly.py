@@ -32,7 +32,7 @@ _STAGED_PER_LANE = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class EngineParts:
     """The parts of one engine."""
 
     #: Held for every step of the scheduler; guards estimators and the entries of models as well.
@@ -58,7 +58,7 @@ def assemble(
     sink: Callable[[RequestRecord], None],
     cache: CalibrationCache,
     journal: JournalWriter | None,
-) -> Parts:
+) -> EngineParts:
     """Make all parts; nothing is started. `sink` gets the records of answered requests."""
     lock = threading.Lock()
     lanes = len(device.lane_cores) * device.count
@@ -142,7 +142,7 @@ def assemble(
         lock=lock,
         check_finite=config.server.reject_nonfinite,
     )
-    return Parts(
+    return EngineParts(
         lock=lock,
         shared=shared,
         pool=pool,

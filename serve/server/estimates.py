@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from serve.core.types import Estimate
+from serve.core.types import TaskEstimate
 from serve.errors import InvalidInput
 from serve.estimate.estimator import Breakdown
 from serve.server.api import ModelEstimate, SampleEstimate
@@ -62,7 +62,7 @@ class Estimates:
             self._model_estimate(entry, found, size.num_nodes, size.num_edges), sample=sample
         )
 
-    def union(self, key: str, sizes: Sequence[tuple[int, int]]) -> Estimate | None:
+    def union(self, key: str, sizes: Sequence[tuple[int, int]]) -> TaskEstimate | None:
         """Return the estimate of one run of several requests; None where they cannot be merged.
 
         The scheduler's ``UnionEstimate``; under the lock.

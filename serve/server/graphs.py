@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from serve.config import Config, GraphConfig
 from serve.errors import ConfigError, Mismatch, NotReady, TooBig, UnknownName
-from serve.graphs.load import OpenOptions, Parts, held, open_dataset, open_graph
+from serve.graphs.load import GraphParts, OpenOptions, held, open_dataset, open_graph
 from serve.graphs.resident import ResidentGraph
 from serve.graphs.snapshot import Snapshot
 from serve.graphs.updates import Change
@@ -131,7 +131,7 @@ class GraphStore:
         if config.dataset == "community":
             graph = community_graph()
             source = "the demo models' communities, generated, seed 0"
-            parts = Parts(len(graph.x), graph.edge_index, graph.x, source)
+            parts = GraphParts(len(graph.x), graph.edge_index, graph.x, source)
             return held(config.name, parts, options, progress)
         folder = None if config.folder is None else self._config.path(config.folder)
         try:

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from serve import native
-from serve.core.types import Estimate, Nanos, Sized
+from serve.core.types import Nanos, Sized, TaskEstimate
 from serve.errors import InvalidInput
 from serve.estimate.estimator import ModelEstimator
 from serve.estimate.sampling import SampleProbe, SampleSizes
@@ -54,7 +54,7 @@ class NodeRequest:
         large = estimator.memory(
             size.num_nodes_high, size.num_edges_high, narrow_edges=self.narrow_edges
         )
-        estimate = Estimate(*large, run_ns, Nanos(solo_ns + size.prepare_ns))
+        estimate = TaskEstimate(*large, run_ns, Nanos(solo_ns + size.prepare_ns))
         return Sized(size.num_nodes, size.num_edges, estimate)
 
     def exact(self, estimator: ModelEstimator, found: SampleProbe) -> Sized:
@@ -64,7 +64,7 @@ class NodeRequest:
         need = estimator.memory(
             found.num_nodes, found.num_edges, found.num_loops, narrow_edges=self.narrow_edges
         )
-        estimate = Estimate(*need, run_ns, Nanos(solo_ns + found.prepare_ns))
+        estimate = TaskEstimate(*need, run_ns, Nanos(solo_ns + found.prepare_ns))
         return Sized(found.num_nodes, found.num_edges, estimate)
 
 

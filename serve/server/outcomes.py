@@ -1,7 +1,6 @@
 """Words for the end of a task: the error a client gets, the reason the report keeps."""
 
 from serve.core.types import (
-    Cancelled,
     Completed,
     Expired,
     Failed,
@@ -9,6 +8,7 @@ from serve.core.types import (
     Outcome,
     Rejected,
     RejectReason,
+    Withdrawn,
 )
 from serve.errors import (
     DeadlineExceeded,
@@ -52,7 +52,7 @@ def error_of(outcome: Outcome) -> ServeError:
             return NotReady(message)
         case Expired(stage):
             return DeadlineExceeded(f"the request's time limit passed while it was {stage}")
-        case Cancelled(stage):
+        case Withdrawn(stage):
             return RequestCancelled(f"cancelled by the client while {stage}")
         case Failed(reason, message):
             return _FAILURES[reason](message)
@@ -71,7 +71,7 @@ def reason_of(outcome: Outcome) -> str:
             return str(fail.value)
         case Expired():
             return "deadline"
-        case Cancelled():
+        case Withdrawn():
             return "cancelled"
 
 

@@ -20,7 +20,7 @@ from serve.core.events import (
     TaskPrepared,
 )
 from serve.core.fleet.fleet import make_scheduler
-from serve.core.types import Bytes, Estimate, LaneId, Nanos, Task, TaskId
+from serve.core.types import Bytes, LaneId, Nanos, Task, TaskEstimate, TaskId
 from serve.errors import ConfigError
 from serve.journal import AnswerLeft, Journal, commands_of, encode_commands
 from serve.sim.device import DeviceModel, Offered
@@ -87,9 +87,9 @@ class _Seen:
 
 def first_difference(journal: Journal) -> Difference | None:
     """Tell a fresh scheduler everything at its recorded time; None when all its answers agree."""
-    told: deque[Estimate | None] = deque()
+    told: deque[TaskEstimate | None] = deque()
 
-    def unions(model: str, sizes: Sequence[tuple[int, int]]) -> Estimate | None:
+    def unions(model: str, sizes: Sequence[tuple[int, int]]) -> TaskEstimate | None:
         # One question more than recorded: the commands will differ, and that is told.
         return told.popleft() if told else None
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from serve.core.disciplines import get_discipline
 from serve.core.params import LANES_PER_CORE, DeviceFacts, SchedulerParams
 from serve.core.policies import get_policy
-from serve.core.types import Bytes, Estimate, LaneId, Nanos, QoS, Task, TaskId
+from serve.core.types import Bytes, LaneId, Nanos, QoS, Task, TaskEstimate, TaskId
 from serve.errors import ConfigError
 from serve.sim.device import DeviceModel, Offered
 from serve.workload import Trace, TraceItem
@@ -21,7 +21,7 @@ RUN_SPREAD = 0.1
 #: Share of the server's own part of the solo time that goes into preparing; the rest answers.
 PREPARE_SHARE = 0.5
 
-Estimator = Callable[[str, int, int], Estimate]
+Estimator = Callable[[str, int, int], TaskEstimate]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def mean_solo_ns(tasks: Sequence[tuple[str, int, int]], estimator: Estimator) ->
     return sum(estimator(*task).solo_ns for task in tasks) / len(tasks)
 
 
-def task_of(number: int, item: TraceItem, estimate: Estimate, target_ns: int) -> Task:
+def task_of(number: int, item: TraceItem, estimate: TaskEstimate, target_ns: int) -> Task:
     """Return the request of a trace as the scheduler sees it."""
     return Task(
         task_id=TaskId(number),

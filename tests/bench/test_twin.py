@@ -9,7 +9,7 @@ from bench.kit.open_loop import LoadRun, Seen
 from bench.kit.solo import Solo
 from bench.live.twin import Learned, Twin
 from serve.core.scheduler import Scheduler
-from serve.core.types import Bytes, Estimate, Nanos, QoS, Task, TaskId
+from serve.core.types import Bytes, Nanos, QoS, Task, TaskEstimate, TaskId
 from serve.journal import decode, encode_header, encode_left, encode_step
 from serve.sim.device import DeviceModel, Offered
 from serve.sim.engine import Simulation
@@ -60,7 +60,7 @@ class Journaling(Scheduler):
 
 def offered(number, item, solo):
     """It truly takes 0.7 to 1.1 times its solo time, as warm as cores are at that load."""
-    estimate = Estimate(Bytes(1 << 20), Bytes(1 << 20), Nanos(solo.run_ns), Nanos(solo.solo_ns))
+    estimate = TaskEstimate(Bytes(1 << 20), Bytes(1 << 20), Nanos(solo.run_ns), Nanos(solo.solo_ns))
     task = Task(
         TaskId(number), "gcn", item.num_nodes, item.num_edges, Nanos(item.offset_ns), estimate,
         QoS(Nanos(item.qos_target_us * 1000)),

@@ -7,7 +7,7 @@ import pytest
 from serve.core.commands import LaunchTask, ReleaseTask, ResumeTask, StopTask
 from serve.core.events import TaskCancelled, TaskFailed, TaskOverran
 from serve.core.params import SchedulerParams
-from serve.core.types import Bytes, Cancelled, Completed, FailReason, GroupId, LaneId, TaskId
+from serve.core.types import Bytes, Completed, FailReason, GroupId, LaneId, TaskId, Withdrawn
 from tests.builders import MS, US, device, params, task, unions_saving
 from tests.core.world import World, ready
 
@@ -237,7 +237,7 @@ def test_one_member_cancelled_the_others_go_on(union):
     commands = union.tell(TaskCancelled(T0))
     assert not any(isinstance(c, StopTask) for c in commands)
     union.end(L0)
-    assert isinstance(union.answers[0], Cancelled)
+    assert isinstance(union.answers[0], Withdrawn)
     assert isinstance(union.answers[1], Completed)
 
 

@@ -26,7 +26,6 @@ from serve.core.invariants import check_invariants
 from serve.core.scheduler import Scheduler
 from serve.core.types import (
     Bytes,
-    Cancelled,
     Completed,
     Expired,
     Failed,
@@ -37,6 +36,7 @@ from serve.core.types import (
     Rejected,
     RejectReason,
     TaskId,
+    Withdrawn,
 )
 from serve.errors import InvariantViolation
 from tests.builders import MS, US, params, task, usage
@@ -493,7 +493,7 @@ def test_expired_on_arrival_is_never_prepared(start):
 def test_cancelled_while_prepared_keeps_the_buffers_until_the_host_is_done(start):
     world = start()
     world.arrive(task(0))
-    assert world.tell(TaskCancelled(TaskId(0))) == [AnswerTask(TaskId(0), Cancelled("preparing"))]
+    assert world.tell(TaskCancelled(TaskId(0))) == [AnswerTask(TaskId(0), Withdrawn("preparing"))]
     assert world.prepare(0) == [ReleaseTask(TaskId(0))]
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from serve.core.commands import AnswerTask, ReleaseTask, ResumeTask, StopTask
 from serve.core.events import TaskCancelled, TaskFailed
-from serve.core.types import Cancelled, Expired, FailReason, LaneId, TaskId
+from serve.core.types import Expired, FailReason, LaneId, TaskId, Withdrawn
 from tests.builders import MS, params, task
 from tests.core.world import World
 
@@ -32,7 +32,7 @@ def stopped(lane_id=L0):
 
 def test_when_it_is_cancelled(world):
     assert world.tell(TaskCancelled(T0)) == [
-        AnswerTask(T0, Cancelled("running")),
+        AnswerTask(T0, Withdrawn("running")),
         StopTask(T0, L0),
     ]
     assert world.tell(TaskCancelled(T0)) == []

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from serve.core.types import Cancelled, Expired, Failed, FailReason, Rejected, RejectReason
+from serve.core.types import Expired, Failed, FailReason, Rejected, RejectReason, Withdrawn
 from serve.obs.http import HttpPort
 from serve.obs.metrics import Metrics
 from serve.obs.report import load_report, report_dict
@@ -143,7 +143,7 @@ def test_reasons_have_the_status_that_clients_get():
         *(Rejected(reason, "") for reason in RejectReason),
         *(Failed(reason, "") for reason in FailReason if reason is not FailReason.STOPPED),
         Expired("queued"),
-        Cancelled("queued"),
+        Withdrawn("queued"),
     ]
     told = set(re.findall(r"^\| `(\w+)` \|.*\| ([A-Z_]+) \|$", PAGE, re.M))
     assert told == {(reason_of(one), error_of(one).code.status) for one in outcomes}

@@ -9,14 +9,16 @@ from hypothesis import strategies as st
 
 from serve.errors import InvalidInput, Mismatch
 from serve.graphs import updates as change_module
-from serve.graphs.load import OpenOptions, Parts, held
+from serve.graphs.load import GraphParts, OpenOptions, held
 from serve.graphs.updates import Change
 
 
 def opened(num_nodes, edges, x, folder):
     edges = np.asarray(edges, np.int64).reshape(2, -1)
     x = np.asarray(x, np.float32)
-    return held("g", Parts(num_nodes, edges, x, "test"), OpenOptions(cache=folder), lambda *_: None)
+    return held(
+        "g", GraphParts(num_nodes, edges, x, "test"), OpenOptions(cache=folder), lambda *_: None
+    )
 
 
 def pairs(edges):

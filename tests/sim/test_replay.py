@@ -8,7 +8,7 @@ from serve.core.commands import PrepareTask
 from serve.core.events import LaneReady, TaskPrepared
 from serve.core.policies import POLICIES
 from serve.core.scheduler import Scheduler
-from serve.core.types import Bytes, Estimate, LaneId, Nanos, TaskId
+from serve.core.types import Bytes, LaneId, Nanos, TaskEstimate, TaskId
 from serve.errors import ConfigError
 from serve.journal import (
     Step,
@@ -73,7 +73,7 @@ def test_what_was_estimated_of_unions_is_replayed_too(tmp_path):
         if len(sizes) == 1:
             return None
         run_ns = Nanos(len(sizes) * MS // 2)
-        return Estimate(Bytes(512), Bytes(512 * len(sizes)), run_ns, run_ns)
+        return TaskEstimate(Bytes(512), Bytes(512 * len(sizes)), run_ns, run_ns)
 
     writer = JournalWriter(tmp_path / "journal.jsonl")
 

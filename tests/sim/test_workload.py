@@ -2,7 +2,7 @@
 
 import pytest
 
-from serve.core.types import Bytes, Estimate, Nanos, align_bytes
+from serve.core.types import Bytes, Nanos, TaskEstimate, align_bytes
 from serve.errors import ConfigError
 from serve.sim.engine import simulate
 from serve.sim.workload import BASELINES, make_system, mean_solo_ns, offered
@@ -12,11 +12,11 @@ CORES = 2
 BUDGET = 1 << 30
 
 
-def estimator(model: str, num_nodes: int, num_edges: int) -> Estimate:
+def estimator(model: str, num_nodes: int, num_edges: int) -> TaskEstimate:
     """1 µs a node, 1 KiB a node, 0.3 ms of the server's own."""
     run_ns = Nanos(1_000 * num_nodes)
     size = Bytes(1024 * num_nodes)
-    return Estimate(size, align_bytes(size), run_ns, Nanos(run_ns + 300_000))
+    return TaskEstimate(size, align_bytes(size), run_ns, Nanos(run_ns + 300_000))
 
 
 def requests(rho: float, count: int = 400):

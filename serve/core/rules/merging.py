@@ -21,7 +21,7 @@ from serve.core.lifecycle import State
 from serve.core.slowdown import slowdown_beside
 from serve.core.state.device_state import Board
 from serve.core.state.record import Record
-from serve.core.types import Estimate, Nanos, UnionEstimate
+from serve.core.types import Nanos, TaskEstimate, UnionEstimate
 
 #: Share of its own run time that a task must save to join: predictions are not exact.
 LEAST_SAVED = 0.1
@@ -35,7 +35,7 @@ def gather(
     *,
     most: int,
     own_group: bool,
-) -> tuple[tuple[Record, ...], Estimate]:
+) -> tuple[tuple[Record, ...], TaskEstimate]:
     """Return the READY leader with the tasks that join it, and the estimate of their union.
 
     At most `most` tasks. With `own_group`, only tasks of the leader's group join.

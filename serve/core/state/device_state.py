@@ -14,7 +14,7 @@ from serve.core.state.ledger import Ledger
 from serve.core.state.ordered import Key
 from serve.core.state.plan import Plan
 from serve.core.state.record import Record, Run
-from serve.core.types import ZERO_NS, Estimate, LaneId, Nanos
+from serve.core.types import ZERO_NS, LaneId, Nanos, TaskEstimate
 from serve.errors import InvariantViolation
 
 #: How a task stands beside others, whatever the policy ranks.
@@ -164,7 +164,7 @@ class Board:
     def _count_slots(self) -> None:
         self.slots = max(1, min(self._max_slots, self.lanes_up))
 
-    def occupy(self, members: tuple[Record, ...], estimate: Estimate, now_ns: Nanos) -> Run:
+    def occupy(self, members: tuple[Record, ...], estimate: TaskEstimate, now_ns: Nanos) -> Run:
         """Give the members an idle lane together, their memory, and a slot to execute in."""
         lane_id = min(self.idle)
         run_ns = estimate.run_ns
