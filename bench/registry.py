@@ -35,18 +35,6 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
             "scheduling.decisions", ("decisions",), f"{_MEASURED}/policies.md",
         ),
         Entry(
-            "What does splitting a machine into devices cost?",
-            "scheduling.devices", ("devices",), f"{_MEASURED}/scheduling.md",
-        ),
-        Entry(
-            "What is it worth to know the slowdown of runs beside each other?",
-            "scheduling.interference", ("interference",), f"{_MEASURED}/scheduling.md",
-        ),
-        Entry(
-            "What is still answered in time under overload?",
-            "scheduling.overload", ("overload",), f"{_MEASURED}/scheduling.md",
-        ),
-        Entry(
             "How do the GNNSched paper's figures 5 to 8 look here?",
             "scheduling.figures", ("figures",), f"{_MEASURED}/policies.md",
         ),
@@ -66,11 +54,11 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
         ),
         Entry(
             "How soon is a lane free after its run was cancelled?",
-            "live.stopping", ("stopping",), f"{_MEASURED}/scheduling.md",
+            "live.stopping", ("stopping",), f"{_MEASURED}/live.md",
         ),
         Entry(
             "What do the memory checks prevent?",
-            "live.memory_safety", ("memory_safety",), f"{_MEASURED}/scheduling.md",
+            "live.memory_safety", ("memory_safety",), f"{_MEASURED}/live.md",
         ),
         Entry(
             "Is anything left over after 10,000 requests?",
@@ -106,10 +94,6 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
             "What does a bare gRPC echo take, on threads and on asyncio?",
             "host.echo", ("echo",), "docs/adr/0001-threads-not-asyncio.md",
         ),
-        Entry(
-            "How long does the server wait for a core that a lane uses?",
-            "host.wakeups", ("wakeups",), f"{_MEASURED}/live.md",
-        ),
     ),
     "Models: forward passes and estimates": (
         Entry(
@@ -135,10 +119,6 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
         Entry(
             "How exact are run-time estimates?",
             "models.time_accuracy", ("time_accuracy",), f"{_MEASURED}/estimates.md",
-        ),
-        Entry(
-            "What does estimating cost?",
-            "models.estimate_cost", ("estimate_cost",), f"{_MEASURED}/estimates.md",
         ),
         Entry(
             "How is memory estimated? (a drawing)",

@@ -1,4 +1,4 @@
-"""Tables of whole servers under load: live and simulated, wake-ups, versions, peers."""
+"""Tables of whole servers under load: live and simulated, stopping, versions, peers."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -64,19 +64,6 @@ def tails() -> str:
         for row in ours("live")
     ]
     return markdown(["ρ", *(f"{s}, {how}" for s in stages for how in ("live", "simulated"))], rows)
-
-
-def wakeups() -> str:
-    """Return percentiles of the wait for a core, by the niceness of the lane there."""
-    percents = (50, 90, 95, 99)
-    rows = [
-        [
-            "no lane there" if row["niceness"] is None else str(row["niceness"]),
-            *(f"{row[f'p{q}_us'][0] / 1e3:.2f} ms" for q in percents),
-        ]
-        for row in read_result("wakeups")["rows"]
-    ]
-    return markdown(["niceness of the lane", *(f"p{q}" for q in percents)], rows)
 
 
 def versions() -> str:
@@ -149,12 +136,41 @@ def peers_at_half_load() -> str:
     return markdown(["late at half load", *(name.split(",")[0] for name in names)], lines)
 
 
+def stopping() -> str:
+    """Return how soon lanes are free, the slowest model's median and the slowest run."""
+    rows = []
+    for nodes in dict.fromkeys(row["nodes"] for row in read_result("stopping")["rows"]):
+        found = [row for row in read_result("stopping")["rows"] if row["nodes"] == nodes]
+        middle = [row["p50_us"] / 1e3 for row in found]
+        slowest = f"{max(row['p99_us'] for row in found) / 1e3:.0f} ms"
+        rows.append([f"{nodes:,}", f"{min(middle):.1f} to {max(middle):.1f} ms", slowest])
+    return markdown(["nodes", "median, by model", "slowest"], rows)
+
+
+def memory_safety() -> str:
+    """Return what the memory checks prevent."""
+    names = {"checked": "by reservation", "mps_aggr": "whenever a lane is free (`mps_aggr`)"}
+    rows = [
+        [
+            names[row["mode"]],
+            f"{row['peak_share']:.2f}",
+            str(row["killed_lanes"]),
+            f"{row['ended']['OK']} of {sum(row['ended'].values())}",
+            f"{row['took_s']:.0f} s",
+        ]
+        for row in read_result("memory_safety")["rows"]
+    ]
+    head = ["launching", "most memory ÷ device", "lanes killed", "answered", "took"]
+    return markdown(head, rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "live": partial(systems, "live"),
     "live eager": partial(systems, "live_eager"),
     "live shares": shares,
     "live tails": tails,
-    "wakeups": wakeups,
+    "stopping": stopping,
+    "memory safety": memory_safety,
     "versions": versions,
     "peers": peers,
     "peers at half load": peers_at_half_load,

@@ -64,9 +64,6 @@ def estimates():
     found = read_result("pmc_accuracy")["all"]
     yield f"No run of {found['runs']:,} took more than its reserve"
     yield f"took {100 * found['need_share_of_reserve_max']:.1f} % of it"
-    costs = read_result("estimate_cost")["models"]
-    most = {key: max(row[key] for row in costs) for key in costs[0] if key.endswith("_us")}
-    yield f"at most {most['estimate_us']:.1f} µs of processor time, {most['loops_us']:.1f} µs with"
 
 
 @pytest.mark.parametrize("claims", [policies, live, host, peers, executors, estimates])

@@ -3,8 +3,7 @@
 Runs on one device slow one another, see ``slowdown``. Where they do so much, a free lane is not yet
 a reason to launch: two runs that would each be in time one after the other can both be late side
 by side. The decision looks at the runs that execute and the one that would join, as if no other
-came
-(`python -m bench.scheduling.interference` shows what it gives).
+came.
 """
 
 from bisect import bisect_right

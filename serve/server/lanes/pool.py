@@ -54,8 +54,8 @@ class LanePool:
         first place come first. `niceness` is that of lanes that compute on this machine's cores.
         """
         #: Lanes compute for milliseconds, the server's threads for microseconds. A server thread
-        #: that shares a core with a lane of its own niceness waits for a tick of the kernel, 4 ms
-        #: (bench/host/wakeups.py). Lanes of a GPU launch for microseconds too: nice ones would
+        #: that shares a core with a lane of its own niceness waits for a tick of the kernel, up to
+        #: 4 ms. Lanes of a GPU launch for microseconds too: nice ones would
         #: leave the device without work beside any busy process.
         self._niceness = niceness if all(place.on_processor for place in places) else 0
         self._shared = shared
