@@ -1,9 +1,10 @@
 """The server's engine for benches: on the device, below gRPC, with four models on disk."""
 
+import argparse
 import functools
-import subprocess
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from bench.gpu.kit import MODELS, graph
+from bench.gpu.kit import MODELS, Result, graph, run, seeded
+from bench.kit.machine import gpu_facts
 from serve.config import (
     Config,
     DeviceConfig,
@@ -22,6 +24,7 @@ from serve.config import (
     ServerConfig,
 )
 from serve.errors import ConfigError
+from serve.graphs.generate import generate_edges
 from serve.ipc.setup import DevicePlace
 from serve.models.cache import CalibrationCache
 from serve.models.writer import write_model
@@ -37,6 +40,18 @@ Graphs = list[dict[str, torch.Tensor]]
 _gpus = functools.cache(find_gpus)
 
 
+def write_seeded(
+    folder: Path, key: str, name: str, features: int, classes: int, hidden: int, layers: int
+) -> None:
+    """Write ``seeded`` as the model `key` of the repository in `folder`."""
+    args = {
+        "in_channels": features, "out_channels": classes, "hidden_channels": hidden,
+        "num_layers": layers,
+    }  # fmt: skip
+    module = seeded(name, features, classes, hidden, layers)
+    write_model(folder, key, module, factory=f"serve.models.zoo:{name}", args=args)
+
+
 @dataclass(frozen=True)
 class Bench:
     """Models on disk and in this process, and graphs."""
@@ -45,29 +60,32 @@ class Bench:
     dry: bool
     quick: bool
 
+    @property
+    def short(self) -> bool:
+        """True when the bench measures less in less time."""
+        return self.quick or self.dry
+
     def write(self) -> None:
         """Write four seeded models of the paper's size."""
-        hidden, layers = (64, 3) if self.dry else (256, 8)
-        for name, make in MODELS.items():
-            args = {
-                "in_channels": FEATURES,
-                "out_channels": CLASSES,
-                "hidden_channels": hidden,
-                "num_layers": layers,
-            }
-            torch.manual_seed(0)
-            module = make(**args)
-            write_model(self.folder, name, module, factory=f"serve.models.zoo:{name}", args=args)
+        for name in MODELS:
+            write_seeded(self.folder, name, name, *self._sizes)
 
     def reference(self, name: str) -> torch.nn.Module:
         """Return the same model in this process."""
-        hidden, layers = (64, 3) if self.dry else (256, 8)
-        torch.manual_seed(0)
-        return (
-            MODELS[name](FEATURES, CLASSES, hidden_channels=hidden, num_layers=layers)
-            .eval()
-            .requires_grad_(False)
-        )
+        return seeded(name, *self._sizes)
+
+    def resident_graph(
+        self, name: str, nodes: int, *, binary: bool = False, **options: Any
+    ) -> GraphConfig:
+        """Write a graph of random features, 0 and 1 with `binary`; return its configuration."""
+        rng = np.random.default_rng(0)
+        edges = generate_edges(nodes, 15 * nodes, rng).astype(np.int64)
+        x = rng.standard_normal((nodes, FEATURES), dtype=np.float32)
+        if binary:
+            x = (x > 1).astype(np.float32)
+        path = self.folder / f"{name}.npz"
+        np.savez(path, num_nodes=nodes, edge_index=edges, x=x)
+        return GraphConfig(name="g", file=str(path), **options)
 
     def graphs(self, count: int, least: int = 100, most: int = 8_000) -> Graphs:
         """Return `count` graphs of log-spaced sizes, with ten edges a node."""
@@ -127,6 +145,10 @@ class Bench:
                 most = middle
         return f"{least} B"
 
+    @property
+    def _sizes(self) -> tuple[int, int, int, int]:
+        return (FEATURES, CLASSES, 64, 3) if self.dry else (FEATURES, CLASSES, 256, 8)
+
     def _budget_bytes(self, memory_bytes: int, lanes: int) -> int:
         try:
             return self._device(self._chosen(lanes, f"{memory_bytes} B")).budget_bytes
@@ -166,15 +188,9 @@ def nodes_call(ids: Any, seed: int, model: str = "sage") -> InferCall:
 
 
 def memory_used_mib() -> int | None:
-    """Return the device memory in use by the driver's account."""
-    try:
-        said = subprocess.run(
-            ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"],
-            capture_output=True, text=True, timeout=20, check=True,
-        )  # fmt: skip
-        return int(said.stdout.split()[0])
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return None
+    """Return the device memory in use by the driver's account; None where it tells nothing."""
+    said = gpu_facts("memory.used", units=False)
+    return int(said[0]) if said and said[0].isdigit() else None
 
 
 def watch(engine: Engine) -> list[float]:
@@ -196,3 +212,15 @@ def watch(engine: Engine) -> list[float]:
 
     engine.driver.scheduler = Watched()  # type: ignore[assignment]
     return spent
+
+
+def run_on_engine(name: str, about: str | None, body: Callable[[Result, Bench], None]) -> None:
+    """Run a script that needs the models on disk: arguments, result, exit code."""
+
+    def with_models(result: Result, arguments: argparse.Namespace) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            bench = Bench(Path(folder), arguments.dry, arguments.quick)
+            bench.write()
+            body(result, bench)
+
+    run(name, about, with_models)

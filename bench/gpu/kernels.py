@@ -5,7 +5,6 @@
 - forward passes on `csr` against PyG as written: milliseconds, peak memory, answers against the
   processor's (of large graphs against PyG's on the GPU); models of the paper's size and one layer
   of every kind covered;
-- the graph sorted on the device, against on the host and copied;
 - aggregation in GB/s of the bytes that have to be read and written, against torch.sparse and a copy
   on the device, on even and on heavy-tailed degrees.
 
@@ -28,7 +27,8 @@ from torch_geometric.nn import (
     TransformerConv,
 )
 
-from bench.gpu.kit import MODELS, Result, Rig, graph, run, spread
+from bench.gpu.kit import MODELS, Result, Rig, graph, relative_error, run, spread
+from bench.gpu.lanes import task_in
 from bench.kit.architectures import wrap
 from serve.lane.executors import kernels, with_executor
 from serve.lane.executors.kernels import Csr
@@ -57,12 +57,10 @@ def body(result: Result, arguments: argparse.Namespace) -> None:
     rig = Rig.open(64 << 30, dry=arguments.dry)
     rig.use_kernels()
     sizes = ((50, 200), (100, 400)) if arguments.dry else SIZES[:2] if arguments.quick else SIZES
-    parts = {
-        "layers": layers, "models": models, "sort": sort, "aggregation": aggregation,
-    }  # fmt: skip
-    for name, part in parts.items():
-        with result.part(name):
-            part(result, rig, sizes)
+    layers(result, rig, sizes)
+    models(result, rig, sizes)
+    with result.part("aggregation"):
+        aggregation(result, rig, sizes)
 
 
 def twins(rig: Rig, make: Callable[[], torch.nn.Module]) -> dict[str, LoadedModel]:
@@ -90,29 +88,17 @@ def compared(rig: Rig, models: dict[str, LoadedModel], size: tuple[int, int]) ->
         expected = models["processor"].run({k: v.cpu() for k, v in inputs.items()})
     else:
         expected = models["eager"].run(inputs).cpu()
-    scale = max(float(expected.abs().max()), 1e-6)
     row: dict[str, Any] = {"nodes": size[0], "edges": size[1]}
-    times: dict[str, list[float]] = {"eager": [], "csr": []}
-    for name in times:
-        left_bytes = 0
-        if buffer is not None:
-            buffer.insert(24 << 30)
-        try:
-            output = models[name].run(inputs)
+    ways = {name: partial(models[name].run, inputs) for name in ("eager", "csr")}
+    for name, forward in ways.items():
+        with task_in(buffer, 24 << 30):
+            output = forward()
             rig.synchronize()
-            row[f"{name}_error"] = float((output.cpu() - expected).abs().max()) / scale
+            row[f"{name}_error"] = relative_error(output.cpu(), expected)
             del output
-        finally:
-            if buffer is not None:
-                left_bytes = buffer.clear()
-        if left_bytes:
-            raise RuntimeError(f"{name} has left {left_bytes} bytes in its buffer")
         if buffer is not None:
             row[f"{name}_peak_bytes"] = buffer.peak_bytes()
-    for _ in range(7):
-        for name, found in times.items():
-            found += [1e3 * t for t in rig.time_s(partial(models[name].run, inputs), 1)]
-    row |= {f"{name}_ms": spread(found) for name, found in times.items()}
+    row |= {f"{name}_ms": spread(found) for name, found in rig.in_turns_ms(ways, 7).items()}
     row["csr_to_eager"] = round(row["csr_ms"]["median"] / row["eager_ms"]["median"], 3)
     return row
 
@@ -144,34 +130,6 @@ def models(result: Result, rig: Rig, sizes: tuple[tuple[int, int], ...]) -> None
     result.put("csr_to_eager", spread(ratios))
 
 
-def sort(result: Result, rig: Rig, sizes: tuple[tuple[int, int], ...]) -> None:
-    """Compare sorting on the device with sorting on the host; lanes sort on the device."""
-    rows = []
-    for size in sizes:
-        here = graph(*size, 1)["edge_index"]
-        if not rig.dry:
-            here = here.pin_memory()
-
-        def on_device(here: torch.Tensor = here, nodes: int = size[0]) -> Csr:
-            there = here.to(rig.device, non_blocking=True)
-            return Csr(there, nodes, replace_loops=True, edges=False)
-
-        def on_host(here: torch.Tensor = here, nodes: int = size[0]) -> torch.Tensor:
-            made = Csr(here, nodes, replace_loops=True, edges=False).tensor
-            return (made if rig.dry else made.pin_memory()).to(rig.device, non_blocking=True)
-
-        a, b = on_device().tensor.cpu(), on_host().cpu()
-        slots = int(a[size[0]])
-        same = torch.equal(a[: size[0] + 1 + slots], b[: size[0] + 1 + slots])
-        result.check(f"{size}: both sort alike", same)
-        times: dict[str, list[float]] = {"device": [], "host": []}
-        for _ in range(7):
-            times["device"] += [1e3 * t for t in rig.time_s(on_device, 1)]
-            times["host"] += [1e3 * t for t in rig.time_s(on_host, 1)]
-        rows.append({"nodes": size[0], "edges": size[1]} | {k: spread(v) for k, v in times.items()})
-    result.put("sort_ms", rows)
-
-
 def aggregation(result: Result, rig: Rig, sizes: tuple[tuple[int, int], ...]) -> None:
     big = torch.empty((1 << 20) if rig.dry else (1 << 29), dtype=torch.uint8, device=rig.device)
     other = torch.empty_like(big)
@@ -194,15 +152,11 @@ def aggregation(result: Result, rig: Rig, sizes: tuple[tuple[int, int], ...]) ->
             ours = rig.time_s(partial(kernels.aggregate, made, x), 7)
             theirs = rig.time_s(partial(torch.matmul, matrix, x), 7)
             gigabytes = (num_edges * (4 + 4 * width) + num_nodes * 4 * width) / 1e9
-            rows.append(
-                {
-                    "degrees": degrees,
-                    "most": int(begin.diff().max()),
-                    "width": width,
-                    "gb_per_s": spread([gigabytes / t for t in ours], 1),
-                    "torch_sparse_gb_per_s": spread([gigabytes / t for t in theirs], 1),
-                }
-            )
+            rows.append({
+                "degrees": degrees, "most": int(begin.diff().max()), "width": width,
+                "gb_per_s": spread([gigabytes / t for t in ours], 1),
+                "torch_sparse_gb_per_s": spread([gigabytes / t for t in theirs], 1),
+            })  # fmt: skip
     result.put("aggregate", rows)
 
 

@@ -7,11 +7,11 @@ shows that a script works; the numbers mean nothing then, and the result says so
 import argparse
 import faulthandler
 import json
+import math
 import os
-import subprocess
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +23,7 @@ import torch
 
 from bench.gpu.aims import aim_row
 from bench.gpu.lanes import Lane, first_products
-from bench.kit.machine import machine_facts
+from bench.kit.machine import gpu_facts, machine_facts
 from serve.graphs.generate import generate_edges
 from serve.lane.cuda.arena import DeviceArena, LaneMemory
 from serve.lane.cuda.cuda_queue import Copies, CudaQueue
@@ -33,6 +33,7 @@ from serve.native_cuda import CudaLibrary
 
 RESULTS = Path("build") / "gpu" / "results"
 DRY_RESULTS = Path("build") / "gpu-dry" / "results"
+_GPU = "name,driver_version,memory.total,pcie.link.gen.max,pcie.link.width.max"
 #: A GPU that is hot or throttled gives other numbers.
 _CLOCKS = "clocks.sm,clocks.mem,temperature.gpu,power.draw,pstate"
 MODELS: dict[str, Callable[..., torch.nn.Module]] = {
@@ -46,8 +47,9 @@ class Result:
 
     def __init__(self, name: str, dry: bool, out: Path | None) -> None:
         self._path = out or RESULTS / f"{name}.json"
-        self._content: dict[str, Any] = {"machine": gpu_machine(), "dry": dry, "checks": []}
-        self._content["clocks"] = {"start": driver_says(_CLOCKS)}
+        machine = machine_facts() | {"gpu": gpu_facts(_GPU), "cuda_of_torch": torch.version.cuda}
+        self._content: dict[str, Any] = {"machine": machine, "dry": dry, "checks": []}
+        self._content["clocks"] = {"start": gpu_facts(_CLOCKS)}
         self._started = time.monotonic()
 
     def put(self, key: str, value: Any) -> None:
@@ -81,7 +83,7 @@ class Result:
 
     def finish(self) -> int:
         """Return the exit code: 1 when a check failed."""
-        self._content["clocks"]["end"] = driver_says(_CLOCKS)
+        self._content["clocks"]["end"] = gpu_facts(_CLOCKS)
         self._write()
         return int(not all(row["passed"] for row in self._content["checks"]))
 
@@ -159,9 +161,7 @@ class Rig:
 
     def model(self, name: str, features: int, classes: int, hidden: int, layers: int) -> Any:
         """Return a seeded model on the device, in eval mode."""
-        torch.manual_seed(0)
-        made = MODELS[name](features, classes, hidden_channels=hidden, num_layers=layers)
-        made.eval().requires_grad_(False).to(self.device)
+        made = seeded(name, features, classes, hidden, layers).to(self.device)
         # The copy is on the default stream, which no lane's stream waits for.
         self.synchronize()
         return made
@@ -183,6 +183,33 @@ class Rig:
             found.append(time.perf_counter() - started)
         return found
 
+    def in_turns_ms(
+        self, ways: Mapping[str, Callable[[], object]], rounds: int
+    ) -> dict[str, list[float]]:
+        """Return the milliseconds of each way in each round; within a round the ways take turns."""
+        times: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(rounds):
+            for name, work in ways.items():
+                times[name] += [1e3 * taken_s for taken_s in self.time_s(work, 1)]
+        return times
+
+
+def seeded(name: str, features: int, classes: int, hidden: int, layers: int) -> torch.nn.Module:
+    """Return a model with weights from seed 0, in eval mode, on the processor."""
+    torch.manual_seed(0)
+    made = MODELS[name](features, classes, hidden_channels=hidden, num_layers=layers)
+    return made.eval().requires_grad_(False)
+
+
+def relative_error(found: Any, expected: Any) -> float:
+    """Return the largest absolute error ÷ the largest expected value; infinite where not finite.
+
+    Both are tensors on the processor or arrays, of one shape.
+    """
+    found, expected = (np.asarray(values, np.float64) for values in (found, expected))
+    error = float(np.abs(found - expected).max() / max(np.abs(expected).max(), 1e-6))
+    return error if math.isfinite(error) else math.inf
+
 
 def graph(num_nodes: int, num_edges: int, features: int, seed: int = 0) -> dict[str, torch.Tensor]:
     """Return x float32 [N, F] and edge_index int64 [2, E], seeded, with heavy-tailed degrees."""
@@ -200,24 +227,6 @@ def spread(values: list[float], digits: int = 3) -> dict[str, Any]:
         "max": round(max(values), digits),
         "all": [round(value, digits) for value in values],
     }
-
-
-def gpu_machine() -> dict[str, Any]:
-    """Return ``machine_facts`` and the driver's facts of the GPU."""
-    asked = "name,driver_version,memory.total,pcie.link.gen.max,pcie.link.width.max"
-    return machine_facts() | {"gpu": driver_says(asked), "cuda_of_torch": torch.version.cuda}
-
-
-def driver_says(asked: str) -> str:
-    """Return the first GPU's values of those names of ``nvidia-smi --help-query-gpu``."""
-    try:
-        said = subprocess.run(
-            ["nvidia-smi", "--id=0", f"--query-gpu={asked}", "--format=csv,noheader"],
-            capture_output=True, text=True, timeout=20, check=True,
-        )  # fmt: skip
-        return said.stdout.strip()
-    except (OSError, subprocess.SubprocessError) as error:
-        return f"none: {error}"
 
 
 def run(name: str, about: str | None, body: Callable[[Result, argparse.Namespace], None]) -> None:

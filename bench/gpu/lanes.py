@@ -26,6 +26,25 @@ def first_products(device: torch.device) -> None:
     torch.addmm(square[0], square, square)
 
 
+@contextmanager
+def task_in(memory: LaneMemory | None, limit_bytes: int) -> Iterator[None]:
+    """Give the task within a buffer of that size; without a memory do nothing.
+
+    Raises RuntimeError when the task has left something in its buffer.
+    """
+    if memory is None:
+        yield
+        return
+    memory.insert(limit_bytes)
+    try:
+        yield
+    except BaseException:
+        memory.clear()
+        raise
+    if left_bytes := memory.clear():
+        raise RuntimeError(f"a task has left {left_bytes} bytes in its buffer")
+
+
 class Lane:
     """A thread with a queue and memory, which runs tasks one at a time."""
 
@@ -59,23 +78,19 @@ class Lane:
         """
         if threading.get_ident() != self._thread_id:
             raise RuntimeError("a lane's task runs in the lane's thread: see Lane.call")
-        if self.memory is not None:
-            self.memory.insert(limit_bytes)
-        try:
-            with self.queue.running(urgent=urgent), torch.inference_mode():
-                placed = self.queue.upload(inputs)
-                output = model(placed["x"], placed["edge_index"]).contiguous()
-                place = self._place(output)
-                self.queue.download(output, place)
-                del placed, output
-        except BaseException:
-            with suppress(Exception):
-                self.queue.finish()
-            if self.memory is not None:
-                self.memory.clear()
-            raise
-        if self.memory is not None and (left_bytes := self.memory.clear()):
-            raise RuntimeError(f"a task has left {left_bytes} bytes in its buffer")
+        with task_in(self.memory, limit_bytes):
+            try:
+                with self.queue.running(urgent=urgent), torch.inference_mode():
+                    placed = self.queue.upload(inputs)
+                    output = model(placed["x"], placed["edge_index"]).contiguous()
+                    place = self._place(output)
+                    self.queue.download(output, place)
+                    del placed, output
+            except BaseException:
+                # The device may still use what the task had; its own error is the one to tell.
+                with suppress(Exception):
+                    self.queue.finish()
+                raise
         return place
 
     def timed_ms(

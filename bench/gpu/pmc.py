@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
+from bench.gpu.engines import write_seeded
 from bench.gpu.kit import MODELS, Result, Rig, run, spread
-from bench.gpu.lanes import Lane
+from bench.gpu.lanes import Lane, task_in
 from serve.estimate.calibration import Calibration, Ramp, TimeFit
 from serve.estimate.estimator import ModelEstimator, Overhead
 from serve.graphs.pool import GraphPool
@@ -27,7 +28,6 @@ from serve.lane.measure.memory import Allocator, measure_memory
 from serve.lane.measure.probe_signature import probe_signature
 from serve.lane.measure.where_measured import Processor
 from serve.models.repository import find
-from serve.models.writer import write_model
 from serve.workload import PoolSpec
 
 FEATURES = {"pubmed": (500, 3), "artist": (100, 12), "amazon": (96, 22), "reddit": (602, 50)}
@@ -72,17 +72,9 @@ def measure(
     rig: Rig, lane: Lane, pool: GraphPool, dataset: str, name: str, executor: str, folder: Path,
     size: tuple[int, int],
 ) -> list[dict[str, Any]]:  # fmt: skip
-    hidden, layers = size
     features, classes = FEATURES[dataset]
-    args = {
-        "in_channels": features,
-        "out_channels": classes,
-        "hidden_channels": hidden,
-        "num_layers": layers,
-    }
     key = f"{name}-{dataset}"
-    torch.manual_seed(0)
-    write_model(folder, key, MODELS[name](**args), factory=f"serve.models.zoo:{name}", args=args)
+    write_seeded(folder, key, name, features, classes, *size)
     loaded = load_on(find(folder, key), rig.device, executor)
     buffer = lane.memory
     model = PlacedModel.of(loaded, lane.queue)
@@ -102,24 +94,18 @@ def measure(
         Overhead(),
     )
     rows = []
-    for ref in pool.refs:
-        if ref.dataset != dataset:
-            continue
+    for ref in (ref for ref in pool.refs if ref.dataset == dataset):
         inputs = {
             "x": torch.randn(ref.num_nodes, features),
             "edge_index": torch.from_numpy(pool.edges(ref)).contiguous(),
         }
         estimate = estimator.estimate(ref.num_nodes, ref.num_edges)
         row: dict[str, Any] = {
-            "model": name,
-            "executor": executor,
-            "dataset": dataset,
-            "num_nodes": ref.num_nodes,
-            "num_edges": ref.num_edges,
-            "estimate_bytes": estimate.peak_bytes,
-            "reserve_bytes": estimate.reserve_bytes,
+            "model": name, "executor": executor, "dataset": dataset,
+            "num_nodes": ref.num_nodes, "num_edges": ref.num_edges,
+            "estimate_bytes": estimate.peak_bytes, "reserve_bytes": estimate.reserve_bytes,
             "warning": memory.warning,
-        }
+        }  # fmt: skip
         if buffer is not None:
             # A lane inserts the limit; twice that shows how far an under-estimate goes.
             sized = ref.num_nodes, ref.num_edges
@@ -127,17 +113,14 @@ def measure(
             limit -= estimator.output_bytes(*sized)
             limit += sum(-(-t.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for t in inputs.values())
             row["limit_bytes"] = limit
-            buffer.insert(2 * limit)
-            model.run(inputs)
-            measured, held, spills = buffer.peak_bytes(), buffer.held_peak_bytes(), buffer.spills()
-            if left_bytes := buffer.clear():
-                raise RuntimeError(f"a run has left {left_bytes} bytes in its buffer")
-            row |= {
-                "measured_bytes": measured,
-                "held_bytes": held,
-                "spills": spills,
-                "error": round(estimate.peak_bytes / measured - 1, 5),
-            }
+            with task_in(buffer, 2 * limit):
+                model.run(inputs)
+                measured = buffer.peak_bytes()
+                row |= {
+                    "measured_bytes": measured, "held_bytes": buffer.held_peak_bytes(),
+                    "spills": buffer.spills(),
+                    "error": round(estimate.peak_bytes / measured - 1, 5),
+                }  # fmt: skip
         rows.append(row)
     return rows
 

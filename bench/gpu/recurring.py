@@ -13,22 +13,19 @@ Through the server's engine, with and without in turns, on the same requests:
 Answers with and without must agree. Needs msgspec.
 """
 
-import argparse
-import tempfile
 import time
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 
-from bench.gpu.engines import FEATURES, Bench, call, nodes_call
-from bench.gpu.kit import MODELS, Result, run, spread
+from bench.gpu.engines import FEATURES, Bench, call, nodes_call, run_on_engine
+from bench.gpu.kit import MODELS, Result, relative_error, spread
 from bench.gpu.serving import LIMIT
-from serve.config import GraphConfig
-from serve.estimate.calibration import Calibration
-from serve.graphs.generate import generate_edges
+from bench.kit.measure import ratios
+from serve.server.api import InferCall
 from serve.server.engine import Engine
 
 #: Each round starts a server for every choice, which takes most of the time.
@@ -37,90 +34,85 @@ _ROUNDS = 2
 _WARM = 24
 
 
-def body(result: Result, arguments: argparse.Namespace) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(Path(folder), arguments.dry, arguments.quick)
-        bench.write()
-        for name, part in (("replays", replays), ("hot rows", hot_rows)):
-            with result.part(name):
-                part(result, bench)
+class Answers:
+    """Answers of servers with and without a feature, which must agree."""
+
+    def __init__(self) -> None:
+        self._first: dict[Any, Any] = {}
+        self._worst = 0.0
+
+    def run_us(self, engine: Engine, key: Any, request: InferCall) -> float:
+        """Return the lane's time for a request in µs; compare the answer with the first one."""
+        found = engine.submit(request).result()
+        expected = self._first.setdefault(key, found.output)
+        self._worst = max(self._worst, relative_error(found.output, expected))
+        return float(found.record.run_ns) / 1e3
+
+    def check(self, result: Result, what: str) -> None:
+        """Report the largest difference."""
+        result.check(f"{what} within {LIMIT}", self._worst <= LIMIT, self._worst)
+
+
+def body(result: Result, bench: Bench) -> None:
+    for name, part in (("replays", replays), ("hot rows", hot_rows)):
+        with result.part(name):
+            part(result, bench)
 
 
 def replays(result: Result, bench: Bench) -> None:
-    short = bench.quick or bench.dry
     graphs = bench.graphs(4)
     jobs = [(name, index) for name in MODELS for index in range(len(graphs))]
-    times: dict[tuple[str, int], dict[str, list[float]]] = {
-        job: {"auto": [], "off": []} for job in jobs
-    }
-    answers: dict[tuple[str, int], Any] = {}
-    worst = 0.0
-    for _ in range(1 if short else _ROUNDS):
+    times = {(job, choice): list[float]() for job in jobs for choice in ("auto", "off")}
+    answers = Answers()
+    for _ in range(1 if bench.short else _ROUNDS):
         for choice in ("auto", "off"):
             with bench.engine("slack", "rolling", 1, cuda_graphs=choice) as (engine, _):
                 if choice == "auto":
-                    result.put("replay_most", {name: calibration(engine, name).replay_most
-                                               for name in MODELS})  # fmt: skip
-                for job in jobs:
-                    name, index = job
-                    runs = []
-                    for _ in range(_WARM + (5 if short else 40)):
-                        found = engine.submit(call(name, graphs[index])).result()
-                        runs.append(found.record.run_ns / 1e3)
-                    times[job][choice].append(median(runs[_WARM:]))
-                    wanted = answers.setdefault(job, found.output)
-                    scale = max(float(np.abs(wanted).max()), 1e-6)
-                    worst = max(worst, float(np.abs(found.output - wanted).max()) / scale)
-    result.check(f"replayed answers within {LIMIT}", worst <= LIMIT, worst)
-    result.put("replays", [
-        {"model": name, "nodes": len(graphs[index]["x"])}
-        | {f"{choice}_us": spread(found) for choice, found in times[name, index].items()}
-        | {"auto_to_off": ratios(times[name, index]["auto"], times[name, index]["off"])}
-        for name, index in jobs
-    ])  # fmt: skip
+                    most = {name: engine.estimator(name).calibration.replay_most for name in MODELS}
+                    result.put("replay_most", most)
+                for name, index in jobs:
+                    runs = [
+                        answers.run_us(engine, (name, index), call(name, graphs[index]))
+                        for _ in range(_WARM + (5 if bench.short else 40))
+                    ]
+                    times[(name, index), choice].append(median(runs[_WARM:]))
+    answers.check(result, "replayed answers")
+    rows = []
+    for name, index in jobs:
+        auto, off = times[(name, index), "auto"], times[(name, index), "off"]
+        row = {"model": name, "nodes": len(graphs[index]["x"])}
+        row |= {"auto_us": spread(auto), "off_us": spread(off)}
+        rows.append(row | {"auto_to_off": spread(ratios(auto, off))})
+    result.put("replays", rows)
 
 
 def hot_rows(result: Result, bench: Bench) -> None:
-    short = bench.quick or bench.dry
     nodes = 20_000 if bench.dry else 1_000_000
-    rng = np.random.default_rng(0)
-    edges = generate_edges(nodes, 15 * nodes, rng).astype(np.int64)
-    x = rng.standard_normal((nodes, FEATURES), dtype=np.float32)
-    path = bench.folder / "graph.npz"
-    np.savez(path, num_nodes=nodes, edge_index=edges, x=x)
-    choices = {"off": "off", "a tenth": f"{x.nbytes // 10} B", "auto": "auto"}
-    asked = [rng.integers(0, nodes, 256) for _ in range(20 if short else 200)]
+    feature_bytes = 4 * FEATURES * nodes
+    graph = bench.resident_graph("graph", nodes)
+    choices = {"off": "off", "a tenth": f"{feature_bytes // 10} B", "auto": "auto"}
+    asked = np.random.default_rng(1).integers(0, nodes, (20 if bench.short else 200, 256))
     times: dict[str, list[float]] = {name: [] for name in choices}
     shares: dict[str, float] = {}
-    answers: list[Any] = []
-    worst = 0.0
-    for _ in range(1 if short else _ROUNDS):
+    answers = Answers()
+    for _ in range(1 if bench.short else _ROUNDS):
         for name, memory in choices.items():
-            graphs = (GraphConfig(name="g", file=str(path), hot_memory=memory),)
+            graphs = (replace(graph, hot_memory=memory),)
             with bench.engine("slack", "rolling", 1, graphs=graphs) as (engine, _):
                 settle(engine)
-                runs = []
-                for index, ids in enumerate(asked):
-                    found = engine.submit(nodes_call(ids, index)).result()
-                    runs.append(found.record.run_ns / 1e3)
-                    if len(answers) <= index:
-                        answers.append(found.output)
-                    wanted = answers[index]
-                    scale = max(float(np.abs(wanted).max()), 1e-6)
-                    worst = max(worst, float(np.abs(found.output - wanted).max()) / scale)
+                runs = [
+                    answers.run_us(engine, index, nodes_call(ids, index))
+                    for index, ids in enumerate(asked)
+                ]
                 times[name].append(median(runs))
                 rows, hot = engine.snapshot().gathered_rows.get("g", (0, 0))
                 shares[name] = round(hot / max(1, rows), 3)
-    result.check(f"answers with hot rows within {LIMIT}", worst <= LIMIT, worst)
+    answers.check(result, "answers with hot rows")
     result.put("hot_rows", {
-        "nodes": nodes, "feature_bytes": x.nbytes, "hit_share": shares,
+        "nodes": nodes, "feature_bytes": feature_bytes, "hit_share": shares,
         "run_us": {name: spread(found) for name, found in times.items()},
-        "to_off": {name: ratios(found, times["off"]) for name, found in times.items()},
+        "to_off": {name: spread(ratios(found, times["off"])) for name, found in times.items()},
     })  # fmt: skip
-
-
-def calibration(engine: Engine, name: str) -> Calibration:
-    return engine.estimator(name).calibration
 
 
 def settle(engine: Engine) -> None:
@@ -135,11 +127,6 @@ def settle(engine: Engine) -> None:
             return
 
 
-def ratios(ours: list[float], theirs: list[float]) -> dict[str, float]:
-    """Return the spread of the ratios by round."""
-    return spread([a / b for a, b in zip(ours, theirs, strict=True)])
-
-
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    run("recurring", __doc__, body)
+    run_on_engine("recurring", __doc__, body)

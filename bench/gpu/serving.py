@@ -11,29 +11,29 @@ policies, at a low and a high load, with the same targets for all: violations, l
 JCT, QUET, memory error and the scheduler's share of the time (Figures 5 to 10). Needs msgspec.
 """
 
-import argparse
 import os
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 import numpy as np
 import torch
 
-from bench.gpu.engines import Bench, Graphs, call, memory_used_mib, watch
-from bench.gpu.kit import MODELS, Result, run
+from bench.gpu.engines import Bench, Graphs, call, memory_used_mib, run_on_engine, watch
+from bench.gpu.kit import MODELS, Result, relative_error
 from serve.core.disciplines import DISCIPLINES
 from serve.core.policies import POLICIES
 from serve.errors import ServeError
 from serve.obs.record import RequestRecord
 from serve.server.engine import Engine
+
+#: A model, and the index of a graph.
+Job = tuple[str, int]
 
 LIMIT = 1e-4
 #: The paper's high load, as a share of what one lane can do.
@@ -44,24 +44,54 @@ SCHEDULER_US = 100
 _KERNELS_MIB = 64
 
 
+def submit(engine: Engine, graphs: Graphs, job: Job, **options: Any) -> Any:
+    """Return the server's answer to a job."""
+    return engine.submit(call(job[0], graphs[job[1]], **options)).result()
+
+
+def submit_all(engine: Engine, graphs: Graphs, jobs: Iterable[Job], clients: int) -> Counter[str]:
+    """Submit the jobs, `clients` at a time; return how many failed, by error."""
+
+    def ask(job: Job) -> str:
+        try:
+            submit(engine, graphs, job)
+        except ServeError as error:
+            return f"{type(error).__name__}: {error}"[:200]
+        return ""
+
+    with ThreadPoolExecutor(clients) as threads:
+        return Counter(filter(None, threads.map(ask, jobs)))
+
+
+def check_answered(
+    result: Result, failures: Counter[str], records: Sequence[RequestRecord], count: int
+) -> None:
+    """Check that all of `count` requests were answered and recorded."""
+    result.check("every request was answered", not failures, dict(failures.most_common(5)))
+    result.check("each has one record", len(records) == count, len(records))
+
+
+def jobs_in_turns(count: int, graphs: Graphs) -> list[Job]:
+    """Return jobs that go through models and graphs in turns."""
+    return [(list(MODELS)[i % 4], (7 * i) % len(graphs)) for i in range(count)]
+
+
 def equality(result: Result, bench: Bench) -> None:
     pairs = [(policy, "rolling") for policy in sorted(POLICIES)]
     pairs += [("slack", name) for name in sorted(DISCIPLINES) if name != "rolling"]
     graphs = bench.graphs(3)
     with torch.inference_mode():
         expected = {
-            (name, i): model(g["x"], g["edge_index"])
-            for name, model in ((name, bench.reference(name)) for name in MODELS)
+            (name, i): bench.reference(name)(g["x"], g["edge_index"])
+            for name in MODELS
             for i, g in enumerate(graphs)
         }
     for policy, discipline in pairs[:2] if bench.quick else pairs:
         what = f"{policy}, {discipline}: answers within {LIMIT}"
         with result.part(what), bench.engine(policy, discipline) as (engine, _):
 
-            def error(key: tuple[str, int], engine: Engine = engine) -> float:
-                found = engine.submit(call(key[0], graphs[key[1]])).result().output
-                wanted = expected[key].numpy()
-                return float(np.abs(found - wanted).max() / max(np.abs(wanted).max(), 1e-6))
+            def error(job: Job, engine: Engine = engine) -> float:
+                return relative_error(submit(engine, graphs, job).output, expected[job])
 
             with ThreadPoolExecutor(12) as threads:
                 worst = max(threads.map(error, list(expected) * 3))
@@ -73,38 +103,25 @@ def soak(result: Result, bench: Bench) -> None:
     count = 400 if bench.dry else SOAK_QUICK if bench.quick else SOAK
     graphs = bench.graphs(24)
     before_start = memory_used_mib()
+    jobs = jobs_in_turns(count, graphs)
     with bench.engine("slack", "rolling") as (engine, records):
-        jobs = [(list(MODELS)[i % 4], (7 * i) % len(graphs)) for i in range(count)]
-        failures: Counter[str] = Counter()
-
-        def ask(job: tuple[str, int]) -> None:
-            try:
-                engine.submit(call(job[0], graphs[job[1]])).result()
-            except ServeError as error:
-                failures[f"{type(error).__name__}: {error}"[:200]] += 1
-
-        with ThreadPoolExecutor(32) as threads:
-            list(threads.map(ask, jobs[:200]))
-            warm = memory_used_mib()
-            failures.clear()
-            records.clear()
-            started = time.monotonic()
-            list(threads.map(ask, jobs))
+        submit_all(engine, graphs, jobs[:200], 32)
+        warm = memory_used_mib()
+        records.clear()
+        started = time.monotonic()
+        failures = submit_all(engine, graphs, jobs, 32)
         seconds = time.monotonic() - started
         after = memory_used_mib()
         snapshot = engine.snapshot()
         result.put("requests_per_s", round(count / seconds, 1))
-        result.check("every request was answered", not failures, dict(failures.most_common(5)))
-        result.check("each has one record", len(records) == count, len(records))
+        check_answered(result, failures, records, count)
         result.check("nothing stays reserved", snapshot.reserved_bytes == 0)
         result.check("no lane was lost", snapshot.lane_restarts == 0, snapshot.lane_restarts)
         # The warm-up need not have loaded all kernels.
         same = warm is None or after is None or abs(after - warm) <= _KERNELS_MIB
         result.check("device memory is as after the warm-up", same, [warm, after])
-        peaks = [r for r in records if getattr(r, "pmc_measured_bytes", None)]
-        errors = sorted(r.pmc_estimate_bytes / (r.pmc_measured_bytes or 1) - 1 for r in peaks)
-        if errors:
-            result.put("pmc_error", {"min": errors[0], "max": errors[-1], "runs": len(errors)})
+        if errors := pmc_errors(records):
+            result.put("pmc_error", {"min": min(errors), "max": max(errors), "runs": len(errors)})
     time.sleep(2.0)
     found = memory_used_mib()
     result.put("device_memory_mib", {"before": before_start, "warm": warm, "after": found})
@@ -116,12 +133,12 @@ def soak(result: Result, bench: Bench) -> None:
 
 
 def pressure(result: Result, bench: Bench) -> None:
-    count = 100 if bench.quick or bench.dry else 1_000
+    count = 100 if bench.short else 1_000
     lanes = 8 if bench.dry else 16
     # Large graphs, so that requests wait for memory; no merging, which makes new sizes; and first
     # in, first out, as `slack` runs fewer at once where runs slow one another.
     graphs = bench.graphs(24, 500, 16_000)
-    jobs = [(list(MODELS)[i % 4], (7 * i) % len(graphs)) for i in range(count)]
+    jobs = jobs_in_turns(count, graphs)
     with bench.engine("fifo", "rolling", lanes, merge=False) as (engine, _):
         sizes = [(g["x"].shape[0], g["edge_index"].shape[1]) for g in graphs]
         reserves = [engine.estimate(name, "", *sizes[i]).reserve_bytes for name, i in jobs]
@@ -130,7 +147,6 @@ def pressure(result: Result, bench: Bench) -> None:
     budget = bench.budget_for(tasks_bytes + weights_bytes, lanes)
     result.put("budget", {"of the device": budget, "of tasks_bytes": tasks_bytes})
     with bench.engine("fifo", "rolling", lanes, budget, merge=False) as (engine, records):
-        failures: Counter[str] = Counter()
         #: Reserved ÷ budget at all moments, and while a request waits to be launched.
         shares: list[float] = []
         waiting: list[float] = []
@@ -143,20 +159,12 @@ def pressure(result: Result, bench: Bench) -> None:
                 if sum(now.pending.values()):
                     waiting.append(shares[-1])
 
-        def ask(job: tuple[str, int]) -> None:
-            try:
-                engine.submit(call(job[0], graphs[job[1]])).result()
-            except ServeError as error:
-                failures[f"{type(error).__name__}: {error}"[:200]] += 1
-
         sampler = threading.Thread(target=sample)
         sampler.start()
-        with ThreadPoolExecutor(64) as threads:
-            list(threads.map(ask, jobs))
+        failures = submit_all(engine, graphs, jobs, 64)
         ended.set()
         sampler.join()
-        result.check("every request was answered", not failures, dict(failures.most_common(5)))
-        result.check("each has one record", len(records) == count, len(records))
+        check_answered(result, failures, records, count)
     fullness(result, shares, waiting)
 
 
@@ -182,7 +190,7 @@ def fullness(result: Result, shares: list[float], waiting: list[float]) -> None:
 
 
 def figures(result: Result, bench: Bench) -> None:
-    count = 120 if bench.quick or bench.dry else 600
+    count = 120 if bench.short else 600
     graphs = bench.graphs(25)
     rng = np.random.default_rng(0)
     jobs = [(list(MODELS)[int(rng.integers(4))], int(rng.integers(25))) for _ in range(count)]
@@ -190,11 +198,8 @@ def figures(result: Result, bench: Bench) -> None:
     with bench.engine("slack", "rolling") as (engine, _):
         solo_ns = {}
         for job in sorted(set(jobs)):
-            runs = []
-            for _ in range(4):
-                record = engine.submit(call(job[0], graphs[job[1]])).result().record
-                runs.append(record.latency_ns)
-            solo_ns[job] = sorted(runs[1:])[1]
+            runs = [submit(engine, graphs, job).record.latency_ns for _ in range(4)]
+            solo_ns[job] = median(runs[1:])
     mean_s = float(np.mean([solo_ns[job] for job in jobs])) / 1e9
     result.put("solo_ms", {"mean": 1e3 * mean_s, "max": max(solo_ns.values()) / 1e6})
     systems: dict[str, tuple[str, str, int | None]] = {
@@ -215,7 +220,7 @@ def figures(result: Result, bench: Bench) -> None:
                 with ours as (engine, records):
                     spent = watch(engine)
                     for job in sorted(set(jobs))[:20]:
-                        engine.submit(call(job[0], graphs[job[1]])).result()
+                        submit(engine, graphs, job)
                     records.clear()
                     spent.clear()
                     statuses = play(engine, jobs, graphs, gaps * mean_s / rho, solo_ns)
@@ -242,39 +247,41 @@ def aims(result: Result, found: dict[str, Any], rho: float) -> None:
 
 
 def play(
-    engine: Engine, jobs: list[tuple[str, int]], graphs: Graphs, gaps_s: Any,
-    solo_ns: dict[tuple[str, int], int],
-) -> Counter[str]:  # fmt: skip
+    engine: Engine, jobs: list[Job], graphs: Graphs, gaps_s: Any, solo_ns: dict[Job, int]
+) -> Counter[str]:
     """Send every job at its time, open loop; return how many ended in each way."""
-    statuses: Counter[str] = Counter()
     started = time.monotonic_ns() + 50_000_000
-    offsets = (np.cumsum(gaps_s) * 1e9).astype(np.int64)
+    due_ns = [started + int(1e9 * offset_s) for offset_s in np.cumsum(gaps_s)]
 
-    def send(index: int) -> None:
-        job, due = jobs[index], started + int(offsets[index])
-        options = {"arrived_ns": due, "qos_target_ns": 2 * solo_ns[job]}
+    def send(job: Job, due_ns: int) -> str:
         try:
-            engine.submit(call(job[0], graphs[job[1]], **options)).result()
-            statuses["OK"] += 1
+            submit(engine, graphs, job, arrived_ns=due_ns, qos_target_ns=2 * solo_ns[job])
         except ServeError as error:
-            statuses[type(error).__name__] += 1
+            return type(error).__name__
+        return "OK"
 
-    threads = []
-    for index in range(len(jobs)):
-        time.sleep(max(0.0, (started + int(offsets[index]) - time.monotonic_ns()) / 1e9))
-        thread = threading.Thread(target=send, args=(index,))
-        thread.start()
-        threads.append(thread)
-    for thread in threads:
-        thread.join()
-    return statuses
+    # One thread a request, so that none waits for another's answer.
+    with ThreadPoolExecutor(len(jobs)) as threads:
+        ends = []
+        for job, due in zip(jobs, due_ns, strict=True):
+            time.sleep(max(0.0, (due - time.monotonic_ns()) / 1e9))
+            ends.append(threads.submit(send, job, due))
+        return Counter(end.result() for end in ends)
+
+
+def pmc_errors(records: Iterable[RequestRecord]) -> list[float]:
+    """Return estimate ÷ measured − 1 of the peak memory of each run that has a measured one."""
+    return [
+        r.pmc_estimate_bytes / r.pmc_measured_bytes - 1 for r in records if r.pmc_measured_bytes
+    ]
 
 
 def summary(records: list[RequestRecord], statuses: Counter[str], scheduler_s: float) -> Any:
+    """Return what the paper's figures show of one system, of the requests that were answered."""
     ok = [record for record in records if record.status == "OK"]
     over = np.array([r.latency_ns / r.qos_target_ns for r in ok])
     busy_s = sum(r.run_ns for r in ok) / 1e9
-    memory = [r.pmc_estimate_bytes / r.pmc_measured_bytes - 1 for r in ok if r.pmc_measured_bytes]
+    memory = pmc_errors(ok)
     return {
         "answered": dict(statuses),
         "violation_rate": float(np.mean(over > 1)),
@@ -292,12 +299,5 @@ PARTS = {"equality": equality, "soak": soak, "pressure": pressure, "figures": fi
 
 if __name__ == "__main__":
     part = sys.argv.pop(1) if len(sys.argv) > 1 and sys.argv[1] in PARTS else "equality"
-
-    def body(result: Result, arguments: argparse.Namespace) -> None:
-        os.environ.setdefault("OMP_NUM_THREADS", "4")
-        with tempfile.TemporaryDirectory() as folder:
-            bench = Bench(Path(folder), arguments.dry, arguments.quick)
-            bench.write()
-            PARTS[part](result, bench)
-
-    run(f"serving_{part}", __doc__, body)
+    os.environ.setdefault("OMP_NUM_THREADS", "4")
+    run_on_engine(f"serving_{part}", __doc__, PARTS[part])

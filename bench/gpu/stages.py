@@ -1,9 +1,10 @@
 """The stages of ``make gpu-check``: commands, requirements, time limits."""
 
-import subprocess
 import sys
 from collections.abc import Collection
 from dataclasses import dataclass
+
+from bench.kit.machine import gpu_facts
 
 ALL = "all"
 #: Used where the GPU's architecture cannot be found out.
@@ -117,12 +118,5 @@ def _sanitized(python: str, tool: str) -> Stage:
 
 def architecture() -> str:
     """Return the architecture of the first GPU, as CMake names it."""
-    try:
-        said = subprocess.run(
-            ["nvidia-smi", "--id=0", "--query-gpu=compute_cap", "--format=csv,noheader"],
-            capture_output=True, text=True, timeout=20, check=True,
-        )  # fmt: skip
-    except (OSError, subprocess.SubprocessError):
-        return _DEFAULT_ARCHITECTURE
-    number = said.stdout.strip().replace(".", "")
+    number = "".join(gpu_facts("compute_cap")).replace(".", "")
     return f"{number}-real" if number.isdigit() else _DEFAULT_ARCHITECTURE

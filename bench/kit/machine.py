@@ -2,6 +2,7 @@
 
 import os
 import platform
+import subprocess
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,22 @@ def machine_facts() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": versions,
     }
+
+
+def gpu_facts(names: str, *, units: bool = True) -> list[str]:
+    """Return the first GPU's values of those names of ``nvidia-smi --help-query-gpu``.
+
+    Returns an empty list where there is no driver.
+    """
+    form = "csv,noheader" if units else "csv,noheader,nounits"
+    try:
+        said = subprocess.run(
+            ["nvidia-smi", "--id=0", f"--query-gpu={names}", f"--format={form}"],
+            capture_output=True, text=True, timeout=20, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return said.stdout.strip().split(", ")
 
 
 def _cpu_model() -> str:

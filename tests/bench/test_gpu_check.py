@@ -264,7 +264,7 @@ def test_cuda_is_compiled_once_and_for_the_gpu_at_hand(monkeypatch):
     class Said:
         stdout = "9.0\n"
 
-    monkeypatch.setattr("bench.gpu.stages.subprocess.run", lambda *_, **__: Said)
+    monkeypatch.setattr("bench.kit.machine.subprocess.run", lambda *_, **__: Said)
     commands = [one.command for one in stages()]
     assert sum("-DCMAKE_CUDA_ARCHITECTURES=90-real" in command for command in commands) == 1
     assert sum("GNNSERVE_CUDA=ON" in command for command in commands) == 1

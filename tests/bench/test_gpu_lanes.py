@@ -101,7 +101,8 @@ def device(monkeypatch):
         monkeypatch.setattr(module, "Rig", MadeUp)
     for module in (kit, equality):
         monkeypatch.setattr(module, "MODELS", {"gcn": Model, "gat": Model})
-    monkeypatch.setattr(kit, "gpu_machine", dict)
+    monkeypatch.setattr(kit, "machine_facts", dict)
+    monkeypatch.setattr(kit, "gpu_facts", lambda _: [])
     monkeypatch.setattr(torch, "mm", product)
     monkeypatch.setattr(Model, "runs", 0)
     return device
