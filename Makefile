@@ -7,6 +7,7 @@
 #   TORCH=torch==2.11.0   torch to install in place of the pinned one; any pip requirement or file
 #   COVERAGE=1            print the coverage of the tests, server and lane processes included
 #   ARGS="-k meter -x"    arguments for pytest; -n 0 runs it in one process
+#   FRONT=native          front end of the servers that tests start (server.front)
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c

@@ -1,6 +1,7 @@
 """What holds for all tests."""
 
 import logging
+import os
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -13,6 +14,7 @@ settings.load_profile("tests")
 
 # Tests may run beside other programs, and lanes that give way to them would take minutes.
 ServerProcess.lane_niceness = 0
+ServerProcess.front = os.environ.get("FRONT")
 
 
 @pytest.fixture(autouse=True)

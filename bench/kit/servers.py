@@ -44,6 +44,8 @@ class ServerProcess:
     #: `device.lane_niceness` of all; None: the server's default. Tests set it to 0, so that lanes
     #: get their share of a core beside any other program.
     lane_niceness: int | None = None
+    #: `server.front` of all; None: the server's default.
+    front: str | None = None
 
     def __init__(
         self,
@@ -82,6 +84,8 @@ class ServerProcess:
             table["server"]["stop_timeout_s"] = 60
             table["server"]["start_timeout_s"] = _START_TIMEOUT_S
             table["server"]["max_run_s"] = _START_TIMEOUT_S
+            if self.front is not None:
+                table["server"]["front"] = self.front
             if self.lane_niceness is not None:
                 table["device"]["lane_niceness"] = self.lane_niceness
         for name, values in (sections or {}).items():

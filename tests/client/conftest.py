@@ -1,3 +1,3 @@
-from tests.rpc.conftest import engine, reports, server, target
+from tests.rpc.conftest import engine, front, reports, server, target
 
-__all__ = ["engine", "reports", "server", "target"]
+__all__ = ["engine", "front", "reports", "server", "target"]

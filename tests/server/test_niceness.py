@@ -9,7 +9,7 @@ import torch
 from bench.kit.servers import ServerProcess
 from serve.ipc.setup import DevicePlace, LaneSetup
 from serve.ipc.shared_pool import SharedPool
-from serve.lane import loop as lane
+from serve.lane import process
 from serve.server.lanes import processes
 from serve.server.lanes.pool import LanePool
 
@@ -26,9 +26,9 @@ def test_a_process_takes_the_niceness_it_is_told(monkeypatch, niceness, asked):
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     for name in ("_die_with_parent", "_release_fork_server"):
-        monkeypatch.setattr(lane, name, lambda: None)
-    monkeypatch.setattr(lane, "map_pool", lambda *_: None)
-    lane.enter(LaneSetup("lane", (), 1, 0, 0, 30, 0, niceness=niceness), NoFile())
+        monkeypatch.setattr(process, name, lambda: None)
+    monkeypatch.setattr(process, "map_pool", lambda *_: None)
+    process.enter(LaneSetup("lane", (), 1, 0, 0, 30, 0, niceness=niceness), NoFile())
     assert found == asked
 
 
