@@ -23,7 +23,7 @@ class CudaError(RuntimeError):
 
 def library_path(name: str) -> Path | None:
     """Return the path of the library; None when it was not built."""
-    folders = [Path(__file__).resolve().parent.parent]
+    folders = [Path(__file__).resolve().parent]
     extension = importlib.util.find_spec("serve._core")
     if extension is not None and extension.origin is not None:
         folders.insert(0, Path(extension.origin).parent)

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from serve import native_cuda
 from serve.lane.cuda.arena import DeviceArena
 from serve.native_cuda import CUDA_LIBRARY, DEVICE_LIBRARY, library_path, required_path
 
@@ -132,6 +133,14 @@ def test_the_library_for_cuda_is_named_when_it_is_missing():
     if library_path(CUDA_LIBRARY) is None:
         with pytest.raises(FileNotFoundError, match=r"docs/cuda\.md"):
             required_path(CUDA_LIBRARY)
+
+
+def test_libraries_are_found_in_a_checkout_without_the_extension(monkeypatch, tmp_path):
+    """As on a machine of ``make gpu-check`` where the extension cannot be built."""
+    monkeypatch.setattr(native_cuda.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(native_cuda, "__file__", str(tmp_path / "native_cuda.py"))
+    (tmp_path / CUDA_LIBRARY).touch()
+    assert library_path(CUDA_LIBRARY) == tmp_path / CUDA_LIBRARY
 
 
 def test_importing_lanes_does_not_initialise_cuda():
