@@ -28,10 +28,10 @@ from serve.ipc.stop_word import StopWord
 from serve.lane import clock
 from serve.lane.channel import LaneChannel
 from serve.lane.cuda.arena import ALIGNMENT_BYTES
-from serve.lane.cuda.capturing import Recorder, replay_most
+from serve.lane.cuda.capturing import replay_most
 from serve.lane.cuda.device import CudaDevice
 from serve.lane.cuda.placed_model import ArenaSite, PlacedModel, load_on
-from serve.lane.cuda.replays import FixedRun, Replays, RunShape
+from serve.lane.cuda.recurring_runs import RecurringRuns
 from serve.lane.error_text import told
 from serve.lane.measure.where_measured import Processor, Site
 from serve.lane.models.loader import LoadedModel, load_model
@@ -42,7 +42,6 @@ from serve.lane.task import PoolTensors, check_shapes, expected_shapes, failed, 
 from serve.lane.warm_up import warm_up
 from serve.models.model_signature import Signature
 from serve.models.repository import ModelSpec
-from serve.native_cuda import CudaError
 
 _log = logging.getLogger(__name__)
 
@@ -67,20 +66,19 @@ class CudaPlace:
         self._stop_word = stop_word
         self._device = device
         self._queue = device.open_queue()
-        self._recorder: Recorder | None = None
-        self._replays: Replays | None = None
+        #: None when the device has no memory for captured runs.
+        self._recurring: RecurringRuns | None = None
         #: ``MemoryTaken`` as reported last.
         self._unplanned_bytes: int | None = None if device.arena else 0
         self._models: dict[str, LoadedModel] = {}
-        #: ``Calibration.replay_most`` of each model.
-        self._replay_most: dict[str, int] = {}
         self._warm_libraries()
         if device.place.replay_bytes:
             held = None if device.arena is None else device.arena.add_lane()
             if held is not None:
                 held.hold(device.place.replay_bytes)
-            self._recorder = Recorder(self._queue, held)
-            self._replays = Replays(self._capture)
+            self._recurring = RecurringRuns(
+                self._queue, held, self._tensors, self._models, self._end_or_leave
+            )
 
     def run(self, task: RunTask, model: HeldModel) -> TaskDone | TaskError:
         """See ``Place``."""
@@ -131,8 +129,10 @@ class CudaPlace:
                 memory.stop_when(self._stop_word.address, task.task_id)
             urgent = self._device.urgency.begin(self, task.run_ns)
             expected = expected_shapes(task, graphs, model)
-            if (done := self._replayed(task, graphs, expected, urgent=urgent)) is not None:
-                return done
+            if self._recurring is not None:
+                done = self._recurring.replayed(task, graphs, expected, urgent=urgent)
+                if done is not None:
+                    return done
             with self._queue.running(urgent=urgent):
                 # Upload all parts before the first launch: later copies would wait for it.
                 placed = [
@@ -159,52 +159,6 @@ class CudaPlace:
             peak, held = memory.peak_bytes() - inputs_bytes, memory.held_peak_bytes() - inputs_bytes
         rows = tuple(output.shape[0] for output in outputs)
         return TaskDone(task.task_id, rows, outputs[0].shape[1], 0, peak, held)
-
-    def _replayed(
-        self,
-        task: RunTask,
-        graphs: list[dict[str, torch.Tensor]],
-        expected: list[tuple[int, int]],
-        *,
-        urgent: bool,
-    ) -> TaskDone | None:
-        """Replay the captured run; returns None when the task has to be launched."""
-        shape = self._shape_of(task, urgent=urgent)
-        run = None if self._replays is None or shape is None else self._replays.find(shape)
-        if self._replays is None or shape is None or run is None:
-            return None
-        output = run.captured.output
-        if tuple(output.shape) != expected[0]:
-            return None  # Its `batch` names another number of graphs.
-        try:
-            with self._queue.running(urgent=urgent):
-                self._queue.fill(run.inputs, graphs[0])
-                run.captured.launch()
-                self._tensors.store(output, task.parts[0], self._queue.download)
-                if not output.numel():
-                    self._queue.finish()
-        except CudaError as error:
-            self._end_or_leave(task, error)
-            self._replays.give_up(shape, error)
-            return None
-        # Its memory was set aside when it was captured; it used nothing of the task's buffer.
-        return TaskDone(task.task_id, (output.shape[0],), output.shape[1], 0, None, None)
-
-    def _shape_of(self, task: RunTask, *, urgent: bool) -> RunShape | None:
-        """Return the run's shape; None for a run too large to capture, a union or a sample."""
-        part, most = task.parts[0], self._replay_most.get(task.key, 0)
-        if not most or len(task.parts) > 1 or part.gather is not None:
-            return None
-        shapes = {ref.name: ref.shape for ref in part.inputs}
-        if shapes["x"][0] + shapes.get("edge_index", (2, 0))[1] > most:
-            return None
-        return RunShape(
-            task.key, tuple((ref.name, ref.dtype, ref.shape) for ref in part.inputs), urgent
-        )
-
-    def _capture(self, shape: RunShape) -> FixedRun:
-        assert self._recorder is not None
-        return self._recorder.capture(self._models[shape.key], shape.inputs, urgent=shape.urgent)
 
     def _gather_inputs(self, gather: GatherRef | None) -> dict[str, torch.Tensor]:
         """Return the tensors that gathering a part's features needs on the device."""
@@ -252,9 +206,9 @@ class CudaPlace:
         """Capture a run that recurs, when no other lane captures one."""
         if isinstance(answer, TaskError):
             gc.collect()
-        if self._replays is not None and self._device.capturing.acquire(blocking=False):
+        if self._recurring is not None and self._device.capturing.acquire(blocking=False):
             try:
-                self._replays.capture_due(idle=self._channel.is_idle())
+                self._recurring.replays.capture_due(idle=self._channel.is_idle())
             finally:
                 self._device.capturing.release()
 
@@ -262,7 +216,6 @@ class CudaPlace:
         """See ``Place``."""
         if (held := self._models.get(message.key)) is not None:
             return held
-        self._replay_most[message.key] = message.replay_most
         with self._device.capturing:
             model = self._device.models.take(message, self._device.torch_device)
         try:
@@ -271,6 +224,8 @@ class CudaPlace:
             self._device.models.give_back(message.key)
             raise
         self._models[message.key] = model
+        if self._recurring is not None:
+            self._recurring.expect(message.key, message.replay_most)
         self._tell_memory(f"model {message.key}: loaded")
         return model
 
@@ -314,9 +269,8 @@ class CudaPlace:
 
     def unload(self, key: str) -> None:
         """See ``Place``."""
-        self._replay_most.pop(key, None)
-        if self._replays is not None:
-            self._replays.forget(key)
+        if self._recurring is not None:
+            self._recurring.forget(key)
         if self._models.pop(key, None) is not None:
             self._device.models.give_back(key)
             self._tell_memory(f"model {key}: unloaded")
@@ -331,9 +285,9 @@ class CudaPlace:
 
     def replay_most(self, model: LoadedModel, signature: Signature, site: Site) -> int:
         """See ``Place``."""
-        if self._recorder is None or not isinstance(model, PlacedModel):
+        if self._recurring is None or not isinstance(model, PlacedModel):
             return 0
-        return replay_most(model, signature, self._recorder, site)
+        return replay_most(model, signature, self._recurring.recorder, site)
 
     def load_to_try(self, spec: ModelSpec) -> LoadedModel:
         """Load the model on the processor; on a device a bad index ends the process."""

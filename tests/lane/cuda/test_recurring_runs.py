@@ -141,7 +141,7 @@ def launches(monkeypatch):
 def test_what_recurs_is_replayed_with_what_is_asked_now(rig, launches):
     for _ in range(RECUR):
         rig.ask()
-    assert (len(rig.place._replays), launches) == (1, [])
+    assert (len(rig.place._recurring.replays), launches) == (1, [])
     for _ in range(3):
         answer = rig.ask()
         assert answer.rows == (20,)
@@ -161,14 +161,14 @@ def test_what_is_never_the_same_or_does_not_gain_is_launched(rig, spec, launches
         rig.ask(num_nodes=400, num_edges=601)
         rig.ask(key="never")
     assert launches == []
-    assert len(rig.place._replays) == 0
+    assert len(rig.place._recurring.replays) == 0
 
 
 def test_an_urgent_run_is_replayed_on_the_urgent_stream_only(rig, launches):
     rig.device.urgency.begin("another lane", 1000)
     for _ in range(RECUR):
         rig.ask(run_ns=10)
-    (shape,) = rig.place._replays._runs
+    (shape,) = rig.place._recurring.replays._runs
     assert shape.urgent
     rig.ask(run_ns=10)
     assert len(launches) == 1
@@ -180,19 +180,19 @@ def test_a_lane_with_work_waiting_does_not_capture(rig):
     rig.ours.send(messages.encode(messages.Stop()))
     for _ in range(RECUR + 2):
         rig.ask()
-    assert len(rig.place._replays) == 0
+    assert len(rig.place._recurring.replays) == 0
     rig._theirs.recv(1 << 16)
     rig.ask()
-    assert len(rig.place._replays) == 1
+    assert len(rig.place._recurring.replays) == 1
 
 
 def test_nothing_is_captured_while_the_device_loads_or_another_lane_captures(rig):
     with rig.device.capturing:
         for _ in range(RECUR + 2):
             rig.ask()
-        assert len(rig.place._replays) == 0
+        assert len(rig.place._recurring.replays) == 0
     rig.ask()
-    assert len(rig.place._replays) == 1
+    assert len(rig.place._recurring.replays) == 1
 
 
 def test_a_run_that_can_be_launched_no_more_is_launched_the_other_way(rig, launches, monkeypatch):
@@ -213,7 +213,7 @@ def test_unloading_forgets_its_runs(rig, spec, launches):
     for _ in range(RECUR):
         rig.ask()
     rig.lane.handle(UnloadModel("m"))
-    assert len(rig.place._replays) == 0
+    assert len(rig.place._recurring.replays) == 0
     rig.load(spec)
     rig.ask()
     assert launches == []
@@ -230,7 +230,7 @@ def test_calibration_tells_up_to_which_size_replaying_gains(rig, spec, monkeypat
     said = rig.lane._probe(ProbeModel(spec, 0.1, 64 << 20, "csr"))
     found = msgspec.msgpack.decode(said.calibration, type=Calibration)
     # The executor that was chosen, in the lane's own memory.
-    assert raced == [("csr", rig.place._recorder)]
+    assert raced == [("csr", rig.place._recurring.recorder)]
     assert found.replay_most == 1152
 
 
