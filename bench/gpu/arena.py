@@ -4,7 +4,7 @@ python -m bench.gpu.arena [--quick] [--dry]
 """
 
 import argparse
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -57,26 +57,23 @@ def body(result: Result, arguments: argparse.Namespace) -> None:
             mine = rig.queue()
             for _ in range(50):
                 memory.insert(limit)
+                failed = False
                 try:
                     with mine.running():
                         torch.ones(1 << 20, device=rig.device).sum()
-                    failed = False
-                except RuntimeError:
-                    failed = True
-                except MemoryError:
+                except (RuntimeError, MemoryError):
                     failed = True
                 mine.finish()
                 if memory.clear() or failed != shall_fail:
                     failures.append(f"failed {failed}, should {shall_fail}")
 
-        threads = [
-            threading.Thread(target=use, args=(lane, 1 << 20, True)),
-            threading.Thread(target=use, args=(other, 16 << 20, False)),
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(120)
+        with ThreadPoolExecutor(2) as threads:
+            futures = [
+                threads.submit(use, lane, 1 << 20, True),
+                threads.submit(use, other, 16 << 20, False),
+            ]
+        for future in futures:
+            future.result()
         result.check("one lane overruns 50 times, its neighbour never", not failures, failures[:3])
 
     with result.part("peaks"):

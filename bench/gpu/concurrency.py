@@ -1,9 +1,8 @@
-"""Measure ways to run several tasks at once: streams, processes, merging, priorities.
+"""Measure ways to run several tasks at once: streams, processes, priorities.
 
     python -m bench.gpu.concurrency [--quick] [--dry]
 
-- throughput of the same tasks on one stream, on 2 to 8 lanes as threads with a stream each, and as
-  one merged graph;
+- throughput of the same tasks on one stream, and on 2 to 8 lanes as threads with a stream each;
 - the number of lanes with the highest throughput over all of these, for `device.lanes`;
 - interference: run time beside k others ÷ alone for each model and size, and how far each is from
   the one table that the server learns for all (``serve.estimate.slowdown``);
@@ -19,12 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from functools import partial
 from statistics import geometric_mean
-from typing import Any
-
-import torch
 
 from bench.gpu.kit import Result, Rig, graph, run, spread
 from bench.gpu.lanes import Lane, at_once, kept_busy
@@ -41,19 +36,30 @@ SIZES = {"small": (100, 400), "medium": (2000, 20_000), "large": (20_000, 200_00
 class Work:
     """One model's task, to be repeated."""
 
-    def __init__(self, rig: Rig, model: Any, inputs: dict[str, torch.Tensor]) -> None:
-        self.model = model
-        self.inputs = (
-            inputs if rig.dry else {key: value.pin_memory() for key, value in inputs.items()}
-        )
+    def __init__(self, rig: Rig, shape: tuple[int, int], name: str = "gcn", hidden: int = 256,
+                 layers: int = 8) -> None:  # fmt: skip
+        self._model = rig.model(name, 128, 16, hidden, layers)
+        inputs = graph(*shape, 128)
+        self._inputs = inputs if rig.dry else {key: x.pin_memory() for key, x in inputs.items()}
 
     def once(self, lane: Lane, urgent: bool = False) -> float:
         """Return the milliseconds of one run; call it in the lane's thread."""
-        return lane.timed_ms(self.model, self.inputs, LIMIT_BYTES, urgent)
+        return lane.timed_ms(self._model, self._inputs, LIMIT_BYTES, urgent)
 
     def times(self, lane: Lane, count: int, urgent: bool = False) -> list[float]:
         """Return the milliseconds of `count` runs; call it in the lane's thread."""
         return [self.once(lane, urgent) for _ in range(count)]
+
+    def on_all(self, lanes: list[Lane], count: int) -> object:
+        """Run `count` times on each lane, all lanes at once."""
+        return at_once((lane, partial(self.times, lane, count)) for lane in lanes)
+
+    def beside(self, lane: Lane, count: int, busy: list[Lane], others: "Work",
+               urgent: bool = False) -> list[float]:  # fmt: skip
+        """Return the milliseconds of `count` runs while each of the busy lanes repeats `others`."""
+        with kept_busy(busy, others.once):
+            time.sleep(_SETTLE_S)
+            return lane.call(self.times, lane, count, urgent)
 
     def warm(self, lanes: list[Lane]) -> None:
         """Run on both streams of every lane, before anything counts."""
@@ -74,7 +80,7 @@ def body(result: Result, arguments: argparse.Namespace) -> None:
         for size, shape in sizes.items():
             key = f"{name} {size}"
             with result.part(key):
-                work = Work(rig, rig.model(name, 128, 16, 256, 8), graph(*shape, 128))
+                work = Work(rig, shape, name)
                 work.warm(lanes)
                 measure(result, rig, key, lanes, work, speed_of)
                 beside(result, key, lanes, work, slowdown_of)
@@ -94,34 +100,15 @@ def measure(
     result: Result, rig: Rig, key: str, lanes: list[Lane], work: Work,
     speed_of: dict[str, list[float]],
 ) -> None:  # fmt: skip
-    def batch(count: int) -> Callable[[], object]:
-        return lambda: at_once(
-            (lane, partial(work.times, lane, 16 // count)) for lane in lanes[:count]
-        )
-
-    variants = {f"{count} lanes": batch(count) for count in (1, 2, 4, 8)}
-    if work.inputs["x"].shape[0] <= 2000:
-        merged, lane = Work(rig, work.model, union(work.inputs, 16)), lanes[0]
-        variants["16 merged"] = lambda: lane.call(merged.once, lane)
-    times: dict[str, list[float]] = {name: [] for name in variants}
-    for _ in range(3):
-        for name, run_all in variants.items():
-            times[name] += [1e3 * t / 16 for t in rig.time_s(run_all, 1)]
-    result.put(f"ms_per_task {key}", {name: spread(found) for name, found in times.items()})
-    for name in variants:
-        if name.endswith("lanes"):
-            gain = spread(times["1 lanes"])["median"] / spread(times[name])["median"]
-            speed_of.setdefault(name, []).append(gain)
-
-
-def union(inputs: dict[str, torch.Tensor], count: int) -> dict[str, torch.Tensor]:
-    """Return `count` copies of a graph as one graph."""
-    num_nodes, num_edges = inputs["x"].shape[0], inputs["edge_index"].shape[1]
-    offsets = torch.arange(count).repeat_interleave(num_edges) * num_nodes
-    return {
-        "x": inputs["x"].repeat(count, 1),
-        "edge_index": inputs["edge_index"].repeat(1, count) + offsets,
+    """Measure the time a task on 1 to 8 lanes, sixteen tasks in all."""
+    ways = {
+        f"{count} lanes": partial(work.on_all, lanes[:count], 16 // count) for count in (1, 2, 4, 8)
     }
+    batches = rig.in_turns_ms(ways, 3)
+    times = {name: spread([ms / 16 for ms in found]) for name, found in batches.items()}
+    result.put(f"ms_per_task {key}", times)
+    for name, found in times.items():
+        speed_of.setdefault(name, []).append(times["1 lanes"]["median"] / found["median"])
 
 
 def beside(
@@ -134,9 +121,7 @@ def beside(
     base = spread(alone)["median"]
     table = {}
     for others in OTHERS:
-        with kept_busy(rest[:others], work.once):
-            time.sleep(_SETTLE_S)
-            found = first.call(work.times, first, 10)
+        found = work.beside(first, 10, rest[:others], work)
         table[str(others)] = spread([t / base for t in found])
         slowdown_of[others][key] = table[str(others)]["median"]
     result.put(f"slowdown_beside {key}", {"alone_ms": spread(alone), **table})
@@ -162,32 +147,28 @@ def one_table(result: Result, slowdown_of: dict[int, dict[str, float]], wanted: 
 
 def priority(result: Result, rig: Rig, lanes: list[Lane], arguments: argparse.Namespace) -> None:
     large_size = (500, 4000) if rig.dry or arguments.quick else SIZES["large"]
-    large = Work(rig, rig.model("gcn", 128, 16, 256, 8), graph(*large_size, 128))
-    small = Work(rig, rig.model("gcn", 128, 16, 64, 3), graph(100, 400, 128))
+    large, small = Work(rig, large_size), Work(rig, SIZES["small"], hidden=64, layers=3)
     crowd, one = lanes[:4], lanes[4]
     large.warm(crowd)
     small.warm([one])
     found = {"alone": one.call(small.times, one, 50)}
     for name, urgent in (("ordinary", False), ("urgent", True)):
-        with kept_busy(crowd, large.once):
-            time.sleep(_SETTLE_S)
-            found[name] = one.call(small.times, one, 20 if rig.dry else 100, urgent)
+        found[name] = small.beside(one, 20 if rig.dry else 100, crowd, large, urgent)
     result.put("small_beside_large_ms", {name: spread(times) for name, times in found.items()})
     alone, ordinary, urgent_ms = (spread(times)["median"] for times in found.values())
     told = {"ordinary": round(ordinary / alone, 2), "urgent": round(urgent_ms / alone, 2)}
     result.put("small_beside_large_to_alone", told)
     result.aim(12, urgent_ms <= 2 * alone, told)
-    result.put("large_alone_ms", spread(crowd[0].call(large.times, crowd[0], 5)))
 
 
 #: A lane in a process of its own: the loop of those that are threads, with torch's allocator.
 _CHILD = """
 import sys, time
 sys.path.insert(0, ".")
-from bench.gpu.concurrency import medium
+from bench.gpu.concurrency import SIZES, Work
 from bench.gpu.kit import Rig
 rig = Rig.open(0, dry=False, plain=True)
-work, (lane,) = medium(rig), rig.lanes(1)
+work, (lane,) = Work(rig, SIZES["medium"]), rig.lanes(1)
 lane.call(work.times, lane, 10)
 print("ready", flush=True)
 sys.stdin.readline()
@@ -195,11 +176,6 @@ started = time.perf_counter()
 lane.call(work.times, lane, 200)
 print((time.perf_counter() - started) * 1e3 / 200, flush=True)
 """
-
-
-def medium(rig: Rig) -> Work:
-    """Return the work of lanes as threads and as processes."""
-    return Work(rig, rig.model("gcn", 128, 16, 256, 8), graph(*SIZES["medium"], 128))
 
 
 def processes(result: Result, rig: Rig, lanes: list[Lane]) -> None:
@@ -240,14 +216,10 @@ def control(environment: dict[str, str], told: str, *options: str) -> str:
 
 def as_threads(result: Result, rig: Rig, lanes: list[Lane]) -> float:
     """Return the least milliseconds a task on as many lanes as there are processes."""
-    work = medium(rig)
+    work = Work(rig, SIZES["medium"])
     found = {}
     for count in (1, 2, 4):
-
-        def all_of_them(count: int = count) -> object:
-            return at_once((lane, partial(work.times, lane, 100)) for lane in lanes[:count])
-
-        seconds = rig.time_s(all_of_them, 2)
+        seconds = rig.time_s(partial(work.on_all, lanes[:count], 100), 2)
         found[f"{count} lanes"] = round(1e3 * min(seconds) / 100 / count, 3)
     result.put("threads gcn medium, ms_per_task", found)
     return min(found.values())

@@ -4,6 +4,7 @@ import argparse
 import functools
 import tempfile
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -136,24 +137,18 @@ class Bench:
 
     def budget_for(self, tasks_bytes: int, lanes: int) -> str:
         """Return the least `device.memory_budget` that leaves that much for weights and tasks."""
-        least, most = 1, 1 << 50
-        while least < most:
-            middle = (least + most) // 2
-            if self._budget_bytes(middle, lanes) < tasks_bytes:
-                least = middle + 1
-            else:
-                most = middle
-        return f"{least} B"
+
+        def budget_bytes(memory_bytes: int) -> int:
+            try:
+                return self._device(self._chosen(lanes, f"{memory_bytes} B")).budget_bytes
+            except ConfigError:
+                return 0
+
+        return f"{bisect_left(range(1, 1 << 50), tasks_bytes, key=budget_bytes) + 1} B"
 
     @property
     def _sizes(self) -> tuple[int, int, int, int]:
         return (FEATURES, CLASSES, 64, 3) if self.dry else (FEATURES, CLASSES, 256, 8)
-
-    def _budget_bytes(self, memory_bytes: int, lanes: int) -> int:
-        try:
-            return self._device(self._chosen(lanes, f"{memory_bytes} B")).budget_bytes
-        except ConfigError:
-            return 0
 
     def _chosen(
         self, lanes: int | None, budget: str | None, cuda_graphs: Literal["auto", "off"] = "auto"
@@ -206,11 +201,7 @@ def watch(engine: Engine) -> list[float]:
         finally:
             spent.append(time.thread_time() - started)
 
-    class Watched:
-        def __getattr__(self, name: str) -> Any:
-            return handle if name == "handle" else getattr(scheduler, name)
-
-    engine.driver.scheduler = Watched()  # type: ignore[assignment]
+    scheduler.handle = handle
     return spent
 
 

@@ -94,31 +94,21 @@ def body(result: Result, arguments: argparse.Namespace) -> None:
             right = torch.equal(target[:4096].cpu(), table[wanted[:4096]])
             right = right and torch.equal(target[-4096:].cpu(), table[wanted[-4096:]])
             result.check(f"{name}: rows of {row_bytes} B at {offset} are right", right)
-        times: dict[str, list[float]] = {name: [] for name in variants}
-        for _ in range(5):
-            for name, work in variants.items():
-                times[name] += rig.time_s(work, 1)
-        gigabytes = count * row_bytes / 1e9
-        speed = {name: spread([gigabytes / t for t in found], 2) for name, found in times.items()}
-        share = speed["shift"]["median"] / speed["copy"]["median"]
-        rows_found.append(
-            {
-                "row_bytes": row_bytes,
-                "offset": offset,
-                "gb_per_s": speed,
-                "shift_to_copy": round(share, 3),
-            }
-        )
+        megabytes = count * row_bytes / 1e6
+        speed = {
+            name: spread([megabytes / ms for ms in found], 2)
+            for name, found in rig.in_turns_ms(variants, 5).items()
+        }
+        share = round(speed["shift"]["median"] / speed["copy"]["median"], 3)
+        row = {"row_bytes": row_bytes, "offset": offset, "gb_per_s": speed, "shift_to_copy": share}
+        rows_found.append(row)
         result.put("rows", rows_found)
+        result.aim(11, share >= AIM, {f"{row_bytes} B, {offset} past a line": share})
 
     for row_bytes in ROW_BYTES[::4] if arguments.quick else ROW_BYTES:
         for offset in (0, 4):
             with result.part(f"rows of {row_bytes} bytes, {offset} past a line"):
                 measure(row_bytes, offset)
-    for row in rows_found:
-        share = row["shift_to_copy"]
-        found = {f"{row['row_bytes']} B, {row['offset']} past a line": share}
-        result.aim(11, share >= AIM, found)
     library.unregister(memory.data_ptr())
 
 
