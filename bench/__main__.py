@@ -38,7 +38,7 @@ def run(script: str, quick: bool) -> int:
     """Run one bench in a process of its own; return its exit code."""
     module, *question = script.split()
     print(f"==> {script}", flush=True)
-    options = ["--quick"] if quick and not module.endswith("_picture") else []
+    options = ["--quick"] if quick and module != "drawings" else []
     command = [sys.executable, "-m", f"bench.{module}", *question, *options]
     return subprocess.run(command, check=False).returncode
 

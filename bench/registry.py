@@ -38,10 +38,6 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
             "How do the GNNSched paper's figures 5 to 8 look here?",
             "scheduling.figures", ("figures",), f"{_MEASURED}/policies.md",
         ),
-        Entry(
-            "How does each policy order nine tasks? (a drawing)",
-            "scheduling.schedule_picture", (), "docs/scheduling.md",
-        ),
     ),
     "Live: whole servers under load": (
         Entry(
@@ -102,7 +98,7 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
         ),
         Entry(
             "What does merging requests of one model gain?",
-            "models.merging", ("merging", "merging_csr"), f"{_MEASURED}/executors.md",
+            "models.merging", ("merging",), f"{_MEASURED}/executors.md",
         ),
         Entry(
             "Are two threads for one run worth two cores?",
@@ -120,10 +116,6 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
             "How exact are run-time estimates?",
             "models.time_accuracy", ("time_accuracy",), f"{_MEASURED}/estimates.md",
         ),
-        Entry(
-            "How is memory estimated? (a drawing)",
-            "models.timeline_picture", (), "docs/estimates.md",
-        ),
     ),
     "Graphs: sampling and features": (
         Entry(
@@ -133,6 +125,12 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
         Entry(
             "What share of gathered rows does the hot set serve?",
             "graphs.hot_rows", ("hot_rows",), f"{_MEASURED}/gpu.md",
+        ),
+    ),
+    "Drawings": (
+        Entry(
+            "How does each policy order nine tasks? How is memory estimated?",
+            "drawings", (), "docs/scheduling.md",
         ),
     ),
     "GPU": (

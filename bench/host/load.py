@@ -1,13 +1,12 @@
 """Measure the server's main process under load: processor time, and whether preparing is hidden.
 
-    python -m bench.host.load QUESTION [--quick] [--against CHECKOUT]
+    python -m bench.host.load QUESTION [--quick]
 
 QUESTION is
 
 - cost: the mix of ``bench.live.live`` at one load, sent open loop to our server and to an echo of
   the same messages, in turns. `server` is the main process's processor time by the kernel's
-  account, without lanes; `handovers` counts how often its threads went to sleep. With `--against`
-  a server of another checkout, with a `.venv` of its own, takes turns; ratios are by round.
+  account, without lanes; `handovers` counts how often its threads went to sleep.
 - prepare: clients keep 1, 4 or 16 requests in flight (GCN, 3,000 nodes and 30,000 edges). By the
   server's own account: the share of preparing during which no idle lane waited for it (`hidden`),
   the share of launches that an idle lane did wait for (`delayed`), and what that waiting was of the
@@ -30,7 +29,7 @@ import numpy as np
 
 from bench.host.echo import echo_server
 from bench.kit.live_setup import OURS, Traces, live_server
-from bench.kit.measure import in_turns, percentiles, ratios, spread
+from bench.kit.measure import in_turns, percentiles
 from bench.kit.open_loop import load_process
 from bench.kit.processor import handovers, processor_ns
 from bench.kit.script import Script, Table
@@ -45,7 +44,7 @@ COLUMNS = ("prepare_ns", "prepare_exposed_ns", "run_ns")
 SCRIPTS = {
     "cost": Script(
         "host_cost",
-        full={"rounds": 8, "requests": 400, "rho": 0.5, "against": None},
+        full={"rounds": 8, "requests": 400, "rho": 0.5},
         quick={"rounds": 1, "requests": 20},
         tables=[
             Table("Main process, a request", "means", {
@@ -70,20 +69,15 @@ SCRIPTS = {
 
 
 def cost(options: argparse.Namespace) -> dict[str, Any]:
-    """Return medians by server; ratios to the other checkout, with their extremes."""
-    systems = {"ours": OURS} | ({"other": f"@{options.against}"} if options.against else {})
+    """Return medians by server."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         client = stack.enter_context(load_process())
         traces = Traces(folder, "mix", options.requests, len(os.sched_getaffinity(0)))
-        servers = {
-            name: stack.enter_context(live_server(folder / name, system))
-            for name, system in systems.items()
-        }
-        traces.measure(servers["ours"], [0])
+        server = stack.enter_context(live_server(folder / "ours", OURS))
+        traces.measure(server, [0])
         echo = stack.enter_context(echo_server())
-        places = {name: (server.pid, server.target) for name, server in servers.items()}
-        places["echo"] = (echo.pid, echo.address)
+        places = {"ours": (server.pid, server.target), "echo": (echo.pid, echo.address)}
         _, warm_up = traces.make(WARM_UP_RHO, 0)
         trace, path = traces.make(options.rho, 0)
 
@@ -107,22 +101,11 @@ def cost(options: argparse.Namespace) -> dict[str, Any]:
         "rho": options.rho,
         "rate_hz": trace.header.rate_hz,
         "requests": options.requests,
-        "means": summary(rounds),
+        "means": [
+            {"way": way} | {name: median(one[name] for one in found) for name in found[0]}
+            for way, found in rounds.items()
+        ],
     }
-
-
-def summary(rounds: Mapping[str, Sequence[Mapping[str, float]]]) -> list[dict[str, Any]]:
-    """Return the median of each figure; for ours, the spread of its ratio to the other checkout."""
-    rows = []
-    for way, found in rounds.items():
-        row: dict[str, Any] = {"way": way}
-        row |= {name: median(one[name] for one in found) for name in found[0]}
-        if way == "ours" and "other" in rounds:
-            for name in ("server_us", "handovers", "client_p50_ms"):
-                ours, other = ([one[name] for one in rounds[way]] for way in ("ours", "other"))
-                row[f"{name}_ratio"] = spread(ratios(ours, other))
-        rows.append(row)
-    return rows
 
 
 def prepare(options: argparse.Namespace) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Measure what one request costs beside the model: latency, and processor time.
 
-    python -m bench.host.requests QUESTION [--quick] [--repeats N] [--against CHECKOUT]
+    python -m bench.host.requests QUESTION [--quick] [--repeats N]
 
 Requests go one at a time from our client to a real server, and as the same bytes to a bare gRPC
 echo (``bench.host.echo``), in turns. QUESTION is
@@ -13,8 +13,6 @@ echo (``bench.host.echo``), in turns. QUESTION is
   to the echo beside it.
 - cost: the same ways with 10 KB to 1 MB, in processor time of the server's main process and the
   client, without lanes. `beyond` is what both take more than the echo's.
-
-`--against` has a server of another checkout, with a `.venv` of its own, take turns (cost only).
 """
 
 import argparse
@@ -90,7 +88,7 @@ SCRIPTS = {
     ),
     "cost": Script(
         "request_cost",
-        full={"repeats": 200, "rounds": 5, "sizes": (10_000, 100_000, 1_000_000), "against": None},
+        full={"repeats": 200, "rounds": 5, "sizes": (10_000, 100_000, 1_000_000)},
         quick={"repeats": 2, "rounds": 2, "sizes": (10_000,)},
         tables=[
             Table("Processor time, µs a request", "rows", {
@@ -191,16 +189,13 @@ def transport(options: argparse.Namespace) -> dict[str, Any]:
     """Return what each way adds to a run, by the size of the request."""
     rows = []
     with echo_server() as echo, ExitStack() as stack:
-        ways = stack.enter_context(score_ways("ours", None))
+        ways = stack.enter_context(score_ways())
         call = echo.call()
         for size in options.sizes:
             request = Request(size)
             # Large requests are repeated less often; the machine repeats them better.
             repeats = max(2, min(options.repeats, options.repeats * 1_000_000 // (2 * size)))
-            asked = {
-                name.removeprefix("ours "): partial(added_us, ask, request)
-                for name, (_, ask) in ways.items()
-            }
+            asked = {way: partial(added_us, ask, request) for way, (_, ask) in ways.items()}
             times = in_turns(
                 {**asked, "echo": partial(elapsed_us, call, request.message)},
                 repeats,
@@ -225,15 +220,13 @@ def cost(options: argparse.Namespace) -> dict[str, Any]:
     """Return processor time of each way, by the size of the request."""
     rows = []
     with echo_server() as echo, ExitStack() as stack:
-        ways = stack.enter_context(score_ways("ours", None))
-        if options.against:
-            ways |= stack.enter_context(score_ways("other", options.against))
+        ways = stack.enter_context(score_ways())
         call = echo.call()
         for size in options.sizes:
             request = Request(size)
             blocks = {
-                name: partial(used_us, pid, partial(ask, request), options.repeats)
-                for name, (pid, ask) in ways.items()
+                f"ours {way}": partial(used_us, pid, partial(ask, request), options.repeats)
+                for way, (pid, ask) in ways.items()
             }
             blocks["echo"] = partial(
                 used_us, echo.pid, partial(call, request.message), options.repeats
@@ -271,7 +264,7 @@ Way = tuple[int, Callable[[Request], Any]]
 
 
 @contextmanager
-def score_ways(name: str, checkout: Path | None) -> Iterator[dict[str, Way]]:
+def score_ways() -> Iterator[dict[str, Way]]:
     """Yield three ways to ask a server for `score`, by name."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -283,15 +276,14 @@ def score_ways(name: str, checkout: Path | None) -> Iterator[dict[str, Way]]:
                 repository=folder / "models",
                 sections=SECTIONS,
                 graphs=({"name": "held", "file": "held.npz"},),
-                checkout=checkout,
             )
         )
         plain = stack.enter_context(Client(server.target, max_message_bytes=MESSAGE_BYTES))
         shared = stack.enter_context(Client(server.target, shared_memory_bytes=MESSAGE_BYTES))
         yield {
-            f"{name} plain": (server.pid, lambda one: plain.infer("score", **one.tensors)),
-            f"{name} shared": (server.pid, lambda one: shared.infer("score", **one.tensors)),
-            f"{name} ids": (server.pid, lambda one: plain.infer("score", **one.by_ids)),
+            "plain": (server.pid, lambda one: plain.infer("score", **one.tensors)),
+            "shared": (server.pid, lambda one: shared.infer("score", **one.tensors)),
+            "ids": (server.pid, lambda one: plain.infer("score", **one.by_ids)),
         }
 
 

@@ -1,10 +1,10 @@
 """Measure what merging requests of one model into one run gains, and what the decision loses.
 
-    python -m bench.models.merging [--quick] [--executor csr] [--repeats 30] [--out FILE]
+    python -m bench.models.merging [--quick] [--repeats 30]
 
-One thread pinned to one core, with a lane's allocator, the four models of configs/dev.toml:
-k requests of one size as one disjoint union (joined, run, taken apart) beside the same k one after
-the other, in turns, in processor time; ratios as quartiles.
+One thread pinned to one core, with a lane's allocator, the four models of configs/dev.toml on
+`csr`: k requests of one size as one disjoint union (joined, run, taken apart) beside the same k one
+after the other, in turns, in processor time; ratios as quartiles.
 
 The scheduler decides by estimates. Its regret is the time of what it would do with k waiting
 requests (its own ``gather``, with targets far away) ÷ the time of the best way measured: one by
@@ -47,13 +47,13 @@ from serve.resources import configs_path
 from serve.server.lane_run import LAUNCH_NS
 from serve.workload import MODELS
 
-COUNTS = (1, 2, 4, 8)
+EXECUTOR, COUNTS = "csr", (1, 2, 4, 8)
 FEATURES = 32
 #: Edges by nodes.
 EDGES = {30: 120, 100: 500, 300: 2_000, 1_000: 8_000, 3_000: 30_000, 8_000: 80_000}
 SCRIPT = Script(
     "merging",
-    full={"executor": "csr", "repeats": 30, "nodes": tuple(EDGES), "models": MODELS},
+    full={"repeats": 30, "nodes": tuple(EDGES), "models": MODELS},
     quick={"repeats": 3, "nodes": (100,), "models": MODELS[:1]},
     tables=[
         Table("Gain of merging eight requests, and regret of the decision", "results", {
@@ -66,10 +66,10 @@ SCRIPT = Script(
 )  # fmt: skip
 
 
-def estimators(executor: str) -> dict[str, ModelEstimator]:
-    """Return the estimators of the demo's models on the executor."""
+def estimators() -> dict[str, ModelEstimator]:
+    """Return the estimators of the demo's models."""
     config = load_config(configs_path() / "dev.toml")
-    models = msgspec.structs.replace(config.models, executor=executor)
+    models = msgspec.structs.replace(config.models, executor=EXECUTOR)
     config = msgspec.structs.replace(config, models=models)
     return offline_estimators(config, device_of(config), MODELS, lambda _stage, _share: None)
 
@@ -163,12 +163,12 @@ def regret(rows: Sequence[dict[str, Any]], groups: Sequence[int], count: int) ->
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Return a row for each model and size."""
     torch.set_num_threads(1)
-    found = estimators(options.executor)
+    found = estimators()
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     results: list[dict[str, Any]] = []
     for name, nodes in product(options.models, options.nodes):
         model = load_model(find(configs_path() / "models", name))
-        model, size = with_executor(model, options.executor), (nodes, EDGES[nodes])
+        model, size = with_executor(model, EXECUTOR), (nodes, EDGES[nodes])
         rows = [compared(model, size, count, options.repeats) for count in COUNTS]
         groups = decided(found[name], size, max(COUNTS))
         lost = regret(rows, groups, max(COUNTS))
@@ -177,7 +177,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
              "regret": lost}
         )  # fmt: skip
     return {
-        "executor": options.executor,
+        "executor": EXECUTOR,
         "repeats": options.repeats,
         "launch_ns": LAUNCH_NS,
         "results": results,

@@ -49,7 +49,7 @@ def _ms(value: float) -> str:
 
 def merging() -> str:
     """Return the gain of eight merged requests, with quartiles, on `csr`."""
-    found = {(row["model"], row["nodes"]): row for row in read_result("merging_csr")["results"]}
+    found = {(row["model"], row["nodes"]): row for row in read_result("merging")["results"]}
     nodes = list(dict.fromkeys(count for _, count in found))
 
     def cell(row: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ The paper shows its two policies and three baselines on queues of 100 tasks of G
 are simulated with run times and memory calibrated on this machine; GNNSched is `sqtf` and `bqt`
 under `barrier`. Absolute numbers cannot be compared: two cores stand for a V100, graphs are scaled
 down, loads are ρ 0.1 and 0.5, and running out of memory costs the baselines nothing here, where the
-paper's paging slows them down. Draws docs/paper.svg as well.
+paper's paging slows them down.
 """
 
 import argparse
@@ -19,9 +19,7 @@ from typing import Any
 
 import torch
 
-from bench.kit.result import DOCS_PATH
 from bench.kit.script import Script, Table
-from bench.scheduling.pictures import figures_picture
 from bench.scheduling.site import Site, missed_share, site_of
 from serve.config import Config, ModelsConfig
 from serve.models import zoo
@@ -29,14 +27,9 @@ from serve.models.writer import write_model
 
 MODELS = ("gcn", "sage", "gin")
 WORKLOADS = (*MODELS, "mix")
-SYSTEMS = {
-    "default": "Default",
-    "mps_base": "MPS-Base",
-    "mps_aggr": "MPS-Aggr",
-    "sqtf+barrier": "GNNSched-SQTF",
-    "bqt+barrier": "GNNSched-BQT",
-    "slack+preemptive": "gnnserve",
-}
+SYSTEMS = (
+    "default", "mps_base", "mps_aggr", "sqtf+barrier", "bqt+barrier", "slack+preemptive",
+)  # fmt: skip
 LOADS = {"low": 0.1, "high": 0.5}
 TASKS = 100
 ARGS = {"in_channels": 32, "out_channels": 5, "hidden_channels": 256, "num_layers": 8}
@@ -149,7 +142,4 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    content = SCRIPT.main(measure, __doc__)
-    if content["runs"] == SCRIPT.full["runs"]:
-        picture = figures_picture(content, SYSTEMS)
-        (DOCS_PATH / "paper.svg").write_text(picture, encoding="utf-8")
+    SCRIPT.main(measure, __doc__)

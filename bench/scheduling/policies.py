@@ -6,17 +6,15 @@ The scheduler that serves runs on a virtual clock (``serve.sim``), with the run 
 this machine for the models of configs/dev.toml. 100 tasks a list, Poisson arrivals, ρ = rate × mean
 solo time ÷ cores, targets of 2 × solo time; all systems see the same requests at the same times.
 A request is missed when it is late or refused. The bound (``bench.scheduling.bound``) holds for
-systems that do not merge. Draws docs/policies.svg as well.
+systems that do not merge.
 """
 
 import argparse
 from functools import partial
 from typing import Any
 
-from bench.kit.result import DOCS_PATH
 from bench.kit.script import Script, Table
 from bench.scheduling.bound import unavoidable_violations
-from bench.scheduling.pictures import policies_picture
 from bench.scheduling.site import (
     APART,
     MERGING,
@@ -88,6 +86,4 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    content = SCRIPT.main(measure, __doc__)
-    if set(WORKLOADS) <= {row["workload"] for row in content["rows"]}:
-        (DOCS_PATH / "policies.svg").write_text(policies_picture(content), encoding="utf-8")
+    SCRIPT.main(measure, __doc__)

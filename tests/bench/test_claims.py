@@ -54,7 +54,7 @@ def peers():
 
 
 def executors():
-    found = regrets("merging_csr")
+    found = regrets("merging")
     yield f"takes {found['chosen'][0]:.3f} times as long as the best way measured"
     yield f"takes {found['never'][0]:.2f} times as long (worst {found['never'][1]:.2f})"
     yield f"always merging {found['always'][0]:.2f} times (worst {found['always'][1]:.2f})"

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.scheduling.schedule_picture import DOCS, PICTURES, picture
+from bench.drawings import PICTURES, picture
+from bench.kit.result import DOCS_PATH
 from serve.core.commands import AnswerTask, LaunchTask, ResumeTask, SuspendTask
 from serve.core.lifecycle import mermaid
 from serve.core.scheduler import Scheduler
@@ -72,7 +73,7 @@ def test_picture(policy, discipline):
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_schedules_are_as_drawn(name):
-    assert picture(PICTURES[name]) == (DOCS / name).read_text(encoding="utf-8")
+    assert picture(PICTURES[name]) == (DOCS_PATH / name).read_text(encoding="utf-8")
     assert f"({name})" in PAGE.read_text(encoding="utf-8")
 
 
