@@ -1,6 +1,6 @@
 """Send many mixed requests at a high load, then check that nothing of them is left.
 
-    python -m bench.live.soak [--quick] [--requests 10000] [--rho 0.8] [--seed S]
+    python -m bench.live.soak [--quick] [--requests 10000] [--rho 0.8]
 
 A server of its own gets an open-loop Poisson load of all four demo models (`gnnserve load`), after
 a warm-up that has made whatever is made once. Checked afterwards: every request was answered once
@@ -24,10 +24,11 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from bench.kit.live_setup import OURS
 from bench.kit.processes import descendants, is_running, metric, rows, shared_memory_names
 from bench.kit.script import Script, Table
 from bench.kit.servers import ServerProcess
-from serve.config import ModelsConfig, SchedulingConfig
+from serve.config import ModelsConfig
 
 WARM_UP_REQUESTS = 100
 #: Connections of clients that are gone, and rows on their way, need a moment; on a machine that
@@ -46,8 +47,7 @@ NOUGHTS = (
 SCRIPT = Script(
     "soak",
     full={
-        "requests": 10_000, "rho": 0.8, "seed": 0, "calibration": ModelsConfig().calibration_s,
-        "policy": SchedulingConfig().policy, "discipline": SchedulingConfig().discipline,
+        "requests": 10_000, "rho": 0.8, "calibration": ModelsConfig().calibration_s,
     },
     quick={"requests": 50, "rho": 0.3, "calibration": 1.0},
     tables=[
@@ -69,27 +69,20 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Return the load's summary and all checks."""
     with tempfile.TemporaryDirectory() as folder:
         load, checks = soak(Path(folder), options)
-    return {
-        "policy": options.policy,
-        "discipline": options.discipline,
-        "load": load,
-        "checks": checks,
-    }
+    return {"system": OURS, "load": load, "checks": checks}
 
 
 def soak(folder: Path, options: argparse.Namespace) -> tuple[dict[str, Any], list[Check]]:
     """Return the load's summary, and what was checked."""
     names = shared_memory_names()
+    policy, _, discipline = OURS.partition("+")
     with ServerProcess(
-        folder,
-        policy=options.policy,
-        discipline=options.discipline,
-        calibration_s=options.calibration,
+        folder, policy=policy, discipline=discipline, calibration_s=options.calibration
     ) as server:
-        send(server, WARM_UP_REQUESTS, options.rho, seed=options.seed + 1)
+        send(server, WARM_UP_REQUESTS, options.rho, seed=1)
         warm_up = settled(lambda: rows(server), lambda found: len(found) == WARM_UP_REQUESTS)
         before = stable(lambda: footprint(server))
-        load = send(server, options.requests, options.rho, seed=options.seed)
+        load = send(server, options.requests, options.rho, seed=0)
         total = len(warm_up) + options.requests
         told = settled(lambda: rows(server), lambda found: len(found) == total)
         after = settled(lambda: footprint(server), lambda found: not_more(found, before))

@@ -24,22 +24,22 @@ import torch
 
 from bench.kit.measure import in_turns, quartiles, ratios
 from bench.kit.script import Script, Table
-from serve.lane.executors import EXECUTORS, with_executor
+from serve.lane.executors import with_executor
 from serve.lane.measure.probe_signature import probe_inputs
 from serve.lane.models.loader import LoadedModel, load_model
 from serve.models.repository import find
 from serve.resources import configs_path
 from serve.workload import MODELS
 
-FEATURES, EDGES_PER_NODE = 32, 10
+FEATURES, EDGES_PER_NODE, EXECUTORS = 32, 10, ("eager", "csr")
 COLUMNS = {
     "model": "{model}", "executor": "{executor}", "nodes": "{nodes:,}",
     "one core, ms": "{one_core_ms:.1f}", "speed-up": "{speed_up[1]:.2f}",
 }  # fmt: skip
 SCRIPT = Script(
     "moldable",
-    full={"repeats": 7, "nodes": (3_000, 8_000, 30_000), "executors": ("eager", "csr")},
-    quick={"repeats": 2, "nodes": (3_000,), "executors": ("csr",)},
+    full={"repeats": 7, "nodes": (3_000, 8_000, 30_000)},
+    quick={"repeats": 2, "nodes": (3_000,)},
     tables=[Table("Idle", "idle", COLUMNS), Table("Second core busy", "second_core_busy", COLUMNS)],
 )
 
@@ -55,10 +55,9 @@ def wall_ms(model: LoadedModel, inputs: Mapping[str, Any], cores: set[int]) -> f
 
 def rows(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Return a row for each model, executor and size."""
-    assert set(options.executors) <= set(EXECUTORS)
     cores = sorted(os.sched_getaffinity(0))[:2]
     found = []
-    for name, executor, nodes in product(MODELS, options.executors, options.nodes):
+    for name, executor, nodes in product(MODELS, EXECUTORS, options.nodes):
         model = with_executor(load_model(find(configs_path() / "models", name)), executor)
         inputs = probe_inputs(nodes, EDGES_PER_NODE * nodes, 1, FEATURES, None)
         ways = {

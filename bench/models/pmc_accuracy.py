@@ -1,7 +1,7 @@
 """Compare estimated with measured peak memory, for PyG models on subgraphs of the paper's datasets.
 
     python -m bench.models.pmc_accuracy [--quick] [--data FOLDER] [--models gcn,sage,…]
-        [--datasets pubmed,…] [--executors eager,…] [--minutes M] [--fresh]
+        [--datasets pubmed,…] [--executors eager,…] [--fresh]
 
 Each model is measured once a dataset and executor as at load (`serve.lane.measure.calibrate`),
 then estimated and run on graphs of each dataset: 25 breadth-first balls of 10 nodes to the largest
@@ -19,7 +19,6 @@ kept in build/pmc_accuracy.jsonl, from which a later start goes on; `--fresh` st
 import argparse
 import os
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
@@ -66,8 +65,7 @@ SCRIPT = Script(
     "pmc_accuracy",
     full={
         "data": None, "scale": 0.1, "models": tuple(ARCHITECTURES), "datasets": tuple(TABLE_4),
-        "executors": tuple(EXECUTORS), "sizes": tuple(SIZES), "graphs": 25, "minutes": 600.0,
-        "fresh": False,
+        "executors": tuple(EXECUTORS), "sizes": tuple(SIZES), "graphs": 25, "fresh": False,
     },
     quick={"models": ("gcn",), "datasets": ("pubmed",), "executors": ("csr",), "sizes": ("small",),
            "graphs": 6, "scale": 0.02, "fresh": True},
@@ -136,7 +134,6 @@ class Graph:
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Run what is missing; return summaries of all runs there are."""
     meter = become_lane("bench.models.pmc_accuracy")
-    stop_at_s = time.monotonic() + 60 * options.minutes
     work = WORK.with_suffix(".quick") if options.quick else WORK
     if options.fresh:
         work.unlink(missing_ok=True)
@@ -155,8 +152,6 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         ]
         pools = pools_of(dataset, options.graphs) if jobs else {}
         for executor, model, size in jobs:
-            if time.monotonic() > stop_at_s:
-                break
             try:
                 found = list(runs(executor, model, size, dataset, pools, meter))
             except CannotRun as error:

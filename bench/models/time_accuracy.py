@@ -1,6 +1,6 @@
 """Compare estimated with measured run time, on graphs that were not used for calibration.
 
-    python -m bench.models.time_accuracy [--quick] [--data FOLDER] [--clock cpu]
+    python -m bench.models.time_accuracy [--quick] [--data FOLDER]
 
 Each model is calibrated as at load, for each executor, in a process with a lane's allocator. It is
 then timed on subgraphs and random graphs of 20 to 20,000 nodes, twice: the second time much later,
@@ -13,7 +13,6 @@ after every forward pass takes twice as long.
 import argparse
 import os
 import time
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ import torch
 
 from bench.kit.architectures import load
 from bench.kit.as_lane import become_lane
-from bench.kit.measure import elapsed_us
 from bench.kit.script import Script, Table
 from serve.estimate import ModelEstimator, Overhead
 from serve.graphs.datasets import load_dataset
@@ -46,7 +44,7 @@ SCRIPT = Script(
     "time_accuracy",
     full={
         "data": None, "budget": 6.0, "models": MODELS, "executors": ("csr", "eager"),
-        "sizes": tuple(SIZES), "graphs": 60, "clock": "wall",
+        "sizes": tuple(SIZES), "graphs": 60,
     },
     quick={"budget": 1.0, "models": ("gcn",), "executors": ("csr",), "sizes": ("small",),
            "graphs": 8},
@@ -64,27 +62,20 @@ SCRIPT = Script(
 Inputs = dict[str, torch.Tensor]
 #: Nodes and edges [2, E].
 Graph = tuple[int, np.ndarray[Any, Any]]
-#: On one thread, processor time is wall time on a core of its own.
-CLOCKS: dict[str, Callable[[], int]] = {"wall": time.perf_counter_ns, "cpu": time.thread_time_ns}
 
 
-class Timed:
-    """A model on an executor, timed by one clock."""
+def run_ns(loaded: LoadedModel, inputs: Inputs, passes: int = 1) -> int:
+    """Return the wall time of that many passes."""
+    started_ns = time.perf_counter_ns()
+    for _ in range(passes):
+        loaded.run(inputs)
+    return time.perf_counter_ns() - started_ns
 
-    def __init__(self, loaded: LoadedModel, clock: Callable[[], int]) -> None:
-        self._loaded, self._clock = loaded, clock
 
-    def run_ns(self, inputs: Inputs, passes: int = 1) -> int:
-        """Return the time of that many passes."""
-        started_ns = self._clock()
-        for _ in range(passes):
-            self._loaded.run(inputs)
-        return self._clock() - started_ns
-
-    def median_ns(self, inputs: Inputs) -> float:
-        """Return the median time of a pass, after one that is not counted."""
-        self._loaded.run(inputs)
-        return float(np.median([self.run_ns(inputs) for _ in range(REPEATS)]))
+def median_ns(loaded: LoadedModel, inputs: Inputs) -> float:
+    """Return the median time of a pass, after one that is not counted."""
+    loaded.run(inputs)
+    return float(np.median([run_ns(loaded, inputs) for _ in range(REPEATS)]))
 
 
 def graphs(data: Path | None, count: int) -> list[Graph]:
@@ -112,18 +103,13 @@ def row(
         model, features=FEATURES, hidden=hidden, classes=CLASSES, layers=layers
     )
     loaded = with_executor(loaded, executor)
-    timed = Timed(loaded, CLOCKS[options.clock])
     held_by = become_lane("bench.models.time_accuracy").held_by
-    made: list[Any] = []
-    took_us = elapsed_us(
-        lambda: made.append(
-            calibrate(
-                loaded, signature, budget_s=options.budget, max_bytes=LIMIT_BYTES,
-                allocator=Allocator(held_by),
-            )
-        )
+    started_s = time.perf_counter()
+    calibration = calibrate(
+        loaded, signature, budget_s=options.budget, max_bytes=LIMIT_BYTES,
+        allocator=Allocator(held_by),
     )  # fmt: skip
-    (calibration,) = made
+    took_s = time.perf_counter() - started_s
     estimator = ModelEstimator(calibration, Overhead())
     sizes: list[tuple[int, int]] = [(nodes, pairs.shape[1]) for nodes, pairs in edges]
     kept = [
@@ -138,8 +124,8 @@ def row(
         | {"edge_index": torch.from_numpy(edges[i][1])}
         for i in kept
     }
-    first = {i: timed.median_ns(inputs[i]) for i in order}
-    again = {i: timed.median_ns(inputs[i]) for i in order}
+    first = {i: median_ns(loaded, inputs[i]) for i in order}
+    again = {i: median_ns(loaded, inputs[i]) for i in order}
     corrected = []
     for i in order:
         nodes, num_edges = sizes[i]
@@ -155,20 +141,20 @@ def row(
         **errors("corrected", corrected[len(order) // 4 :]),
         **errors("repeat", [again[i] / first[i] for i in order]),
         "above_band": round(float(np.mean(above)), 4),
-        "recovery_runs": recovery(timed, estimator, [(sizes[i], inputs[i]) for i in order][:60]),
-        "calibration_s": round(took_us / 1e6, 2),
+        "recovery_runs": recovery(loaded, estimator, [(sizes[i], inputs[i]) for i in order][:60]),
+        "calibration_s": round(took_s, 2),
         "samples": calibration.time.samples,
         "load_average": round(os.getloadavg()[0], 2),
     }
 
 
 def recovery(
-    timed: Timed, estimator: ModelEstimator, graphs: list[tuple[tuple[int, int], Inputs]]
+    loaded: LoadedModel, estimator: ModelEstimator, graphs: list[tuple[tuple[int, int], Inputs]]
 ) -> int:
     """Return the runs of double length until the factor stays near where it settles."""
     factors = []
     for size, inputs in graphs:
-        estimator.observe_run(*size, timed.run_ns(inputs, passes=2))
+        estimator.observe_run(*size, run_ns(loaded, inputs, passes=2))
         factors.append(estimator.time_factor)
     settled = float(np.median(factors[-20:]))
     off = [i for i, factor in enumerate(factors) if abs(factor / settled - 1) > RECOVERED]
@@ -189,7 +175,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     data = options.data or os.environ.get("GNNSERVE_DATA")
     edges = graphs(Path(data) if data else None, options.graphs)
     cases = product(options.executors, options.models, options.sizes)
-    return {"clock": options.clock, "models": [row(*case, edges, options) for case in cases]}
+    return {"models": [row(*case, edges, options) for case in cases]}
 
 
 if __name__ == "__main__":

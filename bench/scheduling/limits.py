@@ -12,20 +12,13 @@ pays for launches and not for suspending; so do the others.
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import msgspec
 
 from bench.kit.script import Script, Table
 from bench.scheduling.bound import most_on_time, unavoidable_violations
-from bench.scheduling.site import (
-    Site,
-    missed_share,
-    on_all_cores,
-    reach_and_misses,
-    this_machine,
-)
+from bench.scheduling.site import Site, compared, missed_share
 from serve.core.policies import register_policy
 from serve.core.policies.slack import Slack
 from serve.core.state.ordered import Key
@@ -114,29 +107,15 @@ def known(offered: Offered) -> Offered:
     return replace(offered, task=msgspec.structs.replace(task, estimate=estimate))
 
 
-def row(site: Site, options: argparse.Namespace, case: tuple[str, str]) -> dict[str, Any]:
-    """Return goodput and misses of one workload and system."""
-    workload, system = case
-    found = reach_and_misses(
-        partial(SYSTEMS[system], site),
-        lambda rho, seed: site.requests(workload, rho, seed, options.requests),
-        (0.7, 0.8, 0.9),
-        options.seeds,
-        options.steps,
-    )
-    return {"workload": workload, "system": system, **found}
+def missed(site: Site, system: str, requests: Sequence[Offered]) -> float:
+    """Return the share missed by the system."""
+    return SYSTEMS[system](site, requests)
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Return a row for each workload and system."""
-    site = this_machine()
     cases = [(workload, system) for workload in options.workloads for system in SYSTEMS]
-    return {
-        "cores": site.cores,
-        "seeds": options.seeds,
-        "requests": options.requests,
-        "rows": list(on_all_cores(partial(row, site, options), cases)),
-    }
+    return compared(missed, cases, (0.7, 0.8, 0.9), options)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ systems that do not merge.
 """
 
 import argparse
-from functools import partial
 from typing import Any
 
 from bench.kit.script import Script, Table
@@ -21,10 +20,8 @@ from bench.scheduling.site import (
     OURS,
     WINDOWS,
     Site,
+    compared,
     missed_share,
-    on_all_cores,
-    reach_and_misses,
-    this_machine,
 )
 from serve.sim.device import Offered
 from serve.workload import WORKLOADS
@@ -58,31 +55,11 @@ def missed(site: Site, system: str, requests: list[Offered]) -> float:
     return missed_share(site.serve(system, requests))
 
 
-def row(site: Site, options: argparse.Namespace, case: tuple[str, str]) -> dict[str, Any]:
-    """Return goodput and misses of one workload and system."""
-    workload, system = case
-    found = reach_and_misses(
-        partial(missed, site, system),
-        lambda rho, seed: site.requests(workload, rho, seed, options.requests),
-        options.rhos,
-        options.seeds,
-        options.steps,
-    )
-    return {"workload": workload, "system": system, **found}
-
-
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Return a row for each workload and system."""
-    site = this_machine()
     cases = [(workload, system) for workload in options.workloads for system in SYSTEMS]
     cases += [("mix", f"{OURS}, {window}") for window in WINDOWS]
-    return {
-        "cores": site.cores,
-        "seeds": options.seeds,
-        "requests": options.requests,
-        "graphs": site.pool.sources,
-        "rows": list(on_all_cores(partial(row, site, options), cases)),
-    }
+    return compared(missed, cases, options.rhos, options)
 
 
 if __name__ == "__main__":

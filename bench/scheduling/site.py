@@ -1,11 +1,13 @@
 """The simulated machine of the scheduling benches: calibrated run times, requests, goodput."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import argparse
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import get_context
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import Any
 
 from serve.commands.configured import device_of
 from serve.commands.estimate import offline_estimators
@@ -36,9 +38,6 @@ GOODPUT_MISSES, HIGHEST_RHO = 0.01, 1.5
 LANES = {f"{count} lanes a core": count for count in (2, 3, 8)}
 WINDOWS = {f"windows of {ms} ms": Nanos(int(ms * 1e6)) for ms in (0.5, 1, 2, 5, 10, 20)}
 MERGING, APART = "merging", "a device for each core"
-
-_Case = TypeVar("_Case")
-_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True)
@@ -115,25 +114,47 @@ def goodput(share_at: Callable[[float], float], steps: int) -> float:
     return low
 
 
-def reach_and_misses(
-    missed: Callable[[list[Offered]], float],
-    requests: Callable[[float, int], list[Offered]],
+def compared(
+    missed: Callable[[Site, str, list[Offered]], float],
+    cases: Iterable[tuple[str, str]],
     rhos: Sequence[float],
-    seeds: int,
-    steps: int,
+    options: argparse.Namespace,
 ) -> dict[str, Any]:
-    """Return goodput, and the share missed at each ρ, as means over the seeds."""
+    """Return a row for each (workload, system), where `missed` is the share missed of requests.
 
-    def share_at(rho: float) -> float:
-        return fmean(missed(requests(rho, seed)) for seed in range(seeds))
-
+    The cases run in forked processes on all cores: nothing simulated is timed.
+    """
+    site = this_machine()
+    with ProcessPoolExecutor(mp_context=get_context("fork")) as workers:
+        rows = list(workers.map(partial(_row, site, missed, rhos, options), cases))
     return {
-        "goodput": goodput(share_at, steps),
-        "missed": {f"{rho:g}": share_at(rho) for rho in rhos},
+        "cores": site.cores,
+        "seeds": options.seeds,
+        "requests": options.requests,
+        "graphs": site.pool.sources,
+        "rows": rows,
     }
 
 
-def on_all_cores(work: Callable[[_Case], _Found], cases: Iterable[_Case]) -> Iterator[_Found]:
-    """Yield `work(case)` of every case from forked processes: nothing simulated is timed."""
-    with ProcessPoolExecutor(mp_context=get_context("fork")) as workers:
-        yield from workers.map(work, cases)
+def _row(
+    site: Site,
+    missed: Callable[[Site, str, list[Offered]], float],
+    rhos: Sequence[float],
+    options: argparse.Namespace,
+    case: tuple[str, str],
+) -> dict[str, Any]:
+    """Return goodput, and the share missed at each ρ, as means over the seeds."""
+    workload, system = case
+
+    def share_at(rho: float) -> float:
+        offers = (
+            site.requests(workload, rho, seed, options.requests) for seed in range(options.seeds)
+        )
+        return fmean(missed(site, system, requests) for requests in offers)
+
+    return {
+        "workload": workload,
+        "system": system,
+        "goodput": goodput(share_at, options.steps),
+        "missed": {f"{rho:g}": share_at(rho) for rho in rhos},
+    }
