@@ -15,7 +15,6 @@ _Array = NDArray[np.generic]
 
 #: Input of requests by node id, which the generator does not send.
 _NODE_IDS = "node_ids"
-_WIDTHS: dict[str, Size] = {"x": "F", "edge_attr": "D"}
 
 
 def makeable(model: str, shapes: Shapes) -> Shapes:
@@ -42,5 +41,7 @@ def make_tensors(
 ) -> dict[str, _Array]:
     """Make random features and weights for one graph with edges [2, E], in one batch."""
     sizes: dict[Size, int] = {"N": num_nodes, "E": edges.shape[1]}
-    sizes |= {size: shapes[name][-1] for name, size in _WIDTHS.items() if name in shapes}
+    for name, shape in shapes.items():
+        symbols = zip(INPUTS[name].shape, shape, strict=True)
+        sizes |= {symbol: size for symbol, size in symbols if symbol in ("F", "D")}
     return random_inputs(shapes, sizes, edges, rng)

@@ -113,7 +113,8 @@ def test_it_is_as_late_as_the_device_itself_with_other_requests_and_systems(twin
     live = [late(live_run(Traces(), seed, policy, discipline)[2]) for seed in seeds]
     simulated = [twin.late(system, RHO, seed) for seed in seeds]
     assert sum(live) > 0.01
-    assert sum(simulated) / 3 == pytest.approx(sum(live) / 3, abs=0.03)
+    # Where half is late, a tenth of it: the twin takes the middle of what it saw for all runs.
+    assert sum(simulated) / 3 == pytest.approx(sum(live) / 3, abs=0.03, rel=0.1)
 
 
 def test_what_the_host_takes_is_not_taken_for_slower_runs(twin):
