@@ -1,4 +1,4 @@
-// Python buffers as spans, and when to let go of the interpreter lock.
+// Python buffers as spans, and the rule when to release the interpreter lock.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -12,7 +12,7 @@ namespace gnnserve::bindings {
 
 namespace nb = nanobind;
 
-// A C-contiguous buffer of any bytes-like object, held for as long as this lives.
+// A C-contiguous buffer of any bytes-like object, held for the lifetime of this object.
 class Buffer {
 public:
     Buffer(nb::handle object, int flags) {
@@ -27,7 +27,8 @@ public:
     std::size_t size() const { return static_cast<std::size_t>(view_.len); }
     std::span<std::byte> bytes() const { return {static_cast<std::byte*>(view_.buf), size()}; }
 
-    // The same as elements of T; raises ValueError naming `what` unless they are whole and aligned.
+    // Returns the buffer as elements of T; raises ValueError naming `what` unless they are whole
+    // and aligned.
     template <typename T>
     std::span<T> as(const char* what) const {
         if (size() % sizeof(T) != 0 || reinterpret_cast<std::uintptr_t>(view_.buf) % alignof(T)) {
@@ -43,8 +44,8 @@ private:
     Py_buffer view_{};
 };
 
-// Runs `work` without the interpreter lock when there is enough of it: below this many bytes it
-// is done in a few microseconds, and taking the lock back among busy threads costs more.
+// Least `size` in bytes for which `unlocked` runs `work` without the interpreter lock. Smaller work
+// takes a few microseconds, and retaking the lock among busy threads costs more.
 inline constexpr std::size_t kWorthReleasing = 64 * 1024;
 
 template <typename Work>

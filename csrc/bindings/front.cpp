@@ -19,8 +19,8 @@ using front::Event;
 using front::FrontOptions;
 using front::Piece;
 
-// Objects whose bytes were sent: given back by whoever holds the interpreter lock next, as the
-// thread that sends them does not.
+// Objects whose bytes were sent. The next holder of the interpreter lock releases them, as the
+// sending thread does not hold it.
 class Sent {
 public:
     void add(PyObject* object) {
@@ -28,7 +28,7 @@ public:
         objects_.push_back(object);
     }
 
-    // With the interpreter lock.
+    // Call it with the interpreter lock.
     void release() {
         std::vector<PyObject*> objects;
         {

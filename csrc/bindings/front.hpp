@@ -1,4 +1,4 @@
-// The front end, for Python.
+// The front in `serve._core`.
 #pragma once
 
 #include <nanobind/nanobind.h>

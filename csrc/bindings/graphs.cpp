@@ -24,7 +24,7 @@ void require(bool right, const std::string& rule) {
     }
 }
 
-// A topology over buffers that it holds, checked as far as that costs no pass over them.
+// A topology over buffers that it holds; checked as far as possible without a pass over them.
 class Rows {
 public:
     Rows(std::int64_t num_nodes, nb::handle indptr, nb::handle indices, bool is_int32,

@@ -12,7 +12,7 @@
 namespace gnnserve::bindings {
 namespace {
 
-// What is not plain is left to the protobuf library: None is returned.
+// Returns None for a message that is not plain; the protobuf library reads those.
 struct NotPlain {};
 
 InferKind kind_of(bool is_request) {
@@ -113,7 +113,7 @@ std::string_view to_text(nb::handle str) {
 InferParameter to_parameter(nb::handle name, nb::handle value) {
     InferParameter found{.name = to_text(name), .choice = Choice::kBool, .bits = 0, .text = {}};
     PyObject* object = value.ptr();
-    // Exactly these types: the library has its own ideas of what else is one of them.
+    // Exactly these types: the library converts subclasses by rules of its own.
     if (PyBool_Check(object)) {
         found.bits = object == Py_True;
     } else if (PyLong_CheckExact(object)) {

@@ -1,4 +1,4 @@
-// serve._core: only the files of this folder know both Python and this library.
+// serve._core. Only the files of this folder use both Python and this library.
 
 #include <nanobind/nanobind.h>
 
@@ -65,7 +65,7 @@ std::ptrdiff_t stage_features(nb::handle src, nb::handle dst, bool check_finite)
 }  // namespace
 
 NB_MODULE(_core, module) {
-    // A process that is told to end does not wait for its threads, which may hold our objects.
+    // A process that is told to end does not wait for its threads, and these may hold our objects.
     nb::set_leak_warnings(false);
 
     using gnnserve::OffsetAllocator;

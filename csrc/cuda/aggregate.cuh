@@ -1,8 +1,8 @@
-// What aggregate.hpp says, on the device. A team of lanes, a power of two up to a warp, has a row
-// (or a row's head) and a tile of its columns, which it keeps in registers. One node with a million
-// neighbours must not be one team's work: heavy rows are reduced in pieces, put together by another
-// kernel. No atomics: the order of every sum is the graph's, so the same request has the same
-// answer, bit by bit.
+// The kernels of aggregate.hpp on the device. A team of lanes, a power of two up to a warp, handles
+// a row (or a row's head) and a tile of its columns, which it keeps in registers. A node with a
+// million neighbours must not be one team's work: heavy rows are reduced in pieces, which another
+// kernel combines. There are no atomics: the graph gives the order of every sum, so the same
+// request has the same answer bit by bit.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +22,8 @@ namespace gnnserve {
 
 constexpr int kBlockThreads = 256;
 
-// How columns are spread: `team` lanes read `kUnits` units of kFloats floats each, so a tile has
-// team · kUnits · kFloats columns.
+// Layout of columns: `team` lanes read `kUnits` units of kFloats floats each, so a tile has team ·
+// kUnits · kFloats columns.
 struct Tile {
     int team;
     std::int64_t units;  // of all columns
@@ -34,16 +34,15 @@ struct alignas(kFloats * sizeof(float)) Unit {
     float at[kFloats];
 };
 
-// How many slots of a row are read before the first is used: what hides the way to memory.
+// Number of a row's slots that are read before the first is used, to hide memory latency.
 constexpr int kAhead = 4;
 
-// The columns of one tile in the registers of a lane; what lies behind the last column is never
-// stored.
+// The columns of one tile in a lane's registers; columns behind the last are never stored.
 template <int kFloats, int kUnits>
 struct Columns {
     Unit<kFloats> at[kUnits] = {};
 
-    // Calls work(k, unit) for each unit of this lane that exists.
+    // Calls work(k, unit) for each existing unit of this lane.
     template <typename Work>
     __device__ static void each(const Tile& tile, Work work) {
         const std::int64_t first = static_cast<std::int64_t>(blockIdx.y) * tile.team * kUnits +
@@ -69,7 +68,7 @@ struct Columns {
         });
     }
 
-    // combine(mine, theirs) for each column.
+    // Applies combine(mine, theirs) to each column.
     template <typename Combine>
     __device__ void with(const Columns& theirs, Combine combine) {
         GNNSERVE_UNROLL(kUnits)
@@ -81,7 +80,7 @@ struct Columns {
         }
     }
 
-    // The same with a row in memory.
+    // Applies it with a row in memory.
     template <typename Combine>
     __device__ void with(const Tile& tile, const float* row, Combine combine) {
         Columns theirs;
@@ -108,15 +107,15 @@ struct Columns {
     }
 };
 
-// The slots a team works on: a light row's, or a piece of a heavy one.
+// The slots of a team: those of a light row, or a piece of a heavy one.
 struct Slots {
     std::int64_t row;
     std::int32_t begin;
     std::int32_t end;
 };
 
-// Slots are cut into chunks of so many, wherever rows begin; a row of more than two chunks is
-// heavy. So a chunk holds pieces of at most two heavy rows, of the first and of the last row in it.
+// Slots are cut into chunks of this size, wherever rows begin; a row longer than two chunks is
+// heavy. A chunk therefore has pieces of at most two heavy rows: of its first row and of its last.
 constexpr std::int32_t kChunkSlots = 1024;
 constexpr std::int32_t kHeavySlots = 2 * kChunkSlots;
 constexpr int kPieces = 2;
@@ -133,7 +132,7 @@ __device__ inline Slots slots_of_row(const Csr& graph, std::int64_t row) {
     return {row, graph.begin[row], graph.begin[row + 1]};
 }
 
-// The row that slot `s` is one of.
+// Returns the row of slot `s`.
 __device__ inline Slots row_of_slot(const Csr& graph, std::int32_t s) {
     std::int64_t low = 0;
     std::int64_t high = graph.rows;
@@ -144,9 +143,9 @@ __device__ inline Slots row_of_slot(const Csr& graph, std::int32_t s) {
     return slots_of_row(graph, low);
 }
 
-// The slots of a chunk, of no row; the last chunk may be short, those behind the last slot are
-// empty. In 64 bits: as many chunks may be asked for as twice the slots would need, and int32 does
-// not number those.
+// Returns the slots of a chunk, regardless of rows. The last chunk may be short; chunks behind the
+// last slot are empty. In 64 bits: a caller may ask for twice the chunks that the slots need, which
+// int32 cannot number.
 __device__ inline Slots slots_of_chunk(const Csr& graph, std::int64_t chunk) {
     const std::int64_t begin = chunk * kChunkSlots;
     const std::int64_t last = graph.begin[graph.rows];
@@ -157,8 +156,8 @@ __device__ inline Slots slots_of_chunk(const Csr& graph, std::int64_t chunk) {
     return {0, static_cast<std::int32_t>(begin), static_cast<std::int32_t>(end)};
 }
 
-// Piece `piece` = 2 · chunk + (0: of the chunk's first row, 1: of its last); empty where that is
-// not heavy, or the last is the first.
+// Returns piece `piece` = 2 · chunk + (0: of the chunk's first row, 1: of its last). It is empty
+// when that row is not heavy, or when the last row is also the first.
 __device__ inline Slots slots_of_piece(const Csr& graph, std::int64_t piece) {
     const Slots chunk = slots_of_chunk(graph, piece / kPieces);
     if (chunk.begin == chunk.end) {
@@ -173,7 +172,7 @@ __device__ inline Slots slots_of_piece(const Csr& graph, std::int64_t piece) {
             row.end < chunk.end ? row.end : chunk.end};
 }
 
-// The heavy row that begins in a chunk; empty where none does.
+// Returns the heavy row that begins in a chunk; empty when none does.
 __device__ inline Slots heavy_row_of(const Csr& graph, std::int64_t chunk) {
     const Slots slots = slots_of_chunk(graph, chunk);
     if (slots.begin == slots.end) {
@@ -193,7 +192,7 @@ __device__ inline void each_piece(const Slots& row, Work work) {
     }
 }
 
-// `so_far` of no slots is whatever; `first` says that there are none.
+// With `first` there are no slots yet, and the content of `so_far` is unspecified.
 template <Reduce kReduce>
 __device__ inline float reduced(float so_far, float value, bool first) {
     if constexpr (kReduce == Reduce::kMax) {
@@ -205,7 +204,7 @@ __device__ inline float reduced(float so_far, float value, bool first) {
     }
 }
 
-// Adds kCount slots from `s` on, all read before the first is added.
+// Adds kCount slots from `s` on; all are read before the first is added.
 template <int kCount, int kFloats, int kUnits, Reduce kReduce>
 __device__ inline void reduce_some(const Aggregation& call, const Tile& tile, std::int32_t s,
                                    std::int32_t begin, Columns<kFloats, kUnits>& sum) {
@@ -246,7 +245,7 @@ __device__ inline float mean_scale(Reduce reduce, const Slots& slots) {
     return reduce == Reduce::kMean && count > 1 ? 1.0F / static_cast<float>(count) : 1.0F;
 }
 
-// A team a row.
+// One team per row.
 template <int kFloats, int kUnits, Reduce kReduce>
 __global__ void aggregate_rows(Aggregation call, Tile tile) {
     const std::int64_t row = thread_of_grid() / tile.team;
@@ -260,7 +259,7 @@ __global__ void aggregate_rows(Aggregation call, Tile tile) {
     }
 }
 
-// A team a piece; partial [pieces, width].
+// One team per piece; partial [pieces, width].
 template <int kFloats, int kUnits, Reduce kReduce>
 __global__ void aggregate_pieces(Aggregation call, Tile tile, std::int64_t pieces, float* partial) {
     const std::int64_t piece = thread_of_grid() / tile.team;
@@ -274,7 +273,7 @@ __global__ void aggregate_pieces(Aggregation call, Tile tile, std::int64_t piece
     }
 }
 
-// A team a chunk: puts the pieces of the heavy row together that begins in it.
+// One team per chunk: it combines the pieces of the heavy row that begins in the chunk.
 template <int kFloats, int kUnits, Reduce kReduce>
 __global__ void aggregate_heavy(Aggregation call, Tile tile, std::int64_t chunks,
                                 const float* partial) {
@@ -294,7 +293,7 @@ __global__ void aggregate_heavy(Aggregation call, Tile tile, std::int64_t chunks
     sum.finish(tile, call.finish, mean_scale(call.reduce, slots), slots.row, call.width, call.out);
 }
 
-// A team a row and head: out[i, h] = Σ_c x[i, h, c] · att[h, c].
+// One team per row and head: out[i, h] = Σ_c x[i, h, c] · att[h, c].
 __global__ void head_dots_rows(HeadDots call, int team) {
     const std::int64_t pair = thread_of_grid() / team;
     if (pair >= call.rows * call.heads) {

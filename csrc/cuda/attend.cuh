@@ -1,6 +1,6 @@
 // Attention along edges on the device: scores, softmax and weighted sum in one pass over a row's
-// slots (an online softmax: Milakov and Gimelshein, 2018), so that nothing is kept per edge. What
-// aggregate.hpp says of Attention holds, but that alpha is not written.
+// slots (online softmax: Milakov and Gimelshein, 2018), so that nothing is stored per edge. The
+// contract is that of Attention in aggregate.hpp, except that alpha is not written.
 #pragma once
 
 #include "aggregate.cuh"
@@ -10,14 +10,14 @@ namespace gnnserve {
 // Added to the softmax's sum, as PyG does.
 constexpr float kSoftmaxEpsilon = 1e-16F;
 
-// One head over the slots seen so far: their softmax's maximum and sum, and the values so weighed.
+// State of one head's online softmax: maximum, sum, and weighted values of the slots so far.
 template <int kFloats, int kUnits>
 struct Softmax {
     float most = -INFINITY;
     float sum = 0;
     Columns<kFloats, kUnits> values;
 
-    // Adds what another softmax has found, or one slot: its score, 1 and its values.
+    // Merges another softmax, or one slot: its score, 1 and its values.
     __device__ void add(float their_most, float their_sum, const Columns<kFloats, kUnits>& theirs) {
         float mine = 1;
         float other = 1;
@@ -37,7 +37,7 @@ struct Softmax {
 
 __device__ inline float leaky(float x, float slope) { return x > 0 ? x : x * slope; }
 
-// Mean over a row's edges but its added loop, which is in front of them.
+// Mean over a row's edges except its added loop, which is the row's first slot.
 __device__ inline float mean_edge(const Attention& call, int team, std::int64_t row,
                                   std::int64_t head) {
     const std::int32_t begin = call.graph.begin[row] + 1;
@@ -50,7 +50,7 @@ __device__ inline float mean_edge(const Attention& call, int team, std::int64_t 
     return end > begin ? sum / static_cast<float>(end - begin) : 0.0F;
 }
 
-// The score of slot `s`, which leads from `source`; the same for all lanes of the team.
+// Returns the score of slot `s` from node `source`, the same for all lanes of the team.
 template <Score kScore, int kFloats>
 __device__ inline float score_of(const Attention& call, const Tile& tile, std::int64_t row,
                                  std::int32_t s, std::int64_t source, std::int64_t head) {
@@ -93,7 +93,7 @@ __device__ inline float score_of(const Attention& call, const Tile& tile, std::i
     }
 }
 
-// Adds kCount slots from `s` on, all read before the first is added.
+// Adds kCount slots from `s` on; all are read before the first is added.
 template <int kCount, Score kScore, int kFloats, int kUnits>
 __device__ inline void attend_some(const Attention& call, const Tile& tile, std::int64_t row,
                                    std::int32_t s, std::int64_t head,
@@ -126,7 +126,7 @@ __device__ inline Softmax<kFloats, kUnits> attend_slots(const Attention& call, c
     return softmax;
 }
 
-// The columns of `head` of everything that has heads side by side.
+// Selects the columns of `head` in everything that has heads side by side.
 __device__ inline Finish finish_of_head(const Attention& call, std::int64_t head) {
     Finish finish = call.finish;
     const std::int64_t first = head * call.channels;
@@ -135,7 +135,7 @@ __device__ inline Finish finish_of_head(const Attention& call, std::int64_t head
     return finish;
 }
 
-// Stores a row: of one head, or averaged over all; softmax_of(head) gives each.
+// Stores a row: of one head, or averaged over all heads; softmax_of(head) returns each.
 template <int kFloats, int kUnits, typename SoftmaxOf>
 __device__ inline void store_row(const Attention& call, const Tile& tile, std::int64_t row,
                                  std::int64_t head, SoftmaxOf softmax_of) {
@@ -155,12 +155,12 @@ __device__ inline void store_row(const Attention& call, const Tile& tile, std::i
                call.out);
 }
 
-// Teams that a row takes.
+// Number of teams per row.
 __device__ inline std::int64_t row_teams(const Attention& call) {
     return call.average ? 1 : call.heads;
 }
 
-// A team a row and head, or with averaging a row.
+// One team per row and head, or per row when heads are averaged.
 template <Score kScore, int kFloats, int kUnits>
 __global__ void attend_rows(Attention call, Tile tile) {
     const std::int64_t pair = thread_of_grid() / tile.team;
@@ -176,13 +176,13 @@ __global__ void attend_rows(Attention call, Tile tile) {
     }
 }
 
-// What is kept of every piece and head.
+// Partial result of each piece and head.
 struct PieceSoftmax {
     float* values;  // [pieces, heads, channels]
     float* sums;    // [pieces, heads, 2]: the maximum and the sum
 };
 
-// A team a piece and head.
+// One team per piece and head.
 template <Score kScore, int kFloats, int kUnits>
 __global__ void attend_pieces(Attention call, Tile tile, std::int64_t pieces, PieceSoftmax kept) {
     const std::int64_t pair = thread_of_grid() / tile.team;
@@ -202,8 +202,8 @@ __global__ void attend_pieces(Attention call, Tile tile, std::int64_t pieces, Pi
     }
 }
 
-// A team a chunk and head, or with averaging a chunk: puts the pieces of the heavy row together
-// that begins in it.
+// One team per chunk and head, or per chunk when heads are averaged. It combines the pieces of the
+// heavy row that begins in the chunk.
 template <int kFloats, int kUnits>
 __global__ void attend_heavy(Attention call, Tile tile, std::int64_t chunks, PieceSoftmax kept) {
     const std::int64_t pair = thread_of_grid() / tile.team;

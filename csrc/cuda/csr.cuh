@@ -1,9 +1,9 @@
-// Sorting a graph's edges by destination on the device; what csr.hpp says holds here too. Edges are
-// sorted by a stable radix sort, so a row's slots are in the order of the edge list and sums over
-// them the same at every run.
+// Sorts a graph's edges by destination on the device, with the contract of csr.hpp. The radix sort
+// is stable, so a row's slots are in the order of the edge list, and sums over them are the same in
+// every run.
 //
-// The host never learns how many slots there are, which would cost a wait. Slots behind the last
-// row's, as many as loops were dropped, have source 0 and edge -1 and belong to nobody.
+// The host never learns the number of slots, which would cost a wait. Slots behind the last row's,
+// one for each dropped loop, have source 0 and edge -1 and belong to no row.
 #pragma once
 
 #include <cstdint>
@@ -37,9 +37,9 @@ __device__ inline std::int64_t thread_of_grid() {
     return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
 }
 
-// Thread e: what edge e is sorted by. A dropped loop comes behind all rows. An edge to a node that
-// does not exist ends the process's use of the device, as torch's own kernels do: requests are
-// checked before they come here, so it is a model's own.
+// Thread e writes the sort key of edge e. Dropped loops sort behind all rows. An edge to a node
+// that does not exist makes the device unusable for the process, as in torch's own kernels.
+// Requests are checked before, so only a model itself can make such an edge.
 __global__ void csr_keys(CsrBuild build, std::uint32_t* key, std::uint32_t* value) {
     const std::int64_t e = thread_of_grid();
     if (e >= build.edges) {
@@ -55,7 +55,7 @@ __global__ void csr_keys(CsrBuild build, std::uint32_t* key, std::uint32_t* valu
     value[e] = static_cast<std::uint32_t>(e);
 }
 
-// The first position whose key is not below `wanted`.
+// Returns the first position whose key is not below `wanted`.
 __device__ inline std::int64_t lower_bound(const std::uint32_t* key, std::int64_t count,
                                            std::uint32_t wanted) {
     std::int64_t low = 0;
@@ -71,7 +71,7 @@ __device__ inline std::int64_t lower_bound(const std::uint32_t* key, std::int64_
     return low;
 }
 
-// Thread i of rows + 1: where row i starts, and its added loop.
+// Thread i of rows + 1 writes the start of row i and its added loop.
 __global__ void csr_rows(CsrBuild build, const std::uint32_t* key) {
     const std::int64_t i = thread_of_grid();
     if (i > build.rows) {
@@ -89,8 +89,8 @@ __global__ void csr_rows(CsrBuild build, const std::uint32_t* key) {
     }
 }
 
-// Thread p: the slot of the p-th edge in order; for a dropped loop it is one that belongs to
-// nobody, and the added loop remembers the last it replaces.
+// Thread p writes the slot of the p-th edge in sorted order. A dropped loop gets a slot of no row,
+// and the added loop records the last loop that it replaces.
 __global__ void csr_slots(CsrBuild build, const std::uint32_t* key, const std::uint32_t* value) {
     const std::int64_t p = thread_of_grid();
     if (p >= build.edges) {
@@ -110,7 +110,7 @@ __global__ void csr_slots(CsrBuild build, const std::uint32_t* key, const std::u
     }
 }
 
-// Thread s: out[s] = value[slot_edge[s]], or `missing`.
+// Thread s writes out[s] = value[slot_edge[s]], or `missing`.
 __global__ void csr_spread(const std::int32_t* slot_edge, std::int64_t slots, const float* value,
                            float missing, float* out) {
     const std::int64_t s = thread_of_grid();
@@ -119,7 +119,7 @@ __global__ void csr_spread(const std::int32_t* slot_edge, std::int64_t slots, co
     }
 }
 
-// A warp a row: 1 / sqrt of what its slots weigh together.
+// One warp per row: 1 / sqrt of the sum of its slots' weights.
 __global__ void csr_degrees(Csr graph, const float* weight, float* scale) {
     const std::int64_t row = thread_of_grid() / kWarp;
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -141,7 +141,7 @@ __global__ void csr_degrees(Csr graph, const float* weight, float* scale) {
     }
 }
 
-// A warp a row: out[s] = w[s] · scale of both ends.
+// One warp per row: out[s] = w[s] · the scales of both ends.
 __global__ void csr_normalise(Csr graph, const float* weight, const float* scale, float* out) {
     const std::int64_t row = thread_of_grid() / kWarp;
     if (row >= graph.rows) {

@@ -1,16 +1,16 @@
-// What only the CUDA runtime can do: the slab, host memory the device may read, captured runs.
-// Every function returns a cudaError_t as a number, 0 for success; see gnnserve_cuda_error.
+// Calls that need the CUDA runtime: the slab, pinned host memory, captured runs. Every function
+// returns a cudaError_t as a number, 0 for success; see gnnserve_cuda_error.
 
 #include <cuda_runtime.h>
 
 #include <cstdint>
 
-// The gather is another file, so that tests can run it on the host.
+// The gather has a file of its own, so that tests can run it on the host.
 #include "gather.cuh"
 
 namespace {
 
-// What failed must not be found by the next call that asks for the last error.
+// Clears the error, so that the next call that reads the last error does not find it.
 int told(cudaError_t error) {
     if (error != cudaSuccess) {
         (void)cudaGetLastError();
@@ -24,7 +24,7 @@ GNNSERVE_EXPORT const char* gnnserve_cuda_error(int code) {
     return cudaGetErrorString(static_cast<cudaError_t>(code));
 }
 
-// Takes `bytes` of the device's memory, for as long as the process lives.
+// Allocates `bytes` of the device's memory until the process ends.
 GNNSERVE_EXPORT int gnnserve_cuda_slab(int device, std::int64_t bytes, std::uint64_t* address) {
     void* slab = nullptr;
     cudaError_t error = cudaSetDevice(device);
@@ -35,8 +35,8 @@ GNNSERVE_EXPORT int gnnserve_cuda_slab(int device, std::int64_t bytes, std::uint
     return told(error);
 }
 
-// Pins host memory where it lies; `address` is where the device sees it. The device becomes the
-// thread's own: any other would get a context of hundreds of megabytes.
+// Pins host memory in place; `address` is its address on the device. The device becomes the
+// thread's current one: any other would get a context of hundreds of megabytes.
 GNNSERVE_EXPORT int gnnserve_cuda_register(int device, void* memory, std::int64_t bytes,
                                            std::uint64_t* address) {
     void* seen = nullptr;
@@ -58,15 +58,15 @@ GNNSERVE_EXPORT int gnnserve_cuda_unregister(void* memory) {
     return told(cudaHostUnregister(memory));
 }
 
-// Until gnnserve_cuda_capture_end, what this thread launches on the stream is written down, not
-// run.
+// Records what this thread launches on the stream, without running it, until
+// gnnserve_cuda_capture_end.
 GNNSERVE_EXPORT int gnnserve_cuda_capture(void* stream) {
-    // Thread-local: other lanes go on with what a capture forbids.
+    // Thread-local: other lanes may continue to make calls that a capture forbids.
     return told(cudaStreamBeginCapture(static_cast<cudaStream_t>(stream),
                                        cudaStreamCaptureModeThreadLocal));
 }
 
-// What was written down, ready to be replayed; it reads and writes where it did when captured.
+// Ends the recording and makes it ready to replay; it keeps the addresses of its capture.
 GNNSERVE_EXPORT int gnnserve_cuda_capture_end(void* stream, std::uint64_t* replay) {
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t ready = nullptr;

@@ -13,7 +13,7 @@ std::int64_t round_up(std::int64_t size, std::int64_t unit) {
     return (size + unit - 1) / unit * unit;
 }
 
-// Sizes come as unsigned numbers from outside: one that cannot be rounded cannot be placed.
+// Callers pass sizes as unsigned numbers; a size that cannot be rounded up cannot be placed.
 bool placeable(std::int64_t size) {
     return size > 0 &&
            size <= std::numeric_limits<std::int64_t>::max() - DeviceArena::kStaticSegment;
@@ -75,7 +75,7 @@ std::uintptr_t DeviceArena::alloc(int lane, std::int64_t size) {
             return address;
         }
     }
-    // Live bytes are within the limit, only the holes between them are too small.
+    // Live bytes are within the limit; only the holes between them are too small.
     Segment* beside = add_segment(pool, rounded);
     if (beside == nullptr) {
         return refuse(pool, size);
@@ -211,7 +211,7 @@ DeviceArena::Segment* DeviceArena::add_segment(Pool& pool, std::int64_t size) {
     return pool.segments.back().get();
 }
 
-// Gives the segment back but for the blocks in it, which lie in the slab by themselves then.
+// Frees the segment except the blocks in it, which from then on lie in the slab by themselves.
 void DeviceArena::keep_blocks(const Segment& segment) {
     OffsetAllocator::Ranges kept;
     for (const auto& [offset, size] : segment.ranges.taken()) {

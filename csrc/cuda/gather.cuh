@@ -1,5 +1,5 @@
-// Rows of a table in host memory, gathered over the bus; and those of them that are hot, from a
-// copy on the device. Which thread reads what: gnnserve/gather_index.hpp.
+// Gathers rows of a table in host memory over the bus, and hot rows from their copy on the device.
+// gnnserve/gather_index.hpp assigns the reads to threads.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace gnnserve {
 
-// The grid is GatherShape's; a row whose id has a slot is taken from `hot` instead.
+// The grid is that of GatherShape; a row whose id has a slot is read from `hot` instead.
 template <typename Unit>
 __global__ void gather_kernel(const unsigned char* __restrict__ table,
                               const std::int64_t* __restrict__ ids, std::int64_t rows,
@@ -48,9 +48,9 @@ int gather_by(const GatherShape& shape, const void* table, const std::int64_t* i
 
 }  // namespace gnnserve
 
-// out[i] = row ids[i] of the table; rows of `row_bytes`, one after the other. `hot` and `slot_of`
-// (by row of the table, -1: not hot) may be null. All but the table's memory is the device's; ids
-// must be in range: nobody looks. `most_threads` caps the grid.
+// out[i] = row ids[i] of the table; rows have `row_bytes` and are contiguous. `hot` and `slot_of`
+// (by row of the table; -1 for a row that is not hot) may be null. All memory but the table is the
+// device's. Ids are not checked and must be in range. `most_threads` is an upper bound of the grid.
 GNNSERVE_EXPORT int gnnserve_cuda_gather(const void* table, const std::int64_t* ids,
                                          std::int64_t rows, std::int64_t row_bytes, const void* hot,
                                          const std::int32_t* slot_of, void* out, int shift,

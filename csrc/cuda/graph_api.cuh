@@ -1,6 +1,6 @@
-// The C functions over the kernels along edges, for serve.lane.cuda.graph_kernels. All pointers are
-// the device's and may be null where aggregate.hpp says so; every function returns a cudaError_t as
-// a number. Nothing is allocated and nothing is waited for.
+// C functions over the kernels along edges, for serve.lane.cuda.graph_kernels. All pointers are to
+// device memory and may be null where aggregate.hpp allows it. Every function returns a cudaError_t
+// as a number. None allocates memory or waits.
 #pragma once
 
 #include "aggregate.cuh"
@@ -14,7 +14,7 @@ inline unsigned blocks_for(std::int64_t threads) {
     return static_cast<unsigned>((threads + kBlockThreads - 1) / kBlockThreads);
 }
 
-// How a tile is laid over columns, and how many tiles there are.
+// Layout of a tile over columns, and the number of tiles.
 struct Layout {
     Tile tile;
     bool wide;  // units of four floats
@@ -43,7 +43,7 @@ struct Constant {
     static constexpr int value = kValue;
 };
 
-// Calls work(floats, units) with what the layout says as constants.
+// Calls work(floats, units) with the layout's values as compile-time constants.
 template <typename Work>
 int with_layout(const Layout& layout, Work work) {
     if (layout.wide) {
@@ -112,18 +112,17 @@ int run_attend(const Attention& call, std::int64_t slots, float* partial, void* 
 
 }  // namespace gnnserve
 
-// Pieces that rows of a graph of so many slots may be reduced in: what `partial` has room for
-// below.
+// Returns the upper bound of pieces for a graph of that many slots: the size of `partial` below.
 GNNSERVE_EXPORT std::int64_t gnnserve_graph_pieces(std::int64_t slots) {
     return gnnserve::kPieces * gnnserve::chunks_of(slots);
 }
 
-// Scratch bytes of gnnserve_graph_csr.
+// Returns the scratch bytes of gnnserve_graph_csr.
 GNNSERVE_EXPORT std::int64_t gnnserve_graph_csr_scratch(std::int64_t edges) {
     return gnnserve::sort_scratch_bytes(edges);
 }
 
-// csr.hpp's build_csr; slots behind the last row's belong to nobody.
+// build_csr of csr.hpp; slots behind those of the last row are unused.
 GNNSERVE_EXPORT int gnnserve_graph_csr(const void* source, const void* target, int is_int32,
                                        std::int64_t edges, std::int64_t rows, int replace_loops,
                                        std::int32_t* begin, std::int32_t* slot_source,
@@ -152,7 +151,7 @@ GNNSERVE_EXPORT int gnnserve_graph_csr(const void* source, const void* target, i
     return error;
 }
 
-// csr.hpp's spread.
+// spread of csr.hpp.
 GNNSERVE_EXPORT int gnnserve_graph_spread(const std::int32_t* slot_edge, std::int64_t slots,
                                           const float* value, float missing, float* out,
                                           void* stream) {
@@ -162,7 +161,7 @@ GNNSERVE_EXPORT int gnnserve_graph_spread(const std::int32_t* slot_edge, std::in
                                slot_edge, slots, value, missing, out);
 }
 
-// csr.hpp's normalise; `weight` is not `out`.
+// normalise of csr.hpp; `weight` must not be `out`.
 GNNSERVE_EXPORT int gnnserve_graph_normalise(const std::int32_t* begin, const std::int32_t* source,
                                              std::int64_t rows, const float* weight, float* out,
                                              float* scratch, void* stream) {
@@ -178,8 +177,8 @@ GNNSERVE_EXPORT int gnnserve_graph_normalise(const std::int32_t* begin, const st
                                       static_cast<const float*>(scratch), out);
 }
 
-// aggregate.hpp's aggregate; `reduce` as Reduce. There are at most `slots`
-// slots; `partial` [pieces, width].
+// aggregate of aggregate.hpp; `reduce` is a Reduce. The graph has at most `slots` slots; `partial`
+// is [pieces, width].
 GNNSERVE_EXPORT int gnnserve_graph_aggregate(const std::int32_t* begin, const std::int32_t* source,
                                              std::int64_t rows, std::int64_t slots, float* partial,
                                              const float* x, const float* weight,
@@ -207,8 +206,8 @@ GNNSERVE_EXPORT int gnnserve_graph_aggregate(const std::int32_t* begin, const st
     }
 }
 
-// aggregate.hpp's attend; `score` as Score. There are at most `slots` slots;
-// `partial` [pieces · heads · (channels + 2)].
+// attend of aggregate.hpp; `score` is a Score. The graph has at most `slots` slots; `partial` is
+// [pieces · heads · (channels + 2)].
 GNNSERVE_EXPORT int gnnserve_graph_attend(const std::int32_t* begin, const std::int32_t* source,
                                           std::int64_t rows, std::int64_t slots, float* partial,
                                           int score, const float* left, const float* right,
@@ -247,7 +246,7 @@ GNNSERVE_EXPORT int gnnserve_graph_attend(const std::int32_t* begin, const std::
     }
 }
 
-// aggregate.hpp's head_dots.
+// head_dots of aggregate.hpp.
 GNNSERVE_EXPORT int gnnserve_graph_head_dots(const float* x, const float* att, std::int64_t rows,
                                              std::int64_t heads, std::int64_t channels, float* out,
                                              void* stream) {

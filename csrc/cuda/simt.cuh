@@ -1,5 +1,5 @@
-// What kernels are written in, so that the same source runs on a device and, thread after thread,
-// on the host: csrc/tests/simt.hpp stands in for CUDA where nvcc does not compile.
+// Vocabulary of the kernels, so that the same source runs on a device and, one thread after
+// another, on the host: csrc/tests/simt.hpp stands in for CUDA where nvcc does not compile.
 #pragma once
 
 #define GNNSERVE_EXPORT extern "C" __attribute__((visibility("default")))
@@ -13,7 +13,7 @@ constexpr int kSuccess = cudaSuccess;
 constexpr int kInvalidValue = cudaErrorInvalidValue;
 using Stream = cudaStream_t;
 
-// Starts a kernel; a cudaError_t as a number, of this launch and not of what failed before it.
+// Starts a kernel; returns the cudaError_t of this launch only, not of an earlier failure.
 template <typename... Parameters, typename... Arguments>
 int launch(void (*kernel)(Parameters...), dim3 grid, int threads, void* stream,
            Arguments... arguments) {
@@ -38,14 +38,14 @@ namespace gnnserve {
 
 constexpr int kWarp = 32;
 
-// The lanes of this one's team: `team` of them, a power of two up to kWarp, side by side.
+// Mask of this lane's team: `team` lanes side by side, a power of two up to kWarp.
 __device__ inline unsigned team_lanes(int team) {
     const unsigned lane = threadIdx.x % kWarp;
     const unsigned first = lane - lane % static_cast<unsigned>(team);
     return (team == kWarp ? 0xFFFFFFFFU : (1U << team) - 1U) << first;
 }
 
-// Σ of the team's values, in the same order at every call, for all of them; all must come here.
+// Returns the sum of the team's values to all of them, added in a fixed order; all must call it.
 __device__ inline float team_sum(float value, int team) {
     const unsigned lanes = team_lanes(team);
     for (int distance = team / 2; distance > 0; distance /= 2) {

@@ -1,4 +1,4 @@
-// Keys with their values, sorted: CUB's radix sort on the device, the standard library's elsewhere.
+// Sorts keys with their values: CUB's radix sort on the device, the standard library elsewhere.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@
 
 namespace gnnserve {
 
-// What CUB takes besides the pairs: a kilobyte for each of its blocks of thousands of keys, and
-// some for each pass. Said as a linear function, since memory estimates are.
+// Upper bound of CUB's scratch space: a kilobyte for each block of thousands of keys, and some for
+// each pass. It is linear in the number of keys because memory estimates are linear.
 constexpr std::int64_t kSortBytes = 128 << 10;
 constexpr std::int64_t kSortBytesPerKey = 1;
 
@@ -29,8 +29,7 @@ inline std::int64_t sort_scratch_bytes(std::int64_t count) {
     return pairs + kSortBytes + kSortBytesPerKey * count;
 }
 
-// Unsorted pairs are written to `key` and `value`; after `sort` these are where the sorted ones
-// lie.
+// Unsorted pairs are written to `key` and `value`; after `sort` these point to the sorted pairs.
 struct SortedPairs {
     std::int64_t count;
     std::uint32_t* key;
@@ -46,7 +45,7 @@ struct SortedPairs {
         rest_ = at + 4 * each;
     }
 
-    // Stable; keys are at most `largest`.
+    // Sorts stably; keys are at most `largest`.
     int sort(std::int64_t largest, void* stream) {
 #ifdef __CUDACC__
         int bits = 1;
@@ -75,7 +74,7 @@ struct SortedPairs {
         }
         key = other_key_;
         value = other_value_;
-        // Nothing may be left of what CUB would write over.
+        // CUB writes here too: tests must notice if anything that is still needed lies here.
         std::memset(rest_, 0xFF, static_cast<std::size_t>(kSortBytes + kSortBytesPerKey * count));
         return kSuccess;
 #endif

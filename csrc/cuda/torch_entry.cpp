@@ -1,9 +1,9 @@
-// C functions over one process-wide arena: for torch.cuda.memory.CUDAPluggableAllocator, and for
-// serve.lane.cuda.arena through ctypes. Streams are opaque here, so no CUDA is needed to build.
+// C functions over one process-wide arena, for torch.cuda.memory.CUDAPluggableAllocator and,
+// through ctypes, for serve.lane.cuda.arena. Streams are opaque here, so building needs no CUDA.
 //
-// NOTE: torch does not check for a null pointer, so a refusal must be an exception. It arrives in
-// Python as a RuntimeError whose text may get lost on the way (inside compiled packages): who
-// wants to know asks for the lane's refused bytes.
+// NOTE: torch does not check for a null pointer, so a refusal must be an exception. It reaches
+// Python as a RuntimeError, whose text may get lost on the way (inside compiled packages). The
+// reliable sign of a refusal is the lane's refused bytes.
 
 #include <atomic>
 #include <cstddef>
@@ -23,10 +23,10 @@ using gnnserve::DeviceArena;
 
 constexpr int kStatic = -1;
 
-// Never destroyed: torch frees tensors until the very end of the process.
+// Never destroyed: torch frees tensors until the process ends.
 DeviceArena* the_arena = nullptr;
 thread_local int bound_lane = kStatic;
-// The run of this thread ends at its next allocation once the word holds the value.
+// Allocations of this thread are refused while the word holds the value.
 thread_local const std::atomic<std::uint64_t>* stop_word = nullptr;
 thread_local std::uint64_t stop_value = 0;
 
@@ -46,7 +46,7 @@ public:
     const char* what() const noexcept override { return "gnnserve: the run was stopped"; }
 };
 
-// -1 for whatever goes wrong: exceptions must not reach ctypes.
+// Returns -1 for any exception: none may reach ctypes.
 template <typename Work>
 std::int64_t guarded(Work work) {
     try {
@@ -58,7 +58,7 @@ std::int64_t guarded(Work work) {
 
 }  // namespace
 
-// Places memory in [base, base + capacity) from now on; once a process. 0, or -1 when refused.
+// Opens the arena over [base, base + capacity), once per process. Returns 0, or -1 when refused.
 GNNSERVE_EXPORT std::int64_t gnnserve_device_open(std::uint64_t base, std::int64_t capacity) {
     if (the_arena != nullptr) {
         return -1;
@@ -75,20 +75,20 @@ GNNSERVE_EXPORT std::int64_t gnnserve_device_add_lane() {
     return guarded([](DeviceArena& arena) { return arena.add_lane(); });
 }
 
-// What this thread allocates from now on belongs to that lane's task; -1: to nobody's.
+// Binds this thread's allocations to that lane's task; -1 binds them to none.
 GNNSERVE_EXPORT void gnnserve_device_bind(int lane) {
     bound_lane = lane < 0 ? kStatic : lane;
     stop_word = nullptr;
 }
 
-// Until the next `bind`, allocations of this thread are refused once the word holds the value.
+// Refuses this thread's allocations once the word holds the value, until the next `bind`.
 GNNSERVE_EXPORT void gnnserve_device_stop_when(const std::atomic<std::uint64_t>* word,
                                                std::uint64_t value) {
     stop_value = value;
     stop_word = word;
 }
 
-// 1: the lane has its buffer; 0: there is no room for it; -1: it has a task already.
+// Returns 1 when the lane has its buffer, 0 when there is no room, -1 when it already has a task.
 GNNSERVE_EXPORT std::int64_t gnnserve_device_insert(int lane, std::int64_t limit) {
     return guarded([&](DeviceArena& arena) { return arena.insert(lane, limit) ? 1 : 0; });
 }
@@ -97,7 +97,7 @@ GNNSERVE_EXPORT std::int64_t gnnserve_device_clear(int lane) {
     return guarded([&](DeviceArena& arena) { return arena.clear(lane); });
 }
 
-// Fields of DeviceArena::Usage in their order; from 100 on capacity, held, held_static and
+// Fields: those of DeviceArena::Usage in order; from 100 on capacity, held, held_static and
 // held_outlived.
 GNNSERVE_EXPORT std::int64_t gnnserve_device_read(int lane, int field) {
     return guarded([&](DeviceArena& arena) -> std::int64_t {
@@ -148,7 +148,7 @@ GNNSERVE_EXPORT std::int64_t gnnserve_device_start_trace(int lane) {
     });
 }
 
-// Copies at most `capacity` events and ends the trace; returns how many there were.
+// Copies at most `capacity` events and ends the trace; returns the number of events.
 GNNSERVE_EXPORT std::int64_t gnnserve_device_take_trace(int lane, std::int64_t* into,
                                                         std::int64_t capacity) {
     return guarded([&](DeviceArena& arena) {
@@ -182,7 +182,7 @@ GNNSERVE_EXPORT void* gnnserve_device_alloc(std::size_t size, int /*device*/, vo
     return reinterpret_cast<void*>(address);
 }
 
-// torch's signature: free(pointer, size, device, stream). From any thread, also at exit.
+// torch's signature: free(pointer, size, device, stream). Called from any thread, also at exit.
 GNNSERVE_EXPORT void gnnserve_device_free(void* pointer, std::size_t /*size*/, int /*device*/,
                                           void* /*stream*/) {
     if (pointer != nullptr && the_arena != nullptr) {

@@ -10,8 +10,8 @@ struct Level {
     const AggregateKernels* kernels;
 };
 
-// NOTE: asked once, and by the program itself: the loader's own way (ifunc, target_clones) runs
-// before sanitizers are up.
+// NOTE: the program itself asks, once. The loader's own mechanisms (ifunc, target_clones) run
+// before sanitizers are initialised.
 Level best_level() {
 #ifdef GNNSERVE_X86_LEVELS
     __builtin_cpu_init();

@@ -1,6 +1,6 @@
-// Compiled once per instruction set, GNNSERVE_KERNELS naming the table it fills. Everything is in
-// an unnamed namespace and nothing of the standard library is called: a function shared with the
-// rest of the program could end up there in instructions that a processor does not have.
+// Compiled once per instruction set; GNNSERVE_KERNELS names the table that it fills. Everything is
+// in an unnamed namespace and nothing of the standard library is called: the linker could pick this
+// version of a shared function, whose instructions another processor may lack.
 
 #include "aggregate_isa.hpp"
 
@@ -9,7 +9,7 @@ namespace {
 
 using Index = std::int64_t;
 
-// Floats in the widest vector, and how many of them are summed into at once.
+// Floats of the widest vector, and the number of vectors that are summed into at once.
 #if defined(__AVX512F__)
 constexpr int kWide = 16;
 constexpr int kMostVectors = 16;
@@ -40,7 +40,7 @@ struct Lanes<1> {
     static void store(float* to, Vector v) { *to = v; }
 };
 
-// The slots [begin, end) of one row and the columns of one block of it.
+// The slots [begin, end) of one row, and one block of its columns.
 struct Row {
     const std::int32_t* source;
     std::int32_t begin;
@@ -57,7 +57,7 @@ struct Row {
 
 using RowFunction = void (*)(const Row&);
 
-// Reduces B vectors of columns over the slots of a row, all of them in registers.
+// Reduces B vectors of columns over the slots of a row, all in registers.
 template <int L, int B, Reduce R, bool kWeighted>
 void reduce_row(const Row& row) {
     using V = Lanes<L>;
@@ -134,7 +134,7 @@ RowFunction row_function(Reduce reduce, int lanes, int count) {
     }
 }
 
-// A run of columns that one RowFunction takes.
+// The columns that one RowFunction handles.
 struct Block {
     Index start;
     Index last;
@@ -143,9 +143,9 @@ struct Block {
 
 constexpr int kMostBlocks = 64;
 
-// Cuts `width` columns into blocks of vectors, as wide as fit; the last vector of all ends with
-// the last column, so none is left over. Returns how many blocks of `blocks` were filled, and
-// moves `start` behind them.
+// Cuts `width` columns into blocks of vectors, as wide as fit. The last vector ends with the last
+// column, so no column is left over. Returns the number of entries of `blocks` that were filled,
+// and moves `start` behind them.
 template <bool kWeighted>
 int cut(Index width, Reduce reduce, Index& start, Block* blocks) {
     const int lanes = width >= kWide ? kWide : width >= kNarrow ? kNarrow : 1;
@@ -192,7 +192,7 @@ template <bool kWeighted>
 void aggregate_with(const Aggregation& call) {
     const Csr& graph = call.graph;
     Block blocks[kMostBlocks];
-    // More than one round only for thousands of columns.
+    // Only thousands of columns take more than one round.
     for (Index start = 0; start < call.width;) {
         const int count = cut<kWeighted>(call.width, call.reduce, start, blocks);
         const bool done = start >= call.width;
@@ -222,8 +222,8 @@ void run_aggregate(const Aggregation& call) {
     }
 }
 
-// e^x for x <= 0 within 2 units in the last place: x = n ln 2 + r, a polynomial for e^r (Cephes)
-// and n put into the exponent. Plain arithmetic, so that loops over it become vectors.
+// e^x for x <= 0 within 2 units in the last place: x = n ln 2 + r, with a polynomial for e^r
+// (Cephes) and n in the exponent. Plain arithmetic, so that loops over it are vectorised.
 inline float exp_negative(float x) {
     constexpr float kLog2E = 1.44269504088896341F;
     constexpr float kLn2High = 0.693359375F;
@@ -250,11 +250,11 @@ inline float sigmoid(float x) {
     return (x < 0 ? e : 1.0F) / (1.0F + e);
 }
 
-// Rows of edges lie in no order of slots: they are fetched so many slots ahead.
+// Prefetch distance in slots, as the rows of edges follow no order of slots.
 constexpr std::int32_t kEdgesAhead = 6;
 constexpr Index kLineFloats = 16;
 
-// The messages of one row in B vectors of columns from `start`, reduced, all in registers.
+// Reduces the messages of one row in B vectors of columns from `start`, all in registers.
 template <int L, int B, Gate G>
 void combine_row(const Combination& call, Index row, Index start) {
     using V = Lanes<L>;
@@ -332,7 +332,7 @@ void combine_row(const Combination& call, Index row, Index start) {
     }
 }
 
-// A row's columns in blocks, the last vector ending with the last column.
+// Cuts a row's columns into blocks; the last vector ends with the last column.
 template <int L, Gate G>
 void combine_columns(const Combination& call, Index row) {
     Index start = 0;
@@ -375,7 +375,7 @@ void run_combine(const Combination& call) {
 
 inline float leaky(float x, float slope) { return x > 0 ? x : x * slope; }
 
-// Σ_c combine(a[c], b[c]) in vectors, then what is left one by one.
+// Σ_c combine(a[c], b[c]) in vectors, then the remaining columns one by one.
 template <typename Combine>
 inline float dot(const float* a, const float* b, const float* c, Index count, Combine combine) {
     using V = Lanes<kWide>;
@@ -394,7 +394,7 @@ inline float dot(const float* a, const float* b, const float* c, Index count, Co
     return total;
 }
 
-// Loops over heads are short: kHeads, unless it is 0, lets compilers make them single vectors.
+// Loops over heads are short: a kHeads other than 0 lets compilers make each a single vector.
 template <int kHeads>
 void score_additive(const Attention& call, Index row, std::int32_t begin, std::int32_t end) {
     const Index heads = kHeads == 0 ? call.heads : kHeads;
@@ -456,7 +456,7 @@ void score_wide(const Attention& call, Index row, std::int32_t begin, std::int32
     }
 }
 
-// Turns a row's scores, [slots, heads], into shares that add up to 1 per head.
+// Turns a row's scores [slots, heads] into weights that sum to 1 for each head.
 template <int kHeads>
 void softmax(float* alpha, Index slots, Index any_heads) {
     const Index heads = kHeads == 0 ? any_heads : kHeads;

@@ -10,8 +10,8 @@ std::int64_t build_csr(const Index* source, const Index* target, std::int64_t ed
                        std::int64_t rows, Loops loops, std::int32_t* begin,
                        std::int32_t* slot_source, std::int32_t* slot_edge) {
     const bool replace = loops == Loops::kReplace;
-    // Counts go two places to the right: after summing, begin[i + 1] is where row i starts, and
-    // placing its edges moves it to where it ends. That takes no second array.
+    // Counts are stored two places to the right: after summing, begin[i + 1] is the start of row i,
+    // and placing the row's edges moves it to the end. This needs no second array.
     std::fill_n(begin, rows + 1, 0);
     const auto last = static_cast<std::uint64_t>(rows);
     std::int64_t dropped = 0;

@@ -10,12 +10,12 @@ namespace gnnserve {
 namespace {
 
 constexpr std::size_t kLine = 64;
-// Rows fetched before they are needed, and how much of each: hardware goes on from there.
+// Prefetch distance in rows, and the bytes of each that are prefetched; the hardware continues.
 constexpr std::size_t kAhead = 4;
 constexpr std::size_t kFetched = 8 * kLine;
 
-// A 16-bit float as a 32-bit one, without a branch so that compilers vectorise it for any x86-64:
-// the exponent is corrected by a multiplication, which also normalises the smallest numbers.
+// Converts a 16-bit float to 32 bits without a branch, so that compilers vectorise it for any
+// x86-64. A multiplication corrects the exponent and also normalises the smallest numbers.
 float widen(std::uint16_t half) {
     constexpr std::uint32_t kMagnitude = 0x7fff;
     constexpr std::uint32_t kInfinity = 0x7c00;

@@ -12,7 +12,7 @@ enum Message : std::uint32_t { kModel = 1, kVersion, kId, kParameters, kTensors,
 enum Tensor : std::uint32_t { kName = 1, kDatatype, kShape, kTensorParameters };
 enum Requested : std::uint32_t { kRequestedName = 1, kRequestedParameters };
 enum Entry : std::uint32_t { kKey = 1, kValue };
-// In requests raw contents follow the requested outputs, which responses do not have.
+// Only requests have requested outputs; raw contents follow these.
 constexpr std::uint32_t kRequestRaws = 7, kResponseRaws = 6;
 
 enum class Wire : std::uint8_t { kVarint = 0, kFixed64 = 1, kBytes = 2 };
@@ -21,7 +21,8 @@ std::uint32_t raws_field(InferKind kind) {
     return kind == InferKind::kRequest ? kRequestRaws : kResponseRaws;
 }
 
-// Takes fields off the front of a message; `ok` is false from the first that is not plain on.
+// Reads fields from the front of a message; `ok` is false from the first field on that is not
+// plain.
 class Reader {
 public:
     explicit Reader(std::string_view rest) : rest_(rest) {}
@@ -84,7 +85,7 @@ public:
 
     bool is_bytes() const { return wire_ == Wire::kBytes; }
 
-    // For a field that does not repeat; `seen` has a bit for each that came.
+    // Call it for a field that does not repeat; `seen` has one bit per field already read.
     void once(std::uint32_t& seen) {
         const std::uint32_t bit = 1U << field_;
         require((seen & bit) == 0);

@@ -1,8 +1,7 @@
-// libgnnserve_meter.so: preloaded into a process (LD_PRELOAD), it measures and limits the memory of
-// PyTorch's CPU tensors (posix_memalign and free) and counts what kernels take besides in large
-// blocks (malloc), by standing in front of the C library's functions. Everything is passed on;
-// nothing is allocated here; no lock is held, so a process may fork at any moment and its child
-// goes on measuring its own copy.
+// libgnnserve_meter.so. Preloaded into a process (LD_PRELOAD), it measures and limits the memory of
+// PyTorch's CPU tensors (posix_memalign and free). It also counts large blocks that kernels
+// allocate (malloc). It interposes the C library's functions and passes every call on. It allocates
+// nothing and holds no lock, so a process may fork at any moment; the child measures its own copy.
 
 #include <dlfcn.h>
 
@@ -21,17 +20,17 @@ namespace {
 
 constinit gnnserve::MemoryMeter meter;
 
-// Set while this thread is inside dlsym, which may itself free.
+// True while this thread is inside dlsym, which may itself call free.
 thread_local constinit bool resolving __attribute__((tls_model("initial-exec"))) = false;
 
-// One function of the next library in line, looked up on first use: hooks are called by other
-// libraries' constructors, before any of ours could run.
+// One function of the next library, looked up on first use: constructors of other libraries call
+// hooks before any constructor of ours could run.
 template <typename Function>
 class Next {
 public:
     explicit constexpr Next(const char* name) : name_(name) {}
 
-    // Null only when the thread is inside dlsym.
+    // Null only while the thread is inside dlsym.
     Function* get() {
         if (void* known = address_.load(std::memory_order_acquire)) {
             return reinterpret_cast<Function*>(known);
@@ -60,7 +59,7 @@ constinit Next<void(void*)> next_free{"free"};
 
 using Kind = gnnserve::MemoryMeter::Kind;
 
-// What `allocate` returns, metered; null when the limit does not allow it.
+// Returns the metered result of `allocate`; null when the limit refuses it.
 template <typename Allocate>
 void* metered(Kind kind, std::size_t size, Allocate allocate) {
     if (!meter.admit(kind, size)) {
@@ -118,7 +117,7 @@ GNNSERVE_EXPORT void* memalign(std::size_t alignment, std::size_t size) {
     return aligned_by(next_memalign, alignment, size);
 }
 
-// Large blocks are aligned like tensors, which is how `free` knows them from the many small ones.
+// Large blocks are aligned like tensors, so that `free` can tell them from the many small ones.
 GNNSERVE_EXPORT void* malloc(std::size_t size) {
     if (size >= gnnserve::MemoryMeter::kLarge) {
         if (auto* next = next_memalign.get()) {
@@ -130,7 +129,7 @@ GNNSERVE_EXPORT void* malloc(std::size_t size) {
     return next == nullptr ? nullptr : next(size);
 }
 
-// A tracked block moves to an aligned place, where it stays tracked.
+// A tracked block moves to an aligned place, where it remains tracked.
 GNNSERVE_EXPORT void* realloc(void* block, std::size_t size) {
     auto* resize = next_realloc.get();
     auto* make = next_memalign.get();
@@ -162,13 +161,13 @@ GNNSERVE_EXPORT void free(void* block) {
         return;
     }
     meter.on_free(block);
-    // Inside dlsym the block is leaked: a few bytes, once, against an endless recursion.
+    // Inside dlsym the block is leaked: a few bytes, once, instead of an endless recursion.
     if (auto* next = next_free.get()) {
         next(block);
     }
 }
 
-// Version of the functions below; its presence tells that the library is preloaded.
+// Version of the functions below; its presence shows that the library is preloaded.
 GNNSERVE_EXPORT int gnnserve_meter_present() { return 3; }
 
 GNNSERVE_EXPORT void gnnserve_meter_insert(std::size_t bytes) { meter.insert(bytes); }

@@ -8,23 +8,23 @@
 namespace gnnserve {
 namespace {
 
-// Memory is fetched so many elements before it is needed: rows and the table of local ids lie
-// anywhere, and waiting for one at a time is most of what a plain loop would do.
+// Prefetch distance in elements. Rows and the table of local ids are scattered in memory, and a
+// plain loop would spend most of its time waiting for one element at a time.
 constexpr std::size_t kAhead = 12;
-// Up to this many draws from one row are looked through for repeats; beyond, bits are set.
+// Up to this many draws from one row a linear search finds repeats; beyond it a bit set does.
 constexpr std::size_t kLookedThrough = 32;
 
 constexpr std::uint64_t kGolden = 0x9e3779b97f4a7c15;
 
-// SplitMix64's finalizer (Steele, Lea and Flood, 2014): numbers that depend on a key and not on
-// what was drawn before.
+// SplitMix64's finalizer (Steele, Lea and Flood, 2014): random numbers that depend on a key and not
+// on earlier draws.
 std::uint64_t mix(std::uint64_t value) {
     value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9;
     value = (value ^ (value >> 27)) * 0x94d049bb133111eb;
     return value ^ (value >> 31);
 }
 
-// Uniform in [0, count) but for a bias below count / 2^32.
+// Uniform in [0, count), with a bias below count / 2^32.
 std::uint64_t below(std::uint64_t random, std::uint64_t count) {
     return count >> 32 ? random % count : ((random >> 32) * count) >> 32;
 }
@@ -55,14 +55,14 @@ Row row_of(const Topology& topology, std::int64_t node) {
     return {topology.indices, start, end - start};
 }
 
-// Node to local id: open addressing, linear probing, at most half full.
+// Map of nodes to local ids: open addressing, linear probing, at most half full.
 class LocalIds {
 public:
     explicit LocalIds(std::size_t expected) { resize(expected); }
 
     void fetch(std::int64_t node) const { __builtin_prefetch(&slots_[slot_of(node)]); }
 
-    // The local id of `node`, which is the next one and goes to the end of `nodes` if it is new.
+    // Returns the local id of `node`; a new node gets the next id and is appended to `nodes`.
     std::int32_t of(std::int64_t node, std::vector<std::int64_t>& nodes) {
         for (std::size_t slot = slot_of(node);; slot = (slot + 1) & mask_) {
             if (slots_[slot].node == node) {
@@ -123,8 +123,8 @@ private:
     unsigned shift_ = 0;
 };
 
-// Draws positions of a row without replacement (Floyd, in Bentley 1987): `count` steps, whatever
-// the row's size.
+// Draws `count` positions of a row without replacement in `count` steps, whatever the row's size
+// (Floyd, in Bentley 1987).
 class Draw {
 public:
     template <typename Take>
@@ -236,7 +236,7 @@ Sample sample_neighbours(const Topology& topology, std::span<const std::int64_t>
                                        static_cast<std::int32_t>(local));
         }
         sample.sources.reserve(sample.sources.size() + met.size());
-        // In parts, so that the table grows with the nodes that are new and not with the edges.
+        // In parts, so that the table grows with the new nodes and not with the edges.
         constexpr std::size_t kPart = 4096;
         for (std::size_t start = 0; start < met.size(); start += kPart) {
             const std::size_t stop = std::min(start + kPart, met.size());

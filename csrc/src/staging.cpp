@@ -7,15 +7,15 @@
 namespace gnnserve {
 namespace {
 
-// Elements between two looks at what was found: long enough for the copy to run at full speed,
-// short enough that looking again for the culprit costs nothing.
+// Elements between two checks of the flags: enough for the copy to run at full speed, few enough
+// that a second look for the first bad element costs nothing.
 constexpr std::size_t kBlock = 1024;
 
-// Copies `count` elements, widening Source to Word by sign, and returns the `or` of their flags.
-// A flag has its top bit set exactly when the element is bad. There is no branch in the loop and
-// its operations exist for every vector width, so compilers vectorise it for any x86-64; every
-// element is read once, so that what was checked is what was copied. Going through memcpy, which
-// compiles to plain loads and stores, allows any alignment.
+// Copies `count` elements, sign-extending Source to Word, and returns the `or` of their flags. A
+// flag has its top bit set exactly when its element is bad. The loop has no branch and its
+// operations exist for every vector width, so compilers vectorise it for any x86-64. Every element
+// is read once, so the checked value is the copied one. memcpy, which compiles to plain loads and
+// stores, allows any alignment.
 template <typename Source, typename Word, typename Flag>
 Word copy_block(const std::byte* __restrict source, std::byte* __restrict target, std::size_t count,
                 Flag flag) {
@@ -58,14 +58,14 @@ std::ptrdiff_t stage(std::span<const std::byte> source, std::span<std::byte> tar
 std::ptrdiff_t stage_indices(std::span<const std::byte> source, IndexWidth width,
                              std::int64_t bound, std::span<std::byte> target, IndexWidth to) {
     if (to == IndexWidth::k32) {
-        // No int32 is beyond 2^31 - 1, whatever the bound.
+        // No int32 exceeds 2^31 - 1, whatever the bound is.
         const auto last = static_cast<std::uint32_t>(std::min(bound, std::int64_t{1} << 31) - 1);
         return stage<std::int32_t, std::uint32_t>(
             source, target, [last](std::uint32_t index) { return index | (last - index); });
     }
-    // A bound of 0 makes this all ones, which flags every index.
+    // A bound of 0 gives all ones here, which flags every index.
     const std::uint64_t last = static_cast<std::uint64_t>(bound) - 1;
-    // The index itself is negative, or subtracting it from the last allowed one is.
+    // The sign bit is set when the index is negative or exceeds the last allowed one.
     const auto outside = [last](std::uint64_t index) { return index | (last - index); };
     return width == IndexWidth::k32 ? stage<std::int32_t, std::uint64_t>(source, target, outside)
                                     : stage<std::int64_t, std::uint64_t>(source, target, outside);
@@ -79,8 +79,8 @@ std::ptrdiff_t stage_features(std::span<const std::byte> source, std::span<std::
         }
         return kAllGood;
     }
-    // NaN and infinities are the magnitudes from 0x7f800000 on; adding this carries them, and only
-    // them, into the top bit.
+    // Magnitudes of NaN and infinities start at 0x7f800000. The addition carries these, and only
+    // these, into the top bit.
     constexpr std::uint32_t kMagnitude = 0x7fffffff;
     constexpr std::uint32_t kCarry = 0x80000000 - 0x7f800000;
     const auto not_finite = [](std::uint32_t bits) { return (bits & kMagnitude) + kCarry; };

@@ -1,4 +1,4 @@
-// Every instruction set that this processor has, against loops in double precision.
+// Compares every instruction set of this processor with loops in double precision.
 
 #include "gnnserve/aggregate.hpp"
 
@@ -211,7 +211,7 @@ void test_head_dots(const AggregateKernels& kernels) {
 }
 
 void test_all(const AggregateKernels& kernels) {
-    // Around the widths of vectors, of blocks of them, and beyond all blocks.
+    // Widths around those of vectors and of blocks of vectors, and beyond all blocks.
     for (const std::size_t width : {1, 3, 4, 5, 12, 16, 17, 64, 100, 129, 256, 300, 9000}) {
         test_aggregate(kernels, width);
     }

@@ -1,4 +1,4 @@
-// The least of a test framework: a failed CHECK says where and what, and ends the program.
+// A minimal test framework: a failed CHECK prints its place and expression and ends the program.
 #pragma once
 
 #include <cstdio>

@@ -13,7 +13,7 @@ using gnnserve::Loops;
 
 namespace {
 
-// Sized exactly, so that AddressSanitizer sees every slot too many.
+// Sized exactly, so that AddressSanitizer sees every extra slot.
 template <typename Index>
 struct Sorted {
     Sorted(const std::vector<Index>& from, const std::vector<Index>& to, std::int64_t rows,

@@ -1,5 +1,5 @@
-// Loads libgnnserve_cuda.so (first argument) and asks for memory. Without a driver that is an
-// error code, never a crash; with one it must work.
+// Loads libgnnserve_cuda.so (first argument) and asks for memory. Without a driver the result must
+// be an error code, not a crash; with a driver it must work.
 
 #include <dlfcn.h>
 

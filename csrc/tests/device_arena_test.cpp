@@ -60,7 +60,7 @@ void test_an_overrun_is_one_lanes_own() {
     CHECK(arena.alloc(greedy, -1) == 0);
 }
 
-// Live bytes decide, not where they happen to lie.
+// The limit applies to live bytes, wherever they lie.
 void test_holes_do_not_count_as_use() {
     DeviceArena arena(kBase, kMiB);
     const int lane = arena.add_lane();
@@ -104,7 +104,7 @@ void test_blocks_that_outlive_their_task() {
     CHECK(arena.free(before) && arena.free(between));
     CHECK(arena.clear(lane) == 2 * 512);
     CHECK(arena.held() == 2 * 512 && arena.held_outlived() == 2 * 512);
-    // Others get all the rest, and not these.
+    // Others get all the rest, but not these.
     CHECK(!arena.insert(lane, 7 * 512));
     CHECK(arena.insert(lane, 6 * 512));
     for (int block = 0; block < 6; ++block) {
@@ -170,7 +170,7 @@ void test_refusals() {
     CHECK(!arena.insert(lane, std::numeric_limits<std::int64_t>::max()));
 }
 
-// Against a model: blocks never overlap, counts are right, nobody's peak is another's.
+// Compares with a model: blocks never overlap, counts are correct, and peaks stay apart.
 void test_random_use() {
     std::mt19937 random(11);
     DeviceArena arena(kBase, 4 * kMiB);
@@ -195,7 +195,7 @@ void test_random_use() {
                 lane = {true, limit, 0, 0, {}};
             }
         } else if (random() % 64 == 0) {
-            // Some outlive it, and are freed by somebody at some time.
+            // Some blocks outlive the task and are freed later by any thread.
             const bool all_freed = random() % 2 == 0;
             std::int64_t left = 0;
             for (const auto block : lane.blocks) {

@@ -1,6 +1,5 @@
-// What a failed call of the CUDA runtime leaves behind: nothing, or the next kernel's launch in
-// that thread would be told to have failed. The source of device.cu, over a runtime that fails as
-// told.
+// A failed call of the CUDA runtime must leave no error behind, or the thread's next launch would
+// be reported as failed. Compiles device.cu over a runtime that fails on request.
 
 #include <functional>
 #include <utility>

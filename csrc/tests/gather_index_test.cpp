@@ -14,8 +14,8 @@ using gnnserve::gather_column;
 using gnnserve::gather_shape;
 using gnnserve::GatherShape;
 
-// What the kernel in cuda/gather.cu does, thread after thread; `visit(row, from, to, bytes)` for
-// every read of a thread, in order of warps.
+// Does the work of the kernel in cuda/gather.cuh, one thread after another; calls visit(row, from,
+// to, bytes) for every read, in order of warps.
 template <typename Visit>
 void emulate(const GatherShape& shape, std::uint64_t table, const std::vector<std::int64_t>& ids,
              std::int64_t row_bytes, Visit visit) {
@@ -40,7 +40,7 @@ void emulate(const GatherShape& shape, std::uint64_t table, const std::vector<st
     }
 }
 
-// Every byte of every row arrives once, in its place, for all alignments.
+// Every byte of every row arrives once and in its place, for all alignments.
 void test_every_byte_once() {
     const std::vector<std::int64_t> ids{3, 0, 3, 7, 1};
     for (std::int64_t row_bytes = 1; row_bytes <= 1100; row_bytes += row_bytes < 140 ? 1 : 12) {
@@ -69,7 +69,7 @@ void test_every_byte_once() {
     }
 }
 
-// Lines that one row asks the bus for, warp by warp.
+// Counts the lines that one row requests from the bus, warp by warp.
 std::size_t lines_of_row(std::uint64_t address, std::int64_t row_bytes, int unit_bytes,
                          bool shift) {
     std::size_t lines = 0;
@@ -91,7 +91,7 @@ void test_requests_of_the_paper() {
     CHECK(lines_of_row(480, 480, 4, true) == 5);
 }
 
-// Shifted, a row never asks for more than the lines it lies in and one for where it wraps.
+// A shifted row requests at most the lines it lies in and one more for the wrap.
 void test_requests_of_any_row() {
     for (std::int64_t row_bytes = 132; row_bytes <= 4096; row_bytes += 4) {
         for (std::uint64_t address = 0; address < 128; address += 4) {
@@ -114,7 +114,7 @@ void test_units() {
     CHECK(gnnserve::gather_unit_bytes(4096, 0, 3) == 1);
 }
 
-// Tables beyond 2^31 elements, and grids that are capped.
+// Tables beyond 2^31 elements, and grids at their upper bound.
 void test_large() {
     const auto shape = gather_shape(0, 0, 4096, std::int64_t{1} << 33, true, 1 << 20);
     CHECK(shape.blocks == (1 << 20) / 256 && shape.x == 256 && shape.y == 1);

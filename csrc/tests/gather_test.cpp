@@ -47,7 +47,7 @@ void test_bytes() {
     CHECK((target == std::vector<float>{128, 255, 7, 0, 1, 127}));
 }
 
-// Every 16-bit float, against the definition of the format.
+// Compares every 16-bit float with the definition of the format.
 void test_halves() {
     std::vector<std::uint16_t> rows(65536);
     for (std::size_t i = 0; i < rows.size(); ++i) {

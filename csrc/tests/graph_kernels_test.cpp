@@ -1,6 +1,6 @@
-// The device's kernels along edges, run thread after thread on the host (simt.hpp), against the
-// processor's: every reduction and score, widths that do and do not fit vectors, rows without slots
-// and with thousands.
+// Compares the device's kernels along edges, run on the host (simt.hpp), with the processor's:
+// every reduction and score, widths that do and do not fit vectors, rows with no slots and with
+// thousands.
 
 #include <algorithm>
 #include <cmath>
@@ -37,7 +37,7 @@ struct Edges {
     std::int64_t count() const { return static_cast<std::int64_t>(source.size()); }
 };
 
-// Uniform edges, a fifth of them loops, and `into_first` more that end in node 0.
+// Returns uniform edges, a fifth of them loops, and `into_first` more that end in node 0.
 Edges random_edges(std::int64_t rows, std::int64_t count, std::int64_t into_first = 0) {
     Edges edges{rows, {}, {}};
     for (std::int64_t e = 0; e < count + into_first; ++e) {
@@ -52,7 +52,7 @@ Edges random_edges(std::int64_t rows, std::int64_t count, std::int64_t into_firs
     return edges;
 }
 
-// A graph as the device has it, and how many of its slots belong to somebody.
+// A graph in the device's form, and the number of its slots that belong to rows.
 struct Graph {
     Ints begin, source, edge;
     std::int64_t rows;
@@ -134,8 +134,8 @@ void test_csr() {
     }
 }
 
-// Every slot of a heavy row is in exactly one piece of it, those of other rows are in none, and the
-// row is put together of just these.
+// Every slot of a heavy row is in exactly one of its pieces, slots of other rows are in none, and
+// the row is combined from just these pieces.
 void test_pieces() {
     for (const std::int64_t slots : {1023, 1024, 2048, 2049, 3000, 5120, 9000}) {
         Edges edges = random_edges(50, 100, slots);
@@ -181,8 +181,8 @@ void test_pieces() {
     }
 }
 
-// Who does not know whether a graph remembers its edges asks for twice the chunks; with more than
-// 2^30 edges their slots are beyond int32.
+// A caller that does not know whether a graph has edge ids asks for twice the chunks; with more
+// than 2^30 edges their slots exceed int32.
 void test_chunks_behind_the_last_slot() {
     const Graph graph(random_edges(1, 5, 3 * gnnserve::kHeavySlots), false);
     const Csr csr = graph.csr();

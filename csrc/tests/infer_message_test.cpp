@@ -45,7 +45,7 @@ void test_what_is_written_is_read() {
     }
 }
 
-// Under AddressSanitizer: nothing is read beyond the end of what was given.
+// Under AddressSanitizer: nothing is read beyond the end of the input.
 void test_no_byte_beyond_the_end_is_read() {
     const std::string text = write_infer(sample()) + raw_prefix(InferKind::kRequest, 4) + "1234";
     std::mt19937 random(1);
@@ -61,7 +61,7 @@ void test_no_byte_beyond_the_end_is_read() {
     }
 }
 
-// At its limits a message is read, beyond any of them it is not.
+// A message at its limits is read; one beyond any of them is not.
 void test_limits() {
     const auto is_read = [](const InferMessage& message, std::size_t raws = 0) {
         std::string text = write_infer(message);
@@ -106,7 +106,7 @@ void test_limits() {
     CHECK(!is_read(message, 1));
 }
 
-// As the library has it: a field's tag is at most 5 bytes and 32 bits.
+// As in the library, a field's tag has at most 5 bytes and 32 bits.
 void test_long_tags() {
     using namespace std::string_literals;
     const auto is_read = [](const std::string& text) {

@@ -1,5 +1,5 @@
-// How kernels are started where nvcc compiles, over a runtime that fails as told: the error is this
-// launch's own.
+// Launches kernels as compiled by nvcc, over a runtime that fails on request: the returned error
+// must be that of this launch.
 
 #define __CUDACC__
 #define __device__

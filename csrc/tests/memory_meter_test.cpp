@@ -13,7 +13,7 @@ namespace {
 
 void* address(std::size_t number) { return reinterpret_cast<void*>(number * 64); }
 
-// A tensor at `block`; false when it is refused.
+// Allocates a tensor at `block`; returns false when it is refused.
 bool take(MemoryMeter& meter, void* block, std::size_t size) {
     if (!meter.admit(Kind::tensor, size)) {
         return false;
@@ -103,7 +103,7 @@ void test_limit() {
     CHECK(meter.refused() == 0 && take(meter, address(5), 1'000'000));
 }
 
-// Other blocks are not refused, but leave that much less to tensors.
+// Other blocks are not refused but reduce what is left for tensors.
 void test_other_blocks_use_up_the_limit() {
     static MemoryMeter meter;
     meter.insert(100'000);
@@ -126,7 +126,7 @@ void test_what_fails_does_not_count() {
     CHECK(meter.held() == 70'000 && meter.untracked() == 0);
 }
 
-// However many threads ask at once, together they stay within the limit.
+// Threads that ask at once stay within the limit together.
 void test_threads_share_the_limit() {
     static MemoryMeter meter;
     meter.insert(1000);

@@ -63,7 +63,7 @@ void test_edges() {
     CHECK(OffsetAllocator(kMost, 64).alloc(kMost - 64) == 0);
 }
 
-// Ranges in use never overlap, are counted right, and leave nothing behind.
+// Ranges in use never overlap, are counted correctly, and leave nothing behind.
 void test_random_use() {
     std::mt19937 random(7);
     OffsetAllocator ranges(1 << 16, 64);

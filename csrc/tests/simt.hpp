@@ -1,10 +1,10 @@
-// CUDA's way of running a kernel, on the host: every thread of a block is a fiber, blocks follow
-// each other. A shuffle is where lanes of a warp meet; one that does not come, because it took
-// another branch or left, is an error here (on a device it may hang, or not). For tests: nothing is
+// Runs kernels on the host as CUDA would: every thread of a block is a fiber, and blocks run one
+// after another. The lanes of a warp meet at shuffles. A lane that is missing there, because it
+// took another branch or left, is an error here (on a device it may hang). For tests: nothing is
 // fast.
 #pragma once
 
-// Its check of longjmp knows of one stack only.
+// The fortified longjmp knows one stack only.
 #undef _FORTIFY_SOURCE
 
 #include <setjmp.h>
@@ -32,7 +32,7 @@ struct dim3 {
     dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
 };
 
-// What a thread reads at once.
+// Vector that a thread reads at once.
 struct uint2 {
     unsigned x, y;
 };
@@ -40,7 +40,7 @@ struct uint4 {
     unsigned x, y, z, w;
 };
 
-// What a thread knows of itself: set before it runs.
+// Coordinates of a thread, set before it runs.
 inline dim3 threadIdx;
 inline dim3 blockIdx;
 inline dim3 blockDim;
@@ -57,8 +57,8 @@ constexpr std::size_t kStackBytes = 64 << 10;
     std::abort();
 }
 
-// The threads of one block. Lanes run one after the other, each up to its next shuffle; where all
-// that were asked to one are there, they go on with what the others brought.
+// The threads of one block. Lanes run one after another, each up to its next shuffle. When all
+// lanes that a shuffle asks for are there, they continue with the others' values.
 class Block {
 public:
     static Block& current() {
@@ -86,14 +86,14 @@ public:
     }
 
 private:
-    // Where a fiber or the caller stopped.
+    // Saved state of a stopped fiber or of the caller.
     struct Place {
         ucontext_t context;
         jmp_buf registers;
     };
 
-    // Stops at `from` and goes on at `to`. Several times quicker than by ucontext, which asks the
-    // kernel for the signal mask; but a sanitizer has to see it.
+    // Stops at `from` and continues at `to`. Several times faster than ucontext, which asks the
+    // kernel for the signal mask; but a sanitizer needs to see the switch.
     static void change(Place& from, Place& to) {
 #ifdef __SANITIZE_ADDRESS__
         swapcontext(&from.context, &to.context);
@@ -104,7 +104,7 @@ private:
 #endif
     }
 
-    // A fiber runs one thread after the other, for as long as the process lives.
+    // A fiber runs one thread after another until the process ends.
     static void enter() {
         Block& block = current();
         for (;;) {
@@ -149,8 +149,7 @@ private:
         }
     }
 
-    // The waiting lanes whose partners all wait for the same: they may go on, with what was
-    // brought.
+    // Returns the waiting lanes whose partners all wait at the same shuffle; they may continue.
     unsigned met(unsigned all) {
         unsigned found = 0;
         for (unsigned lane = 0; lane < kLanes; ++lane) {

@@ -1,4 +1,4 @@
-// The C functions of graph_api.cuh and gather.cuh with the device's kernels run on the host: what
-// Python's tests load in place of libgnnserve_cuda.so.
+// The C functions of graph_api.cuh and gather.cuh with the device's kernels run on the host.
+// Python's tests load it in place of libgnnserve_cuda.so.
 #include "gather.cuh"
 #include "graph_api.cuh"

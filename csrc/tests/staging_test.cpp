@@ -15,8 +15,8 @@ using gnnserve::stage_indices;
 
 namespace {
 
-// Exactly as large as asked for, and `shift` bytes off any alignment: AddressSanitizer sees every
-// byte touched beyond the end.
+// Exactly of the requested size and `shift` bytes off any alignment, so that AddressSanitizer sees
+// every byte touched beyond the end.
 class Bytes {
 public:
     Bytes(std::size_t size, std::size_t shift) : storage_(size + shift), shift_(shift) {}
@@ -39,7 +39,7 @@ T get(std::span<const std::byte> bytes, std::size_t position) {
     return value;
 }
 
-// Around the block of 1024 and the widths of vectors.
+// Sizes around the block of 1024 and the widths of vectors.
 constexpr std::array<std::size_t, 9> kSizes{0, 1, 2, 3, 17, 1023, 1024, 1025, 5000};
 constexpr std::array<std::size_t, 3> kShifts{0, 1, 7};
 

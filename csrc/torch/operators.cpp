@@ -1,5 +1,5 @@
 // The kernels along edges as PyTorch operators, so that export, tracing and compiled packages can
-// call them. What they mean is told in serve/lane/executors/kernels.py.
+// call them. serve/lane/executors/kernels.py documents them.
 
 #include "operators.hpp"
 
@@ -29,7 +29,7 @@ void require(bool holds, const char* otherwise) {
     }
 }
 
-// The data of a float32 tensor of so many elements, contiguous.
+// Returns the data of a contiguous float32 tensor of that many elements.
 float* floats(const Tensor& tensor, Index count, const char* name) {
     if (tensor.dtype() != Dtype::kFloat32 || !tensor.is_contiguous() || tensor.numel() != count) {
         throw std::invalid_argument(std::string(name) + " must be float32 and contiguous, of " +
@@ -50,7 +50,8 @@ Index columns(const Tensor& x, Index rows, const char* name) {
     return x.size(1);
 }
 
-// What the operator `csr` made: begin [rows + 1], source [room], and with edges slot_edge [room].
+// The result of the operator `csr`: begin [rows + 1], source [room], and with edges slot_edge
+// [room].
 struct Sorted {
     Csr graph;
     Index room;

@@ -2,7 +2,7 @@
 
 namespace gnnserve {
 
-// Defines torch.ops.gnnserve.*, once a process; throws runtime_error when PyTorch is not there.
+// Defines torch.ops.gnnserve.* once per process; throws runtime_error when PyTorch is not loaded.
 void define_operators();
 
 }  // namespace gnnserve

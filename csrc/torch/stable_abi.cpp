@@ -12,7 +12,7 @@ namespace {
 using Handle = void*;
 using Library = void*;
 
-// PyTorch's functions by their names there; all but those of numbers return 0 when they succeed.
+// PyTorch's functions by name; all but those that return numbers return 0 on success.
 struct Api {
     std::int32_t (*delete_tensor_object)(Handle);
     std::int32_t (*empty_strided)(std::int64_t, const std::int64_t*, const std::int64_t*,
@@ -152,14 +152,14 @@ std::optional<Tensor> Arguments::optional_tensor() {
         return std::nullopt;
     }
     const Value value = *inner;
-    // PyTorch made it with `new`, for us to end.
+    // PyTorch made it with `new`; deleting it is our part.
     delete inner;
     return Tensor(reinterpret_cast<Handle>(value));
 }
 
 void define(const char* library, const Operator* operators, std::size_t count) {
     find_api();
-    // Never deleted: operators of a library end with it.
+    // Never deleted: a library's operators end with it.
     Library schemas = nullptr;
     Library kernels = nullptr;
     require(api.library_init_fragment(library, __FILE__, __LINE__, &schemas), "a library");

@@ -1,5 +1,5 @@
-// The part of PyTorch's stable C interface for operators that we use (torch/csrc/stable/c/shim.h),
-// found at run time in the libtorch of this process: nothing here needs PyTorch to be built.
+// The part of PyTorch's stable C interface for operators that we use (torch/csrc/stable/c/shim.h).
+// It is found at run time in the libtorch of this process, so building needs no PyTorch.
 #pragma once
 
 #include <array>
@@ -10,14 +10,14 @@
 
 namespace gnnserve::torch_abi {
 
-// An argument or result: a number in its low bytes, a tensor's handle, or for what may be None
-// null or a pointer to another.
+// An argument or result: a number in its low bytes, or a tensor's handle. For an optional one it is
+// null or a pointer to another such value.
 using Value = std::uint64_t;
 using Boxed = void (*)(Value* stack, std::uint64_t inputs, std::uint64_t outputs);
 
 enum class Dtype : std::uint8_t { kFloat32, kInt32, kInt64, kOther };
 
-// A tensor on the CPU; owns its handle.
+// A CPU tensor; owns its handle.
 class Tensor {
 public:
     explicit Tensor(void* handle) : handle_(handle) {}
@@ -27,7 +27,7 @@ public:
     Tensor& operator=(const Tensor&) = delete;
     ~Tensor();
 
-    // A new one of that shape, contiguous. Throws bad_alloc.
+    // Returns a new contiguous tensor of that shape. Throws bad_alloc.
     static Tensor empty(std::vector<std::int64_t> shape, Dtype dtype);
 
     std::int64_t dim() const;
@@ -53,7 +53,7 @@ private:
     void* handle_;
 };
 
-// Takes an operator's arguments from its stack, in order; all must be taken before anything throws.
+// Takes an operator's arguments from its stack in order; take all before anything can throw.
 class Arguments {
 public:
     explicit Arguments(Value* stack) : next_(stack) {}
@@ -77,8 +77,8 @@ struct Operator {
     Boxed run;
 };
 
-// Defines the operators in a namespace, with kernels for the CPU. Once a process. Throws
-// runtime_error saying what is missing when PyTorch is not loaded or refuses.
+// Defines the operators of a namespace with kernels for the CPU, once per process. Throws
+// runtime_error that says what is missing when PyTorch is not loaded or refuses.
 void define(const char* library, const Operator* operators, std::size_t count);
 
 }  // namespace gnnserve::torch_abi

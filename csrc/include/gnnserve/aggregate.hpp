@@ -1,6 +1,6 @@
-// What graph layers do along edges: sums, means, extremes and attention over a node's neighbours,
-// each in one pass without a tensor of E messages. One thread. Compiled for several instruction
-// sets; the best this processor has is taken at the first call.
+// Kernels of graph layers along edges: sums, means, extremes and attention over a node's
+// neighbours. Each is one pass without a tensor of E messages, on one thread. They are compiled for
+// several instruction sets; the first call selects the best that this processor has.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace gnnserve {
 
 enum class Reduce : std::uint8_t { kSum, kMean, kMax, kMin };
 
-// What is added to a row when its neighbours are in, and whether negatives become 0 then.
+// Last step of a row: `skip` and `bias` are added unless null; with `relu`, negatives become 0.
 struct Finish {
     const float* skip = nullptr;  // [rows, out_width], times skip_scale
     float skip_scale = 1;
@@ -35,9 +35,9 @@ void aggregate(const Aggregation& call);
 
 enum class Gate : std::uint8_t { kNone, kRelu, kSigmoid };
 
-// out[i] = reduce over the slots s of i, which is edge e from j, of
-// gate(x[j] + target[i] + edge[e] · map) · value[j], then the finish. What is null is left out,
-// but not both x and edge. Covers GINEConv, ResGatedGraphConv and EdgeConv.
+// out[i] = reduce over the slots s of i, which is edge e from j, of gate(x[j] + target[i] + edge[e]
+// · map) · value[j], then the finish. Null terms are left out; x and edge must not both be null.
+// Covers GINEConv, ResGatedGraphConv and EdgeConv.
 struct Combination {
     Csr graph;
     const std::int32_t* slot_edge;  // [slots], the edge of each slot; needed with `edge`
@@ -57,7 +57,7 @@ struct Combination {
 
 void combine(const Combination& call);
 
-// How attention scores the edge from j to i, per head h, before the softmax over i's slots.
+// Attention score of the edge from j to i, per head h, before the softmax over i's slots.
 enum class Score : std::uint8_t {
     kAdditive,  // leaky(left[j, h] + right[i, h] + edge[e, h])          GAT; left, right [rows, H]
     kDynamic,   // Σ_c att[h, c] · leaky(left[j] + right[i])[h, c]       GATv2; [rows, H·C]
@@ -101,7 +101,7 @@ struct HeadDots {
 
 void head_dots(const HeadDots& call);
 
-// The instruction set in use: "x86-64-v4", "x86-64-v3" or "baseline".
+// Name of the instruction set in use: "x86-64-v4", "x86-64-v3" or "baseline".
 const char* instruction_set();
 
 }  // namespace gnnserve

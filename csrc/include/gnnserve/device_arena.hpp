@@ -1,11 +1,12 @@
-// Placement of device memory: one slab, taken from the device once, from which every lane gets a
-// buffer of the size its task is estimated to need, and everything else (weights, workspaces of
-// libraries) a place of its own. Never touches the memory it places, so it runs without a device.
+// Placement of device memory. One slab is taken from the device once. Every lane gets a buffer of
+// the size that its task is estimated to need; everything else (weights, workspaces of libraries)
+// gets a place of its own. The arena never touches the memory that it places, so it runs without a
+// device.
 //
-// A block that is freed may still be read by work that was launched before: the host is ahead of
-// the device. So memory is reused only where order makes that safe: inside a lane (one stream at
-// a time) and inside the static memory of one stream. A lane's buffer goes back to the slab by
-// `clear`, which the caller calls once the lane's work has ended.
+// The host is ahead of the device: a freed block may still be read by work that was launched
+// before. Memory is therefore reused only where order makes it safe: inside a lane (one stream at a
+// time) and inside the static memory of one stream. A lane's buffer returns to the slab by `clear`,
+// which the caller calls once the lane's work has ended.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +27,8 @@ public:
     // Static memory is taken from the slab in multiples of this.
     static constexpr std::int64_t kStaticSegment = std::int64_t{2} << 20;
 
-    // What is known of one lane's current or last task. Bytes are rounded up to kAlignment
-    // where they are not called requested.
+    // Counters of one lane's current or last task. Bytes are rounded up to kAlignment unless their
+    // name says "requested".
     struct Usage {
         std::int64_t limit = 0;
         std::int64_t live = 0;
@@ -36,9 +37,9 @@ public:
         std::int64_t requested_peak = 0;
         std::int64_t blocks = 0;
         std::int64_t blocks_peak = 0;
-        // Requested size of the last block refused to the current task; 0: none was.
+        // Requested size of the block refused last to the current task; 0 when none was.
         std::int64_t refused = 0;
-        // Times a block did not fit into the buffer's holes and got a place beside it.
+        // Number of blocks that fitted no hole of the buffer and were placed beside it.
         std::int64_t spills = 0;
         std::int64_t refusals = 0;
     };
@@ -47,40 +48,40 @@ public:
     // one unit fits.
     DeviceArena(std::uintptr_t base, std::int64_t capacity);
 
-    // The next lane's number: 0, 1, ...
+    // Adds a lane and returns its number: 0, 1, ...
     int add_lane();
 
     // Starts a task on the lane: at most `limit` bytes live at once, in a buffer of that size.
-    // False, and nothing changed, when the slab has not that much left. Where what is left lies in
-    // pieces, the buffer starts with the largest and grows by others as blocks need them.
+    // Returns false, with nothing changed, when the slab has less left. When the free memory is in
+    // pieces, the buffer starts with the largest piece and grows by others as blocks need them.
     // Throws std::invalid_argument while the lane's last task has not been cleared.
     bool insert(int lane, std::int64_t limit);
 
-    // Address of `size` bytes, or 0 when that would pass the limit (see Usage::refused). A size of
-    // 0 gives 0 as well, and is no refusal.
+    // Returns the address of a block of `size` bytes, or 0 when it would pass the limit (see
+    // Usage::refused). A size of 0 also returns 0 and is no refusal.
     std::uintptr_t alloc(int lane, std::int64_t size);
-    // The same outside tasks: for as long as the process lives, reused only on the same stream.
+    // Allocates outside tasks, until the process ends; freed memory is reused on the same stream
+    // only.
     std::uintptr_t alloc_static(std::int64_t size, std::uintptr_t stream);
 
-    // Takes a block back, from any thread. False when no block is handed out at `address`.
+    // Frees a block, from any thread. Returns false when no block was handed out at `address`.
     bool free(std::uintptr_t address);
 
-    // Ends the task; the caller knows that its work on the device has ended. Returns the bytes
-    // still live: these blocks, and nothing beside them, are kept from others until they are freed.
-    // Peaks stay readable.
+    // Ends the task; its work on the device must have ended. Returns the bytes still live: only
+    // these blocks stay out of others' reach until they are freed. Peaks stay readable.
     std::int64_t clear(int lane);
 
     Usage usage(int lane) const;
     std::int64_t capacity() const { return slab_.capacity(); }
-    // Held by lanes' buffers, static memory and blocks that outlived their task.
+    // Bytes of lanes' buffers, static memory and blocks that outlived their task.
     std::int64_t held() const;
     std::int64_t held_static() const;
-    // Of what is held, the blocks that outlived their task.
+    // Bytes of blocks that outlived their task, a part of `held`.
     std::int64_t held_outlived() const;
 
-    // From here on remember every block of the lane: +size when handed out, -size when taken back.
+    // Starts to record every block of the lane: +size when allocated, -size when freed.
     void start_trace(int lane);
-    // What was remembered, oldest first; ends the tracing.
+    // Returns the record, oldest first, and ends the recording.
     std::vector<std::int64_t> take_trace(int lane);
 
 private:

@@ -1,4 +1,4 @@
-// Rows of a resident graph's features, copied to where a lane reads them.
+// Copies rows of a resident graph's features to where a lane reads them.
 #pragma once
 
 #include <cstddef>
@@ -7,11 +7,11 @@
 
 namespace gnnserve {
 
-// How features are stored; they are always handed out as 32-bit floats.
+// The dtype in which features are stored; they are always read as 32-bit floats.
 enum class FeatureType : std::uint8_t { kFloat32 = 4, kFloat16 = 2, kUint8 = 1 };
 
-// Features [N, width]: row v is patch row p where patched[p], ascending, is v, else row v of
-// `rows`. Patch rows are 32-bit floats.
+// Features [N, width]. When patched[p] is v, row v is row p of the patch; otherwise it is row v of
+// `rows`. `patched` ascends; patch rows are 32-bit floats.
 struct Features {
     std::span<const std::byte> rows;
     FeatureType type = FeatureType::kFloat32;
@@ -20,8 +20,8 @@ struct Features {
     std::span<const float> patched_rows;
 };
 
-// Copies the rows of `ids` to `target`, ids.size() * width floats. Every id has a row. Throws
-// std::invalid_argument for one that has none.
+// Copies the rows of `ids` to `target`, which holds ids.size() * width floats. Throws
+// std::invalid_argument for an id without a row.
 void gather_rows(const Features& features, std::span<const std::int64_t> ids,
                  std::span<float> target);
 

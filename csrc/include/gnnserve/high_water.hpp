@@ -1,4 +1,4 @@
-// A number that goes up and down, and the highest it has been. Lock-free, constant-initialised.
+// A counter and its peak. Lock-free, constant-initialised.
 #pragma once
 
 #include <atomic>
@@ -8,8 +8,8 @@ namespace gnnserve {
 
 class HighWater {
 public:
-    // False, and nothing changed, when that would lift it above `limit`. Does not move the peak:
-    // what is asked for may still be refused by others. See `mark`.
+    // Adds to the counter; returns false, with nothing changed, when that would pass `limit`. The
+    // peak stays, as the allocation may still be refused elsewhere; see `mark`.
     bool add(std::size_t size, std::size_t limit) {
         const std::size_t before = now_.fetch_add(size, std::memory_order_relaxed);
         if (before <= limit && size <= limit - before) {
@@ -21,7 +21,7 @@ public:
 
     void subtract(std::size_t size) { now_.fetch_sub(size, std::memory_order_relaxed); }
 
-    // Raise the peak to what is there now.
+    // Raises the peak to the current value.
     void mark() {
         const std::size_t now = now_.load(std::memory_order_relaxed);
         std::size_t peak = peak_.load(std::memory_order_relaxed);
@@ -29,7 +29,7 @@ public:
         }
     }
 
-    // The peak starts again from what is there now.
+    // Restarts the peak at the current value.
     void reset() { peak_.store(now_.load(std::memory_order_relaxed), std::memory_order_relaxed); }
 
     std::size_t now() const { return now_.load(std::memory_order_relaxed); }

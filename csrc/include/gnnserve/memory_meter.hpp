@@ -1,6 +1,6 @@
-// Live and peak bytes of a process's tensors, and of all its large blocks, with a limit for a
-// stretch of its work. Lock-free, allocation-free, constant-initialised: fit for malloc hooks.
-// Counts requested sizes, as a framework's own profiler does.
+// Live and peak bytes of a process's tensors and of all its large blocks, with a limit for each
+// run. Lock-free, allocation-free and constant-initialised, so it is fit for malloc hooks. It
+// counts requested sizes, as a framework's own profiler does.
 #pragma once
 
 #include <atomic>
@@ -15,10 +15,11 @@ namespace gnnserve {
 
 class MemoryMeter {
 public:
-    // Every tracked block lies at a multiple of this: any other address is dismissed without a
-    // lookup, which is most of what a process frees.
+    // Every tracked block lies at a multiple of this. Other addresses are dismissed without a
+    // lookup; they are most of what a process frees.
     static constexpr std::size_t kGranule = 64;
-    // From this size on, blocks that are no tensors (what kernels sort and scatter with) count.
+    // Blocks of this size and more count even if they are no tensors, such as kernels' scratch
+    // space.
     static constexpr std::size_t kLarge = std::size_t{64} << 10;
 
     enum class Kind : std::size_t { other = 0, tensor = 1 };
@@ -27,9 +28,9 @@ public:
         return alignment >= kGranule && size >= kGranule;
     }
 
-    // Before a block is allocated: false when it must not be. Only tensors are refused: whoever
-    // asks for one is ready to hear no, and other blocks are there for the sake of tensors.
-    // True must be followed by `on_alloc`.
+    // Call before an allocation; returns false when it must be refused. Only tensors are refused:
+    // their callers handle a refusal, and other blocks serve tensors. When it returns true,
+    // `on_alloc` must follow.
     bool admit(Kind kind, std::size_t size) {
         const bool limited = kind == Kind::tensor;
         if ((limited && stopped()) ||
@@ -40,7 +41,7 @@ public:
         return true;
     }
 
-    // An admitted block exists; null: it could not be had.
+    // Counts an admitted block; a null block could not be allocated.
     void on_alloc(void* block, Kind kind, std::size_t size) {
         const auto address = reinterpret_cast<std::uintptr_t>(block);
         if (block == nullptr) {
@@ -56,7 +57,7 @@ public:
         }
     }
 
-    // A block exists that nobody asked about. One that `on_free` would not know does not count.
+    // Counts a block that was not asked about, unless `on_free` could not recognise it.
     void adopt(void* block, Kind kind, std::size_t size) {
         if (block != nullptr && reinterpret_cast<std::uintptr_t>(block) % kGranule == 0) {
             add(kind, size, kUnlimited);
@@ -69,7 +70,7 @@ public:
         Kind kind = Kind::other;
     };
 
-    // Forget a block. Call before it is given back: a moment later its address may belong to
+    // Forgets a block. Call it before the block is freed: a moment later its address may belong to
     // another thread.
     Block on_free(void* block) {
         const auto address = reinterpret_cast<std::uintptr_t>(block);
@@ -82,7 +83,7 @@ public:
         return found;
     }
 
-    // From now on at most `bytes` more than there are may be held; peaks start again.
+    // Allows at most `bytes` more than are live now, and restarts the peaks.
     void insert(std::size_t bytes) {
         const std::size_t base = held_.now();
         base_.store(base, std::memory_order_relaxed);
@@ -92,35 +93,35 @@ public:
         reset();
     }
 
-    // The limit of `insert` ends, and with it what `stop_when` allows.
+    // Ends the limit of `insert` and the effect of `stop_when`.
     void clear() {
         limit_.store(kUnlimited, std::memory_order_relaxed);
         stop_word_.store(nullptr, std::memory_order_relaxed);
     }
 
-    // Until `clear`, tensors are refused from the moment `*word` is `value`. Whoever can write the
-    // word, in another process too, so ends a stretch of work as running out of memory does.
+    // Refuses tensors while `*word` is `value`, until `clear`. Another process that can write the
+    // word thus ends a run in the same way as running out of memory does.
     void stop_when(const std::atomic<std::uint64_t>* word, std::uint64_t value) {
         stop_value_.store(value, std::memory_order_relaxed);
         stop_word_.store(word, std::memory_order_relaxed);
     }
 
-    // Peaks start again from what is live now.
+    // Restarts the peaks at what is live now.
     void reset() {
         tensors_.reset();
         held_.reset();
     }
 
-    // Tensors only.
+    // Bytes of tensors.
     std::size_t live() const { return tensors_.now(); }
     std::size_t peak() const { return tensors_.peak(); }
-    // Tensors and large blocks.
+    // Bytes of tensors and large blocks.
     std::size_t held() const { return held_.now(); }
-    // The most they took beyond what there was at `insert`.
+    // Peak of these beyond what was live at `insert`.
     std::size_t held_peak() const { return held_.peak() - base_.load(std::memory_order_relaxed); }
-    // Size of the tensor refused last since `insert`; 0: none was.
+    // Size of the tensor refused last since `insert`; 0 when none was.
     std::size_t refused() const { return refused_.load(std::memory_order_relaxed); }
-    // Blocks the table had no room for, since the process began: not 0 means the peaks are too low.
+    // Number of blocks since the start that the table had no room for; unless 0, peaks are too low.
     std::size_t untracked() const { return untracked_.load(std::memory_order_relaxed); }
 
 private:

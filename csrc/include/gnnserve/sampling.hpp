@@ -1,5 +1,5 @@
-// Neighbour sampling (GraphSAGE, Hamilton et al. 2017, algorithm 2): from the asked nodes outwards,
-// hop by hop, a number of in-neighbours of every node met for the first time.
+// Neighbour sampling (GraphSAGE, Hamilton et al. 2017, algorithm 2). It starts at the requested
+// nodes and goes outwards hop by hop; every node draws in-neighbours when it is first reached.
 #pragma once
 
 #include <cstddef>
@@ -11,27 +11,27 @@
 
 namespace gnnserve {
 
-// As a fan-out: every neighbour.
+// The fan-out that takes every neighbour.
 inline constexpr std::int64_t kAllNeighbours = -1;
 
-// A sampled subgraph. Local ids number its nodes in the order they were met, so the asked ones
-// come first, and edges are sorted by destination.
+// A sampled subgraph. Local ids number its nodes in the order in which they were reached, so the
+// requested nodes come first. Edges are sorted by destination.
 struct Sample {
-    // Local id to node.
+    // The node of each local id.
     std::vector<std::int64_t> nodes;
-    // Edge ends as local ids.
+    // Both ends of each edge, as local ids.
     std::vector<std::int32_t> sources;
     std::vector<std::int32_t> destinations;
-    // For each asked id, repeated ones included, its local id.
+    // The local id of each requested id, repeated ones included.
     std::vector<std::int32_t> positions;
-    // Different nodes among those asked: local ids below this.
+    // Number of distinct requested nodes; their local ids are below it.
     std::size_t num_seeds = 0;
 };
 
-// One entry of `fanouts` a hop: how many in-neighbours, drawn without replacement, or
-// kAllNeighbours. What is drawn for a node depends on `seed`, the hop and the node alone, so the
-// same seed gives the same sample on every machine. Throws std::invalid_argument for an id that is
-// no node and a fan-out that is neither positive nor kAllNeighbours, std::length_error when the
+// `fanouts` has one entry per hop: a number of in-neighbours, drawn without replacement, or
+// kAllNeighbours. The draw of a node depends only on `seed`, the hop and the node, so the same seed
+// gives the same sample on every machine. Throws std::invalid_argument for an id that is no node
+// and for a fan-out that is neither positive nor kAllNeighbours, and std::length_error when the
 // sample has more than 2^31 - 1 nodes.
 Sample sample_neighbours(const Topology& topology, std::span<const std::int64_t> ids,
                          std::span<const std::int64_t> fanouts, std::uint64_t seed);

@@ -1,5 +1,5 @@
-// A resident graph's edges as the sampler reads them: in-neighbours by destination, and rows that
-// were changed since they were built.
+// A resident graph's edges as the sampler reads them: in-neighbours by destination, and a patch of
+// rows that changed since they were built.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace gnnserve {
 
-// Node numbers as they are stored: 32 bits where they fit, as they are most of what is read.
+// Stored node ids: 32 bits where they fit, because ids are most of what is read.
 struct NodeIds {
     const std::byte* data = nullptr;
     IndexWidth width = IndexWidth::k64;
@@ -21,8 +21,8 @@ struct NodeIds {
     }
 };
 
-// Node v's in-neighbours are indices[indptr[v] .. indptr[v + 1]), unless `patched`, ascending,
-// holds v: then they are row p of the patch, where patched[p] is v. Nodes beyond both have none.
+// In-neighbours of node v. When patched[p] is v, they are row p of the patch; otherwise they are
+// indices[indptr[v] .. indptr[v + 1]). `patched` ascends. Nodes beyond both have none.
 struct Topology {
     std::int64_t num_nodes = 0;
     std::span<const std::int64_t> indptr;
@@ -32,10 +32,10 @@ struct Topology {
     std::span<const std::int64_t> patched_indices;
 };
 
-// Writes the rows of the edges [2, E] (sources, then destinations) by destination; within a row
-// they keep their order. Requires indptr of num_nodes + 1 entries and indices of E in
-// `index_width`. Returns kAllGood, or the flat position of the first id outside
-// [0, num_nodes); the output is then unspecified.
+// Sorts the edges [2, E] (sources, then destinations) by destination; within a row they keep their
+// order. Requires indptr of num_nodes + 1 entries and indices of E entries of `index_width` bytes.
+// Returns kAllGood, or the flat position of the first id outside [0, num_nodes); the output is then
+// unspecified.
 std::ptrdiff_t build_rows(NodeIds edges, std::size_t num_edges, std::int64_t num_nodes,
                           std::span<std::int64_t> indptr, std::span<std::byte> indices,
                           IndexWidth index_width);

@@ -1,5 +1,5 @@
-// Stands in for CUDA's own header, so that tests can compile what calls the runtime and have any
-// call fail. As with CUDA, what failed is also remembered until somebody asks for the last error.
+// Stands in for CUDA's own header, so that tests can compile code that calls the runtime and make
+// any call fail. As in CUDA, a failure is also kept until the last error is read.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ using cudaGraphExec_t = struct StubGraphExec*;
 
 namespace cuda_stub {
 
-// The call that fails; the error that nobody has asked for yet; the device that was set last.
+// The call that fails, the error not yet read, and the device that was set last.
 inline std::string fails;
 inline cudaError_t last_error = cudaSuccess;
 inline int device = 0;
