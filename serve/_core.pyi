@@ -15,7 +15,7 @@ MOST_HEADS: int = 64
 
 class OffsetAllocator:
     """
-    Hands out ranges of a region it never touches, such as a shared memory file.
+    Allocator of ranges of a region that it never touches, such as a shared memory file.
 
     Best fit: the smallest free range that holds the request, the lowest of equal ones;
     freed ranges merge with their neighbours at once. Not thread-safe.
@@ -28,32 +28,30 @@ class OffsetAllocator:
 
     def alloc(self, size: int) -> int:
         """
-        Offset of a range of at least `size` bytes, or -1 when no free range is that long.
+        Return the offset of a range of at least `size` bytes, or -1 without a free one.
 
         An empty range takes one alignment unit, so that offsets are unique.
         Raises ValueError for a negative size.
         """
 
     def free(self, offset: int) -> None:
-        """
-        Give a range back; raises ValueError when none is handed out at `offset`.
-        """
+        """Free a range; raises ValueError when none was handed out at `offset`."""
 
     @property
     def capacity_bytes(self) -> int:
-        """What it manages."""
+        """Bytes of the region."""
 
     @property
     def used_bytes(self) -> int:
-        """Handed out now, each range rounded up to the alignment."""
+        """Bytes in use, each range rounded up to the alignment."""
 
     @property
     def largest_free_bytes(self) -> int:
-        """The largest request that would succeed now."""
+        """Size of the largest request that would succeed now."""
 
 class Topology:
     """
-    In-neighbours by destination, and rows changed since; holds its buffers.
+    In-neighbours by destination, and rows that changed since; holds its buffers.
     """
 
     def __init__(self, num_nodes: int, indptr: serve.native.BytesLike, indices: serve.native.BytesLike, is_int32: bool, patched: serve.native.BytesLike, patched_indptr: serve.native.BytesLike, patched_indices: serve.native.BytesLike) -> None: ...
@@ -63,21 +61,21 @@ class Sample:
 
     @property
     def num_nodes(self) -> int:
-        """Nodes, the asked ones first."""
+        """Number of nodes; the requested ones come first."""
 
     @property
     def num_edges(self) -> int:
-        """Edges, sorted by destination."""
+        """Number of edges; they are sorted by destination."""
 
     @property
     def num_seeds(self) -> int:
-        """Different nodes among those asked."""
+        """Number of distinct requested nodes."""
 
     def write_nodes(self, target: serve.native.BytesLike) -> None:
         """Write the node of each local id, int64."""
 
     def write_positions(self, target: serve.native.BytesLike) -> None:
-        """Write the local id of each asked id, int64."""
+        """Write the local id of each requested id, int64."""
 
     def write_edges(self, target: serve.native.BytesLike, is_int32: bool) -> None:
         """Write the edges [2, E] in local ids, int32 or int64."""
@@ -90,7 +88,7 @@ def gather_rows(rows: serve.native.BytesLike, dtype: str, width: int, patched: s
 
 def front_lacks() -> str:
     """
-    Say why the native front cannot run on this machine; empty when it can.
+    Return why the native front cannot run on this machine; empty when it can.
     """
 
 class Front:
@@ -131,7 +129,7 @@ class Front:
         """End a call with a status code of gRPC. Any thread."""
 
     def wake(self) -> None:
-        """Have `poll` return. Any thread."""
+        """Make `poll` return. Any thread."""
 
     def announce_end(self) -> None:
         """
@@ -139,7 +137,7 @@ class Front:
         """
 
     def counts(self) -> dict[str, int]:
-        """Count what was served and refused, by name."""
+        """Return the number of calls served and refused, by name."""
 
     def close(self) -> None:
         """End all connections. No thread may poll."""

@@ -157,7 +157,7 @@ void bind_front(nb::module_& module) {
             front::h2_api(why);
             return why;
         },
-        "Say why the native front cannot run on this machine; empty when it can.");
+        "Return why the native front cannot run on this machine; empty when it can.");
     nb::class_<Front>(module, "Front",
                       "HTTP/2 and gRPC for clients on one thread, which polls it.\n\n"
                       "Unary calls of `method` come out of `poll`; all others go to the gRPC\n"
@@ -184,11 +184,11 @@ void bind_front(nb::module_& module) {
              "has ended.")
         .def("fail", &Front::fail, nb::arg("handle"), nb::arg("code"), nb::arg("text"),
              nb::arg("retry_after_ms") = -1, "End a call with a status code of gRPC. Any thread.")
-        .def("wake", &Front::wake, "Have `poll` return. Any thread.")
+        .def("wake", &Front::wake, "Make `poll` return. Any thread.")
         .def("announce_end", &Front::announce_end,
              "Tell all clients to begin no more calls on their connections. Any thread.")
         .def("counts", &Front::counts, nb::sig("def counts(self) -> dict[str, int]"),
-             "Count what was served and refused, by name.")
+             "Return the number of calls served and refused, by name.")
         .def("close", &Front::close, "End all connections. No thread may poll.");
 }
 

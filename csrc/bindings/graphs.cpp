@@ -142,8 +142,9 @@ void gather(nb::handle rows, const std::string& dtype, std::size_t width, nb::ha
 void bind_graphs(nb::module_& module) {
     using namespace nb::literals;
 
-    nb::class_<Rows>(module, "Topology",
-                     "In-neighbours by destination, and rows changed since; holds its buffers.")
+    nb::class_<Rows>(
+        module, "Topology",
+        "In-neighbours by destination, and rows that changed since; holds its buffers.")
         .def(nb::init<std::int64_t, nb::handle, nb::handle, bool, nb::handle, nb::handle,
                       nb::handle>(),
              "num_nodes"_a, "indptr"_a, "indices"_a, "is_int32"_a, "patched"_a, "patched_indptr"_a,
@@ -155,13 +156,13 @@ void bind_graphs(nb::module_& module) {
     nb::class_<Sample>(module, "Sample", "A sampled subgraph.")
         .def_prop_ro(
             "num_nodes", [](const Sample& self) { return self.nodes.size(); },
-            "Nodes, the asked ones first.")
+            "Number of nodes; the requested ones come first.")
         .def_prop_ro(
             "num_edges", [](const Sample& self) { return self.sources.size(); },
-            "Edges, sorted by destination.")
+            "Number of edges; they are sorted by destination.")
         .def_prop_ro(
             "num_seeds", [](const Sample& self) { return self.num_seeds; },
-            "Different nodes among those asked.")
+            "Number of distinct requested nodes.")
         .def(
             "write_nodes",
             [](const Sample& self, nb::handle target) {
@@ -176,7 +177,7 @@ void bind_graphs(nb::module_& module) {
             },
             "target"_a,
             nb::sig("def write_positions(self, target: serve.native.BytesLike) -> None"),
-            "Write the local id of each asked id, int64.")
+            "Write the local id of each requested id, int64.")
         .def(
             "write_edges",
             [](const Sample& self, nb::handle target, bool is_int32) {

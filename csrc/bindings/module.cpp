@@ -83,23 +83,22 @@ NB_MODULE(_core, module) {
     module.attr("MOST_HEADS") = gnnserve::kMostHeads;
     nb::class_<OffsetAllocator>(
         module, "OffsetAllocator",
-        "Hands out ranges of a region it never touches, such as a shared memory file.\n\n"
+        "Allocator of ranges of a region that it never touches, such as a shared memory file.\n\n"
         "Best fit: the smallest free range that holds the request, the lowest of equal ones;\n"
         "freed ranges merge with their neighbours at once. Not thread-safe.")
         .def(nb::init<std::int64_t, std::int64_t>(), "capacity_bytes"_a, "alignment"_a,
              "`alignment` is a power of two; the capacity is rounded down to a multiple of it.")
-        .def(
-            "alloc", &OffsetAllocator::alloc, "size"_a,
-            "Offset of a range of at least `size` bytes, or -1 when no free range is that long.\n\n"
-            "An empty range takes one alignment unit, so that offsets are unique.\n"
-            "Raises ValueError for a negative size.")
+        .def("alloc", &OffsetAllocator::alloc, "size"_a,
+             "Return the offset of a range of at least `size` bytes, or -1 without a free one.\n\n"
+             "An empty range takes one alignment unit, so that offsets are unique.\n"
+             "Raises ValueError for a negative size.")
         .def("free", &OffsetAllocator::free, "offset"_a,
-             "Give a range back; raises ValueError when none is handed out at `offset`.")
-        .def_prop_ro("capacity_bytes", &OffsetAllocator::capacity, "What it manages.")
+             "Free a range; raises ValueError when none was handed out at `offset`.")
+        .def_prop_ro("capacity_bytes", &OffsetAllocator::capacity, "Bytes of the region.")
         .def_prop_ro("used_bytes", &OffsetAllocator::used,
-                     "Handed out now, each range rounded up to the alignment.")
+                     "Bytes in use, each range rounded up to the alignment.")
         .def_prop_ro("largest_free_bytes", &OffsetAllocator::largest_free,
-                     "The largest request that would succeed now.");
+                     "Size of the largest request that would succeed now.");
     gnnserve::bindings::bind_graphs(module);
     gnnserve::bindings::bind_front(module);
     gnnserve::bindings::bind_infer(module);
