@@ -26,14 +26,14 @@ import grpc
 import numpy as np
 
 from bench.kit.measure import elapsed_us, in_turns, percentiles
-from bench.kit.processor import handovers, processor_ns
+from bench.kit.open_loop import UNLIMITED
+from bench.kit.processes import handovers, processor_ns
 from bench.kit.script import Script, Table
 from serve.rpc.call_threads import CallThreads
 from serve.rpc.workers import Workers
 from serve.wire.messages import INFER_METHOD, encode_response
 
 ANSWER = bytes(28_000)
-UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 KINDS = ("threads", "ours", "asyncio", "uvloop")
 SCRIPT = Script(
     "echo",

@@ -31,7 +31,7 @@ from bench.host.echo import echo_server
 from bench.kit.live_setup import OURS, Traces, live_server
 from bench.kit.measure import in_turns, percentiles
 from bench.kit.open_loop import load_process
-from bench.kit.processor import handovers, processor_ns
+from bench.kit.processes import handovers, processor_ns
 from bench.kit.script import Script, Table
 from bench.kit.servers import ServerProcess
 from bench.kit.solo import records

@@ -32,7 +32,7 @@ import torch
 
 from bench.host.echo import echo_server
 from bench.kit.measure import elapsed_us, in_turns, percentiles
-from bench.kit.processor import processor_ns
+from bench.kit.processes import processor_ns
 from bench.kit.result import ROOT
 from bench.kit.script import Script, Table
 from bench.kit.servers import ServerProcess

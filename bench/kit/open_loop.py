@@ -25,6 +25,8 @@ from serve.wire.messages import INFER_METHOD, decode_response
 
 #: After this long without an answer a request counts as failed.
 TIMEOUT_S = 20.0
+#: Options of a gRPC channel or server: messages of any size.
+UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 #: Features of the demo models.
 FEATURES = 32
 
@@ -68,11 +70,7 @@ class GrpcSender:
     """``ModelInfer`` of the Open Inference Protocol."""
 
     def __init__(self, address: str) -> None:
-        options = [
-            ("grpc.max_send_message_length", -1),
-            ("grpc.max_receive_message_length", -1),
-        ]
-        self._channel = grpc.insecure_channel(address, options)
+        self._channel = grpc.insecure_channel(address, UNLIMITED)
         grpc.channel_ready_future(self._channel).result(timeout=TIMEOUT_S)
         self._call: Any = self._channel.unary_unary(INFER_METHOD)
 

@@ -1,4 +1,4 @@
-"""A server looked at from outside: its ports, its database, its processes."""
+"""A server seen from outside: its ports, its database, its processes and their processor time."""
 
 import os
 import re
@@ -13,8 +13,8 @@ from bench.kit.servers import ServerProcess
 from bench.kit.waiting import PATIENCE_S, wait_for
 
 __all__ = [
-    "PATIENCE_S", "descendants", "http_get", "is_running", "metric", "row", "rows",
-    "shared_memory_names", "wait_for",
+    "PATIENCE_S", "database_rows", "descendants", "handovers", "http_get", "is_running", "metric",
+    "processor_ns", "row", "rows", "shared_memory_names", "wait_for",
 ]  # fmt: skip
 
 
@@ -40,8 +40,13 @@ def metric(server: ServerProcess, name: str) -> float:
 
 
 def rows(server: ServerProcess, where: str = "", *values: object) -> list[dict[str, Any]]:
-    """Return rows of the report's database in order of arrival; they appear within a second."""
-    uri = f"file:{server.database}?mode=ro"
+    """Return rows of the server's report; see ``database_rows``."""
+    return database_rows(server.database, where, *values)
+
+
+def database_rows(database: Path, where: str = "", *values: object) -> list[dict[str, Any]]:
+    """Return rows of a report's database in order of arrival; they appear within a second."""
+    uri = f"file:{database}?mode=ro"
     with closing(sqlite3.connect(uri, uri=True, timeout=PATIENCE_S)) as db:
         db.row_factory = sqlite3.Row
         query = f"SELECT * FROM request {where and 'WHERE ' + where} ORDER BY row_id"
@@ -95,3 +100,27 @@ def shared_memory_names() -> set[str]:
     """Return the names of shared memory on this machine."""
     folder = Path("/dev/shm")
     return set(os.listdir(folder)) if folder.is_dir() else set()
+
+
+def processor_ns(pid: int) -> int:
+    """Return the time that the threads of the process have had on processors."""
+    return sum(int(text.split()[0]) for text in _of_threads(pid, "schedstat"))
+
+
+def handovers(pid: int) -> int:
+    """Return how often threads of the process gave up their core to wait."""
+    waits = (
+        text.rpartition("\nvoluntary_ctxt_switches:")[2] for text in _of_threads(pid, "status")
+    )
+    return sum(int(text.split()[0]) for text in waits)
+
+
+def _of_threads(pid: int, name: str) -> list[str]:
+    """Return that file of every thread."""
+    texts = []
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        try:
+            texts.append((thread / name).read_text())
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it ended meanwhile
+    return texts

@@ -4,20 +4,19 @@ Requests go one by one, with pauses in which cores cool down as they do at a lig
 hot by a tight loop would give times that no lone request sees.
 """
 
-import sqlite3
 import statistics
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc
 
-from bench.kit.open_loop import Shapes
+from bench.kit.open_loop import UNLIMITED, Shapes
+from bench.kit.processes import database_rows
 from bench.kit.servers import ServerProcess
 from loadgen.options import LoadOptions
 from loadgen.plan import make_plan
@@ -69,9 +68,6 @@ def measure_solo(
     return {task: _solo([(kept[uid], ns) for uid, ns in rows]) for task, rows in seen.items()}
 
 
-UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
-
-
 def _solo(rows: list[tuple[dict[str, Any], int]]) -> Solo:
     def median(name: str) -> int:
         value: float = statistics.median(row[name] for row, _ in rows)
@@ -111,6 +107,4 @@ def wait_for_rows(server: ServerProcess, count: int) -> None:
 
 def records(database: Path) -> dict[str, dict[str, Any]]:
     """Return the rows of the report's database by request uid."""
-    with closing(sqlite3.connect(database)) as db:
-        db.row_factory = sqlite3.Row
-        return {row["request_uid"]: dict(row) for row in db.execute("SELECT * FROM request")}
+    return {row["request_uid"]: row for row in database_rows(database)}
