@@ -137,7 +137,7 @@ class Front:
         """
 
     def counts(self) -> dict[str, int]:
-        """Return the number of calls served and refused, by name."""
+        """Return the counters of calls, refusals and connections, by name."""
 
     def close(self) -> None:
         """End all connections. No thread may poll."""

@@ -188,7 +188,7 @@ void bind_front(nb::module_& module) {
         .def("announce_end", &Front::announce_end,
              "Tell all clients to begin no more calls on their connections. Any thread.")
         .def("counts", &Front::counts, nb::sig("def counts(self) -> dict[str, int]"),
-             "Return the number of calls served and refused, by name.")
+             "Return the counters of calls, refusals and connections, by name.")
         .def("close", &Front::close, "End all connections. No thread may poll.");
 }
 
