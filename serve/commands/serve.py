@@ -101,13 +101,7 @@ class Application:
                     run, budget_bytes=self._engine.snapshot().budget_bytes
                 ),
                 lambda since_s: msgspec.json.decode(make_report(database, "json", since_s)),
-                host=server.host,
-                port=server.grpc_port,
-                max_message_bytes=server.max_message_bytes,
-                max_queue=server.max_queue,
-                receive_timeout_s=server.receive_timeout_s,
-                shared_memory=server.offers_shared_memory,
-                front=server.front,
+                server,
             )
             metrics.show_port(
                 lambda: PortSnapshot(

@@ -106,7 +106,7 @@ class CallThreads(Executor):
             and len(args) == _RESPONDER_ARGUMENTS
             and args[0] in internals.responders
         ):
-            call = _Call(internals, self._refusals, fn, *args)
+            call = _Call(internals, self._refusals, fn, args)
             workers = self._apart.get(call.path, self._workers)
             try:
                 if call.has_one_message:
@@ -164,14 +164,10 @@ class _Call:
         internals: GrpcInternals,
         refusals: Refusals,
         run: Callable[..., Any],
-        respond: Any,
-        rpc_event: Any,
-        state: Any,
-        behavior: Any,
-        ask: Callable[[], Any],
-        deserializer: Callable[[bytes], Any] | None,
-        serializer: Any,
+        arguments: tuple[Any, ...],
     ) -> None:
+        """`run` and its arguments are what gRPC would have a thread of its own call."""
+        respond, rpc_event, state, behavior, ask, deserializer, serializer = arguments
         self._internals, self.codes = internals, internals.codes
         self._refusals = refusals
         self._state = state

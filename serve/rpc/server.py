@@ -16,7 +16,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
-from serve.config import FrontKind
+from serve.config import FrontKind, ServerConfig
 from serve.errors import ConfigError, NotReady
 from serve.native import front_lacks
 from serve.obs.record import ServerRun
@@ -24,7 +24,7 @@ from serve.pb import POOL
 from serve.pb import gnnserve_pb2 as _gnnserve_pb2  # noqa: F401  registers the service
 from serve.rpc import gnnserve_service as own
 from serve.rpc import service
-from serve.rpc.call_threads import RECEIVE_S, CallThreads
+from serve.rpc.call_threads import CallThreads
 from serve.rpc.gate import Gate
 from serve.rpc.handlers import service_handler
 from serve.rpc.health import Health
@@ -37,7 +37,7 @@ from serve.server.api import Inference
 from serve.server.clock import now_ns
 from serve.server.learning.alone import Arrays, Send
 from serve.server.regions import Regions
-from serve.wire.messages import INFER_METHOD, MAX_MESSAGE_BYTES, encode_request
+from serve.wire.messages import INFER_METHOD, encode_request
 
 #: Time between the last answer and the closing of the connections, during which new requests are
 #: refused. Clients that were just answered ask again at once, and gRPC ends calls that reach a
@@ -63,14 +63,7 @@ class GrpcServer:
         engine: Inference,
         facts: Callable[[], ServerRun],
         report: own.ReportSource,
-        *,
-        host: str = "127.0.0.1",
-        port: int = 8001,
-        max_message_bytes: int = MAX_MESSAGE_BYTES,
-        max_queue: int = 512,
-        receive_timeout_s: float = RECEIVE_S,
-        shared_memory: bool = True,
-        front: FrontKind = "python",
+        config: ServerConfig,
     ) -> None:
         """Make the services without listening yet.
 
@@ -78,26 +71,19 @@ class GrpcServer:
             engine: Answers requests. The server neither starts nor stops it.
             facts: Returns the description of this server; called for each answer that needs it.
             report: Makes the QoS report in its JSON shape over the last seconds given; 0: all.
-            host: Name or address to listen on.
-            port: TCP port, or 0 for any free one.
-            max_message_bytes: Largest message received or sent.
-            max_queue: Requests that the engine accepts at once; sizes the thread pools.
-            receive_timeout_s: Time for a call's message to arrive.
-            shared_memory: Offer the system shared memory extension.
-            front: `native` has compiled code own the port, `python` gRPC; `auto` is `native` where
-                libnghttp2 is installed.
+            config: Address, limits and front end. `max_queue` sizes the thread pools too.
 
-        Raises ConfigError when `front` is `native` and the library is missing.
+        Raises ConfigError when `front` is `native` and libnghttp2 is missing.
         """
-        self._host, self._port = host, port
-        self._max_message_bytes = max_message_bytes
+        self._host, self._port = config.host, config.grpc_port
+        self._max_message_bytes = max_message_bytes = config.max_message_bytes
         self._gate = Gate()
         self._refusals = Refusals()
-        self._pools = ThreadPools(max_queue)
+        self._pools = ThreadPools(config.max_queue)
         self._threads = CallThreads(
             self._pools.ordinary,
             apart=self._pools.by_path(),
-            receive_s=receive_timeout_s,
+            receive_s=config.receive_timeout_s,
             refusals=self._refusals,
         )
         self._inference = service.InferenceService(
@@ -106,10 +92,10 @@ class GrpcServer:
             self._gate,
             self._pools.streamed,
             OpenCallLimit(MAX_STREAMS, "streams", self._refusals),
-            Regions(offered=shared_memory),
+            Regions(offered=config.offers_shared_memory),
         )
         self._front: NativeFront | None = None
-        if _is_native(front):
+        if _is_native(config.front):
             self._front = NativeFront(
                 self._inference,
                 self._gate,
@@ -117,7 +103,7 @@ class GrpcServer:
                 self._refusals,
                 max_message_bytes=max_message_bytes,
                 max_streams=self._pools.calls_of_a_connection,
-                receive_timeout_s=receive_timeout_s,
+                receive_timeout_s=config.receive_timeout_s,
             )
         self._health = Health(self._inference, engine.models, engine.served)
         self._watchdog = Watchdog()

@@ -1,6 +1,7 @@
 import grpc
 import pytest
 
+from serve.config import ServerConfig
 from serve.native import front_lacks
 from serve.pb import gnnserve_pb2_grpc, grpc_service_pb2_grpc
 from serve.rpc.server import GrpcServer
@@ -50,10 +51,7 @@ def server(engine, reports, front):
         engine,
         lambda: FACTS,
         report,
-        port=0,
-        max_message_bytes=2**20,
-        max_queue=16,
-        front=front,
+        ServerConfig(grpc_port=0, max_message="1 MiB", max_queue=16, front=front),
     )
     server.port = server.start()
     yield server

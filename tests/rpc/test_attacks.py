@@ -10,6 +10,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from serve.config import ServerConfig
 from serve.pb import gnnserve_pb2 as own_pb
 from serve.rpc.server import GrpcServer
 from serve.wire.messages import INFER_METHOD, STREAM_METHOD, decode_response, encode_request
@@ -60,7 +61,8 @@ def half_open(server, path, count):
     with ExitStack() as stack:
         for sent in range(0, count, 60):
             stack.enter_context(Http2(server.port)).head(path, 60)
-            eventually(lambda sent=sent: begun() == sent + 60)
+            # The watchdog calls the server too.
+            eventually(lambda sent=sent: begun() >= sent + 60)
         yield
 
 
@@ -82,7 +84,10 @@ def test_calls_without_a_message_keep_nobody_from_the_server(server, channel, pa
 def hasty():
     """Yield a server that allows a message one second to arrive."""
     server = GrpcServer(
-        FakeEngine(), lambda: FACTS, lambda _: {}, port=0, max_queue=16, receive_timeout_s=1.0
+        FakeEngine(),
+        lambda: FACTS,
+        lambda _: {},
+        ServerConfig(grpc_port=0, max_queue=16, receive_timeout_s=1.0),
     )
     with grpc.insecure_channel(f"127.0.0.1:{server.start()}") as channel:
         yield server, channel

@@ -11,6 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from bench.kit.waiting import PATIENCE_S, eventually
+from serve.config import ServerConfig
 from serve.errors import ConfigError, ModelError, NotReady
 from serve.pb import grpc_service_pb2 as pb
 from serve.pb import grpc_service_pb2_grpc
@@ -38,11 +39,11 @@ def check(health, name=""):
 
 
 def make_server(engine, **options):
-    return GrpcServer(engine, lambda: FACTS, lambda since_s: {}, **options)
+    return GrpcServer(engine, lambda: FACTS, lambda since_s: {}, ServerConfig(**options))
 
 
 def test_a_taken_port_is_a_precise_error(server, engine):
-    second = make_server(engine, port=server.port)
+    second = make_server(engine, grpc_port=server.port)
     with pytest.raises(ConfigError) as caught:
         second.start()
     text = str(caught.value)
@@ -53,7 +54,7 @@ def test_a_taken_port_is_a_precise_error(server, engine):
 
 
 def test_an_address_that_is_not_ours_is_a_precise_error(engine):
-    server = make_server(engine, host="192.0.2.1", port=0)
+    server = make_server(engine, host="192.0.2.1", grpc_port=0)
     with pytest.raises(ConfigError, match=r"192\.0\.2\.1:0: Cannot assign"):
         server.start()
     server.stop(0.0)
@@ -62,7 +63,7 @@ def test_an_address_that_is_not_ours_is_a_precise_error(engine):
 def test_ipv6_addresses_work(engine):
     if not _has_ipv6():
         pytest.skip("this machine has no IPv6 loopback")
-    server = make_server(engine, host="::1", port=0)
+    server = make_server(engine, host="::1", grpc_port=0)
     with grpc.insecure_channel(f"[::1]:{server.start()}") as channel:
         assert channel.unary_unary(INFER_METHOD)(message())
     server.stop(1.0)
@@ -70,7 +71,7 @@ def test_ipv6_addresses_work(engine):
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "localhost"])
 def test_the_servers_own_requests_come_as_all_do_and_are_not_counted(engine, host):
-    server = make_server(engine, host=host, port=0)
+    server = make_server(engine, host=host, grpc_port=0)
     port = server.start()
     with server.own_requests() as send:
         send("gcn", TENSORS, "our own")
@@ -124,7 +125,7 @@ def test_health_has_the_methods_of_later_releases_of_its_protocol(engine, monkey
         "add_HealthServicer_to_server",
         lambda servicer, _: added.append(servicer.Later),
     )
-    make_server(engine, port=0).stop(0.0)
+    make_server(engine, grpc_port=0).stop(0.0)
     assert added[0](None, None) == "unimplemented"
 
 
@@ -230,7 +231,7 @@ def test_what_is_not_done_in_time_is_cancelled_and_counted(server, channel, engi
 def test_servers_come_and_go_without_leaving_threads():
     names = ("rpc", "health", "stream")
     for _ in range(3):
-        server = make_server(FakeEngine(), port=0)
+        server = make_server(FakeEngine(), grpc_port=0)
         with grpc.insecure_channel(f"127.0.0.1:{server.start()}") as channel:
             channel.unary_unary(INFER_METHOD)(message())
         server.stop(1.0)

@@ -9,6 +9,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from serve.config import ServerConfig
 from serve.rpc import watchdog
 from serve.rpc.server import GrpcServer
 from serve.rpc.watchdog import Watchdog
@@ -64,7 +65,7 @@ class CountingEngine(FakeEngine):
 @pytest.fixture
 def own():
     """Yield a server that calls itself all the time, with a long time limit."""
-    server = GrpcServer(CountingEngine(), lambda: FACTS, lambda _: {}, port=0)
+    server = GrpcServer(CountingEngine(), lambda: FACTS, lambda _: {}, ServerConfig(grpc_port=0))
     server._watchdog._period_s, server._watchdog._patience_s = 0.005, LONG_S
     server.start()
     yield server
@@ -149,7 +150,7 @@ def test_a_port_nobody_listens_on_is_silent(watching):
 
 
 def test_a_server_watches_itself_from_start_to_stop():
-    server = GrpcServer(FakeEngine(), lambda: FACTS, lambda _: {}, port=0)
+    server = GrpcServer(FakeEngine(), lambda: FACTS, lambda _: {}, ServerConfig(grpc_port=0))
     server._watchdog._period_s, server._watchdog._patience_s = 0.01, 0.1
     server._watchdog._silent_s = 0.5
     server.start()
