@@ -12,7 +12,7 @@ def test_lessons_are_learned_once_and_a_bug_in_one_spares_the_others(caplog):
         raise RuntimeError("a bug")
 
     learned = []
-    catalogue = SimpleNamespace(interference=SimpleNamespace(table=(1.0,)))
+    catalogue = SimpleNamespace(slowdown=SimpleNamespace(table=(1.0,)))
     learner = Learner(catalogue, threading.Lock(), (1.0,))
     for lesson in (broken, lambda: learned.append(1)):
         learner.add(lesson)
@@ -24,11 +24,11 @@ def test_lessons_are_learned_once_and_a_bug_in_one_spares_the_others(caplog):
 
 
 def test_the_scheduler_hears_of_a_slowdown_once_while_it_is_news():
-    interference = SimpleNamespace(table=(1.0, 1.5))
-    learner = Learner(SimpleNamespace(interference=interference), threading.Lock(), (1.0,))
+    slowdown = SimpleNamespace(table=(1.0, 1.5))
+    learner = Learner(SimpleNamespace(slowdown=slowdown), threading.Lock(), (1.0,))
     assert learner.learn() == SlowdownChanged((1.0, 1.5))
     assert learner.learn() is None
-    interference.table = (1.0, 1.51)
+    slowdown.table = (1.0, 1.51)
     assert learner.learn() is None
-    interference.table = (1.0, 2.0)
+    slowdown.table = (1.0, 2.0)
     assert learner.learn() == SlowdownChanged((1.0, 2.0))
