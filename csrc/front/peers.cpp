@@ -64,6 +64,14 @@ void Front::Socket::touched() {
     }
 }
 
+// Bytes forwarded make room for as many from where they came.
+void Front::Socket::sent(Stream& stream, std::size_t bytes) {
+    const auto* forwarded = dynamic_cast<Forwarded*>(stream.role.get());
+    if (forwarded != nullptr && forwarded->other != nullptr) {
+        forwarded->other->connection().consumed(*forwarded->other, bytes);
+    }
+}
+
 Front::Call::~Call() { front.receiving_bytes_ -= counted_bytes; }
 
 void Front::Call::grow(std::size_t bytes) {
@@ -208,14 +216,6 @@ void Front::Client::closed(Stream& stream, std::uint32_t error_code) {
     }
 }
 
-void Front::Client::sent(Stream& stream, std::size_t bytes) {
-    if (auto* forwarded = dynamic_cast<Forwarded*>(stream.role.get())) {
-        if (Stream* other = forwarded->other) {
-            other->connection().consumed(*other, bytes);
-        }
-    }
-}
-
 bool Front::Client::reset_flood() {
     front.counts_.resets += 1;
     return true;
@@ -320,12 +320,6 @@ void Front::Backend::closed(Stream& stream, std::uint32_t error_code) {
     } else {
         front.reply(*other, {static_cast<int>(GrpcCode::kUnavailable),
                              "the call was not answered; try again"});
-    }
-}
-
-void Front::Backend::sent(Stream& stream, std::size_t bytes) {
-    if (Stream* other = static_cast<Forwarded&>(*stream.role).other) {
-        other->connection().consumed(*other, bytes);
     }
 }
 

@@ -21,6 +21,7 @@ struct Front::Socket : ConnectionEvents {
     bool over = false;
 
     void touched() final;
+    void sent(Stream& stream, std::size_t bytes) final;
 };
 
 // A unary call whose message comes out of `poll`.
@@ -57,7 +58,6 @@ public:
     void data(Stream& stream, std::string_view bytes) override;
     void ended(Stream& stream) override;
     void closed(Stream& stream, std::uint32_t error_code) override;
-    void sent(Stream& stream, std::size_t bytes) override;
     bool reset_flood() override;
     void headers_too_large() override;
 
@@ -85,7 +85,6 @@ public:
     void data(Stream& stream, std::string_view bytes) override;
     void ended(Stream& stream) override;
     void closed(Stream& stream, std::uint32_t error_code) override;
-    void sent(Stream& stream, std::size_t bytes) override;
 
     Client& client;
 };

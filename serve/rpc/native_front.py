@@ -14,6 +14,9 @@ import threading
 from collections.abc import Mapping
 from functools import partial
 
+import grpc
+
+from serve.errors import NotReady
 from serve.native import Front
 from serve.rpc.cancellation import Cancellation
 from serve.rpc.gate import Gate
@@ -38,8 +41,7 @@ _MAX_CONNECTIONS = 1024
 _RECEIVING_MESSAGES = 4
 #: Seconds for which a client may read nothing of what it is sent.
 _SEND_TIMEOUT_S = 30.0
-#: Status code of gRPC, RESOURCE_EXHAUSTED.
-_EXHAUSTED = 8
+_EXHAUSTED: int = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
 
 #: Exit code of the process when the front's thread fails.
 EXIT_BUG = 70
@@ -145,14 +147,13 @@ class NativeFront:
         remaining_s = math.inf
         if timeout_ns >= 0:
             remaining_s = (timeout_ns - (arrived_ns - began_ns)) / 1e9
-        cancellation = self._cancellations[handle] = Cancellation()
-        work = partial(self._serve, handle, message, arrived_ns, cancellation, remaining_s)
         try:
             self._gate.enter()
-        except Exception as error:
-            del self._cancellations[handle]
+        except NotReady as error:
             self._fail(handle, error)
             return
+        cancellation = self._cancellations[handle] = Cancellation()
+        work = partial(self._serve, handle, message, arrived_ns, cancellation, remaining_s)
         if not self._workers.give(work):
             self._refusals.count(NO_THREAD)
             self._fail_with(handle, _EXHAUSTED, NO_THREAD_TEXT)

@@ -52,17 +52,18 @@ def threads():
 def half_open(server, path, count):
     """Open `count` calls of a method that send their headers and nothing else."""
     submit, submitted = server._threads.submit, []
-    server._threads.submit = lambda *args: (submitted.append(1), submit(*args))[1]
+    server._threads.submit = lambda *args: (submitted.append(args[2]), submit(*args))[1]
 
     def begun():
         in_front = server._front._front.counts()["open_calls"] if server._front else 0
-        return len(submitted) + in_front
+        # The watchdog calls the server too.
+        paths = [event.call_details.method for event in submitted]
+        return paths.count(path.encode()) + in_front
 
     with ExitStack() as stack:
         for sent in range(0, count, 60):
             stack.enter_context(Http2(server.port)).head(path, 60)
-            # The watchdog calls the server too.
-            eventually(lambda sent=sent: begun() >= sent + 60)
+            eventually(lambda sent=sent: begun() == sent + 60)
         yield
 
 
