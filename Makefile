@@ -84,9 +84,10 @@ type: $(PACKAGE) ## mypy, strict
 	$(SAY) "types"
 	@$(BIN)/mypy
 
-arch: $(PACKAGE) ## Import contracts
+arch: $(PACKAGE) ## Import contracts, and counts of files, classes and circles with their limits
 	$(SAY) "imports"
 	@$(BIN)/lint-imports
+	@$(PY) .ci/structure.py
 
 generated: $(PACKAGE) ## serve/pb, serve/_core.pyi and serve/client/sync.py are up to date
 	$(SAY) "generated files"

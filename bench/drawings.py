@@ -3,10 +3,9 @@
     python -m bench.drawings
 
 `schedules-*.svg` show nine tasks that the server's scheduler serves in the simulator under every
-policy, baseline and discipline; nothing is placed by hand. `policies.svg` and `paper.svg` show the
-results of ``bench.scheduling.policies`` and ``bench.scheduling.figures``. `estimates.svg` shows a
-traced forward pass: left its live bytes for few and for many edges, right the planes over nodes
-and edges that estimate them, with their hull.
+policy, baseline and discipline; nothing is placed by hand. `policies.svg` shows the result of
+``bench.scheduling.policies``. `estimates.svg` shows a traced forward pass: left its live bytes for
+few and for many edges, right the planes over nodes and edges that estimate them, with their hull.
 """
 
 import math
@@ -284,27 +283,6 @@ CURVES = (
     ("slack+preemptive", "#1f6feb", 2.5, "", "slack + preemptive"),
     ("bound", DARK, 1.5, "4 3", "lower bound"),
 )
-#: Name and colour of each system.
-BARS = {
-    "default": ("Default", GREY),
-    "mps_base": ("MPS-Base", "#b08800"),
-    "mps_aggr": ("MPS-Aggr", "#d4a72c"),
-    "sqtf+barrier": ("GNNSched-SQTF", "#c4450c"),
-    "bqt+barrier": ("GNNSched-BQT", "#e8825a"),
-    "slack+preemptive": ("gnnserve", "#1f6feb"),
-}
-BAR = 12.0
-#: Figure, quantities, ticks; logarithmic unless it is a share.
-PANELS = (
-    ("Figure 5: violations", ("violation_rate",), (0, 0.25, 0.5, 0.75, 1)),
-    (
-        "Figure 6: latency ÷ target, p50, p90, p99",
-        ("latency_over_qt_p50", "latency_over_qt_p90", "latency_over_qt_p99"),
-        (0.1, 1, 10, 100, 1000),
-    ),
-    ("Figure 7: mean JCT ÷ target", ("jct_over_qt_mean",), (0.1, 1, 10, 100)),
-    ("Figure 8: mean QUET ÷ target", ("quet_over_qt_mean",), (0.01, 0.1, 1, 10, 100)),
-)
 
 
 def policies_picture(result: Mapping[str, Any]) -> str:
@@ -341,47 +319,6 @@ def policies_picture(result: Mapping[str, Any]) -> str:
             text(left + width, y, f"{rows['mix', system]['goodput']:.2f}", anchor="end"),
         ]
     return sheet(WIDTH, top + height + 70, parts)
-
-
-def figures_picture(result: Mapping[str, Any]) -> str:
-    """Return the paper's four figures, the low load left and the high load right."""
-    width, height, top_gap = 390.0, 150.0, 84.0
-    parts = [heading(70, 26, "The paper's figures on this machine, simulated")]
-    x = 70.0
-    for name, colour in BARS.values():
-        parts += [tag("rect", x=x, y=40, width=10, height=10, fill=colour), text(x + 15, 49, name)]
-        x += 40 + 7 * len(name)
-    for line, (title, names, ticks) in enumerate(PANELS):
-        for column, (load, rho) in enumerate(result["rho"].items()):
-            left, top = 70 + column * (width + 70), top_gap + line * (height + 56)
-            share = ticks[0] == 0
-            scale = Scale(ticks[0], ticks[-1], top + height, top, log=not share)
-            parts.append(heading(left, top - 10, f"{title}, {load} load (ρ {rho:g})"))
-            marks = [(scale(tick), f"{tick:.0%}" if share else f"{tick:g}") for tick in ticks]
-            parts += rules(left, width, marks)
-            if not share:  # where late begins
-                parts.append(path(f"M{left:g} {scale(1):.1f}h{width:g}", DARK))
-            rows = [row for row in result["rows"] if row["load"] == load]
-            parts += _bars(left, width, scale, rows, names)
-    return sheet(WIDTH, top_gap + len(PANELS) * (height + 56), parts)
-
-
-def _bars(
-    left: float, width: float, scale: Scale, rows: list[Mapping[str, Any]], names: tuple[str, ...]
-) -> Iterator[str]:
-    """Yield a group of bars for each workload; further quantities are marks above the bars."""
-    workloads = list(dict.fromkeys(row["workload"] for row in rows))
-    step = width / len(workloads)
-    for row in rows:
-        number, place = list(BARS).index(row["system"]), workloads.index(row["workload"])
-        x = left + place * step + (step - BAR * len(BARS)) / 2 + number * BAR
-        y, (_, colour) = scale(row[names[0]]), BARS[row["system"]]
-        yield tag("rect", x=x, y=y, width=BAR - 2, height=max(0.8, scale.start - y), fill=colour)
-        for name in names[1:]:
-            yield path(f"M{x:.1f} {scale(row[name]):.1f}h{BAR - 2:g}", colour, 2)
-    for place, workload in enumerate(workloads):
-        middle = left + (place + 0.5) * step
-        yield text(middle, scale.start + 17, workload.upper(), anchor="middle")
 
 
 # Memory estimates.
@@ -458,7 +395,6 @@ def main() -> None:
     """Write all drawings."""
     drawn = {name: picture(panels) for name, panels in PICTURES.items()}
     drawn["policies.svg"] = policies_picture(read_result("policies"))
-    drawn["paper.svg"] = figures_picture(read_result("figures"))
     drawn["estimates.svg"] = estimates_picture(*traced())
     for name, svg in drawn.items():
         (DOCS_PATH / name).write_text(svg, encoding="utf-8")

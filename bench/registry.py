@@ -41,16 +41,12 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
     ),
     "Live: whole servers under load": (
         Entry(
-            "How late are live requests, and does the simulator agree?",
+            "How late are live requests, and who takes the cores?",
             "live.live", ("live", "live_eager"), f"{_MEASURED}/live.md",
         ),
         Entry(
             "Is this version faster than another one?",
             "live.versions", ("versions",), f"{_MEASURED}/peers.md", "needs another checkout",
-        ),
-        Entry(
-            "How soon is a lane free after its run was cancelled?",
-            "live.stopping", ("stopping",), f"{_MEASURED}/live.md",
         ),
         Entry(
             "What do the memory checks prevent?",
@@ -79,14 +75,6 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
             "host.requests cost", ("request_cost",), f"{_MEASURED}/host.md",
         ),
         Entry(
-            "What processor time does a request take in the main process under load?",
-            "host.load cost", ("host_cost",), f"{_MEASURED}/host.md",
-        ),
-        Entry(
-            "Is preparing hidden behind running?",
-            "host.load prepare", ("prepare",), f"{_MEASURED}/host.md",
-        ),
-        Entry(
             "What does a bare gRPC echo take, on threads and on asyncio?",
             "host.echo", ("echo",), "docs/adr/0001-threads-not-asyncio.md",
         ),
@@ -99,14 +87,6 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
         Entry(
             "What does merging requests of one model gain?",
             "models.merging", ("merging",), f"{_MEASURED}/executors.md",
-        ),
-        Entry(
-            "Are two threads for one run worth two cores?",
-            "models.moldable", ("moldable",), "docs/adr/0004-one-core-a-run.md",
-        ),
-        Entry(
-            "What is it worth to keep freed memory?",
-            "models.allocators", ("allocators",), "docs/adr/0003-limits-in-the-allocator.md",
         ),
         Entry(
             "How exact are memory estimates?",

@@ -70,7 +70,6 @@ def stages(quick: Collection[str] = (), *, dry: bool = False) -> list[Stage]:
     more = [
         bench("concurrency", 240, 60),
         bench("kernels", 150, 40, _ENGINE),
-        bench("recurring", 240, 90, _ENGINE),
         bench("gather", 130, 30),
         bench("serving", 40, 25, _ENGINE, "pressure"),
         bench("serving", 400, 180, _ENGINE, "figures"),

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from bench.kit.page import filled
 from bench.kit.result import RESULTS, write_result
 
 
@@ -31,14 +32,6 @@ class Table:
         for row in content[self.rows]:
             table.add_row(*(filled(text, row) for text in self.columns.values()))
         console.print(table)
-
-
-def filled(text: str, row: Mapping[str, Any]) -> str:
-    """Return the format string filled with the row's fields; a dash where a field is missing."""
-    try:
-        return text.format(**row)
-    except (KeyError, TypeError):
-        return "–"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Send the same traces to live servers, one system after the other, and to the simulator.
+"""Send the same traces to live servers, one system after the other.
 
     python -m bench.live.live [--quick] [--seeds 2] [--requests 200] [--rhos 0.1,0.3,0.5]
         [--systems NAME,…] [--executor auto|eager|…] [--out FILE]
@@ -11,15 +11,13 @@ all. ρ is arrival rate × mean solo time ÷ cores. A run that other programs di
 and repeated, whatever it showed (``bench.kit.undisturbed``).
 
 `late_server` is the share not answered within the target from arrival. `missed` is the client's
-view from the intended send time, transport, refusals and errors included. `simulated` is the share
-late when a twin of the device (``bench.live.twin``) serves the same trace; for our system also with
-half of the host's processor time, and with none (`simulated_host`).
+view from the intended send time, transport, refusals and errors included. `server_us` is the
+processor time of the server's main process for a request, by the kernel's account.
 """
 
 import argparse
 import os
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -31,16 +29,10 @@ from bench.kit.open_loop import LoadRun, load_process
 from bench.kit.script import Script, Table
 from bench.kit.solo import records
 from bench.kit.undisturbed import Undisturbed
-from bench.live.twin import Learned, Twin, waits_ns
-from bench.scheduling.site import missed_share
-from serve.journal import decode
-from serve.sim.report import summarize
 from serve.sim.workload import BASELINES
 from serve.workload import Trace
 
 WARM_UP_RHO = 0.4
-#: Shares of the host's processor time with which our system is simulated besides.
-HOSTS = (0.5, 0.0)
 #: Processes that take the cores' time.
 USERS = ("lanes", "server", "client", "others")
 STAGES = ("transport", "queue", "prepare", "suspended", "run", "hand-over", "answer")
@@ -52,10 +44,10 @@ SCRIPT = Script(
     },
     quick={"seeds": 1, "requests": 30, "rhos": (0.3,), "systems": (OURS,)},
     tables=[
-        Table("Late live and simulated; shares of all cores' time", "means", {
+        Table("Late live; shares of all cores' time", "means", {
             "system": "{system}", "ρ": "{rho:g}", "late, server": "{late_server:.1%}",
-            "simulated": "{simulated:.1%}", "missed, client": "{missed:.1%}",
-            "p99 ÷ target": "{p99_over_qt:.2f}",
+            "missed, client": "{missed:.1%}", "p99 ÷ target": "{p99_over_qt:.2f}",
+            "server, µs": "{server_us:,.0f}",
             **{who: f"{{cores_{who}:.0%}}" for who in USERS},
         })
     ],
@@ -119,34 +111,14 @@ def tail(values: Sequence[float]) -> dict[str, float]:
 
 
 class LiveBench:
-    """Traces, targets and simulated twins; serves the traces by one system after the other."""
+    """Traces and targets; serves the traces by one system after the other."""
 
     def __init__(self, client: Undisturbed, folder: Path, options: argparse.Namespace) -> None:
         self._client, self._folder, self._options = client, folder, options
         self._cores = len(os.sched_getaffinity(0))
         self.traces = Traces(folder, options.workload, options.requests, self._cores)
-        self.twins = self._learn()
-
-    def _learn(self) -> dict[float, Twin]:
-        """Measure all requests alone; then learn the device at each load from another trace."""
-        path, own_seed, learned = self._folder / "journal.jsonl", self._options.seeds, {}
-        with live_server(
-            self._folder / "first", OURS, self._options.executor, journal=str(path)
-        ) as server:
-            self.traces.measure(server, range(own_seed + 1))
-            self._client.warm_up(self.traces.make(WARM_UP_RHO, own_seed)[1], server.target)
-            for rho in self._options.rhos:
-                trace, saved = self.traces.make(rho, own_seed)
-                from_ns = time.monotonic_ns()
-                run, used = self._client.run(saved, server.target, server.pid)
-                server_s = used["cores_server"] * run.elapsed_s * self._cores
-                learned[rho] = Learned(trace, run, server_s, from_ns, time.monotonic_ns())
-        with path.open("rb") as lines:
-            journal = decode(lines, str(path))
-        kept = records(server.database)
-        return {
-            rho: Twin(self.traces, journal, one, kept, self._cores) for rho, one in learned.items()
-        }
+        with live_server(folder / "first", OURS, options.executor) as server:
+            self.traces.measure(server, range(options.seeds))
 
     def serve(self, system: str, seed: int) -> Iterator[dict[str, Any]]:
         """Yield a row for each load."""
@@ -160,22 +132,8 @@ class LiveBench:
         kept = records(server.database)
         for trace, run, used in runs:
             row = {"system": system, "seed": seed, **summary(trace, run, kept), **used}
-            yield row | self._simulated(system, row["rho"], seed)
-
-    def _simulated(self, system: str, rho: float, seed: int) -> dict[str, Any]:
-        """Return what the twin makes of the same trace."""
-        twin = self.twins[rho]
-        answered = twin.answered(system, rho, seed)
-        found: dict[str, Any] = {"simulated": missed_share(summarize(answered))}
-        if system == OURS:
-            found["simulated_host"] = {
-                str(share): twin.with_host(share).late(system, rho, seed) for share in HOSTS
-            }
-            found["simulated_tails_ms"] = {
-                stage: tail([ns / 1e6 for ns in all_ns])
-                for stage, all_ns in waits_ns(answered).items()
-            }
-        return found
+            server_s = used["cores_server"] * run.elapsed_s * self._cores
+            yield row | {"server_us": 1e6 * server_s / len(run.seen)}
 
 
 def over_seeds(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -184,14 +142,12 @@ def over_seeds(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         group = [row for row in rows if (row["system"], row["rho"]) == (system, rho)]
         late = [row["late_server"] for row in group]
         found = {"system": system, "rho": rho, "seeds": len(group)}
-        for name in ("missed", "late_server", "simulated", "slower", "disturbed"):
+        for name in ("missed", "late_server", "server_us", "slower", "disturbed"):
             found[name] = fmean(row[name] for row in group)
         found |= {f"cores_{who}": fmean(row[f"cores_{who}"] for row in group) for who in USERS}
         found |= {"late_server_range": [min(late), max(late)]}
         found["p99_over_qt"] = fmean(row["over_qt"]["p99"] for row in group)
-        nested = ["stages_ms", "excess_of_late"]
-        if system == OURS:
-            nested += ["tails_ms", "simulated_tails_ms", "simulated_host"]
+        nested = ("stages_ms", "tails_ms", "excess_of_late")
         yield found | {name: mean_of([row[name] for row in group]) for name in nested}
 
 
@@ -218,7 +174,6 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "requests": options.requests,
         "graphs": bench.traces.pool.sources,
         "solo_ms": bench.traces.solo_ms,
-        "simulated_device": {str(rho): twin.facts for rho, twin in bench.twins.items()},
         "means": list(over_seeds(rows)),
     }
 

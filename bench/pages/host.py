@@ -1,108 +1,54 @@
 """Tables of what the server costs beside the model."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
-from bench.kit.page import markdown, percent
+from bench.kit.page import Row, grid
 from bench.kit.result import read_result
 
 
-def size(count: int) -> str:
-    """Return a size as text, e.g. `10 KB`."""
-    return f"{count // 1000:,} KB" if count < 1_000_000 else f"{count // 1_000_000:,} MB"
+def _transport(row: Row) -> str:
+    text = f"{row['added_us']['p50'] / 1e3:.3g} ms"
+    if row["way"] != "echo":
+        text += ", {p50:.2f} ({p25:.2f} to {p75:.2f})".format(**row["over_echo"])
+    return text + (f", {row['megabytes_per_s']:,.0f} MB/s" if row["bytes"] > 2e6 else "")
 
 
-def overhead() -> str:
-    """Return medians in µs by the number of nodes."""
-    names = {
-        "client": "through the server, at the client",
-        "run": "of which the forward pass",
-        "direct": "stock PyG called directly, one thread",
-        "echo": "a bare gRPC echo of the same bytes",
-    }
-    found = {(row["figure"], row["nodes"]): row["p50"] for row in read_result("overhead")["rows"]}
-    nodes = list(dict.fromkeys(count for _, count in found))
+def _cost(row: Row) -> str:
+    text = f"{row['server_us']:,.0f} + {row['client_us']:,.0f}"
+    if row["way"] == "echo":
+        return text
+    beyond = (f"{row[name]:,.0f}" for name in ("beyond_us", "beyond_least_us", "beyond_most_us"))
+    return text + " ({}, {} to {})".format(*beyond)
+
+
+def by_size(name: str, ways: dict[str, str], cell: Callable[[Row], str], field: str = "way") -> str:
+    """Return a line for each size of the request, a column for each of the field's values."""
     rows = [
-        [name, *(f"{found[figure, count]:,.0f}" for count in nodes)]
-        for figure, name in names.items()
+        row | {"size": f"{row['bytes'] // 1000:,} KB".replace(",000 KB", " MB")}
+        for row in read_result(name)["rows"]
     ]
-    return markdown(["", *(f"{count:,} nodes" for count in nodes)], rows)
-
-
-def transport() -> str:
-    """Return what each way adds, and its ratio to the echo with quartiles."""
-    found = read_result("transport")["rows"]
-
-    def cell(row: Mapping[str, Any]) -> str:
-        text = f"{row['added_us']['p50'] / 1e3:.3g} ms"
-        if row["way"] != "echo":
-            over = row["over_echo"]
-            text += f", {over['p50']:.2f} ({over['p25']:.2f} to {over['p75']:.2f})"
-        return text + (f", {row['megabytes_per_s']:,.0f} MB/s" if row["bytes"] > 2e6 else "")
-
-    ways = {"echo": "echo", "plain": "plain gRPC", "shared": "shared memory", "ids": "node ids"}
-    by_case = {(row["bytes"], row["way"]): row for row in found}
-    rows = [
-        [size(count), *(cell(by_case[count, way]) for way in ways)]
-        for count in dict.fromkeys(row["bytes"] for row in found)
-    ]
-    return markdown(["request", *ways.values()], rows)
-
-
-def request_cost() -> str:
-    """Return processor time of server + client, beyond the echo's in brackets."""
-    by_case = {(row["bytes"], row["way"]): row for row in read_result("request_cost")["rows"]}
-
-    def cell(row: Mapping[str, Any]) -> str:
-        text = f"{row['server_us']:,.0f} + {row['client_us']:,.0f}"
-        if row["way"] == "echo":
-            return text
-        least, most = row["beyond_least_us"], row["beyond_most_us"]
-        return f"{text} ({row['beyond_us']:,.0f}, {least:,.0f} to {most:,.0f})"
-
-    ways = {"echo": "bare echo", "ours plain": "in the message", "ours shared": "shared memory",
-            "ours ids": "node ids"}  # fmt: skip
-    rows = [
-        [size(count), *(cell(by_case[count, way]) for way in ways)]
-        for count in dict.fromkeys(count for count, _ in by_case)
-    ]
-    return markdown(["request", *ways.values()], rows)
-
-
-def prepare() -> str:
-    """Return whether preparing is hidden, by the requests in flight."""
-    rows = [
-        [
-            str(row["in_flight"]),
-            f"{row['prepare_us']['p50']:.0f}, {row['prepare_us']['p99']:.0f} µs",
-            *(percent(row[name]) for name in ("hidden", "delayed", "cost")),
-        ]
-        for row in read_result("prepare")["rows"]
-    ]
-    head = ["requests in flight", "prepare, p50 and p99", "hidden"]
-    return markdown([*head, "launches that a lane waited for", "share of lane time"], rows)
-
-
-def echo() -> str:
-    """Return p50 and p99 of a call by kind of server."""
-    found = read_result("echo")["rows"]
-    kinds = {"threads": "`grpc.server`, threads", "asyncio": "`grpc.aio`"}
-    by_case = {(row["bytes"], row["kind"]): row for row in found}
-
-    def cell(row: Mapping[str, Any]) -> str:
-        return f"{row['p50'] / 1e3:.2f}, {row['p99'] / 1e3:.2f} ms"
-
-    rows = [
-        [size(count), *(cell(by_case[count, kind]) for kind in kinds)]
-        for count in dict.fromkeys(row["bytes"] for row in found)
-    ]
-    return markdown(["request", *kinds.values()], rows)
+    return grid(rows, ("size", "{}"), (field, ways), cell, "request")
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "overhead": overhead,
-    "transport": transport,
-    "request cost": request_cost,
-    "prepare": prepare,
-    "echo": echo,
-}
+    "overhead": lambda: grid(
+        read_result("overhead")["rows"],
+        ("figure", {
+            "client": "through the server, at the client",
+            "run": "of which the forward pass",
+            "direct": "stock PyG called directly, one thread",
+            "echo": "a bare gRPC echo of the same bytes",
+        }),
+        ("nodes", "{:,} nodes"), "{p50:,.0f}",
+    ),
+    "transport": lambda: by_size("transport", {
+        "echo": "echo", "plain": "plain gRPC", "shared": "shared memory", "ids": "node ids",
+    }, _transport),
+    "request cost": lambda: by_size("request_cost", {
+        "echo": "bare echo", "ours plain": "in the message", "ours shared": "shared memory",
+        "ours ids": "node ids",
+    }, _cost),
+    "echo": lambda: by_size("echo", {
+        "threads": "`grpc.server`, threads", "asyncio": "`grpc.aio`",
+    }, lambda row: f"{row['p50'] / 1e3:.2f}, {row['p99'] / 1e3:.2f} ms", "kind"),
+}  # fmt: skip

@@ -1,13 +1,14 @@
-"""Tables of forward passes, estimates, sampling and memory."""
+"""Tables of forward passes, estimates and sampling."""
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import geometric_mean
 from typing import Any
 
-from bench.kit.page import markdown, percent
+from bench.kit.page import Row, flat, grid
 from bench.kit.result import read_result
 
 MODELS = {"gcn": "GCN", "sage": "GraphSAGE", "gin": "GIN", "gat": "GAT"}
+SIZES = {"small": "3 × 64", "paper": "8 × 256"}
 KINDS = ("csr", "csr_compiled")
 
 
@@ -15,50 +16,58 @@ def executor_means() -> str:
     """Return geometric means of stock PyG's time ÷ each executor's."""
     found = read_result("executors")
     rows = [
-        [
-            f"`{kind}`",
-            *(f"{found['ratios'][kind][shape]['geometric_mean']:.2f}"
-              for shape in ("all", "small", "paper")),
-            f"{min(row[kind]['ratio'] for row in found['rows']):.2f}",
-            f"{max(row[kind]['ratio'] for row in found['rows']):.1f}",
-        ]
+        {
+            "kind": kind,
+            **found["ratios"][kind],
+            "each": [row[kind]["ratio"] for row in found["rows"]],
+        }
         for kind in KINDS
-    ]  # fmt: skip
-    return markdown(["stock PyG ÷", "all", "3 × 64", "8 × 256", "lowest", "highest"], rows)
+    ]
+    means = {
+        title: f"{{{shape}[geometric_mean]:.2f}}"
+        for shape, title in {"all": "all", **SIZES}.items()
+    }
+    return flat(rows, {
+        "stock PyG ÷": "`{kind}`", **means,
+        "lowest": lambda row: f"{min(row['each']):.2f}",
+        "highest": lambda row: f"{max(row['each']):.1f}",
+    })  # fmt: skip
 
 
 def executors() -> str:
     """Return times, ratios with their range, and peak memory by model and size."""
-    rows = []
-    for row in read_result("executors")["rows"]:
-        if row["nodes"] in (100, 1_000, 8_000, 20_000):
-            stock = row["stock"]
-            rows.append([f"{row['model']} {row['shape']}", f"{row['nodes']:,}", _ms(stock["ms"])])
-            for kind in KINDS:
-                middle, low, high = (row[kind][n] for n in ("ratio", "ratio_low", "ratio_high"))
-                rows[-1] += [_ms(row[kind]["ms"]), f"{middle:.1f} ({low:.1f}, {high:.1f})"]
-            peaks = (row[kind]["peak_bytes"] / stock["peak_bytes"] for kind in KINDS)
-            rows[-1].append(", ".join(f"{peak:.2f}" for peak in peaks))
-    head = ["model", "nodes", "stock, ms", "`csr`, ms", "stock ÷ `csr`", "`csr_compiled`, ms"]
-    return markdown([*head, "stock ÷ it", "peak memory ÷ stock's"], rows)
 
+    def ms(kind: str) -> Callable[[Row], str]:
+        return lambda row: f"{row[kind]['ms']:,.{0 if row[kind]['ms'] >= 100 else 2}f}"
 
-def _ms(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
+    def ratio(kind: str) -> str:
+        return f"{{{kind}[ratio]:.1f}} ({{{kind}[ratio_low]:.1f}}, {{{kind}[ratio_high]:.1f}})"
+
+    def peaks(row: Row) -> str:
+        stock = row["stock"]["peak_bytes"]
+        return ", ".join(f"{row[kind]['peak_bytes'] / stock:.2f}" for kind in KINDS)
+
+    shown = [
+        r for r in read_result("executors")["rows"] if r["nodes"] in (100, 1_000, 8_000, 20_000)
+    ]
+    return flat(shown, {
+        "model": "{model} {shape}", "nodes": "{nodes:,}", "stock, ms": ms("stock"),
+        "`csr`, ms": ms("csr"), "stock ÷ `csr`": ratio("csr"),
+        "`csr_compiled`, ms": ms("csr_compiled"), "stock ÷ it": ratio("csr_compiled"),
+        "peak memory ÷ stock's": peaks,
+    })  # fmt: skip
 
 
 def merging() -> str:
     """Return the gain of eight merged requests, with quartiles, on `csr`."""
-    found = {(row["model"], row["nodes"]): row for row in read_result("merging")["results"]}
-    nodes = list(dict.fromkeys(count for _, count in found))
 
-    def cell(row: Mapping[str, Any]) -> str:
+    def cell(row: Row) -> str:
         (eight,) = [one["apart_over_merged"] for one in row["rows"] if one["count"] == 8]
-        low, middle, high = eight
-        return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+        return "{1:.2f} ({0:.2f} to {2:.2f})".format(*eight)
 
-    rows = [[f"{count:,}", *(cell(found[model, count]) for model in MODELS)] for count in nodes]
-    return markdown(["nodes", *MODELS.values()], rows)
+    return grid(
+        read_result("merging")["results"], ("nodes", "{:,}"), ("model", MODELS), cell, "nodes"
+    )
 
 
 def regrets(name: str) -> dict[str, tuple[float, float]]:
@@ -70,42 +79,6 @@ def regrets(name: str) -> dict[str, tuple[float, float]]:
     }
 
 
-def moldable() -> str:
-    """Return the speed-up by a second core, geometric mean and range of the medians."""
-    found = read_result("moldable")
-    titles = {"idle": "the machine is idle", "second_core_busy": "the second core is busy"}
-
-    def cell(rows: Sequence[Mapping[str, Any]]) -> str:
-        middle = [row["speed_up"][1] for row in rows]
-        return f"{geometric_mean(middle):.2f} ({min(middle):.2f} to {max(middle):.2f})"
-
-    rows = [
-        [title, *(cell([row for row in found[key] if row["executor"] == executor])
-                  for executor in ("csr", "eager"))]
-        for key, title in titles.items()
-    ]  # fmt: skip
-    return markdown(["", "`csr`", "`eager`"], rows)
-
-
-def allocators() -> str:
-    """Return processor time, page faults, and resident ÷ live memory by allocator setting."""
-    ways = {
-        "stock": "glibc's defaults",
-        "32 MiB": "blocks to 32 MiB kept",
-        "no mmap": "all kept",
-        "huge pages": "all kept, huge pages",
-    }
-    found = {(r["model"], r["nodes"], r["way"]): r for r in read_result("allocators")["rows"]}
-
-    def cell(row: Mapping[str, Any]) -> str:
-        over = f", {row['pages_over_live']:.2f}" if "pages_over_live" in row else ""
-        return f"{row['run_ms']:.1f} ms ({row['faults']:,.0f}){over}"
-
-    cases = dict.fromkeys((model, nodes) for model, nodes, _ in found)
-    rows = [[f"{m}, {n:,}", *(cell(found[m, n, way]) for way in ways)] for m, n in cases]
-    return markdown(["model, nodes", *ways.values()], rows)
-
-
 def pmc_by_graphs() -> str:
     """Return errors of memory estimates by kind of graph and by dataset."""
     names = {
@@ -115,14 +88,13 @@ def pmc_by_graphs() -> str:
         "union": "unions of 2 to 16",
     }
     found = read_result("pmc_accuracy")
-    rows = []
-    for row in [*found["pools"], *found["by_dataset"]]:
-        name = names.get(row.get("pool", ""), row.get("dataset", ""))
-        worst = (row[key] or 0 for key in ("error_worst_of_four", "error_worst_of_linear"))
-        rows.append([name, f"{row['runs']:,}", *(percent(error, 2) for error in worst),
-                     str(row["underestimates"])])  # fmt: skip
-    head = ["graphs", "runs", "GCN, SAGE, GIN, GAT", "the other linear models", "above reserve"]
-    return markdown(head, rows)
+    return flat([*found["pools"], *found["by_dataset"]], {
+        "graphs": lambda row: names[row["pool"]] if "pool" in row else row["dataset"],
+        "runs": "{runs:,}",
+        "GCN, SAGE, GIN, GAT": lambda row: f"{row['error_worst_of_four'] or 0:.2%}",
+        "the other linear models": lambda row: f"{row['error_worst_of_linear'] or 0:.2%}",
+        "above reserve": "{underestimates}",
+    })  # fmt: skip
 
 
 def pmc_by_model() -> str:
@@ -133,88 +105,73 @@ def pmc_by_model() -> str:
         name = MODELS.get(row["model"], kind)
         found.setdefault((row["executor"], name), []).append(row)
     rows = [_pmc_row(executor, name, group) for (executor, name), group in found.items()]
-    head = ["executor", "models", "runs", "estimate ÷ measured − 1", "above reserve"]
-    head += ["need ÷ reserve, at most", "resident ÷ reserve, at most"]
-    return markdown([*head, "GNNSched's Table 2 × 1.1 (below need)"], rows)
+    return flat(rows, {
+        "executor": "`{executor}`", "models": "{name}", "runs": "{runs:,}",
+        "estimate ÷ measured − 1": "{error}", "above reserve": "{above}",
+        "need ÷ reserve, at most": "{need:.3f}",
+        "resident ÷ reserve, at most": "{resident:.2f}",
+        "GNNSched's Table 2 × 1.1 (below need)": "{table_2}",
+    })  # fmt: skip
 
 
-def _pmc_row(executor: str, name: str, group: Sequence[Mapping[str, Any]]) -> list[str]:
+def _pmc_row(executor: str, name: str, group: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     low = min(row["error_low"] or 0.0 for row in group)
     high = max(row["error_high"] or 0.0 for row in group)
-    error = percent(high, 2) if high - low < 5e-5 else f"{percent(low, 2)} to {percent(high, 2)}"
     table_2 = "no formula"
     if group[0]["paper_error_low"] is not None:
         span = (min(r["paper_error_low"] for r in group), max(r["paper_error_high"] for r in group))
         below = sum(row["paper_underestimates"] for row in group)
         table_2 = f"{span[0]:+.0%} to {span[1]:+.0%} ({below:,})"
-    return [
-        f"`{executor}`",
-        name,
-        f"{sum(row['runs'] for row in group):,}",
-        error,
-        str(sum(row["underestimates"] for row in group)),
-        f"{max(row['need_share_of_reserve_max'] for row in group):.3f}",
-        f"{max(row['resident_share_of_reserve_max'] or 0.0 for row in group):.2f}",
-        table_2,
-    ]
+    return {
+        "executor": executor,
+        "name": name,
+        "runs": sum(row["runs"] for row in group),
+        "error": f"{high:.2%}" if high - low < 5e-5 else f"{low:.2%} to {high:.2%}",
+        "above": sum(row["underestimates"] for row in group),
+        "need": max(row["need_share_of_reserve_max"] for row in group),
+        "resident": max(row["resident_share_of_reserve_max"] or 0.0 for row in group),
+        "table_2": table_2,
+    }
 
 
 def time_accuracy() -> str:
     """Return errors of run-time estimates: median and 95th percentile."""
-    sizes = {"small": "3 × 64", "paper": "8 × 256"}
-    found = read_result("time_accuracy")["models"]
 
-    def cell(row: Mapping[str, Any], kind: str) -> str:
-        return ", ".join(
-            percent(row[f"{kind}_{name}"], 1 if row[f"{kind}_{name}"] < 0.1 else 0)
-            for name in ("median", "p95")
+    def errors(kind: str) -> Callable[[Row], str]:
+        names = (f"{kind}_median", f"{kind}_p95")
+        return lambda row: ", ".join(
+            f"{row[name]:.{1 if row[name] < 0.1 else 0}%}" for name in names
         )
 
-    rows = [
-        [
-            f"{MODELS[row['model']]} {sizes[row['size']]}",
-            f"`{row['executor']}`",
-            *(cell(row, kind) for kind in ("error", "corrected", "repeat")),
-            str(row["recovery_runs"]),
-        ]
-        for row in sorted(found, key=lambda row: row["executor"] == "csr")
-    ]
-    head = ["model", "executor", "calibrated", "corrected by its runs", "machine itself"]
-    return markdown([*head, "runs to follow a slow-down"], rows)
+    rows = read_result("time_accuracy")["models"]
+    return flat(sorted(rows, key=lambda row: bool(row["executor"] == "csr")), {
+        "model": lambda row: f"{MODELS[row['model']]} {SIZES[row['size']]}",
+        "executor": "`{executor}`", "calibrated": errors("error"),
+        "corrected by its runs": errors("corrected"), "machine itself": errors("repeat"),
+        "runs to follow a slow-down": "{recovery_runs}",
+    })  # fmt: skip
 
 
 def sampling() -> str:
     """Return sampling rates, and other samplers' time ÷ ours with 5th and 95th percentile."""
-    rows: dict[tuple[str, int], list[str]] = {}
-    for row in read_result("sampling")["sampling"]:
-        key = row["graph"], row["ids"]
-        if row["sampler"] == "ours":
-            rates = (f"{row[name] / 1e6:.0f} M" for name in ("nodes_per_s", "edges_per_s"))
-            sampled = f"{row['nodes']:,.0f} / {row['edges']:,.0f}"
-            rows[key] = [key[0], f"{key[1]:,}", sampled, f"{row['us']:,.0f}", " / ".join(rates)]
-        else:
-            rows[key].append(_range(row["time_over_ours"], 1))
-    head = ["graph", "ids", "sampled nodes / edges", "µs", "nodes / edges a second"]
-    return markdown([*head, "numpy's time ÷ ours", "DGL's time ÷ ours"], list(rows.values()))
-
-
-def gathering() -> str:
-    """Return the bandwidth of gathering, beside a plain copy and numpy."""
     rows = [
-        [
-            row["graph"],
-            f"{row['ids']:,}",
-            f"{row['gb_per_s']['ours']:.1f}",
-            _range(row["ours_over_copy"], 2),
-            f"{row['ours_over_numpy']['p50']:.2f}",
-        ]
-        for row in read_result("sampling")["gathering"]
+        row | {"case": "{graph}, {ids:,} ids".format(**row), "who": row["sampler"].split()[0]}
+        for row in read_result("sampling")["sampling"]
     ]
-    return markdown(["graph", "ids", "GB/s", "÷ a plain copy", "÷ `numpy.take`"], rows)
+
+    def cell(row: Row) -> str:
+        if row["who"] != "ours":
+            return _range("time_over_ours", 1).format(**row)
+        rates = (f"{row[name] / 1e6:.0f} M" for name in ("nodes_per_s", "edges_per_s"))
+        return "{us:,.0f} µs, {nodes:,.0f} / {edges:,.0f}; ".format(**row) + " / ".join(rates)
+
+    ways = {"ours": "ours: time, sampled nodes / edges; of each a second",
+            "numpy": "numpy's time ÷ ours", "dgl": "DGL's time ÷ ours"}  # fmt: skip
+    return grid(rows, ("case", "{}"), ("who", ways), cell, "graph")
 
 
-def _range(found: Mapping[str, float], digits: int) -> str:
-    low, middle, high = (f"{found[name]:.{digits}f}" for name in ("p5", "p50", "p95"))
+def _range(name: str, digits: int) -> str:
+    middle, low, high = (f"{{{name}[{q}]:.{digits}f}}" for q in ("p50", "p5", "p95"))
     return f"{middle} ({low} to {high})"
 
 
@@ -222,11 +179,13 @@ TABLES: dict[str, Callable[[], str]] = {
     "executor means": executor_means,
     "executors": executors,
     "merging": merging,
-    "moldable": moldable,
-    "allocators": allocators,
     "memory estimates by graphs": pmc_by_graphs,
     "memory estimates by model": pmc_by_model,
     "time estimates": time_accuracy,
     "sampling": sampling,
-    "gathering": gathering,
-}
+    "gathering": lambda: flat(read_result("sampling")["gathering"], {
+        "graph": "{graph}", "ids": "{ids:,}", "GB/s": "{gb_per_s[ours]:.1f}",
+        "÷ a plain copy": _range("ours_over_copy", 2),
+        "÷ `numpy.take`": "{ours_over_numpy[p50]:.2f}",
+    }),
+}  # fmt: skip

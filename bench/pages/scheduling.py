@@ -1,10 +1,9 @@
 """Tables of simulated scheduling: policies, limits, the paper's figures."""
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
-from bench.kit.page import markdown, percent
+from bench.kit.page import Row, flat, grid
 from bench.kit.result import read_result
 
 RHOS = ("0.1", "0.3", "0.5", "0.7", "0.9", "1.1", "1.5")
@@ -42,78 +41,57 @@ FIGURES = {
     "latency_over_qt_p99": "99th percentile of latency",
     "jct_over_qt_mean": "mean JCT",
 }
+BASELINES = {"mps_base": "MPS-Base", "mps_aggr": "MPS-Aggr", "default": "Default"}
 
 
 def systems(names: Mapping[str, str], head: str) -> str:
     """Return the share missed on the mix by ρ, and goodput."""
-    by_system = {row["system"]: row for row in read_result("policies")["rows"]
-                 if row["workload"] == "mix"}  # fmt: skip
-    rows = [
-        [
-            name,
-            *(percent(by_system[system]["missed"][rho]) for rho in RHOS),
-            f"{by_system[system]['goodput']:.2f}",
-        ]
-        for system, name in names.items()
-    ]
-    return markdown([head, f"ρ {RHOS[0]}", *RHOS[1:], "goodput"], rows)
+    rows = {row["system"]: row for row in read_result("policies")["rows"]
+            if row["workload"] == "mix"}  # fmt: skip
+    columns = {f"ρ {rho}": f"{{missed[{rho}]:.1%}}" for rho in RHOS}
+    named = [rows[system] | {"name": name} for system, name in names.items()]
+    return flat(named, {head: "{name}", **columns, "goodput": "{goodput:.2f}"})
 
 
-def limits(result: Mapping[str, Any] | None = None) -> str:
+def limits() -> str:
     """Return goodput, its share of the bound's, and the share missed at ρ 0.8, by workload."""
-    rows = (result or read_result("limits"))["rows"]
-    by_case = {(row["system"], row["workload"]): row for row in rows}
-    workloads = list(dict.fromkeys(row["workload"] for row in rows))
+    rows = read_result("limits")["rows"]
+    best = {row["workload"]: row["goodput"] for row in rows if row["system"] == "bound"}
 
-    def cell(system: str, workload: str) -> str:
-        row, best = by_case[system, workload], by_case["bound", workload]["goodput"]
-        part = "" if system == "bound" else f" ({percent(row['goodput'] / best, 0)})"
-        return f"{row['goodput']:.2f}{part}, {percent(row['missed']['0.8'])}"
+    def cell(row: Row) -> str:
+        share = f" ({row['goodput'] / best[row['workload']]:.0%})" * (row["system"] != "bound")
+        return f"{row['goodput']:.2f}{share}, {row['missed']['0.8']:.1%}"
 
-    lines = [[name, *(cell(system, w) for w in workloads)] for system, name in LIMITS.items()]
-    return markdown(["", *workloads], lines)
+    return grid(rows, ("system", LIMITS), ("workload", "{}"), cell)
 
 
 def paper() -> str:
     """Return how much lower the paper's figures are than its baselines'."""
-    baselines = {"mps_base": "MPS-Base", "mps_aggr": "MPS-Aggr", "default": "Default"}
 
-    def lower(share: float) -> str:
-        return percent(share) if share > 0 else f"{1 - share:.1f} times as high"
+    def lower(name: str) -> Callable[[Any], str]:
+        return lambda row: (
+            f"{row[name]:.1%}" if row[name] > 0 else f"{1 - row[name]:.1f} times as high"
+        )
 
-    rows = [
-        [
-            FIGURES[row["figure"]],
-            baselines[row["against"]],
-            *(lower(row[name]) for name in ("paper", "gnnsched", "gnnserve")),
-        ]
-        for row in read_result("figures")["headlines"]
-    ]
-    head = ["lower by, on average", "than", "paper", "GNNSched here", "`slack` + `preemptive` here"]
-    return markdown(head, rows)
+    return flat(read_result("figures")["headlines"], {
+        "lower by, on average": lambda row: FIGURES[row["figure"]],
+        "than": lambda row: BASELINES[row["against"]],
+        "paper": lower("paper"),
+        "GNNSched here": lower("gnnsched"),
+        "`slack` + `preemptive` here": lower("gnnserve"),
+    })  # fmt: skip
 
 
 def decisions() -> str:
     """Return what a decision costs by discipline and length of the queue."""
-    found = [row for row in read_result("decisions")["rows"] if row["policy"] == "slack"]
-    pending = list(dict.fromkeys(row["pending"] for row in found))
-    rows = [
-        [
-            f"`{discipline}`",
-            *(
-                f"{row['mean_us']:.0f} µs, {row['p99_us']:.0f} µs"
-                for row in found
-                if row["discipline"] == discipline
-            ),
-        ]
-        for discipline in dict.fromkeys(row["discipline"] for row in found)
-    ]
-    return markdown(["`slack` with", *(f"{count:,} pending" for count in pending)], rows)
+    rows = [row for row in read_result("decisions")["rows"] if row["policy"] == "slack"]
+    cell = "{mean_us:.0f} µs, {p99_us:.0f} µs"
+    return grid(rows, ("discipline", "`{}`"), ("pending", "{:,} pending"), cell, "`slack` with")
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "policies": partial(systems, SYSTEMS, "mix"),
-    "windows": partial(systems, WINDOWS, "window"),
+    "policies": lambda: systems(SYSTEMS, "mix"),
+    "windows": lambda: systems(WINDOWS, "window"),
     "limits": limits,
     "paper": paper,
     "decisions": decisions,

@@ -7,11 +7,7 @@ says how long runs take. Nothing is random here: the same offered requests give 
 import gc
 import heapq
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from functools import partial
 from typing import Any
-
-import msgspec
 
 from serve.core.commands import (
     AnswerTask,
@@ -37,9 +33,8 @@ from serve.core.fleet.fleet import Fleet, make_scheduler
 from serve.core.params import SchedulerParams
 from serve.core.rules.cause import violation_cause
 from serve.core.scheduler import Scheduler
-from serve.core.types import Completed, FailReason, LaneId, Nanos, Task, TaskId, Usage
+from serve.core.types import Completed, FailReason, LaneId, Nanos, TaskId, Usage
 from serve.sim.device import DeviceModel, Offered, SimulatedDevice
-from serve.sim.host import HostModel, Process
 from serve.sim.report import Answered, SimReport, summarize
 
 
@@ -57,9 +52,6 @@ class Simulation:
             device = SimulatedDevice(model)
             self._devices.append(device)
             self._of_lane |= dict.fromkeys(facts.lane_ids, device)
-        #: What the host does where it takes cores from the lanes, and who does it.
-        self._host = model.host
-        self._server, self._client = Process(), Process()
         #: Every request that is not released.
         self._offered: dict[TaskId, Offered] = {}
         self._sequence = 0
@@ -91,14 +83,9 @@ class Simulation:
             self._happen(next_ns)
 
     def offer(self, offered: Offered) -> None:
-        """Send the request now; it arrives once client and server have done their part."""
-        host = self._host
-        if host is None:
-            self._arrive(offered)
-            return
-        receive = partial(self._work, self._server, host.receive_ns, partial(self._arrive, offered))
-        self._work(self._client, host.send_ns, receive)
-        self._share_cores(host)
+        """Tell the scheduler that the request arrives now."""
+        self._offered[offered.task.task_id] = offered
+        self._tell(TaskArrived(offered.task))
 
     def next_ns(self) -> int | None:
         """Return when something happens next by itself; None for never again."""
@@ -109,11 +96,6 @@ class Simulation:
             end = device.next_end()
             if end is not None and (next_ns is None or end[0] < next_ns):
                 next_ns = end[0]
-        if self._host is not None:
-            for process in (self._server, self._client):
-                end_ns = process.next_end()
-                if end_ns is not None and (next_ns is None or end_ns < next_ns):
-                    next_ns = end_ns
         return next_ns
 
     def step(self) -> None:
@@ -125,13 +107,12 @@ class Simulation:
     def _happen(self, next_ns: int) -> None:
         """Let happen what is due at `next_ns`: the end of a run first, a tick last."""
         self.now_ns = Nanos(next_ns)
-        if not self._end_run(next_ns) and not self._end_work(next_ns):
-            if self._due and self._due[0][0] == next_ns:
-                self._tell(heapq.heappop(self._due)[2])
-            else:
-                self._tell(Tick())
-        if self._host is not None:
-            self._share_cores(self._host)
+        if self._end_run(next_ns):
+            return
+        if self._due and self._due[0][0] == next_ns:
+            self._tell(heapq.heappop(self._due)[2])
+        else:
+            self._tell(Tick())
 
     def _end_run(self, next_ns: int) -> bool:
         """Tell the end of the run that is over now, if there is one."""
@@ -150,11 +131,7 @@ class Simulation:
         peak_bytes = self._offered[task_id].task.estimate.peak_bytes
         # As a lane counts it: from when it heard of the task, also while it stood suspended.
         usage = Usage(Nanos(max(0, self.now_ns - run.started_ns)), peak_bytes)
-        finished = TaskFinished(task_id, lane_id, usage)
-        if self._host is None:
-            self._tell(finished)
-        else:
-            self._work(self._server, self._host.hear_ns, partial(self._tell, finished))
+        self._tell(TaskFinished(task_id, lane_id, usage))
         return True
 
     def _tell(self, event: Event) -> None:
@@ -165,13 +142,9 @@ class Simulation:
         self._acts[type(command)](command)
 
     def _prepare(self, command: PrepareTask) -> None:
-        prepare_ns = self._offered[command.task_id].prepare_ns
-        prepared = TaskPrepared(command.task_id)
-        if self._host is None:
-            self._sequence += 1
-            heapq.heappush(self._due, (self.now_ns + prepare_ns, self._sequence, prepared))
-        else:
-            self._work(self._server, prepare_ns, partial(self._tell, prepared))
+        at_ns = self.now_ns + self._offered[command.task_id].prepare_ns
+        self._sequence += 1
+        heapq.heappush(self._due, (at_ns, self._sequence, TaskPrepared(command.task_id)))
 
     def _launch(self, command: LaunchTask) -> None:
         run_ns = self._run_ns(command)
@@ -189,58 +162,14 @@ class Simulation:
 
     def _answer(self, command: AnswerTask) -> None:
         offered, outcome = self._offered[command.task_id], command.outcome
-        if not isinstance(outcome, Completed):
-            self.answered.append(Answered(offered.task, outcome, self.now_ns, None))
-        elif self._host is None:
-            self._left(offered.task, outcome, Nanos(self.now_ns + offered.answer_ns))
-        else:
-            answered = partial(self._answered, self._host, offered.task, outcome)
-            self._work(self._server, offered.answer_ns, answered)
+        answered_ns, cause = self.now_ns, None
+        if isinstance(outcome, Completed):
+            answered_ns = Nanos(answered_ns + offered.answer_ns)
+            cause = violation_cause(offered.task, outcome, answered_ns)
+        self.answered.append(Answered(offered.task, outcome, answered_ns, cause))
 
     def _release(self, command: ReleaseTask) -> None:
         del self._offered[command.task_id]
-
-    def _left(self, task: Task, outcome: Completed, answered_ns: Nanos) -> None:
-        """Note that the answer is out."""
-        cause = violation_cause(task, outcome, answered_ns)
-        self.answered.append(Answered(task, outcome, answered_ns, cause))
-
-    # The host, where it shares cores with the lanes.
-
-    def _work(self, process: Process, work_ns: int, then: Callable[[], None]) -> None:
-        process.do(work_ns, then, self.now_ns)
-
-    def _end_work(self, next_ns: int) -> bool:
-        """Go on with the work that a process of the host has just done, if there is any."""
-        if self._host is not None:
-            for process in (self._server, self._client):
-                if process.next_end() == next_ns:
-                    process.end(self.now_ns)()
-                    return True
-        return False
-
-    def _arrive(self, offered: Offered) -> None:
-        """Tell the scheduler that the request arrived."""
-        if self._host is not None:
-            task = msgspec.structs.replace(offered.task, arrived_ns=self.now_ns)
-            offered = replace(offered, task=task)
-        self._offered[offered.task.task_id] = offered
-        self._tell(TaskArrived(offered.task))
-
-    def _answered(self, host: HostModel, task: Task, outcome: Completed) -> None:
-        """Note that the answer is out, which leaves work to do on both sides."""
-        self._left(task, outcome, self.now_ns)
-        self._work(self._server, host.finish_ns, _nothing)
-        self._work(self._client, host.read_ns, _nothing)
-
-    def _share_cores(self, host: HostModel) -> None:
-        """Give each who wants a core now its share."""
-        runs = [sum(on) for on in zip(*(d.executing_on for d in self._devices), strict=True)]
-        shares = host.shares(self._server.busy, self._client.busy, runs)
-        self._server.gets(shares.server, self.now_ns)
-        self._client.gets(shares.client, self.now_ns)
-        for device in self._devices:
-            device.gets(shares.runs, self.now_ns)
 
     def _run_ns(self, command: LaunchTask) -> int:
         """Return what the launched run truly takes.
@@ -258,10 +187,6 @@ class Simulation:
         true_ns = sum(offered.run_ns for offered in members)
         estimated_ns = sum(offered.task.estimate.run_ns for offered in members)
         return together.run_ns * true_ns // estimated_ns
-
-
-def _nothing() -> None:
-    """Do nothing: what follows the last piece of work for a request."""
 
 
 def simulate(

@@ -55,9 +55,6 @@ class Recording:
     late: int
     #: Measured ÷ estimated run time of the runs that were alone, ascending.
     run_ratios: tuple[float, ...]
-    #: Medians: preparing, and from the end of a run until its answer left.
-    prepare_ns: Nanos
-    answer_ns: Nanos
 
 
 @dataclass(slots=True)
@@ -125,8 +122,6 @@ def recorded(journal: Journal) -> Recording:
         device=DeviceModel(slowdown=slowdown, launch_ns=Nanos(round(median(handed_ns)))),
         late=sum(seen.left_ns > seen.task.due_ns for seen in ran),
         run_ratios=tuple(sorted(alone)),
-        prepare_ns=Nanos(round(median(seen.prepare_ns for seen in ran))),
-        answer_ns=Nanos(round(median(max(0, s.left_ns - s.finished_ns) for s in ran))),
     )
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from bench.kit.result import ROOT, read_result
-from bench.pages.live import ours, pooled_late
+from bench.pages.live import ours, pooled_late, server_us
 from bench.pages.models import regrets
 
 
@@ -38,15 +38,14 @@ def live():
 
 
 def host():
-    by_way = {row["way"]: row for row in read_result("host_cost")["means"]}
-    found, echo = by_way["ours"], by_way["echo"]
-    yield f"{found['server_us']:,.0f} µs of processor time a request and {found['handovers']:.1f}"
-    yield f"takes {echo['server_us']:.0f} µs and {echo['handovers']:.1f}"
+    this, other = (rows("versions", version=name, rho=0.5)[0] for name in ("this", "other"))
+    yield f"takes {server_us(this):,.0f} µs of processor time a request"
+    yield f"the first version's {server_us(other):,.0f} µs"
 
 
 def peers():
     late = {
-        system: pooled_late(rows("peers", rho=0.5, system=system), "late", "requests")
+        system: pooled_late(rows("peers", rho=0.5, system=system))
         for system in ("gnnserve", "mosec, 2 workers", "grpc.aio, one PyG thread")
     }
     low, high = late["mosec, 2 workers"], late["grpc.aio, one PyG thread"]

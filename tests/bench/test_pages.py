@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from bench.kit.page import markdown, tables_of, written
+from bench.kit.page import filled, flat, grid, markdown, tables_of, written
 from bench.kit.result import ROOT
 from bench.pages.__main__ import TABLES, pages
 
@@ -33,3 +33,20 @@ def test_a_table_is_replaced_and_the_rest_stays():
 def test_an_unknown_table_is_an_error():
     with pytest.raises(KeyError, match="b"):
         written("<!-- table: b -->\n\n<!-- end -->", {})
+
+
+def test_a_missing_field_is_a_dash():
+    assert filled("{late:.1%}", {"late": 0.25}) == "25.0 %"
+    assert filled("{late:.1%}", {"late": None}) == "–"
+    assert filled("{late[p50]:.1%}", {}) == "–"
+
+
+def test_rows_become_a_flat_table_or_a_grid():
+    rows = [{"who": who, "rho": rho, "late": rho / 2} for who in "ab" for rho in (0.1, 0.5)]
+    assert flat(rows[:1], {"who": "{who}", "late": lambda row: f"{row['late']:.0%}"}) == (
+        "| who | late |\n|---|---|\n| a | 5 % |"
+    )
+    made = grid(rows[:3], ("who", {"b": "B", "a": "A"}), ("rho", "ρ {:g}"), "{late:.0%}", "x")
+    assert made.splitlines() == [
+        "| x | ρ 0.1 | ρ 0.5 |", "|---|---|---|", "| B | 5 % | – |", "| A | 5 % | 25 % |"
+    ]  # fmt: skip

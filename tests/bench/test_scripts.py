@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from bench.kit.result import ROOT
-from bench.kit.script import Script, Table, filled
+from bench.kit.script import Script, Table
 from bench.kit.waiting import PATIENCE_S
 from bench.registry import entries
 
@@ -60,9 +60,3 @@ def test_a_quick_run_keeps_no_result_unless_told_where(tmp_path, monkeypatch, ca
     monkeypatch.setattr("sys.argv", ["made_up"])
     script.main(lambda _: {"rows": [{"n": 1}]}, "")
     assert json.loads((tmp_path / "made_up.json").read_text())["rows"] == [{"n": 1}]
-
-
-def test_a_missing_field_is_a_dash():
-    assert filled("{late:.1%}", {"late": 0.25}) == "25.0%"
-    assert filled("{late:.1%}", {"late": None}) == "–"
-    assert filled("{late[p50]:.1%}", {}) == "–"
