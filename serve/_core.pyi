@@ -145,3 +145,52 @@ class Front:
 def decode_infer(is_request: bool, message: bytes | memoryview) -> serve.native.Infer | None: ...
 
 def encode_infer(is_request: bool, model: str, version: str, id: str, parameters: serve.native.Parameters, tensors: Sequence[serve.native.TensorHead], raws: Sequence[memoryview]) -> bytes | None: ...
+
+class LoadSender:
+    """
+    Sends requests to one server and notes when each was answered, on the calling thread.
+
+    gRPC over HTTP/2 connections that take requests in turn; with `http`, POST over at most
+    `connections` of HTTP/1.1, one request each. A request that has no answer `timeout_s`
+    after it was due ends with DEADLINE_EXCEEDED, one whose connection is lost with
+    UNAVAILABLE. Connections are opened anew.
+    """
+
+    def __init__(self, *, host: str, port: int, path: str, http: bool = False, connections: int = 1, timeout_s: float = 30.0, connect_timeout_s: float = 10.0, whole_answers: bool = False) -> None: ...
+
+    def send_at(self, messages: Sequence[bytes], offsets_ns: Sequence[int]) -> None:
+        """
+        Send each message so long after the start (open loop); offsets ascend.
+
+        Returns when all have ended, or after `stop`. Raises OSError when nobody takes a
+        connection at first, RuntimeError when libnghttp2 is missing, ValueError when
+        messages and offsets do not fit together.
+        """
+
+    def keep_in_flight(self, messages: Sequence[bytes], in_flight: int, duration_s: float, most: int = 1000000) -> None:
+        """
+        Keep requests in flight, messages in turn, for a time or until `most` were sent
+        (closed loop). Returns and raises as `send_at` does.
+        """
+
+    def take(self) -> tuple[bytes, list[bytes], list[str]]:
+        """
+        Return the results since the last call, in the order of ending. Any thread.
+
+        Rows of six int64: number of the request, when it was due, sent and ended on the
+        monotonic clock, status code of gRPC, bytes of the answer. Then each answer (its
+        fields before the raw contents, unless `whole_answers`), and each error's text.
+        """
+
+    def stop(self) -> None:
+        """
+        End the run, now and for good; requests in flight have no result. Any thread.
+        """
+
+    @property
+    def started_ns(self) -> int:
+        """When the last run began, on the monotonic clock; 0 before the first."""
+
+    @property
+    def sent(self) -> int:
+        """Number of requests sent in the last run."""

@@ -25,6 +25,7 @@ except ImportError as error:
     ) from error
 
 Front = _core.Front
+LoadSender = _core.LoadSender
 OffsetAllocator = _core.OffsetAllocator
 Sample = _core.Sample
 Topology = _core.Topology

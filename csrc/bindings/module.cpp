@@ -12,6 +12,7 @@
 #include "gnnserve/staging.hpp"
 #include "graphs.hpp"
 #include "infer.hpp"
+#include "load.hpp"
 #include "torch/operators.hpp"
 
 namespace nb = nanobind;
@@ -102,4 +103,5 @@ NB_MODULE(_core, module) {
     gnnserve::bindings::bind_graphs(module);
     gnnserve::bindings::bind_front(module);
     gnnserve::bindings::bind_infer(module);
+    gnnserve::bindings::bind_load(module);
 }

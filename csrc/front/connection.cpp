@@ -154,6 +154,9 @@ struct Connection::Hooks {
         if (frame->head.type == kResetFrame && c.side_ == Side::kServer && !c.count_reset()) {
             return c.events_.reset_flood() ? kCallbackFails : 0;
         }
+        if (frame->head.type == kGoAwayFrame) {
+            c.events_.going_away();
+        }
         if (frame->head.type != kHeadersFrame && frame->head.type != kDataFrame) {
             return 0;
         }

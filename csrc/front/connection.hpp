@@ -89,6 +89,8 @@ public:
     virtual bool reset_flood() { return true; }
     // A header list is larger than is taken; the stream is reset.
     virtual void headers_too_large() {}
+    // The peer begins nothing new on this connection.
+    virtual void going_away() {}
 };
 
 struct ConnectionLimits {
