@@ -112,7 +112,7 @@ def decided(estimator: ModelEstimator, size: tuple[int, int], count: int) -> lis
     records = []
     for number in range(count):
         task = Task(TaskId(number), "model", *size, Nanos(0), estimate, patient)
-        record = Record(task, policy.key(task), Nanos(0), 1, 0)
+        record = Record(task, policy.key(task), Nanos(0), 1, 0, estimate.solo_ns)
         record.state = State.READY
         records.append(record)
 

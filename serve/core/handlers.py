@@ -36,6 +36,7 @@ from serve.core.events import (
     TaskPrepared,
     Tick,
 )
+from serve.core.launcher import Launcher
 from serve.core.lifecycle import Cause, UnionSplit
 from serve.core.parts import SchedulerParts
 from serve.core.rules.admission import admit
@@ -61,19 +62,23 @@ class EventHandlers:
 
     __slots__ = (
         "_board",
+        "_key",
         "_lane_ids",
+        "_launcher",
         "_parts",
         "_planner",
         "_quarantine",
         "_recycling",
         "_tasks",
+        "_totals",
         "by_event",
         "draining",
     )
 
-    def __init__(self, parts: SchedulerParts) -> None:
-        self._parts = parts
+    def __init__(self, parts: SchedulerParts, launcher: Launcher) -> None:
+        self._parts, self._totals, self._launcher = parts, parts.totals, launcher
         self._board, self._tasks, self._planner = parts.board, parts.tasks, parts.planner
+        self._key = parts.policy.key
         self._recycling, self._quarantine = parts.recycling, parts.totals.quarantine
         self._lane_ids = frozenset(parts.params.device.lane_ids)
         #: Nothing new is accepted.
@@ -112,46 +117,55 @@ class EventHandlers:
 
     def _on_arrived(self, event: TaskArrived) -> None:
         task = event.task
-        task_id = task.task_id
-        tasks, totals = self._tasks, self._parts.totals
-        demand, shares, slots = totals.demand, totals.shares, totals.slots
-        tasks.seen(task_id)
-        if (rejected := totals.quarantine.rejects(task.model, self._tasks.now_ns)) is not None:
-            tasks.out += AnswerTask(task_id, rejected), ReleaseTask(task_id)
+        tasks, totals, params = self._tasks, self._totals, self._parts.params
+        demand, now_ns = totals.demand, tasks.now_ns
+        tasks.seen(task.task_id)
+        rejected = self._quarantine.rejects(task.model, now_ns) if self._quarantine.models else None
+        if rejected is not None:
+            tasks.out += AnswerTask(task.task_id, rejected), ReleaseTask(task.task_id)
             return
+        estimate = task.estimate
+        work_ns = estimate.solo_ns
         backlog_ns = Nanos(tasks.work_ns // self._board.slots)
-        work_ns = task.estimate.solo_ns
-        overloaded = demand.asked(work_ns, self._tasks.now_ns, slots)
-        shares.asks(task.tenant)
+        overloaded = demand.asked(work_ns, now_ns, totals.slots)
+        totals.shares.asks(task.tenant)
         at = target_class(task.qos.target_ns)
-        sheds = overloaded and self._parts.params.shed_late
-        urgent_ns = Nanos(demand.there_ns(at) // slots) if sheds else None
-        refusal = admit(
-            task,
-            budget_bytes=self._board.ledger.budget_bytes,
-            unanswered=totals.unanswered,
-            max_queue=self._parts.params.max_queue,
-            has_share=shares.may_queue(task.tenant, self._parts.params.max_queue),
-            urgent_ns=urgent_ns,
-            backlog_ns=backlog_ns,
-            draining=self.draining,
-        )
-        if refusal is not None:
-            tasks.out += AnswerTask(task_id, refusal), ReleaseTask(task_id)
-            return
-        if overloaded and shares.is_over(task.tenant):
-            task = less_urgent(task)
+        budget_bytes = self._board.ledger.budget_bytes
+        # Most requests enter: whether one may is asked only where something is short.
+        if (
+            overloaded
+            or self.draining
+            or totals.unanswered >= params.max_queue
+            or estimate.reserve_bytes > budget_bytes
+        ):
+            sheds = overloaded and params.shed_late
+            refusal = admit(
+                task,
+                budget_bytes=budget_bytes,
+                unanswered=totals.unanswered,
+                max_queue=params.max_queue,
+                has_share=totals.shares.may_queue(task.tenant, params.max_queue),
+                urgent_ns=Nanos(demand.there_ns(at) // totals.slots) if sheds else None,
+                backlog_ns=backlog_ns,
+                draining=self.draining,
+            )
+            if refusal is not None:
+                tasks.out += AnswerTask(task.task_id, refusal), ReleaseTask(task.task_id)
+                return
+            if overloaded and totals.shares.is_over(task.tenant):
+                task = less_urgent(task)
         left_before_ns = demand.came(at, work_ns)
-        record = Record(task, self._parts.policy.key(task), backlog_ns, at, left_before_ns)
+        record = Record(task, self._key(task), backlog_ns, at, left_before_ns, work_ns)
+        started_ns = event.prepare_started_ns
+        if started_ns is not None:
+            record.prepare_started_ns, record.prepared_ns = started_ns, now_ns
+            if self._launcher.launch_at_once(record):
+                return
         tasks.admit(record)
-        self._parts.window.arrived(task, self._tasks.now_ns)
-        if event.prepare_started_ns is not None:
+        self._parts.window.arrived(task, now_ns)
+        if started_ns is not None:
             tasks.step(record, PrepareTask)
             tasks.step(record, TaskPrepared)
-            record.prepare_started_ns, record.prepared_ns = (
-                event.prepare_started_ns,
-                self._tasks.now_ns,
-            )
 
     def _on_prepared(self, event: TaskPrepared) -> None:
         record = self._tasks.get(event.task_id, TaskPrepared)
@@ -169,14 +183,20 @@ class EventHandlers:
 
     def _on_finished(self, event: TaskFinished) -> None:
         run = self._run_of(event.task_id, event.lane_id, TaskFinished)
-        self._quarantine.lane_kept(run.model)
-        totals, usage = self._parts.totals, event.usage
-        outcomes = [
-            completed(r, usage, self._board, totals, self._tasks.now_ns) for r in run.members
-        ]
-        self._board.vacate(run, self._tasks.now_ns)
+        if self._quarantine.models:
+            self._quarantine.lane_kept(run.model)
+        board, tasks, totals, usage = self._board, self._tasks, self._totals, event.usage
+        now_ns = tasks.now_ns
+        if len(run.members) == 1:
+            record = run.members[0]
+            outcome = completed(record, usage, board, totals, now_ns)
+            board.vacate(run, now_ns)
+            tasks.step(record, TaskFinished, outcome)
+            return
+        outcomes = [completed(r, usage, board, totals, now_ns) for r in run.members]
+        board.vacate(run, now_ns)
         for record, outcome in zip(run.members, outcomes, strict=True):
-            self._tasks.step(record, TaskFinished, outcome)
+            tasks.step(record, TaskFinished, outcome)
 
     def _on_failed(self, event: TaskFailed) -> None:
         run = self._run_of(event.task_id, event.lane_id, TaskFailed)
@@ -332,9 +352,10 @@ class EventHandlers:
 
     def _run_of(self, task_id: TaskId, lane_id: LaneId, cause: Cause) -> Run:
         """Return the run that the task names; raise InvariantViolation if it is not on the lane."""
-        run = self._tasks.get(task_id, cause).run
-        if run is not None and (run.lane_id, run.task_id) == (lane_id, task_id):
+        run = self._board.busy.get(lane_id)
+        if run is not None and run.task_id == task_id:
             return run
+        run = self._tasks.get(task_id, cause).run
         where = "on no lane" if run is None else f"on lane {run.lane_id}"
         if run is not None and run.task_id != task_id:
             where += f" with task {run.task_id}"

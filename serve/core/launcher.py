@@ -8,6 +8,7 @@ from serve.core.disciplines.base import LaunchMove, SuspendMove, WaitMove
 from serve.core.parts import SchedulerParts
 from serve.core.rules.merging import gather
 from serve.core.rules.patience import Patience
+from serve.core.rules.watch import NEVER_NS
 from serve.core.state.record import PlannedGroup, Record, Run
 from serve.core.types import Nanos
 from serve.errors import InvariantViolation
@@ -20,13 +21,75 @@ _MOVES_PER_LANE = 8
 class Launcher:
     """Moves runs onto lanes and off their slots."""
 
-    __slots__ = ("_parts", "_patience", "held_until_ns")
+    __slots__ = (
+        "_board",
+        "_parts",
+        "_patience",
+        "_planner",
+        "_recycling",
+        "_replans",
+        "_tasks",
+        "_totals",
+        "_watch",
+        "_watched",
+        "_window",
+        "held_until_ns",
+    )
 
     def __init__(self, parts: SchedulerParts) -> None:
         self._parts = parts
+        self._board, self._tasks, self._totals = parts.board, parts.tasks, parts.totals
+        self._planner, self._recycling, self._watch = parts.planner, parts.recycling, parts.watch
+        self._window, self._watched = parts.window, parts.params.watched
+        #: A group may start whatever else runs, and everything is planned anew each time.
+        self._replans = parts.window.replans and not parts.discipline.holds_groups
         self._patience = Patience(parts.params.patience)
         #: Until when an idle lane is held for a task that is being prepared.
         self.held_until_ns: Nanos | None = None
+
+    def launch_at_once(self, record: Record) -> bool:
+        """Accept and launch a new, prepared record where nothing waits and a lane is free.
+
+        The short way for what planning, discipline and ``launch_ready`` come to then: the record's
+        own group, started now. Returns False, with nothing changed, wherever they might come to
+        something else.
+        """
+        board, tasks, now_ns = self._board, self._tasks, self._tasks.now_ns
+        task, executing = record.task, board.executing_count
+        estimate, timeout_ns = task.estimate, task.qos.timeout_ns
+        if (
+            not self._replans
+            or tasks.pending
+            or self._window.open
+            or self._planner.stale
+            or not board.idle
+            or executing >= board.max_slots
+            or executing != len(board.busy)
+            or estimate.reserve_bytes > board.ledger.available_bytes
+            or (executing and board.weighs_slowdown and board.slowdown[-1] != 1.0)
+            or self._recycling.over
+            or (executing and self._watch.next_ns <= now_ns)
+            or (timeout_ns is not None and task.arrived_ns + timeout_ns <= now_ns)
+            or (tasks.expires_ns is not None and tasks.expires_ns <= now_ns)
+        ):
+            return False
+        self._window.passed(now_ns)
+        self._patience.nobody_waits()
+        self.held_until_ns = None
+        record.prepare_exposed_ns = board.waited_for_ns(record, now_ns)
+        group_id = self._totals.next_group_id()
+        record.group = PlannedGroup([], 1, False, group_id, 1)
+        tasks.admit_launched(record)
+        run = board.occupy((record,), estimate, now_ns)
+        if self._watched:
+            if not executing and self._watch.next_ns <= now_ns:
+                self._watch.next_ns = NEVER_NS  # of a run that ended
+            self._watch.begins(run, now_ns)
+        record.run = run
+        record.attempt = 1
+        tasks.out.append(LaunchTask(run.task_id, run.lane_id, group_id, 1, run.reserve_bytes))
+        board.note(now_ns)
+        return True
 
     def launch_ready(self) -> bool:
         """Carry out the discipline's moves until it waits; return True when there were any."""

@@ -30,10 +30,10 @@ class Scheduler:
         #: For a fleet, and for tests to look at.
         self.parts = parts = make_parts(params, totals or Totals())
         self._tasks, self._board, self._planner = parts.tasks, parts.board, parts.planner
-        self._recycling, self._watch = parts.recycling, parts.watch
-        self._handlers = EventHandlers(parts)
-        self._on = self._handlers.by_event
+        self._recycling, self._watch, self._window = parts.recycling, parts.watch, parts.window
         self._launcher = Launcher(parts)
+        self._handlers = EventHandlers(parts, self._launcher)
+        self._on = self._handlers.by_event
 
     def handle(self, event: Event, now_ns: Nanos) -> list[Command]:
         """Take in one event and return what to do about it, in this order.
@@ -49,7 +49,11 @@ class Scheduler:
         self._on[type(event)](event)
         if self._recycling.over:
             self._handlers.recycle_idle_lanes()
-        while tasks.expires_ns is not None and (expired := tasks.expired()) is not None:
+        while (
+            tasks.expires_ns is not None
+            and tasks.expires_ns <= tasks.now_ns
+            and (expired := tasks.expired()) is not None
+        ):
             self._handlers.expire(expired)
         if self._watch.next_ns <= tasks.now_ns:
             out += [LookAtLane(r.task_id, r.lane_id) for r in self._watch.due(tasks.now_ns)]
@@ -57,7 +61,19 @@ class Scheduler:
         return out
 
     def _plan_and_launch(self) -> None:
-        tasks, planner = self._tasks, self._planner
+        tasks, planner, board = self._tasks, self._planner, self._board
+        if not (
+            tasks.pending
+            or planner.stale
+            or self._window.open
+            or board.executing_count != len(board.busy)
+        ):
+            # Nothing waits, so there is nothing to plan and nothing to launch.
+            if tasks.moved:
+                tasks.moved = False
+                self._launcher.held_until_ns = None
+                board.note(tasks.now_ns)
+            return
         planned = planner.plan_if_due()
         if tasks.queued and (planned or tasks.moved):
             planner.prepare_next()
@@ -71,7 +87,7 @@ class Scheduler:
             if not planned:
                 break
         tasks.moved = False
-        self._board.note(tasks.now_ns)
+        board.note(tasks.now_ns)
 
     def next_wakeup(self) -> Nanos | None:
         """Return when a ``Tick`` is needed unless another event comes first; None for never."""

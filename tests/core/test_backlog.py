@@ -13,7 +13,7 @@ def backlog(runs_ms, sealing=False):
     records = []
     for task_id, run_ms in enumerate(runs_ms):
         given = task(task_id, run_ns=run_ms * MS)
-        records.append(Record(given, POLICY.key(given), NOW, 1, 0))
+        records.append(Record(given, POLICY.key(given), NOW, 1, 0, given.estimate.solo_ns))
         made.add(records[-1])
     return made, records
 
@@ -50,7 +50,7 @@ def test_sealed_batches_are_planned_one_after_the_other():
     assert made.plannable_count == 0
     made.seal()
     late = task(9, run_ns=MS)
-    made.add(Record(late, POLICY.key(late), NOW, 1, 0))
+    made.add(Record(late, POLICY.key(late), NOW, 1, 0, late.estimate.solo_ns))
     assert made.plannable_count == 2
     assert sorted(ids(made.horizon(8, NOW))) == [0, 1]
     made.seal()

@@ -54,7 +54,8 @@ def test_expected_ends_count_the_company_that_was():
 
     def occupy(task_id, run_ms, at_ms):
         one = run_of(task_id, run_ms)
-        return board.occupy((Record(one, (0,), Nanos(0), 1, 0),), one.estimate, Nanos(at_ms * MS))
+        record = Record(one, (0,), Nanos(0), 1, 0, one.estimate.solo_ns)
+        return board.occupy((record,), one.estimate, Nanos(at_ms * MS))
 
     first = occupy(0, 10, 0)
     second = occupy(1, 10, 4)

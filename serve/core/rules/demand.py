@@ -25,28 +25,40 @@ _CLASSES = 64 << _FINE_BITS
 
 def target_class(target_ns: Nanos) -> int:
     """Return the number of the target's class: at least 1, rising with the target."""
-    octave = max(0, target_ns.bit_length() - 1 - _FINE_BITS)
-    return min((octave << _FINE_BITS) + (target_ns >> octave) + 1, _CLASSES)
+    octave = target_ns.bit_length() - 1 - _FINE_BITS
+    if octave < 0:
+        octave = 0
+    at = (octave << _FINE_BITS) + (target_ns >> octave) + 1
+    return at if at < _CLASSES else _CLASSES
 
 
 class WorkByTarget:
     """Sums of work by target class, and by octave, so that a sum up to a class adds up few."""
 
-    __slots__ = ("_classes", "_octaves")
+    __slots__ = ("_classes", "_lowest", "_octaves")
 
     def __init__(self) -> None:
         self._classes = [0] * (_CLASSES + 1)
         self._octaves = [0] * ((_CLASSES >> _FINE_BITS) + 1)
+        #: The first octave with work.
+        self._lowest = len(self._octaves)
 
     def add(self, at: int, work_ns: int) -> None:
         """Count work of class `at`."""
+        octave = at >> _FINE_BITS
         self._classes[at] += work_ns
-        self._octaves[at >> _FINE_BITS] += work_ns
+        self._octaves[octave] += work_ns
+        if octave < self._lowest:
+            self._lowest = octave
 
     def up_to(self, at: int) -> int:
         """All work counted so far of classes up to `at`."""
         octave = at >> _FINE_BITS
-        return sum(self._octaves[:octave]) + sum(self._classes[octave << _FINE_BITS : at + 1])
+        if octave < self._lowest:
+            return 0
+        return sum(
+            self._classes[octave << _FINE_BITS : at + 1], sum(self._octaves[self._lowest : octave])
+        )
 
 
 class Demand:

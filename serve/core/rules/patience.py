@@ -15,6 +15,10 @@ class Patience:
         self._oldest: Record | None = None
         self._passed_over = 0
 
+    def nobody_waits(self) -> None:
+        """Forget who waited longest: the one launched was the only one."""
+        self._oldest, self._passed_over = None, 0
+
     def launched(self, backlog: Backlog, board: Board) -> Record | None:
         """Count a launch; return the longest waiting record once `limit` others went before it."""
         oldest = backlog.oldest()

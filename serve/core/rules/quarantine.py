@@ -32,15 +32,15 @@ class _Conduct:
 class Quarantine:
     """Counts lanes lost by model, on all devices together, and says which models may not run."""
 
-    __slots__ = ("_models",)
+    __slots__ = ("models",)
 
     def __init__(self) -> None:
         #: Models that ended a lane and have not made up for it.
-        self._models: dict[str, _Conduct] = {}
+        self.models: dict[str, _Conduct] = {}
 
     def lane_lost(self, model: str, now_ns: int) -> bool:
         """Count a run of the model that ended its lane; return True when quarantine begins."""
-        conduct = self._models.setdefault(model, _Conduct())
+        conduct = self.models.setdefault(model, _Conduct())
         conduct.lanes_lost += 1
         conduct.strikes += 1.0
         if conduct.strikes < _MOST_STRIKES or now_ns < conduct.until_ns:
@@ -53,19 +53,19 @@ class Quarantine:
 
     def lane_kept(self, model: str) -> None:
         """Count a run of the model that ended, well or with an error, and left its lane alive."""
-        conduct = self._models.get(model)
+        conduct = self.models.get(model)
         if conduct is not None:
             conduct.strikes -= _FORGIVEN
             if conduct.strikes <= 0.0:
-                del self._models[model]
+                del self.models[model]
 
     def forget(self, model: str) -> None:
         """Drop what is known of a model that is unloaded."""
-        self._models.pop(model, None)
+        self.models.pop(model, None)
 
     def left_ns(self, model: str, now_ns: int) -> int:
         """Return the time until the model may run again; 0 when it may run now."""
-        conduct = self._models.get(model)
+        conduct = self.models.get(model)
         return 0 if conduct is None else max(0, conduct.until_ns - now_ns)
 
     def rejects(self, model: str, now_ns: int) -> Rejected | None:
@@ -80,5 +80,5 @@ class Quarantine:
         left_ns = self.left_ns(model, now_ns)
         if not left_ns:
             return ""
-        lost, left_s = self._models[model].lanes_lost, -(-left_ns // _SECOND_NS)
+        lost, left_s = self.models[model].lanes_lost, -(-left_ns // _SECOND_NS)
         return f"its runs ended {lost} lanes; it is not run for another {left_s} s"

@@ -19,12 +19,9 @@ class Recycling:
         self._limit_bytes: Final = limit_bytes
         #: Of lanes over the limit.
         self._held_bytes: dict[LaneId, Bytes] = {}
+        #: Lanes over the limit that have not stood down yet.
+        self.over: Set[LaneId] = self._held_bytes.keys()
         self._leaving: LaneId | None = None
-
-    @property
-    def over(self) -> Set[LaneId]:
-        """Lanes over the limit that have not stood down yet."""
-        return self._held_bytes.keys()
 
     @property
     def busy(self) -> bool:

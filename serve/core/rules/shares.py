@@ -7,7 +7,7 @@ class less urgent, so tenants within their share go first, under every policy. A
 still admits a tenant that has fewer in it than its share of the queue. Every step is O(1).
 """
 
-from collections import Counter, deque
+from collections import deque
 
 #: Arrivals over which a tenant counts as active.
 RECENT = 256
@@ -21,9 +21,10 @@ class Shares:
     def __init__(self) -> None:
         self._recent: deque[str] = deque()
         #: Requests among the last arrivals, by tenant; none of them 0.
-        self._lately: Counter[str] = Counter()
-        self._work_ns: Counter[str] = Counter()
-        self._count: Counter[str] = Counter()
+        self._lately: dict[str, int] = {}
+        #: Of tenants with unfinished requests.
+        self._work_ns: dict[str, int] = {}
+        self._count: dict[str, int] = {}
         self._total_ns = 0
 
     def asks(self, tenant: str) -> None:
@@ -33,33 +34,36 @@ class Shares:
         gone = recent.popleft() if len(recent) > RECENT else None
         if gone == tenant:
             return
-        self._lately[tenant] += 1
+        lately = self._lately
+        lately[tenant] = lately.get(tenant, 0) + 1
         if gone is not None:
-            self._lately[gone] -= 1
-            if not self._lately[gone]:
-                del self._lately[gone]
+            lately[gone] -= 1
+            if not lately[gone]:
+                del lately[gone]
 
     def is_over(self, tenant: str) -> bool:
         """Return True when the tenant has more unfinished work than its share."""
-        return self._work_ns[tenant] * len(self._lately) > self._total_ns
+        return self._work_ns.get(tenant, 0) * len(self._lately) > self._total_ns
 
     def may_queue(self, tenant: str, max_queue: int) -> bool:
         """Return True when the tenant still has room in a full queue of `max_queue`."""
         tenants = len(self._lately)
-        return tenants > 1 and self._count[tenant] < max_queue // tenants
+        return tenants > 1 and self._count.get(tenant, 0) < max_queue // tenants
 
     def enter(self, tenant: str, work_ns: int) -> None:
         """Count an admitted request of the tenant."""
-        self._work_ns[tenant] += work_ns
-        self._count[tenant] += 1
+        self._work_ns[tenant] = self._work_ns.get(tenant, 0) + work_ns
+        self._count[tenant] = self._count.get(tenant, 0) + 1
         self._total_ns += work_ns
 
     def leave(self, tenant: str, work_ns: int) -> None:
         """Count the end of a request, however it ended."""
         self._total_ns -= work_ns
-        self._count[tenant] -= 1
-        self._work_ns[tenant] -= work_ns
-        if not self._count[tenant]:
+        left = self._count[tenant] - 1
+        if left:
+            self._count[tenant] = left
+            self._work_ns[tenant] -= work_ns
+        else:
             del self._count[tenant], self._work_ns[tenant]
 
     def counts(self) -> dict[str, int]:

@@ -48,8 +48,10 @@ class Watch:
 
     def begins(self, run: Run, now_ns: Nanos) -> None:
         """Watch the run, which was launched now."""
-        run.look_ns = self._pause_ns(run)
-        self.goes_on(run, now_ns)
+        run.look_ns = look_ns = self._pause_ns(run)
+        due_ns = now_ns + look_ns
+        if due_ns < self.next_ns:
+            self.next_ns = Nanos(due_ns)
 
     def goes_on(self, run: Run, now_ns: Nanos) -> None:
         """Schedule the next look at the run, which executes."""
@@ -94,4 +96,13 @@ class Watch:
         return max(_LEAST_NS, _FACTOR * run.run_ns)
 
     def _pause_ns(self, run: Run) -> Nanos:
-        return Nanos(min(self._patience_ns(run) // 2, self.limit_ns(run) // _LOOKS_TO_LIMIT))
+        run_ns, limit_ns = run.run_ns, self._limit_ns
+        patience_ns = _FACTOR * run_ns
+        if patience_ns < _LEAST_NS:
+            patience_ns = _LEAST_NS
+        if limit_ns is None:
+            limit_ns = Nanos(_LIMIT_FACTOR * run_ns)
+            if limit_ns < _LIMIT_LEAST_NS:
+                limit_ns = Nanos(_LIMIT_LEAST_NS)
+        half_ns, part_ns = patience_ns // 2, limit_ns // _LOOKS_TO_LIMIT
+        return Nanos(half_ns if half_ns < part_ns else part_ns)

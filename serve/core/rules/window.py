@@ -22,6 +22,10 @@ class Window(Protocol):
         """Note that one more task waits to be planned."""
         ...
 
+    def passed(self, now_ns: Nanos) -> None:
+        """Note a task that was planned by itself as it arrived, while the window was not open."""
+        ...
+
     def closes_ns(self, lane_waits: bool) -> Nanos | None:
         """Return when the open window closes; None when nothing has arrived.
 
@@ -49,6 +53,9 @@ class FixedWindow:
         if self._closes_ns is None:
             self._closes_ns = Nanos((now_ns // self._window_ns + 1) * self._window_ns)
             self.open = True
+
+    def passed(self, now_ns: Nanos) -> None:
+        """Do nothing: slots are those of the clock."""
 
     def closes_ns(self, lane_waits: bool) -> Nanos | None:
         """Return the end of the slot, whether or not a lane waits."""
@@ -92,11 +99,7 @@ class AdaptiveWindow:
 
     def arrived(self, task: Task, now_ns: Nanos) -> None:
         """Update the arrival rate and the tightest newcomer."""
-        if self._last_arrival_ns is not None:
-            # One long pause says nothing about the gaps of the next burst, so it is cut.
-            gap_ns = min(now_ns - self._last_arrival_ns, self.MAX_LENGTH_NS)
-            self._gap_ns += self.GAP_WEIGHT * (gap_ns - self._gap_ns)
-        self._last_arrival_ns = now_ns
+        self._count_gap(now_ns)
         start_ns = task.latest_start_ns
         if self._opened_ns is None:
             self._opened_ns = now_ns
@@ -104,6 +107,21 @@ class AdaptiveWindow:
             self._tightest_ns = start_ns
         elif start_ns < self._tightest_ns:
             self._tightest_ns = start_ns
+
+    def passed(self, now_ns: Nanos) -> None:
+        """Update the arrival rate, and rest as after planning one task."""
+        self._count_gap(now_ns)
+        self._rest_until_ns = now_ns + self.REST_PER_TASK_NS
+
+    def _count_gap(self, now_ns: Nanos) -> None:
+        last_ns = self._last_arrival_ns
+        if last_ns is not None:
+            # One long pause says nothing about the gaps of the next burst, so it is cut.
+            gap_ns = now_ns - last_ns
+            if gap_ns > self.MAX_LENGTH_NS:
+                gap_ns = self.MAX_LENGTH_NS
+            self._gap_ns += self.GAP_WEIGHT * (gap_ns - self._gap_ns)
+        self._last_arrival_ns = now_ns
 
     def closes_ns(self, lane_waits: bool) -> Nanos | None:
         """Return the opening for a waiting lane, else the end of gathering, after the rest."""

@@ -32,7 +32,6 @@ class Board:
         "_co_run_ns",
         "_full_slowdown",
         "_history",
-        "_max_slots",
         "_rank_task",
         "_slowdown_now",
         "_work_ns",
@@ -42,6 +41,7 @@ class Board:
         "idle",
         "launch_ns",
         "ledger",
+        "max_slots",
         "plan",
         "slots",
         "slowdown",
@@ -67,7 +67,8 @@ class Board:
         self._work_ns = 0
         self._co_run_ns = 0
         self._at_ns = Nanos(0)
-        self._max_slots = device.slots
+        #: Tasks that may execute at once when every lane is up.
+        self.max_slots = device.slots
         #: By number of those that execute, and now.
         self._by_executing = self._slowdowns()
         self._slowdown_now = 1.0
@@ -89,12 +90,12 @@ class Board:
     @property
     def open_slots(self) -> int:
         """Tasks that could execute beside those that do."""
-        return self._max_slots - self.executing_count
+        return self.max_slots - self.executing_count
 
     @property
     def free_slots(self) -> int:
         """Tasks that could be launched now if memory allows."""
-        lanes, slots = len(self.idle), self._max_slots - self.executing_count
+        lanes, slots = len(self.idle), self.max_slots - self.executing_count
         return lanes if lanes < slots else slots
 
     @property
@@ -144,7 +145,7 @@ class Board:
             else:
                 ranked.append(Contender(key, left_ns, holder))
         ranked.sort(key=_by_key)
-        order = [one.holder for one in self._arrange(ranked, self._max_slots, now_ns)]
+        order = [one.holder for one in self._arrange(ranked, self.max_slots, now_ns)]
         if apart:
             apart.sort()
             order[:0] = [holder for standing, _, holder in apart if standing == _FIRST]
@@ -162,7 +163,7 @@ class Board:
         self._count_slots()
 
     def _count_slots(self) -> None:
-        self.slots = max(1, min(self._max_slots, self.lanes_up))
+        self.slots = max(1, min(self.max_slots, self.lanes_up))
 
     def occupy(self, members: tuple[Record, ...], estimate: TaskEstimate, now_ns: Nanos) -> Run:
         """Give the members an idle lane together, their memory, and a slot to execute in."""
@@ -197,29 +198,29 @@ class Board:
 
     def note(self, now_ns: Nanos) -> None:
         """Remember what is free from now on."""
-        slots, available_bytes = self.free_slots, self.ledger.available_bytes
-        history = self._history
-        if not history or history[-1][1] != slots or history[-1][2] != available_bytes:
+        lanes, slots = len(self.idle), self.max_slots - self.executing_count
+        if lanes < slots:
+            slots = lanes
+        available_bytes, history = self.ledger.available_bytes, self._history
+        if not history or history[-1][2] != available_bytes or history[-1][1] != slots:
             history.append((now_ns, slots, available_bytes))
 
     def waited_for_ns(self, record: Record, now_ns: Nanos) -> Nanos:
         """Return how long lane and memory stood free for the record while it was prepared."""
         if record.prepared_ns != now_ns:
             return ZERO_NS
-        need_bytes = record.task.reserve_bytes
-        since_ns = self._free_since(need_bytes, record.prepare_started_ns, now_ns)
-        return Nanos(max(0, now_ns - max(since_ns, self.plan.cleared_ns)))
-
-    def _free_since(self, need_bytes: int, after_ns: Nanos, now_ns: Nanos) -> Nanos:
-        """Return since when, at most back to `after_ns`, a lane and `need_bytes` have been free."""
+        need_bytes, after_ns = record.task.estimate.reserve_bytes, record.prepare_started_ns
         since_ns = now_ns
         for start_ns, slots, available_bytes in reversed(self._history):
             if slots < 1 or available_bytes < need_bytes:
                 break
-            since_ns = start_ns
             if start_ns <= after_ns:
-                return after_ns
-        return since_ns
+                since_ns = after_ns
+                break
+            since_ns = start_ns
+        if since_ns < self.plan.cleared_ns:
+            since_ns = self.plan.cleared_ns
+        return Nanos(now_ns - since_ns) if now_ns > since_ns else ZERO_NS
 
     def left_ns(self, run: Run, now_ns: Nanos) -> Nanos:
         """Return the estimated time alone that the run still needs, always more than 0."""
@@ -229,7 +230,7 @@ class Board:
         """Return how long others have executed beside the run, summed over them."""
         if not run.executing:
             return Nanos(run.co_run_ns)
-        since_ns = max(0, self.executing_count - 1) * (now_ns - self._at_ns)
+        since_ns = (self.executing_count - 1) * (now_ns - self._at_ns)
         return Nanos(run.co_run_ns + self._co_run_ns + since_ns)
 
     def set_slowdown(self, slowdown: tuple[float, ...], now_ns: Nanos) -> None:
@@ -242,7 +243,7 @@ class Board:
 
     def _slowdowns(self) -> list[float]:
         """Return the slowdown of each run by number of runs that execute."""
-        others = range(self._max_slots)
+        others = range(self.max_slots)
         return [1.0, *(slowdown_beside(self.slowdown, beside) for beside in others)]
 
     def _execute(self, run: Run, now_ns: Nanos) -> None:
@@ -272,11 +273,13 @@ class Board:
 
     def _advance(self, now_ns: Nanos) -> None:
         """Count up to now at the pace so far; who executes is about to change."""
-        if now_ns == self._at_ns:
+        passed_ns = now_ns - self._at_ns
+        if not passed_ns:
             return
-        self._work_ns += self._work_since(now_ns)
+        pace = self._slowdown_now
+        self._work_ns += passed_ns if pace == 1.0 else int(passed_ns / pace)
         if self.executing_count > 1:
-            self._co_run_ns += (self.executing_count - 1) * (now_ns - self._at_ns)
+            self._co_run_ns += (self.executing_count - 1) * passed_ns
         self._at_ns = now_ns
 
     def _work_since(self, now_ns: Nanos) -> int:

@@ -24,6 +24,8 @@ class Record(msgspec.Struct, eq=False):
     #: Class of its target, and work up to that class that had left when it arrived.
     target_class: int
     left_before_ns: int
+    #: Its estimated solo time on arrival. All sums of work use it, whatever is learned later.
+    work_ns: Nanos
     state: State = State.QUEUED
     #: The group it is planned in or runs in.
     group: "PlannedGroup | None" = None
@@ -44,11 +46,6 @@ class Record(msgspec.Struct, eq=False):
     bypassed: int = 0
     #: It has waited too long and goes before every other.
     promoted: bool = False
-    #: Its estimated solo time on arrival. All sums of work use it, whatever is learned later.
-    work_ns: Nanos = ZERO_NS
-
-    def __post_init__(self) -> None:
-        self.work_ns = self.task.estimate.solo_ns
 
     def resize(self, found: Sized) -> None:
         """Replace the task by what preparing found it to be; its target stays as promised."""

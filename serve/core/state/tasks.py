@@ -5,16 +5,20 @@ demand, the answers and releases owed. Does not cover lanes and memory, nor why 
 ``scheduler``.
 """
 
-from serve.core.commands import AnswerTask, Command, ReleaseTask
-from serve.core.events import TaskArrived
+from heapq import heapify, heappop, heappush
+
+from serve.core.commands import AnswerTask, Command, LaunchTask, PrepareTask, ReleaseTask
+from serve.core.events import TaskArrived, TaskPrepared
 from serve.core.lifecycle import TRANSITION_OF, Cause, State
 from serve.core.state.backlog import Backlog
-from serve.core.state.ordered import SortedKeys
 from serve.core.state.plan import Plan
 from serve.core.state.record import Record
 from serve.core.state.shared_counts import Totals
 from serve.core.types import Nanos, Outcome, TaskId
 from serve.errors import InvariantViolation
+
+#: Time limits of answered tasks that may wait for their time, beside as many as there are others.
+_MOST_ANSWERED = 64
 
 
 class Tasks:
@@ -34,6 +38,7 @@ class Tasks:
         "queued",
         "ready",
         "records",
+        "timed_count",
         "work_ns",
     )
 
@@ -57,8 +62,10 @@ class Tasks:
         #: When the next time limit passes; None: none ever does.
         self.expires_ns: Nanos | None = None
         self._plan = plan
-        #: (expiry, task id) of every unanswered task with a time limit.
-        self._timers = SortedKeys()
+        #: Unanswered tasks with a time limit.
+        self.timed_count = 0
+        #: A heap of (expiry, task id): theirs, and some of tasks that were answered since.
+        self._timers: list[tuple[Nanos, TaskId]] = []
         self._totals = totals
         self._remember = totals.history.add
 
@@ -66,7 +73,8 @@ class Tasks:
         """Note the arrival of a task; raise InvariantViolation when it is there already."""
         if task_id in self.records:
             raise self.violation(task_id, "arrived twice")
-        self._totals.newest_id = max(self._totals.newest_id, task_id)
+        if task_id > self._totals.newest_id:
+            self._totals.newest_id = task_id
 
     def admit(self, record: Record) -> None:
         """Accept the task, which then waits to be planned."""
@@ -77,6 +85,21 @@ class Tasks:
         self._totals.shares.enter(task.tenant, record.work_ns)
         self.pending += 1
         self.queued += 1
+        self._totals.unanswered += 1
+        self.work_ns += record.work_ns
+        self._time(record)
+
+    def admit_launched(self, record: Record) -> None:
+        """Accept a prepared task that goes onto a lane at once."""
+        task = record.task
+        task_id, now_ns, remember = task.task_id, self.now_ns, self._remember
+        self.records[task_id] = record
+        record.state = State.RUNNING
+        remember((now_ns, task_id, None, TaskArrived, State.QUEUED))
+        remember((now_ns, task_id, State.QUEUED, PrepareTask, State.PREPARING))
+        remember((now_ns, task_id, State.PREPARING, TaskPrepared, State.READY))
+        remember((now_ns, task_id, State.READY, LaunchTask, State.RUNNING))
+        self._totals.shares.enter(task.tenant, record.work_ns)
         self._totals.unanswered += 1
         self.work_ns += record.work_ns
         self._time(record)
@@ -169,34 +192,41 @@ class Tasks:
             return record.state
         return State.DONE if self.known(task_id) else None
 
-    @property
-    def timed_count(self) -> int:
-        """Unanswered tasks with a time limit."""
-        return len(self._timers)
-
     def expired(self) -> Record | None:
         """Return an unanswered task whose time limit has passed, or None."""
         if self.expires_ns is None or self.expires_ns > self.now_ns:
             return None
-        timer = self._timers.first()
-        assert timer is not None
-        return self.records[TaskId(timer[1])]
+        return self.records[self._timers[0][1]]
 
     def _time(self, record: Record) -> None:
         """Start the record's time limit, if it has one."""
-        if (expires_ns := record.task.expires_ns) is not None:
-            self._timers.add((expires_ns, record.task.task_id))
-            self._look_at_timers()
+        task = record.task
+        if task.qos.timeout_ns is None:
+            return
+        expires_ns = Nanos(task.arrived_ns + task.qos.timeout_ns)
+        heappush(self._timers, (expires_ns, task.task_id))
+        self.timed_count += 1
+        if self.expires_ns is None or expires_ns < self.expires_ns:
+            self.expires_ns = expires_ns
 
     def _untime(self, record: Record) -> None:
-        """End the record's time limit, if it has one."""
-        if (expires_ns := record.task.expires_ns) is not None:
-            self._timers.remove((expires_ns, record.task.task_id))
-            self._look_at_timers()
+        """End the time limit of the record, which was answered or taken out, if it has one."""
+        task, timers = record.task, self._timers
+        if task.qos.timeout_ns is None:
+            return
+        self.timed_count -= 1
+        if timers[0][1] == task.task_id:
+            heappop(timers)
+            while timers and not self._is_timed(timers[0][1]):
+                heappop(timers)
+            self.expires_ns = timers[0][0] if timers else None
+        elif len(timers) > 2 * self.timed_count + _MOST_ANSWERED:
+            timers[:] = [timer for timer in timers if self._is_timed(timer[1])]
+            heapify(timers)
 
-    def _look_at_timers(self) -> None:
-        timer = self._timers.first()
-        self.expires_ns = None if timer is None else Nanos(timer[0])
+    def _is_timed(self, task_id: TaskId) -> bool:
+        record = self.records.get(task_id)
+        return record is not None and not record.state.answered
 
     def story(self, task_id: TaskId) -> tuple[str, ...]:
         """The task's moves as far as they are remembered, one line each."""
