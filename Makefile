@@ -34,7 +34,7 @@ SAY := @printf '\033[1m==> %s\033[0m\n'
 
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 
-.PHONY: help setup demo test test-ci test-fast cpp bench gpu-check check lint type arch generated format proto client stub \
+.PHONY: help setup demo test test-ci test-benches test-fast cpp bench gpu-check check lint type arch generated format proto client stub \
         wheel clean
 
 help: ## List the targets
@@ -53,6 +53,10 @@ test-ci: $(PACKAGE) ## The same; up to three tests that fail are run again, alon
 	$(SAY) "tests"
 	@.ci/tests $(TESTS)
 
+test-benches: $(PACKAGE) ## A quick run of every bench
+	$(SAY) "quick runs of the benches"
+	@$(PY) -m bench --quick
+
 test-fast: $(PACKAGE) ## Python tests without the slow ones
 	@$(PYTEST) -m "not slow" $(ARGS)
 
@@ -69,7 +73,7 @@ gpu-check: ## Build, test and measure on a machine with CUDA, without network or
 	@$(or $(PYTHON),python3) bench/gpu/check.py $(ARGS)
 
 check: COVERAGE = 1
-check: lint type arch generated cpp test ## Everything that CI checks on the sources
+check: lint type arch generated cpp test test-benches ## Everything that CI checks on the sources
 
 lint: $(PACKAGE) ## ruff, clang-format, file length
 	$(SAY) "lint"

@@ -17,6 +17,11 @@ class Entry:
     #: Why it is not run with the others; empty for nothing.
     apart: str = ""
 
+    @property
+    def quick(self) -> bool:
+        """Return True when its quick profile runs on any machine."""
+        return bool(self.results) and not self.apart
+
 
 _MEASURED = "docs/measurements"
 GPU = "needs a GPU: make gpu-check"

@@ -38,7 +38,6 @@ from bench.kit.script import Script, Table
 from bench.kit.servers import ServerProcess
 from serve.client import Client
 from serve.commands.serve import tune_process
-from serve.config import ModelsConfig
 from serve.lane.models.loader import load_model
 from serve.models.repository import find
 from serve.models.writer import write_model
@@ -107,9 +106,7 @@ def overhead(options: argparse.Namespace) -> dict[str, Any]:
     direct = load_model(find(ROOT / "configs" / "models", "gcn"))
     taken: dict[int, dict[str, list[Any]]] = {}
     with echo_server() as echo, tempfile.TemporaryDirectory() as folder:
-        server = ServerProcess(
-            Path(folder), sections=SECTIONS, calibration_s=ModelsConfig().calibration_s
-        )
+        server = ServerProcess(Path(folder), sections=SECTIONS, usual_calibrations=True)
         with server, Client(server.target) as client:
             for nodes in options.nodes:
                 call = echo.call()

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from bench.kit.servers import ServerProcess
 from bench.kit.solo import Solo, measure_solo
-from serve.config import ModelsConfig
 from serve.graphs.pool import GraphPool
 from serve.sim.workload import BASELINES
 from serve.workload import (
@@ -34,7 +33,6 @@ def live_server(
     system: str,
     executor: str = "auto",
     module: str = "bench.kit.live_server",
-    **report: object,
 ) -> Iterator[ServerProcess]:
     """Yield a ready server of `system`: policy+discipline, a baseline, or @ and another checkout.
 
@@ -62,13 +60,12 @@ def live_server(
         sections={
             "device": {"memory_budget": MEMORY_BUDGET},
             "models": models,
-            "report": report,
             # Neither the paper's policies nor its baselines merge.
             "scheduling": {} if system == OURS or checkout else {"merge": False},
         },
         module=tuple(run),
         checkout=checkout,
-        calibration_s=ModelsConfig().calibration_s,
+        usual_calibrations=True,
     ) as server:
         yield server
 

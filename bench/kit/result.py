@@ -11,6 +11,8 @@ from typing import Any
 
 from bench.kit.machine import machine_facts
 
+#: Keys that every result has.
+ENVELOPE = frozenset({"commit", "date", "command", "machine", "load_average"})
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results"
 DOCS_PATH = ROOT / "docs"

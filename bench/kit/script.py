@@ -11,6 +11,7 @@ from rich.table import Table as RichTable
 
 from bench.kit.page import filled
 from bench.kit.result import RESULTS, write_result
+from bench.kit.servers import ServerProcess
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class Script:
     ) -> dict[str, Any]:
         """Measure as the command line asks, print the tables and store what `measure` returns."""
         options = self.parse(about)
+        if options.quick:
+            ServerProcess.quick = True
         content = measure(options)
         console = Console(width=140)
         for table in self.tables:

@@ -12,8 +12,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
+from msgspec.structs import replace
+
 from bench.kit.result import ROOT
 from bench.kit.waiting import PATIENCE_S
+from serve.config import Config
 
 _START_TIMEOUT_S = 2 * PATIENCE_S
 #: It includes the time to drain.
@@ -33,12 +36,16 @@ def free_ports(count: int) -> list[int]:
     return list(found)
 
 
+#: `models.calibration_s` of tests and quick runs, which so share what is cached.
+SHORT_CALIBRATION_S = 1.0
+
+
 class ServerProcess:
     """`gnnserve serve` with a configuration of its own in `folder`; ready when entered.
 
     `module` is what Python runs, with its arguments, in `checkout` with the `.venv` there, or else
     here. With `own_group` it leads a process group, so that a signal reaches all of its processes.
-    `calibration_s` is short, for tests; benches give a server's usual time.
+    Calibrations are short, for tests; with `usual_calibrations` they are a server's usual ones.
     """
 
     #: `device.lane_niceness` of all; None: the server's default. Tests set it to 0, so that lanes
@@ -46,6 +53,8 @@ class ServerProcess:
     lane_niceness: int | None = None
     #: `server.front` of all; None: the server's default.
     front: str | None = None
+    #: True in quick runs of benches: all calibrations are short, and in the user's cache.
+    quick = False
 
     def __init__(
         self,
@@ -60,7 +69,7 @@ class ServerProcess:
         own_group: bool = False,
         module: tuple[str, ...] = ("serve", "serve"),
         checkout: Path | None = None,
-        calibration_s: float = 1.0,
+        usual_calibrations: bool = False,
     ) -> None:
         self.folder = folder
         self.grpc_port, self.http_port = free_ports(2)
@@ -79,7 +88,8 @@ class ServerProcess:
             "report": {"database": str(self.database)},
         }
         if checkout is None:  # another may be older than these keys
-            table["models"]["calibration_s"] = calibration_s
+            if not usual_calibrations or self.quick:
+                table["models"]["calibration_s"] = SHORT_CALIBRATION_S
             # However busy the machine is, stops end in order, and runs may be held.
             table["server"]["stop_timeout_s"] = 60
             table["server"]["start_timeout_s"] = _START_TIMEOUT_S
@@ -90,6 +100,8 @@ class ServerProcess:
                 table["device"]["lane_niceness"] = self.lane_niceness
         for name, values in (sections or {}).items():
             table.setdefault(name, {}).update(values)
+        if self.quick:
+            table["models"].pop("cache", None)
         self.config = folder / "server.toml"
         text = "".join(_section(name, table[name]) for name in table)
         text += "".join(_section("[graph]", graph) for graph in graphs)
@@ -191,6 +203,13 @@ class ServerProcess:
                 if line == "ready\n":
                     self._ready.set()
         self._ready.set()
+
+
+def calibrated_as_asked(config: Config) -> Config:
+    """Return the configuration, in quick runs with short calibrations."""
+    if not ServerProcess.quick:
+        return config
+    return replace(config, models=replace(config.models, calibration_s=SHORT_CALIBRATION_S))
 
 
 def _section(name: str, values: dict[str, object]) -> str:

@@ -28,7 +28,6 @@ from bench.kit.processes import descendants
 from bench.kit.script import Script, Table
 from bench.kit.servers import ServerProcess
 from serve.client import Client, ClientError
-from serve.config import ModelsConfig
 
 DEVICE_BYTES = 768 << 20
 BUDGETS = {"checked": DEVICE_BYTES, "mps_aggr": 64 << 30}
@@ -36,8 +35,8 @@ SHARES = (0.25, 0.85)
 MODEL, FEATURES, EDGES_PER_NODE = "sage", 32, 12
 SCRIPT = Script(
     "memory_safety",
-    full={"requests": 40, "calibration": ModelsConfig().calibration_s},
-    quick={"requests": 2, "calibration": 1.0},
+    full={"requests": 40},
+    quick={"requests": 2},
     tables=[
         Table("Requests that need more than the device has", "rows", {
             "mode": "{mode}", "needed ÷ device": "{needed_share:.1f}",
@@ -93,14 +92,14 @@ def _private_bytes(pid: int) -> int:
     return (int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGE_SIZE")
 
 
-def served(budget_bytes: int, requests: int, calibration_s: float) -> dict[str, Any]:
+def served(budget_bytes: int, requests: int) -> dict[str, Any]:
     """Return what became of the requests under a budget."""
     sections: dict[str, dict[str, object]] = {
         "device": {"memory_budget": f"{budget_bytes >> 20} MiB", "lanes": 4},
         "models": {"executor": "eager"},
     }
     with tempfile.TemporaryDirectory() as folder:
-        server = ServerProcess(Path(folder), sections=sections, calibration_s=calibration_s)
+        server = ServerProcess(Path(folder), sections=sections, usual_calibrations=True)
         with server, Client(server.target) as client:
             sizes = sizes_for(client, requests)
             # Requests of one size share their arrays, as they are large.
@@ -151,10 +150,7 @@ def _graph(nodes: int) -> tuple[Any, Any]:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Return a row for each mode."""
-    rows = [
-        {"mode": mode, **served(size, options.requests, options.calibration)}
-        for mode, size in BUDGETS.items()
-    ]
+    rows = [{"mode": mode, **served(size, options.requests)} for mode, size in BUDGETS.items()]
     return {"device_bytes": DEVICE_BYTES, "requests": options.requests, "rows": rows}
 
 

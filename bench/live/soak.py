@@ -28,7 +28,6 @@ from bench.kit.live_setup import OURS
 from bench.kit.processes import descendants, is_running, metric, rows, shared_memory_names
 from bench.kit.script import Script, Table
 from bench.kit.servers import ServerProcess
-from serve.config import ModelsConfig
 
 WARM_UP_REQUESTS = 100
 #: Connections of clients that are gone, and rows on their way, need a moment; on a machine that
@@ -46,10 +45,8 @@ NOUGHTS = (
 )
 SCRIPT = Script(
     "soak",
-    full={
-        "requests": 10_000, "rho": 0.8, "calibration": ModelsConfig().calibration_s,
-    },
-    quick={"requests": 50, "rho": 0.3, "calibration": 1.0},
+    full={"requests": 10_000, "rho": 0.8},
+    quick={"requests": 50, "rho": 0.3},
     tables=[
         Table("Checks", "checks", {
             "what": "{what}", "wanted": "{wanted}", "found": "{found}", "passed": "{passed}",
@@ -77,7 +74,7 @@ def soak(folder: Path, options: argparse.Namespace) -> tuple[dict[str, Any], lis
     names = shared_memory_names()
     policy, _, discipline = OURS.partition("+")
     with ServerProcess(
-        folder, policy=policy, discipline=discipline, calibration_s=options.calibration
+        folder, policy=policy, discipline=discipline, usual_calibrations=True
     ) as server:
         send(server, WARM_UP_REQUESTS, options.rho, seed=1)
         warm_up = settled(lambda: rows(server), lambda found: len(found) == WARM_UP_REQUESTS)

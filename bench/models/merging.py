@@ -26,6 +26,7 @@ import torch
 from bench.kit.as_lane import become_lane
 from bench.kit.measure import in_turns, quartiles, ratios
 from bench.kit.script import Script, Table
+from bench.kit.servers import calibrated_as_asked
 from serve.commands.configured import device_of
 from serve.commands.estimate import offline_estimators
 from serve.config import load_config
@@ -70,7 +71,7 @@ def estimators() -> dict[str, ModelEstimator]:
     """Return the estimators of the demo's models."""
     config = load_config(configs_path() / "dev.toml")
     models = msgspec.structs.replace(config.models, executor=EXECUTOR)
-    config = msgspec.structs.replace(config, models=models)
+    config = calibrated_as_asked(msgspec.structs.replace(config, models=models))
     return offline_estimators(config, device_of(config), MODELS, lambda _stage, _share: None)
 
 

@@ -9,6 +9,7 @@ from multiprocessing import get_context
 from statistics import fmean
 from typing import Any
 
+from bench.kit.servers import calibrated_as_asked
 from serve.commands.configured import device_of
 from serve.commands.estimate import offline_estimators
 from serve.config import Config, load_config
@@ -88,13 +89,9 @@ class Site:
         return simulate(requests, params, made.device)
 
 
-def this_machine() -> Site:
-    """Return this machine with the models of configs/dev.toml."""
-    return site_of(load_config(configs_path() / "dev.toml"), MODELS)
-
-
 def site_of(config: Config, models: Sequence[str]) -> Site:
     """Return this machine with those models of the configuration."""
+    config = calibrated_as_asked(config)
     device = device_of(config)
     estimators = offline_estimators(config, device, models, lambda _stage, _share: None)
     return Site(device.parallelism, device.budget_bytes, estimators, GraphPool(PoolSpec()))
@@ -124,7 +121,7 @@ def compared(
 
     The cases run in forked processes on all cores: nothing simulated is timed.
     """
-    site = this_machine()
+    site = site_of(load_config(configs_path() / "dev.toml"), MODELS)
     with ProcessPoolExecutor(mp_context=get_context("fork")) as workers:
         rows = list(workers.map(partial(_row, site, missed, rhos, options), cases))
     return {

@@ -1,4 +1,4 @@
-"""Every bench runs with its quick profile, and its result has the envelope."""
+"""Options, profiles and results of scripts; `make test-benches` runs the quick profile of all."""
 
 import json
 import subprocess
@@ -9,30 +9,6 @@ import pytest
 from bench.kit.result import ROOT
 from bench.kit.script import Script, Table
 from bench.kit.waiting import PATIENCE_S
-from bench.registry import entries
-
-#: Drawings have no profiles; the others need what a test machine lacks, or have tests of their own.
-QUICK = [
-    entry.script
-    for entry in entries()
-    if not entry.apart and entry.results and entry.script != "live.soak"
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("script", QUICK)
-def test_a_quick_run_writes_a_result(script, tmp_path):
-    module, *question = script.split()
-    out = tmp_path / "result.json"
-    command = [sys.executable, "-m", f"bench.{module}", *question, "--quick", "--out", str(out)]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=4 * PATIENCE_S, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(out.read_text())
-    assert found["command"].startswith(f"python -m bench.{module}")
-    assert {"commit", "date", "machine", "load_average"} <= found.keys()
-
 
 SCRIPT = Script(
     "made_up",
@@ -60,3 +36,38 @@ def test_a_quick_run_keeps_no_result_unless_told_where(tmp_path, monkeypatch, ca
     monkeypatch.setattr("sys.argv", ["made_up"])
     script.main(lambda _: {"rows": [{"n": 1}]}, "")
     assert json.loads((tmp_path / "made_up.json").read_text())["rows"] == [{"n": 1}]
+
+
+@pytest.mark.slow
+def test_quick_runs_are_told_apart(tmp_path):
+    """One passes, one ends badly, one writes no envelope, one writes nothing."""
+    package = tmp_path / "bench"
+    package.mkdir()
+    for name, body in {
+        "fine": "from bench.kit.script import Script\nScript('fine').main(lambda _: {}, '')",
+        "bad": "import sys\nprint('what went wrong')\nsys.exit(3)",
+        "bare": "import sys\nopen(sys.argv[-1], 'w').write('{}')",
+        "silent": "",
+    }.items():
+        (package / f"{name}.py").write_text(body)
+    run = f"""
+import bench, sys
+bench.__path__.append({str(package)!r})
+from bench.__main__ import run_quick
+from bench.registry import Entry
+print(run_quick([Entry("", name, ("x",)) for name in ("fine", "bad", "bare", "silent")]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", run], cwd=ROOT, capture_output=True, text=True,
+        timeout=PATIENCE_S, check=True,
+    )  # fmt: skip
+    said = done.stdout
+    assert said.splitlines()[-1] == "3"
+    ends = {
+        line.split()[3]: line.split(maxsplit=3)[0] for line in said.splitlines() if " s  " in line
+    }
+    assert ends == {"fine": "ok", "bad": "FAILED", "bare": "FAILED", "silent": "FAILED"}
+    assert "bad  exit code 3" in said
+    assert "what went wrong" in said
+    assert "no commit in the result" in said
+    assert "silent  it wrote no result" in said

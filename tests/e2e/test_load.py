@@ -58,7 +58,7 @@ def repository(tmp_path):
 
 @pytest.mark.timeout(400)
 def test_models_of_any_inputs_are_loaded(tmp_path, repository):
-    with ServerProcess(tmp_path, repository=repository, calibration_s=0.5) as server:
+    with ServerProcess(tmp_path, repository=repository) as server:
         command = [
             sys.executable, "-m", "loadgen", "--target", server.target, "--rho", "0.2",
             "--requests", "30", "--scale", "0.01", "--max-nodes", "200", "--json",
