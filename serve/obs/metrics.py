@@ -7,9 +7,10 @@ read once per scrape, see ``scraped``.
 from collections.abc import Callable
 
 import prometheus_client
-from prometheus_client import CollectorRegistry, Counter, Histogram, Info, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Info, generate_latest
 
 from serve.obs import host_usage
+from serve.obs.histograms import Histograms
 from serve.obs.record import RequestRecord, ServerRun
 from serve.obs.scraped import EngineSnapshot, EngineState, PortSnapshot, PortState
 from serve.obs.triton_metrics import TritonMetrics
@@ -52,11 +53,11 @@ class Metrics:
             return Counter(f"gnnserve_{name}", help_text, labels, registry=registry)
 
         def histogram(
-            name: str, help_text: str, buckets: tuple[float, ...], *labels: str
-        ) -> Histogram:
-            return Histogram(
-                f"gnnserve_{name}", help_text, labels, buckets=buckets, registry=registry
-            )
+            name: str, help_text: str, bounds: tuple[float, ...], label: str = ""
+        ) -> Histograms:
+            made = Histograms(f"gnnserve_{name}", help_text, bounds, label)
+            registry.register(made)
+            return made
 
         self._violations = counter(
             "qos_violations", "Answers after their QoS target", "model", "policy", "cause"
@@ -68,6 +69,8 @@ class Metrics:
         self._lane_busy = counter(
             "lane_busy_seconds", "Time spent running; its rate is the lane's utilization", "lane"
         )
+        #: The counter of each lane.
+        self._lanes: dict[int, Counter] = {}
         self._slack = histogram(
             "qos_slack_seconds", "QoS target - latency; negative when late", _SLACK_S, "model"
         )
@@ -88,7 +91,7 @@ class Metrics:
         )
 
     def observe(self, record: RequestRecord) -> None:
-        """Count one finished request."""
+        """Count one finished request; always the same thread."""
         # Clients can make up any number of unknown model names, which must not become labels.
         if record.status != "NOT_FOUND":
             self._triton.observe(record)
@@ -98,21 +101,24 @@ class Metrics:
             self._observe_run(record)
         if record.status == "OK" and record.qos_target_ns > 0:
             slack_ns = record.qos_target_ns - record.latency_ns
-            self._slack.labels(record.model).observe(slack_ns / 1e9)
-            self._over_target.labels(record.model).observe(record.latency_ns / record.qos_target_ns)
+            self._slack.observe(slack_ns / 1e9, record.model)
+            self._over_target.observe(record.latency_ns / record.qos_target_ns, record.model)
             if record.violated:
                 self._violations.labels(record.model, record.policy, record.cause).inc()
 
     def _observe_run(self, record: RequestRecord) -> None:
         model, measured = record.model, record.pmc_measured_bytes
-        self._lane_busy.labels(str(record.lane)).inc(record.run_ns / 1e9)
+        lane = self._lanes.get(record.lane)
+        if lane is None:
+            lane = self._lanes[record.lane] = self._lane_busy.labels(str(record.lane))
+        lane.inc(record.run_ns / 1e9)
         self._group_size.observe(record.group_size)
         if record.prepare_ns > 0:
             self._exposed.observe(record.prepare_exposed_ns / record.prepare_ns)
         if record.status == "OK" and record.run_estimate_ns > 0:
-            self._time_ratio.labels(model).observe(record.run_ns / record.run_estimate_ns)
+            self._time_ratio.observe(record.run_ns / record.run_estimate_ns, model)
         if measured is not None and record.pmc_estimate_bytes > 0:
-            self._memory_ratio.labels(model).observe(measured / record.pmc_estimate_bytes)
+            self._memory_ratio.observe(measured / record.pmc_estimate_bytes, model)
             if measured > record.reserve_bytes:
                 self._underestimates.labels(model).inc()
 

@@ -87,6 +87,15 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Shorten the texts that clients choose."""
+        if (
+            len(self.message) <= MAX_MESSAGE
+            and len(self.client_id) <= MAX_NAME
+            and len(self.model) <= MAX_NAME
+            and len(self.version) <= MAX_NAME
+            and len(self.tenant) <= MAX_NAME
+            and len(self.graph) <= MAX_NAME
+        ):
+            return
         for name, most in _MOST_BY_FIELD.items():
             text: str = getattr(self, name)
             if len(text) > most:

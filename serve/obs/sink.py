@@ -13,9 +13,9 @@ from serve.obs.store import RecordStore
 _log = logging.getLogger(__name__)
 
 #: Longest time from putting a record to committing its row.
-COMMIT_INTERVAL_S = 0.25
+COMMIT_INTERVAL_S = 0.9
 #: Most rows per batch for requests that never reached a lane: about 100 a second.
-_MOST_UNLAUNCHED = 25
+_MOST_UNLAUNCHED = 90
 #: Most records that wait for the database; more are dropped and counted.
 MAX_WAITING = 100_000
 

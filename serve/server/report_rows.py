@@ -49,71 +49,92 @@ def build_record(
     ticket: RequestTicket, outcome: Outcome, answered_ns: int, scheduling: Scheduling
 ) -> RequestRecord:
     """Return the record of a request answered at `answered_ns` on the scheduler's clock."""
-    task = ticket.task
-    call = ticket.call
-    error = None if isinstance(outcome, Completed) else error_of(outcome)
-    facts: dict[str, object] = {
-        "request_uid": ticket.request_uid,
-        "client_id": call.client_id,
-        "model": ticket.entry.spec.name,
-        "version": str(ticket.entry.spec.version),
-        "tenant": task.tenant,
-        "priority": task.qos.priority,
-        "arrived_unix_ns": clock.wall_of(call.arrived_ns),
-        "num_nodes": task.num_nodes,
-        "num_edges": task.num_edges,
-        "graph": call.graph or "",
-        "graph_version": ticket.inputs.graph_version,
-        "seed": ticket.inputs.seed,
-        "status": "OK" if error is None else error.code.status,
-        "reason": reason_of(outcome),
-        "message": "" if error is None else str(error),
-        "policy": scheduling.policy,
-        "discipline": scheduling.discipline,
-        "executor": ticket.entry.executor,
-        "device": scheduling.devices[0],
-        "alone": ticket.alone,
-        "latency_ns": answered_ns - task.arrived_ns,
-        "solo_estimate_ns": task.estimate.solo_ns,
-        "run_estimate_ns": task.estimate.run_ns,
-        "qos_target_ns": task.qos.target_ns,
-        "pmc_estimate_bytes": task.estimate.peak_bytes,
-        "reserve_bytes": task.reserve_bytes,
-    }
     if isinstance(outcome, Completed):
-        facts |= _run_facts(ticket, outcome, answered_ns)
-        number = outcome.placement.lane_id // scheduling.lanes_per_device
-        facts["device"] = scheduling.devices[number]
-    return RequestRecord(**facts)  # type: ignore[arg-type]  # names are checked by its decoder
+        return _run_record(ticket, outcome, answered_ns, scheduling)
+    task, call, entry, error = ticket.task, ticket.call, ticket.entry, error_of(outcome)
+    return RequestRecord(
+        request_uid=ticket.request_uid,
+        client_id=call.client_id,
+        model=entry.spec.name,
+        version=str(entry.spec.version),
+        tenant=task.tenant,
+        priority=task.qos.priority,
+        arrived_unix_ns=clock.wall_of(call.arrived_ns),
+        num_nodes=task.num_nodes,
+        num_edges=task.num_edges,
+        graph=call.graph or "",
+        graph_version=ticket.inputs.graph_version,
+        seed=ticket.inputs.seed,
+        status=error.code.status,
+        reason=reason_of(outcome),
+        message=str(error),
+        policy=scheduling.policy,
+        discipline=scheduling.discipline,
+        executor=entry.executor,
+        device=scheduling.devices[0],
+        alone=ticket.alone,
+        latency_ns=answered_ns - task.arrived_ns,
+        solo_estimate_ns=task.estimate.solo_ns,
+        run_estimate_ns=task.estimate.run_ns,
+        qos_target_ns=task.qos.target_ns,
+        pmc_estimate_bytes=task.estimate.peak_bytes,
+        reserve_bytes=task.estimate.reserve_bytes,
+    )
 
 
-def _run_facts(ticket: RequestTicket, outcome: Completed, answered_ns: int) -> dict[str, object]:
-    task, when, where = ticket.task, outcome.timeline, outcome.placement
-    run = ticket.run
+def _run_record(
+    ticket: RequestTicket, outcome: Completed, answered_ns: int, scheduling: Scheduling
+) -> RequestRecord:
+    """Return the record of a request that ran; made for each, so in one call."""
+    task, call, entry, run = ticket.task, ticket.call, ticket.entry, ticket.run
     assert run is not None
-    prepare_ns = when.prepared_ns - when.prepare_started_ns
-    quet_ns = when.launched_ns - when.arrived_ns
+    when, where, usage = outcome.timeline, outcome.placement, outcome.usage
+    estimate, exposed_ns = task.estimate, when.prepare_exposed_ns
+    quet_ns, latency_ns = when.launched_ns - when.arrived_ns, answered_ns - task.arrived_ns
+    queue_ns, run_ns = quet_ns - exposed_ns, usage.run_ns - when.suspended_ns
     cause = violation_cause(task, outcome, answered_ns)
-    return {
-        "lane": where.lane_id,
-        "attempt": where.attempt,
-        "group_id": where.group_id,
-        "group_size": where.group_size,
-        "merged": where.merged,
-        "co_runners": where.co_runners,
-        "queue_ns": max(0, quet_ns - when.prepare_exposed_ns),
-        "prepare_ns": prepare_ns,
-        "prepare_exposed_ns": when.prepare_exposed_ns,
-        "quet_ns": quet_ns,
-        "run_estimate_ns": run.estimate.run_ns,
-        "run_ns": max(0, outcome.usage.run_ns - when.suspended_ns),
-        "suspended_ns": when.suspended_ns,
-        "answer_ns": answered_ns - when.finished_ns,
-        "backlog_ns": when.backlog_ns,
-        "violated": cause is not None,
-        "cause": cause or "",
-        "pmc_measured_bytes": run.share_bytes(task, outcome.usage.peak_bytes),
-    }
+    return RequestRecord(
+        request_uid=ticket.request_uid,
+        client_id=call.client_id,
+        model=entry.spec.name,
+        version=str(entry.spec.version),
+        tenant=task.tenant,
+        priority=task.qos.priority,
+        arrived_unix_ns=clock.wall_of(call.arrived_ns),
+        num_nodes=task.num_nodes,
+        num_edges=task.num_edges,
+        graph=call.graph or "",
+        graph_version=ticket.inputs.graph_version,
+        seed=ticket.inputs.seed,
+        policy=scheduling.policy,
+        discipline=scheduling.discipline,
+        executor=entry.executor,
+        device=scheduling.devices[where.lane_id // scheduling.lanes_per_device],
+        lane=where.lane_id,
+        attempt=where.attempt,
+        group_id=where.group_id,
+        group_size=where.group_size,
+        co_runners=where.co_runners,
+        merged=where.merged,
+        queue_ns=queue_ns if queue_ns > 0 else 0,
+        prepare_ns=when.prepared_ns - when.prepare_started_ns,
+        prepare_exposed_ns=exposed_ns,
+        quet_ns=quet_ns,
+        run_ns=run_ns if run_ns > 0 else 0,
+        suspended_ns=when.suspended_ns,
+        answer_ns=answered_ns - when.finished_ns,
+        latency_ns=latency_ns,
+        backlog_ns=when.backlog_ns,
+        alone=ticket.alone,
+        solo_estimate_ns=estimate.solo_ns,
+        run_estimate_ns=run.estimate.run_ns,
+        qos_target_ns=task.qos.target_ns,
+        violated=cause is not None,
+        cause=cause or "",
+        pmc_estimate_bytes=estimate.peak_bytes,
+        reserve_bytes=estimate.reserve_bytes,
+        pmc_measured_bytes=run.share_bytes(task, usage.peak_bytes),
+    )
 
 
 def refusal_record(

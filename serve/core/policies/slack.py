@@ -14,7 +14,7 @@ from operator import itemgetter
 
 from serve.core.policies.base import Contender, Policy, register_policy
 from serve.core.rules.most_in_time import MARGIN, SlotJob, most_in_time
-from serve.core.rules.packing import DEFAULT_PRIORITY, pack, urgency
+from serve.core.rules.packing import DEFAULT_PRIORITY, pack
 from serve.core.state.ordered import Key, SortedKeys
 from serve.core.types import Capacity, Group, Nanos, Task
 
@@ -28,11 +28,8 @@ class Slack(Policy):
 
     def key(self, task: Task) -> Key:
         """Return priority class, latest start of the run, id."""
-        estimate = task.estimate
-        # The latest start by `Task.run_due_ns`, written out as it is asked for every request.
-        answer_ns = (estimate.solo_ns - estimate.run_ns) // 2
-        start_ns = task.arrived_ns + task.qos.target_ns - answer_ns - estimate.run_ns
-        return task.qos.priority or DEFAULT_PRIORITY, start_ns, task.task_id
+        level, start_ns = task.qos.priority or DEFAULT_PRIORITY, _run_due_ns(task)
+        return level, start_ns - task.estimate.run_ns, task.task_id
 
     def horizon(self, pending: SortedKeys, limit: int, now_ns: Nanos) -> list[Key]:
         """Return, class by class, the keys due to start soonest that still can, then late ones."""
@@ -56,9 +53,9 @@ class Slack(Policy):
 
     def rank(self, task: Task, left_ns: Nanos, now_ns: Nanos) -> Key:
         """Rank tasks in time before late ones, by class, then due time; late ones by time left."""
-        due_ns = task.run_due_ns
+        level, due_ns = task.qos.priority or DEFAULT_PRIORITY, _run_due_ns(task)
         late = now_ns + left_ns > due_ns
-        return late, urgency(task), left_ns if late else due_ns, task.task_id
+        return late, level, left_ns if late else due_ns, task.task_id
 
     def arrange(self, ranked: list[Contender], slots: int, now_ns: Nanos) -> Sequence[Contender]:
         """Return those that can be in time together, then the others, shortest first."""
@@ -90,6 +87,12 @@ class Slack(Policy):
         ranked = [(self.rank(task, task.estimate.run_ns, now_ns), task) for task in pending]
         ranked.sort(key=itemgetter(0))
         return pack([task for _, task in ranked], capacity)
+
+
+def _run_due_ns(task: Task) -> int:
+    """`Task.run_due_ns`, which is asked for every task and run in every plan, in half its time."""
+    estimate = task.estimate
+    return task.arrived_ns + task.qos.target_ns - (estimate.solo_ns - estimate.run_ns) // 2
 
 
 def _as_late(one: Contender) -> Key:
