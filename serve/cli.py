@@ -1,9 +1,10 @@
-"""The `gnnserve` command line. Nothing below this module reads argv or the environment.
+"""The `gnnserve` command line. Nothing below this module reads argv.
 
 Exit codes: 0 success; 1 a failure while running; 2 a wrong configuration or wrong arguments, with
 nothing started. Data goes to stdout; progress, warnings and errors go to stderr.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -16,7 +17,9 @@ from rich.text import Text
 
 import serve
 from serve.commands.steps import Steps
-from serve.config import load_config
+from serve.config import effective_values, load_config
+from serve.config_schema import schema, values_table
+from serve.config_settings import Setting, settings_of
 from serve.core.disciplines import DISCIPLINES
 from serve.core.policies import POLICIES
 from serve.errors import ConfigError, ServeError
@@ -33,9 +36,20 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+config_app = typer.Typer(help="Show the configuration, or the schema of its file.")
+app.add_typer(config_app, name="config", no_args_is_help=True)
 _errors = Console(stderr=True)
 
 ConfigOption = Annotated[Path, typer.Option("--config", help="The configuration file (TOML).")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Use this value for a configuration key, such as server.host=0.0.0.0; repeatable. "
+        "Environment variables such as GNNSERVE__SERVER__HOST do the same.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
@@ -81,26 +95,23 @@ def serve_command(
         int | None,
         typer.Option(min=0, max=65535, help="The same for HTTP: metrics, health and report."),
     ] = None,
+    settings: SetOption = None,
 ) -> None:
     """Serve until SIGTERM or Ctrl-C. Prints `ready` on stdout once warmed up."""
     from serve.commands.serve import Application, addresses
     from serve.obs.log import setup_logging
 
-    loaded = load_config(config)
-    ports = {
-        name: port
-        for name, port in (("grpc_port", grpc_port), ("http_port", http_port))
-        if port is not None
-    }
-    server = msgspec.structs.replace(loaded.server, **ports)
+    ports = (("grpc_port", grpc_port), ("http_port", http_port))
+    given = [f"server.{name}={port}" for name, port in ports if port is not None]
+    loaded = load_config(config, _settings([*(settings or ()), *given]))
     setup_logging(level=_log_level())
-    application = Application(msgspec.structs.replace(loaded, server=server))
+    application = Application(loaded)
     with Steps(_errors) as steps:
 
         def ready(grpc_port: int, http_port: int) -> None:
             steps.close()
             if _errors.is_terminal:
-                _errors.print(addresses(server.host, grpc_port, http_port))
+                _errors.print(addresses(loaded.server.host, grpc_port, http_port))
             print("ready", flush=True)  # noqa: T201  what scripts wait for
 
         application.run(ready, steps.tell)
@@ -113,6 +124,7 @@ def check(
         bool, typer.Option("--fast", help="Only read files: bind no port, build no model.")
     ] = False,
     as_json: JsonOption = False,
+    settings: SetOption = None,
 ) -> None:
     """Find every error that would keep a server with this configuration from serving.
 
@@ -125,9 +137,27 @@ def check(
     # The check reports each problem once; a log would repeat it.
     setup_logging(level="CRITICAL")
     with Steps(_errors) as steps:
-        found = check_config(config, steps.tell, fast=fast)
+        found = check_config(config, steps.tell, settings=_settings(settings), fast=fast)
     print_findings(found, config, as_json)
     raise typer.Exit(2 if found.errors else 0)
+
+
+@config_app.command("show")
+def config_show(
+    config: ConfigOption, as_json: JsonOption = False, settings: SetOption = None
+) -> None:
+    """Show every key as the server reads it, and where its value comes from."""
+    values = effective_values(config, _settings(settings))
+    if as_json:
+        typer.echo(msgspec.json.encode(values))
+    else:
+        Console().print(values_table(values))
+
+
+@config_app.command("schema")
+def config_schema() -> None:
+    """Print the JSON Schema of the configuration file, for editors and linters."""
+    typer.echo(json.dumps(schema(), indent=2))
 
 
 @app.command()
@@ -147,6 +177,7 @@ def estimate(
         typer.Option(help="In-neighbours to sample at each hop, such as 10,5; or all."),
     ] = None,
     as_json: JsonOption = False,
+    settings: SetOption = None,
 ) -> None:
     """Estimate the memory, solo time and QoS target of one request.
 
@@ -161,7 +192,7 @@ def estimate(
     from serve.obs.log import setup_logging
 
     setup_logging(level=_log_level("WARNING"))
-    loaded = load_config(config)
+    loaded = load_config(config, _settings(settings))
     with Steps(_errors) as steps:
         if graph is None and nodes is not None and edges is not None:
             if node_ids is not None or fanouts is not None:
@@ -234,6 +265,7 @@ def simulate_command(
         typer.Option(help="Replay this journal of a server instead of a workload."),
     ] = None,
     as_json: JsonOption = False,
+    settings: SetOption = None,
 ) -> None:
     """Serve a workload on a virtual clock, with this machine's calibrated times.
 
@@ -264,7 +296,7 @@ def simulate_command(
     assert rho is not None
     assert policy is not None
     assert discipline is not None
-    loaded = load_config(config or configs_path() / "dev.toml")
+    loaded = load_config(config or configs_path() / "dev.toml", _settings(settings))
     with Steps(_errors) as steps:
         found = simulate_workload(
             loaded,
@@ -291,8 +323,12 @@ def demo(
     raise typer.Exit(run_demo(folder, duration))
 
 
+def _settings(arguments: list[str] | None) -> tuple[Setting, ...]:
+    return settings_of(os.environ, arguments or ())
+
+
 def _log_level(default: str = "INFO") -> str:
-    """Return `GNNSERVE_LOG`, the one variable read here; raises ConfigError if it is no level."""
+    """Return `GNNSERVE_LOG`; raises ConfigError if it is no level."""
     level = os.environ.get("GNNSERVE_LOG", default).upper()
     if level not in _LOG_LEVELS:
         raise ConfigError(f"GNNSERVE_LOG: '{level}' is not one of {', '.join(_LOG_LEVELS)}")

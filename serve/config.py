@@ -5,14 +5,16 @@ file's folder. The core never sees these structs; it gets small parameter object
 """
 
 import ipaddress
+import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
+from serve.config_settings import Setting, apply_settings, keys_of
 from serve.core.types import Nanos
 from serve.errors import ConfigError
 from serve.toml_tables import Section, decode_sound, read_toml
@@ -23,7 +25,15 @@ Positive = Annotated[float, Meta(gt=0)]
 #: Front end of the gRPC port; see `server.front`.
 FrontKind = Literal["auto", "native", "python"]
 
-_DEFAULT_CACHE = "~/.cache/gnnserve"
+#: Keys that hold a size in memory or on disk.
+SIZE_KEYS = frozenset(
+    {
+        "server.max_message",
+        "models.cache_limit",
+        "device.memory_budget",
+        "device.max_lane_memory",
+    }
+)
 _UNITS = {"B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
           "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}  # fmt: skip
 
@@ -196,6 +206,15 @@ class GraphConfig(Section, frozen=True):
         return parse_bytes(self.hot_memory, f"graph.hot_memory of '{self.name}'")
 
 
+class EffectiveValue(msgspec.Struct, frozen=True):
+    """A configuration key as the server reads it."""
+
+    key: str
+    value: object
+    #: `file`, `default`, `--set`, or the environment variable.
+    source: str
+
+
 class Config(Section, frozen=True):
     """The whole configuration file."""
 
@@ -209,8 +228,12 @@ class Config(Section, frozen=True):
     base: Path = Path()
 
     def cache_path(self) -> Path:
-        """Return the folder of the calibration cache."""
-        return self.path(self.models.cache or _DEFAULT_CACHE)
+        """Return the folder of the calibration cache, in the user's cache folder by default."""
+        if self.models.cache is not None:
+            return self.path(self.models.cache)
+        # The XDG Base Directory Specification wants relative paths ignored.
+        user = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        return self.path(str(user if user.is_absolute() else "~/.cache")) / "gnnserve"
 
     def path(self, value: str) -> Path:
         """Return `value` as a path, resolved against the file's folder."""
@@ -232,24 +255,53 @@ def parse_bytes(text: str, key: str) -> int:
     return size_bytes
 
 
-def load_config(path: Path) -> Config:
-    """Read, decode and cross-check the file at `path`; raises ConfigError with every mistake."""
-    config, problems = read_config(path)
+def load_config(path: Path, settings: Sequence[Setting] = ()) -> Config:
+    """Read, decode and cross-check the file at `path`; raises ConfigError with every mistake.
+
+    `settings` replace values of the file.
+    """
+    config, problems = read_config(path, settings)
     if problems:
         raise ConfigError("\n".join(problems))
     return config
 
 
-def read_config(path: Path) -> tuple[Config, list[str]]:
+def read_config(path: Path, settings: Sequence[Setting] = ()) -> tuple[Config, list[str]]:
     """Return the configuration at `path` and a message for each mistake in it.
 
-    A key with a mistake has its default value. Raises ConfigError when the file cannot be read or
-    is not TOML.
+    `settings` replace values of the file. A key with a mistake has its default value. Raises
+    ConfigError when the file cannot be read or is not TOML.
     """
-    table = read_toml(path)
+    table, origins, wrong = apply_settings(read_toml(path), settings, Config)
     found, problems = decode_sound(table, Config, str(path), hidden=frozenset({"base"}))
     config = msgspec.structs.replace(found or Config(), base=path.parent.resolve())
-    return config, [*problems, *(f"{path}: {rule}" for rule in _broken_rules(config))]
+    # A rule is broken by what decided its key.
+    rules = (
+        f"{next((origin for key, origin in origins.items() if key in rule), path)}: {rule}"
+        for rule in _broken_rules(config)
+    )
+    return config, [*wrong, *problems, *rules]
+
+
+def effective_values(path: Path, settings: Sequence[Setting] = ()) -> list[EffectiveValue]:
+    """Return every key with its value and where that comes from, in the order of the sections.
+
+    Raises ConfigError with every mistake.
+    """
+    config = load_config(path, settings)
+    table, origins, _ = apply_settings(read_toml(path), settings, Config)
+    found = []
+    for key, _ in keys_of(Config):
+        section, name = key.split(".")
+        given = "file" if name in table.get(section, {}) else "default"
+        value = msgspec.to_builtins(getattr(getattr(config, section), name))
+        found.append(EffectiveValue(key, value, origins.get(key, given)))
+    for index, graph in enumerate(config.graph):
+        row = table["graph"][index]
+        for name, value in msgspec.to_builtins(graph).items():
+            given = "file" if name in row else "default"
+            found.append(EffectiveValue(f"graph[{index}].{name}", value, given))
+    return found
 
 
 def _broken_rules(config: Config) -> Iterator[str]:

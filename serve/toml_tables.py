@@ -85,9 +85,9 @@ def _sound_part(
             near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
             hint = f"did you mean '{prefix}{near[0]}'?" if near else f"known: {', '.join(known)}"
             problems.append(f"unknown key '{name}'; {hint}")
-        elif isinstance(value, dict) and _is_section(fields[key]):
+        elif isinstance(value, dict) and is_section(fields[key]):
             sound[key] = _sound_part(value, fields[key], f"{name}.", frozenset(), problems)
-        elif isinstance(value, list) and _is_section(row := _row_of(fields[key])):
+        elif isinstance(value, list) and is_section(row := _row_of(fields[key])):
             sound[key] = _sound_rows(value, row, name, problems)
         elif _fits(value, fields[key], name, problems):
             sound[key] = value
@@ -123,7 +123,8 @@ def _told(error: msgspec.ValidationError, name: str) -> str:
     return f"{key or 'file'}: {rule}"
 
 
-def _is_section(kind: Any) -> bool:
+def is_section(kind: Any) -> bool:
+    """Return True when values of this type are tables of a file."""
     return isinstance(kind, type) and issubclass(kind, Section)
 
 

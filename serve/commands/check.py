@@ -11,7 +11,7 @@ import sqlite3
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -19,6 +19,7 @@ import msgspec
 
 from serve.commands.configured import device_of
 from serve.config import Config, SchedulingConfig, read_config
+from serve.config_settings import Setting
 from serve.core.disciplines import DISCIPLINES
 from serve.errors import ConfigError, ServeError
 from serve.files import printable
@@ -50,14 +51,17 @@ class CheckReport(msgspec.Struct):
             self.errors.extend(where + line for line in str(error).splitlines())
 
 
-def check_config(path: Path, progress: Progress, *, fast: bool = False) -> CheckReport:
+def check_config(
+    path: Path, progress: Progress, *, settings: Sequence[Setting] = (), fast: bool = False
+) -> CheckReport:
     """Check the configuration at `path` and everything that it names.
 
-    With `fast` only files are read: no port is bound and no model is built.
+    `settings` replace values of the file. With `fast` only files are read: no port is bound and no
+    model is built.
     """
     report = CheckReport()
     try:
-        config, report.errors[:] = read_config(path)
+        config, report.errors[:] = read_config(path, settings)
     except ConfigError as error:
         report.errors.append(printable(str(error)))
         return report

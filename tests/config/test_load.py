@@ -22,6 +22,20 @@ def test_paths_start_at_the_file(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("variable", "folder"),
+    [(None, "home/.cache"), ("", "home/.cache"), ("relative", "home/.cache"), ("{}/xdg", "xdg")],
+)
+def test_the_cache_is_in_the_users_cache_folder(tmp_path, monkeypatch, variable, folder):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("XDG_CACHE_HOME", variable.format(tmp_path))
+    config = load(tmp_path, "")
+    assert config.cache_path() == tmp_path.resolve() / folder / "gnnserve"
+    assert load(tmp_path, '[models]\ncache = "c"').cache_path() == tmp_path.resolve() / "c"
+
+
+@pytest.mark.parametrize(
     ("text", "size_bytes"),
     [("4 GiB", 4 << 30), ("512MB", 512_000_000), ("1.5 KiB", 1536), ("77", 77), ("2 tib", 2 << 40)],
 )

@@ -120,7 +120,10 @@ def test_command_options_exist(page):
         if name == "load" or name not in commands:  # Locust reads its options itself
             wrong += [name] if name != "load" and rest.lstrip().startswith("--") else []
             continue
-        known = {option for param in commands[name].params for option in param.opts}
+        command = commands[name]
+        if subcommands := getattr(command, "commands", None):
+            command = subcommands[rest.split()[0]]
+        known = {option for param in command.params for option in param.opts}
         wrong += [
             f"{name} {o}" for o in re.findall(r"--[a-z-]+", rest) if o not in known | {"--help"}
         ]

@@ -1,5 +1,6 @@
 """docs/operators.md: its commands work and its table of metrics is complete."""
 
+import json
 import os
 import re
 import shutil
@@ -79,10 +80,19 @@ def test_commands_on_a_journal_work_and_a_changed_one_is_told(tmp_path):
 
 
 def test_the_check_before_a_start_works(tmp_path):
-    (script,) = blocks("sh", "check")
+    configuration, check = blocks("sh", "check")
     (tmp_path / "models").mkdir()
     (tmp_path / "gnnserve.toml").write_text("")
-    done = run(script, tmp_path)
+    done = run(configuration, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r'server\.host +"0\.0\.0\.0" +--set', done.stdout)
+    assert (
+        "grpc_port"
+        in json.loads((tmp_path / "gnnserve.schema.json").read_text())["$defs"]["ServerConfig"][
+            "properties"
+        ]
+    )
+    done = run(check, tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "gnnserve.toml: ok\n"
 
