@@ -47,6 +47,9 @@ class ServerConfig(Section, frozen=True):
     #: with gRPC behind it, `auto` is `native` where that library is installed.
     front: FrontKind = "python"
     http_port: Port = 8002
+    #: Offer inference and model control on the HTTP port too, by a process of its own; without it
+    #: the port has health, metrics and the report only.
+    rest: bool = True
     #: Largest gRPC message that the server receives or sends.
     max_message: str = "64 MiB"
     #: Most requests accepted and not yet answered; another is refused with a retry hint.

@@ -83,6 +83,43 @@ def encode_infer(
     return _core.encode_infer(is_request, model, version, id, parameters, tensors, raws)
 
 
+def cut_json_lists(
+    document: BytesLike, depth: int, key: str = ""
+) -> tuple[bytes, list[tuple[int, int]]]:
+    """Cut the long lists out of a JSON document, without reading them.
+
+    Args:
+        document: JSON text. Text that is not JSON is cut at most in part, and its rest is not JSON
+            either.
+        depth: Nesting of the objects whose lists are cut; 1: the document itself.
+        key: Key whose lists are cut; empty: every key's. A list of objects is never cut.
+
+    Returns:
+        The document with `[k]` in place of the k-th list, and the begin and end of each list.
+    """
+    return _core.cut_json_lists(document, depth, key)
+
+
+def read_json_list(
+    text: BytesLike, dtype: np.dtype[Any], shape: Sequence[int], dst: BytesLike
+) -> None:
+    """Read a JSON list of numbers, nested by `shape` or flat, into `dst`, row-major.
+
+    `dtype` is bool, an integer, float32 or float64. Raises ValueError for other nesting or count,
+    text that is not JSON, and a value that the dtype cannot hold.
+    """
+    _core.read_json_list(text, dtype.str[1:], shape, dst)
+
+
+def write_json_list(src: BytesLike, dtype: np.dtype[Any], shape: Sequence[int]) -> bytes:
+    """Return elements as a JSON list, nested by `shape`; see ``read_json_list``.
+
+    Floats have the fewest digits that read back to the same value. Raises ValueError for NaN and
+    infinity, which JSON cannot hold.
+    """
+    return _core.write_json_list(src, dtype.str[1:], shape)
+
+
 def stage_indices(
     src: BytesLike, is_int32: bool, bound: int, dst: BytesLike, narrow: bool = False
 ) -> int:

@@ -12,6 +12,7 @@
 #include "gnnserve/staging.hpp"
 #include "graphs.hpp"
 #include "infer.hpp"
+#include "json.hpp"
 #include "load.hpp"
 #include "torch/operators.hpp"
 
@@ -103,5 +104,6 @@ NB_MODULE(_core, module) {
     gnnserve::bindings::bind_graphs(module);
     gnnserve::bindings::bind_front(module);
     gnnserve::bindings::bind_infer(module);
+    gnnserve::bindings::bind_json(module);
     gnnserve::bindings::bind_load(module);
 }

@@ -15,9 +15,9 @@ from rich.text import Text
 
 import serve
 from serve.commands.configured import calibration_cache, device_of
-from serve.config import Config
+from serve.config import Config, ServerConfig
 from serve.errors import ServeError
-from serve.obs.http import HttpPort
+from serve.obs.http import HttpPort, listening_socket, private_socket
 from serve.obs.journal import JournalWriter
 from serve.obs.metrics import Metrics
 from serve.obs.offline import make_report
@@ -26,6 +26,7 @@ from serve.obs.scraped import PortSnapshot
 from serve.obs.sink import RecordSink
 from serve.obs.store import RecordStore
 from serve.progress import Progress
+from serve.rest.process import GatewayProcess, missing_packages
 from serve.rpc.server import GrpcServer
 from serve.server import clock
 from serve.server.device import Device
@@ -67,6 +68,7 @@ class Application:
             pid=os.getpid(),
         )
         self._drain_timeout_s = server.drain_timeout_s
+        self._start_timeout_s = server.start_timeout_s
         self._signals = StopSignals(
             lambda: self._engine.interrupt(),
             server.drain_timeout_s + server.stop_timeout_s,
@@ -85,15 +87,31 @@ class Application:
             cache = calibration_cache(config, device)
             self._engine = Engine(config, device, sink.put, cache, journal)
             undo.callback(self._engine.stop)
+            listener = listening_socket(server.host, server.http_port)
+            undo.callback(listener.close)
+            self.http_port: int = listener.getsockname()[1]
+            self._gateway: GatewayProcess | None = None
+            if _offers_rest(server):
+                private_name, private = private_socket()
+                self._gateway = GatewayProcess(
+                    listener,
+                    private_name,
+                    max_message_bytes=server.max_message_bytes,
+                    receive_timeout_s=server.receive_timeout_s,
+                    # The rest of a stop takes time too.
+                    stop_s=server.stop_timeout_s / 2,
+                )
+                listener = private
             http = HttpPort(
-                server.host,
-                server.http_port,
+                listener,
                 live=lambda: self._engine.live and self._rpc.answers,
                 ready=lambda: self._engine.ready and self._rpc.answers,
                 metrics=metrics.text,
                 database=database,
             )
             undo.callback(http.stop)
+            if self._gateway is not None:
+                undo.callback(self._gateway.stop)
             self._http = http
             self._rpc = GrpcServer(
                 self._engine,
@@ -105,7 +123,10 @@ class Application:
             )
             metrics.show_port(
                 lambda: PortSnapshot(
-                    answers=self._rpc.answers, refused=self._rpc.refused, front=self._rpc.front
+                    answers=self._rpc.answers,
+                    refused=self._rpc.refused,
+                    front=self._rpc.front,
+                    rest_restarts=None if self._gateway is None else self._gateway.restarts,
                 )
             )
             #: Stops all of the above, in reverse order.
@@ -133,15 +154,19 @@ class Application:
     def _start(self, ready: Callable[[int, int], None], progress: Progress) -> None:
         port = self._rpc.start()
         self._http.start()
+        if self._gateway is not None:
+            self._gateway.start(self._rpc.own_address)
         self._engine.start(progress)
         # These objects live as long as the server: the collector need not visit them again.
         gc.collect()
         gc.freeze()
         with self._rpc.own_requests() as send:
             self._engine.open(progress, send)
+        if self._gateway is not None:
+            self._gateway.wait_serving(self._start_timeout_s)
         if not self._signals.stop_requested:
-            _log.info("serving: gRPC on port %d, HTTP on port %d", port, self._http.port)
-            ready(port, self._http.port)
+            _log.info("serving: gRPC on port %d, HTTP on port %d", port, self.http_port)
+            ready(port, self.http_port)
 
     def _shut_down(self) -> None:
         self._signals.stop_by_itself()
@@ -165,10 +190,22 @@ def addresses(host: str, grpc_port: int, http_port: int) -> Text:
     return Text.assemble(
         "gRPC on ",
         (f"{host}:{grpc_port}", "bold"),
-        ", metrics and report on ",
+        ", HTTP on ",
         (f"http://{host}:{http_port}/report", "bold"),
         "; press Ctrl-C to drain and stop",
     )
+
+
+def _offers_rest(server: ServerConfig) -> bool:
+    """Return `server.rest`, or False when packages are missing, which is logged."""
+    if server.rest and (missing := missing_packages()):
+        _log.warning(
+            "server.rest is off, and the HTTP port has health, metrics and report only: no package "
+            "%s; install it with `pip install 'gnnserve[server]'`",
+            " and ".join(missing),
+        )
+        return False
+    return server.rest
 
 
 def tune_process() -> None:

@@ -1,4 +1,6 @@
-"""The HTTP port: health, metrics and the report, for browsers, probes and Prometheus.
+"""Health, metrics and the report over HTTP, for browsers, probes and Prometheus.
+
+It is the HTTP port of a server without the gateway (``serve.rest``), and what the gateway asks.
 
 =====================  ============================================================
 ``/v2/health/live``    200 while the process works, else 503
@@ -15,6 +17,7 @@ answer or keep the server from stopping.
 
 import errno
 import logging
+import secrets
 import socket
 import sys
 import time
@@ -23,7 +26,6 @@ from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from socketserver import TCPServer
 from threading import Condition, Thread
 from typing import Any, Literal
 from urllib.parse import parse_qs, urlsplit
@@ -50,46 +52,57 @@ _STOP_S = 1.0
 _CHECK_S = 0.1
 
 
+def listening_socket(host: str, port: int) -> socket.socket:
+    """Listen on `host`:`port`; port 0 is any free one.
+
+    Raises ConfigError, which names host, port and reason, when that is impossible.
+    """
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        return socket.create_server(
+            (host, port), family=family, backlog=2 * _MAX_CONNECTIONS, dualstack_ipv6=both
+        )
+    except (OSError, OverflowError) as error:
+        reason = "already in use" if _is_taken(error) else str(error)
+        raise ConfigError(f"server.http_port: cannot listen on {host}:{port}: {reason}") from error
+
+
+def private_socket() -> tuple[str, socket.socket]:
+    """Listen on an abstract Unix socket of a name that nobody else uses; return both."""
+    name = f"gnnserve-http-{secrets.token_hex(16)}"
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(f"\0{name}")
+    listener.listen(2 * _MAX_CONNECTIONS)
+    return name, listener
+
+
 class HttpPort:
-    """HTTP server: bound when built, serving on its own threads between `start` and `stop`."""
+    """HTTP server on its own threads between `start` and `stop`."""
 
     def __init__(
         self,
-        host: str,
-        port: int,
+        listener: socket.socket,
         *,
         live: Callable[[], bool],
         ready: Callable[[], bool],
         metrics: Callable[[], bytes],
         database: Path,
     ) -> None:
-        """Bind `host`:`port`; port 0 is any free one.
+        """Take over `listener`; clients wait until `start`.
 
         Args:
-            host: Name or address to listen on.
-            port: TCP port.
+            listener: Listening socket, which `stop` closes.
             live: Tells whether the process works.
             ready: Tells whether requests are accepted.
             metrics: Returns the metrics in Prometheus' text format.
             database: Database of the report.
-
-        Raises:
-            ConfigError: The port cannot be bound; names host, port and reason.
         """
         self._live = live
         self._ready = ready
         self._metrics = metrics
         self._database = database
-        try:
-            self._server = _HttpServer((host, port), _handler(self._answer))
-        except (OSError, OverflowError) as error:
-            reason = "already in use" if _is_taken(error) else str(error)
-            raise ConfigError(
-                f"server.http_port: cannot listen on {host}:{port}: {reason}"
-            ) from error
-        self.host = host
-        #: The bound port, also when 0 was given.
-        self.port: int = self._server.server_address[1]
+        self._server = _HttpServer(listener, _handler(self._answer))
         self._thread = Thread(
             target=self._server.serve_forever, args=(_CHECK_S,), name="http", daemon=True
         )
@@ -131,16 +144,15 @@ class _HttpServer(ThreadingHTTPServer):
     daemon_threads = True
     #: `close_connections` waits instead, with a time limit.
     block_on_close = False
-    request_queue_size = 2 * _MAX_CONNECTIONS
 
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        if ":" in address[0]:
-            self.address_family = socket.AF_INET6
+    def __init__(self, listener: socket.socket, handler: type[BaseHTTPRequestHandler]) -> None:
         #: Deadline of each open connection's client to send or receive; None while its answer is
         #: being made. Ordered by the start of these turns.
         self._open: dict[socket.socket, float | None] = {}
         self._changed = Condition()
-        super().__init__(address, handler)
+        super().__init__(("", 0), handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listener
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer on a thread; beyond the limit, close the oldest that waits for its client."""
@@ -182,10 +194,6 @@ class _HttpServer(ThreadingHTTPServer):
             self._changed.wait_for(lambda: not self._open, _STOP_S)
             for connection in self._open:
                 _hang_up(connection)
-
-    def server_bind(self) -> None:
-        """Bind without looking up the host's full name, which can take seconds."""
-        TCPServer.server_bind(self)
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Log unexpected errors with their traceback, and ignore clients that disconnect."""

@@ -58,6 +58,8 @@ class PortSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     refused: Mapping[str, int]
     #: Front end that owns the port.
     front: Literal["native", "python"] = "python"
+    #: New starts of the HTTP gateway; None for a server without it.
+    rest_restarts: int | None = None
 
 
 class EngineState(Collector):
@@ -166,3 +168,7 @@ class PortState(Collector):
         for reason, count in now.refused.items():
             refused.add_metric([reason], count)
         yield refused
+        if now.rest_restarts is not None:
+            yield CounterMetricFamily(
+                "gnnserve_rest_restarts", "New starts of the HTTP gateway", value=now.rest_restarts
+            )

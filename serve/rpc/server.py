@@ -164,7 +164,7 @@ class GrpcServer:
         self._pools.probes.start_kept()
         self._health.start()
         self._server.start()
-        self._watchdog.start(self._own_address)
+        self._watchdog.start(self.own_address)
         return self._port
 
     @contextmanager
@@ -175,7 +175,7 @@ class GrpcServer:
         request fails. Each call resets the statistics, so that own requests are not counted.
         """
         options = [*_options(self._max_message_bytes), ("grpc.enable_http_proxy", 0)]
-        with grpc.insecure_channel(self._own_address, options) as channel:
+        with grpc.insecure_channel(self.own_address, options) as channel:
             call: Callable[..., bytes] = channel.unary_unary(INFER_METHOD)
 
             def send(model: str, tensors: Arrays, request_id: str) -> None:
@@ -231,8 +231,8 @@ class GrpcServer:
             ) from error
 
     @property
-    def _own_address(self) -> str:
-        """Address at which the server reaches itself."""
+    def own_address(self) -> str:
+        """Address at which this host reaches the server, as gRPC writes it."""
         return _address(_LOOPBACK.get(self._host, self._host), self._port)
 
     def _enable_reflection(self) -> None:

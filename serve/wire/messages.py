@@ -142,6 +142,15 @@ def encode_request(
     return _encode(True, model, version, request_id, parameters, heads, raws)
 
 
+def encode_wire_request(request: WireRequest) -> bytes:
+    """Serialize a request that was decoded or made elsewhere. Raises WireError."""
+    raws = [memoryview(raw) for raw in request.raws]
+    head = request.model, request.version, request.request_id, request.parameters
+    if not request.outputs:
+        return _encode(True, *head, request.inputs, raws)
+    return wire_library.encode_infer(True, *head, request.inputs, raws, request.outputs)
+
+
 def decode_request(message: bytes) -> WireRequest:
     """Decode the request in `message`; raises WireError."""
     found = native.decode_infer(True, message)
@@ -174,6 +183,18 @@ class Response:
     parameters: dict[str, ParameterValue] = field(default_factory=dict)
 
 
+class WireResponse(NamedTuple):
+    """Decoded `ModelInferResponse`, whose outputs are not read."""
+
+    model: str
+    version: str
+    request_id: str
+    parameters: Mapping[str, ParameterValue | None]
+    outputs: list[WireTensor]
+    #: Views of the message; empty for outputs in shared memory.
+    raws: list[memoryview]
+
+
 def encode_response(
     model: str,
     outputs: Mapping[str, Array],
@@ -190,14 +211,21 @@ def encode_response(
     return _encode(False, model, version, request_id, parameters, heads, raws)
 
 
-def decode_response(message: bytes | memoryview) -> Response:
+def decode_wire_response(message: bytes | memoryview) -> WireResponse:
     """Decode the response in `message`; raises WireError, also for outputs not in raw form."""
     found = native.decode_infer(False, message)
     if found is None:
         found = wire_library.decode_infer(False, message)
-    model, version, request_id, parameters, heads, _, raws = found
-    if len(raws) != len(heads):
-        raise WireError(f"{len(heads)} outputs but {len(raws)} raw_output_contents")
+    model, version, request_id, parameters, tensors, _, raws = found
+    if len(raws) != len(tensors):
+        raise WireError(f"{len(tensors)} outputs but {len(raws)} raw_output_contents")
+    heads = [WireTensor._make(tensor) for tensor in tensors]
+    return WireResponse(model, version, request_id, parameters, heads, raws)
+
+
+def decode_response(message: bytes | memoryview) -> Response:
+    """Decode the response in `message` and read its outputs; raises WireError."""
+    model, version, request_id, parameters, heads, raws = decode_wire_response(message)
     outputs = {}
     for (name, datatype, shape, *_), raw in zip(heads, raws, strict=True):
         kind = DATATYPES.get(datatype)

@@ -76,8 +76,12 @@ def encode_infer(
     parameters: Mapping[str, ParameterValue | None],
     tensors: Sequence[TensorHead],
     raws: Sequence[memoryview],
+    requested: Sequence[tuple[str, Mapping[str, ParameterValue | None]]] = (),
 ) -> bytes:
-    """Serialize a ModelInferRequest or ModelInferResponse; raises WireError."""
+    """Serialize a ModelInferRequest, with the outputs that it asks for, or a ModelInferResponse.
+
+    Raises WireError.
+    """
     head = _KINDS[is_request](model_name=model, model_version=version, id=request_id)
     _set(head.parameters, parameters)
     for name, datatype, shape, places, _ in tensors:
@@ -85,6 +89,8 @@ def encode_infer(
             name=name, datatype=datatype, shape=shape
         )
         _set(sent.parameters, places)
+    for name, wanted in requested:
+        _set(head.outputs.add(name=name).parameters, wanted)
     parts: list[bytes | memoryview] = [head.SerializeToString()]
     for raw in raws:
         parts += (prefix(_RAW_FIELDS[is_request], raw.nbytes), raw)

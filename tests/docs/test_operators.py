@@ -12,10 +12,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from serve.core.types import Expired, Failed, FailReason, Rejected, RejectReason, Withdrawn
-from serve.obs.http import HttpPort
+from serve.obs.http import HttpPort, listening_socket
 from serve.obs.metrics import Metrics
 from serve.obs.report import load_report, report_dict
 from serve.obs.scraped import EngineSnapshot, PortSnapshot
+from serve.rest.counts import Counts
 from serve.server.outcomes import error_of, reason_of
 from tests.docs.pages import PAGES, texts
 from tests.obs.builders import RUN, late, record, unanswered
@@ -37,7 +38,7 @@ def example_metrics():
         gathered_rows={"cora": (2, 1)}, lane_bytes={0: 1},
     )  # fmt: skip
     metrics = Metrics(RUN, lambda: snapshot)
-    metrics.show_port(lambda: PortSnapshot(answers=True, refused={"no_thread": 1}))
+    metrics.show_port(lambda: PortSnapshot(answers=True, refused={"no_thread": 1}, rest_restarts=0))
     for row in (record("a"), late("b"), unanswered("c", "CANCELLED", "cancelled")):
         metrics.observe(row)
     return metrics
@@ -112,15 +113,16 @@ def test_commands_on_a_database_work(database, tmp_path):
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_commands_on_a_server_work(database, tmp_path):
+    listener = listening_socket("127.0.0.1", 0)
     http = HttpPort(
-        "127.0.0.1", 0, live=lambda: True, ready=lambda: True, database=database,
+        listener, live=lambda: True, ready=lambda: True, database=database,
         metrics=example_metrics().text,
     )  # fmt: skip
     http.start()
     try:
         for script in blocks("sh", "server"):
             assert "localhost:8002" in script
-            script = script.replace("localhost:8002", f"127.0.0.1:{http.port}")
+            script = script.replace("localhost:8002", f"127.0.0.1:{listener.getsockname()[1]}")
             done = run(script.replace("curl -s ", "curl -sS --fail "), tmp_path)
             assert done.returncode == 0, done.stderr
             assert done.stdout
@@ -130,7 +132,10 @@ def test_commands_on_a_server_work(database, tmp_path):
 
 def test_the_table_of_metrics_is_what_a_scrape_shows():
     shown = set()
-    for family in text_string_to_metric_families(example_metrics().text().decode()):
+    gateway = Counts()
+    gateway.answered(200)
+    text = (example_metrics().text() + gateway.text()).decode()
+    for family in text_string_to_metric_families(text):
         for sample in family.samples:
             histogram = family.type == "histogram"
             name = re.sub(r"_(bucket|count|sum)$", "", sample.name) if histogram else sample.name

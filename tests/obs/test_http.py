@@ -14,7 +14,7 @@ import pytest
 import serve.obs.http
 from bench.kit.waiting import PATIENCE_S, wait_for
 from serve.errors import ConfigError
-from serve.obs.http import HttpPort
+from serve.obs.http import HttpPort, listening_socket
 
 
 class Facts:
@@ -26,16 +26,16 @@ class Facts:
 def port(database):
     facts = Facts()
     before = set(threading.enumerate())
+    listener = listening_socket("127.0.0.1", 0)
     http = HttpPort(
-        "127.0.0.1",
-        0,
+        listener,
         live=lambda: facts.live,
         ready=lambda: facts.ready,
         metrics=lambda: b"up 1\n",
         database=database,
     )
     http.start()
-    http.facts = facts
+    http.facts, http.port = facts, listener.getsockname()[1]
     yield http
     http.stop()
     http.stop()
@@ -93,12 +93,12 @@ def test_a_taken_port_is_named():
     with socket.create_server(("127.0.0.1", 0)) as holder:
         taken = holder.getsockname()[1]
         with pytest.raises(ConfigError, match=f"127.0.0.1:{taken}: already in use"):
-            HttpPort("127.0.0.1", taken, live=bool, ready=bool, metrics=bytes, database=None)
+            listening_socket("127.0.0.1", taken)
 
 
 def test_a_host_that_is_not_here_is_named():
     with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1:8002"):
-        HttpPort("192.0.2.1", 8002, live=bool, ready=bool, metrics=bytes, database=None)
+        listening_socket("192.0.2.1", 8002)
 
 
 def test_a_client_that_hangs_up_is_no_error(port, caplog):

@@ -81,7 +81,7 @@ def test_a_port_that_answers_is_asked_on_and_on(own):
 def test_a_repository_that_hangs_is_no_silence(own):
     engine = own._inference._engine
     engine.repository = threading.Event()
-    with grpc.insecure_channel(own._own_address) as channel:
+    with grpc.insecure_channel(own.own_address) as channel:
         check = health_pb2_grpc.HealthStub(channel).Check.future(health_pb2.HealthCheckRequest())
         before = engine.asked
         eventually(lambda: engine.asked > before + 20)

@@ -1,0 +1,118 @@
+"""The gateway as an ASGI application: routes, errors, sending of answers."""
+
+import logging
+from http import HTTPStatus
+from urllib.parse import urlsplit
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from serve.errors import ServeError
+from serve.rest import counts
+from serve.rest.bodies import BodyReader, compressed
+from serve.rest.connections import PIECE_BYTES
+from serve.rest.counts import Counts
+from serve.rest.errors import RestError, from_ours
+from serve.rest.paths import BINARY, Handler, Paths, Reply
+from serve.wire.messages import WireError
+
+_log = logging.getLogger(__name__)
+
+
+class Endpoint:
+    """ASGI application of one path: runs its handler and sends the reply."""
+
+    def __init__(self, handler: Handler, bodies: BodyReader, tally: Counts) -> None:
+        self._handler = handler
+        self._bodies = bodies
+        self._counts = tally
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        request = Request(scope, receive)
+        try:
+            if request.method == "POST":
+                self._refuse_other_sites(request)
+            reply = await self._handler(request)
+            coding = None
+            if reply.content_type != BINARY or "accept-encoding" in request.headers:
+                accepted = request.headers.get("accept-encoding", "")
+                content, coding = await compressed(reply.content, accepted)
+                reply = reply._replace(content=content)
+            async with self._bodies.holding(len(reply.content)):
+                await self._send(reply, coding, send)
+        except (ServeError, WireError) as error:
+            await self._send(error_reply(from_ours(error)), None, send)
+        except RestError as error:
+            await self._send(error_reply(error), None, send)
+
+    async def _send(self, reply: Reply, coding: str | None, send: Send) -> None:
+        self._counts.answered(reply.status)
+        headers = {
+            "Content-Type": reply.content_type,
+            "Content-Length": str(len(reply.content)),
+            "Cache-Control": "no-store",
+            "Vary": "Accept-Encoding",
+            "X-Content-Type-Options": "nosniff",
+            **({"Content-Encoding": coding} if coding else {}),
+            **reply.headers,
+        }
+        raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": int(reply.status), "headers": raw})
+        content = memoryview(reply.content)
+        sent = 0
+        # In pieces: the task, and what it holds, stays until the client has read nearly all.
+        while len(content) - sent > PIECE_BYTES:
+            piece = bytes(content[sent : sent + PIECE_BYTES])
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            sent += PIECE_BYTES
+        await send({"type": "http.response.body", "body": bytes(content[sent:])})
+
+    def _refuse_other_sites(self, request: Request) -> None:
+        """Refuse what a page of another site makes a browser send; it could unload models."""
+        origin = request.headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc != request.headers.get("host", ""):
+            self._counts.refused(counts.CROSS_SITE)
+            raise RestError(
+                HTTPStatus.FORBIDDEN,
+                f"Origin: a page of {origin[:100]} may not send requests to this server",
+            )
+
+
+def error_reply(error: RestError) -> Reply:
+    """Return the reply of a failed request."""
+    content = msgspec.json.encode({"error": str(error)})
+    return Reply(content, status=error.status, headers=error.headers)
+
+
+def make_app(paths: Paths, bodies: BodyReader, tally: Counts) -> Starlette:
+    """Return the application with all paths."""
+
+    def endpoint(handler: Handler) -> Endpoint:
+        return Endpoint(handler, bodies, tally)
+
+    async def failed(request: Request, error: Exception) -> Endpoint:
+        """Answer what no handler answered: an unknown path or method, or a bug."""
+        if isinstance(error, HTTPException):
+            text = f"{request.method} {request.url.path}: {error.detail}; see /docs"
+            reply = error_reply(RestError(error.status_code, text, error.headers))
+        else:
+            text = "internal error; the server's log has the details"
+            reply = error_reply(RestError(HTTPStatus.INTERNAL_SERVER_ERROR, text))
+
+        async def answer(_: Request) -> Reply:
+            return reply
+
+        return endpoint(answer)
+
+    return Starlette(
+        routes=[
+            Route(path, endpoint(handler), methods=[method])
+            for method, path, handler in paths.table()
+        ],
+        exception_handlers={HTTPException: failed, Exception: failed},
+    )

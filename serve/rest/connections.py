@@ -1,0 +1,115 @@
+"""HTTP connections with limits on their number and on how long a client may keep one waiting.
+
+uvicorn gives a client any time to send a request and to read an answer. Here a request's head must
+arrive within a time limit, and each MiB of an answer must be read within another.
+"""
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from serve.rest import counts
+from serve.rest.counts import Counts
+
+#: Most open connections; one more closes the one that waits longest for its client.
+MOST_CONNECTIONS = 512
+#: Time for a client to read the next part of an answer (at most `PIECE_BYTES`).
+SEND_S = 30.0
+#: Answers are handed to a connection in pieces of this size.
+PIECE_BYTES = 1 << 20
+#: Time that an answered connection may stay idle.
+IDLE_S = 75
+_CHECK_S = 0.2
+
+
+class Connections:
+    """All open connections, and the task that ends those beyond their time."""
+
+    def __init__(self, tally: Counts, receive_timeout_s: float) -> None:
+        self._counts = tally
+        self._receive_timeout_s = receive_timeout_s
+        self._open: dict[Connection, None] = {}
+        tally.connections.set_function(lambda: len(self._open))
+
+    def opened(self, connection: "Connection") -> None:
+        """Add a connection; beyond the limit end the one that waits longest for its client."""
+        self._open[connection] = None
+        if len(self._open) > MOST_CONNECTIONS:
+            waiting = [one for one in self._open if one.waits_for_request]
+            self._end(min(waiting, key=lambda one: one.since_s), counts.CONNECTIONS)
+
+    def closed(self, connection: "Connection") -> None:
+        """Remove a connection."""
+        self._open.pop(connection, None)
+
+    async def watch(self) -> None:
+        """End connections beyond their time, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(_CHECK_S)
+            self._check(loop.time())
+
+    def _check(self, now_s: float) -> None:
+        for connection in list(self._open):
+            began_s = connection.began_s
+            if began_s is not None and now_s - began_s > self._receive_timeout_s:
+                self._end(connection, counts.NO_REQUEST)
+            elif not connection.transport.get_write_buffer_size():
+                connection.unread_s = None
+            elif connection.unread_s is None:
+                connection.unread_s = now_s
+            elif now_s - connection.unread_s > SEND_S:
+                self._end(connection, counts.SLOW_READER)
+
+    def _end(self, connection: "Connection", reason: str) -> None:
+        self._counts.refused(reason)
+        self.closed(connection)
+        connection.transport.abort()
+
+
+class Connection(H11Protocol):
+    """One connection of uvicorn, with the times that its limits need."""
+
+    def __init__(self, connections: Connections, **options: Any) -> None:
+        super().__init__(**options)
+        self._all = connections
+        #: When it was opened, or its last answer was complete.
+        self.since_s = self.loop.time()
+        #: Since when a request's head is awaited or arriving; None while there is no hurry.
+        self.began_s: float | None = self.since_s
+        #: Since when the client has read nothing of what was sent; None when all is sent.
+        self.unread_s: float | None = None
+
+    @property
+    def waits_for_request(self) -> bool:
+        """True while no request is being answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """Begin to count the connection."""
+        super().connection_made(transport)
+        self._all.opened(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Count it no more."""
+        self._all.closed(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes; the first of a request start its time limit."""
+        if self.began_s is None and self.waits_for_request:
+            self.began_s = self.loop.time()
+        super().data_received(data)
+        if not self.waits_for_request:
+            self.began_s = None
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request, without hurry."""
+        self.since_s, self.began_s = self.loop.time(), None
+        super().on_response_complete()
+
+    def resume_writing(self) -> None:
+        """Note that the client has read."""
+        self.unread_s = None
+        super().resume_writing()

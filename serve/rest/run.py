@@ -1,0 +1,109 @@
+"""Entry of the gateway's process: serves until the main process says so, or is gone."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from functools import partial
+
+import msgspec
+import uvicorn
+
+from serve.ipc.signals import DRAINING, IGNORED
+from serve.obs.log import setup_logging
+from serve.rest.app import make_app
+from serve.rest.backend import Backend
+from serve.rest.bodies import BodyReader
+from serve.rest.connections import IDLE_S, Connection, Connections
+from serve.rest.counts import Counts
+from serve.rest.lifeline import ALIVE, DRAIN
+from serve.rest.paths import Paths
+from serve.rest.settings import Settings
+
+#: Bytes of bodies and answers that are held at once, as a multiple of the largest message.
+_HELD_MESSAGES = 4
+_ALIVE_S = 1.0
+#: Time to answer requests in flight when the main process is gone.
+_ORPHAN_S = 1.0
+
+
+def main() -> None:
+    """Serve with the settings in argv, as JSON."""
+    settings = msgspec.json.decode(sys.argv[1], type=Settings)
+    # A service manager signals all processes; the main process tells this one when to stop.
+    for number in (*DRAINING, *IGNORED):
+        signal.signal(number, signal.SIG_IGN)
+    setup_logging(level=settings.log_level)
+    # It warns of each malformed request, which clients could fill the log with.
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
+    asyncio.run(_serve(settings))
+
+
+class _Server(uvicorn.Server):
+    """A uvicorn server that leaves signals alone."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Install no handlers."""
+        yield
+
+
+async def _serve(settings: Settings) -> None:
+    tally = Counts()
+    most_bytes = settings.max_message_bytes
+    backend = Backend(settings.grpc_target, settings.http_backend, most_bytes)
+    bodies = BodyReader(tally, most_bytes, _HELD_MESSAGES * most_bytes, settings.receive_timeout_s)
+    connections = Connections(tally, settings.receive_timeout_s)
+    server = _Server(
+        uvicorn.Config(
+            make_app(Paths(backend, bodies, tally, most_bytes), bodies, tally),
+            http=partial(Connection, connections),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=IDLE_S,
+        )
+    )
+    listener = socket.socket(fileno=settings.listener_fd)
+    with socket.socket(fileno=settings.lifeline_fd) as lifeline:
+        lifeline.setblocking(False)
+        tasks = [
+            asyncio.ensure_future(connections.watch()),
+            asyncio.ensure_future(_tell_alive(lifeline, server)),
+            asyncio.ensure_future(_obey(lifeline, server)),
+        ]
+        await server.serve(sockets=[listener])
+        for task in tasks:
+            task.cancel()
+        await backend.close()
+
+
+async def _tell_alive(lifeline: socket.socket, server: uvicorn.Server) -> None:
+    loop = asyncio.get_running_loop()
+    with contextlib.suppress(ConnectionError):
+        while True:
+            if server.started:
+                await loop.sock_sendall(lifeline, ALIVE)
+            await asyncio.sleep(_ALIVE_S if server.started else 0.01)
+
+
+async def _obey(lifeline: socket.socket, server: uvicorn.Server) -> None:
+    loop = asyncio.get_running_loop()
+    try:
+        told = await loop.sock_recv(lifeline, 1)
+    except ConnectionError:
+        told = b""
+    server.should_exit = True
+    if told != DRAIN:
+        loop.call_later(_ORPHAN_S, os._exit, 1)
+
+
+if __name__ == "__main__":
+    main()

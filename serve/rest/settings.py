@@ -1,0 +1,22 @@
+"""Settings that the main process passes to the gateway."""
+
+import msgspec
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of one gateway process; file descriptors are those that it inherits."""
+
+    #: Listening socket of the HTTP port.
+    listener_fd: int
+    #: Socket to the main process; see ``serve.rest.lifeline``.
+    lifeline_fd: int
+    #: Address of the gRPC port, as gRPC writes it.
+    grpc_target: str
+    #: Name of the abstract Unix socket with health, metrics and report.
+    http_backend: str
+    #: Largest body, and largest gRPC message.
+    max_message_bytes: int
+    #: Time for a request's head to arrive, and again for its body.
+    receive_timeout_s: float
+    #: Lowest level that is logged.
+    log_level: str = "INFO"
