@@ -1,4 +1,4 @@
-"""Write serve/client/sync.py from serve/client/aio.py, or check that it is up to date.
+"""Write the client for threads from the one for asyncio, or check that it is up to date.
 
     python .ci/sync_client.py [--check]
 
@@ -11,10 +11,15 @@ import sys
 from pathlib import Path
 
 CLIENT = Path(__file__).resolve().parents[1] / "serve" / "client"
+#: What is written by hand -> what is made from it.
+FILES = {"aio.py": "sync.py", "aio_connection.py": "sync_connection.py"}
 SUMMARY = "The client for threads, made from ``aio``: edit that, then `make client`"
+CONNECTION = "The connection of a client for threads, made from ``aio_connection``"
 #: Pattern in the asyncio client -> what the client for threads has there, in this order.
 RULES = [
     (r"The client for asyncio, from which.*?`make client`", SUMMARY),
+    (r"The connection of an asyncio client.*?generated\.", f"{CONNECTION}."),
+    (r"serve\.client\.aio_", "serve.client.sync_"),
     (r"Calls one server from one event loop\.", "Calls one server; may be shared by threads."),
     (r"; to be made inside a running event loop", ""),
     (r"the server can take them\.", "the server can take them, in a thread of their own."),
@@ -22,12 +27,14 @@ RULES = [
     (r"_each\((\w+)\)", r"\1"),
     (r"Iterable\[Request\] \| AsyncIterable\[Request\]", "Iterable[Request]"),
     (r"Awaitable\[(\w+)\]", r"\1"),
-    (r"\n    Awaitable,", ""),
+    (r"\bAwaitable, ", ""),
     (r"\n    Async(Iterable|Iterator),(?=.*\n    \1,)", ""),
     (r"__a(enter|exit)__", r"__\1__"),
-    (r"\bAsync(Client|Iterable|Iterator)\b", r"\1"),
+    (r"\bAsync(Client|Connection|Iterable|Iterator|Places|Question)\b", r"\1"),
     (r"\b(?:async|await) ", ""),
     (r"asyncio\.sleep", "time.sleep"),
+    (r"asynccontextmanager", "contextmanager"),
+    (r"import asyncio", "import threading\nimport time"),
     (r"\basyncio\b", "threading"),
     (r"grpc\.aio\.", "grpc."),
     (r"for outcome in (.*?):\s+yield outcome", r"yield from \1"),
@@ -38,7 +45,7 @@ def made(source: str) -> str:
     """The client for threads from the text of the one for asyncio, formatted."""
     for pattern, replacement in RULES:
         source = re.sub(pattern, replacement, source, flags=re.DOTALL)
-    return _ruff(_ruff(source, "check", "--fix", "--select", "I"), "format")
+    return _ruff(_ruff(source, "check", "--fix", "--select", "I,F401"), "format")
 
 
 def _ruff(source: str, *command: str) -> str:
@@ -48,14 +55,16 @@ def _ruff(source: str, *command: str) -> str:
 
 
 def main() -> int:
-    target = CLIENT / "sync.py"
-    text = made((CLIENT / "aio.py").read_text(encoding="utf-8"))
-    if "--check" not in sys.argv:
-        target.write_text(text, encoding="utf-8")
-    elif target.read_text(encoding="utf-8") != text:
-        print(f"{target} is not what aio.py makes: run `make client`")
-        return 1
-    return 0
+    stale = 0
+    for source, name in FILES.items():
+        target = CLIENT / name
+        text = made((CLIENT / source).read_text(encoding="utf-8"))
+        if "--check" not in sys.argv:
+            target.write_text(text, encoding="utf-8")
+        elif target.read_text(encoding="utf-8") != text:
+            print(f"{target} is not what {source} makes: run `make client`")
+            stale = 1
+    return stale
 
 
 if __name__ == "__main__":

@@ -36,6 +36,8 @@ class ErrorCode(Enum):
     EXHAUSTED = "exhausted", "RESOURCE_EXHAUSTED", 429
     DEADLINE = "deadline", "DEADLINE_EXCEEDED", 504
     CANCELLED = "cancelled", "CANCELLED", 503
+    UNAUTHENTICATED = "unauthenticated", "UNAUTHENTICATED", 401
+    FORBIDDEN = "forbidden", "PERMISSION_DENIED", 403
     UNIMPLEMENTED = "unimplemented", "UNIMPLEMENTED", 501
     INTERNAL = "internal", "INTERNAL", 500
 

@@ -11,20 +11,31 @@ Neither torch nor PyG is imported here. Errors: see ``errors``.
 """
 
 from serve.client.aio import AsyncClient
+from serve.client.answers import Answer, QosFacts
+from serve.client.channel import TlsFiles
 from serve.client.errors import (
     AlreadyExists,
     Cancelled,
     ClientError,
     Exhausted,
+    Forbidden,
     InvalidRequest,
     Mismatched,
     NotFound,
     NotOffered,
     ServerFault,
     TimedOut,
+    Unauthenticated,
     Unavailable,
 )
-from serve.client.facts import Answer, Estimate, GraphFacts, ModelFacts, QosFacts, ServerFacts
+from serve.client.facts import (
+    Estimate,
+    GraphFacts,
+    ModelFacts,
+    ModelInterface,
+    ServerFacts,
+    TensorFacts,
+)
 from serve.client.requests import Request
 from serve.client.sync import Client
 
@@ -37,16 +48,21 @@ __all__ = [
     "ClientError",
     "Estimate",
     "Exhausted",
+    "Forbidden",
     "GraphFacts",
     "InvalidRequest",
     "Mismatched",
     "ModelFacts",
+    "ModelInterface",
     "NotFound",
     "NotOffered",
     "QosFacts",
     "Request",
     "ServerFacts",
     "ServerFault",
+    "TensorFacts",
     "TimedOut",
+    "TlsFiles",
+    "Unauthenticated",
     "Unavailable",
 ]

@@ -10,6 +10,8 @@ ClientError                code, message, retry_after_s
 │                          again after that time; without it the request is too big for good
 ├── TimedOut               DEADLINE_EXCEEDED: your own time limit passed
 ├── Cancelled              CANCELLED: you cancelled, or the server closed the call
+├── Unauthenticated        UNAUTHENTICATED: the server does not accept your token or certificate
+├── Forbidden              PERMISSION_DENIED: your token does not allow this call
 ├── NotOffered             UNIMPLEMENTED: this server lacks the feature
 └── ServerFault            any other code: the model or the server failed; see its log
 """
@@ -88,6 +90,18 @@ class Cancelled(ClientError):
     """The call was cancelled."""
 
     kind = ErrorCode.CANCELLED
+
+
+class Unauthenticated(ClientError):
+    """The server does not know who calls: token or certificate is missing or wrong."""
+
+    kind = ErrorCode.UNAUTHENTICATED
+
+
+class Forbidden(ClientError):
+    """The caller may not make this call."""
+
+    kind = ErrorCode.FORBIDDEN
 
 
 class NotOffered(ClientError):

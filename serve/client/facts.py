@@ -1,79 +1,11 @@
-"""Answers of the server: results with their QoS facts, models, graphs, estimates, the server."""
+"""What the server tells of itself: models, graphs, estimates, device and report."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
-
-import numpy as np
 
 from serve.pb import gnnserve_pb2
 from serve.pb import grpc_service_pb2 as pb
-from serve.wire.messages import ParameterValue, Response
-
-
-@dataclass(frozen=True, slots=True)
-class QosFacts:
-    """Facts about one request; fields that another server does not send keep their defaults."""
-
-    request_uid: str = ""
-    #: Time from acceptance to launch, without the preparation that no other work hid.
-    queue_us: int = 0
-    prepare_us: int = 0
-    run_us: int = 0
-    group_id: int = -1
-    #: Number of requests planned together, this one included.
-    group_size: int = 0
-    #: Number of requests of one model that ran as one, this one included.
-    merged: int = 0
-    policy: str = ""
-    discipline: str = ""
-    lane: int = -1
-    executor: str = ""
-    #: Estimated time of the request alone in the server.
-    solo_estimate_us: int = 0
-    #: The promise: time from arrival to the answer.
-    qos_target_us: int = 0
-    qos_violated: bool = False
-    pmc_estimate_bytes: int = 0
-    #: None when the lane could not measure it.
-    pmc_measured_bytes: int | None = None
-    #: For requests by node id: the version of the graph, the seed of the sample (send it again for
-    #: the same sample), and the size of the sample.
-    graph: str = ""
-    graph_version: int = 0
-    seed: int | None = None
-    sampled_nodes: int = 0
-    sampled_edges: int = 0
-
-    @classmethod
-    def of(cls, parameters: Mapping[str, ParameterValue]) -> "QosFacts":
-        """Return the facts among the parameters of a response."""
-        known: Any = {name: parameters[name] for name in _QOS_FACTS if name in parameters}
-        return cls(**known)
-
-
-#: Computed once, as `fields` takes longer than reading an answer's facts.
-_QOS_FACTS = tuple(f.name for f in fields(QosFacts))
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Result of one request."""
-
-    #: FP32 [N, C]: one row per node, per requested node id, or per graph of a batch.
-    output: np.ndarray[Any, np.dtype[np.float32]]
-    qos: QosFacts
-    model: str
-    version: str
-    #: As sent, or made by the server.
-    request_id: str
-
-    @classmethod
-    def of(cls, response: Response) -> "Answer":
-        """Convert a decoded message; the output is a writable copy."""
-        output = response.outputs["output"].astype(np.float32)
-        qos = QosFacts.of(response.parameters)
-        return cls(output, qos, response.model, response.version, response.request_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +17,39 @@ class ModelFacts:
     #: READY, LOADING, UNLOADING or UNAVAILABLE.
     state: str
     reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFacts:
+    """An input or output of a model."""
+
+    name: str
+    #: The protocol's name of its dtype: FP32, INT64, …
+    datatype: str
+    #: -1 for a size that requests determine.
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInterface:
+    """Inputs and outputs of a model."""
+
+    name: str
+    #: Versions that can be asked, oldest first.
+    versions: tuple[str, ...]
+    inputs: tuple[TensorFacts, ...]
+    outputs: tuple[TensorFacts, ...]
+    #: Further facts as text, such as the executor and the bytes of its weights.
+    properties: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, message: pb.ModelMetadataResponse) -> "ModelInterface":
+        """Convert the message of ModelMetadata."""
+        inputs, outputs = (
+            tuple(TensorFacts(each.name, each.datatype, tuple(each.shape)) for each in tensors)
+            for tensors in (message.inputs, message.outputs)
+        )
+        return cls(message.name, tuple(message.versions), inputs, outputs, dict(message.properties))
 
 
 @dataclass(frozen=True, slots=True)

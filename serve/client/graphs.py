@@ -2,8 +2,8 @@
 
 from typing import Any, TypedDict
 
+from serve.client.arrays import array_for
 from serve.client.errors import InvalidRequest
-from serve.client.requests import as_array
 from serve.pb import gnnserve_pb2
 from serve.wire.messages import array_bytes, datatype_of
 
@@ -24,12 +24,13 @@ class GraphChange(TypedDict, total=False):
     add_edges: Any
 
 
-_DTYPES: dict[str, str | None] = {
-    "add_x": "<f4",
-    "set_ids": "<i8",
-    "set_x": "<f4",
-    "remove_edges": None,
-    "add_edges": None,
+#: Datatype, and whether integers that fit are sent as INT32.
+_DATATYPES = {
+    "add_x": ("FP32", False),
+    "set_ids": ("INT64", False),
+    "set_x": ("FP32", False),
+    "remove_edges": ("INT64", True),
+    "add_edges": ("INT64", True),
 }
 
 
@@ -39,9 +40,11 @@ def change_request(
     """Return the message; raises InvalidRequest for an unknown name or an unusable array."""
     message = gnnserve_pb2.UpdateGraphRequest(graph=graph, if_version=if_version or 0)
     for name, value in change.items():
-        if name not in _DTYPES:
-            raise InvalidRequest.local(f"'{name}' cannot be changed; known: {', '.join(_DTYPES)}")
-        array = as_array(name, value, _DTYPES[name])
+        if name not in _DATATYPES:
+            known = ", ".join(_DATATYPES)
+            raise InvalidRequest.local(f"'{name}' cannot be changed; known: {known}")
+        datatype, narrow = _DATATYPES[name]
+        array = array_for(name, value, datatype, narrow=narrow)
         tensor = getattr(message, name)
         tensor.datatype = datatype_of(array)
         tensor.shape.extend(array.shape)

@@ -1,27 +1,19 @@
-"""Conversion of graphs to request messages; shared by both clients.
+"""Requests as callers write them, and their messages; shared by both clients."""
 
-Arrays may be numpy arrays, torch tensors (on any device) or nested sequences. Features and weights
-are sent as FP32. Edges are sent as INT32 when their values fit, which those of all real graphs do.
-Narrowing 80,000 edges takes 0.05 ms and halves what is usually the largest tensor, which saves
-several times as much on the way.
-"""
-
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-import numpy as np
-
+from serve.client.arrays import array_for, is_integer
 from serve.client.errors import Exhausted, InvalidRequest
+from serve.client.facts import ModelInterface
+from serve.client.objects import Graph, read_graph
 from serve.inputs import INPUTS
 from serve.wire.messages import Array, ParameterValue, Places, WireError, encode_request
 
-#: Dtype of each tensor of a request, in the order sent; None for integers of either width.
-_DTYPES: dict[str, str | None] = {
-    **{name: None if each.also else each.dtype for name, each in INPUTS.items()},
-    "node_ids": "int64",
-}
-_INT32 = np.iinfo(np.int32)
+NODE_IDS = "node_ids"
+#: Datatype of each array that a request may be given by keyword, in the order sent.
+_DATATYPES = {**{name: each.datatype for name, each in INPUTS.items()}, NODE_IDS: "INT64"}
 
 
 class RequestFields(TypedDict, total=False):
@@ -42,6 +34,7 @@ class RequestFields(TypedDict, total=False):
     seed: int | None
     fanouts: str | Sequence[int] | None
     request_id: str
+    retry: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +46,8 @@ class Request:
     """
 
     model: str
-    #: A PyG `Data` or `Batch`, or any object with such attributes; sends those the model takes.
+    #: A PyG `Data`, `Batch` or `HeteroData`, a list of `Data`, a mapping from names to arrays, or
+    #: any object with such attributes. Sends what the model takes.
     data: Any = None
     x: Any = None
     edge_index: Any = None
@@ -66,7 +60,7 @@ class Request:
     version: str = ""
     #: QoS target instead of the server's own. A later answer still comes, as a violation.
     qos_target_s: float | None = None
-    #: Time limit after which both client and server give up.
+    #: Time limit after which both client and server give up; None for the client's.
     timeout_s: float | None = None
     #: 1 is the most urgent; 0 for the model's default.
     priority: int = 0
@@ -77,6 +71,8 @@ class Request:
     #: whole graph gives. None for the model's own.
     fanouts: str | Sequence[int] | None = None
     request_id: str = ""
+    #: False to send it once, whatever the answer.
+    retry: bool = True
 
     def encode(
         self, tensors: Mapping[str, Array], max_message_bytes: int, places: Places | None = None
@@ -111,16 +107,27 @@ class Request:
             )
         return message
 
-    def tensors(self, taken: Collection[str]) -> dict[str, Array]:
-        """Return the arrays to send; of `data`, only those named in `taken`."""
-        tensors = {}
-        for name, dtype in _DTYPES.items():
-            value = getattr(self, name)
-            if value is None and name in taken:
-                value = getattr(self.data, name, None)
-            if value is not None:
-                tensors[name] = as_array(name, value, dtype)
-        return tensors
+    @property
+    def needs_interface(self) -> bool:
+        """True when what to send depends on what the model takes."""
+        if self.data is not None:
+            return True
+        given = ((getattr(self, name), datatype) for name, datatype in _DATATYPES.items())
+        return any(datatype.startswith("FP") and is_integer(value) for value, datatype in given)
+
+    def read(self, interface: ModelInterface | None) -> Graph:
+        """Return the arrays to send.
+
+        Args:
+            interface: What the model takes; may be None unless `needs_interface`.
+
+        Raises InvalidRequest for an object or an array that cannot be sent.
+        """
+        given = {name: getattr(self, name) for name in _DATATYPES}
+        given = {name: value for name, value in given.items() if value is not None}
+        if interface is None:
+            return Graph({name: array_for(name, v, _DATATYPES[name]) for name, v in given.items()})
+        return read_graph(self.data, given, interface)
 
     def _parameters(self) -> dict[str, ParameterValue | None]:
         return {
@@ -142,24 +149,3 @@ def fanouts_text(given: str | Sequence[int] | None) -> str | None:
 def _micros(seconds: float | None) -> int | None:
     """Convert to µs, at least 1 because 0 means no limit; None stays None."""
     return None if seconds is None else max(1, round(seconds * 1e6))
-
-
-def as_array(name: str, value: Any, dtype: str | None) -> Array:
-    """Convert `value` to a numpy array of `dtype`; raises InvalidRequest."""
-    try:
-        if hasattr(value, "detach"):
-            value = value.detach().cpu().numpy()
-        array = np.asarray(value, dtype)
-    except (TypeError, ValueError) as error:
-        raise InvalidRequest.local(f"tensor '{name}': {error}") from error
-    return array if dtype else _narrow(name, array)
-
-
-def _narrow(name: str, array: Array) -> Array:
-    """Convert integers to INT32 if all of them fit, otherwise to INT64."""
-    if array.size == 0:
-        return array.astype(np.int32)
-    if array.dtype.kind not in "iu":
-        raise InvalidRequest.local(f"tensor '{name}': integers are required, not {array.dtype}")
-    fits = array.dtype == np.int32 or (array.min() >= _INT32.min and array.max() <= _INT32.max)
-    return array.astype(np.int32 if fits else np.int64, copy=False)

@@ -3,8 +3,8 @@
 from collections import deque
 from dataclasses import replace
 
+from serve.client.answers import Answer
 from serve.client.errors import ClientError, InvalidRequest, from_failure
-from serve.client.facts import Answer
 from serve.client.requests import Request
 from serve.wire.messages import Failure, decode_stream_answer
 
@@ -15,30 +15,45 @@ Outcome = tuple[int, Answer | ClientError]
 class PendingRequests:
     """Requests that are sent and not yet answered, by their id on the wire."""
 
-    def __init__(self) -> None:
+    def __init__(self, timeout_s: float | None = None) -> None:
+        """Begin with none; `timeout_s` is the time limit of requests without one."""
+        self._timeout_s = timeout_s
         self._count = 0
         self._sent: dict[str, int] = {}
+        #: Nodes of each graph, for requests that hold several, by id.
+        self._graph_nodes: dict[str, tuple[int, ...]] = {}
         #: Outcomes of requests that could not be sent.
         self.unsent: deque[Outcome] = deque()
 
     def enter(self, request: Request) -> Request:
-        """Return `request` with an id of its own; raises InvalidRequest when its id is in use."""
+        """Return `request` with an id and a time limit.
+
+        Raises InvalidRequest when its id is in use.
+        """
         index = self._count
         self._count += 1
         request_id = request.request_id or f"stream-{index}"
         if request_id in self._sent:
             raise InvalidRequest.local(f"request_id '{request_id}' is in use on this stream")
         self._sent[request_id] = index
-        return replace(request, request_id=request_id)
+        timeout_s = self._timeout_s if request.timeout_s is None else request.timeout_s
+        return replace(request, request_id=request_id, timeout_s=timeout_s)
+
+    def sent(self, request: Request, graph_nodes: tuple[int, ...] | None) -> None:
+        """Note the nodes of each graph of a request that is about to be sent."""
+        if graph_nodes is not None:
+            self._graph_nodes[request.request_id] = graph_nodes
 
     def drop(self, request: Request, error: ClientError) -> None:
         """Note that `request` could not be sent."""
+        self._graph_nodes.pop(request.request_id, None)
         self.unsent.append((self._sent.pop(request.request_id), error))
 
     def settle(self, message: bytes) -> Outcome:
         """Return the outcome that `message` carries."""
         found = decode_stream_answer(message)
         index = self._sent.pop(found.request_id, -1)
+        graph_nodes = self._graph_nodes.pop(found.request_id, None)
         if isinstance(found, Failure):
             return index, from_failure(found)
-        return index, Answer.of(found)
+        return index, Answer.of(found, graph_nodes)

@@ -1,13 +1,12 @@
-"""Both clients against a real server with an engine in memory.
-
-The asyncio client is driven through `Blocking`, so that every test holds for both.
-"""
+"""Both clients against a real server with an engine in memory."""
 
 import asyncio
+import json
 import os
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -34,52 +33,13 @@ from serve.errors import ModelError, QueueFull, TooBig
 from serve.pb import grpc_service_pb2 as pb
 from serve.pb import grpc_service_pb2_grpc
 from serve.server.regions import RegionPart
+from tests.client.blocking import collect
 from tests.rpc.conftest import REPORT
 from tests.rpc.fakes import CLASSES, FEATURES
 
 X = np.arange(3 * FEATURES, dtype=np.float32).reshape(3, FEATURES)
 EDGES = np.array([[0, 1], [1, 2]], np.int64)
 EXPECTED = X[:, :CLASSES] + 2
-
-
-class Blocking:
-    """Gives an `AsyncClient` the interface of a `Client`."""
-
-    def __init__(self, target, **options):
-        self._runner = asyncio.Runner()
-        self._client = self._runner.run(self._make(target, options))
-
-    async def _make(self, target, options):
-        return AsyncClient(target, **options)
-
-    def __enter__(self):
-        self._runner.run(self._client.__aenter__())
-        return self
-
-    def __exit__(self, *error):
-        self._runner.run(self._client.__aexit__(*error))
-        self._runner.close()
-
-    def __getattr__(self, name):
-        method = getattr(self._client, name)
-        if name == "infer_stream":
-            return lambda requests: self._runner.run(_collect(method(requests)))
-        return lambda *args, **kwargs: self._runner.run(method(*args, **kwargs))
-
-
-async def _collect(items):
-    return [item async for item in items]
-
-
-@pytest.fixture(params=[Client, Blocking], ids=["sync", "async"])
-def make(request):
-    return request.param
-
-
-@pytest.fixture
-def client(make, target):
-    with make(target) as client:
-        yield client
 
 
 def data(**more):
@@ -201,7 +161,7 @@ def test_torch_tensors_and_pyg_data(client):
 def test_errors_say_what_to_do(client, engine, error, kind, code, retry_after_s):
     engine.fail_with = error
     with pytest.raises(kind) as caught:
-        client.infer("gcn", data())
+        client.infer("gcn", data(), retry=False)
     found = caught.value
     assert (found.code, found.message, found.retry_after_s) == (code, str(error), retry_after_s)
     assert str(found) == f"{code}: {error}"
@@ -261,6 +221,39 @@ def test_readiness_and_models(client, engine):
     engine.unload("gin")
     found = {model.name: (model.version, model.state, model.reason) for model in client.models()}
     assert found == {"gcn": ("1", "READY", ""), "gin": ("1", "UNAVAILABLE", "unloaded")}
+
+
+def test_models_are_loaded_and_unloaded(client, engine):
+    client.unload("gin")
+    assert not client.ready("gin")
+    with pytest.raises(Unavailable):
+        client.infer("gin", data(), retry=False)
+    client.load("gin")
+    assert client.infer("gin", data())
+    with pytest.raises(NotFound):
+        client.load("nope")
+
+
+def test_what_a_model_takes_and_gives(client):
+    found = client.interface("gcn")
+    assert (found.name, found.versions) == ("gcn", ("1",))
+    assert [each.name for each in found.inputs] == ["x", "edge_index", "edge_weight", "batch"]
+    assert found.inputs[0].datatype == "FP32"
+    assert found.inputs[0].shape == (-1, FEATURES)
+    assert [(each.name, each.shape) for each in found.outputs] == [("output", (-1, CLASSES))]
+    assert found.properties["executor"] == "eager"
+
+
+def test_answers_are_shown_in_notebooks_and_as_dictionaries(client):
+    answer = client.infer("gcn", data(), request_id="r-1")
+    facts = answer.qos.to_dict()
+    assert (facts["run_us"], facts["policy"], facts["pmc_measured_bytes"]) == (33, "slack", 2048)
+    json.dumps(facts)
+    page = answer._repr_html_()
+    assert "gcn version 1" in page
+    assert "float32 [3, 3]" in page
+    assert "<td>slack</td>" in answer.qos._repr_html_()
+    assert "<b>" not in replace(answer, model="<b>")._repr_html_()
 
 
 def test_estimate_describe_and_report(client, reports):
@@ -337,7 +330,7 @@ def test_async_streams_take_async_iterables(target):
 
     async def main():
         async with AsyncClient(target) as client:
-            return await _collect(client.infer_stream(requests()))
+            return await collect(client.infer_stream(requests()))
 
     assert sorted(position for position, _ in asyncio.run(main())) == [0, 1, 2]
 

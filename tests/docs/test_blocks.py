@@ -14,7 +14,7 @@ from tests.docs.pages import PAGES, PROSE, blocks, texts
 TRIED = {
     "README.md": {"sh install", "sh serve", "sh demo", "python server"},
     "CONTRIBUTING.md": {"sh", "python test", "python policy"},
-    "docs/client.md": {"python server"},
+    "docs/client.md": {"python server", "python targets"},
     "docs/measurements/gpu.md": {"sh gpu"},
     "docs/estimates.md": {"sh dev"},
     "docs/load.md": {"sh server", "sh simulate", "sh locust"},
