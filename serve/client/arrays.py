@@ -30,7 +30,7 @@ def array_for(name: str, value: Any, datatype: str, *, narrow: bool | None = Non
         raise InvalidRequest.local(f"tensor '{name}': {datatype} cannot be sent from Python")
     array = _as_numpy(name, value)
     if array.dtype.kind not in "biuf":
-        raise InvalidRequest.local(f"tensor '{name}': {array.dtype} is no number")
+        raise InvalidRequest.local(f"tensor '{name}': {array.dtype} is no number that can be sent")
     if kind.dtype.kind == "f":
         return array.astype(kind.dtype, copy=False)
     if array.size == 0:

@@ -1,9 +1,11 @@
 """What the server tells of itself: models, graphs, estimates, device and report."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from serve.inputs import INPUTS
 from serve.pb import gnnserve_pb2
 from serve.pb import grpc_service_pb2 as pb
 
@@ -41,6 +43,15 @@ class ModelInterface:
     outputs: tuple[TensorFacts, ...]
     #: Further facts as text, such as the executor and the bytes of its weights.
     properties: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def optional(self) -> frozenset[str]:
+        """Names of the inputs that a request may leave out, as far as the server tells."""
+        by_default = {name for name, each in INPUTS.items() if each.optional}
+        declared = json.loads(self.properties.get("interface") or "{}").get("inputs", ())
+        return frozenset(
+            by_default | {each["name"] for each in declared if each.get("optional", False)}
+        )
 
     @classmethod
     def of(cls, message: pb.ModelMetadataResponse) -> "ModelInterface":

@@ -17,14 +17,23 @@ from serve.client.facts import ModelInterface, TensorFacts
 from serve.inputs import INPUTS
 from serve.wire.messages import Array
 
+#: Tensor that asks for nodes of a graph that the server holds.
+NODE_IDS = "node_ids"
 #: Between an input's name and the node or edge type that it is of, and within an edge type.
 _OF, _TO = ".", "__"
+#: Datatype of each array that a request may be given by keyword, in the order sent.
+DATATYPES_BY_KEYWORD = {
+    **{name: each.datatype for name, each in INPUTS.items()},
+    NODE_IDS: "INT64",
+}
 #: Attributes that PyG's Batch needs to shift indices, beside those that are sent.
 _NEEDED = frozenset({"num_nodes"})
 #: What to do with objects that are no graph of PyG: by class name or by the package's name.
 _INSTEAD = {
     "networkx": "convert it with torch_geometric.utils.from_networkx",
     "dgl": "convert it with torch_geometric.utils.from_dgl",
+    "str": "load the graph first",
+    "PosixPath": "load the graph first",
     "TemporalData": "it holds events; send the Data of one moment",
 }
 
@@ -54,8 +63,8 @@ def read_graph(data: Any, given: Mapping[str, Any], interface: ModelInterface) -
     tensors = {}
     for name, value in {**found, **given}.items():
         if (spec := model.inputs.get(name)) is None:
-            # The server says what it takes instead; `node_ids` is no input of its own.
-            datatype = INPUTS[name].datatype if name in INPUTS else "INT64"
+            # By keyword, and no input of the model: the server says what it takes instead.
+            datatype = DATATYPES_BY_KEYWORD[name]
         else:
             datatype = spec.datatype
         tensors[name] = _checked(name, array_for(name, value, datatype))
@@ -67,7 +76,11 @@ class _Model:
 
     def __init__(self, interface: ModelInterface) -> None:
         self._name = interface.name
-        self.inputs: dict[str, TensorFacts] = {each.name: each for each in interface.inputs}
+        #: Those of a graph: `node_ids` stands for all of them, and is given by keyword.
+        self.inputs: dict[str, TensorFacts] = {
+            each.name: each for each in interface.inputs if each.name != NODE_IDS
+        }
+        self._optional = interface.optional
         self._typed = sorted({name.partition(_OF)[2] for name in self.inputs if _OF in name})
 
     def values(self, data: Any, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,7 +97,7 @@ class _Model:
             )
         found = {name: getattr(data, name, None) for name in self.inputs}
         for name, value in found.items():
-            if value is None and name not in given and not _is_optional(name):
+            if value is None and name not in given and name not in self._optional:
                 self._refuse(self._missing(name, data))
         return {name: value for name, value in found.items() if value is not None}
 
@@ -136,10 +149,14 @@ class _Model:
         found = {}
         for name in self.inputs:
             attribute, _, of = name.partition(_OF)
+            if name in self._optional and of not in types:
+                continue
             if of and of not in types:
                 self._refuse(f"takes '{name}'; this HeteroData has the types {', '.join(types)}")
             key: Any = tuple(of.split(_TO)) if _TO in of else of
             value = data[key].get(attribute) if of else getattr(data, attribute, None)
+            if value is None and name in self._optional:
+                continue
             if value is None:
                 where = f"data[{key!r}]" if of else "data"
                 self._refuse(f"takes '{name}'; {where} has no '{attribute}'")
@@ -185,11 +202,6 @@ def _checked(name: str, array: Array) -> Array:
     return array
 
 
-def _is_optional(name: str) -> bool:
-    """Return True for an input whose absence the server makes up for, or refuses itself."""
-    return name in INPUTS and INPUTS[name].optional
-
-
 def _graph_nodes(data: Any) -> tuple[int, ...] | None:
     """Return the nodes of each graph of a PyG Batch; None for anything else."""
     ptr = None if isinstance(data, Mapping) else getattr(data, "ptr", None)
@@ -200,7 +212,7 @@ def _graph_nodes(data: Any) -> tuple[int, ...] | None:
 
 def _keys(data: Any) -> list[str]:
     """Return the names of an object's attributes with a value."""
-    keys = data.keys() if callable(getattr(data, "keys", None)) else vars(data)
+    keys = data.keys() if callable(getattr(data, "keys", None)) else getattr(data, "__dict__", ())
     return sorted(str(key) for key in keys if getattr(data, str(key), None) is not None)
 
 

@@ -7,13 +7,8 @@ from typing import Any, TypedDict
 from serve.client.arrays import array_for, is_integer
 from serve.client.errors import Exhausted, InvalidRequest
 from serve.client.facts import ModelInterface
-from serve.client.objects import Graph, read_graph
-from serve.inputs import INPUTS
+from serve.client.objects import DATATYPES_BY_KEYWORD, Graph, read_graph
 from serve.wire.messages import Array, ParameterValue, Places, WireError, encode_request
-
-NODE_IDS = "node_ids"
-#: Datatype of each array that a request may be given by keyword, in the order sent.
-_DATATYPES = {**{name: each.datatype for name, each in INPUTS.items()}, NODE_IDS: "INT64"}
 
 
 class RequestFields(TypedDict, total=False):
@@ -112,8 +107,10 @@ class Request:
         """True when what to send depends on what the model takes."""
         if self.data is not None:
             return True
-        given = ((getattr(self, name), datatype) for name, datatype in _DATATYPES.items())
-        return any(datatype.startswith("FP") and is_integer(value) for value, datatype in given)
+        return any(
+            is_integer(value) and DATATYPES_BY_KEYWORD[name].startswith("FP")
+            for name, value in self._given().items()
+        )
 
     def read(self, interface: ModelInterface | None) -> Graph:
         """Return the arrays to send.
@@ -123,11 +120,20 @@ class Request:
 
         Raises InvalidRequest for an object or an array that cannot be sent.
         """
-        given = {name: getattr(self, name) for name in _DATATYPES}
-        given = {name: value for name, value in given.items() if value is not None}
-        if interface is None:
-            return Graph({name: array_for(name, v, _DATATYPES[name]) for name, v in given.items()})
-        return read_graph(self.data, given, interface)
+        given = self._given()
+        if interface is not None:
+            return read_graph(self.data, given, interface)
+        return Graph(
+            {
+                name: array_for(name, value, DATATYPES_BY_KEYWORD[name])
+                for name, value in given.items()
+            }
+        )
+
+    def _given(self) -> dict[str, Any]:
+        """Return the arrays given by keyword, in the order sent."""
+        given = {name: getattr(self, name) for name in DATATYPES_BY_KEYWORD}
+        return {name: value for name, value in given.items() if value is not None}
 
     def _parameters(self) -> dict[str, ParameterValue | None]:
         return {
