@@ -126,6 +126,7 @@ public:
         add("receiving_bytes", counts.receiving_bytes);
         add("connections", counts.connections);
         add("resets", counts.resets);
+        add("control_frames", counts.control_frames);
         add("slow_reader", counts.slow_reader);
         return found;
     }

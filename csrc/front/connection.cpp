@@ -15,13 +15,20 @@
 namespace gnnserve::front {
 namespace {
 
-// Pieces of one `sendmsg`; frames beyond wait in the session.
+// Pieces of one `sendmsg`, and bytes of frames other than bodies; frames beyond wait in the
+// session, which ends the connection when a thousand of them are answers to pings and settings.
 constexpr std::size_t kMostPieces = 64;
+constexpr std::size_t kMostSmallBytes = 64 << 10;
+// Copies of less than this share memory.
+constexpr std::size_t kSharedCopyBytes = 16 << 10;
 // Largest frame of a body: others' frames go between two of them.
 constexpr std::int64_t kFrameBytes = 1 << 20;
 // Streams a peer may reset at once, and more for each second: libnghttp2's own defaults, which
 // releases before 1.57 lack.
 constexpr double kResetBurst = 1000, kResetsPerSecond = 33;
+// Frames that belong to no call: at once, more for each second, and more for each frame of a call.
+// Clients that estimate their bandwidth send a ping for some of the frames that they receive.
+constexpr double kControlBurst = 1000, kControlPerSecond = 33, kControlPerFrame = 1;
 
 const std::uint8_t* bytes(const std::string& text) {
     return reinterpret_cast<const std::uint8_t*>(text.data());
@@ -54,9 +61,29 @@ void Stream::write(Piece piece) {
     if (piece.size == 0) {
         return;
     }
+    if (body_bytes_ == 0) {
+        progress_ns_ = Connection::now_ns();
+    }
     body_bytes_ += piece.size;
     body_.push_back(std::move(piece));
     connection_.resume(*this);
+}
+
+void Stream::write_copy(std::string_view bytes) {
+    const bool joins = copies_ != nullptr && !body_.empty() && body_.back().owner == copies_ &&
+                       copies_->size() + bytes.size() <= copies_->capacity();
+    if (joins) {
+        copies_->append(bytes);
+        body_.back().size += bytes.size();
+        body_bytes_ += bytes.size();
+        connection_.resume(*this);
+        return;
+    }
+    auto text = std::make_shared<std::string>();
+    text->reserve(body_.empty() ? bytes.size() : std::max(bytes.size(), kSharedCopyBytes));
+    text->append(bytes);
+    copies_ = text;
+    write({text->data(), text->size(), text});
 }
 
 void Stream::finish(Headers trailers) {
@@ -65,8 +92,19 @@ void Stream::finish(Headers trailers) {
     connection_.resume(*this);
 }
 
+void Stream::discard() {
+    body_.clear();
+    body_bytes_ = 0;
+}
+
 // The library's callbacks; `user` is the connection.
 struct Connection::Hooks {
+    // The peer broke a rule that holds for one stream, and the library reset it.
+    static bool is_violation(std::uint32_t error_code) {
+        return error_code == kProtocolError || error_code == kFlowControlError ||
+               error_code == kStreamClosed || error_code == kFrameSizeError;
+    }
+
     static Connection& self(void* user) { return *static_cast<Connection*>(user); }
 
     static ssize_t send(H2Session*, const std::uint8_t* data, std::size_t size, int, void* user) {
@@ -151,26 +189,41 @@ struct Connection::Hooks {
 
     static int frame_received(H2Session*, const H2Frame* frame, void* user) {
         Connection& c = self(user);
-        if (frame->head.type == kResetFrame && c.side_ == Side::kServer && !c.count_reset()) {
-            return c.events_.reset_flood() ? kCallbackFails : 0;
-        }
-        if (frame->head.type == kGoAwayFrame) {
-            c.events_.going_away();
-        }
-        if (frame->head.type != kHeadersFrame && frame->head.type != kDataFrame) {
-            return 0;
+        const bool ends = frame->head.flags & kEndStream;
+        switch (frame->head.type) {
+            case kResetFrame:
+                c.count(c.resets_, &ConnectionEvents::reset_flood);
+                return 0;
+            case kWindowFrame:
+                return 0;
+            case kGoAwayFrame:
+                c.events_.going_away();
+                return 0;
+            case kHeadersFrame:
+                c.control_.earn(kControlPerFrame);
+                break;
+            case kDataFrame:
+                if (frame->head.length > 0 || ends) {
+                    c.control_.earn(kControlPerFrame);
+                    break;
+                }
+                [[fallthrough]];
+            default:
+                c.count(c.control_, &ConnectionEvents::control_flood);
+                return 0;
         }
         Stream* stream = c.find(frame->head.stream_id);
         if (stream == nullptr) {
             return 0;
         }
-        if (frame->head.flags & kEndStream) {
+        if (ends) {
             stream->peer_ended = true;
         }
         if (frame->head.type == kHeadersFrame) {
             c.events_.headers(*stream, !std::exchange(stream->has_headers_, true));
+            stream->received = {};
         }
-        if ((frame->head.flags & kEndStream) && (stream = c.find(frame->head.stream_id))) {
+        if (ends && (stream = c.find(frame->head.stream_id))) {
             c.events_.ended(*stream);
         }
         return 0;
@@ -178,8 +231,11 @@ struct Connection::Hooks {
 
     static int frame_sent(H2Session*, const H2Frame* frame, void* user) {
         Connection& c = self(user);
-        if (c.side_ == Side::kServer && (frame->head.flags & kEndStream) &&
-            (frame->head.type == kHeadersFrame || frame->head.type == kDataFrame)) {
+        if (frame->head.type != kHeadersFrame && frame->head.type != kDataFrame) {
+            return 0;
+        }
+        c.control_.earn(kControlPerFrame);
+        if (c.side_ == Side::kServer && (frame->head.flags & kEndStream)) {
             // Answered before the request was complete: the rest of it is not wanted.
             Stream* stream = c.find(frame->head.stream_id);
             if (stream != nullptr && !stream->peer_ended) {
@@ -196,6 +252,9 @@ struct Connection::Hooks {
             const std::unique_ptr<Stream> stream = std::move(at->second);
             c.streams_.erase(at);
             c.events_.closed(*stream, error_code);
+            if (is_violation(error_code)) {
+                c.count(c.resets_, &ConnectionEvents::reset_flood);
+            }
         }
         return 0;
     }
@@ -238,8 +297,8 @@ Connection::Connection(const H2Api& api, int fd, Side side, const ConnectionLimi
       limits_(limits),
       events_(events),
       progress_ns_(now_ns()),
-      resets_left_(kResetBurst),
-      resets_at_ns_(progress_ns_) {
+      resets_(kResetBurst, kResetsPerSecond),
+      control_(kControlBurst, kControlPerSecond) {
     const auto make = side == Side::kServer ? api_.session_server_new2 : api_.session_client_new2;
     check(make(&session_, callbacks(api), this, option(api)), "session_new");
     const std::array<H2Setting, 4> settings{{
@@ -258,7 +317,7 @@ Connection::Connection(const H2Api& api, int fd, Side side, const ConnectionLimi
 }
 
 Connection::~Connection() {
-    api_.session_del(session_);
+    api_.session_del(std::exchange(session_, nullptr));
     for (auto left = std::move(streams_); auto& [id, stream] : left) {
         events_.closed(*stream, kCancel);
     }
@@ -306,7 +365,7 @@ bool Connection::flush() {
             return false;
         }
         if (blocked()) {
-            return true;
+            return !flooded_;
         }
         progress_ns_ = now_ns();
         if (!more) {
@@ -348,6 +407,13 @@ void Connection::consumed(Stream& stream, std::size_t size) {
     api_.session_consume(session_, stream.id(), size);
 }
 
+void Connection::consumed(std::size_t size) {
+    if (session_ != nullptr && size > 0) {
+        events_.touched();
+        api_.session_consume_connection(session_, size);
+    }
+}
+
 void Connection::announce_end() {
     api_.submit_shutdown_notice(session_);
     events_.touched();
@@ -369,7 +435,33 @@ void Connection::append_small(const std::uint8_t* data, std::size_t size) {
     small_.append(reinterpret_cast<const char*>(data), size);
 }
 
-bool Connection::full() const { return pieces_.size() - first_ + 8 > kMostPieces; }
+std::size_t Connection::blocked_bytes() const {
+    std::size_t bytes = 0;
+    for (std::size_t i = first_; i < pieces_.size(); ++i) {
+        bytes += pieces_[i].piece.size;
+    }
+    return bytes;
+}
+
+bool Connection::full() const {
+    return pieces_.size() - first_ + 8 > kMostPieces || small_.size() > kMostSmallBytes;
+}
+
+// Makes `pieces_` and `small_` no longer than what waits, for a peer that never catches up.
+void Connection::forget_sent() {
+    if (first_ < kMostPieces) {
+        return;
+    }
+    pieces_.erase(pieces_.begin(), pieces_.begin() + static_cast<std::ptrdiff_t>(first_));
+    first_ = 0;
+    const auto is_small = [](const Out& out) { return out.piece.data == nullptr; };
+    const auto at = std::find_if(pieces_.begin(), pieces_.end(), is_small);
+    const std::size_t gone = at == pieces_.end() ? small_.size() : at->offset;
+    small_.erase(0, gone);
+    for (Out& out : pieces_) {
+        out.offset -= is_small(out) ? gone : 0;
+    }
+}
 
 // Hands pieces to the socket; false when the connection is over.
 bool Connection::write_out() {
@@ -389,6 +481,7 @@ bool Connection::write_out() {
             if (errno == EINTR) {
                 continue;
             }
+            forget_sent();
             return errno == EAGAIN || errno == EWOULDBLOCK;
         }
         progress_ns_ = now_ns();
@@ -442,6 +535,7 @@ void Connection::send_body(Stream& stream, const std::uint8_t* head, std::size_t
     constexpr std::size_t kFrameHead = 9;
     append_small(head, kFrameHead);
     stream.body_bytes_ -= size;
+    stream.progress_ns_ = now_ns();
     for (std::size_t left = size; left > 0;) {
         Piece& piece = stream.body_.front();
         const std::size_t part = std::min(left, piece.size);
@@ -456,14 +550,14 @@ void Connection::send_body(Stream& stream, const std::uint8_t* head, std::size_t
     events_.sent(stream, size);
 }
 
-// Takes a token for a reset by the peer; false when there is none.
-bool Connection::count_reset() {
-    const std::int64_t now = now_ns();
-    const double earned = static_cast<double>(now - resets_at_ns_) / 1e9 * kResetsPerSecond;
-    resets_left_ = std::min(kResetBurst, resets_left_ + earned);
-    resets_at_ns_ = now;
-    resets_left_ -= 1;
-    return resets_left_ >= 0;
+// Takes a token for something that the peer did; ends the connection when there is none.
+void Connection::count(Tokens& tokens, void (ConnectionEvents::*flood)()) {
+    if (side_ == Side::kServer && session_ != nullptr && !flooded_ && !tokens.take(now_ns())) {
+        flooded_ = true;
+        (events_.*flood)();
+        api_.session_terminate_session(session_, kEnhanceYourCalm);
+        events_.touched();
+    }
 }
 
 }  // namespace gnnserve::front

@@ -44,7 +44,7 @@ public:
     Connection& connection() const { return connection_; }
     std::int32_t id() const { return id_; }
 
-    // Headers received last: of the request or response, then its trailers.
+    // For `headers` alone: what it tells of.
     Headers received;
     std::size_t received_header_bytes = 0;
     // The peer has sent all it will.
@@ -57,15 +57,26 @@ public:
 
     // Appends to the body; `sent` tells when bytes of it are on their way.
     void write(Piece piece);
+    // The same with a copy; small ones share memory.
+    void write_copy(std::string_view bytes);
     // Ends the body, with trailers if there are any.
     void finish(Headers trailers);
+    // Bytes of the body that are not on their way.
+    std::size_t waiting_bytes() const { return body_bytes_; }
+    // Drops these bytes, of a stream that is to be reset.
+    void discard();
+    // Nanoseconds of `now_ns` when the body last became shorter, or was empty and got bytes.
+    std::int64_t progress_ns() const { return progress_ns_; }
 
 private:
     friend class Connection;
     Connection& connection_;
     const std::int32_t id_;
     std::deque<Piece> body_;
+    // What the body's last piece points to, when it is a copy.
+    std::shared_ptr<std::string> copies_;
     std::size_t body_bytes_ = 0;
+    std::int64_t progress_ns_ = 0;
     bool has_headers_ = false;
     bool finished_ = false;
     bool deferred_ = false;
@@ -85,8 +96,10 @@ public:
     virtual void sent(Stream& stream, std::size_t bytes) = 0;
     // There may be something to flush.
     virtual void touched() = 0;
-    // The peer resets streams faster than anybody gives up on requests; true: end the connection.
-    virtual bool reset_flood() { return true; }
+    // The peer resets streams faster than anybody gives up on requests, or sends more frames that
+    // belong to no call than calls need: the connection ends.
+    virtual void reset_flood() {}
+    virtual void control_flood() {}
     // A header list is larger than is taken; the stream is reset.
     virtual void headers_too_large() {}
     // The peer begins nothing new on this connection.
@@ -99,6 +112,26 @@ struct ConnectionLimits {
     // Bytes a peer may send before they are consumed: of a stream, of the connection.
     std::uint32_t stream_window_bytes = 1 << 20;
     std::uint32_t connection_window_bytes = 16 << 20;
+};
+
+// So many at once, and so many more for each second.
+class Tokens {
+public:
+    Tokens(double most, double per_second) : most_(most), per_second_(per_second), left_(most) {}
+
+    void earn(double count) { left_ = left_ + count < most_ ? left_ + count : most_; }
+    // False when there is none.
+    bool take(std::int64_t now_ns) {
+        earn(static_cast<double>(now_ns - at_ns_) / 1e9 * per_second_);
+        at_ns_ = now_ns;
+        left_ -= 1;
+        return left_ >= 0;
+    }
+
+private:
+    const double most_, per_second_;
+    double left_;
+    std::int64_t at_ns_ = 0;
 };
 
 class Connection {
@@ -114,8 +147,12 @@ public:
 
     int fd() const { return fd_; }
     std::size_t streams() const { return streams_.size(); }
+    const std::unordered_map<std::int32_t, std::unique_ptr<Stream>>& open_streams() const {
+        return streams_;
+    }
     // Bytes wait for the peer to take what was sent before.
     bool blocked() const { return first_ < pieces_.size(); }
+    std::size_t blocked_bytes() const;
     // Nanoseconds of `now_ns` when the peer last took bytes, or when there was nothing to take.
     std::int64_t progress_ns() const { return progress_ns_; }
 
@@ -129,6 +166,8 @@ public:
     void reset(Stream& stream, std::uint32_t error_code);
     // Lets the peer send as many bytes more, after that many were dealt with.
     void consumed(Stream& stream, std::size_t bytes);
+    // The same for bytes of a stream that is closed.
+    void consumed(std::size_t bytes);
     // Tells the peer to begin nothing new here.
     void announce_end();
 
@@ -148,10 +187,11 @@ private:
     void append_small(const std::uint8_t* data, std::size_t size);
     bool full() const;
     bool write_out();
+    void forget_sent();
     void resume(Stream& stream);
     ssize_t read_body(Stream& stream, std::size_t length, std::uint32_t& flags);
     void send_body(Stream& stream, const std::uint8_t* head, std::size_t size);
-    bool count_reset();
+    void count(Tokens& tokens, void (ConnectionEvents::*flood)());
 
     const H2Api& api_;
     const int fd_;
@@ -164,9 +204,9 @@ private:
     std::vector<Out> pieces_;
     std::size_t first_ = 0;
     std::int64_t progress_ns_;
-    // Token bucket of resets by the peer.
-    double resets_left_;
-    std::int64_t resets_at_ns_;
+    // Of streams that the peer resets or has us reset, and of frames that belong to no call.
+    Tokens resets_, control_;
+    bool flooded_ = false;
 };
 
 }  // namespace gnnserve::front

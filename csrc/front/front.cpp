@@ -27,6 +27,8 @@ constexpr std::size_t kTurnBytes = 1 << 20;
 constexpr int kTurnAccepts = 64;
 constexpr int kBacklog = 1024;
 constexpr std::int64_t kLookEvery_ns = 500'000'000;
+// Who has read something within this time is no slow reader, however much there is to send.
+constexpr std::int64_t kReads_ns = 1'000'000'000;
 
 [[noreturn]] void fail_with(const std::string& what) {
     throw std::system_error(errno, std::generic_category(), what);
@@ -288,17 +290,66 @@ bool Front::make_room() {
 
 // Ends what takes too long: messages that do not come, clients that do not read.
 void Front::look(std::int64_t now_ns) {
-    std::vector<Client*> slow;
     for (const auto& client : clients_) {
         client->refuse_late(now_ns);
-        if (client->connection->blocked() &&
-            now_ns - client->connection->progress_ns() >= options_.send_timeout_ns) {
-            slow.push_back(client.get());
+    }
+    end_slow_readers(now_ns);
+}
+
+void Front::end_slow_readers(std::int64_t now_ns) {
+    struct Slow {
+        std::int64_t since_ns;
+        Client* client;
+        Stream* stream;  // null: the whole connection
+        std::size_t bytes;
+    };
+    std::vector<Slow> slow;
+    std::size_t unsent_bytes = 0;
+    const auto count = [&](const Slow& one) {
+        unsent_bytes += one.bytes;
+        if (now_ns - one.since_ns >= kReads_ns) {
+            slow.push_back(one);
+        }
+    };
+    for (const auto& client : clients_) {
+        const Connection& connection = *client->connection;
+        if (connection.blocked()) {
+            count({connection.progress_ns(), client.get(), nullptr, connection.blocked_bytes()});
+        }
+        for (const auto& [id, stream] : connection.open_streams()) {
+            if (stream->finished() && stream->waiting_bytes() > 0) {
+                count({stream->progress_ns(), client.get(), stream.get(), stream->waiting_bytes()});
+            }
         }
     }
-    for (Client* client : slow) {
+    std::sort(slow.begin(), slow.end(),
+              [](const Slow& a, const Slow& b) { return a.since_ns < b.since_ns; });
+    for (const Slow& one : slow) {
+        const bool ends = now_ns - one.since_ns >= options_.send_timeout_ns ||
+                          unsent_bytes > options_.max_receiving_bytes;
+        if (!ends || one.client->over) {
+            continue;
+        }
         counts_.slow_reader += 1;
-        end(*client);
+        unsent_bytes -= one.bytes;
+        if (one.stream == nullptr) {
+            end(*one.client);
+        } else {
+            one.stream->discard();
+            one.client->connection->reset(*one.stream, kEnhanceYourCalm);
+        }
+    }
+}
+
+// Has clients lose calls, the ones with the most bytes first, until no more than allowed are held.
+void Front::bound_receiving() {
+    while (receiving_bytes_ > options_.max_receiving_bytes) {
+        const auto most = std::max_element(
+            clients_.begin(), clients_.end(),
+            [](const auto& a, const auto& b) { return a->held_bytes < b->held_bytes; });
+        if (most == clients_.end() || !(*most)->refuse_largest()) {
+            return;
+        }
     }
 }
 

@@ -28,7 +28,9 @@ struct FrontOptions {
     // Path of the unary method whose calls come out of `poll`.
     std::string method;
     std::size_t max_message_bytes = 64 << 20;
-    // Bytes of messages that are not complete, of all clients.
+    // Bytes in memory of calls that are not complete, and of answers that are not sent, of all
+    // clients. Beyond it, whoever has the most of the former loses a call, and whoever has read
+    // nothing for the longest loses an answer.
     std::size_t max_receiving_bytes = 256 << 20;
     std::size_t max_connections = 1024;
     std::uint32_t max_streams = 1024;
@@ -52,7 +54,7 @@ struct Event {
 struct FrontCounts {
     std::atomic<std::uint64_t> called{0}, forwarded{0};
     std::atomic<std::uint64_t> no_message{0}, message_size{0}, malformed{0}, header_size{0},
-        receiving_bytes{0}, connections{0}, resets{0}, slow_reader{0};
+        receiving_bytes{0}, connections{0}, resets{0}, control_frames{0}, slow_reader{0};
     std::atomic<std::uint64_t> open_connections{0}, open_calls{0};
 };
 
@@ -81,6 +83,7 @@ public:
 private:
     class Client;
     class Backend;
+    struct Held;
     struct Call;
     struct Forwarded;
     struct Socket;
@@ -100,6 +103,8 @@ private:
     void apply_replies();
     void flush_touched();
     void look(std::int64_t now_ns);
+    void end_slow_readers(std::int64_t now_ns);
+    void bound_receiving();
     void reply(Stream& stream, const GrpcStatus& status);
 
     const FrontOptions options_;

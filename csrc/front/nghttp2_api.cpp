@@ -77,6 +77,7 @@ Loaded load() {
     GNNSERVE_FIND(submit_trailer);
     GNNSERVE_FIND(submit_rst_stream);
     GNNSERVE_FIND(submit_shutdown_notice);
+    GNNSERVE_FIND(session_terminate_session);
 #undef GNNSERVE_FIND
     return found;
 }

@@ -70,15 +70,17 @@ struct H2Setting {
 };
 
 // RFC 9113 and the library's own numbers, by their names there.
-inline constexpr std::uint8_t kDataFrame = 0, kHeadersFrame = 1, kResetFrame = 3, kGoAwayFrame = 7;
+inline constexpr std::uint8_t kDataFrame = 0, kHeadersFrame = 1, kResetFrame = 3, kGoAwayFrame = 7,
+                              kWindowFrame = 8;
 inline constexpr std::uint8_t kEndStream = 1;
 inline constexpr std::int32_t kRequestHeaders = 0;
 inline constexpr std::int32_t kMaxConcurrentStreams = 3, kInitialWindowSize = 4, kMaxFrameSize = 5,
                               kMaxHeaderListSize = 6;
-inline constexpr std::uint32_t kNoError = 0, kInternalError = 2, kCancel = 8, kEnhanceYourCalm = 11;
+inline constexpr std::uint32_t kNoError = 0, kProtocolError = 1, kInternalError = 2,
+                               kFlowControlError = 3, kStreamClosed = 5, kFrameSizeError = 6,
+                               kCancel = 8, kEnhanceYourCalm = 11;
 inline constexpr std::uint32_t kDataEnds = 1, kNoEndStream = 2, kNoCopy = 4;
-inline constexpr int kWouldBlock = -504, kDeferred = -508, kStreamFails = -521,
-                     kCallbackFails = -902;
+inline constexpr int kWouldBlock = -504, kDeferred = -508, kStreamFails = -521;
 
 // The functions, each under its name in the library without `nghttp2_`.
 struct H2Api {
@@ -141,6 +143,7 @@ struct H2Api {
     int (*submit_rst_stream)(H2Session*, std::uint8_t flags, std::int32_t stream_id,
                              std::uint32_t error_code);
     int (*submit_shutdown_notice)(H2Session*);
+    int (*session_terminate_session)(H2Session*, std::uint32_t error_code);
 };
 
 // The library's functions, loaded once and for good; null when it cannot be used, and then

@@ -68,16 +68,31 @@ void Front::Socket::touched() {
 void Front::Socket::sent(Stream& stream, std::size_t bytes) {
     const auto* forwarded = dynamic_cast<Forwarded*>(stream.role.get());
     if (forwarded != nullptr && forwarded->other != nullptr) {
-        forwarded->other->connection().consumed(*forwarded->other, bytes);
+        Stream& from = *forwarded->other;
+        static_cast<Forwarded&>(*from.role).wait_for(-static_cast<std::ptrdiff_t>(bytes));
+        from.connection().consumed(from, bytes);
     }
 }
 
-Front::Call::~Call() { front.receiving_bytes_ -= counted_bytes; }
+Front::Held::Held(Client& client, std::size_t bytes) : client(client) { hold(bytes); }
 
-void Front::Call::grow(std::size_t bytes) {
-    front.receiving_bytes_ += bytes - counted_bytes;
-    counted_bytes = bytes;
-    message->reserve(bytes);
+Front::Held::~Held() { hold(0); }
+
+void Front::Held::hold(std::size_t now) {
+    client.held_bytes += now - bytes;
+    client.front.receiving_bytes_ += now - bytes;
+    bytes = now;
+}
+
+void Front::Forwarded::wait_for(std::ptrdiff_t more) {
+    waiting_bytes += static_cast<std::size_t>(more);
+    hold(Call::kCallBytes + waiting_bytes);
+}
+
+void Front::Forwarded::part(Stream& own) {
+    other = nullptr;
+    own.connection().consumed(own, std::exchange(waiting_bytes, 0));
+    hold(0);
 }
 
 Front::Client::Client(Front& front, int fd) : Socket(front) {
@@ -97,7 +112,7 @@ void Front::Client::headers(Stream& stream, bool first) {
         forward(stream);
         return;
     }
-    auto call = std::make_unique<Call>(front);
+    auto call = std::make_unique<Call>(*this);
     call->handle = front.next_handle_++;
     call->began_ns = Connection::now_ns();
     call->timeout_ns = head.timeout_ns.value_or(-1);
@@ -105,12 +120,15 @@ void Front::Client::headers(Stream& stream, bool first) {
     front.calls_.emplace(call->handle, &stream);
     front.counts_.open_calls += 1;
     stream.role = std::move(call);
+    front.bound_receiving();
 }
 
 void Front::Client::data(Stream& stream, std::string_view bytes) {
     if (auto* forwarded = dynamic_cast<Forwarded*>(stream.role.get())) {
         if (forwarded->other != nullptr) {
-            forwarded->other->write(Piece::of(std::string(bytes)));
+            forwarded->wait_for(static_cast<std::ptrdiff_t>(bytes.size()));
+            forwarded->other->write_copy(bytes);
+            front.bound_receiving();
             return;
         }
     } else if (auto* call = dynamic_cast<Call*>(stream.role.get())) {
@@ -149,27 +167,17 @@ void Front::Client::receive(Stream& stream, Call& call, std::string_view bytes) 
             return;
         }
         call.message = std::make_shared<std::string>();
-        call.grow(std::min(call.size, kFirstBytes));
+        call.message->reserve(std::min(call.size, kFirstBytes));
     }
-    const std::size_t size = call.message->size() + bytes.size();
-    if (size > call.size) {
+    if (call.message->size() + bytes.size() > call.size) {
         refuse(stream, GrpcCode::kUnimplemented,
                '"' + front.options_.method + "\" requires exactly one request message.",
                front.counts_.malformed);
         return;
     }
-    if (size > call.counted_bytes) {
-        call.grow(std::min(call.size, std::max(size, 2 * call.counted_bytes)));
-    }
-    if (front.receiving_bytes_ > front.options_.max_receiving_bytes) {
-        refuse(stream, GrpcCode::kResourceExhausted,
-               "message: " + std::to_string(front.receiving_bytes_) +
-                   " bytes of messages are being received, at most " +
-                   std::to_string(front.options_.max_receiving_bytes) + " may be",
-               front.counts_.receiving_bytes);
-        return;
-    }
     call.message->append(bytes);
+    call.hold(Call::kCallBytes + call.message->size());
+    front.bound_receiving();
 }
 
 void Front::Client::ended(Stream& stream) {
@@ -191,7 +199,7 @@ void Front::Client::ended(Stream& stream) {
     }
     awaited_.erase(stream.id());
     call->handed = true;
-    front.receiving_bytes_ -= std::exchange(call->counted_bytes, 0);
+    call->hold(0);
     front.counts_.called += 1;
     front.events_.push_back({Event::Kind::kCall, call->handle, std::move(call->message),
                              call->began_ns, call->timeout_ns});
@@ -199,8 +207,9 @@ void Front::Client::ended(Stream& stream) {
 
 void Front::Client::closed(Stream& stream, std::uint32_t error_code) {
     if (auto* forwarded = dynamic_cast<Forwarded*>(stream.role.get())) {
+        stream.connection().consumed(forwarded->waiting_bytes);
         if (Stream* other = forwarded->other) {
-            static_cast<Forwarded&>(*other->role).other = nullptr;
+            static_cast<Forwarded&>(*other->role).part(*other);
             const bool whole = error_code == kNoError && other->peer_ended && other->finished();
             if (!whole) {
                 other->connection().reset(*other, kCancel);
@@ -216,10 +225,9 @@ void Front::Client::closed(Stream& stream, std::uint32_t error_code) {
     }
 }
 
-bool Front::Client::reset_flood() {
-    front.counts_.resets += 1;
-    return true;
-}
+void Front::Client::reset_flood() { front.counts_.resets += 1; }
+
+void Front::Client::control_flood() { front.counts_.control_frames += 1; }
 
 void Front::Client::headers_too_large() { front.counts_.header_size += 1; }
 
@@ -239,6 +247,51 @@ void Front::Client::refuse_late(std::int64_t now_ns) {
     }
 }
 
+bool Front::Client::refuse_largest() {
+    Stream* largest = nullptr;
+    std::size_t most = 0;
+    for (const auto& [id, stream] : connection->open_streams()) {
+        std::size_t bytes = 0;
+        if (const auto* held = dynamic_cast<Held*>(stream->role.get())) {
+            bytes = held->bytes;
+        }
+        if (const auto* forwarded = dynamic_cast<Forwarded*>(stream->role.get());
+            forwarded != nullptr && forwarded->other != nullptr) {
+            bytes += static_cast<Held&>(*forwarded->other->role).bytes;
+        }
+        if (bytes > most) {
+            largest = stream.get();
+            most = bytes;
+        }
+    }
+    if (largest == nullptr) {
+        return false;
+    }
+    if (auto* forwarded = dynamic_cast<Forwarded*>(largest->role.get())) {
+        front.counts_.receiving_bytes += 1;
+        give_up(*largest, *forwarded);
+        return true;
+    }
+    refuse(*largest, GrpcCode::kResourceExhausted,
+           "message: " + std::to_string(front.receiving_bytes_) +
+               " bytes of messages are being received, at most " +
+               std::to_string(front.options_.max_receiving_bytes) + " may be",
+           front.counts_.receiving_bytes);
+    return true;
+}
+
+// Ends a call that is forwarded, on both sides, without what waits to be sent.
+void Front::Client::give_up(Stream& stream, Forwarded& role) {
+    if (Stream* other = role.other) {
+        static_cast<Forwarded&>(*other->role).part(*other);
+        other->discard();
+        other->connection().reset(*other, kCancel);
+    }
+    role.part(stream);
+    stream.discard();
+    connection->reset(stream, kEnhanceYourCalm);
+}
+
 // Has the server behind serve the call.
 void Front::Client::forward(Stream& stream) {
     front.counts_.forwarded += 1;
@@ -256,8 +309,9 @@ void Front::Client::forward(Stream& stream) {
                              "the server cannot take this call now; try again later"});
         return;
     }
-    stream.role = std::make_unique<Forwarded>(other);
-    other->role = std::make_unique<Forwarded>(&stream);
+    stream.role = std::make_unique<Forwarded>(*this, other);
+    other->role = std::make_unique<Forwarded>(*this, &stream);
+    front.bound_receiving();
 }
 
 void Front::Client::refuse(Stream& stream, GrpcCode code, std::string text,
@@ -266,7 +320,7 @@ void Front::Client::refuse(Stream& stream, GrpcCode code, std::string text,
     count += 1;
     auto& call = static_cast<Call&>(*stream.role);
     call.message.reset();
-    front.receiving_bytes_ -= std::exchange(call.counted_bytes, 0);
+    call.hold(0);
     front.reply(stream, {static_cast<int>(code), std::move(text)});
 }
 
@@ -292,8 +346,11 @@ void Front::Backend::headers(Stream& stream, bool first) {
 }
 
 void Front::Backend::data(Stream& stream, std::string_view bytes) {
-    if (Stream* other = static_cast<Forwarded&>(*stream.role).other) {
-        other->write(Piece::of(std::string(bytes)));
+    auto& role = static_cast<Forwarded&>(*stream.role);
+    if (role.other != nullptr) {
+        role.wait_for(static_cast<std::ptrdiff_t>(bytes.size()));
+        role.other->write_copy(bytes);
+        front.bound_receiving();
     } else {
         connection->consumed(stream, bytes.size());
     }
@@ -307,11 +364,13 @@ void Front::Backend::ended(Stream& stream) {
 }
 
 void Front::Backend::closed(Stream& stream, std::uint32_t error_code) {
-    Stream* other = static_cast<Forwarded&>(*stream.role).other;
+    auto& role = static_cast<Forwarded&>(*stream.role);
+    stream.connection().consumed(role.waiting_bytes);
+    Stream* other = role.other;
     if (other == nullptr) {
         return;
     }
-    static_cast<Forwarded&>(*other->role).other = nullptr;
+    static_cast<Forwarded&>(*other->role).part(*other);
     if (error_code == kNoError && stream.peer_ended) {
         return;  // what is left of the answer goes out by itself
     }

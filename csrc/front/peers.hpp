@@ -24,30 +24,43 @@ struct Front::Socket : ConnectionEvents {
     void sent(Stream& stream, std::size_t bytes) final;
 };
 
-// A unary call whose message comes out of `poll`.
-struct Front::Call : StreamRole {
-    explicit Call(Front& front) : front(front) {}
-    ~Call() override;
+// What a stream has in memory of its client's: it counts against the client and against all.
+struct Front::Held : StreamRole {
+    Held(Client& client, std::size_t bytes);
+    ~Held() override;
+    void hold(std::size_t bytes);
 
-    Front& front;
+    Client& client;
+    std::size_t bytes = 0;
+};
+
+// A unary call whose message comes out of `poll`.
+struct Front::Call : Held {
+    explicit Call(Client& client) : Held(client, kCallBytes) {}
+
+    // Beside its message: the stream's and the session's own memory.
+    static constexpr std::size_t kCallBytes = 2048;
+
     std::uint64_t handle = 0;
     std::int64_t began_ns = 0;
     std::int64_t timeout_ns = -1;
     std::string head;
     std::size_t size = 0;
     std::shared_ptr<std::string> message;
-    // Bytes of `message`'s that count as being received.
-    std::size_t counted_bytes = 0;
     // Came out of `poll`.
     bool handed = false;
-
-    void grow(std::size_t bytes);
 };
 
 // One of two streams that carry the same call, on the client's side or behind.
-struct Front::Forwarded : StreamRole {
-    explicit Forwarded(Stream* other) : other(other) {}
+struct Front::Forwarded : Held {
+    Forwarded(Client& client, Stream* other) : Held(client, Call::kCallBytes), other(other) {}
     Stream* other;
+    // Bytes that came by this stream and are not on their way at the other.
+    std::size_t waiting_bytes = 0;
+
+    void wait_for(std::ptrdiff_t more);
+    // Has nothing more to do with the other stream; `own` is this one.
+    void part(Stream& own);
 };
 
 class Front::Client final : public Front::Socket {
@@ -58,18 +71,24 @@ public:
     void data(Stream& stream, std::string_view bytes) override;
     void ended(Stream& stream) override;
     void closed(Stream& stream, std::uint32_t error_code) override;
-    bool reset_flood() override;
+    void reset_flood() override;
+    void control_flood() override;
     void headers_too_large() override;
 
     // Refuses calls whose message has not come in time.
     void refuse_late(std::int64_t now_ns);
+    // Refuses the call that holds the most bytes; false when there is none.
+    bool refuse_largest();
 
     std::unique_ptr<Backend> backend;
     std::list<std::unique_ptr<Client>>::iterator place;
+    // Of its calls.
+    std::size_t held_bytes = 0;
 
 private:
     void receive(Stream& stream, Call& call, std::string_view bytes);
     void forward(Stream& stream);
+    void give_up(Stream& stream, Forwarded& role);
     void refuse(Stream& stream, GrpcCode code, std::string text, std::atomic<std::uint64_t>& count);
 
     // Streams whose message is not complete.

@@ -37,8 +37,10 @@ _log = logging.getLogger(__name__)
 
 #: Connections at once; beyond them, the one that has been idle for the longest is closed.
 _MAX_CONNECTIONS = 1024
-#: Bytes of incomplete messages of all clients, as a multiple of the largest message.
+#: Bytes of incomplete calls, and of unsent answers, of all clients: a multiple of the largest
+#: message, and at least so many.
 _RECEIVING_MESSAGES = 4
+_RECEIVING_BYTES = 64 << 20
 #: Seconds for which a client may read nothing of what it is sent.
 _SEND_TIMEOUT_S = 30.0
 _EXHAUSTED: int = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
@@ -94,7 +96,9 @@ class NativeFront:
             backend=self._backend,
             method=INFER_METHOD,
             max_message_bytes=self._max_message_bytes,
-            max_receiving_bytes=_RECEIVING_MESSAGES * self._max_message_bytes,
+            max_receiving_bytes=max(
+                _RECEIVING_MESSAGES * self._max_message_bytes, _RECEIVING_BYTES
+            ),
             max_connections=_MAX_CONNECTIONS,
             max_streams=self._max_streams,
             receive_timeout_s=self._receive_timeout_s,

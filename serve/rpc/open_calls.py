@@ -1,13 +1,16 @@
-"""Calls that stay open: a limit on their number, and protection from clients that do not read."""
+"""Calls that stay open: a limit on their number, and protection from clients that do not read.
+
+A call that can tell that it is idle gives its place up to a new one.
+"""
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 
 from serve.errors import QueueFull
-from serve.rpc.refusals import OPEN_CALLS, Refusals
+from serve.rpc.refusals import IDLE_STREAM, OPEN_CALLS, Refusals
 from serve.rpc.status import abort
 from serve.rpc.workers import Workers
 
@@ -18,6 +21,19 @@ _RETRY_NS = 1_000_000_000
 _NOTHING = object()
 
 
+class Yielding(Protocol):
+    """An open call that ends when it is idle and another needs its place."""
+
+    @property
+    def idle_since_ns(self) -> int | None:
+        """Time since which it has done nothing; None when it is in use."""
+        ...
+
+    def give_up(self) -> bool:
+        """End the call; returns False when it is in use after all."""
+        ...
+
+
 class OpenCallLimit:
     """Limit on the open calls of one kind."""
 
@@ -25,21 +41,45 @@ class OpenCallLimit:
         """Allow `most` calls at once; refusals name them `what` and are counted in `refusals`."""
         self._most, self._what = most, what
         self._refusals = refusals
-        self._places = threading.Semaphore(most)
+        self._lock = threading.Lock()
+        #: Open calls by a key of their own; None for those that cannot tell whether they are idle.
+        self._open: dict[object, Yielding | None] = {}
 
-    def enter(self, context: grpc.ServicerContext) -> bool:
-        """Count the call until it ends.
+    def enter(self, context: grpc.ServicerContext, call: Yielding | None = None) -> bool:
+        """Count the call until it ends; at the limit, the one that is idle for the longest ends.
 
-        Returns False when it has already ended; raises QueueFull at the limit.
+        Returns False when it has already ended; raises QueueFull when all are in use.
         """
-        if not self._places.acquire(blocking=False):
-            self._refusals.count(OPEN_CALLS)
-            raise QueueFull(
-                f"{self._most} {self._what} are open, and no more are accepted", _RETRY_NS
-            )
-        if context.add_callback(self._places.release):
+        key = object()
+        with self._lock:
+            if len(self._open) >= self._most and not self._make_room():
+                self._refusals.count(OPEN_CALLS)
+                raise QueueFull(
+                    f"{self._most} {self._what} are open, and no more are accepted", _RETRY_NS
+                )
+            self._open[key] = call
+
+        def leave() -> None:
+            with self._lock:
+                self._open.pop(key, None)
+
+        if context.add_callback(leave):
             return True
-        self._places.release()
+        leave()
+        return False
+
+    def _make_room(self) -> bool:
+        """End the call that is idle for the longest; returns False when all are in use."""
+        idle = [
+            (since_ns, key, call)
+            for key, call in self._open.items()
+            if call is not None and (since_ns := call.idle_since_ns) is not None
+        ]
+        for _, key, call in sorted(idle, key=lambda one: one[0]):
+            if call.give_up():
+                del self._open[key]
+                self._refusals.count(IDLE_STREAM)
+                return True
         return False
 
 

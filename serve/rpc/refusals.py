@@ -10,7 +10,8 @@ NO_MESSAGE = "no_message"
 MESSAGE_SIZE = "message_size"
 MALFORMED = "malformed"
 OPEN_CALLS = "open_calls"
-REASONS = NO_THREAD, NO_MESSAGE, MESSAGE_SIZE, MALFORMED, OPEN_CALLS
+IDLE_STREAM = "idle_stream"
+REASONS = NO_THREAD, NO_MESSAGE, MESSAGE_SIZE, MALFORMED, OPEN_CALLS, IDLE_STREAM
 #: Status text of NO_THREAD.
 NO_THREAD_TEXT = "no thread is available for this call; try again later"
 #: Reasons of the native front besides, by their names there.
@@ -22,6 +23,7 @@ FRONT_REASONS = (
     "receiving_bytes",
     "connections",
     "resets",
+    "control_frames",
     "slow_reader",
 )
 

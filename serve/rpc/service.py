@@ -94,13 +94,13 @@ class InferenceService:
         Errors are sent as messages of the stream. With the metadata `triton_grpc_error: true` the
         first error ends the stream with its status instead.
         """
-        if not self._streams.enter(context):
-            return
 
         def infer(request: WireRequest, arrived_ns: int, cancellation: Cancellation) -> bytes:
             return self._infer(request, arrived_ns, cancellation, context.time_remaining())
 
-        stream = Stream(infer, self._gate, self._workers)
+        stream = Stream(infer, self._gate, self._workers, cancel=context.cancel)
+        if not self._streams.enter(context, stream):
+            return
         context.add_callback(stream.close)
         metadata = dict(context.invocation_metadata() or ())
         raise_errors = str(metadata.get("triton_grpc_error", "")).lower() == "true"

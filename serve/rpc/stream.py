@@ -32,6 +32,9 @@ Infer = Callable[[WireRequest, int, Cancellation], bytes]
 #: Most requests of one stream that are in flight or answered and not yet written.
 WINDOW = 256
 
+#: Time after which a client that reads nothing of what it was answered may lose its stream.
+_UNREAD_NS = 10_000_000_000
+_IDLE = "the stream was idle, and its place was needed; open another one"
 _NO_THREAD = "no thread is available for this request; try again later"
 _RETRY_NS = 1_000_000_000
 
@@ -46,9 +49,18 @@ class _Outgoing(NamedTuple):
 
 
 class Stream:
-    """State of one stream; any thread may call ``close`` at any time."""
+    """State of one stream; any thread may call ``close`` and ``give_up`` at any time."""
 
-    def __init__(self, infer: Infer, gate: Gate, workers: Workers, window: int = WINDOW) -> None:
+    def __init__(
+        self,
+        infer: Infer,
+        gate: Gate,
+        workers: Workers,
+        window: int = WINDOW,
+        *,
+        cancel: Callable[[], object] = lambda: None,
+    ) -> None:
+        """`cancel` ends the call when its client does not read."""
         self._infer = infer
         self._gate = gate
         self._workers = workers
@@ -57,8 +69,12 @@ class Stream:
         self._closed = False
         #: Number of unanswered requests, plus one while the reader reads.
         self._busy = 1
-        #: Number of unwritten answers whose requests are inside the gate.
-        self._unsent = 0
+        #: Number of unwritten answers, and of those whose requests are inside the gate.
+        self._unwritten = self._unsent = 0
+        #: Time at which an answer was written last.
+        self._progress_ns = now_ns()
+        self._cancel = cancel
+        self._given_up = False
         self._cancellations: set[Cancellation] = set()
         #: Answers to write; None marks the end of the stream.
         self._answers: SimpleQueue[_Outgoing | None] = SimpleQueue()
@@ -85,6 +101,37 @@ class Stream:
             else:
                 yield _encode_failure(answer.content, answer.request_id)
             self._sent(answer)
+        if self._given_up:
+            raise QueueFull(_IDLE, _RETRY_NS)
+
+    @property
+    def idle_since_ns(self) -> int | None:
+        """Time of the last answer, of a stream without requests in flight; None for others.
+
+        A stream whose answers its client has not read for a while counts as idle.
+        """
+        with self._lock:
+            return self._progress_ns if self._is_idle() else None
+
+    def give_up(self) -> bool:
+        """End an idle stream with an error; returns False when it is not idle any more."""
+        with self._lock:
+            if self._closed or not self._is_idle():
+                return False
+            self._given_up = self._closed = True
+            unread = self._unwritten > 0
+            unsent, self._unsent = self._unsent, 0
+        for _ in range(unsent):
+            self._gate.leave()
+        self._answers.put(None)
+        if unread:
+            self._cancel()
+        return True
+
+    def _is_idle(self) -> bool:
+        in_flight = self._busy > 1
+        unread = self._unwritten > 0 and now_ns() - self._progress_ns < _UNREAD_NS
+        return not (in_flight or unread)
 
     def close(self) -> None:
         """Cancel all requests in flight, as the call has ended."""
@@ -104,10 +151,10 @@ class Stream:
             for message in messages:
                 arrived_ns = now_ns()
                 self._window.acquire()
-                if self._closed:
-                    break
                 cancellation = Cancellation()
                 with self._lock:
+                    if self._closed:
+                        break
                     self._busy += 1
                     self._cancellations.add(cancellation)
                 if not self._workers.give(partial(self._serve, message, arrived_ns, cancellation)):
@@ -137,6 +184,7 @@ class Stream:
             closed = self._closed
             if not closed:
                 self._unsent += answer.inside
+                self._unwritten += 1
                 self._answers.put(answer)
         if closed and answer.inside:
             self._gate.leave()
@@ -145,6 +193,8 @@ class Stream:
     def _sent(self, answer: _Outgoing) -> None:
         self._window.release()
         with self._lock:
+            self._unwritten -= 1
+            self._progress_ns = now_ns()
             leaves = answer.inside and not self._closed
             self._unsent -= leaves
         if leaves:

@@ -3,17 +3,21 @@
 import socket
 import struct
 from collections import defaultdict
+from contextlib import suppress
 
-DATA, HEADERS, SETTINGS, PING = 0, 1, 4, 6
-END_STREAM, ACK, END_HEADERS = 1, 1, 4
+DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING = range(7)
+GOAWAY, WINDOW_UPDATE, CONTINUATION = 7, 8, 9
+END_STREAM, ACK, END_HEADERS, PADDED = 1, 1, 4, 8
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _MAX_CONCURRENT_STREAMS, _INITIAL_WINDOW_SIZE = 3, 4
 
 
 class Http2:
     """One connection; streams are 1, 3, 5 … in the order of ``head``."""
 
-    def __init__(self, port, window_bytes=None):
+    def __init__(self, port, window_bytes=None, preface=PREFACE):
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=60)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._next = 1
         self._unread = b""
         #: What came, by stream: (type, flags, content) of each frame.
@@ -21,7 +25,7 @@ class Http2:
         settings = b""
         if window_bytes is not None:
             settings = struct.pack(">HI", _INITIAL_WINDOW_SIZE, window_bytes)
-        self._socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(SETTINGS, 0, 0, settings))
+        self._socket.sendall(preface + frame(SETTINGS, 0, 0, settings))
 
     def __enter__(self):
         return self
@@ -31,17 +35,38 @@ class Http2:
 
     def head(self, path, count=1):
         """Begin `count` calls of a method and send no message; returns the last one's stream."""
-        fields = (
-            (":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "x"),
-            ("te", "trailers"), ("content-type", "application/grpc"),
-        )  # fmt: skip
-        block = b"".join(_literal(name) + _literal(value, first=b"") for name, value in fields)
+        block = head_block(path)
         frames = []
         for _ in range(count):
-            frames.append(_frame(HEADERS, END_HEADERS, self._next, block))
+            frames.append(frame(HEADERS, END_HEADERS, self._next, block))
             self._next += 2
-        self._socket.sendall(b"".join(frames))
+        self.send(*frames)
         return self._next - 2
+
+    def send(self, *frames):
+        """Send bytes, frames as a rule."""
+        self._socket.sendall(b"".join(frames))
+
+    def send_while_taken(self, content, most_bytes):
+        """Send `content` again and again, reading nothing.
+
+        Returns the bytes that were taken until the other side ended the connection, took none for
+        a second, or had `most_bytes`.
+        """
+        self._socket.settimeout(1.0)
+        taken = 0
+        with suppress(OSError):
+            while taken < most_bytes:
+                taken += self._socket.send(content[taken % len(content) :])
+        self._socket.settimeout(60)
+        return taken
+
+    def end_of_connection(self):
+        """Read all that comes until the connection ends; returns GOAWAY's code, or None."""
+        with suppress(OSError):
+            self.read_until(lambda came: False)
+        codes = [content[4:8] for kind, _, content in self.came[0] if kind == GOAWAY]
+        return struct.unpack(">I", codes[-1])[0] if codes else None
 
     def message(self, stream, content=b"", end=False):
         """Send a whole message."""
@@ -49,16 +74,16 @@ class Http2:
 
     def data(self, stream, content, end=False):
         """Send any bytes."""
-        self._socket.sendall(_frame(DATA, END_STREAM if end else 0, stream, content))
+        self._socket.sendall(frame(DATA, END_STREAM if end else 0, stream, content))
 
     def read_until(self, condition):
         """Read frames until ``condition(came)``; fails after a minute without any."""
         while not condition(self.came):
             kind, flags, stream, content = self._read_frame()
             if kind == SETTINGS and not flags & ACK:
-                self._socket.sendall(_frame(SETTINGS, ACK, 0, b""))
+                self._socket.sendall(frame(SETTINGS, ACK, 0, b""))
             elif kind == PING and not flags & ACK:
-                self._socket.sendall(_frame(PING, ACK, 0, content))
+                self._socket.sendall(frame(PING, ACK, 0, content))
             self.came[stream].append((kind, flags, content))
 
     def most_streams(self):
@@ -85,10 +110,27 @@ class Http2:
         return found
 
 
-def _frame(kind, flags, stream, content):
-    return struct.pack(">I", len(content))[1:] + struct.pack(">BBI", kind, flags, stream) + content
+def frame(kind, flags, stream, content=b"", size=None):
+    """Return a frame; `size` is what its head claims."""
+    size = len(content) if size is None else size
+    return struct.pack(">I", size)[1:] + struct.pack(">BBI", kind, flags, stream) + content
 
 
-def _literal(text, first=b"\0"):
+def head_block(path, *more):
+    """Encode the headers of a gRPC call, and (name, value) of others."""
+    fields = (
+        (":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "x"),
+        ("te", "trailers"), ("content-type", "application/grpc"), *more,
+    )  # fmt: skip
+    return b"".join(literal(name) + literal(value, first=b"") for name, value in fields)
+
+
+def literal(text, first=b"\0"):
     """Encode a header's name (an unindexed literal with its `first` byte) or its value."""
-    return first + bytes((len(text),)) + text.encode()
+    size = len(text)
+    if size < 127:
+        return first + bytes((size,)) + text.encode()
+    size, more = size - 127, b""
+    while size >= 128:
+        more, size = more + bytes((128 | size & 127,)), size >> 7
+    return first + b"\x7f" + more + bytes((size,)) + text.encode()

@@ -2,6 +2,7 @@
 
 import queue
 import threading
+from contextlib import ExitStack
 
 import grpc
 import numpy as np
@@ -10,8 +11,10 @@ import pytest
 from bench.kit.waiting import PATIENCE_S, eventually
 from serve.errors import ModelError, QueueFull
 from serve.pb import grpc_service_pb2 as pb
+from serve.rpc import stream as stream_module
 from serve.wire.messages import STREAM_METHOD, Failure, decode_stream_answer, encode_request
 from tests.rpc.fakes import FEATURES
+from tests.rpc.http2 import Http2
 
 TENSORS = {
     "x": np.ones((2, FEATURES), np.float32),
@@ -167,3 +170,80 @@ def test_failing_models_do_not_end_the_stream(talk, engine):
     stream = talk()
     stream.send(message("a"), message("b"))
     assert {stream.read().request_id, stream.read().request_id} == {"a", "b"}
+
+
+def test_an_idle_stream_gives_its_place_up_to_a_new_one(server, engine):
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    with ExitStack() as stack:
+        channels = [
+            stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{server.port}", options))
+            for _ in range(2)
+        ]
+        talks = []
+
+        def start(request_id):
+            talk = Talk(channels[len(talks) % 2])
+            stack.callback(talk.call.cancel)
+            stack.callback(talk.end)
+            talk.send(message(request_id))
+            talks.append(talk)
+            return talk
+
+        engine.held = {"held"}
+        held = start("held")
+        engine.wait_for_calls(1)
+        for number in range(63):
+            assert start(str(number)).read().request_id == str(number)
+        talks[1].send(message("again"))
+        assert talks[1].read().request_id == "again"
+        # The second one has been idle for the longest: the first is in use, and the next just was.
+        assert start("new").read().request_id == "new"
+        with pytest.raises(grpc.RpcError) as caught:
+            talks[2].read()
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert caught.value.details() == (
+            "the stream was idle, and its place was needed; open another one"
+        )
+        assert server.refused["idle_stream"] == 1
+        engine.let_go()
+        assert held.read().request_id == "held"
+
+
+def test_streams_that_are_all_in_use_keep_their_places(server, engine):
+    engine.hold_all = True
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    with ExitStack() as stack:
+        channels = [
+            stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{server.port}", options))
+            for _ in range(3)
+        ]
+        talks = [Talk(channels[number % 2]) for number in range(64)]
+        for number, talk in enumerate(talks):
+            stack.callback(talk.call.cancel)
+            stack.callback(talk.end)
+            talk.send(message(str(number)))
+        engine.wait_for_calls(64)
+        more = Talk(channels[2])
+        more.end()
+        with pytest.raises(grpc.RpcError) as caught:
+            more.read()
+        assert caught.value.details().startswith("64 streams are open")
+        engine.let_go()
+        assert {talk.read().request_id for talk in talks} == {str(i) for i in range(64)}
+
+
+def test_a_stream_whose_client_does_not_read_gives_its_place_up(server, monkeypatch):
+    monkeypatch.setattr(stream_module, "_UNREAD_NS", 0)
+    with ExitStack() as stack:
+        deaf = [stack.enter_context(Http2(server.port, window_bytes=0)) for _ in range(8)]
+        for client in deaf:
+            for _ in range(8):
+                client.message(client.head(STREAM_METHOD), message("unread"))
+        streams = server._inference._streams._open
+        eventually(lambda: sum(s.idle_since_ns is not None for s in streams.values()) == 64)
+        channel = stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{server.port}"))
+        talk = Talk(channel)
+        talk.send(message("new"))
+        talk.end()
+        assert [answer.request_id for answer in talk.read_rest()] == ["new"]
+        assert server.refused["idle_stream"] == 1

@@ -1,0 +1,305 @@
+"""What one client's connection can cost the others: memory, time, their calls."""
+
+import gc
+import os
+import struct
+from contextlib import ExitStack
+
+import grpc
+import numpy as np
+import pytest
+
+from bench.kit.waiting import PATIENCE_S, eventually
+from serve.config import ServerConfig
+from serve.rpc import native_front
+from serve.rpc.server import GrpcServer
+from serve.wire.messages import INFER_METHOD, STREAM_METHOD, decode_response, encode_request
+from tests.rpc.fakes import FACTS, FEATURES
+from tests.rpc.http2 import (
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    HEADERS,
+    PING,
+    PRIORITY,
+    RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
+    Http2,
+    frame,
+    head_block,
+    literal,
+)
+
+MIB = 2**20
+TENSORS = {"x": np.ones((2, FEATURES), np.float32), "edge_index": np.zeros((2, 1), np.int64)}
+MESSAGE = encode_request("gcn", TENSORS, request_id="r")
+ENHANCE_YOUR_CALM = 11
+
+native = pytest.mark.parametrize("front", ["native"], indirect=True)
+
+
+@pytest.fixture
+def serving(engine):
+    """Return a function that starts a native front as it is set up now, and returns its server."""
+    with ExitStack() as stack:
+
+        def start():
+            config = ServerConfig(grpc_port=0, front="native")
+            server = GrpcServer(engine, lambda: FACTS, lambda _: {}, config)
+            server.port = server.start()
+            stack.callback(server.stop, 2.0)
+            return server
+
+        yield start
+
+
+def infer(channel):
+    answer = channel.unary_unary(INFER_METHOD)(MESSAGE, timeout=PATIENCE_S)
+    return decode_response(answer).request_id
+
+
+def resident_bytes():
+    gc.collect()
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def prefixed(content=b"", claims=None):
+    return struct.pack(">BI", 0, len(content) if claims is None else claims) + content
+
+
+#: Frames that belong to no call.
+CONTROL = {
+    "pings": frame(PING, 0, 0, bytes(8)),
+    "settings": frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 65535)),
+    "priorities": frame(PRIORITY, 0, 1, struct.pack(">IB", 0, 7)),
+}
+
+
+@native
+@pytest.mark.parametrize("kind", CONTROL)
+def test_frames_of_no_call_end_the_connection_when_they_are_many(server, channel, kind):
+    with Http2(server.port) as client:
+        # In small parts, between which the server may answer, and each answer is read.
+        for _ in range(20):
+            try:
+                client.send(CONTROL[kind] * 100, frame(PING, 0, 0, b"anything"))
+                done = len(client.came[0])
+                client.read_until(lambda came, done=done: len(came[0]) > done)
+            except OSError:
+                break
+        assert client.end_of_connection() in (ENHANCE_YOUR_CALM, None)
+    eventually(lambda: server.refused["control_frames"] == 1)
+    assert infer(channel) == "r"
+
+
+def test_pings_of_a_client_that_makes_calls_are_welcome(server):
+    def infer_and_ping(client):
+        client.send(frame(PING, 0, 0, bytes(8)))
+        stream = client.head(INFER_METHOD)
+        client.message(stream, MESSAGE, end=True)
+        client.read_until(lambda came: len(came[stream]) >= 3)
+        client.send(frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", 1000)))
+
+    with Http2(server.port) as client:
+        for _ in range(1500 if server.front == "native" else 1):
+            infer_and_ping(client)
+
+
+@pytest.mark.parametrize("kind", CONTROL)
+def test_answers_that_nobody_reads_take_little_memory(server, channel, kind):
+    infer(channel)
+    before = resident_bytes()
+    with Http2(server.port) as client:
+        client.send_while_taken(CONTROL[kind] * 200, 64 * MIB)
+        assert infer(channel) == "r"
+        assert resident_bytes() < before + 128 * MIB
+
+
+def test_claims_of_large_messages_keep_nobody_out(server, channel):
+    with Http2(server.port) as client:
+        for _ in range(60):
+            client.data(client.head(INFER_METHOD), prefixed(claims=MIB))
+        eventually(lambda: begun(server) == 60)
+        assert infer(channel) == "r"
+    assert not server.refused.get("receiving_bytes")
+
+
+def begun(server):
+    if server.front == "python":
+        return sum(map(len, server._threads._awaited))
+    return server._front._front.counts()["open_calls"]
+
+
+@native
+def test_whoever_has_sent_the_most_loses_a_call_first(server, channel):
+    infer(channel)
+    before = resident_bytes()
+    with ExitStack() as stack:
+        for _ in range(4):
+            client = stack.enter_context(Http2(server.port))
+            client.most_streams()  # its window of 1 MiB holds from now on
+            for _ in range(32):
+                stream = client.head(INFER_METHOD)
+                part = prefixed(bytes(900_000), claims=MIB)
+                client.send(
+                    *(
+                        frame(DATA, 0, stream, part[at : at + 16_000])
+                        for at in range(0, len(part), 16_000)
+                    )
+                )
+        eventually(lambda: server.refused["receiving_bytes"] > 40)
+        assert infer(channel) == "r"
+        assert resident_bytes() < before + 160 * MIB
+    eventually(lambda: begun(server) == 0)
+    assert infer(channel) == "r"
+
+
+def test_frames_of_one_byte_take_little_memory(server, channel, engine):
+    infer(channel)
+    engine.hold_all = True
+    before = resident_bytes()
+    with Http2(server.port) as client:
+        streams = [client.head(STREAM_METHOD) for _ in range(4)]
+        for stream in streams:
+            for _ in range(300):  # more than a stream's window, so that its reader pauses
+                client.message(stream, MESSAGE)
+        tiny = [frame(DATA, 0, stream, b"\0") for stream in streams]
+        client.send_while_taken(b"".join(one * 20_000 for one in tiny), 24 * MIB)
+        assert resident_bytes() < before + 128 * MIB
+        engine.let_go()
+        assert infer(channel) == "r"
+
+
+@native
+def test_cancelled_streams_give_back_what_their_connection_may_send(server, engine):
+    engine.hold_all = True
+    window_bytes, sent_bytes = 16 * MIB, 0
+
+    def given_bytes(came):
+        updates = (content for kind, _, content in came[0] if kind == WINDOW_UPDATE)
+        return 65_535 + sum(struct.unpack(">I", content)[0] for content in updates)
+
+    with Http2(server.port) as client:
+        for _ in range(40):
+            stream = client.head(STREAM_METHOD)
+            asked = len(engine.calls)
+            for _ in range(300):  # more than a stream's window: its reader pauses
+                client.message(stream, MESSAGE)
+            eventually(lambda asked=asked: len(engine.calls) >= asked + 64)
+            rest = prefixed(bytes(700_000))
+            client.send(
+                *(
+                    frame(DATA, 0, stream, rest[at : at + 16_000])
+                    for at in range(0, len(rest), 16_000)
+                )
+            )
+            sent_bytes += 300 * (len(MESSAGE) + 5) + len(rest)
+            client.send(frame(RST_STREAM, 0, stream, struct.pack(">I", 8)))
+            needed_bytes = sent_bytes + MIB
+            client.read_until(lambda came, needed=needed_bytes: given_bytes(came) >= needed)
+            eventually(lambda: server.in_flight == 0)
+    assert sent_bytes > window_bytes
+
+
+@native
+def test_an_answer_that_nobody_reads_is_dropped(front, serving, monkeypatch):
+    monkeypatch.setattr(native_front, "_SEND_TIMEOUT_S", 1.0)
+    server = serving()
+    with Http2(server.port, window_bytes=0) as deaf:
+        streams = [deaf.head(INFER_METHOD) for _ in range(10)]
+        for stream in streams:
+            deaf.message(stream, MESSAGE, end=True)
+        deaf.read_until(
+            lambda came: all(
+                any(kind == RST_STREAM for kind, *_ in came[stream]) for stream in streams
+            )
+        )
+        eventually(lambda: server.in_flight == 0)
+        assert server.refused["slow_reader"] == 10
+        (code,) = {came[-1][2] for stream, came in deaf.came.items() if stream}
+        assert struct.unpack(">I", code) == (ENHANCE_YOUR_CALM,)
+
+
+@native
+def test_resets_end_the_connection_in_the_protocols_words(server, channel):
+    with Http2(server.port) as client:
+        block = head_block(INFER_METHOD)
+        for first in range(1, 3000, 200):
+            frames = (
+                frame(HEADERS, END_HEADERS, stream, block)
+                + frame(RST_STREAM, 0, stream, struct.pack(">I", 8))
+                for stream in range(first, first + 200, 2)
+            )
+            try:
+                client.send(*frames)
+            except OSError:
+                break
+        assert client.end_of_connection() in (ENHANCE_YOUR_CALM, None)
+    eventually(lambda: server.refused["resets"] == 1)
+    assert infer(channel) == "r"
+
+
+@native
+def test_making_the_server_reset_streams_counts_as_resetting_them(server, channel):
+    block = head_block(INFER_METHOD)
+    too_much = struct.pack(">I", 2**31 - 1)
+    with Http2(server.port) as client:
+        for first in range(1, 6000, 100):
+            streams = range(first, first + 100, 2)
+            try:
+                client.send(
+                    *(
+                        frame(HEADERS, END_HEADERS, stream, block)
+                        + frame(WINDOW_UPDATE, 0, stream, too_much)
+                        for stream in streams
+                    )
+                )
+                client.read_until(lambda came, streams=streams: all(came[one] for one in streams))
+            except OSError:
+                break
+        client.end_of_connection()
+    eventually(lambda: server.refused["resets"] == 1)
+    assert infer(channel) == "r"
+
+
+def test_a_header_told_a_thousand_times_is_refused(server, channel):
+    infer(channel)
+    before = resident_bytes()
+    with Http2(server.port) as client:
+        table = literal("bomb", first=b"\x40") + literal("b" * 3900, first=b"")
+        for stream in range(1, 200, 2):
+            block = head_block(INFER_METHOD) + (table if stream == 1 else b"") + b"\xbe" * 12_000
+            try:
+                client.send(frame(HEADERS, END_HEADERS, stream, block))
+            except OSError:
+                break
+        assert infer(channel) == "r"
+        assert resident_bytes() < before + 128 * MIB
+    if server.front == "native":
+        assert server.refused["header_size"] > 0
+
+
+def test_headers_without_an_end_end_the_connection(server, channel):
+    infer(channel)
+    before = resident_bytes()
+    with Http2(server.port) as client:
+        client.send(frame(HEADERS, 0, 1, head_block(INFER_METHOD)))
+        more = frame(CONTINUATION, 0, 1, literal("a" * 100) + literal("b" * 12_000, first=b""))
+        client.send_while_taken(more, 64 * MIB)
+        assert infer(channel) == "r"
+        assert resident_bytes() < before + 128 * MIB
+        client.end_of_connection()
+
+
+@native
+def test_a_newcomer_gets_the_place_of_an_idle_connection(front, serving, monkeypatch):
+    monkeypatch.setattr(native_front, "_MAX_CONNECTIONS", 8)
+    server = serving()
+    with ExitStack() as stack:
+        for _ in range(40):
+            stack.enter_context(Http2(server.port))
+        channel = stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{server.port}"))
+        assert infer(channel) == "r"
+        assert server.refused["connections"] > 20
