@@ -31,8 +31,8 @@ def read_elements(
     Returns the elements row-major and little-endian. Raises RestError, which names `tensor`, for
     other nesting or count, a value that the datatype cannot hold, and more than `most_bytes`.
     """
-    if any(size < 0 for size in shape):
-        raise invalid(f"tensor '{tensor}': shape {list(shape)} has a negative size")
+    if not all(0 <= size < 2**63 for size in shape):
+        raise invalid(f"tensor '{tensor}': a size of its shape is not in [0, 2^63)")
     count = prod(shape)
     # Every element takes a byte of text at least, so a short text can claim no large array.
     if count > len(text):

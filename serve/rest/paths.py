@@ -30,6 +30,19 @@ REQUEST_ID = "X-Request-Id"
 #: Largest body of a request other than inference.
 _SMALL_BODY_BYTES = 64 * 1024
 
+#: Longest name of a model, version or region.
+_MOST_NAME = 256
+#: Paths of what the server does not offer, with the method of gRPC that says so.
+_NOT_OFFERED = (
+    *(("TraceSetting", f"{prefix}/trace/setting") for prefix in ("/v2", "/v2/models/{model}")),
+    ("LogSettings", "/v2/logging"),
+    ("CudaSharedMemoryStatus", "/v2/cudasharedmemory/status"),
+    ("CudaSharedMemoryUnregister", "/v2/cudasharedmemory/unregister"),
+    ("CudaSharedMemoryStatus", "/v2/cudasharedmemory/region/{region}/status"),
+    ("CudaSharedMemoryRegister", "/v2/cudasharedmemory/region/{region}/register"),
+    ("CudaSharedMemoryUnregister", "/v2/cudasharedmemory/region/{region}/unregister"),
+)
+
 _Result = TypeVar("_Result")
 
 
@@ -109,6 +122,8 @@ class Paths:
                 ("GET", f"{path}/stats", self.statistics),
                 ("POST", f"{path}/infer", self.infer),
             ]
+        for name, path in _NOT_OFFERED:
+            rows += [(method, path, self._not_offered(name)) for method in ("GET", "POST")]
         return rows
 
     # -- inference ----------------------------------------------------------------------------
@@ -200,7 +215,7 @@ class Paths:
 
     async def _control(self, request: Request, method: str, message: Any) -> Reply:
         body = await self._small_body(request, ModelControlBody)
-        wanted = message(model_name=request.path_params["model"])
+        wanted = message(model_name=_model(request)[0])
         for name, value in body.parameters.items():
             parameter = wanted.parameters[name]
             if isinstance(value, bool):
@@ -265,6 +280,15 @@ class Paths:
         found = await self._backend.fetch(f"/v2/health/{what}", PROBE_S)
         return as_json({what: found.status == HTTPStatus.OK}, found.status)
 
+    def _not_offered(self, name: str) -> Handler:
+        """Return a handler that answers as gRPC does for its method `name`."""
+        message = getattr(pb, f"{name}Request")
+
+        async def ask(request: Request) -> Reply:
+            return await self._plain(name, message())
+
+        return ask
+
     # -- helpers ------------------------------------------------------------------------------
 
     async def _call(self, method: str, message: Any) -> Any:
@@ -287,7 +311,13 @@ class Paths:
 
 
 def _model(request: Request) -> tuple[str, str]:
-    """Return the name and version in the path; empty for what is not there."""
+    """Return the name and version in the path; empty for what is not there. Raises RestError."""
+    for what, name in request.path_params.items():
+        if len(name) > _MOST_NAME:
+            raise RestError(
+                HTTPStatus.NOT_FOUND,
+                f"name of the {what}: {len(name)} characters, at most {_MOST_NAME} are taken",
+            )
     return request.path_params.get("model", ""), request.path_params.get("version", "")
 
 
