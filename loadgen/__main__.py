@@ -4,7 +4,11 @@ Exit codes: 0 after at least one answer, 1 without an answer or a server, 2 for 
 Results go to standard output, progress and errors to standard error.
 """
 
-from loadgen import patched  # noqa: F401  isort: skip
+import sys
+
+# Before any module that opens a channel; the compiled sender needs real threads.
+if "--native" not in sys.argv:
+    from loadgen import patched  # noqa: F401
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,9 +16,8 @@ from typing import Annotated, Literal
 import msgspec
 import typer
 
-from loadgen.open_loop import OpenLoop
+from loadgen.loop import Loop
 from loadgen.options import LoadOptions
-from loadgen.run import run_load
 from loadgen.show import progress_line, show_summary
 from serve.errors import ConfigError, ServeError
 from serve.terminal import Console
@@ -64,6 +67,14 @@ def load(
     data: Annotated[
         Path | None, typer.Option(envvar="GNNSERVE_DATA", help="Folder of real graphs (.npz).")
     ] = None,
+    native: Annotated[
+        bool,
+        typer.Option(
+            "--native",
+            help="Send from compiled code over libnghttp2: a fraction of the processor time, and "
+            "exact times.",
+        ),
+    ] = False,
     timeout: Annotated[float, typer.Option(help="Time limit of a request, in seconds.")] = 30.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not tables.")] = False,
 ) -> None:
@@ -87,7 +98,15 @@ def load(
     )
     if _errors.is_terminal:
         _errors.print(f"making graphs and requests for {target}", end="\r")
-    summary = run_load(options, _tell if _errors.is_terminal else lambda _: None)
+    on_progress = _tell if _errors.is_terminal else lambda _: None
+    if native:
+        from loadgen.native import run_native
+
+        summary = run_native(options, on_progress)
+    else:
+        from loadgen.run import run_load
+
+        summary = run_load(options, on_progress)
     if _errors.is_terminal:
         _errors.print(" " * _errors.width, end="\r")
     if as_json:
@@ -98,7 +117,7 @@ def load(
         raise typer.Exit(1)
 
 
-def _tell(loop: OpenLoop) -> None:
+def _tell(loop: Loop) -> None:
     line = progress_line(loop.elapsed_s, loop.plan.trace, loop.sent, loop.samples)
     _errors.print(line.ljust(_errors.width)[: _errors.width - 1], end="\r")
 

@@ -17,6 +17,7 @@ from locust.argument_parser import LocustArgumentParser
 
 from loadgen.lateness import Lateness, show_in
 from loadgen.measure import Sample
+from loadgen.native_green import NativeGreenLoop
 from loadgen.open_loop import OpenLoop
 from loadgen.options import LoadOptions
 from loadgen.plan import make_plan
@@ -74,6 +75,7 @@ def _add_options(parser: LocustArgumentParser) -> None:
     add("--max-edges", type=int, default=_POOL.max_edges, help="most edges of a subgraph")
     add("--data", env_var="GNNSERVE_DATA", default="", help="folder of real graphs")
     add("--timeout", type=float, default=30.0, help="time limit of a request, in seconds")
+    add("--native", action="store_true", help="send from compiled code, over libnghttp2")
     add("--late-fails", action="store_true", help="count late answers as failures")
     _refuse_workers(parser)
 
@@ -110,7 +112,12 @@ def _prepare(environment: Any, **_: Any) -> None:
     try:
         options = _options(environment)
         target = environment.gnnserve_target = Target(options.target)
-        loop = OpenLoop(make_plan(options, target), target, options.timeout_s)
+        plan = make_plan(options, target)
+        loop: OpenLoop | NativeGreenLoop
+        if environment.parsed_options.native:
+            loop = NativeGreenLoop(plan, options.target, options.timeout_s)
+        else:
+            loop = OpenLoop(plan, target, options.timeout_s)
     except ServeError as error:
         _log.error("cannot start: %s", error)
         environment.runner.log_exception("generator", f"cannot start: {error}", "")

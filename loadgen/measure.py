@@ -2,12 +2,15 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from statistics import fmean
+from typing import Self
 
 import msgspec
 
 from serve.quantiles import quantiles
-from serve.workload import TraceHeader
+from serve.wire.messages import ParameterValue
+from serve.workload import TraceHeader, TraceItem
 
 #: Send lag above which the generator distorts its own measurements.
 LAG_LIMIT_MS = 5.0
@@ -15,10 +18,25 @@ LAG_LIMIT_MS = 5.0
 CPU_LIMIT = 0.8
 
 
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """End of one request."""
+
+    #: On the monotonic clock.
+    done_ns: int
+    #: `OK`, gRPC's name of the status, or MALFORMED.
+    status: str
+    message: str = ""
+    size_bytes: int = 0
+    parameters: dict[str, ParameterValue] = field(default_factory=dict)
+
+
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """One request as the client measured it."""
 
     model: str
+    #: Number of the request in its trace.
+    index: int = 0
     #: Intended send time since the start of the run.
     due_ns: int
     #: Actual − intended send time.
@@ -33,6 +51,31 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     target_us: int | None = None
     #: True when the server reports a late answer.
     late_by_server: bool = False
+    #: The server's id of the request; empty when it gives none.
+    request_uid: str = ""
+
+    @classmethod
+    def of(cls, item: TraceItem, index: int, reply: Reply, *, due_ns: int, sent_ns: int) -> Self:
+        """Return the sample of a request that was due and sent then, on the monotonic clock."""
+        target_us = reply.parameters.get("qos_target_us", item.qos_target_us)
+        return cls(
+            model=item.model,
+            index=index,
+            due_ns=item.offset_ns,
+            lag_ns=sent_ns - due_ns,
+            latency_ns=reply.done_ns - due_ns,
+            status=reply.status,
+            message=reply.message,
+            size_bytes=reply.size_bytes,
+            target_us=None if target_us is None else int(target_us),
+            late_by_server=bool(reply.parameters.get("qos_violated", False)),
+            request_uid=str(reply.parameters.get("request_uid", "")),
+        )
+
+    @property
+    def error(self) -> str:
+        """Status and message of a request without a result, else empty."""
+        return "" if self.answered else f"{self.status}: {self.message}"
 
     @property
     def answered(self) -> bool:

@@ -1,4 +1,4 @@
-"""Open-loop client: sends each request of a plan at its time, whatever the server does.
+"""Open-loop client on gRPC's Python library: each request at its time, whatever the server does.
 
 Every request has a greenlet. Latency counts from the *intended* send time, so that requests sent
 late hide neither a slow server nor a slow generator (coordinated omission). The send lag is
@@ -6,52 +6,51 @@ measured as well.
 """
 
 from collections.abc import Callable
-from time import perf_counter_ns, process_time_ns
+from time import monotonic_ns
 
 from loadgen import patched  # noqa: F401  isort: skip
 
 import gevent
+import grpc
 from gevent.event import AsyncResult
 from gevent.monkey import get_original
 from gevent.pool import Group
 
-from loadgen.measure import LoadSummary, Sample, summarise
+from loadgen.loop import Loop
+from loadgen.measure import Reply, Sample
 from loadgen.plan import LoadPlan
 from loadgen.target import Target
+from serve.wire.messages import WireError, decode_response
 
 #: Wake up this much before a send and handle answers until then. Timers and wake-ups are off by
 #: 0.2 to 0.8 ms, a tenth of a small target.
 _EARLY_NS = 400_000
 
 
-class OpenLoop:
-    """One run of one plan; `samples` grows during ``run``."""
+class OpenLoop(Loop):
+    """A run on greenlets of this thread."""
 
     def __init__(self, plan: LoadPlan, target: Target, timeout_s: float) -> None:
-        self.plan = plan
-        self.sent = 0
-        self.samples: list[Sample] = []
+        super().__init__(plan, target.address)
         #: Set when the run has ended, with its error if it failed.
         self.ended = AsyncResult()
+        self._sent = 0
         self._target = target
         self._timeout_ns = round(timeout_s * 1e9)
         self._flights = Group()
-        self._started_ns = perf_counter_ns()
-        self._cpu_started_ns = process_time_ns()
 
     @property
-    def elapsed_s(self) -> float:
-        """Time since the start of the trace."""
-        return (perf_counter_ns() - self._started_ns) / 1e9
+    def sent(self) -> int:
+        """Number of requests sent."""
+        return self._sent
 
-    def run(self, on_sample: Callable[[Sample], None]) -> None:
+    def drive(self, on_sample: Callable[[Sample], None]) -> None:
         """Send all requests and wait until each is answered or timed out.
 
         Args:
             on_sample: Called with every request that ended.
         """
-        self._started_ns = perf_counter_ns()
-        self._cpu_started_ns = process_time_ns()
+        self.begin()
         try:
             for index, item in enumerate(self.plan.trace.items):
                 _sleep_until(self._started_ns + item.offset_ns)
@@ -61,50 +60,46 @@ class OpenLoop:
             self.ended.set_exception(error)
             raise
         else:
+            self.end()
             self.ended.set(None)
         finally:
             self._flights.kill()
 
-    def summary(self) -> LoadSummary:
-        """Summarize the run until now."""
-        return summarise(
-            self._target.address,
-            self.plan.trace.header,
-            self.samples,
-            scheduled=len(self.plan.messages),
-            elapsed_s=self.elapsed_s,
-            cpu_s=(process_time_ns() - self._cpu_started_ns) / 1e9,
-        )
-
     def _fly(self, index: int, on_sample: Callable[[Sample], None]) -> None:
-        item = self.plan.trace.items[index]
-        due_ns = self._started_ns + item.offset_ns
-        sent_ns = perf_counter_ns()
-        self.sent += 1
+        due_ns = self._started_ns + self.plan.trace.items[index].offset_ns
+        sent_ns = monotonic_ns()
+        self._sent += 1
         left_s = max(0, due_ns + self._timeout_ns - sent_ns) / 1e9
-        answer = self._target.infer(self.plan.messages[index], left_s)
-        target_us = answer.parameters.get("qos_target_us", item.qos_target_us)
-        sample = Sample(
-            model=item.model,
-            due_ns=item.offset_ns,
-            lag_ns=sent_ns - due_ns,
-            latency_ns=answer.done_ns - due_ns,
-            status=answer.status,
-            message=answer.message,
-            size_bytes=answer.size_bytes,
-            target_us=None if target_us is None else int(target_us),
-            late_by_server=bool(answer.parameters.get("qos_violated", False)),
-        )
-        self.samples.append(sample)
-        on_sample(sample)
+        reply = self._ask(self.plan.messages[index], left_s)
+        on_sample(self.add(index, reply, due_ns=due_ns, sent_ns=sent_ns))
+
+    def _ask(self, message: bytes, timeout_s: float) -> Reply:
+        """Send one encoded request; blocks this greenlet only."""
+        done = AsyncResult()
+        # NOTE: a blocking call would occupy one of the 1,024 threads that gevent gives gRPC, and
+        # once they are used up every further send would stall. A future occupies none.
+        call = self._target.infer.future(message, timeout=timeout_s)
+        call.add_done_callback(lambda _: done.set(monotonic_ns()))
+        try:
+            done_ns: int = done.get()
+        finally:
+            call.cancel()
+        code = call.code()
+        if code is not grpc.StatusCode.OK:
+            return Reply(done_ns, code.name, call.details() or "")
+        data: bytes = call.result()
+        try:
+            return Reply(done_ns, "OK", "", len(data), decode_response(data).parameters)
+        except WireError as error:
+            return Reply(done_ns, "MALFORMED", str(error), len(data))
 
 
 def _sleep_until(due_ns: int) -> None:
     """Return at `due_ns` or as soon as possible afterwards; other greenlets run meanwhile."""
-    early_s = (due_ns - _EARLY_NS - perf_counter_ns()) / 1e9
+    early_s = (due_ns - _EARLY_NS - monotonic_ns()) / 1e9
     if early_s > 0:
         # A native sleep in a thread is exact; gevent's own timers round up to a millisecond.
         gevent.get_hub().threadpool.apply(get_original("time", "sleep"), (early_s,))
     gevent.sleep(0)
-    while perf_counter_ns() < due_ns:
+    while monotonic_ns() < due_ns:
         gevent.sleep(0)

@@ -1,41 +1,24 @@
-"""Connection to the server under load."""
+"""Connection to the server under load, for what has to be known before a run."""
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from time import perf_counter_ns
 from typing import Any, TypeVar
 
-from loadgen import patched  # noqa: F401  isort: skip
-
-import gevent
 import grpc
-from gevent.event import AsyncResult
 
 from loadgen.inputs import Shapes
 from serve.errors import NotReady, UnknownName
 from serve.pb import gnnserve_pb2, gnnserve_pb2_grpc, grpc_service_pb2, grpc_service_pb2_grpc
-from serve.wire.messages import INFER_METHOD, ParameterValue, WireError, decode_response
+from serve.wire.messages import INFER_METHOD
 
 _RATE_INSTEAD = "rho needs a gnnserve server: give a rate"
 ResultT = TypeVar("ResultT")
 
 _CONNECT_S = 10.0
-_ASK_S = 30.0
+#: Time limit of a question, and of a request that is sent alone.
+ASK_S = 30.0
 #: Pause before measuring a solo time, which includes that idle cores are slower at first.
-_REST_S = 0.01
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """End of one request."""
-
-    #: `perf_counter_ns()` at the arrival of the answer.
-    done_ns: int
-    #: `OK`, gRPC's name of the status, or MALFORMED.
-    status: str
-    message: str = ""
-    size_bytes: int = 0
-    parameters: dict[str, ParameterValue] = field(default_factory=dict)
+REST_S = 0.01
 
 
 class Target:
@@ -56,7 +39,8 @@ class Target:
         except grpc.FutureTimeoutError:
             self.close()
             raise NotReady(f"no gRPC server answers at {address} within {_CONNECT_S:g} s") from None
-        self._infer: Any = self._channel.unary_unary(INFER_METHOD)
+        #: Sends an encoded request, as gRPC's callables do.
+        self.infer: Any = self._channel.unary_unary(INFER_METHOD)
         # Generated stubs carry no types.
         self._inference: Any = grpc_service_pb2_grpc.GRPCInferenceServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._own: Any = gnnserve_pb2_grpc.GnnServeStub(self._channel)  # type: ignore[no-untyped-call]
@@ -92,39 +76,17 @@ class Target:
     def lone_s(self, message: bytes) -> float:
         """Send an encoded request after a pause; returns its latency in seconds.
 
-        Raises NotReady when there is no answer.
+        Raises NotReady or UnknownName when there is no answer.
         """
-        gevent.sleep(_REST_S)
-        sent_ns = perf_counter_ns()
-        answer = self.infer(message, _ASK_S)
-        if answer.status != "OK":
-            raise NotReady(f"{self.address}: {answer.message} ({answer.status})")
-        return (answer.done_ns - sent_ns) / 1e9
-
-    def infer(self, message: bytes, timeout_s: float) -> Reply:
-        """Send one encoded request; blocks this greenlet only."""
-        done = AsyncResult()
-        # NOTE: a blocking call would occupy one of the 1,024 threads that gevent gives gRPC, and
-        # once they are used up every further send would stall. A future occupies none.
-        call = self._infer.future(message, timeout=timeout_s)
-        call.add_done_callback(lambda _: done.set(perf_counter_ns()))
-        try:
-            done_ns: int = done.get()
-        finally:
-            call.cancel()
-        code = call.code()
-        if code is not grpc.StatusCode.OK:
-            return Reply(done_ns, code.name, call.details() or "")
-        data: bytes = call.result()
-        try:
-            return Reply(done_ns, "OK", "", len(data), decode_response(data).parameters)
-        except WireError as error:
-            return Reply(done_ns, "MALFORMED", str(error), len(data))
+        time.sleep(REST_S)
+        sent_ns = time.monotonic_ns()
+        self._ask(self.infer, message)
+        return (time.monotonic_ns() - sent_ns) / 1e9
 
     def _ask(self, method: Callable[..., ResultT], request: Any, instead: str = "") -> ResultT:
         """Call `method`; when the server lacks it, the error says what to do `instead`."""
         try:
-            return method(request, timeout=_ASK_S)
+            return method(request, timeout=ASK_S)
         except grpc.RpcError as error:
             text = f"{self.address}: {error.details()}"
             if error.code() is grpc.StatusCode.NOT_FOUND:

@@ -19,7 +19,7 @@ class RequestFailed(Exception):
 
 
 class GraphUser(User):  # type: ignore[misc]
-    """Runs the `OpenLoop` in `environment.open_loop`, or nothing when that is None."""
+    """Runs the loop in `environment.open_loop`, or nothing when that is None."""
 
     abstract = True
     fixed_count = 1
@@ -30,7 +30,7 @@ class GraphUser(User):  # type: ignore[misc]
     def drive(self) -> None:
         """Run the open loop to its end."""
         if self.environment.open_loop is not None:
-            self.environment.open_loop.run(self.report)
+            self.environment.open_loop.drive(self.report)
         raise StopUser
 
     def report(self, sample: Sample) -> None:

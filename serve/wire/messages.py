@@ -239,6 +239,14 @@ def decode_response(message: bytes | memoryview) -> Response:
     return Response(model, version, request_id, outputs, held)
 
 
+def decode_facts(message: bytes) -> dict[str, ParameterValue]:
+    """Return the parameters of a response whose raw contents may be left out; raises WireError."""
+    found = native.decode_infer(False, message)
+    if found is None:
+        found = wire_library.decode_infer(False, message)
+    return {name: "" if value is None else value for name, value in found[3].items()}
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """Error that a stream carries instead of an answer."""

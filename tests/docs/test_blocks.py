@@ -17,7 +17,7 @@ TRIED = {
     "docs/client.md": {"python server", "python targets"},
     "docs/measurements/gpu.md": {"sh gpu"},
     "docs/estimates.md": {"sh dev"},
-    "docs/load.md": {"sh server", "sh simulate", "sh locust"},
+    "docs/load.md": {"sh server", "sh native", "sh simulate", "sh locust"},
     "docs/operators.md": {"sh check", "sh database", "sh server", "sh journal", "promql"},
     "docs/resident-graphs.md": {
         "sh dev", "sh cora", "toml cora", "python cora", "python server", "python alone",

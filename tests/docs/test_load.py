@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from serve.native import front_lacks
 from tests.docs.pages import texts
 from tests.e2e.support import run_python
 
@@ -14,8 +15,10 @@ def lines(mark):
     return [line for text in texts(PAGE, "sh", mark) for line in text.splitlines()]
 
 
-@pytest.mark.parametrize("command", lines("server"))
+@pytest.mark.parametrize("command", [*lines("server"), *lines("native")])
 def test_loads_run(command, server, tmp_path):
+    if "--native" in command and front_lacks():
+        pytest.skip(front_lacks())
     text = command.replace("127.0.0.1:8001", server.target)
     text = re.sub(r"--duration \d+", "--duration 2 --max-nodes 300", text)
     assert run_python(["-m", "serve", *text.split()[1:]], tmp_path)

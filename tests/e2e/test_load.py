@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from bench.kit.servers import ROOT, ServerProcess
+from serve.native import front_lacks
 
 MODELS = """
 import torch
@@ -57,17 +58,28 @@ def repository(tmp_path):
 
 
 @pytest.mark.timeout(400)
-def test_models_of_any_inputs_are_loaded(tmp_path, repository):
-    with ServerProcess(tmp_path, repository=repository) as server:
-        command = [
-            sys.executable, "-m", "loadgen", "--target", server.target, "--rho", "0.2",
-            "--requests", "30", "--scale", "0.01", "--max-nodes", "200", "--json",
-        ]  # fmt: skip
-        done = subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
-        )
-    assert done.returncode == 0, done.stderr
-    seen = json.loads(done.stdout)
-    assert seen["messages"] == {}
-    assert seen["by_status"] == {"OK": 30}
-    assert set(seen["by_model"]) == {"everything", "points"}
+@pytest.mark.parametrize("front", ["python", "native"])
+def test_models_of_any_inputs_are_loaded(front, tmp_path, repository):
+    lacks = front_lacks()
+    if lacks and front == "native":
+        pytest.skip(lacks)
+    seen = []
+    sections: dict[str, dict[str, object]] = {"server": {"front": front}}
+    server = ServerProcess(tmp_path, repository=repository, sections=sections)
+    with server:
+        for sender in [[]] if lacks else [[], ["--native"]]:
+            command = [
+                sys.executable, "-m", "loadgen", "--target", server.target, "--rho", "0.2",
+                "--requests", "30", "--scale", "0.01", "--max-nodes", "200", "--json", *sender,
+            ]  # fmt: skip
+            done = subprocess.run(
+                command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+            )
+            assert done.returncode == 0, done.stderr
+            seen.append(json.loads(done.stdout))
+    for one in seen:
+        assert one["messages"] == {}
+        assert one["by_status"] == {"OK": 30}
+        assert set(one["by_model"]) == {"everything", "points"}
+        # Every answer told its target.
+        assert one["latency_over_qt"]["p50"] > 0

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.kit.waiting import PATIENCE_S
+from serve.native import front_lacks
 
 ROOT = Path(__file__).parents[2]
 FAKE_SERVER = Path(__file__).with_name("fake_server.py")
@@ -14,11 +15,24 @@ FAKE_SERVER = Path(__file__).with_name("fake_server.py")
 
 class FakeServer:
     def __init__(self, process):
-        self.lines = process.stdout
+        self.lines, self.end = process.stdout, process.stdin
         self.address = f"127.0.0.1:{self.lines.readline().strip()}"
 
-    def wait_for_a_request(self):
+    def wait_for_requests(self):
         assert self.lines.readline() == "called\n"
+
+    def received(self):
+        """End the server; return a digest of all messages it got, in any order."""
+        self.end.close()
+        return self.lines.read().split()[-1]
+
+
+def command_of(server, sender, *arguments):
+    """Return the command line of a load of small graphs."""
+    command = [sys.executable, "-m", "loadgen", "--target", server.address, "--json", *sender]
+    command += ["--timeout", str(PATIENCE_S)]
+    command += ["--scale", "0.01", "--max-nodes", "200", "--max-edges", "2000"]
+    return command + [str(argument) for argument in arguments]
 
 
 @pytest.fixture
@@ -44,17 +58,21 @@ def fake_server():
     return start
 
 
+@pytest.fixture(params=["python", "native"])
+def sender(request):
+    """Options that choose who sends."""
+    if request.param == "python":
+        return []
+    if lacks := front_lacks():
+        pytest.skip(lacks)
+    return ["--native"]
+
+
 @pytest.fixture
-def load_command():
+def load_command(sender):
     """Return a function that makes the command line of a load of small graphs."""
 
-    def make(server, *arguments):
-        command = [sys.executable, "-m", "loadgen", "--target", server.address, "--json"]
-        command += ["--timeout", str(PATIENCE_S)]
-        command += ["--scale", "0.01", "--max-nodes", "200", "--max-edges", "2000"]
-        return command + [str(argument) for argument in arguments]
-
-    return make
+    return lambda server, *arguments: command_of(server, sender, *arguments)
 
 
 @pytest.fixture

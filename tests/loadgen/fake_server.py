@@ -1,6 +1,7 @@
 """A server that answers every inference after a delay: `fake_server.py DELAY_S FAIL_EVERY HOLD`.
 
-Prints its port, then a line when the first inference came, and stops at the end of its stdin. Every
+Prints its port, then a line when 20 inferences have come; at the end of its stdin a digest of all
+requests, and stops. Every
 FAIL_EVERY-th inference is refused, none if 0. None is answered before HOLD have come, and stopping
 waits for none. Estimates are made up: 10 µs per node, 3 lanes.
 """
@@ -10,6 +11,7 @@ import os
 import sys
 import threading
 import time
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -38,6 +40,7 @@ class Inference(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         self.hold, self.all_came = hold, threading.Event()
         # Counted by a C function, so that threads cannot count alike.
         self.numbers = itertools.count(1)
+        self.digests = []
 
     def ServerReady(self, request, context):
         return grpc_service_pb2.ServerReadyResponse(ready=True)
@@ -61,7 +64,8 @@ class Inference(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         if [tensor.name for tensor in request.inputs] != wanted:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"wanted: {wanted}")
         number = next(self.numbers)
-        if number == 1:
+        self.digests.append(zlib.crc32(request.SerializeToString(deterministic=True)))
+        if number == 20:
             print("called", flush=True)  # noqa: T201
         if number >= self.hold:
             self.all_came.set()
@@ -94,13 +98,13 @@ def main():
     server = grpc.server(
         ThreadPoolExecutor(64), options=[("grpc.max_receive_message_length", 64 * 2**20)]
     )
-    grpc_service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(
-        Inference(delay_s, fail_every, hold), server
-    )
+    inference = Inference(delay_s, fail_every, hold)
+    grpc_service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(inference, server)
     gnnserve_pb2_grpc.add_GnnServeServicer_to_server(GnnServe(), server)
     print(server.add_insecure_port("127.0.0.1:0"), flush=True)  # noqa: T201
     server.start()
     sys.stdin.read()
+    print(zlib.crc32(repr(sorted(inference.digests)).encode()), flush=True)  # noqa: T201
     os._exit(0)
 
 

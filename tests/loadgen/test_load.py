@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from bench.kit.waiting import PATIENCE_S
+from serve.native import front_lacks
 from serve.workload import Trace
+from tests.loadgen.conftest import command_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,6 +61,36 @@ def test_rho_and_a_trace_replayed_with_targets_of_its_own(fake_server, load, tmp
     assert second["violation_rate"] == second["missed_rate"] == 1.0
 
 
+def test_solo_times_as_the_client_sees_them(fake_server, load):
+    with fake_server(delay_s=0.05) as server:
+        code, seen = load(
+            server, "--workload", "gcn", "--rho", 1.5, "--end-to-end", "--requests", 3
+        )
+    assert code == 0
+    assert seen["trace"]["mean_solo_s"] >= 0.05
+    assert seen["trace"]["rate_hz"] == pytest.approx(1.5 * 3 / seen["trace"]["mean_solo_s"])
+
+
+@pytest.mark.skipif(bool(front_lacks()), reason=front_lacks())
+def test_both_senders_send_the_same_requests_at_the_same_times(fake_server, tmp_path):
+    sent = {}
+    for sender in ([], ["--native"]):
+        saved = tmp_path / "-".join(["trace", *sender])
+        with fake_server() as server:
+            command = command_of(server, sender, "--rate", 300, "--requests", 40, "--seed", 7)
+            done = subprocess.run(
+                [*command, "--save-trace", str(saved)],
+                cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=True,
+            )  # fmt: skip
+            digest = server.received()
+        seen = json.loads(done.stdout)
+        requests = {model: row["requests"] for model, row in seen["by_model"].items()}
+        sent[tuple(sender)] = saved.read_bytes(), digest, requests, seen["trace"]
+    python, native = sent.values()
+    assert python == native
+    assert sum(python[2].values()) == 40
+
+
 def test_failures_are_counted_by_status(fake_server, load):
     with fake_server(fail_every=4) as server:
         code, seen = load(server, "--rate", 200, "--requests", 20)
@@ -81,22 +113,22 @@ def test_interrupted_it_still_sums_up(fake_server, load_command):
     with fake_server() as server:
         command = load_command(server, "--rate", 100, "--duration", 60)
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
-            server.wait_for_a_request()
+            server.wait_for_requests()
             process.send_signal(signal.SIGINT)
             output, _ = process.communicate(timeout=PATIENCE_S)
     seen = json.loads(output)
-    assert process.returncode == 0
-    assert 0 < seen["requests"] < seen["scheduled"]
+    assert process.returncode == (0 if seen["answered"] else 1)
+    assert seen["requests"] < seen["scheduled"]
     assert any("stopped early" in warning for warning in seen["warnings"])
 
 
-def test_locusts_own_command_line(fake_server):
+def test_locusts_own_command_line(fake_server, sender):
     with fake_server(fail_every=5) as server:
         run = subprocess.run(
             [
                 sys.executable, "-m", "locust", "-f", "loadgen/locustfile.py", "--headless",
                 "--host", server.address, "--rate", "100", "--duration", "0.5",
-                "--workload", "gat", "--scale", "0.01", "--max-nodes", "200", "--json",
+                "--workload", "gat", "--scale", "0.01", "--max-nodes", "200", "--json", *sender,
             ],
             cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
         )  # fmt: skip
@@ -106,9 +138,9 @@ def test_locusts_own_command_line(fake_server):
     assert rows["gat"]["num_failures"] == rows["gat"]["num_requests"] // 5
 
 
-def test_nobody_there_and_wrong_arguments():
+def test_nobody_there_and_wrong_arguments(sender):
     def load(*arguments):
-        command = [sys.executable, "-m", "loadgen", "--target", "127.0.0.1:1", *arguments]
+        command = [sys.executable, "-m", "loadgen", "--target", "127.0.0.1:1", *sender, *arguments]
         return subprocess.run(
             command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
         )

@@ -12,12 +12,13 @@ from urllib.request import urlopen
 import pytest
 
 from bench.kit.servers import ROOT, free_ports
+from serve.native import front_lacks
 
 LOCUST = [sys.executable, "-m", "locust", "-f", "loadgen/locustfile.py"]
 SMALL = ["--scale", "0.01", "--max-nodes", "200", "--max-edges", "2000"]
 OPTIONS = (
     "workload rate rho end_to_end duration requests arrivals seed trace scale max_nodes max_edges "
-    "data timeout late_fails"
+    "data timeout native late_fails"
 )
 PATIENCE_S = 100
 
@@ -124,13 +125,17 @@ def test_the_web_ui_has_the_options_and_shows_lateness(fake_server):
         assert ui.run("gcn", 3, host=server.address, rate="100")["answered"] == 3
 
 
-def test_a_run_stopped_in_the_web_ui_is_followed_by_another(fake_server):
+@pytest.mark.parametrize("native", ["", "true"])
+def test_a_run_stopped_in_the_web_ui_is_followed_by_another(fake_server, native):
+    if native and (lacks := front_lacks()):
+        pytest.skip(lacks)
+    form = {"native": native} if native else {}
     with fake_server() as server, web_ui(server.address) as ui:
-        ui.post("/swarm", host=server.address, workload="mix", rate="20", duration="3600")
+        ui.post("/swarm", host=server.address, workload="mix", rate="20", duration="3600", **form)
         eventually(ui.lateness)
         ui.post("/stop")
         eventually(ui.has_ended)
-        assert ui.run("gin", 5, host=server.address, rate="100")["answered"] == 5
+        assert ui.run("gin", 5, host=server.address, rate="100", **form)["answered"] == 5
 
 
 def test_what_cannot_start_is_told_in_the_web_ui(fake_server):
