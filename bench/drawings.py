@@ -371,21 +371,22 @@ def estimates_picture(traces: "list[MemoryTrace]", planes: "tuple[Linear, ...]")
         live = [0, *accumulate(found.sizes)]
         each = width / len(live)
         steps = (f"V{up(at):.1f}H{left + (i + 1) * each:.1f}" for i, at in enumerate(live))
-        colour = DARK if found.num_edges == MANY else GREY
+        colour = DARK if found.counts[1] == MANY else GREY
         parts.append(path(f"M{left:g} {up(0):.1f}{''.join(steps)}", colour, 1.5))
         # The peak has the colour of the plane that holds it.
         peak = max(range(len(live)), key=live.__getitem__)
         x, y = left + (peak + 0.5) * each, up(live[peak])
-        holder = max(planes, key=lambda plane: plane.at(found.num_nodes, found.num_edges))
+        holder = max(planes, key=lambda plane: plane.at(*found.counts))
         colour = COLOURS[planes.index(holder) % len(COLOURS)]
-        label = text(x + 8, y - 8, f"peak with {found.num_edges:,} edges")
+        label = text(x + 8, y - 8, f"peak with {found.counts[1]:,} edges")
         parts += [tag("circle", cx=x, cy=y, r=4.5, fill=colour), tag("g", label, fill=colour)]
     hull = (f"{across(e):.1f} {up(peak_at(planes, NODES, e)):.1f}" for e in range(0, MANY + 1, 50))
     parts.append(path(f"M{'L'.join(hull)}", DARK, 9, stroke_opacity=0.18, stroke_linecap="round"))
     for i, plane in enumerate(planes):
         colour = COLOURS[i % len(COLOURS)]
         ends = (f"{across(e):.1f} {up(plane.at(NODES, e)):.1f}" for e in (0, MANY))
-        name = f"{plane.nodes:g} N + {plane.edges:g} E   {plane.where}"
+        nodes, edges = plane.per
+        name = f"{nodes:g} N + {edges:g} E   {plane.where}"
         label = text(across(0), bottom + 64 + 17 * i, name)
         parts += [path(f"M{'L'.join(ends)}", colour, 1.5), tag("g", label, fill=colour)]
     return sheet(WIDTH, 420, parts)

@@ -58,6 +58,10 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
             "live.memory_safety", ("memory_safety",), f"{_MEASURED}/live.md",
         ),
         Entry(
+            "Is anything left over after 10,000 requests?",
+            "live.soak", ("soak",), f"{_MEASURED}/live.md",
+        ),
+        Entry(
             "How late are other servers on the same requests?",
             "peers", ("peers",), f"{_MEASURED}/peers.md", "needs gnnserve[peers]",
         ),
@@ -74,6 +78,10 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
         Entry(
             "What processor time does one request take in server and client?",
             "host.requests cost", ("request_cost",), f"{_MEASURED}/host.md",
+        ),
+        Entry(
+            "What does a bare gRPC echo take, on threads and on asyncio?",
+            "host.echo", ("echo",), "docs/adr/0001-threads-not-asyncio.md",
         ),
     ),
     "Models: forward passes and estimates": (

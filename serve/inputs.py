@@ -14,7 +14,8 @@ InputName = Literal["x", "edge_index", "edge_weight", "edge_attr", "batch"]
 Size = Literal["N", "E", "G", "F", "D"]
 
 #: Bytes of one element, by the dtype's name in numpy and torch.
-DTYPE_BYTES = {"float32": 4, "float16": 2, "uint8": 1, "int32": 4, "int64": 8}
+DTYPE_BYTES = {"float32": 4, "float64": 8, "float16": 2, "int64": 8, "int32": 4, "int16": 2,
+               "int8": 1, "uint8": 1, "bool": 1}  # fmt: skip
 _DTYPES = {"FP32": "float32", "INT32": "int32", "INT64": "int64"}
 
 

@@ -84,8 +84,8 @@ def measure(
     memory = measure_memory(model, signature, max_bytes=4 << 30, allocator=allocator, site=site)
     flat = Ramp((0.0,), (0.0,), (0.0,))
     no_time = TimeFit(
-        constant_ns=1, nodes=flat, edges=flat, high_ratio=1, error_median=0, error_p95=0,
-        samples=0, largest_nodes=0, largest_edges=0,
+        constant_ns=1, ramps=(flat, flat), high_ratio=1, error_median=0, error_p95=0,
+        samples=0, largest=(0, 0),
     )  # fmt: skip
     estimator = ModelEstimator(
         Calibration(

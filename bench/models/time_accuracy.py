@@ -130,7 +130,7 @@ def row(
     for i in order:
         nodes, num_edges = sizes[i]
         corrected.append(estimator.estimate(nodes, num_edges).run_ns / first[i])
-        estimator.observe_run(nodes, num_edges, int(first[i]))
+        estimator.observe_run((nodes, num_edges), int(first[i]))
     above = [again[i] > estimator.describe(*sizes[i]).run_high_ns for i in order]
     return {
         "executor": executor,
@@ -154,7 +154,7 @@ def recovery(
     """Return the runs of double length until the factor stays near where it settles."""
     factors = []
     for size, inputs in graphs:
-        estimator.observe_run(*size, run_ns(loaded, inputs, passes=2))
+        estimator.observe_run(size, run_ns(loaded, inputs, passes=2))
         factors.append(estimator.time_factor)
     settled = float(np.median(factors[-20:]))
     off = [i for i, factor in enumerate(factors) if abs(factor / settled - 1) > RECOVERED]

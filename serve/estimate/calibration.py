@@ -1,48 +1,57 @@
 """Measurements of one model on one executor and device: plain data, JSON on disk.
 
-Sizes are in bytes and times in ns, both as functions of N nodes and E edges that never decrease
-in either.
+Memory is in bytes and time in ns, both as functions of a request's counts: its nodes N and edges
+E, or whatever the model's declared inputs count (``serve.interface``). They never decrease in any
+count.
 """
 
 from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
 #: Raise when what is stored, or how it is measured, changes; others on disk are then ignored.
-FORMAT = 7
+FORMAT = 8
 
 
 class Linear(msgspec.Struct, frozen=True):
-    """nodes · N + edges · E + constant."""
+    """A constant and so much for each thing counted."""
 
-    nodes: float
-    edges: float
+    #: For each count, in the model's order: N and E, unless it declares its inputs.
+    per: tuple[float, ...]
     constant: float
     #: For a moment of the forward pass: the layer and operation running then.
     where: str = ""
 
-    def at(self, num_nodes: int, num_edges: int) -> float:
+    def at(self, *counts: int) -> float:
         """Return its value for a graph."""
-        return self.nodes * num_nodes + self.edges * num_edges + self.constant
+        value = self.constant
+        for each, count in zip(self.per, counts, strict=True):
+            value += each * count
+        return value
 
 
 class Curve(msgspec.Struct, frozen=True):
-    """Bytes of a model whose memory is not linear: a quadratic in N and E, no term negative."""
+    """Bytes of a model whose memory is not linear: a quadratic in its counts, no term negative."""
 
     constant: float
-    nodes: float
-    edges: float
-    nodes_nodes: float
-    nodes_edges: float
-    edges_edges: float
+    #: For each count.
+    per: tuple[float, ...]
+    #: For each pair of counts, as ``pairs`` orders them.
+    products: tuple[float, ...]
 
-    def at(self, num_nodes: int, num_edges: int) -> float:
+    def at(self, *counts: int) -> float:
         """Return its value for a graph."""
-        return (
-            self.constant
-            + num_nodes * (self.nodes + self.nodes_nodes * num_nodes + self.nodes_edges * num_edges)
-            + num_edges * (self.edges + self.edges_edges * num_edges)
-        )
+        value = self.constant
+        for each, count in zip((*self.per, *self.products), (*counts, *pairs(counts)), strict=True):
+            value += each * count
+        return value
+
+
+def pairs(counts: Sequence[Any]) -> list[Any]:
+    """Return the products of each count with itself and those after it."""
+    return [one * other for i, one in enumerate(counts) for other in counts[i:]]
 
 
 class Ramp(msgspec.Struct, frozen=True):
@@ -78,9 +87,9 @@ class Loopless(msgspec.Struct, frozen=True, kw_only=True):
 class MemoryFit(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes a request needs at once, in three parts, whatever self-loops it has."""
 
-    #: Tensors staged for the request: x, edge_index as int64, and what else the model takes.
+    #: Tensors staged for the request, with edges as int64.
     inputs: Linear
-    #: The most the answer can take, float32 [rows, C].
+    #: The most the answer can take.
     output: Linear
     #: Moments of the forward pass; its activations peak at the largest of them.
     activations: tuple[Linear, ...]
@@ -99,24 +108,25 @@ class MemoryFit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TimeFit(msgspec.Struct, frozen=True, kw_only=True):
-    """Median time of a forward pass: constant + nodes(N) + edges(E)."""
+    """Median time of a forward pass: a constant and a ramp for each count."""
 
     constant_ns: float
-    nodes: Ramp
-    edges: Ramp
+    ramps: tuple[Ramp, ...]
     #: 95th percentile of measured ÷ fitted.
     high_ratio: float
     #: |fitted ÷ measured − 1| by cross-validation.
     error_median: float
     error_p95: float
-    #: Graphs measured, and the largest of them.
+    #: Graphs measured, and the largest of each count.
     samples: int
-    largest_nodes: int
-    largest_edges: int
+    largest: tuple[int, ...]
 
-    def at(self, num_nodes: int, num_edges: int) -> float:
+    def at(self, *counts: int) -> float:
         """Return the nanoseconds for a graph."""
-        return self.constant_ns + self.nodes.at(num_nodes) + self.edges.at(num_edges)
+        value = self.constant_ns
+        for ramp, count in zip(self.ramps, counts, strict=True):
+            value += ramp.at(count)
+        return value
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ Called under the driver's lock: nothing here locks, and nothing here may be slow
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
+from operator import add, mul
 from statistics import median
 
 from serve.core.types import Bytes, Nanos, TaskEstimate, align_bytes
@@ -122,8 +123,9 @@ class ModelEstimator:
         if loopless is not None:
             self._plain_planes = _raised(loopless.activations, memory.inputs)
             self._plain_held = _raised(loopless.held, memory.inputs)
-            self._loop = loopless.loop_activations + memory.inputs.edges
-            self._loop_held = loopless.loop_held + memory.inputs.edges
+            edge_bytes = memory.inputs.per[1]
+            self._loop = loopless.loop_activations + edge_bytes
+            self._loop_held = loopless.loop_held + edge_bytes
         self._run = Correction()
         #: By itself: runs are learned at any load, on cores that load keeps warm.
         self._solo = Correction()
@@ -136,53 +138,43 @@ class ModelEstimator:
         return self._run.factor
 
     def estimate(
-        self,
-        num_nodes: int,
-        num_edges: int,
-        num_loops: int | None = None,
-        *,
-        narrow_edges: bool = False,
+        self, *counts: int, num_loops: int | None = None, narrow_edges: bool = False
     ) -> TaskEstimate:
         """Return peak memory, reservation, median run and solo time of one request.
 
-        `num_loops` of the edges are self-loops; None: any number may be. `narrow_edges`: they are
-        staged as int32.
+        `counts` are its nodes and edges, or whatever the model counts. `num_loops` of the edges are
+        self-loops; None: any number may be. `narrow_edges`: they are staged as int32.
         """
         return TaskEstimate(
-            *self.memory(num_nodes, num_edges, num_loops, narrow_edges=narrow_edges),
-            *self.times(num_nodes, num_edges),
+            *self.memory(*counts, num_loops=num_loops, narrow_edges=narrow_edges),
+            *self.times(*counts),
         )
 
     def memory(
-        self,
-        num_nodes: int,
-        num_edges: int,
-        num_loops: int | None = None,
-        *,
-        narrow_edges: bool = False,
+        self, *counts: int, num_loops: int | None = None, narrow_edges: bool = False
     ) -> tuple[Bytes, Bytes]:
         """Return its peak and its reservation, in bytes."""
-        peak = self._peak(num_nodes, num_edges, num_loops)
-        need = self._need(num_nodes, num_edges, num_loops, peak)
-        spared = NARROW_EDGE_SPARES_BYTES * num_edges if narrow_edges else 0
-        reserve = self._with_margin(need - spared) + self.output_bytes(num_nodes, num_edges)
+        peak = self._peak(counts, num_loops)
+        need = self._need(counts, num_loops, peak)
+        spared = NARROW_EDGE_SPARES_BYTES * counts[1] if narrow_edges else 0
+        reserve = self._with_margin(need - spared) + self.output_bytes(*counts)
         return Bytes(peak - spared), align_bytes(reserve)
 
-    def times(self, num_nodes: int, num_edges: int) -> tuple[Nanos, Nanos]:
+    def times(self, *counts: int) -> tuple[Nanos, Nanos]:
         """Return its median run and solo time, in ns."""
-        fitted = self.fitted_ns(num_nodes, num_edges)
+        fitted = self.fitted_ns(*counts)
         run = max(1, ceil(self._run.at(fitted)))
-        solo = ceil(self._solo.at(fitted + self._overhead_ns(num_nodes, num_edges)))
+        solo = ceil(self._solo.at(fitted + self._overhead_ns(counts)))
         return Nanos(run), Nanos(max(run, solo))
 
-    def union(self, sizes: Sequence[tuple[int, int]]) -> TaskEstimate:
-        """Return the estimate of one run over the disjoint union of these (nodes, edges).
+    def union(self, sizes: Sequence[tuple[int, ...]]) -> TaskEstimate:
+        """Return the estimate of one run over the disjoint union of graphs with these counts.
 
         Joining takes time, and what was staged for the requests is held beside the joined copy.
         """
-        num_nodes, num_edges = _summed(sizes)
-        whole = self.estimate(num_nodes, num_edges)
-        staged = self.input_bytes(num_nodes, num_edges) + _PLACES_BYTES * len(sizes)
+        counts = _summed(sizes)
+        whole = self.estimate(*counts)
+        staged = self.input_bytes(*counts) + _PLACES_BYTES * len(sizes)
         joining = self._joining_ns(sizes)
         return TaskEstimate(
             Bytes(whole.peak_bytes + staged),
@@ -193,7 +185,7 @@ class ModelEstimator:
 
     def observe_union(
         self,
-        sizes: Sequence[tuple[int, int]],
+        sizes: Sequence[tuple[int, ...]],
         run_ns: int,
         peak_bytes: int | None = None,
         held_bytes: int | None = None,
@@ -207,44 +199,42 @@ class ModelEstimator:
         """
         if len(sizes) > 1:
             run_ns -= self._joining_ns(sizes)
-        size = _summed(sizes)
-        self.observe_run(*size, run_ns, peak_bytes, held_bytes, beside, num_loops)
+        counts = _summed(sizes)
+        self.observe_run(counts, run_ns, peak_bytes, held_bytes, beside, num_loops)
 
-    def _joining_ns(self, sizes: Sequence[tuple[int, int]]) -> int:
+    def _joining_ns(self, sizes: Sequence[tuple[int, ...]]) -> int:
         copied = self.input_bytes(*_summed(sizes))
         return ceil(_JOIN_NS + _JOIN_NS_PER_REQUEST * len(sizes) + copied * _JOIN_NS_PER_BYTE)
 
-    def fitted_ns(self, num_nodes: int, num_edges: int) -> float:
+    def fitted_ns(self, *counts: int) -> float:
         """Run time as calibrated, before anything was learned since."""
-        return self.calibration.time.at(num_nodes, num_edges)
+        return self.calibration.time.at(*counts)
 
-    def run_ns(self, num_nodes: int, num_edges: int, beside: float = 0.0) -> int:
+    def run_ns(self, *counts: int, beside: float = 0.0) -> int:
         """Return the median run time beside `beside` others, averaged over the run, in ns."""
-        run, _ = self.times(num_nodes, num_edges)
+        run, _ = self.times(*counts)
         return ceil(run * self._slowdown.factor(beside))
 
-    def output_bytes(self, num_nodes: int, num_edges: int) -> int:
-        """Return the most bytes that the answer can take, float32 [rows, C]."""
-        return ceil(self.calibration.memory.output.at(num_nodes, num_edges))
+    def output_bytes(self, *counts: int) -> int:
+        """Return the most bytes that the answer can take."""
+        return ceil(self.calibration.memory.output.at(*counts))
 
-    def input_bytes(self, num_nodes: int, num_edges: int) -> int:
-        """Staged inputs: x, edge_index as int64, and what else the model takes."""
-        return ceil(self.calibration.memory.inputs.at(num_nodes, num_edges))
+    def input_bytes(self, *counts: int) -> int:
+        """Return the bytes of the staged inputs, with edges as int64."""
+        return ceil(self.calibration.memory.inputs.at(*counts))
 
-    def describe(self, num_nodes: int, num_edges: int) -> Breakdown:
+    def describe(self, *counts: int) -> Breakdown:
         """Return the estimate with its parts and bands."""
         memory = self.calibration.memory
-        estimate = self.estimate(num_nodes, num_edges)
-        top = max(
-            memory.activations, key=lambda plane: plane.at(num_nodes, num_edges), default=None
-        )
-        inputs, peak = self.input_bytes(num_nodes, num_edges), estimate.peak_bytes
+        estimate = self.estimate(*counts)
+        top = max(memory.activations, key=lambda plane: plane.at(*counts), default=None)
+        inputs, peak = self.input_bytes(*counts), estimate.peak_bytes
         run_high = ceil(estimate.run_ns * self._high.value)
         return Breakdown(
             input_bytes=inputs,
-            output_bytes=self.output_bytes(num_nodes, num_edges),
+            output_bytes=self.output_bytes(*counts),
             activation_bytes=max(0, peak - inputs),
-            workspace_bytes=self._need(num_nodes, num_edges, None, peak) - peak,
+            workspace_bytes=self._need(counts, None, peak) - peak,
             peak_bytes=peak,
             reserve_bytes=estimate.reserve_bytes,
             peak_where=top.where if top is not None else "",
@@ -257,15 +247,14 @@ class ModelEstimator:
 
     def observe_run(
         self,
-        num_nodes: int,
-        num_edges: int,
+        counts: tuple[int, ...],
         run_ns: int,
         peak_bytes: int | None = None,
         held_bytes: int | None = None,
         beside: float = 0.0,
         num_loops: int | None = None,
     ) -> None:
-        """Learn from a finished run.
+        """Learn from a finished run over one graph.
 
         `peak_bytes` counts what `TaskEstimate.peak_bytes` counts: staged inputs and the tensors of
         the forward pass, its output among them. `held_bytes` is that with what kernels took
@@ -274,9 +263,9 @@ class ModelEstimator:
         """
         if peak_bytes is not None:
             held_bytes = held_bytes or peak_bytes
-            self._observe_peak(num_nodes, num_edges, num_loops, peak_bytes, held_bytes)
+            self._observe_peak(counts, num_loops, peak_bytes, held_bytes)
         run_ns = max(1, run_ns)
-        fitted = self.fitted_ns(num_nodes, num_edges)
+        fitted = self.fitted_ns(*counts)
         ratio = run_ns / self._run.at(fitted)
         if beside == 0:
             self._high.observe(ratio)
@@ -286,36 +275,36 @@ class ModelEstimator:
             self._slowdown.observe(beside, ratio)
             self._run.observe(run_ns, fitted, slowdown)
 
-    def observe_solo(self, num_nodes: int, num_edges: int, solo_ns: int) -> None:
+    def observe_solo(self, counts: tuple[int, ...], solo_ns: int) -> None:
         """Learn from a request that came to an idle server and stayed alone, start to end."""
-        calibrated = self.fitted_ns(num_nodes, num_edges) + self._overhead_ns(num_nodes, num_edges)
+        calibrated = self.fitted_ns(*counts) + self._overhead_ns(counts)
         self._solo.observe(max(1, solo_ns), calibrated)
 
-    def observe_typical(self, num_nodes: int, num_edges: int, run_ns: int, solo_ns: int) -> None:
+    def observe_typical(self, counts: tuple[int, ...], run_ns: int, solo_ns: int) -> None:
         """Learn from what lone requests of one size took, in the middle of several.
 
         They say nothing of how runs scatter.
         """
-        self._run.observe(max(1, run_ns), self.fitted_ns(num_nodes, num_edges))
-        self.observe_solo(num_nodes, num_edges, solo_ns)
+        self._run.observe(max(1, run_ns), self.fitted_ns(*counts))
+        self.observe_solo(counts, solo_ns)
 
-    def _peak(self, num_nodes: int, num_edges: int, num_loops: int | None) -> int:
+    def _peak(self, counts: tuple[int, ...], num_loops: int | None) -> int:
         """Staged inputs and tensors."""
-        peak = _highest(self._planes, num_nodes, num_edges)
+        peak = _highest(self._planes, counts)
         if num_loops is not None and self.counts_loops:
-            others = _highest(self._plain_planes, num_nodes, num_edges - num_loops)
+            others = _highest(self._plain_planes, (counts[0], counts[1] - num_loops))
             peak = min(peak, others + self._loop * num_loops)
         curve = self.calibration.memory.curve
         if curve is not None:
-            staged = self.calibration.memory.inputs.at(num_nodes, num_edges)
-            peak = max(peak, staged + curve.at(num_nodes, num_edges))
+            staged = self.calibration.memory.inputs.at(*counts)
+            peak = max(peak, staged + curve.at(*counts))
         return ceil(peak * self.memory_scale) + self.memory_added_bytes
 
-    def _need(self, num_nodes: int, num_edges: int, num_loops: int | None, peak: int) -> int:
+    def _need(self, counts: tuple[int, ...], num_loops: int | None, peak: int) -> int:
         """Return the need with what kernels take besides."""
-        held = _highest(self._held, num_nodes, num_edges)
+        held = _highest(self._held, counts)
         if num_loops is not None and self.counts_loops:
-            others = _highest(self._plain_held, num_nodes, num_edges - num_loops)
+            others = _highest(self._plain_held, (counts[0], counts[1] - num_loops))
             held = min(held, others + self._loop_held * num_loops)
         return max(peak, ceil(held * self.memory_scale) + self.memory_added_bytes)
 
@@ -324,14 +313,13 @@ class ModelEstimator:
 
     def _observe_peak(
         self,
-        num_nodes: int,
-        num_edges: int,
+        counts: tuple[int, ...],
         num_loops: int | None,
         peak_bytes: int,
         held_bytes: int,
     ) -> None:
-        peak = self._peak(num_nodes, num_edges, num_loops)
-        need = self._need(num_nodes, num_edges, num_loops, peak)
+        peak = self._peak(counts, num_loops)
+        need = self._need(counts, num_loops, peak)
         # The answer's place, reserved besides, is not the run's to use.
         if peak_bytes <= self._with_margin(peak) and held_bytes <= self._with_margin(need):
             return
@@ -343,30 +331,31 @@ class ModelEstimator:
         else:
             self.memory_added_bytes += max(peak_bytes - peak, held_bytes - need)
 
-    def _overhead_ns(self, num_nodes: int, num_edges: int) -> float:
-        return self.overhead.at(self.calibration.memory.inputs.at(num_nodes, num_edges))
+    def _overhead_ns(self, counts: tuple[int, ...]) -> float:
+        return self.overhead.at(self.calibration.memory.inputs.at(*counts))
 
 
-def _summed(sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """Return the sums of nodes and of edges."""
-    return sum(nodes for nodes, _ in sizes), sum(edges for _, edges in sizes)
+def _summed(sizes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the sum of each count."""
+    return sizes[0] if len(sizes) == 1 else tuple(map(sum, zip(*sizes, strict=True)))
 
 
-def _raised(planes: Sequence[Linear], by: Linear) -> tuple[tuple[float, float, float], ...]:
-    """Return (nodes, edges, constant) of each plane plus `by`; of `by` alone without planes."""
-    none = Linear(0.0, 0.0, 0.0)
-    return tuple(
-        (p.nodes + by.nodes, p.edges + by.edges, p.constant + by.constant) for p in planes or [none]
-    )
+def _raised(planes: Sequence[Linear], by: Linear) -> tuple[tuple[float, ...], ...]:
+    """Return constant and coefficients of each plane plus `by`; of `by` alone without planes."""
+    none = Linear((0.0,) * len(by.per), 0.0)
+    return tuple((p.constant + by.constant, *map(add, p.per, by.per)) for p in planes or [none])
 
 
-def _highest(
-    planes: tuple[tuple[float, float, float], ...], num_nodes: int, num_edges: int
-) -> float:
+def _highest(planes: tuple[tuple[float, ...], ...], counts: tuple[int, ...]) -> float:
     """Return the largest value of any of them, at least 0."""
     highest = 0.0
-    for nodes, edges, constant in planes:
-        value = nodes * num_nodes + edges * num_edges + constant
-        if value > highest:
-            highest = value
+    if len(counts) == 2:
+        num_nodes, num_edges = counts
+        for constant, nodes, edges in planes:
+            value = nodes * num_nodes + edges * num_edges + constant
+            if value > highest:
+                highest = value
+        return highest
+    for constant, *per in planes:
+        highest = max(highest, constant + sum(map(mul, per, counts)))
     return highest

@@ -1,9 +1,10 @@
 """Peak memory as a convex function of graph size, read off traced forward passes.
 
-Live bytes at each moment of a forward pass are linear in (N, E, 1), so the peak is the largest
-of a few planes: max_i (a_i · N + b_i · E + c_i). Passes over graphs of different size go through
-the same moments; lined up, each moment gives one plane by least squares, and only planes that
-are highest somewhere are kept.
+Live bytes at each moment of a forward pass are linear in the counts of nodes N and edges E, so the
+peak is the largest of a few planes: max_i (a_i · N + b_i · E + c_i). A model that declares its
+inputs may count more than two things; the planes then have a coefficient for each. Passes over
+graphs of different size go through the same moments; lined up, each moment gives one plane by least
+squares, and only planes that are highest somewhere are kept.
 
 A pass may take another branch on some graphs, and then has other moments: each branch that was
 seen often enough is fitted by itself. What cannot be explained so is reported, not hidden.
@@ -16,7 +17,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from serve.estimate.calibration import Curve, Linear
+from serve.estimate.calibration import Curve, Linear, pairs
 from serve.estimate.solve import Floats, nonnegative
 
 #: Allocators round sizes up by a constant; this much per pass is not a deviation.
@@ -31,8 +32,8 @@ _CURVE_MARGIN = 1.1
 class MemoryTrace:
     """Allocations (positive) and frees (negative) of one forward pass, in bytes, in order."""
 
-    num_nodes: int
-    num_edges: int
+    #: Of nodes and edges, or of whatever the model counts.
+    counts: tuple[int, ...]
     sizes: tuple[int, ...]
     #: Layer and operation running at each.
     labels: tuple[str, ...]
@@ -57,15 +58,15 @@ def fit_planes(traces: Sequence[MemoryTrace]) -> tuple[tuple[Linear, ...], str]:
     problem = ""
     for members in branches.values():
         sizes = _sizes(members)
-        if len(members) < 4 or np.linalg.matrix_rank(sizes) < 3:
+        if len(members) <= sizes.shape[1] or np.linalg.matrix_rank(sizes) < sizes.shape[1]:
             continue
         fitted, linear = _fit_branch(members, sizes)
         planes += fitted
         if not linear:
-            problem = "live bytes are not linear in nodes and edges"
+            problem = "live bytes are not linear in the graph's size"
     hull = upper_hull(planes)
     for trace in traces:
-        if trace.peak_bytes > _allowed(peak_at(hull, trace.num_nodes, trace.num_edges)):
+        if trace.peak_bytes > _allowed(peak_at(hull, *trace.counts)):
             problem = problem or "the order of allocations changes from graph to graph"
     return hull, problem
 
@@ -83,28 +84,28 @@ def _fit_branch(members: Sequence[MemoryTrace], sizes: Floats) -> tuple[list[Lin
     # Coefficients are whole bytes but for rounding in the allocator; take them if they explain
     # the measurements as well.
     whole = planes.copy()
-    whole[:2] = np.rint(whole[:2])
-    whole[2] = (live - sizes[:, :2] @ whole[:2]).max(axis=0, initial=-math.inf)
+    whole[:-1] = np.rint(whole[:-1])
+    whole[-1] = (live - sizes[:, :-1] @ whole[:-1]).max(axis=0, initial=-math.inf)
     fits = (np.abs(live - sizes @ whole) <= slack).all(axis=0)
     planes = np.where(fits, whole, planes)
     # Fewer bytes for a larger graph cannot be relied on.
-    planes[:2] = planes[:2].clip(min=0.0)
+    planes[:-1] = planes[:-1].clip(min=0.0)
     residual = live - sizes @ planes
-    planes[2] += residual.max(axis=0, initial=-math.inf)
+    planes[-1] += residual.max(axis=0, initial=-math.inf)
     # Only moments that matter somewhere can make the model nonlinear.
     matter = (live >= 0.5 * live.max(axis=1, keepdims=True)).any(axis=0)
     linear = bool((residual.max(axis=0) - residual.min(axis=0) <= 2 * slack.min())[matter].all())
     labels = members[0].labels
     return [
-        Linear(float(a), float(b), float(c), labels[moment])
-        for moment, (a, b, c) in zip(moments, planes.T, strict=True)
+        Linear(tuple(map(float, per)), float(constant), labels[moment])
+        for moment, (*per, constant) in zip(moments, planes.T, strict=True)
     ], linear
 
 
 def upper_hull(planes: Iterable[Linear]) -> tuple[Linear, ...]:
-    """Return the planes that are highest for some N, E >= 0; others never decide a maximum."""
+    """Return the planes that are highest for some counts >= 0; others never decide a maximum."""
     # The label decides which of equals stays: the same every time.
-    kept = sorted(set(planes), key=lambda p: (-p.edges, -p.nodes, -p.constant, p.where))
+    kept = sorted(set(planes), key=lambda p: ([-a for a in p.per[::-1]], -p.constant, p.where))
     for plane in tuple(kept):
         others = [other for other in kept if other is not plane]
         if others and not _rises_above(plane, others):
@@ -113,37 +114,28 @@ def upper_hull(planes: Iterable[Linear]) -> tuple[Linear, ...]:
 
 
 def _rises_above(plane: Linear, others: Sequence[Linear]) -> bool:
-    """Return True when `plane` is above all `others` for some direction (N, E, 1).
+    """Return True when `plane` is above all `others` for some counts >= 0.
 
-    Cuts the triangle down, one other after the next, to where the plane is higher.
+    It is nowhere when a mean of the others, with some weights, is at least as high in every
+    coefficient (Farkas): a system of equations with nonnegative unknowns, the weights and how much
+    the mean lies above.
     """
-    corners = [(1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)]
-    for other in others:
-        by = (plane.nodes - other.nodes, plane.edges - other.edges, plane.constant - other.constant)
-        heights = [sum(d * c for d, c in zip(by, corner, strict=True)) for corner in corners]
-        if max(heights) <= 1e-9 * (1.0 + abs(plane.nodes) + abs(plane.edges)):
-            return False
-        cut: list[tuple[float, float, float]] = []
-        for i, (corner, height) in enumerate(zip(corners, heights, strict=True)):
-            after, rise = corners[i - 1], heights[i - 1]
-            if (height > 0) != (rise > 0):
-                share = height / (height - rise)
-                cut.append(
-                    (
-                        corner[0] + share * (after[0] - corner[0]),
-                        corner[1] + share * (after[1] - corner[1]),
-                        corner[2] + share * (after[2] - corner[2]),
-                    )
-                )
-            if height > 0:
-                cut.append(corner)
-        corners = cut
-    return True
+    own = np.array([*plane.per, plane.constant])
+    columns = np.array([(*other.per, other.constant) for other in others]).T
+    if (columns >= own[:, None]).all(axis=0).any():
+        return False
+    scale = np.maximum(np.abs(columns).max(axis=1), 1e-12)
+    above = -np.eye(len(own))
+    weights = np.concatenate([np.ones(len(others)), np.zeros(len(own))])
+    system = np.concatenate([np.hstack([columns / scale[:, None], above]), weights[None]])
+    wanted = np.append(own / scale, 1.0)
+    missed = system @ nonnegative(system, wanted) - wanted
+    return bool(np.abs(missed).max() > 1e-9)
 
 
-def peak_at(planes: Sequence[Linear], num_nodes: int, num_edges: int) -> float:
+def peak_at(planes: Sequence[Linear], *counts: int) -> float:
     """Return the value of the highest plane, 0 when there are none."""
-    return max((plane.at(num_nodes, num_edges) for plane in planes), default=0.0)
+    return max((plane.at(*counts) for plane in planes), default=0.0)
 
 
 def covers(estimate_bytes: float, measured_bytes: int) -> bool:
@@ -155,18 +147,37 @@ def _allowed(estimate_bytes: float) -> float:
     return estimate_bytes + max(SLACK_BYTES, SLACK_SHARE * estimate_bytes)
 
 
-def fit_curve(peaks: Sequence[tuple[int, int, int]]) -> Curve:
-    """Fit a quadratic to (nodes, edges, peak bytes), at least 10 % above each of them."""
-    n, e, peak = np.array(peaks, dtype=np.float64).T
-    terms = np.stack([np.ones_like(n), n, e, n * n, n * e, e * e], axis=1)
+def fit_curve(peaks: Sequence[tuple[int, ...]]) -> Curve:
+    """Fit a quadratic to (counts …, peak bytes), at least 10 % above each of them."""
+    *counts, peak = np.array(peaks, dtype=np.float64).T
+    terms = np.stack([np.ones_like(peak), *counts, *pairs(counts)], axis=1)
     weight = 1.0 / np.maximum(peak, 1.0)
     found = nonnegative(terms * weight[:, None], np.ones_like(peak))
     raise_by = _CURVE_MARGIN * float((peak / np.maximum(terms @ found, 1.0)).max())
-    return Curve(*(float(value) * raise_by for value in found))
+    constant, *rest = (float(value) * raise_by for value in found)
+    return Curve(constant, tuple(rest[: len(counts)]), tuple(rest[len(counts) :]))
 
 
-def fit_held(samples: Sequence[tuple[int, int, int]]) -> tuple[Linear, ...]:
-    """Planes through the origin on or above measured (nodes, edges, bytes held at the peak).
+def fit_held(samples: Sequence[tuple[int, ...]]) -> tuple[Linear, ...]:
+    """Planes through the origin on or above measured (counts …, bytes held at the peak)."""
+    if samples and len(samples[0]) != 3:
+        return _fit_held_plane(samples)
+    return _fit_held_edges([(n, e, held) for n, e, held in samples])
+
+
+def _fit_held_plane(samples: Sequence[tuple[int, ...]]) -> tuple[Linear, ...]:
+    """Fit one plane on or above all samples, close to them where many things are counted."""
+    *counts, held = np.array(samples, dtype=np.float64).T
+    columns = np.stack(counts, axis=1)
+    weight = 1.0 / np.maximum(held, 1.0)
+    found = nonnegative(columns * weight[:, None], np.ones_like(held))
+    fitted = columns @ found
+    raise_by = max(1.0, float((held / np.maximum(fitted, 1e-9))[fitted > 0].max(initial=1.0)))
+    return (Linear(tuple(float(value) * raise_by for value in found), 0.0),)
+
+
+def _fit_held_edges(samples: Sequence[tuple[int, int, int]]) -> tuple[Linear, ...]:
+    """Fit planes to what is held for numbers of nodes and edges.
 
     As the largest of several linear functions, what is held is convex. So between two samples it
     lies below the plane through both, whatever moments make it up, and the highest of the planes
@@ -186,9 +197,9 @@ def fit_held(samples: Sequence[tuple[int, int, int]]) -> tuple[Linear, ...]:
         nodes, edges = max(nodes, 0.0), max(edges, 0.0)
         fitted = nodes * n + edges * e, nodes * m + edges * f
         raise_by = max([1.0, *(a / b for a, b in zip((held, more), fitted, strict=True) if b > 0)])
-        planes.append(Linear(nodes * raise_by, edges * raise_by, 0.0))
+        planes.append(Linear((nodes * raise_by, edges * raise_by), 0.0))
     return upper_hull(planes)
 
 
 def _sizes(traces: Sequence[MemoryTrace]) -> Floats:
-    return np.array([(t.num_nodes, t.num_edges, 1) for t in traces], dtype=np.float64)
+    return np.array([(*t.counts, 1) for t in traces], dtype=np.float64)

@@ -1,10 +1,11 @@
-"""Run time as a function of graph size: constant + nodes(N) + edges(E), each piecewise linear.
+"""Run time as a function of graph size: a constant and, for each count, a piecewise linear ramp.
 
 Small graphs are all overhead, large ones fall out of the caches, so the cost of one more edge
 is not the same everywhere; it is never negative, though, which keeps the fit monotone. Relative
 errors count, and single disturbed measurements must not: weights 1 ÷ time, then reweighting.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,8 +24,8 @@ _FOLDS = 5
 class Timed:
     """Measured forward passes over one graph."""
 
-    num_nodes: int
-    num_edges: int
+    #: Of nodes and edges, or of whatever the model counts.
+    counts: tuple[int, ...]
     runs_ns: tuple[int, ...]
 
     @property
@@ -35,43 +36,42 @@ class Timed:
 
 def fit_time(samples: Sequence[Timed]) -> TimeFit:
     """Fit at least four samples; the number of pieces is the one that predicts best."""
-    n = np.array([s.num_nodes for s in samples], dtype=np.float64)
-    e = np.array([s.num_edges for s in samples], dtype=np.float64)
+    sizes = np.array([s.counts for s in samples], dtype=np.float64).T
     t = np.array([s.median_ns for s in samples], dtype=np.float64)
     # Folds go through sizes in order, so that each holds out small, middle and large graphs.
     fold = np.empty(len(t), dtype=np.int64)
-    fold[np.argsort(n + e, kind="stable")] = np.arange(len(t)) % _FOLDS
+    fold[np.argsort(sizes.sum(axis=0), kind="stable")] = np.arange(len(t)) % _FOLDS
     best: tuple[float, int, Floats] | None = None
     for pieces in (1, 2, 3, 4, 5, 6):
-        if 2 * pieces + 1 > len(t) * (1 - 1 / _FOLDS):
+        if len(sizes) * pieces + 1 > len(t) * (1 - 1 / _FOLDS):
             break
         error = np.empty_like(t)
-        starts = _starts(n, pieces), _starts(e, pieces)
+        columns = _columns(sizes, [_starts(of_one, pieces) for of_one in sizes])
         for k in range(_FOLDS):
             out = fold == k
-            weights = _solve(_columns(n, e, *starts)[~out], t[~out])
-            error[out] = np.abs(_columns(n, e, *starts)[out] @ weights / t[out] - 1)
+            weights = _solve(columns[~out], t[~out])
+            error[out] = np.abs(columns[out] @ weights / t[out] - 1)
         score = float(np.median(error) + 0.3 * np.quantile(error, 0.95))
         if best is None or score < best[0]:
             best = score, pieces, error
     if best is None:
-        raise ValueError(f"a time model needs at least 4 samples, got {len(samples)}")
+        least = math.ceil((len(sizes) + 1) / (1 - 1 / _FOLDS))
+        raise ValueError(f"a time model needs at least {least} samples, got {len(samples)}")
     _, pieces, error = best
-    node_starts, edge_starts = _starts(n, pieces), _starts(e, pieces)
-    columns = _columns(n, e, node_starts, edge_starts)
+    starts = [_starts(of_one, pieces) for of_one in sizes]
+    columns = _columns(sizes, starts)
     weights = _solve(columns, t)
     fitted = columns @ weights
     runs = np.concatenate([np.array(s.runs_ns) / f for s, f in zip(samples, fitted, strict=True)])
+    slopes = np.split(weights[1:], np.cumsum([len(each) for each in starts])[:-1])
     return TimeFit(
         constant_ns=float(weights[0]),
-        nodes=_ramp(node_starts, weights[1 : 1 + len(node_starts)]),
-        edges=_ramp(edge_starts, weights[1 + len(node_starts) :]),
+        ramps=tuple(map(_ramp, starts, slopes)),
         high_ratio=max(1.0, float(np.quantile(runs, 0.95))),
         error_median=float(np.median(error)),
         error_p95=float(np.quantile(error, 0.95)),
         samples=len(samples),
-        largest_nodes=int(n.max()),
-        largest_edges=int(e.max()),
+        largest=tuple(int(of_one.max()) for of_one in sizes),
     )
 
 
@@ -97,12 +97,15 @@ def _starts(sizes: Floats, pieces: int) -> Floats:
     return np.concatenate([[0.0], np.unique(np.rint(bends))])
 
 
-def _columns(n: Floats, e: Floats, node_starts: Floats, edge_starts: Floats) -> Floats:
-    """Return a column for the constant and one per piece: the part of the size that lies in it."""
-    columns = [np.ones_like(n)]
-    for sizes, starts in ((n, node_starts), (e, edge_starts)):
-        widths = np.append(np.diff(starts), np.inf)
-        columns += [np.clip(sizes - a, 0.0, w) for a, w in zip(starts, widths, strict=True)]
+def _columns(sizes: Floats, starts: Sequence[Floats]) -> Floats:
+    """Return a column for the constant and one per piece: the part of the size that lies in it.
+
+    `sizes` holds a row for each count.
+    """
+    columns = [np.ones(sizes.shape[1])]
+    for of_one, own in zip(sizes, starts, strict=True):
+        widths = np.append(np.diff(own), np.inf)
+        columns += [np.clip(of_one - a, 0.0, w) for a, w in zip(own, widths, strict=True)]
     return np.stack(columns, axis=1)
 
 

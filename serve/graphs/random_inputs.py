@@ -1,12 +1,19 @@
 """Random input tensors of a request; for measuring a model and for load on a server."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serve.inputs import INPUTS, Input, Size
+from serve.interface import InputSlot, Interface, is_float
+
+#: Makes int64 [2, links] between so many sources and targets; of the same things when the last
+#: argument is True.
+Links = Callable[[int, int, int, bool], NDArray[np.int64]]
+#: Makes int64 [things], the graph that each of so many things is in.
+Graphs = Callable[[int], NDArray[np.int64]]
 
 
 def random_inputs(
@@ -37,3 +44,44 @@ def random_inputs(
         return draw(each.shape_of(sizes), dtype=np.float32)
 
     return {name: made(each) for name, each in INPUTS.items() if name in wanted}
+
+
+def declared_inputs(
+    interface: Interface,
+    counts: Iterable[int],
+    rng: np.random.Generator,
+    *,
+    links: Links | None = None,
+    graphs: Graphs | None = None,
+) -> dict[str, NDArray[Any]]:
+    """Make all inputs that a model declares, for a request with these counts.
+
+    Values are uniform in the declared ranges, [0, 1) for floats without one; links are uniform, and
+    everything is in one graph, unless `links` and `graphs` say otherwise.
+    """
+    sizes = interface.sizes(tuple(counts))
+
+    def made(slot: InputSlot) -> NDArray[Any]:
+        shape = slot.shape_for(sizes)
+        found: NDArray[Any]
+        if slot.index and slot.index[0] in interface.graphs:
+            found = np.zeros(shape, np.int64) if graphs is None else graphs(shape[0])
+        elif slot.is_links and links is not None:
+            source, target = slot.row_bounds
+            found = links(sizes[source], sizes[target], shape[1], source == target)
+        elif slot.index:
+            bounds = np.array([sizes[symbol] for symbol in slot.row_bounds])
+            if len(bounds) > 1:
+                bounds = bounds.reshape(-1, *(1,) * (len(shape) - 1))
+            found = rng.integers(0, bounds, shape) if 0 not in shape else np.zeros(shape)
+        elif slot.datatype == "BOOL":
+            found = rng.random(shape) < 0.5
+        elif is_float(slot.datatype):
+            low, high = slot.bounds
+            found = low + (high - low) * rng.random(shape)
+        else:
+            low, high = slot.bounds
+            found = rng.integers(int(low), int(high), shape)
+        return found.astype(slot.dtype)
+
+    return {slot.name: made(slot) for slot in interface.inputs}

@@ -25,7 +25,7 @@ class TensorRef(msgspec.Struct, frozen=True, array_like=True):
     """A tensor in the shared pool, row-major, 64-byte aligned."""
 
     name: str
-    #: dtype name: `float32`, `int64`, or `int32` for edges.
+    #: dtype name in numpy and torch.
     dtype: str
     shape: tuple[int, ...]
     offset_bytes: int
@@ -134,6 +134,8 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     output_capacity_bytes: int
     #: None when `x` is among the inputs.
     gather: GatherRef | None = None
+    #: Places of the outputs that the model declares, which then hold all of the output.
+    outputs: tuple[TensorRef, ...] = ()
 
 
 class RunTask(Message, frozen=True, tag=True, array_like=True):
@@ -220,7 +222,7 @@ class TaskDone(Message, frozen=True, tag=True, array_like=True):
     """The run has ended, and its outputs are in the pool."""
 
     task_id: int
-    #: Output rows of each part.
+    #: Output rows of each part; 0 rows and columns where outputs have places of their own.
     rows: tuple[Count, ...]
     columns: Count
     run_ns: Count

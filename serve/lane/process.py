@@ -35,6 +35,10 @@ def enter(setup: LaneSetup, pool_file: PassedFile) -> mmap.mmap:
     if setup.cores:
         os.sched_setaffinity(0, setup.cores)
     torch.set_num_threads(setup.threads)
+    # It compiles a kernel for every new shape and keeps it. That memory is no request's, so a small
+    # request would pass its limit, and the library does not survive an allocation that fails.
+    mkldnn: Any = torch.backends.mkldnn
+    mkldnn.set_flags(False)
     pool_fd = pool_file.detach()
     pool = map_pool(pool_fd, setup.pool_capacity_bytes)
     os.close(pool_fd)

@@ -4,6 +4,9 @@ import gc
 import mmap
 import signal
 import socket
+from collections.abc import Callable
+
+import torch
 
 from serve.ipc.messages import (
     LaneHolds,
@@ -28,7 +31,14 @@ from serve.lane.models.union import run_union
 from serve.lane.place import HeldModel
 from serve.lane.process import enter, leave
 from serve.lane.process_heap import ProcessHeap
-from serve.lane.task import PoolTensors, check_shapes, expected_shapes, failed, stopped
+from serve.lane.task import (
+    PoolTensors,
+    check_shapes,
+    expected_shapes,
+    failed,
+    run_declared,
+    stopped,
+)
 from serve.lane.warm_up import warm_up
 from serve.models.model_signature import Signature
 from serve.models.repository import ModelSpec
@@ -92,13 +102,10 @@ class ProcessorPlace:
         try:
             self._stop_word.begin(task.task_id)
             graphs = self._tensors.inputs(task)
-            expected = expected_shapes(task, graphs, model)
-            outputs = run_union(model.loaded, graphs, model.signature.rows)
-            check_shapes(model, outputs, expected)
+            rows, columns, store = self._forward(task, graphs, model)
             if meter is not None:
                 peak, held = meter.peak_bytes() - base_bytes, meter.held_peak_bytes()
-            for output, part in zip(outputs, task.parts, strict=True):
-                self._tensors.store(output, part, lambda output, place: place.copy_(output))
+            store()
         except Stopped:
             raise
         except BaseException as error:
@@ -111,8 +118,33 @@ class ProcessorPlace:
             if meter is not None:
                 meter.clear()
         run_ns = clock.now_ns() - started_ns
-        rows = tuple(output.shape[0] for output in outputs)
-        return TaskDone(task.task_id, rows, outputs[0].shape[1], run_ns, peak, held)
+        return TaskDone(task.task_id, rows, columns, run_ns, peak, held)
+
+    def _forward(
+        self, task: RunTask, graphs: list[dict[str, torch.Tensor]], model: HeldModel
+    ) -> tuple[tuple[int, ...], int, Callable[[], None]]:
+        """Run the model; returns what ``TaskDone`` tells of its outputs and how to store them."""
+
+        def copy(output: torch.Tensor, place: torch.Tensor) -> object:
+            return place.copy_(output)
+
+        if model.loaded.declared is not None:
+            found = run_declared(task, graphs, model)
+
+            def store_declared() -> None:
+                for outputs, part in zip(found, task.parts, strict=True):
+                    self._tensors.store_declared(outputs, part, copy)
+
+            return (0,) * len(found), 0, store_declared
+        expected = expected_shapes(task, graphs, model)
+        outputs = run_union(model.loaded, graphs, model.signature.rows)
+        check_shapes(model, outputs, expected)
+
+        def store() -> None:
+            for output, part in zip(outputs, task.parts, strict=True):
+                self._tensors.store(output, part, copy)
+
+        return tuple(output.shape[0] for output in outputs), outputs[0].shape[1], store
 
     def expect(self, need_bytes: int) -> None:
         """See ``Place``."""

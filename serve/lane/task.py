@@ -9,14 +9,15 @@ import torch
 
 from serve.core.types import FailReason
 from serve.errors import ModelError, ServeError
+from serve.interface import DTYPES
 from serve.ipc.messages import Part, RunTask, TaskError, TensorRef
 from serve.lane.error_text import told, traced
-from serve.lane.models.union import rows_wanted
+from serve.lane.models.union import rows_wanted, run_parts
 from serve.lane.place import HeldModel
 
 _log = logging.getLogger(__name__)
 
-_TORCH_DTYPES = {"float32": torch.float32, "int64": torch.int64, "int32": torch.int32}
+_TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES.values()}
 
 #: Copies an output to the tensor that the client reads.
 Copy = Callable[[torch.Tensor, torch.Tensor], object]
@@ -52,6 +53,30 @@ class PoolTensors:
         if size_bytes:
             place = TensorRef("output", "float32", tuple(output.shape), part.output_offset_bytes)
             copy(output, self.of(place))
+
+    def store_declared(self, outputs: Sequence[torch.Tensor], part: Part, copy: Copy) -> None:
+        """Copy a part's declared outputs, which have the expected shapes, to their places."""
+        for output, ref in zip(outputs, part.outputs, strict=True):
+            if output.numel():
+                copy(output, self.of(ref))
+
+
+def run_declared(
+    task: RunTask, graphs: Sequence[dict[str, torch.Tensor]], model: HeldModel
+) -> tuple[tuple[torch.Tensor, ...], ...]:
+    """Run a model that declares its outputs; returns those of each part.
+
+    Raises ModelError unless they have the shapes of their places.
+    """
+    outputs = run_parts(model.loaded, graphs, model.signature.rows)
+    for found, part in zip(outputs, task.parts, strict=True):
+        for output, ref in zip(found, part.outputs, strict=True):
+            if tuple(output.shape) != ref.shape:
+                raise ModelError(
+                    f"model {model.loaded.spec.key}: output '{ref.name}' has shape"
+                    f" {list(output.shape)}; it must have {list(ref.shape)}"
+                )
+    return outputs
 
 
 def expected_shapes(

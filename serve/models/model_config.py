@@ -11,6 +11,7 @@ from msgspec import Meta
 from serve.errors import ConfigError
 from serve.files import open_regular
 from serve.inputs import InputName
+from serve.models.declaration import InputSection, OutputSection, interface_of
 from serve.toml_tables import Section, decode_table, read_toml
 
 CONFIG_FILE = "config.toml"
@@ -34,6 +35,9 @@ class ModelSection(Section, frozen=True):
     args: dict[str, Any] = msgspec.field(default_factory=dict)
     #: Names of the tensors passed to forward, by position.
     inputs: tuple[InputName, ...] | None = None
+    #: Instead of `inputs`: everything that forward takes and returns.
+    input: tuple[InputSection, ...] = ()
+    output: tuple[OutputSection, ...] = ()
     #: Columns of `x`; None to find it by probing.
     num_features: Dimension | None = None
     #: One line for people.
@@ -78,6 +82,12 @@ def read_settings(folder: Path) -> ModelConfig:
         )
     if inputs is not None and ("x" not in inputs or len(set(inputs)) != len(inputs)):
         raise ConfigError(f"{path}: inputs: {list(inputs)} must hold 'x', and no name twice")
+    if model.input or model.output:
+        if inputs is not None:
+            raise ConfigError(f"{path}: inputs and model.input are both given; keep one")
+        if model.num_features is not None:
+            raise ConfigError(f"{path}: model.num_features: model.input tells all shapes")
+        interface_of(model.input, model.output, str(path))
     if not _MODULE_FACTORY.fullmatch(model.factory) and not _FILE_FACTORY.fullmatch(model.factory):
         raise ConfigError(
             f"{path}: model.factory: {model.factory!r} is neither 'package.module:callable'"

@@ -14,8 +14,12 @@ def compiler() -> str:
     return os.environ.get("CXX", "g++")
 
 
+#: What a row of the output belongs to; a model that declares its outputs says so by their shapes.
+Rows = Literal["node", "graph", "declared"]
+
+
 class Signature(msgspec.Struct, frozen=True, kw_only=True):
-    """Shapes and behaviour of a model, as probed."""
+    """Shapes and behaviour of a model, as probed; shapes are 0 where the model declares them."""
 
     #: Columns of `x`.
     num_features: int
@@ -24,7 +28,7 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
     #: Columns of the output, C.
     num_outputs: int
     #: One output row per node, or per graph of the batch.
-    rows: Literal["node", "graph"]
+    rows: Rows
     #: True when a graph of 0 nodes gives an output of 0 rows; otherwise the model raises.
     accepts_empty: bool
     #: True when a graph of nodes without edges runs.

@@ -20,6 +20,8 @@ import msgspec
 
 from serve.errors import ConfigError, UnknownName
 from serve.files import open_regular, printable
+from serve.interface import Interface
+from serve.models.declaration import interface_of
 from serve.models.model_config import CONFIG_FILE, ModelConfig, read_settings
 from serve.models.weights_file import check_weights
 
@@ -45,6 +47,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     args: dict[str, Any]
     #: Names of the tensors passed to forward, by position.
     inputs: tuple[str, ...]
+    #: What forward takes and returns, if the model declares that; None for the short form.
+    interface: Interface | None = None
     #: None for the server's default.
     qos_factor: float | None
     #: Absolute path of the safetensors file, and its size.
@@ -228,13 +232,19 @@ def _read_version(folder: Path, version: int, config: ModelConfig) -> ModelSpec 
     model = config.model
     try:
         check_weights(weights)
+        interface = None
+        if model.input:
+            interface = interface_of(model.input, model.output, str(folder / CONFIG_FILE))
         spec = ModelSpec(
             name=folder.name,
             version=version,
             folder=str(folder.resolve()),
             factory=model.factory,
             args=model.args,
-            inputs=model.inputs or config.inputs or ("x", "edge_index"),
+            inputs=tuple(slot.name for slot in interface.inputs)
+            if interface is not None
+            else model.inputs or config.inputs or ("x", "edge_index"),
+            interface=interface,
             qos_factor=config.qos.factor,
             weights=str(weights.resolve()),
             weights_bytes=weights.stat().st_size,

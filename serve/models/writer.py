@@ -24,12 +24,14 @@ def write_model(
     factory: str,
     args: Mapping[str, bool | int | float | str],
     inputs: tuple[str, ...] = ("x", "edge_index"),
+    declaration: str = "",
     version: int = 1,
     description: str = "",
 ) -> Path:
     """Save `module` as version `version` of model `name` under `root`; return its folder.
 
-    `factory` and `args` must rebuild the module. An existing version is replaced; processes that
+    `factory` and `args` must rebuild the module. `declaration` is `[[model.input]]` and
+    `[[model.output]]` as TOML, instead of `inputs`. An existing version is replaced; processes that
     mapped it keep the old weights.
     """
     folder = root / name
@@ -37,19 +39,30 @@ def write_model(
         [
             "[model]",
             f"factory = {json.dumps(factory)}",
-            f"inputs = {json.dumps(inputs)}",
+            *([] if declaration else [f"inputs = {json.dumps(inputs)}"]),
             f"description = {json.dumps(description, ensure_ascii=False)}",
             "",
             "[model.args]",
             *(f"{key} = {json.dumps(value)}" for key, value in args.items()),
             "",
+            declaration,
         ]
     )
     (folder / str(version)).mkdir(parents=True, exist_ok=True)
-    _replace(folder / str(version) / WEIGHTS_FILE, save(module.state_dict()))
+    _replace(folder / str(version) / WEIGHTS_FILE, save(_state(module)))
     # The config comes last: a folder without it is not a model yet.
     _replace(folder / CONFIG_FILE, config.encode())
     return folder
+
+
+def _state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return the module's state, with a copy for each name of a tensor that has several."""
+    seen: set[int] = set()
+    state = {}
+    for name, tensor in module.state_dict().items():
+        state[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
+        seen.add(tensor.data_ptr())
+    return state
 
 
 def _replace(path: Path, data: bytes) -> None:

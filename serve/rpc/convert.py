@@ -6,7 +6,7 @@ place of the output, and ``decode_call`` puts both together.
 
 from serve.errors import InvalidInput
 from serve.rpc.parameters import MAX_TEXT, decode_parameters
-from serve.rpc.tensors import OUTPUT, decode_tensors, output_place
+from serve.rpc.tensors import decode_tensors, output_place
 from serve.server.api import InferCall, InferResult, ModelInfo
 from serve.server.regions import RegionPart, Regions
 from serve.wire.messages import ParameterValue, Places, WireRequest, array_bytes, encode_response
@@ -47,21 +47,23 @@ def decode_call(
         arrived_ns=arrived_ns,
         client_id=request.request_id,
         output_place=output_place(request.outputs, tensors, model, regions),
+        wanted=tuple(output.name for output in request.outputs),
         **parameters._asdict(),
     )
 
 
 def encode_answer(request_id: str, result: InferResult, place: RegionPart | None = None) -> bytes:
-    """Serialize the response: the output in raw form, the QoS facts as parameters.
+    """Serialize the response: the outputs in raw form, the QoS facts as parameters.
 
-    With a `place`, the output is written there and its raw form is left empty. Raises InvalidInput
-    when it does not fit.
+    With a `place`, the only output is written there and its raw form is left empty. Raises
+    InvalidInput when it does not fit.
     """
-    record, output = result.record, result.output
+    record, outputs = result.record, result.outputs
     places = None
     if place is not None:
+        ((name, output),) = outputs.items()
         place.write(array_bytes(output))
-        places = Places(place.region.name, {OUTPUT: place.start_bytes}, place.start_bytes)
+        places = Places(place.region.name, {name: place.start_bytes}, place.start_bytes)
     facts: dict[str, ParameterValue | None] = {
         "request_uid": record.request_uid,
         "queue_us": record.queue_ns // 1000,
@@ -90,7 +92,7 @@ def encode_answer(request_id: str, result: InferResult, place: RegionPart | None
         }
     return encode_response(
         record.model,
-        {OUTPUT: output},
+        outputs,
         version=record.version,
         request_id=request_id or record.request_uid,
         parameters=facts,

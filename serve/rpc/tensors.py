@@ -27,9 +27,7 @@ from serve.wire.messages import (
     WireTensor,
 )
 
-OUTPUT = "output"
-
-#: Second datatype that an input may have, by input name.
+#: Second datatype that an input of the short form may have, by input name.
 _ALSO = {name: each.also for name, each in INPUTS.items() if each.also}
 
 
@@ -71,7 +69,7 @@ def decode_tensors(
         if wired.name in tensors:
             raise InvalidInput(f"inputs[{position}]: tensor '{wired.name}' is given twice")
         raw = next(unread) if raws and sent[position] else None
-        tensors[wired.name] = _tensor(wired, spec, raw, sent[position], regions)
+        tensors[wired.name] = _tensor(wired, spec, raw, sent[position], model, regions)
     _check_together(tensors, graph, model)
     return tensors
 
@@ -87,26 +85,36 @@ def output_place(
     Raises the errors of ``decode_tensors``, also when the output cannot fit there.
     """
     place = None
+    names = [spec.name for spec in model.outputs]
     for position, output in enumerate(outputs):
-        if output.name != OUTPUT:
+        if output.name not in names:
             raise InvalidInput(
                 f"outputs[{position}]: model '{model.name}' has no output '{output.name}'; "
-                f"it has {OUTPUT}"
+                f"it has {', '.join(names)}"
             )
         if output.parameters and "classification" in output.parameters:
-            raise Unsupported(f"output '{OUTPUT}': 'classification' is not offered")
+            raise Unsupported(f"output '{output.name}': 'classification' is not offered")
         if output.parameters and REGION in output.parameters:
-            place = _region_part(output.parameters, f"output '{OUTPUT}'", regions)
-    if place is not None:
+            if len(names) > 1:
+                raise Unsupported(
+                    f"output '{output.name}': only a model's single output goes to shared memory"
+                )
+            place = _region_part(output.parameters, f"output '{output.name}'", regions)
+    if place is not None and model.interface is None:
         place.require_room(_least_output_bytes(tensors, model))
     return place
 
 
 def _tensor(
-    wired: WireTensor, spec: TensorSpec, raw: memoryview | None, sent: bool, regions: Regions
+    wired: WireTensor,
+    spec: TensorSpec,
+    raw: memoryview | None,
+    sent: bool,
+    model: ModelInfo,
+    regions: Regions,
 ) -> Tensor:
     """Return one input, with exactly as many bytes as its shape says."""
-    kind = _datatype(wired.datatype, spec)
+    kind = _datatype(wired.datatype, spec, _also(spec, model))
     shape = wired.shape
     _check_shape(shape, spec)
     data: bytes | memoryview | RegionPart
@@ -146,15 +154,23 @@ def _region_part(parameters: Parameters, of: str, regions: Regions) -> RegionPar
         raise type(error)(f"{of}: {error}") from error
 
 
-def _datatype(name: str, spec: TensorSpec) -> Datatype:
-    """Return the element type `name`; raises InvalidInput unless `spec` allows it."""
+def _also(spec: TensorSpec, model: ModelInfo) -> str | None:
+    """Return a second datatype that requests may send: INT32 for INT64 indices of any model."""
+    if model.interface is None:
+        return _ALSO.get(spec.name)
+    slot = model.interface.by_name.get(spec.name)
+    return "INT32" if slot is not None and slot.index and slot.datatype == "INT64" else None
+
+
+def _datatype(name: str, spec: TensorSpec, second: str | None) -> Datatype:
+    """Return the element type `name`; raises InvalidInput unless it is `spec`'s or the second."""
     kind = DATATYPES.get(name)
     if kind is None:
         raise InvalidInput(
             f"tensor '{spec.name}': unknown datatype '{name}'; known: {', '.join(DATATYPES)}"
         )
-    if name != spec.datatype and name != _ALSO.get(spec.name):
-        also = f" or {_ALSO[spec.name]}" if spec.name in _ALSO else ""
+    if name not in (spec.datatype, second):
+        also = f" or {second}" if second else ""
         raise InvalidInput(
             f"tensor '{spec.name}': datatype {name}, but {spec.datatype}{also} is required"
         )
@@ -179,7 +195,7 @@ def _check_shape(shape: tuple[int, ...], spec: TensorSpec) -> None:
                 f"{required} is required"
             )
         # Rows without columns take no bytes, so a request could claim any number of them.
-        if axis > 0 and dim == 0 and required == -1 and spec.name != "edge_index":
+        if axis > 0 and dim == 0 and required == -1 and -1 in spec.shape[:axis]:
             raise InvalidInput(
                 f"tensor '{spec.name}': 0 on axis {axis} of shape {list(shape)}, but at least "
                 "1 is required"
@@ -240,6 +256,9 @@ def _check_together(tensors: Mapping[str, Tensor], graph: str | None, model: Mod
                 f"tensor '{spec.name}' is missing; model '{model.name}' requires "
                 f"{', '.join(s.name for s in model.inputs if not s.optional)}"
             )
+    if model.interface is not None:
+        model.interface.counts_of({name: tensor.shape for name, tensor in tensors.items()})
+        return
     for name, each in INPUTS.items():
         per, axis = each.per
         counted, counted_axis = COUNTED_BY[per]

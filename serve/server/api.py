@@ -10,6 +10,7 @@ import numpy as np
 from serve.errors import ServeError
 from serve.estimate.sampling import ExpectedSample
 from serve.graphs.updates import Change
+from serve.interface import Interface
 from serve.obs.record import RequestRecord
 from serve.server.regions import RegionPart
 
@@ -48,15 +49,26 @@ class InferCall(msgspec.Struct, frozen=True):
     graph: str | None = None
     #: Place for the output; None to have it in the answer.
     output_place: RegionPart | None = None
+    #: Outputs that the client asked for; empty for all.
+    wanted: tuple[str, ...] = ()
     #: In-neighbours sampled at each hop; `all` takes all of them, None the model's own fan-outs.
     fanouts: tuple[int, ...] | Literal["all"] | None = None
 
 
-class InferResult(msgspec.Struct, frozen=True):
-    """The answer: FP32 output [rows, classes], and the record of the request."""
+#: Name of the output of a model that does not declare its outputs: FP32 [rows, columns].
+OUTPUT = "output"
 
-    output: np.ndarray[Any, np.dtype[np.float32]]
+
+class InferResult(msgspec.Struct, frozen=True):
+    """The answer: outputs by name, and the record of the request."""
+
+    outputs: dict[str, np.ndarray[Any, np.dtype[Any]]]
     record: RequestRecord
+
+    @property
+    def output(self) -> np.ndarray[Any, np.dtype[Any]]:
+        """The first output, of most models the only one."""
+        return next(iter(self.outputs.values()))
 
 
 class Ticket(Protocol):
@@ -100,7 +112,9 @@ class ModelInfo:
     reason: str = ""
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
-    #: What a row of the output belongs to; None when that is unknown.
+    #: What the model declares; None for the short form of inputs.
+    interface: Interface | None = None
+    #: What a row of the output belongs to; None when that is unknown or declared.
     rows: Literal["node", "graph"] | None = None
     executor: str = ""
     weights_bytes: int = 0

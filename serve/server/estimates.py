@@ -34,7 +34,7 @@ class Estimates:
             raise InvalidInput(f"nodes {num_nodes} and edges {num_edges} must be at least 0")
         entry = self._catalogue.get(name, version)
         with self._lock:
-            found = entry.estimator.describe(num_nodes, num_edges)
+            found = entry.estimator.describe(*_counts(entry, num_nodes, num_edges))
         return self._model_estimate(entry, found, num_nodes, num_edges)
 
     def of_sample(
@@ -70,7 +70,7 @@ class Estimates:
         entry = self._catalogue.by_key(key)
         if entry is None or not entry.signature.mergeable:
             return None
-        return entry.estimator.union(sizes)
+        return entry.estimator.union([_counts(entry, *size) for size in sizes])
 
     def _model_estimate(
         self, entry: ModelEntry, found: Breakdown, num_nodes: int, num_edges: int
@@ -97,3 +97,9 @@ class Estimates:
             peak_where=found.peak_where,
             warning=found.warning,
         )
+
+
+def _counts(entry: ModelEntry, num_nodes: int, num_edges: int) -> tuple[int, ...]:
+    """Return what the model counts; of several kinds of nodes or edges, equal shares."""
+    interface = entry.spec.interface
+    return (num_nodes, num_edges) if interface is None else interface.spread(num_nodes, num_edges)

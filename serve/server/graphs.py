@@ -145,6 +145,11 @@ class GraphStore:
 def check_fit(graph: ResidentGraph, entry: ModelEntry) -> None:
     """Raise Mismatch, naming both, unless the model can be asked about the graph's nodes."""
     name, signature = entry.spec.name, entry.signature
+    if signature.rows == "declared":
+        raise Mismatch(
+            f"model '{name}' declares its inputs (model.input), so it cannot be asked for nodes of "
+            f"graph '{graph.name}'"
+        )
     if signature.rows != "node":
         raise Mismatch(
             f"model '{name}' gives one row for a whole graph, so it cannot be asked for nodes of "

@@ -14,6 +14,7 @@ from serve.ipc.shared_pool import SharedPool
 from serve.obs.record import RequestRecord
 from serve.server.api import InferCall
 from serve.server.catalogue import ModelCatalogue, ModelEntry
+from serve.server.declared_inputs import DeclaredInputs
 from serve.server.driver import Driver
 from serve.server.node_requests import NodeRequests
 from serve.server.report_rows import refusal_record
@@ -83,6 +84,8 @@ class Intake:
                 inputs.release()
 
     def _inputs(self, call: InferCall, entry: ModelEntry) -> RequestInputs:
+        if entry.spec.interface is not None and call.graph is None:
+            return DeclaredInputs(call, entry, self._pool, check_finite=self._check_finite)
         if call.graph is None:
             return TensorInputs(call, entry, self._pool, check_finite=self._check_finite)
         num_ids = call.tensors["node_ids"].shape[0]

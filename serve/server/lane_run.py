@@ -57,8 +57,8 @@ class LaneRun:
         return self.members[0].task.task_id
 
     @property
-    def _sizes(self) -> list[tuple[int, int]]:
-        return [(member.task.num_nodes, member.task.num_edges) for member in self.members]
+    def _sizes(self) -> list[tuple[int, ...]]:
+        return [member.inputs.counts(member.task) for member in self.members]
 
     def message(self, reserve_bytes: int) -> RunTask:
         """Return the order to the lane to run within `reserve_bytes`, staged tensors included."""
@@ -133,5 +133,9 @@ def _part(member: RunMember) -> Part:
     if staged is None:
         raise InvariantViolation(f"task {member.task.task_id} is launched but was not prepared")
     return Part(
-        staged.inputs, staged.output_offset_bytes, staged.output_capacity_bytes, staged.gather
+        staged.inputs,
+        staged.output_offset_bytes,
+        staged.output_capacity_bytes,
+        staged.gather,
+        member.inputs.output_refs,
     )

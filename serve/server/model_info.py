@@ -4,8 +4,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from serve.inputs import INPUTS, Size
+from serve.interface import interface_json
+from serve.models.model_signature import Signature
 from serve.models.repository import BrokenModel, ModelSpec, scan
-from serve.server.api import NODE_IDS, ModelInfo, TensorSpec
+from serve.server.api import NODE_IDS, OUTPUT, ModelInfo, TensorSpec
 from serve.server.catalogue import ModelCatalogue, ModelEntry
 
 
@@ -75,18 +77,14 @@ class ModelInfos:
 def _describe(entry: ModelEntry, graphs: tuple[str, ...], qos_factor: float) -> ModelInfo:
     """Describe a model that serves; `graphs` are the resident graphs it can be asked about."""
     spec, signature = entry.spec, entry.signature
-    sizes: dict[Size, int] = {"F": signature.num_features, "D": signature.edge_dim or -1}
-    inputs = [
-        TensorSpec(each.name, each.datatype, each.shape_of(sizes), each.optional)
-        for each in map(INPUTS.__getitem__, spec.inputs)
-    ]
+    inputs, outputs = _tensors(spec, signature)
     if graphs:
         inputs.append(NODE_IDS)
-    output = TensorSpec("output", "FP32", (-1, signature.num_outputs))
     properties = {
         "description": spec.description,
         "factory": spec.factory,
-        "output_rows": signature.rows,
+        "output_rows": "" if signature.rows == "declared" else signature.rows,
+        "interface": "" if spec.interface is None else interface_json(spec.interface),
         "graphs": ", ".join(graphs),
         "deterministic": str(signature.deterministic).lower(),
         "replayed_up_to": str(entry.estimator.calibration.replay_most or ""),
@@ -98,10 +96,30 @@ def _describe(entry: ModelEntry, graphs: tuple[str, ...], qos_factor: float) -> 
         state="READY",
         reason=entry.estimator.calibration.remarks,
         inputs=tuple(inputs),
-        outputs=(output,),
-        rows=signature.rows,
+        outputs=outputs,
+        interface=spec.interface,
+        rows=None if signature.rows == "declared" else signature.rows,
         executor=entry.executor,
         weights_bytes=spec.weights_bytes,
         qos_factor=qos_factor,
         properties={key: value for key, value in properties.items() if value},
     )
+
+
+def _tensors(
+    spec: ModelSpec, signature: Signature
+) -> tuple[list[TensorSpec], tuple[TensorSpec, ...]]:
+    """Return the inputs and outputs, with -1 for sizes that a request determines."""
+    if (interface := spec.interface) is not None:
+        return [
+            TensorSpec(slot.name, slot.datatype, slot.shape_for({}), slot.optional)
+            for slot in interface.inputs
+        ], tuple(
+            TensorSpec(slot.name, slot.datatype, slot.shape_for({})) for slot in interface.outputs
+        )
+    sizes: dict[Size, int] = {"F": signature.num_features, "D": signature.edge_dim or -1}
+    inputs = [
+        TensorSpec(each.name, each.datatype, each.shape_of(sizes), each.optional)
+        for each in map(INPUTS.__getitem__, spec.inputs)
+    ]
+    return inputs, (TensorSpec(OUTPUT, "FP32", (-1, signature.num_outputs)),)

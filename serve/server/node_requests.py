@@ -62,7 +62,10 @@ class NodeRequest:
         self.sizes.observe(found)
         run_ns, solo_ns = estimator.times(found.num_nodes, found.num_edges)
         need = estimator.memory(
-            found.num_nodes, found.num_edges, found.num_loops, narrow_edges=self.narrow_edges
+            found.num_nodes,
+            found.num_edges,
+            num_loops=found.num_loops,
+            narrow_edges=self.narrow_edges,
         )
         estimate = TaskEstimate(*need, run_ns, Nanos(solo_ns + found.prepare_ns))
         return Sized(found.num_nodes, found.num_edges, estimate)

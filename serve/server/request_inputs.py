@@ -13,15 +13,16 @@ from msgspec.structs import replace
 from serve.core.types import Nanos, Sized, Task
 from serve.errors import InvalidInput, QueueFull
 from serve.estimate.estimator import NARROW_EDGE_SPARES_BYTES
+from serve.ipc.messages import TensorRef
 from serve.ipc.shared_pool import SharedPool
 from serve.server import clock
-from serve.server.api import InferCall
+from serve.server.api import OUTPUT, InferCall
 from serve.server.catalogue import ModelEntry
 from serve.server.node_requests import NodeRequest
 from serve.server.node_sampling import PreparedNodes, derived_seed, prepare_nodes, stage_again
 from serve.server.staging import Layout, Staged, count_loops, plan_layout, stage, take_block
 
-_Output = np.ndarray[Any, np.dtype[np.float32]]
+_Output = np.ndarray[Any, np.dtype[Any]]
 
 
 class RequestInputs(ABC):
@@ -81,6 +82,15 @@ class RequestInputs(ABC):
         """
 
     @property
+    def output_refs(self) -> tuple[TensorRef, ...]:
+        """Places of the outputs that a model declares; empty for a model that has one by rows."""
+        return ()
+
+    def counts(self, task: Task) -> tuple[int, ...]:
+        """Return what the model counts in the request, for estimates."""
+        return task.num_nodes, task.num_edges
+
+    @property
     def input_bytes(self) -> int:
         """Size of the staged inputs."""
         return 0 if self.layout is None else self.layout.input_bytes
@@ -96,12 +106,15 @@ class RequestInputs(ABC):
             return 0
         return NARROW_EDGE_SPARES_BYTES * num_edges
 
-    def read_output(self, shape: tuple[int, int]) -> _Output | None:
-        """Return a copy of the output, FP32 of `shape`; None when nothing was staged."""
+    def read_outputs(self, shape: tuple[int, int]) -> dict[str, _Output] | None:
+        """Return a copy of each output by name: of one, FP32 of `shape`, or those declared.
+
+        Returns None when nothing was staged.
+        """
         if self.staged is None:
             return None
         place = self._pool.array(self.staged.output_offset_bytes, "float32", shape)
-        return self._answer(place)
+        return {OUTPUT: self._answer(place)}
 
     def release(self) -> None:
         """Give the pool its block back. Idempotent."""
@@ -113,7 +126,23 @@ class RequestInputs(ABC):
         return output.copy()
 
 
-class TensorInputs(RequestInputs):
+class SentInputs(RequestInputs):
+    """The inputs of a request that brings its tensors."""
+
+    def take_uid(self, request_uid: str) -> None:
+        """Do nothing: no part of the request is drawn at random."""
+
+    def stage_early(self) -> None:
+        """See ``RequestInputs``."""
+        started_ns = clock.now_ns()
+        try:
+            self.stage()
+        except (InvalidInput, QueueFull):
+            return
+        self.early_ns = started_ns
+
+
+class TensorInputs(SentInputs):
     """The inputs of a request that brings its graph."""
 
     def __init__(
@@ -143,7 +172,7 @@ class TensorInputs(RequestInputs):
     def expected(self) -> Sized:
         """See ``RequestInputs``."""
         estimate = self.entry.estimator.estimate(
-            *self._size, self.num_loops, narrow_edges=self._layout.narrow_edges
+            *self._size, num_loops=self.num_loops, narrow_edges=self._layout.narrow_edges
         )
         return Sized(*self._size, estimate)
 
@@ -164,22 +193,10 @@ class TensorInputs(RequestInputs):
         self.num_loops = count_loops(staged, self._pool)
         return True
 
-    def take_uid(self, request_uid: str) -> None:
-        """Do nothing: no part of the request is drawn at random."""
-
-    def stage_early(self) -> None:
-        """See ``RequestInputs``."""
-        started_ns = clock.now_ns()
-        try:
-            self.stage()
-        except (InvalidInput, QueueFull):
-            return
-        self.early_ns = started_ns
-
     def exact(self, task: Task) -> Sized:
         """Return the task's size with its memory corrected by the self-loops counted."""
         peak_bytes, reserve_bytes = self.entry.estimator.memory(
-            *self._size, self.num_loops, narrow_edges=self._layout.narrow_edges
+            *self._size, num_loops=self.num_loops, narrow_edges=self._layout.narrow_edges
         )
         estimate = replace(task.estimate, peak_bytes=peak_bytes, reserve_bytes=reserve_bytes)
         return Sized(*self._size, estimate)

@@ -78,23 +78,25 @@ def plan_layout(
     output_bytes: int,
     *,
     narrow_edges: bool = False,
+    dtypes: Mapping[str, str] = STAGED_DTYPES,
 ) -> Layout:
     """Return places for the tensors named in `order` that have a shape, then for the output.
 
-    With `narrow_edges`, edges are staged as int32, which must be able to hold all node ids.
+    `dtypes` are those in which lanes get them. With `narrow_edges`, edges are staged as int32,
+    which must be able to hold all node ids.
     """
     offset = 0
     inputs = []
     for name in order:
         shape = shapes.get(name)
         if shape is not None:
-            dtype = STAGED_DTYPES[name]
+            dtype = dtypes[name]
             if narrow_edges and name == "edge_index":
                 dtype = "int32"
             ref = TensorRef(name, dtype, shape, offset)
             inputs.append(ref)
-            offset += _aligned(ref.size_bytes)
-    return Layout(tuple(inputs), offset, _aligned(output_bytes), narrow_edges)
+            offset += aligned(ref.size_bytes)
+    return Layout(tuple(inputs), offset, aligned(output_bytes), narrow_edges)
 
 
 def stage(
@@ -200,5 +202,6 @@ def _count_nonfinite(piece: bytes | memoryview) -> int:
     return int(values.size - np.count_nonzero(np.isfinite(values)))
 
 
-def _aligned(size_bytes: int) -> int:
+def aligned(size_bytes: int) -> int:
+    """Return the size that a tensor takes in the pool, where each begins at a multiple."""
     return -(-size_bytes // TENSOR_ALIGNMENT_BYTES) * TENSOR_ALIGNMENT_BYTES

@@ -91,16 +91,16 @@ class RequestTicket:
         try:
             while (outcome := self._mailbox.get()) is None:
                 self._prepare()
-            output = None
+            outputs = None
             if isinstance(outcome, Completed):
-                output = self.inputs.read_output(self.output_shape)
+                outputs = self.inputs.read_outputs(self.output_shape)
             record = self._driver.answered(self, outcome, clock.now_ns())
         finally:
             # Last, as it waits for the lock, which the thread that put the outcome may still hold.
             self._driver.release(self, outcome)
-        if output is None:
+        if outputs is None:
             raise error_of(outcome)
-        return InferResult(output, record)
+        return InferResult(outputs, record)
 
     def cancel(self) -> None:
         """See ``api.Ticket``."""

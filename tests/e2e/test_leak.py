@@ -6,11 +6,11 @@ import shutil
 import numpy as np
 import torch
 
+from bench.kit.processes import http_get, metric, wait_for
 from bench.kit.servers import ServerProcess
 from serve.models.writer import write_model
 from tests.e2e import leaky
 from tests.e2e.support import Graph, infer, raw_channel
-from tests.processes import http_get, metric, wait_for
 
 LANES = 2
 BUDGET_BYTES = 512 << 20

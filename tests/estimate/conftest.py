@@ -23,23 +23,24 @@ def calibration():
         device="cpu",
         threads=1,
         memory=MemoryFit(
-            inputs=Linear(128, 16, 0),
-            output=Linear(28, 0, 0),
+            inputs=Linear((128, 16), 0),
+            output=Linear((28, 0), 0),
             activations=(
-                Linear(500, 260, 64, "convs.1 (SAGEConv): aten::div"),
-                Linear(1024, 0, 0, "convs.2 (SAGEConv): aten::add"),
+                Linear((500, 260), 64, "convs.1 (SAGEConv): aten::div"),
+                Linear((1024, 0), 0, "convs.2 (SAGEConv): aten::add"),
             ),
-            held=(Linear(500, 292, 0), Linear(1000, 32, 0)),
+            held=(Linear((500, 292), 0), Linear((1000, 32), 0)),
         ),
         time=TimeFit(
             constant_ns=1e6,
-            nodes=Ramp((0.0,), (0.0,), (1_000.0,)),
-            edges=Ramp((0.0, 1_000.0), (0.0, 100_000.0), (100.0, 100.0)),
+            ramps=(
+                Ramp((0.0,), (0.0,), (1_000.0,)),
+                Ramp((0.0, 1_000.0), (0.0, 100_000.0), (100.0, 100.0)),
+            ),
             high_ratio=1.2,
             error_median=0.04,
             error_p95=0.15,
             samples=30,
-            largest_nodes=10_000,
-            largest_edges=100_000,
+            largest=(10_000, 100_000),
         ),
     )

@@ -42,8 +42,8 @@ def measured(name):
 
 def estimator_of(memory):
     time = TimeFit(
-        constant_ns=1e6, nodes=Ramp((0.0,), (0.0,), (1.0,)), edges=Ramp((0.0,), (0.0,), (1.0,)),
-        high_ratio=1, error_median=0, error_p95=0, samples=9, largest_nodes=1, largest_edges=1,
+        constant_ns=1e6, ramps=(Ramp((0.0,), (0.0,), (1.0,)),) * 2,
+        high_ratio=1, error_median=0, error_p95=0, samples=9, largest=(1, 1),
     )  # fmt: skip
     calibration = Calibration(
         model="m:1", executor="eager", device="cpu", threads=1, memory=memory, time=time
@@ -97,10 +97,11 @@ def test_memory_is_exact_too_where_loops_are_dropped_and_were_counted(name):
         target[:loops] = source[:loops]
         found = trace(lambda inputs=inputs: loaded.run(inputs), loaded.module, nodes, edges)
         took = sum(tensor.nbytes for tensor in inputs.values()) + found.peak_bytes
-        counted, unknown = estimator.estimate(nodes, edges, loops), estimator.estimate(nodes, edges)
+        counted = estimator.estimate(nodes, edges, num_loops=loops)
+        unknown = estimator.estimate(nodes, edges)
         assert counted.peak_bytes == pytest.approx(took, rel=0.02 if name in FOUR else 0.05)
         assert took <= counted.reserve_bytes <= unknown.reserve_bytes
-    all_loops = estimator.estimate(4_000, 4_000, 4_000)
+    all_loops = estimator.estimate(4_000, 4_000, num_loops=4_000)
     assert all_loops.peak_bytes < 0.8 * estimator.estimate(4_000, 4_000).peak_bytes
 
 
@@ -234,7 +235,7 @@ def test_without_a_meter_kernels_count_as_taking_nothing():
 
 def test_a_bound_without_planes_covers_what_kernels_take_too():
     loaded, signature = load("all_pairs")
-    greedy = Allocator(held_by=lambda run: 40 * run().shape[0] ** 2)
+    greedy = Allocator(held_by=lambda run: 40 * run()[0].shape[0] ** 2)
     memory = measure_memory(loaded, signature, max_bytes=MAX_BYTES, allocator=greedy)
     assert memory.held == ()
     assert measured("all_pairs")[2].curve.at(3_000, 3_000) < 40 * 3_000**2
@@ -262,8 +263,8 @@ def test_calibration_covers_sizes_and_reports_progress():
     # Each run was announced with what it needs; a slow machine has no time for a second of each.
     assert len(expected) >= found.time.samples
     assert max(expected) > 10 * min(expected)
-    largest = found.time.largest_nodes, found.time.largest_edges
-    assert found.time.largest_edges >= 30 * 16
+    largest = found.time.largest
+    assert found.time.largest[1] >= 30 * 16
     estimator = ModelEstimator(found, Overhead())
     assert estimator.estimate(largest[0], 2 * largest[0]).peak_bytes <= 32 << 20
     assert estimator.estimate(4_000, 40_000).run_ns > estimator.estimate(16, 32).run_ns

@@ -28,7 +28,7 @@ def worn(estimator):
     rng = np.random.default_rng(5)
     for nodes, ratio, spread in rng.uniform(0, 1, (300, 3)):
         size = int(10 ** (6 * nodes)), int(30 * ratio * 10 ** (6 * nodes))
-        estimator.observe_run(*size, int(estimator.estimate(*size).run_ns * 4**spread / 2))
+        estimator.observe_run(size, int(estimator.estimate(*size).run_ns * 4**spread / 2))
     return estimator
 
 
@@ -98,7 +98,7 @@ def test_estimates_never_decrease_with_size(worn, nodes, edges, more_nodes, more
 
 def test_a_run_within_its_reserve_changes_nothing(estimator):
     before = estimator.estimate(NODES, EDGES)
-    estimator.observe_run(NODES, EDGES, RUN_NS, int(1.02 * PEAK_BYTES))
+    estimator.observe_run((NODES, EDGES), RUN_NS, int(1.02 * PEAK_BYTES))
     assert estimator.estimate(NODES, EDGES) == before
     assert estimator.underestimates == 0
 
@@ -106,13 +106,13 @@ def test_a_run_within_its_reserve_changes_nothing(estimator):
 def test_an_overrun_raises_every_later_estimate_of_the_model(estimator):
     smaller = estimator.estimate(NODES // 2, EDGES // 2)
     measured = int(1.5 * PEAK_BYTES)
-    estimator.observe_run(NODES, EDGES, RUN_NS, measured)
+    estimator.observe_run((NODES, EDGES), RUN_NS, measured)
     assert estimator.underestimates == 1
     after = estimator.estimate(NODES, EDGES)
     assert measured <= after.peak_bytes <= measured + 2
     assert after.reserve_bytes > 1.03 * measured
     assert estimator.estimate(NODES // 2, EDGES // 2).peak_bytes > 1.49 * smaller.peak_bytes
-    estimator.observe_run(NODES, EDGES, RUN_NS, PEAK_BYTES // 2)
+    estimator.observe_run((NODES, EDGES), RUN_NS, PEAK_BYTES // 2)
     assert estimator.estimate(NODES, EDGES) == after
 
 
@@ -129,50 +129,50 @@ def dropping(calibration):
 
 def test_loops_that_were_counted_take_what_they_take_and_unknown_ones_what_edges_take(dropping):
     others = dropping.estimate(NODES, EDGES - 2_000)
-    found = dropping.estimate(NODES, EDGES, 2_000)
+    found = dropping.estimate(NODES, EDGES, num_loops=2_000)
     # 16 bytes of inputs, as every edge.
     assert found.peak_bytes == others.peak_bytes + 2_000 * (32 + 16)
     margin = 1.03 * 2_000 * (40 + 16)
     assert found.reserve_bytes == pytest.approx(others.reserve_bytes + margin, abs=2 * 512)
-    assert dropping.estimate(NODES, EDGES, 0) == dropping.estimate(NODES, EDGES)
+    assert dropping.estimate(NODES, EDGES, num_loops=0) == dropping.estimate(NODES, EDGES)
     unknown = dropping.estimate(NODES, EDGES)
-    assert dropping.estimate(NODES, EDGES, EDGES).peak_bytes < unknown.peak_bytes
+    assert dropping.estimate(NODES, EDGES, num_loops=EDGES).peak_bytes < unknown.peak_bytes
     assert found.run_ns == unknown.run_ns
 
 
 def test_loops_change_nothing_where_they_take_what_other_edges_take(estimator):
     assert not estimator.counts_loops
-    assert estimator.estimate(NODES, EDGES, 2_000) == estimator.estimate(NODES, EDGES)
+    assert estimator.estimate(NODES, EDGES, num_loops=2_000) == estimator.estimate(NODES, EDGES)
 
 
 def test_an_overrun_is_one_of_what_was_reserved_for_the_loops_counted(dropping):
-    counted = dropping.estimate(NODES, EDGES, 2_000)
+    counted = dropping.estimate(NODES, EDGES, num_loops=2_000)
     measured = int(1.1 * counted.peak_bytes)
     assert measured < dropping.estimate(NODES, EDGES).peak_bytes
-    dropping.observe_run(NODES, EDGES, RUN_NS, measured)
+    dropping.observe_run((NODES, EDGES), RUN_NS, measured)
     assert dropping.underestimates == 0
-    dropping.observe_run(NODES, EDGES, RUN_NS, measured, num_loops=2_000)
+    dropping.observe_run((NODES, EDGES), RUN_NS, measured, num_loops=2_000)
     assert dropping.underestimates == 1
-    assert dropping.estimate(NODES, EDGES, 2_000).peak_bytes >= measured
+    assert dropping.estimate(NODES, EDGES, num_loops=2_000).peak_bytes >= measured
 
 
 def test_a_small_graph_that_needed_far_more_does_not_rule_out_large_ones(estimator):
     large = estimator.estimate(NODES, EDGES)
     small = estimator.estimate(3, 4)
     measured = 1000 * small.peak_bytes
-    estimator.observe_run(3, 4, RUN_NS, measured)
+    estimator.observe_run((3, 4), RUN_NS, measured)
     assert estimator.estimate(3, 4).peak_bytes == measured
     assert estimator.estimate(NODES, EDGES).peak_bytes == large.peak_bytes + 999 * small.peak_bytes
-    estimator.observe_run(3, 4, RUN_NS, measured)
+    estimator.observe_run((3, 4), RUN_NS, measured)
     assert estimator.underestimates == 1
 
 
 def test_kernels_that_take_more_than_their_workspace_raise_the_estimate_too(estimator):
     before = estimator.estimate(NODES, EDGES)
     usable = math.ceil(1.03 * NEED_BYTES)
-    estimator.observe_run(NODES, EDGES, RUN_NS, PEAK_BYTES, usable)
+    estimator.observe_run((NODES, EDGES), RUN_NS, PEAK_BYTES, usable)
     assert estimator.estimate(NODES, EDGES) == before
-    estimator.observe_run(NODES, EDGES, RUN_NS, PEAK_BYTES, usable + 1_000_000)
+    estimator.observe_run((NODES, EDGES), RUN_NS, PEAK_BYTES, usable + 1_000_000)
     assert estimator.underestimates == 1
     after = estimator.estimate(NODES, EDGES)
     assert after.reserve_bytes - estimator.output_bytes(NODES, EDGES) >= usable + 1_000_000
@@ -180,7 +180,7 @@ def test_kernels_that_take_more_than_their_workspace_raise_the_estimate_too(esti
 
 def test_rounding_in_a_tiny_graph_is_no_overrun(estimator):
     peak = estimator.estimate(3, 4).peak_bytes
-    estimator.observe_run(3, 4, 1_000_000, peak + 1024)
+    estimator.observe_run((3, 4), 1_000_000, peak + 1024)
     assert estimator.memory_scale == 1.0
 
 
@@ -189,10 +189,10 @@ def test_a_run_twice_as_slow_from_now_on_is_believed_within_20(estimator):
     sizes = [(int(n), int(n * r)) for n, r in zip(*rng.uniform(2, 30, (2, 200)), strict=True)]
     true = {s: estimator.estimate(*s).run_ns for s in sizes}
     for size in sizes[:100]:
-        estimator.observe_run(*size, int(true[size] * math.exp(0.1 * rng.standard_normal())))
+        estimator.observe_run(size, int(true[size] * math.exp(0.1 * rng.standard_normal())))
     assert estimator.estimate(NODES, EDGES).run_ns == pytest.approx(RUN_NS, rel=0.15)
     for size in sizes[100:120]:
-        estimator.observe_run(*size, int(2 * true[size] * math.exp(0.1 * rng.standard_normal())))
+        estimator.observe_run(size, int(2 * true[size] * math.exp(0.1 * rng.standard_normal())))
     assert estimator.time_factor == pytest.approx(2, rel=0.2)
     errors = [estimator.estimate(*size).run_ns / (2 * true[size]) - 1 for size in sizes]
     assert np.median(np.abs(errors)) < 0.15
@@ -200,15 +200,15 @@ def test_a_run_twice_as_slow_from_now_on_is_believed_within_20(estimator):
 
 def test_one_absurd_run_is_ignored(estimator):
     for _ in range(30):
-        estimator.observe_run(NODES, EDGES, RUN_NS)
-    estimator.observe_run(NODES, EDGES, 100 * RUN_NS)
+        estimator.observe_run((NODES, EDGES), RUN_NS)
+    estimator.observe_run((NODES, EDGES), 100 * RUN_NS)
     assert estimator.estimate(NODES, EDGES).run_ns == pytest.approx(RUN_NS, rel=0.05)
 
 
 def test_runs_beside_others_do_not_spoil_the_solo_estimate(estimator):
     for _ in range(150):
-        estimator.observe_run(NODES, EDGES, RUN_NS)
-        estimator.observe_run(NODES, EDGES, int(1.4 * RUN_NS), beside=1.0)
+        estimator.observe_run((NODES, EDGES), RUN_NS)
+        estimator.observe_run((NODES, EDGES), int(1.4 * RUN_NS), beside=1.0)
     assert estimator.estimate(NODES, EDGES).run_ns == pytest.approx(RUN_NS, rel=0.05)
     assert estimator.run_ns(NODES, EDGES, beside=1.0) == pytest.approx(1.4 * RUN_NS, rel=0.08)
 
@@ -217,7 +217,7 @@ def test_the_band_widens_with_what_is_seen(estimator):
     rng = np.random.default_rng(0)
     before = estimator.describe(NODES, EDGES).solo_high_ns
     for _ in range(400):
-        estimator.observe_run(NODES, EDGES, int(RUN_NS * math.exp(0.5 * rng.standard_normal())))
+        estimator.observe_run((NODES, EDGES), int(RUN_NS * math.exp(0.5 * rng.standard_normal())))
     assert estimator.describe(NODES, EDGES).solo_high_ns > 1.3 * before
 
 
@@ -230,16 +230,16 @@ def test_overhead_is_calibrated_and_corrected(calibration):
     assert overhead.ns_per_kib == pytest.approx(1_000)
     added = estimator.estimate(NODES, EDGES).solo_ns - RUN_NS
     for _ in range(20):
-        estimator.observe_solo(NODES, EDGES, RUN_NS + 2 * added)
+        estimator.observe_solo((NODES, EDGES), RUN_NS + 2 * added)
     assert estimator.estimate(NODES, EDGES).solo_ns == pytest.approx(RUN_NS + 2 * added, rel=0.01)
 
 
 def test_a_solo_time_is_not_what_runs_take_on_cores_that_load_keeps_warm(estimator):
     alone_ns = 2 * estimator.estimate(NODES, EDGES).solo_ns
     for _ in range(40):
-        estimator.observe_solo(NODES, EDGES, alone_ns)
+        estimator.observe_solo((NODES, EDGES), alone_ns)
     for _ in range(200):
-        estimator.observe_run(NODES, EDGES, RUN_NS // 2)
+        estimator.observe_run((NODES, EDGES), RUN_NS // 2)
     found = estimator.estimate(NODES, EDGES)
     assert found.run_ns == pytest.approx(RUN_NS / 2, rel=0.02)
     assert found.solo_ns == pytest.approx(alone_ns, rel=0.02)
@@ -247,7 +247,7 @@ def test_a_solo_time_is_not_what_runs_take_on_cores_that_load_keeps_warm(estimat
 
 def test_a_solo_time_is_never_below_the_run(estimator):
     for _ in range(200):
-        estimator.observe_run(NODES, EDGES, 5 * RUN_NS)
+        estimator.observe_run((NODES, EDGES), 5 * RUN_NS)
     found = estimator.estimate(NODES, EDGES)
     assert found.solo_ns >= found.run_ns > 4 * RUN_NS
 
@@ -260,7 +260,7 @@ def test_overhead_without_samples_stays_as_it_was():
 
 def test_a_curve_counts_where_it_is_higher(calibration):
     memory = msgspec.structs.replace(
-        calibration.memory, curve=Curve(0, 0, 0, 4, 0, 0), warning="memory is a fitted bound"
+        calibration.memory, curve=Curve(0, (0, 0), (4, 0, 0)), warning="memory is a fitted bound"
     )
     curved = ModelEstimator(msgspec.structs.replace(calibration, memory=memory), Overhead())
     assert curved.estimate(100_000, 10).peak_bytes == 4 * 10**10 + 128 * 10**5 + 160

@@ -17,7 +17,7 @@ from serve.estimate.memory import (
 SIZES = ((60, 150), (60, 600), (90, 150), (130, 900), (200, 400), (60, 40), (200, 120))
 
 coefficients = st.integers(0, 4096)
-planes = st.builds(Linear, coefficients, coefficients, st.integers(0, 10**6))
+planes = st.builds(Linear, st.tuples(coefficients, coefficients), st.integers(0, 10**6))
 graph_sizes = st.tuples(st.integers(0, 10**6), st.integers(0, 10**8))
 
 
@@ -38,8 +38,7 @@ def run(program, nodes, edges, noise=lambda: 0):
     blocks, moves = program
     bytes_of = [a * nodes + b * edges + c + noise() for a, b, c in blocks]
     return MemoryTrace(
-        nodes,
-        edges,
+        (nodes, edges),
         tuple(bytes_of[i] if grows else -bytes_of[i] for i, grows in moves),
         tuple(f"layer{i}" for i, _ in moves),
     )
@@ -59,20 +58,20 @@ def test_every_plane_kept_is_needed_somewhere(planes):
     rng = np.random.default_rng(0)
     directions = rng.dirichlet([0.3, 0.3, 0.3], 20_000)
     directions[:3] = np.eye(3)
-    heights = directions @ np.array([(p.nodes, p.edges, p.constant) for p in hull]).T
+    heights = directions @ np.array([(*p.per, p.constant) for p in hull]).T
     # Slivers may be missed by sampling: each plane must only come close to the top somewhere.
     gap = (heights.max(axis=1, keepdims=True) - heights).min(axis=0)
     assert (gap <= 0.02 * heights.max()).all()
 
 
 def test_planes_that_never_decide_are_dropped():
-    low, high = Linear(1, 1, 1), Linear(2, 2, 2)
+    low, high = Linear((1, 1), 1), Linear((2, 2), 2)
     # Below the mean of the two others everywhere, though below neither one everywhere.
-    between = Linear(4, 4, 0)
-    ends = Linear(10, 0, 1), Linear(0, 10, 1)
+    between = Linear((4, 4), 0)
+    ends = Linear((10, 0), 1), Linear((0, 10), 1)
     assert upper_hull([low, high]) == (high,)
     assert set(upper_hull([*ends, between])) == set(ends)
-    twins = [Linear(2, 2, 2, f"layer {i}") for i in range(9)]
+    twins = [Linear((2, 2), 2, f"layer {i}") for i in range(9)]
     assert len(upper_hull(twins)) == 1
     assert upper_hull(twins) == upper_hull(reversed(twins))
 
@@ -119,7 +118,7 @@ def test_a_branch_seen_too_rarely_is_reported():
     rare = ([(10, 90, 9999)], [(0, True), (0, False)])
     traces = [run(usual, *s) for s in SIZES]
     odd = run(rare, 300, 3000)
-    hull, problem = fit_planes([*traces, MemoryTrace(300, 3000, odd.sizes, ("other", "other"))])
+    hull, problem = fit_planes([*traces, MemoryTrace((300, 3000), odd.sizes, ("other", "other"))])
     assert "order of allocations" in problem
     assert not covers(peak_at(hull, 300, 3000), odd.peak_bytes)
 
@@ -127,20 +126,21 @@ def test_a_branch_seen_too_rarely_is_reported():
 def test_a_square_is_noticed_and_bounded():
     def square(nodes, edges):
         need = 4 * nodes * nodes + 16 * edges
-        return MemoryTrace(nodes, edges, (need, -need), ("scores", "scores"))
+        return MemoryTrace((nodes, edges), (need, -need), ("scores", "scores"))
 
     sizes = [(10 * n, 10 * e) for n, e in SIZES]
     traces = [square(*s) for s in sizes]
     _, problem = fit_planes(traces)
     assert "not linear" in problem
-    curve = fit_curve([(t.num_nodes, t.num_edges, t.peak_bytes) for t in traces])
+    curve = fit_curve([(*t.counts, t.peak_bytes) for t in traces])
     for nodes, edges in ((10**4, 10**5), (10**5, 10)):
         ratio = curve.at(nodes, edges) / square(nodes, edges).peak_bytes
         assert 1.0 <= ratio <= 1.2
 
 
 held_planes = st.lists(
-    st.builds(Linear, st.integers(0, 10**4), st.integers(0, 10**4), st.just(0.0)), min_size=1
+    st.builds(Linear, st.tuples(st.integers(0, 10**4), st.integers(0, 10**4)), st.just(0.0)),
+    min_size=1,
 )
 
 
@@ -161,10 +161,47 @@ def test_measurements_of_what_is_held_are_covered_even_where_they_contradict_eac
     uneven = [(10_000, 10_000, 9e6), (5_000, 20_000, 3e5), (400, 24_000, 9e6), (400, 24_000, 1)]
     found = fit_held(uneven)
     assert all(peak_at(found, n, e) >= 0.999 * held for n, e, held in uneven)
-    assert all(plane.nodes >= 0 and plane.edges >= 0 for plane in found)
+    assert all(min(plane.per) >= 0 for plane in found)
     assert fit_held([]) == fit_held([(10, 10, 5000)]) == ()
 
 
 def test_a_model_that_allocates_nothing_has_no_planes():
-    assert fit_planes([MemoryTrace(n, e, (), ()) for n, e in SIZES]) == ((), "")
+    assert fit_planes([MemoryTrace((n, e), (), ()) for n, e in SIZES]) == ((), "")
     assert peak_at((), 10, 10) == 0
+
+
+many = st.tuples(*[coefficients] * 5)
+
+
+@given(st.lists(st.builds(Linear, many, st.integers(0, 10**6)), min_size=1, max_size=8), many)
+def test_the_hull_of_several_counts_is_the_maximum_too(planes, counts):
+    hull = upper_hull(planes)
+    highest = max(plane.at(*counts) for plane in planes)
+    assert peak_at(hull, *counts) == pytest.approx(highest, rel=1e-6, abs=1)
+
+
+def test_memory_of_several_counts_is_found():
+    rng = np.random.default_rng(0)
+
+    def sizes_of(counts):
+        a, b, c = counts
+        first, second = 4 * a + 8 * b + 64, 16 * b + 32 * c
+        return first, second, -first, -second
+
+    graphs = [tuple(int(n) for n in rng.integers(10, 500, 3)) for _ in range(9)]
+    traces = [MemoryTrace(counts, sizes_of(counts), ("l",) * 4) for counts in graphs]
+    hull, problem = fit_planes(traces)
+    assert problem == ""
+    assert peak_at(hull, 10**4, 10**3, 10**5) == pytest.approx(
+        4 * 10**4 + 24 * 10**3 + 32 * 10**5 + 64, rel=1e-6
+    )
+
+
+def test_what_is_held_for_several_counts_is_bounded():
+    rng = np.random.default_rng(0)
+    per = np.array([4, 100, 16])
+    found = fit_held(
+        [(*counts, int(per @ counts)) for counts in rng.integers(10, 10**5, (9, 3)).tolist()]
+    )
+    assert peak_at(found, 10, 20, 30) == pytest.approx(per @ (10, 20, 30), rel=1e-6)
+    assert peak_at(fit_held([(10, 500), (100, 4000)]), 1000) == pytest.approx(50_000)

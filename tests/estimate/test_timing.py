@@ -12,7 +12,7 @@ SIZES = tuple((2**k, r * 2**k) for r in (2, 10, 30) for k in range(4, 15))
 def samples(cost, noise=0.0, seed=0):
     rng = np.random.default_rng(seed)
     return [
-        Timed(n, e, tuple(int(cost(n, e) * x) for x in np.exp(noise * rng.standard_normal(5))))
+        Timed((n, e), tuple(int(cost(n, e) * x) for x in np.exp(noise * rng.standard_normal(5))))
         for n, e in SIZES
     ]
 
@@ -44,7 +44,7 @@ def test_a_bend_is_followed_where_it_was_not_measured():
 def test_disturbed_measurements_do_not_move_the_fit():
     clean = samples(cached, noise=0.02)
     disturbed = [
-        Timed(s.num_nodes, s.num_edges, tuple(3 * ns for ns in s.runs_ns)) if i % 8 == 3 else s
+        Timed(s.counts, tuple(3 * ns for ns in s.runs_ns)) if i % 8 == 3 else s
         for i, s in enumerate(clean)
     ]
     fit = fit_time(disturbed)
@@ -60,9 +60,7 @@ def test_the_band_holds_what_it_says():
 
 
 def _bands(fit):
-    return [
-        (s, fit.high_ratio * fit.at(s.num_nodes, s.num_edges)) for s in samples(cached, noise=0.2)
-    ]
+    return [(s, fit.high_ratio * fit.at(*s.counts)) for s in samples(cached, noise=0.2)]
 
 
 @given(
@@ -108,3 +106,14 @@ def test_overhead_is_split_into_a_base_and_a_rate():
     base_ns, ns_per_kib = fit_overhead([(10 << 10, 510_000.0), (1000 << 10, 1_500_000.0)])
     assert base_ns == pytest.approx(500_000)
     assert ns_per_kib == pytest.approx(1_000)
+
+
+@pytest.mark.parametrize("kinds", [1, 3, 6])
+def test_any_number_of_counts_is_followed(kinds):
+    rng = np.random.default_rng(0)
+    per = 50.0 * (1 + np.arange(kinds))
+    sizes = [tuple(int(n) for n in 10 ** rng.uniform(1, 4, kinds)) for _ in range(40)]
+    fit = fit_time([Timed(size, (int(200_000 + per @ size),) * 3) for size in sizes])
+    size = (2_000,) * kinds
+    assert fit.at(*size) == pytest.approx(200_000 + per @ size, rel=0.02)
+    assert len(fit.largest) == kinds

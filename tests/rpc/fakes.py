@@ -106,7 +106,7 @@ class FakeTicket:
             pmc_estimate_bytes=4096,
             pmc_measured_bytes=self.engine.measured_bytes,
         )
-        return InferResult(answer_to(self.call), record)
+        return InferResult({"output": answer_to(self.call)}, record)
 
     def cancel(self) -> None:
         self.cancelled.set()

@@ -9,6 +9,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from bench.kit.processes import PATIENCE_S, wait_for
 from serve.commands.configured import calibration_cache, device_of
 from serve.config import load_config
 from serve.core.lifecycle import State
@@ -19,7 +20,6 @@ from serve.server.clock import now_ns
 from serve.server.engine import Engine
 from serve.server.regions import Regions
 from tests.e2e.support import Graph
-from tests.processes import PATIENCE_S, wait_for
 from tests.server import changeling
 from tests.server.test_engine import CONFIG, call
 

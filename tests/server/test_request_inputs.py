@@ -108,14 +108,14 @@ def test_inputs_are_released_once(pool):
     found.release()
     found.release()
     assert pool.used_bytes == 0
-    assert found.read_output((1, 1)) is None
+    assert found.read_outputs((1, 1)) is None
 
 
 def test_an_output_outlives_its_place(pool):
     found = inputs(pool)
     found.stage()
     pool.array(found.staged.output_offset_bytes, "float32", (NODES, 2))[:] = 7
-    output = found.read_output((NODES, 2))
+    output = found.read_outputs((NODES, 2))["output"]
     pool.array(found.staged.output_offset_bytes, "float32", (NODES, 2))[:] = 0
     assert (output == 7).all()
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from serve.errors import ModelError
 from serve.estimate.memory import MemoryTrace
 from serve.lane import clock
 from serve.lane.cuda.arena import LaneMemory
@@ -21,6 +22,8 @@ def load_on(spec: ModelSpec, device: torch.device, executor: str) -> LoadedModel
     When this returns, all of it is there for all of the device's streams.
     """
     loaded = load_model(spec)
+    if loaded.declared is not None:
+        raise ModelError(f"model {spec.key}: declared inputs (model.input) run on processors only")
     loaded.module.to(device)
     # After the move, as an executor may compute tensors from the weights.
     loaded = with_executor(loaded, executor)
@@ -82,9 +85,7 @@ class ArenaSite:
         """See ``Site``."""
         return self._queue.stage(inputs)
 
-    def trace(
-        self, run: Run, module: torch.nn.Module, num_nodes: int, num_edges: int
-    ) -> MemoryTrace:
+    def trace(self, run: Run, module: torch.nn.Module, *counts: int) -> MemoryTrace:
         """Trace requested sizes; ``LaneMemory.held_by`` shows the rounding up by placement."""
         self._memory.insert(self._memory.most_bytes())
         try:
@@ -93,7 +94,7 @@ class ArenaSite:
             events = self._memory.take_trace()
         finally:
             self._memory.clear()
-        return MemoryTrace(num_nodes, num_edges, events, ("",) * len(events))
+        return MemoryTrace(counts, events, ("",) * len(events))
 
     def time_ns(self, run: Run) -> int:
         """Return the time of copies, launches and the wait for the last kernel."""

@@ -33,5 +33,7 @@ def with_executor(
     """
     if name in PACKAGED:
         assert signature is not None
+        if loaded.declared is not None:
+            raise CannotRun("compiled executors take models with the short form of inputs")
         return with_package(loaded, signature, name, package)
     return EXECUTORS[name](loaded)

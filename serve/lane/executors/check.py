@@ -4,11 +4,13 @@ from collections.abc import Iterator
 
 import torch
 
-from serve.lane.measure.probe_graphs import Shape, probe_graph
+from serve.interface import Interface
+from serve.lane.measure.probe_graphs import Shape, declared_graph, probe_graph
 from serve.lane.measure.probe_signature import probe_inputs
 from serve.lane.measure.tracing import trace
 from serve.lane.models.loader import LoadedModel
 from serve.models.model_signature import Signature
+from serve.models.repository import ModelSpec
 
 #: Upper bound of the difference, relative to the largest value of the answer.
 TOLERANCE = 1e-4
@@ -29,30 +31,32 @@ def disagreement(
     """
     if not signature.deterministic:
         return "the model does not give the same answer twice"
-    for name, inputs in _graphs(eager.spec.inputs, signature):
+    for name, inputs in _graphs(eager.spec, signature):
         try:
             if trial is not None:
-                trial.run(inputs)
-            expected = eager.run(inputs)
+                trial.outputs(inputs)
+            expected = eager.outputs(inputs)
         except Exception:
             continue
         try:
-            given = other.run(inputs)
+            given = other.outputs(inputs)
         except Exception as error:
             return f"on a graph that is {name} it raises {type(error).__name__}: {error}"
-        if given.shape != expected.shape:
-            return f"on a graph that is {name} it gives {list(given.shape)}"
-        error_bound = TOLERANCE * float(expected.abs().max()) if expected.numel() else 0.0
-        if not torch.allclose(given, expected, rtol=0, atol=error_bound, equal_nan=True):
-            difference = float((given - expected).abs().max())
-            return f"on a graph that is {name} it is off by {difference:.2g}"
+        for one, wanted in zip(given, expected, strict=True):
+            if one.shape != wanted.shape:
+                return f"on a graph that is {name} it gives {list(one.shape)}"
+            one, wanted = one.double(), wanted.double()
+            error_bound = TOLERANCE * float(wanted.abs().max()) if wanted.numel() else 0.0
+            if not torch.allclose(one, wanted, rtol=0, atol=error_bound, equal_nan=True):
+                difference = float((one - wanted).abs().max())
+                return f"on a graph that is {name} it is off by {difference:.2g}"
     return ""
 
 
 def takes_narrow_edges(loaded: LoadedModel, signature: Signature) -> bool:
     """Return True when int32 edges give the same answers as int64 ones and take no more memory."""
     try:
-        for _, inputs in _graphs(loaded.spec.inputs, signature):
+        for _, inputs in _graphs(loaded.spec, signature):
             if not torch.equal(loaded.run(_narrow(inputs)), loaded.run(inputs)):
                 return False
         size = 60, 3000
@@ -70,8 +74,12 @@ def _narrow(inputs: Inputs) -> Inputs:
     return inputs | {"edge_index": inputs["edge_index"].int()}
 
 
-def _graphs(names: tuple[str, ...], signature: Signature) -> Iterator[tuple[str, Inputs]]:
+def _graphs(spec: ModelSpec, signature: Signature) -> Iterator[tuple[str, Inputs]]:
     """Yield a description and the inputs of each probe graph."""
+    if spec.interface is not None:
+        yield from _declared_graphs(spec.interface)
+        return
+    names = spec.inputs
     features, edge_dim = signature.num_features, signature.edge_dim
     yield "empty", probe_inputs(0, 0, 1, features, edge_dim)
     yield "without edges", probe_inputs(5, 0, 1, features, edge_dim)
@@ -86,3 +94,15 @@ def _graphs(names: tuple[str, ...], signature: Signature) -> Iterator[tuple[str,
             dim = 1 if name == "edge_index" else 0
             twice[name] = torch.cat([twice[name], twice[name]], dim=dim)
     yield "every edge twice", twice
+
+
+def _declared_graphs(interface: Interface) -> Iterator[tuple[str, Inputs]]:
+    """Yield the same for a model that declares its inputs."""
+    for name, num_nodes, num_edges in (
+        ("empty", 0, 0), ("without edges", 5, 0), ("tiny", 4, 3), ("random", 97, 700),
+        ("mostly isolated nodes", 300, 11),
+    ):  # fmt: skip
+        counts = interface.spread(num_nodes, num_edges)
+        yield name, declared_graph(interface, counts, Shape.PLAIN)
+    for shape in Shape:
+        yield shape.value, declared_graph(interface, interface.spread(70, 300), shape)

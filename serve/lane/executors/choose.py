@@ -14,7 +14,7 @@ from pathlib import Path
 from serve.lane.executors import CannotRun, with_executor
 from serve.lane.executors.check import disagreement
 from serve.lane.executors.compiling import TIMEOUT_S, compile_apart
-from serve.lane.measure.probe_graphs import Shape, probe_graph
+from serve.lane.measure.probe_graphs import counts_for, inputs_for
 from serve.lane.measure.where_measured import Processor, Site
 from serve.lane.models.loader import LoadedModel, load_model
 from serve.models.model_signature import PACKAGED, Signature
@@ -145,16 +145,17 @@ def _race(
     """Return time ÷ the first contender's time for each other one and size, by the best round."""
     eager = contenders[0]
     ratios: list[list[float]] = [[] for _ in contenders[1:]]
-    for size in _SIZES:
-        inputs = site.stage(probe_graph(*size, Shape.PLAIN, eager.spec.inputs, signature))
+    for num_nodes, num_edges in _SIZES:
+        size = counts_for(eager.spec, num_nodes, num_edges)
+        inputs = site.stage(inputs_for(eager.spec, signature, size))
         best = [math.inf] * len(contenders)
         for _ in range(_ROUNDS):
             for i, loaded in enumerate(contenders):
-                run = partial(loaded.run, inputs)
+                run = partial(loaded.outputs, inputs)
                 best[i] = min(best[i], max(1, site.time_ns(run)))
         for ratio, own in zip(ratios, best[1:], strict=True):
             ratio.append(own / best[0])
-        run = partial(eager.run, site.place(inputs))
+        run = partial(eager.outputs, site.place(inputs))
         peak_bytes = site.trace(run, eager.module, *size).peak_bytes
         if _GROWTH * peak_bytes > max_bytes or _GROWTH * best[0] > _LONG_RUN_NS:
             break

@@ -1,7 +1,7 @@
 """Measure the memory of a model: trace its runs on small graphs, fit, and check on larger ones."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -24,15 +24,15 @@ from serve.estimate.memory import (
     upper_hull,
 )
 from serve.lane.measure.probe import ModelProbe, Need, Run, need_for
-from serve.lane.measure.probe_graphs import Shape
+from serve.lane.measure.probe_graphs import Shape, counts_for, varied
 from serve.lane.measure.timing import SMALLEST_NODES
 from serve.lane.measure.where_measured import Processor, Site
 from serve.lane.models.loader import LoadedModel
 from serve.models.model_signature import Signature
 
 Found = TypeVar("Found")
-#: (Nodes, edges, peak of held bytes) of the graphs of each shape.
-_Held = dict[Shape, list[tuple[int, int, int]]]
+#: (Counts …, peak of held bytes) of the graphs of each shape.
+_Held = dict[Shape, list[tuple[int, ...]]]
 #: Nodes and edges of traced graphs. Both vary independently, from sparse to dense.
 _TRACED = ((60, 150), (60, 600), (90, 150), (130, 900), (200, 400), (60, 40), (200, 120))
 #: Larger sizes, for models that switch to other kernels as graphs grow.
@@ -85,31 +85,33 @@ def measure_memory(
     probe = ModelProbe(loaded, signature, site or Processor(), trial)
     inputs = probe.input_bytes()
     _run_once(probe)
-    families = _fit_families(probe, _TRACED)
+    traced, traced_large = varied(loaded.spec, _TRACED), varied(loaded.spec, _TRACED_LARGE)
+    families = _fit_families(probe, traced)
     planes, problem = families.planes(), families.problem
-    checked = _traces(probe, _checked_sizes(need_for(inputs, planes), max_bytes))
+    checked = _traces(probe, _checked_sizes(probe, need_for(inputs, planes), max_bytes))
     if problem or not _all_covered(planes, checked):
         # Small graphs may only take other kernels; the larger ones decide.
-        families = families.with_larger(_fit_families(probe, _TRACED_LARGE))
+        families = families.with_larger(_fit_families(probe, traced_large))
         planes, problem = families.planes(), families.problem
     curve, peaks = None, []
     warning = ""
     if problem or not _all_covered(planes, checked):
-        seen = [*checked, *_traces(probe, (*_TRACED, *_TRACED_LARGE))]
-        peaks = [(t.num_nodes, t.num_edges, t.peak_bytes) for t in seen]
+        seen = [*checked, *_traces(probe, (*traced, *traced_large))]
+        peaks = [(*t.counts, t.peak_bytes) for t in seen]
         curve = fit_curve(peaks)
         problem = problem or "planes fitted to small graphs do not hold for large ones"
         warning = f"memory is a fitted upper bound: {problem}"
     need = need_for(inputs, planes, curve)
 
     def ratio(found: MemoryTrace) -> float:
-        size = found.num_nodes, found.num_edges
-        return need(*size) / (inputs.at(*size) + found.peak_bytes)
+        size = found.counts
+        return need(*size) / max(1.0, inputs.at(*size) + found.peak_bytes)
 
     errors = [ratio(found) - 1 for found in checked]
     if not warning and max(errors) > _LOOSE:
         warning = f"memory is an upper bound: up to {max(errors):.0%} above need"
-    size = _shrunk(_CHECKED_SHAPES_SIZE, need, min(max_bytes, _TRACED_BYTES))
+    most_bytes = min(max_bytes, _TRACED_BYTES)
+    size = _shrunk(counts_for(loaded.spec, *_CHECKED_SHAPES_SIZE), need, most_bytes)
     for shape in filter(probe.takes, _CHECKED_SHAPES):
         found = _trace_or_none(probe, size, shape)
         if found is not None and ratio(found) < 1 - SLACK_SHARE:
@@ -121,7 +123,7 @@ def measure_memory(
     loopless = None
     if curve is not None:
         curve, held = fit_curve([*peaks, *_of_all(held)]), {}
-    else:
+    elif loaded.spec.interface is None:
         loopless = _without_loops(probe, families, held, size, allocator)
     return MemoryFit(
         inputs=inputs,
@@ -139,8 +141,9 @@ def measure_memory(
 def _run_once(probe: ModelProbe) -> None:
     """Run the model once, so that no measurement includes its first run."""
     try:
-        probe.attempt(_TRACED[0])
-        probe.loaded.run(probe.graph(*_TRACED[0]))
+        counts = counts_for(probe.loaded.spec, *_TRACED[0])
+        probe.attempt(counts)
+        probe.loaded.outputs(probe.graph(counts))
     except Exception as error:
         raise ModelError(
             f"model {probe.loaded.spec.key}: a random graph of {_TRACED[0][0]} nodes and"
@@ -166,7 +169,7 @@ class _Families:
         return _Families(joined, other.problem)
 
 
-def _fit_families(probe: ModelProbe, sizes: Iterable[tuple[int, int]]) -> _Families:
+def _fit_families(probe: ModelProbe, sizes: Sequence[tuple[int, ...]]) -> _Families:
     found = {s: fit_planes(_traces(probe, sizes, s)) for s in filter(probe.takes, _FAMILIES)}
     problems = [problem for _, problem in found.values() if problem]
     return _Families({s: planes for s, (planes, _) in found.items()}, (problems or [""])[0])
@@ -176,7 +179,7 @@ def _without_loops(
     probe: ModelProbe,
     families: _Families,
     held: _Held,
-    size: tuple[int, int],
+    size: tuple[int, ...],
     allocator: Allocator,
 ) -> Loopless | None:
     """Fit the memory of graphs whose number of self-loops S is known.
@@ -191,8 +194,8 @@ def _without_loops(
     plain = [shape for shape in families.by_shape if shape is not Shape.LOOPS]
     loops = families.by_shape.get(Shape.LOOPS, ())
     planes = families.planes(plain)
-    a_loop = max((plane.edges for plane in loops), default=math.inf)
-    if a_loop >= max((plane.edges for plane in planes), default=0.0):
+    a_loop = max((plane.per[1] for plane in loops), default=math.inf)
+    if a_loop >= max((plane.per[1] for plane in planes), default=0.0):
         return None
     # In the densest graph nodes hardly count.
     densest = max(held.get(Shape.LOOPS, []), key=lambda found: found[1] / found[0], default=None)
@@ -202,7 +205,7 @@ def _without_loops(
         loop_activations=a_loop,
         loop_held=0.0 if densest is None else densest[2] / densest[1],
     )
-    graph = probe.graph(*size, Shape.MIXED)
+    graph = probe.graph(size, Shape.MIXED)
     source, target = graph["edge_index"]
     num_loops = int((source == target).sum())
     found = _trace_or_none(probe, size, Shape.MIXED)
@@ -218,7 +221,7 @@ def _without_loops(
 
 
 def _unless_refused(
-    probe: ModelProbe, measure: Callable[[], Found], size: tuple[int, int], shape: Shape
+    probe: ModelProbe, measure: Callable[[], Found], size: tuple[int, ...], shape: Shape
 ) -> Found | None:
     """Measure; returns None when the model refuses a graph that is odd or has isolated nodes.
 
@@ -228,40 +231,41 @@ def _unless_refused(
         probe.attempt(size, shape)
         return measure()
     except Exception:
-        if shape is Shape.PLAIN and size[1] >= size[0]:
+        num_nodes, num_edges = probe.totals(size)
+        if shape is Shape.PLAIN and num_edges >= num_nodes:
             raise
         return None
 
 
-def _trace_or_none(probe: ModelProbe, size: tuple[int, int], shape: Shape) -> MemoryTrace | None:
-    return _unless_refused(probe, lambda: probe.trace(*size, shape), size, shape)
+def _trace_or_none(probe: ModelProbe, size: tuple[int, ...], shape: Shape) -> MemoryTrace | None:
+    return _unless_refused(probe, lambda: probe.trace(size, shape), size, shape)
 
 
 def _traces(
-    probe: ModelProbe, sizes: Iterable[tuple[int, int]], shape: Shape = Shape.PLAIN
+    probe: ModelProbe, sizes: Iterable[tuple[int, ...]], shape: Shape = Shape.PLAIN
 ) -> list[MemoryTrace]:
     found = (_trace_or_none(probe, size, shape) for size in sizes)
     return [trace for trace in found if trace is not None]
 
 
-def _checked_sizes(need: Need, max_bytes: int) -> list[tuple[int, int]]:
-    sizes = [(_CHECKED_NODES, int(ratio * _CHECKED_NODES)) for ratio in _CHECKED_RATIOS]
+def _checked_sizes(probe: ModelProbe, need: Need, max_bytes: int) -> list[tuple[int, ...]]:
+    graphs = [(_CHECKED_NODES, int(ratio * _CHECKED_NODES)) for ratio in _CHECKED_RATIOS]
+    sizes = varied(probe.loaded.spec, graphs)
     return [_shrunk(size, need, min(max_bytes, _TRACED_BYTES)) for size in sizes]
 
 
-def _shrunk(size: tuple[int, int], need: Need, limit_bytes: int) -> tuple[int, int]:
-    """Return `size`, or a smaller one of the same ratio that needs at most `limit_bytes`.
+def _shrunk(size: tuple[int, ...], need: Need, limit_bytes: int) -> tuple[int, ...]:
+    """Return `size`, or a smaller one of the same ratios that needs at most `limit_bytes`.
 
-    It has at least 16 nodes.
+    It has at least 16 nodes, or 16 of the first kind of them.
     """
-    nodes, edges = size
-    while nodes > SMALLEST_NODES and need(nodes, edges) > limit_bytes:
-        nodes, edges = nodes * 7 // 8, edges * 7 // 8
-    return nodes, edges
+    while size[0] > SMALLEST_NODES and need(*size) > limit_bytes:
+        size = tuple(count * 7 // 8 for count in size)
+    return size
 
 
 def _all_covered(planes: tuple[Linear, ...], traces: Iterable[MemoryTrace]) -> bool:
-    return all(covers(peak_at(planes, t.num_nodes, t.num_edges), t.peak_bytes) for t in traces)
+    return all(covers(peak_at(planes, *t.counts), t.peak_bytes) for t in traces)
 
 
 def _measure_held(probe: ModelProbe, need: Need, max_bytes: int, allocator: Allocator) -> _Held:
@@ -271,10 +275,11 @@ def _measure_held(probe: ModelProbe, need: Need, max_bytes: int, allocator: Allo
     limit = min(max_bytes, _HELD_BYTES)
     held_by = allocator.held_by
     found: _Held = {}
-    for ratio in _HELD_RATIOS:
-        size = _shrunk((_MANY_NODES, int(_MANY_NODES * ratio)), need, limit)
+    graphs = [(_MANY_NODES, int(_MANY_NODES * ratio)) for ratio in _HELD_RATIOS]
+    for many in varied(probe.loaded.spec, graphs):
+        size = _shrunk(many, need, limit)
         for shape in filter(probe.takes, _FAMILIES):
-            run = probe.runner(probe.site.place(probe.graph(*size, shape)))
+            run = probe.runner(probe.site.place(probe.graph(size, shape)))
             measure = partial(held_by, run)
             held = _unless_refused(probe, measure, size, shape)
             if held is not None:
@@ -282,5 +287,5 @@ def _measure_held(probe: ModelProbe, need: Need, max_bytes: int, allocator: Allo
     return found
 
 
-def _of_all(held: _Held) -> list[tuple[int, int, int]]:
+def _of_all(held: _Held) -> list[tuple[int, ...]]:
     return [found for of_shape in held.values() for found in of_shape]

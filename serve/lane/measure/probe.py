@@ -14,14 +14,14 @@ from serve.estimate.memory import (
     peak_at,
 )
 from serve.inputs import INPUTS, Size
-from serve.lane.measure.probe_graphs import Shape, probe_graph
+from serve.lane.measure.probe_graphs import Shape, inputs_for
 from serve.lane.measure.where_measured import Site
 from serve.lane.models.loader import LoadedModel
 from serve.models.model_signature import Signature
 
-Run = Callable[[], torch.Tensor]
-#: Peak bytes for a number of nodes and edges.
-Need = Callable[[int, int], float]
+Run = Callable[[], object]
+#: Peak bytes for a graph's counts.
+Need = Callable[..., float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,35 +33,44 @@ class ModelProbe:
     site: Site
     trial: LoadedModel | None = None
 
-    def graph(
-        self, num_nodes: int, num_edges: int, shape: Shape = Shape.PLAIN
-    ) -> dict[str, torch.Tensor]:
-        """Return the model's inputs for a graph of that size and shape."""
-        return probe_graph(num_nodes, num_edges, shape, self.loaded.spec.inputs, self.signature)
+    def graph(self, counts: tuple[int, ...], shape: Shape = Shape.PLAIN) -> dict[str, torch.Tensor]:
+        """Return the model's inputs for a graph with these counts, of that shape."""
+        return inputs_for(self.loaded.spec, self.signature, counts, shape)
+
+    def totals(self, counts: tuple[int, ...]) -> tuple[int, int]:
+        """Return the number of nodes, and of all other things."""
+        interface = self.loaded.spec.interface
+        return (counts[0], counts[1]) if interface is None else interface.totals(counts)
 
     def runner(self, inputs: dict[str, torch.Tensor]) -> Run:
         """Return a function that runs the model once."""
-        return lambda: self.loaded.run(inputs)
+        return lambda: self.loaded.outputs(inputs)
 
-    def attempt(self, size: tuple[int, int], shape: Shape = Shape.PLAIN) -> None:
+    def attempt(self, counts: tuple[int, ...], shape: Shape = Shape.PLAIN) -> None:
         """Raise what the model raises for such a graph, where an error is only that."""
         if self.trial is not None:
-            self.trial.run(self.graph(*size, shape))
+            self.trial.outputs(self.graph(counts, shape))
 
-    def trace(self, num_nodes: int, num_edges: int, shape: Shape = Shape.PLAIN) -> MemoryTrace:
+    def trace(self, counts: tuple[int, ...], shape: Shape = Shape.PLAIN) -> MemoryTrace:
         """Trace the allocations of one run."""
-        run = self.runner(self.site.place(self.graph(num_nodes, num_edges, shape)))
-        return self.site.trace(run, self.loaded.module, num_nodes, num_edges)
+        run = self.runner(self.site.place(self.graph(counts, shape)))
+        return self.site.trace(run, self.loaded.module, *counts)
 
     def takes(self, shape: Shape) -> bool:
         """Return True when the shape is plain or changes an input of this model."""
         if shape is Shape.PLAIN:
             return True
-        needs = "batch" if shape in (Shape.SINGLES, Shape.LOPSIDED) else "edge_index"
+        of_graphs = shape in (Shape.SINGLES, Shape.LOPSIDED)
+        if (interface := self.loaded.spec.interface) is not None:
+            slots = interface.inputs
+            return bool(interface.graphs) if of_graphs else any(slot.is_links for slot in slots)
+        needs = "batch" if of_graphs else "edge_index"
         return needs in self.loaded.spec.inputs
 
     def input_bytes(self) -> Linear:
         """Return the bytes of the staged inputs."""
+        if (interface := self.loaded.spec.interface) is not None:
+            return Linear(*interface.bytes_per(interface.inputs))
         sizes: dict[Size, int] = {
             "F": self.signature.num_features,
             "D": self.signature.edge_dim or 0,
@@ -69,21 +78,22 @@ class ModelProbe:
         each_bytes = {"N": 0, "E": 0}
         for name in self.loaded.spec.inputs:
             each_bytes[INPUTS[name].per[0]] += INPUTS[name].bytes_each(sizes)
-        return Linear(each_bytes["N"], each_bytes["E"], 0.0)
+        return Linear((each_bytes["N"], each_bytes["E"]), 0.0)
 
     def output_bytes(self) -> Linear:
         """Return an upper bound of the output's bytes; each node may be a graph of its own."""
+        if (interface := self.loaded.spec.interface) is not None:
+            return Linear(*interface.bytes_per(interface.outputs))
         row = 4 * self.signature.num_outputs
         many = self.signature.rows == "node" or "batch" in self.loaded.spec.inputs
-        return Linear(row, 0.0, 0.0) if many else Linear(0.0, 0.0, row)
+        return Linear((row, 0.0), 0.0) if many else Linear((0.0, 0.0), row)
 
 
 def need_for(inputs: Linear, planes: tuple[Linear, ...], curve: Curve | None = None) -> Need:
-    """Return the bytes of inputs and activations as a function of nodes and edges."""
+    """Return the bytes of inputs and activations as a function of a graph's counts."""
 
-    def need(num_nodes: int, num_edges: int) -> float:
-        size = num_nodes, num_edges
-        live = max(peak_at(planes, *size), 0.0 if curve is None else curve.at(*size))
-        return inputs.at(*size) + live
+    def need(*counts: int) -> float:
+        live = max(peak_at(planes, *counts), 0.0 if curve is None else curve.at(*counts))
+        return inputs.at(*counts) + live
 
     return need

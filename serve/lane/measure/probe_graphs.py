@@ -5,14 +5,18 @@ the number of graphs G in `batch`. Live bytes are linear in those too, so their 
 everything between: no loops or only loops, one graph or one per node.
 """
 
+from collections.abc import Sequence
 from enum import Enum
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from serve.graphs.random_inputs import random_inputs
+from serve.graphs.random_inputs import declared_inputs, random_inputs
 from serve.inputs import Size
+from serve.interface import Interface
 from serve.models.model_signature import Signature
+from serve.models.repository import ModelSpec
 
 
 class Shape(Enum):
@@ -44,28 +48,96 @@ def probe_graph(
     Dtypes and shapes are those of ``serve.inputs``.
     """
     rng = np.random.default_rng((num_nodes, num_edges))
-    # The ring leaves no node without an edge, if there are edges enough.
-    ring = min(num_nodes, num_edges)
-    source = np.concatenate([np.arange(ring), rng.integers(0, num_nodes, num_edges - ring)])
-    step = np.concatenate([np.ones(ring, np.int64), rng.integers(1, num_nodes, num_edges - ring)])
-    target = (source + step) % num_nodes
-    batch = np.zeros(num_nodes, dtype=np.int64)
-    if shape is Shape.LOOPS:
-        target = source
-    elif shape is Shape.MIXED:
-        target = np.where(rng.random(num_edges) < 1 / 3, source, target)
-    elif shape is Shape.STAR:
-        source, target = rng.integers(1, num_nodes, num_edges), np.zeros_like(target)
-    elif shape is Shape.SINGLES:
-        batch = np.arange(num_nodes)
-    elif shape is Shape.LOPSIDED:
-        batch = np.maximum(0, np.arange(num_nodes) - num_nodes // 2)
+    edges = _links(rng, num_nodes, num_edges, shape)
     sizes: dict[Size, int] = {
         "N": num_nodes,
         "E": num_edges,
         "F": signature.num_features,
         "D": signature.edge_dim or 0,
     }
-    edges = np.stack([source, target])
+    batch = _graphs(num_nodes, shape)
     made = random_inputs(inputs, sizes, edges, rng, batch=batch, signed=False)
     return {name: torch.from_numpy(array) for name, array in made.items()}
+
+
+def declared_graph(
+    interface: Interface, counts: Sequence[int], shape: Shape
+) -> dict[str, torch.Tensor]:
+    """Return all declared inputs for a graph with these counts, seeded by them."""
+    rng = np.random.default_rng(tuple(counts))
+
+    def links(sources: int, targets: int, count: int, same: bool) -> NDArray[np.int64]:
+        if not sources or not targets:
+            return np.zeros((2, 0), np.int64)
+        if same and sources > 1:
+            return _links(rng, sources, count, shape)
+        ends = np.stack([rng.integers(0, sources, count), rng.integers(0, targets, count)])
+        if shape is Shape.STAR:
+            ends[1] = 0
+        return ends
+
+    made = declared_inputs(
+        interface, counts, rng, links=links, graphs=lambda things: _graphs(things, shape)
+    )
+    return {name: torch.from_numpy(array) for name, array in made.items()}
+
+
+def inputs_for(
+    spec: ModelSpec, signature: Signature, counts: tuple[int, ...], shape: Shape = Shape.PLAIN
+) -> dict[str, torch.Tensor]:
+    """Return the inputs of the model for a graph with these counts."""
+    if spec.interface is not None:
+        return declared_graph(spec.interface, counts, shape)
+    num_nodes, num_edges = counts
+    return probe_graph(num_nodes, num_edges, shape, spec.inputs, signature)
+
+
+def counts_for(spec: ModelSpec, num_nodes: int, num_edges: int) -> tuple[int, ...]:
+    """Return the model's counts for so many nodes and edges in all."""
+    if spec.interface is None:
+        return num_nodes, num_edges
+    return spec.interface.spread(num_nodes, num_edges)
+
+
+def varied(spec: ModelSpec, sizes: Sequence[tuple[int, int]]) -> list[tuple[int, ...]]:
+    """Return counts for these numbers of nodes and edges, in which each count varies by itself.
+
+    For a model with more counts than two, graphs with three and five times as much of each are
+    added.
+    """
+    found = [counts_for(spec, *size) for size in sizes]
+    usual = found[len(found) // 2]
+    if len(usual) > 2:
+        for position in range(len(usual)):
+            for factor in (3, 5):
+                more = list(usual)
+                more[position] = max(1, more[position]) * factor
+                found.append(tuple(more))
+    return list(dict.fromkeys(found))
+
+
+def _links(
+    rng: np.random.Generator, num_nodes: int, num_edges: int, shape: Shape
+) -> NDArray[np.int64]:
+    """Return the edges int64 [2, E] of a graph of at least two nodes."""
+    # The ring leaves no node without an edge, if there are edges enough.
+    ring = min(num_nodes, num_edges)
+    source = np.concatenate([np.arange(ring), rng.integers(0, num_nodes, num_edges - ring)])
+    step = np.concatenate([np.ones(ring, np.int64), rng.integers(1, num_nodes, num_edges - ring)])
+    target = (source + step) % num_nodes
+    if shape is Shape.LOOPS:
+        target = source
+    elif shape is Shape.MIXED:
+        target = np.where(rng.random(num_edges) < 1 / 3, source, target)
+    elif shape is Shape.STAR:
+        source, target = rng.integers(1, num_nodes, num_edges), np.zeros_like(target)
+    return np.stack([source, target])
+
+
+def _graphs(num_nodes: int, shape: Shape) -> NDArray[np.int64]:
+    """Return the graph that each node is in, int64 [N]."""
+    if shape is Shape.SINGLES:
+        return np.arange(num_nodes)
+    if shape is Shape.LOPSIDED:
+        return np.maximum(0, np.arange(num_nodes) - num_nodes // 2)
+    return np.zeros(num_nodes, dtype=np.int64)

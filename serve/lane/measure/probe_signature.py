@@ -15,6 +15,7 @@ from serve.errors import ModelError
 from serve.graphs.random_inputs import random_inputs
 from serve.inputs import INPUTS, Size
 from serve.lane.measure.hops import probe_reach
+from serve.lane.measure.probe_declared import is_close, probe_declared
 from serve.lane.models.loader import LoadedModel
 from serve.lane.models.union import run_union
 from serve.models.model_signature import Signature as Signature
@@ -29,6 +30,8 @@ _UNION = ((7, 12, 3), (64, 256, 4), (11, 20, 1), (40, 400, 2))
 
 def probe_signature(loaded: LoadedModel) -> Signature:
     """Run `loaded` on graphs of at most 11 nodes; raises ModelError when nothing runs."""
+    if loaded.spec.interface is not None:
+        return probe_declared(loaded, loaded.spec.interface)
     first: tuple[str, Exception] | None = None
     for num_features, edge_dim in _candidates(loaded):
         try:
@@ -93,7 +96,7 @@ def _describe(
         )
     again = run(7, 12, 3)
     # Equal up to rounding: torch's scatter on a GPU adds in any order.
-    deterministic = again is not None and _is_close(again, output)
+    deterministic = again is not None and is_close(again, output)
     empty, edgeless = run(0, 0, 0), run(3, 0, 1)
     by_node = counts == (7, 11)
     hops, exact_hops = probe_reach(loaded, num_features) if by_node else (None, None)
@@ -126,15 +129,9 @@ def _is_mergeable(
     except Exception:
         return False
     return all(
-        one.shape == other.shape and _is_close(one, other)
+        one.shape == other.shape and is_close(one, other)
         for one, other in zip(alone, merged, strict=True)
     )
-
-
-def _is_close(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Return True within 1e-4 of the expected output's scale."""
-    scale = max(float(expected.abs().max()), 1e-12)
-    return bool(((found - expected).abs() <= 1e-4 * scale).all())
 
 
 def _candidates(loaded: LoadedModel) -> Iterator[tuple[int, int | None]]:

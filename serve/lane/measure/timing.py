@@ -11,6 +11,7 @@ from serve.estimate.calibration import (
 from serve.estimate.timing import Timed, fit_time
 from serve.lane import clock
 from serve.lane.measure.probe import ModelProbe, need_for
+from serve.lane.measure.probe_graphs import varied
 from serve.progress import Progress
 
 _TIMED_RATIOS = (2, 10, 30)
@@ -40,21 +41,22 @@ def measure_time(
     need = need_for(memory.inputs, memory.activations, memory.curve)
     started_ns = clock.now_ns()
     span_ns = max(stop_at_ns - started_ns, 1_000_000)
-    graphs: dict[tuple[int, int], dict[str, torch.Tensor]] = {}
-    runs: dict[tuple[int, int], list[int]] = {}
+    graphs: dict[tuple[int, ...], dict[str, torch.Tensor]] = {}
+    runs: dict[tuple[int, ...], list[int]] = {}
 
-    def time_one(size: tuple[int, int]) -> int:
+    def time_one(size: tuple[int, ...]) -> int:
         expect(int(need(*size)))
         return _time_ns(probe, graphs[size])
 
-    for index, ratio in enumerate(_TIMED_RATIOS, start=1):
-        climb_until_ns = started_ns + span_ns * _CLIMB_SHARE * index / len(_TIMED_RATIOS)
+    smallest = _smallest(probe)
+    for index, least in enumerate(smallest, start=1):
+        climb_until_ns = started_ns + span_ns * _CLIMB_SHARE * index / len(smallest)
         for step in range(_MAX_STEPS):
-            size = SMALLEST_NODES << step, ratio * SMALLEST_NODES << step
+            size = tuple(count << step for count in least)
             too_large = need(*size) > max_bytes or clock.now_ns() > climb_until_ns
             if step >= _LEAST_STEPS and too_large:
                 break
-            graphs[size] = probe.site.stage(probe.graph(*size))
+            graphs[size] = probe.site.stage(probe.graph(size))
             runs[size] = [time_one(size)]
             if step >= _LEAST_STEPS and runs[size][0] > _LONG_RUN_NS:
                 break
@@ -68,7 +70,18 @@ def measure_time(
                 runs[size].append(time_one(size))
         tell("time", 0.2 + 0.8 * min(1.0, (clock.now_ns() - started_ns) / span_ns))
     # The first run of a size is a warm-up, if there was time for another.
-    return fit_time([Timed(*size, tuple(found[1:] or found)) for size, found in runs.items()])
+    return fit_time([Timed(size, tuple(found[1:] or found)) for size, found in runs.items()])
+
+
+def _smallest(probe: ModelProbe) -> list[tuple[int, ...]]:
+    """Return the smallest graphs, whose counts are doubled: their ratios are what varies."""
+    spec = probe.loaded.spec
+    graphs = [(SMALLEST_NODES, ratio * SMALLEST_NODES) for ratio in _TIMED_RATIOS]
+    found = varied(spec, graphs)
+    if len(found[0]) == 1:
+        # Of one kind of thing only the number can vary.
+        found += [tuple(count * 3 // 2 for count in found[0])]
+    return found
 
 
 def _time_ns(probe: ModelProbe, inputs: dict[str, torch.Tensor]) -> int:

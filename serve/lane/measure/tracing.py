@@ -19,10 +19,10 @@ from serve.estimate.memory import MemoryTrace
 _LAYER = "layer:"
 
 
-def trace(
-    run: Callable[[], torch.Tensor], module: torch.nn.Module, num_nodes: int, num_edges: int
-) -> MemoryTrace:
+def trace(run: Callable[[], object], module: torch.nn.Module, *counts: int) -> MemoryTrace:
     """Trace all CPU tensor allocations and frees of `run()`, the free of its output included.
+
+    `counts` is the size of what it runs on.
 
     Labels are `layer (Type): operation`, with the layers of `module`.
     """
@@ -47,8 +47,7 @@ def trace(
         _collect(root, "", "", found)
     found.sort(key=lambda event: event[0])
     return MemoryTrace(
-        num_nodes,
-        num_edges,
+        counts,
         tuple(size for _, size, _ in found),
         tuple(label for _, _, label in found),
     )

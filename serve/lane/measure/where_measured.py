@@ -9,7 +9,7 @@ from serve.estimate.memory import MemoryTrace
 from serve.lane import clock
 from serve.lane.measure.tracing import trace
 
-Run = Callable[[], torch.Tensor]
+Run = Callable[[], object]
 
 
 class Site(Protocol):
@@ -26,9 +26,7 @@ class Site(Protocol):
         """Return `inputs` where a lane finds a request's, so that timed runs are realistic."""
         ...
 
-    def trace(
-        self, run: Run, module: torch.nn.Module, num_nodes: int, num_edges: int
-    ) -> MemoryTrace:
+    def trace(self, run: Run, module: torch.nn.Module, *counts: int) -> MemoryTrace:
         """Trace the allocations of `run()` on placed inputs, the free of its output included."""
         ...
 
@@ -50,11 +48,9 @@ class Processor:
         """See ``Site``."""
         return inputs
 
-    def trace(
-        self, run: Run, module: torch.nn.Module, num_nodes: int, num_edges: int
-    ) -> MemoryTrace:
+    def trace(self, run: Run, module: torch.nn.Module, *counts: int) -> MemoryTrace:
         """See ``Site``."""
-        return trace(run, module, num_nodes, num_edges)
+        return trace(run, module, *counts)
 
     def time_ns(self, run: Run) -> int:
         """Return the run's time; with one thread its processor time, as on a core of its own."""

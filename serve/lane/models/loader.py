@@ -22,6 +22,7 @@ from torch.nn.parameter import is_lazy
 
 from serve.errors import InvalidInput, ModelError
 from serve.inputs import COUNTED_BY, INPUTS
+from serve.lane.models.declared import DeclaredForward
 from serve.models.repository import ModelSpec
 from serve.models.weights_file import check_weights
 
@@ -36,6 +37,23 @@ class LoadedModel:
     executor: str = field(default="eager", kw_only=True)
     #: Called when a run has ended, also by an error.
     after_run: Callable[[], None] | None = field(default=None, kw_only=True)
+    #: Runs a model that declares its inputs and outputs; None for the short form.
+    declared: DeclaredForward | None = field(default=None, kw_only=True)
+
+    def outputs(self, inputs: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Run one forward pass without autograd; returns all outputs, contiguous.
+
+        `inputs` are those that the model declares, or those of ``run``. Raises what ``run`` raises,
+        and ModelError when the outputs are not as declared.
+        """
+        if self.declared is None:
+            return (self.run(inputs),)
+        try:
+            with torch.inference_mode():
+                return self.declared(self.module, inputs)
+        finally:
+            if self.after_run is not None:
+                self.after_run()
 
     def run(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Run one forward pass without autograd; returns float32 [rows, C], contiguous.
@@ -118,7 +136,10 @@ def load_model(spec: ModelSpec) -> LoadedModel:
             )
     _map_weights(module, spec)
     module.eval().requires_grad_(False)
-    return LoadedModel(spec=spec, module=module)
+    declared = None
+    if spec.interface is not None:
+        declared = DeclaredForward(module, spec.interface, spec.key)
+    return LoadedModel(spec=spec, module=module, declared=declared)
 
 
 def _map_weights(module: torch.nn.Module, spec: ModelSpec) -> None:
@@ -126,6 +147,12 @@ def _map_weights(module: torch.nn.Module, spec: ModelSpec) -> None:
     where = f"model {spec.key}: {spec.weights}"
     check_weights(spec.weights_file, told_as=Path(spec.weights))
     state = load_file(spec.weights_file)
+    for names in tied_names(module):
+        # A file holds tensors that are one in the model once, as `safetensors.torch.save_model`
+        # writes it, or under each name.
+        held = next((state[name] for name in names if name in state), None)
+        if held is not None:
+            state |= {name: held for name in names if name not in state}
     for name, wanted in module.state_dict().items():
         given = state.get(name)
         # A lazy parameter takes whatever shape the file has.
@@ -144,6 +171,15 @@ def _map_weights(module: torch.nn.Module, spec: ModelSpec) -> None:
             if names
         ]
         raise ModelError(f"{where}: {' and '.join(parts)}")
+
+
+def tied_names(module: torch.nn.Module) -> list[list[str]]:
+    """Return the names in the module's state of each tensor that has several."""
+    by_place: dict[tuple[int, torch.Size], list[str]] = {}
+    for name, tensor in module.state_dict().items():
+        if not is_lazy(tensor) and tensor.numel():
+            by_place.setdefault((tensor.data_ptr(), tensor.shape), []).append(name)
+    return [names for names in by_place.values() if len(names) > 1]
 
 
 def _resolve(spec: ModelSpec) -> Callable[..., Any]:

@@ -6,20 +6,19 @@ therefore answers each graph as if it were alone. ``Signature.mergeable`` says w
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Literal
 
 import torch
 
 from serve.errors import ModelError
 from serve.inputs import INPUTS
+from serve.lane.models import declared
 from serve.lane.models.loader import LoadedModel, default_input
+from serve.models.model_signature import Rows
 
 Inputs = Mapping[str, torch.Tensor]
 
 
-def run_union(
-    model: LoadedModel, graphs: Sequence[Inputs], rows: Literal["node", "graph"]
-) -> tuple[torch.Tensor, ...]:
+def run_union(model: LoadedModel, graphs: Sequence[Inputs], rows: Rows) -> tuple[torch.Tensor, ...]:
     """Return the model's output float32 [rows, C] for each of `graphs`, from one run.
 
     `graphs` are inputs for ``LoadedModel.run``. `rows` says whether the output has a row for each
@@ -39,7 +38,26 @@ def run_union(
     return tuple(torch.split(output, counts))
 
 
-def rows_wanted(graph: Inputs, rows: Literal["node", "graph"]) -> int:
+def run_parts(
+    model: LoadedModel, graphs: Sequence[Inputs], rows: Rows
+) -> tuple[tuple[torch.Tensor, ...], ...]:
+    """Return all outputs of the model for each of `graphs`, from one run; see ``run_union``.
+
+    Raises ModelError for graphs that cannot be joined.
+    """
+    forward = model.declared
+    if forward is None:
+        return tuple((output,) for output in run_union(model, graphs, rows))
+    if len(graphs) == 1:
+        return (model.outputs(graphs[0]),)
+    try:
+        joined, sizes = declared.join(forward, graphs)
+    except ValueError as error:
+        raise ModelError(f"model {model.spec.key}: {error}") from error
+    return declared.split(forward.interface, model.outputs(joined), sizes)
+
+
+def rows_wanted(graph: Inputs, rows: Rows) -> int:
     """Return the number of output rows for the graph; reads its `batch` if there is one."""
     return graph["x"].shape[0] if rows == "node" else _graphs_in(graph)
 

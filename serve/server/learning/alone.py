@@ -17,7 +17,7 @@ import numpy as np
 from serve.core.types import Nanos
 from serve.errors import ServeError
 from serve.estimate import Overhead
-from serve.graphs.random_inputs import random_inputs
+from serve.graphs.random_inputs import declared_inputs, random_inputs
 from serve.inputs import Size as SizeName
 from serve.obs.record import RequestRecord
 from serve.server import clock
@@ -39,6 +39,7 @@ IDLE_NS = Nanos(10_000_000)
 PROBE_NODES = (16, 1024, 8192)
 PROBE_EDGES_PER_NODE = 10
 PROBE_BYTES = 8 << 20
+_SOME_NODES = 1000
 #: Repetitions of each observation for the estimators, which move by small steps because they are
 #: made for a stream of noisy runs.
 LESSONS = 20
@@ -106,18 +107,23 @@ class LoneRequests:
         ]
         if not seen:
             return
-        fastest, *_ = min(seen, key=lambda one: one[0].estimator.run_ns(*seen[-1][1]))
-        inputs = fastest.estimator.calibration.memory.inputs
+        largest = seen[-1][1]
+        fastest, *_ = min(
+            seen, key=lambda one: one[0].estimator.run_ns(*probe_counts(one[0], *largest))
+        )
         overhead.calibrate(
             [
-                (int(inputs.at(*size)), solo_ns - int(fastest.estimator.fitted_ns(*size)))
+                (
+                    fastest.estimator.input_bytes(*(counts := probe_counts(entry, *size))),
+                    solo_ns - int(fastest.estimator.fitted_ns(*counts)),
+                )
                 for entry, size, _, solo_ns in seen
                 if entry is fastest
             ]
         )
         for _ in range(LESSONS):
             for entry, size, run_ns, solo_ns in seen:
-                entry.estimator.observe_typical(*size, run_ns, solo_ns)
+                entry.estimator.observe_typical(probe_counts(entry, *size), run_ns, solo_ns)
 
 
 def shows_solo_time(record: RequestRecord) -> bool:
@@ -128,14 +134,32 @@ def shows_solo_time(record: RequestRecord) -> bool:
 def _sizes(entry: ModelEntry, largest_bytes: int) -> list[tuple[int, int]]:
     """Return (nodes, edges) of the graphs sent to a model, in rising order."""
     inputs = entry.estimator.calibration.memory.inputs
-    most = max(1, int(largest_bytes / inputs.at(1, PROBE_EDGES_PER_NODE)))
+    # For enough nodes that each kind of them has some.
+    some = probe_counts(entry, _SOME_NODES, PROBE_EDGES_PER_NODE * _SOME_NODES)
+    most = max(1, int(_SOME_NODES * largest_bytes / inputs.at(*some)))
     chosen = sorted({min(num_nodes, most) for num_nodes in PROBE_NODES})
     return [(num_nodes, PROBE_EDGES_PER_NODE * num_nodes) for num_nodes in chosen]
+
+
+def probe_counts(entry: ModelEntry, num_nodes: int, num_edges: int) -> tuple[int, ...]:
+    """Return the model's counts for a graph of that size, as `probe_tensors` makes it."""
+    interface = entry.spec.interface
+    return (num_nodes, num_edges) if interface is None else interface.spread(num_nodes, num_edges)
+
+
+def counts_of(entry: ModelEntry, num_nodes: int, num_edges: int) -> tuple[int, ...] | None:
+    """Return the model's counts for a request of that size; None where more counts are needed."""
+    interface = entry.spec.interface
+    return (
+        None if interface and not interface.is_simple else probe_counts(entry, num_nodes, num_edges)
+    )
 
 
 def probe_tensors(entry: ModelEntry, num_nodes: int, num_edges: int) -> Arrays:
     """Return every input that the model takes, for a random graph."""
     rng = np.random.default_rng(num_nodes)
+    if (interface := entry.spec.interface) is not None:
+        return declared_inputs(interface, interface.spread(num_nodes, num_edges), rng)
     signature = entry.signature
     sizes: dict[SizeName, int] = {
         "N": num_nodes,

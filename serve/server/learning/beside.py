@@ -17,7 +17,12 @@ from serve.errors import ServeError
 from serve.server import clock
 from serve.server.api import InferCall, Ticket
 from serve.server.catalogue import ModelEntry
-from serve.server.learning.alone import PROBE_EDGES_PER_NODE, PROBE_NODES, probe_call
+from serve.server.learning.alone import (
+    PROBE_EDGES_PER_NODE,
+    PROBE_NODES,
+    probe_call,
+    probe_counts,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -85,7 +90,7 @@ def _largest(entry: ModelEntry, limit_bytes: int) -> InferCall | None:
     chosen = None
     for num_nodes in PROBE_NODES:
         size = num_nodes, PROBE_EDGES_PER_NODE * num_nodes
-        estimate = entry.estimator.estimate(*size)
+        estimate = entry.estimator.estimate(*probe_counts(entry, *size))
         if estimate.reserve_bytes <= limit_bytes and (
             chosen is None or estimate.run_ns <= _LONGEST_NS
         ):

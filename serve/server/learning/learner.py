@@ -8,7 +8,7 @@ from serve.errors import ServeError
 from serve.obs.record import RequestRecord
 from serve.server.catalogue import ModelCatalogue
 from serve.server.lane_run import Lesson
-from serve.server.learning.alone import shows_solo_time
+from serve.server.learning.alone import counts_of, shows_solo_time
 from serve.server.learning.beside import is_news
 
 _log = logging.getLogger(__name__)
@@ -58,5 +58,8 @@ class Learner:
             entry = self._catalogue.get(record.model, record.version)
         except ServeError:
             return  # unloaded meanwhile
+        counts = counts_of(entry, record.num_nodes, record.num_edges)
+        if counts is None:
+            return
         with self._lock:
-            entry.estimator.observe_solo(record.num_nodes, record.num_edges, record.latency_ns)
+            entry.estimator.observe_solo(counts, record.latency_ns)

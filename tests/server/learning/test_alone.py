@@ -42,7 +42,7 @@ class World:
     def entry(self, name, calibration):
         return SimpleNamespace(
             key=f"{name}:1",
-            spec=SimpleNamespace(name=name, inputs=("x", "edge_index")),
+            spec=SimpleNamespace(name=name, inputs=("x", "edge_index"), interface=None),
             signature=SIGNATURE,
             estimator=ModelEstimator(calibration, self.overhead),
         )

@@ -33,7 +33,7 @@ def entry(name, node_ns=1):
             reserve_bytes=NODE_BYTES * nodes, run_ns=node_ns * nodes
         )
     )
-    spec = SimpleNamespace(name=name, inputs=("x", "edge_index"))
+    spec = SimpleNamespace(name=name, inputs=("x", "edge_index"), interface=None)
     return SimpleNamespace(spec=spec, signature=SIGNATURE, estimator=estimator)
 
 

@@ -1,0 +1,221 @@
+"""The inputs and outputs that a model declares: names, datatypes and symbolic shapes.
+
+A shape is made of numbers and symbols. A symbol is a count: of nodes, edges, labelled pairs or
+whatever else a request brings any number of. An input whose shape holds a symbol tells its count.
+An index input names, by a symbol, the things that its values point to. A symbol that is pointed to
+and in no shape counts graphs: it is one more than the largest value.
+
+    x           FP32  ["N", 16]
+    edge_index  INT64 [2, "E"]   values are nodes: in [0, N)
+    batch       INT64 ["N"]      values are graphs: in [0, G), and G is what they say
+
+Models with the short form of inputs (``serve.inputs``) declare nothing.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from serve.errors import InvalidInput
+
+#: Datatypes that inputs and outputs may have, by the protocol's name, and their name in numpy and
+#: torch.
+DTYPES = {
+    "FP32": "float32",
+    "FP64": "float64",
+    "FP16": "float16",
+    "INT64": "int64",
+    "INT32": "int32",
+    "INT16": "int16",
+    "INT8": "int8",
+    "UINT8": "uint8",
+    "BOOL": "bool",
+}
+
+Dim = int | str
+
+
+def is_float(datatype: str) -> bool:
+    """Return True for a datatype of floating-point numbers."""
+    return datatype.startswith("FP")
+
+
+@dataclass(frozen=True)
+class TensorSlot:
+    """One input or output."""
+
+    name: str
+    #: A key of ``DTYPES``.
+    datatype: str
+    shape: tuple[Dim, ...]
+
+    @property
+    def dtype(self) -> str:
+        """Name of its dtype in numpy and torch."""
+        return DTYPES[self.datatype]
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """Symbols of its shape, in order."""
+        return tuple(dim for dim in self.shape if isinstance(dim, str))
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one element."""
+        return np.dtype(self.dtype).itemsize
+
+    def shape_for(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """Return its shape for these sizes, with -1 for a symbol that is not among them."""
+        return tuple(sizes.get(dim, -1) if isinstance(dim, str) else dim for dim in self.shape)
+
+
+@dataclass(frozen=True)
+class InputSlot(TensorSlot):
+    """One input."""
+
+    #: Symbol that bounds its values, or one for each row; empty when it is no index.
+    index: tuple[str, ...] = ()
+    #: A request may leave it out; forward then gets the default, or None without one.
+    optional: bool = False
+    default: float | None = None
+    #: Values lie in [low, high). Integers outside are refused; floats are only drawn from there.
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def is_links(self) -> bool:
+        """True for an index with two rows: sources and targets."""
+        return bool(self.index) and len(self.shape) == 2 and self.shape[0] == 2
+
+    @property
+    def row_bounds(self) -> tuple[str, ...]:
+        """Symbol that bounds each row of an index of several rows, or all of it."""
+        rows = self.shape[0]
+        if len(self.index) == 1 and isinstance(rows, int):
+            return self.index * rows
+        return self.index
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Range to draw values from: as declared, else [0, 1)."""
+        return (
+            0.0 if self.low is None else self.low,
+            1.0 if self.high is None else self.high,
+        )
+
+
+@dataclass(frozen=True)
+class Interface:
+    """All inputs and outputs of a model, in the order of its forward."""
+
+    inputs: tuple[InputSlot, ...]
+    outputs: tuple[TensorSlot, ...]
+
+    @cached_property
+    def by_name(self) -> dict[str, InputSlot]:
+        """Inputs by name."""
+        return {slot.name: slot for slot in self.inputs}
+
+    @cached_property
+    def nodes(self) -> tuple[str, ...]:
+        """Symbols that count nodes: those pointed to; without any, the first symbol."""
+        bound = tuple(dict.fromkeys(s for slot in self.inputs for s in slot.symbols))
+        pointed = {symbol for slot in self.inputs for symbol in slot.index}
+        return tuple(symbol for symbol in bound if symbol in pointed) or bound[:1]
+
+    @cached_property
+    def counts(self) -> tuple[str, ...]:
+        """Symbols that a request's shapes tell: of nodes, then all others."""
+        bound = dict.fromkeys(s for slot in self.inputs for s in slot.symbols)
+        return (*self.nodes, *(symbol for symbol in bound if symbol not in self.nodes))
+
+    @cached_property
+    def graphs(self) -> dict[str, InputSlot]:
+        """Symbols that count graphs, and the index that tells each."""
+        return {
+            symbol: slot
+            for slot in self.inputs
+            for symbol in slot.index
+            if symbol not in self.counts
+        }
+
+    def totals(self, counts: Sequence[int]) -> tuple[int, int]:
+        """Return the number of nodes and of all other things, for reports."""
+        nodes = len(self.nodes)
+        return sum(counts[:nodes]), sum(counts[nodes:])
+
+    def spread(self, num_nodes: int, num_edges: int) -> tuple[int, ...]:
+        """Return counts with these totals, as evenly as whole numbers allow."""
+        nodes, others = len(self.nodes), len(self.counts) - len(self.nodes)
+        return (*_shares(num_nodes, nodes), *_shares(num_edges, others))
+
+    @property
+    def is_simple(self) -> bool:
+        """True when numbers of nodes and edges tell all counts."""
+        return len(self.nodes) == 1 and len(self.counts) <= 2
+
+    def sizes(self, counts: Sequence[int]) -> dict[str, int]:
+        """Return each symbol's count; there may be as many graphs as nodes."""
+        sizes = dict(zip(self.counts, counts, strict=True))
+        for symbol, slot in self.graphs.items():
+            sizes[symbol] = sizes[slot.symbols[0]] if slot.symbols else 1
+        return sizes
+
+    def counts_of(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+        """Return the counts that the inputs' shapes tell, which have the declared ranks.
+
+        Raises InvalidInput when two of them disagree, naming both.
+        """
+        found: dict[str, tuple[int, str]] = {}
+        for slot in self.inputs:
+            for dim, size in zip(slot.shape, shapes.get(slot.name, ()), strict=False):
+                if isinstance(dim, str):
+                    other, by = found.setdefault(dim, (size, slot.name))
+                    if other != size:
+                        raise InvalidInput(
+                            f"tensor '{slot.name}': {size} {dim}, but '{by}' has {other} {dim}"
+                        )
+        return tuple(found[symbol][0] for symbol in self.counts)
+
+    def graph_counts(self, arrays: Mapping[str, Any], sizes: dict[str, int]) -> None:
+        """Set the numbers of graphs in `sizes`, by the values of the indices in `arrays`.
+
+        An index that a request leaves out means one graph, none where there is nothing to point.
+        """
+        for symbol, slot in self.graphs.items():
+            things = prod(slot.shape_for(sizes))
+            values = arrays.get(slot.name)
+            if values is None or not things:
+                sizes[symbol] = min(1, things)
+            else:
+                sizes[symbol] = max(sizes.get(symbol, 0), int(values.max()) + 1)
+
+    def bytes_per(self, slots: Iterable[TensorSlot]) -> tuple[tuple[float, ...], float]:
+        """Return the bytes of `slots` for one more of each count, and those of fixed size.
+
+        A tensor with two symbols is not linear; its bytes are those at a count of 1 of the others.
+        """
+        per = dict.fromkeys(self.counts, 0.0)
+        fixed = 0.0
+        for slot in slots:
+            size = float(slot.element_bytes * prod(d for d in slot.shape if isinstance(d, int)))
+            symbols = [self.graphs[s].symbols[0] if s in self.graphs else s for s in slot.symbols]
+            if symbols:
+                per[symbols[0]] += size
+            else:
+                fixed += size
+        return tuple(per.values()), fixed
+
+
+def interface_json(interface: Interface) -> str:
+    """Return the interface as JSON, as clients find it in a model's metadata."""
+    return msgspec.json.encode(interface).decode()
+
+
+def _shares(total: int, count: int) -> list[int]:
+    return [(total + i) // count for i in range(count)][::-1]

@@ -1,0 +1,217 @@
+"""The inputs of a request for a model that declares them, in the shared pool.
+
+Every tensor is copied and then checked where it lies: indices against the numbers of things that
+they point to, integers against their declared range, and floats for numbers that are none.
+"""
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from serve.core.types import Sized, Task
+from serve.errors import InvalidInput, InvariantViolation
+from serve.interface import InputSlot, Interface, TensorSlot, is_float
+from serve.ipc.messages import TensorRef
+from serve.ipc.shared_pool import SharedPool
+from serve.server.api import InferCall, Tensor
+from serve.server.catalogue import ModelEntry
+from serve.server.request_inputs import SentInputs
+from serve.server.staging import Layout, Staged, aligned, plan_layout, take_block
+
+_Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class DeclaredInputs(SentInputs):
+    """The inputs of a request that brings the tensors that its model declares."""
+
+    def __init__(
+        self, call: InferCall, entry: ModelEntry, pool: SharedPool, *, check_finite: bool
+    ) -> None:
+        """Size the request and plan its layout.
+
+        Raises InvalidInput for shapes that disagree, and for a request without nodes or other
+        things that the model cannot take.
+        """
+        super().__init__(call, entry, pool)
+        interface = entry.spec.interface
+        if interface is None:
+            raise InvariantViolation(f"model {entry.spec.key} declares no inputs")
+        self._interface: Interface = interface
+        self._check_finite = check_finite
+        shapes = {name: tensor.shape for name, tensor in call.tensors.items()}
+        self._counts = _checked_counts(call, entry, interface, shapes)
+        self._totals = interface.totals(self._counts)
+        self._layout = plan_layout(
+            shapes,
+            entry.spec.inputs,
+            _output_bytes(interface.outputs, interface.sizes(self._counts)),
+            dtypes={slot.name: slot.dtype for slot in interface.inputs},
+        )
+        #: Places of the outputs; empty until the number of graphs is known, when staged.
+        self._outputs: tuple[TensorRef, ...] = ()
+
+    @property
+    def layout(self) -> Layout:
+        """See ``RequestInputs``."""
+        return self._layout
+
+    @property
+    def output_refs(self) -> tuple[TensorRef, ...]:
+        """See ``RequestInputs``."""
+        return self._outputs
+
+    def counts(self, task: Task) -> tuple[int, ...]:
+        """See ``RequestInputs``."""
+        return self._counts
+
+    def expected(self) -> Sized:
+        """See ``RequestInputs``."""
+        return Sized(*self._totals, self.entry.estimator.estimate(*self._counts))
+
+    def stage(self) -> bool:
+        """See ``RequestInputs``."""
+        block = take_block(self._pool, self._layout) if self.staged is None else self.staged.block
+        staged = self._layout.at(block)
+        sizes = dict(zip(self._interface.counts, self._counts, strict=True))
+        try:
+            arrays = {
+                ref.name: self._staged(self._interface.by_name[ref.name], ref, sizes)
+                for ref in staged.inputs
+            }
+        except BaseException:
+            if self.staged is None:
+                self._pool.free(block)
+            raise
+        self._interface.graph_counts(arrays, sizes)
+        self._outputs = _output_refs(self._interface.outputs, sizes, staged)
+        self.staged = staged
+        return False
+
+    def exact(self, task: Task) -> Sized:
+        """Return what was expected: the shapes tell the exact size."""
+        return Sized(*self._totals, task.estimate)
+
+    def read_outputs(self, shape: tuple[int, int]) -> dict[str, _Array] | None:
+        """See ``RequestInputs``."""
+        if self.staged is None:
+            return None
+        wanted = self.call.wanted
+        return {
+            ref.name: self._pool.array(ref.offset_bytes, ref.dtype, ref.shape).copy()
+            for ref in self._outputs
+            if not wanted or ref.name in wanted
+        }
+
+    def _staged(self, slot: InputSlot, ref: TensorRef, sizes: Mapping[str, int]) -> _Array:
+        """Copy one tensor to its place and check it there; returns it."""
+        target = self._pool.array(ref.offset_bytes, ref.dtype, ref.shape)
+        _copy(self.call.tensors[slot.name], target)
+        if slot.index:
+            _check_index(slot, target, self._bounds(slot, sizes))
+        elif slot.datatype == "BOOL":
+            raw = self._pool.array(ref.offset_bytes, "uint8", ref.shape)
+            _check_range(slot.name, raw, 0, 2, "a BOOL is 0 or 1")
+        elif not is_float(slot.datatype):
+            low, high = (int(bound) for bound in slot.bounds)
+            _check_range(slot.name, target, low, high, f"it must be in [{low}, {high})")
+        elif self._check_finite:
+            _check_finite(slot.name, target)
+        return target
+
+    def _bounds(self, slot: InputSlot, sizes: Mapping[str, int]) -> list[tuple[str, int]]:
+        """Return symbol and number of the things that each row points to."""
+        # No more graphs than things in them: whatever is in none has no part in the answer.
+        graphs = sizes.get(slot.symbols[0], 0) if slot.symbols else 0
+        return [(symbol, sizes.get(symbol, graphs)) for symbol in slot.row_bounds]
+
+
+def _checked_counts(
+    call: InferCall,
+    entry: ModelEntry,
+    interface: Interface,
+    shapes: Mapping[str, tuple[int, ...]],
+) -> tuple[int, ...]:
+    """Return the request's counts; raises InvalidInput for those that the model cannot take."""
+    counts = interface.counts_of(shapes)
+    num_nodes, num_others = interface.totals(counts)
+    nodes = len(interface.nodes)
+    if num_nodes == 0 and not entry.signature.accepts_empty:
+        raise InvalidInput(
+            f"the request has 0 {' and '.join(interface.counts[:nodes])}, which model"
+            f" '{call.model}' cannot take"
+        )
+    if num_others == 0 and len(counts) > nodes and not entry.signature.accepts_edgeless:
+        raise InvalidInput(
+            f"the request has 0 {' and '.join(interface.counts[nodes:])}, which model"
+            f" '{call.model}' cannot take"
+        )
+    return counts
+
+
+def _output_bytes(slots: tuple[TensorSlot, ...], sizes: Mapping[str, int]) -> int:
+    return sum(aligned(slot.element_bytes * prod(slot.shape_for(sizes))) for slot in slots)
+
+
+def _output_refs(
+    slots: tuple[TensorSlot, ...], sizes: Mapping[str, int], staged: Staged
+) -> tuple[TensorRef, ...]:
+    """Return the place of each output, one after the other in the place of all."""
+    refs = []
+    offset_bytes = staged.output_offset_bytes
+    for slot in slots:
+        ref = TensorRef(slot.name, slot.dtype, slot.shape_for(sizes), offset_bytes)
+        refs.append(ref)
+        offset_bytes += aligned(ref.size_bytes)
+    return tuple(refs)
+
+
+def _copy(source: Tensor, target: _Array) -> None:
+    """Copy a request's tensor; INT32 becomes INT64 where that is the declared datatype."""
+    flat = target.reshape(-1)
+    narrow = source.datatype == "INT32" and target.dtype == np.int64
+    read = np.dtype("<i4") if narrow else target.dtype.newbyteorder("<")
+    start = 0
+    for piece in source.pieces():
+        part = np.frombuffer(piece, read)
+        flat[start : start + part.size] = part
+        start += part.size
+
+
+def _check_index(slot: InputSlot, values: _Array, bounds: list[tuple[str, int]]) -> None:
+    """Raise InvalidInput unless all values point to things that are there."""
+    parts: list[tuple[tuple[int, ...], _Array]] = [((), values)]
+    if len({bound for _, bound in bounds}) == 1:
+        bounds = bounds[:1]
+    else:
+        parts = [((row,), values[row]) for row in range(len(bounds))]
+    for (at, part), (symbol, bound) in zip(parts, bounds, strict=True):
+        rule = f"it must be in [0, {bound}), the number of {symbol}"
+        _check_range(slot.name, part, 0, bound, rule, at)
+
+
+def _check_range(
+    name: str, values: _Array, low: int, high: int, rule: str, at: tuple[int, ...] = ()
+) -> None:
+    """Raise InvalidInput for the first value outside [low, high); `at` is the place of `values`."""
+    if not values.size or (low <= int(values.min()) and int(values.max()) < high):
+        return
+    flat = int(np.flatnonzero(((values < low) | (values >= high)).reshape(-1))[0])
+    place = (*at, *(int(i) for i in np.unravel_index(flat, values.shape)))
+    raise InvalidInput(
+        f"input '{name}' [{', '.join(map(str, place))}] is {values.reshape(-1)[flat]}; {rule}"
+    )
+
+
+def _check_finite(name: str, values: _Array) -> None:
+    """Raise InvalidInput for the first value that is no finite number."""
+    finite = np.isfinite(values)
+    count = int(values.size - np.count_nonzero(finite))
+    if count:
+        flat = int(np.flatnonzero(~finite.reshape(-1))[0])
+        place = ", ".join(str(int(i)) for i in np.unravel_index(flat, values.shape))
+        raise InvalidInput(
+            f"input '{name}' [{place}] is {values.reshape(-1)[flat]}; features must be finite"
+            f" ({count} of {values.size} are not)"
+        )

@@ -1,0 +1,32 @@
+"""One server for the models of the gallery, and each as this process runs it."""
+
+import warnings
+
+import pytest
+
+from bench.kit.servers import ServerProcess
+from tests.e2e.support import raw_channel
+from tests.gallery import entries
+
+
+@pytest.fixture(scope="session")
+def gallery(tmp_path_factory):
+    root = tmp_path_factory.mktemp("gallery")
+    with warnings.catch_warnings():
+        # Torch warns of its sparse matrices once in a process, wherever that is.
+        warnings.filterwarnings("ignore", "Sparse", UserWarning)
+        return root, {name: entries.write(root, name) for name in entries.GALLERY}
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory, gallery):
+    root, _ = gallery
+    folder = tmp_path_factory.mktemp("server")
+    with ServerProcess(folder, repository=root) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def call(server):
+    with raw_channel(server) as found:
+        yield found

@@ -1,0 +1,155 @@
+"""Models of the kinds that users bring; needs torch and PyG alone, as a model's own file does."""
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import (
+    ChebConv,
+    GATConv,
+    GCNConv,
+    GINEConv,
+    GraphUNet,
+    HGTConv,
+    LightGCN,
+    NNConv,
+    RGCNConv,
+    SAGEConv,
+    SchNet,
+    TransformerConv,
+    global_add_pool,
+    to_hetero,
+)
+
+TYPES = ["author", "paper"]
+EDGES = [("author", "writes", "paper"), ("paper", "cites", "paper"), ("paper", "by", "author")]
+
+
+class Relational(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = RGCNConv(16, 32, num_relations=4)
+        self.second = RGCNConv(32, 7, num_relations=4, num_bases=2)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_type: Tensor) -> Tensor:
+        return self.second(self.first(x, edge_index, edge_type).relu(), edge_index, edge_type)
+
+
+class Hetero(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        channels = {"author": 8, "paper": 12}
+        self.first = HGTConv(channels, 16, (TYPES, EDGES), heads=2)
+        self.second = HGTConv(16, 16, (TYPES, EDGES), heads=2)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x_dict, edge_index_dict):
+        found = self.first(x_dict, edge_index_dict)
+        found = self.second({name: x.relu() for name, x in found.items()}, edge_index_dict)
+        return {"author": self.head(found["author"]), "paper": self.head(found["paper"])}
+
+
+class _Sage(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = SAGEConv((8, 8), 16)
+        self.second = SAGEConv((16, 16), 4)
+
+    def forward(self, x, edge_index):
+        return self.second(self.first(x, edge_index).relu(), edge_index)
+
+
+def to_hetero_sage() -> nn.Module:
+    return to_hetero(_Sage(), (TYPES, EDGES))
+
+
+class Molecules(nn.Module):
+    """OGB's integer features of atoms and bonds, pooled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.atoms = nn.ModuleList(nn.Embedding(20, 16) for _ in range(3))
+        self.bonds = nn.Embedding(5, 16)
+        layers = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 16))
+        self.conv = GINEConv(layers)
+        self.head = nn.Linear(16, 1)
+
+    def forward(self, x, edge_index, edge_attr, batch):
+        h = sum(atom(x[:, i]) for i, atom in enumerate(self.atoms))
+        h = self.conv(h, edge_index, self.bonds(edge_attr))
+        return self.head(global_add_pool(h, batch))
+
+
+class EdgeNetwork(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = NNConv(6, 8, nn.Sequential(nn.Linear(3, 48)))
+        self.second = TransformerConv(8, 5, edge_dim=3)
+
+    def forward(self, x, edge_index, edge_attr):
+        return self.second(self.first(x, edge_index, edge_attr).relu(), edge_index, edge_attr)
+
+
+class _Near:
+    """Pairs of atoms of a molecule that are near, without a compiled neighbour search."""
+
+    def __call__(self, pos: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
+        away = torch.cdist(pos, pos)
+        near = (away < 2.0) & (batch[:, None] == batch[None, :])
+        near.fill_diagonal_(False)
+        source, target = near.nonzero().t()
+        return torch.stack([source, target]), away[source, target]
+
+
+def schnet() -> nn.Module:
+    return SchNet(
+        hidden_channels=16, num_filters=16, num_interactions=2, num_gaussians=10, cutoff=2.0,
+        interaction_graph=_Near(),
+    )  # fmt: skip
+
+
+class Links(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = SAGEConv(16, 32), SAGEConv(32, 8)
+
+    def forward(self, x, edge_index, edge_label_index):
+        z = self.second(self.first(x, edge_index).relu(), edge_index)
+        source, target = edge_label_index
+        return (z[source] * z[target]).sum(dim=-1)
+
+
+def lightgcn() -> nn.Module:
+    return LightGCN(num_nodes=50, embedding_dim=16, num_layers=2)
+
+
+class RecurrentCell(nn.Module):
+    """A GRU whose gates are graph convolutions, state in and out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gates = nn.ModuleList(ChebConv(4 + 8, 8, K=2) for _ in range(3))
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x, edge_index, edge_weight=None, h=None):
+        h = x.new_zeros(x.shape[0], 8) if h is None else h
+        update, reset = (
+            torch.sigmoid(gate(torch.cat([x, h], dim=1), edge_index, edge_weight))
+            for gate in self.gates[:2]
+        )
+        new = torch.tanh(self.gates[2](torch.cat([x, reset * h], dim=1), edge_index, edge_weight))
+        h = update * h + (1 - update) * new
+        return {"y": self.head(h.relu()), "h_next": h}
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = GATConv(16, 8, heads=2, add_self_loops=False)
+        self.second = GCNConv(16, 3)
+
+    def forward(self, x, edge_index):
+        h, (_, attention) = self.first(x, edge_index, return_attention_weights=True)
+        return self.second(h.relu(), edge_index), attention
+
+
+def unet() -> nn.Module:
+    return GraphUNet(8, 16, 3, depth=2, pool_ratios=0.5)
