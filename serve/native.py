@@ -100,6 +100,14 @@ def cut_json_lists(
     return _core.cut_json_lists(document, depth, key)
 
 
+def shape_of_json_list(text: BytesLike, most: int) -> list[int]:
+    """Return the sizes of a nested JSON list, as the first list of each depth shows them.
+
+    Raises ValueError for lists that are nested more than `most` deep.
+    """
+    return _core.shape_of_json_list(text, most)
+
+
 def read_json_list(
     text: BytesLike, dtype: np.dtype[Any], shape: Sequence[int], dst: BytesLike
 ) -> None:

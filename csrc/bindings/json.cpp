@@ -56,6 +56,15 @@ nb::tuple cut(nb::handle document, int depth, const std::string& key) {
     return nb::make_tuple(nb::bytes(found.rest.data(), found.rest.size()), found.lists);
 }
 
+Shape shape(nb::handle text, std::size_t most) {
+    const Buffer source(text, PyBUF_SIMPLE);
+    try {
+        return unlocked(source.size(), [&] { return shape_of_list(view_of(source), most); });
+    } catch (const JsonListError& error) {
+        throw nb::value_error(error.what());
+    }
+}
+
 void read(nb::handle text, const std::string& code, const Shape& shape, nb::handle target) {
     const Buffer source(text, PyBUF_SIMPLE);
     const Buffer elements(target, PyBUF_WRITABLE);
@@ -87,6 +96,9 @@ void bind_json(nb::module_& module) {
     module.def("cut_json_lists", &cut, nb::arg("document"), nb::arg("depth"), nb::arg("key"),
                nb::sig("def cut_json_lists(document: serve.native.BytesLike, depth: int, "
                        "key: str) -> tuple[bytes, list[tuple[int, int]]]"));
+    module.def("shape_of_json_list", &shape, nb::arg("text"), nb::arg("most"),
+               nb::sig("def shape_of_json_list(text: serve.native.BytesLike, most: int) "
+                       "-> list[int]"));
     module.def("read_json_list", &read, nb::arg("text"), nb::arg("code"), nb::arg("shape"),
                nb::arg("dst"),
                nb::sig("def read_json_list(text: serve.native.BytesLike, code: str, "

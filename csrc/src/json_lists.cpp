@@ -367,6 +367,53 @@ CutDocument cut_lists(std::string_view document, int depth, std::string_view key
     return found;
 }
 
+std::vector<std::int64_t> shape_of_list(std::string_view text, std::size_t most) {
+    std::vector<std::int64_t> sizes;
+    // Depth of lists that are open now, and depths whose first list is still open: those up to it.
+    std::size_t depth = 0;
+    std::size_t first = 0;
+    const auto element = [&] {
+        if (depth > 0 && depth <= first && sizes[depth - 1] == 0) {
+            sizes[depth - 1] = 1;
+        }
+    };
+    for (std::size_t at = 0; at < text.size(); ++at) {
+        switch (text[at]) {
+            case '[':
+                element();
+                ++depth;
+                if (depth > sizes.size() && depth == first + 1) {
+                    if (depth > most) {
+                        throw JsonListError("lists are nested more than " + std::to_string(most) +
+                                            " deep");
+                    }
+                    sizes.push_back(0);
+                    first = depth;
+                }
+                break;
+            case ']':
+                first = depth == first && first > 0 ? first - 1 : first;
+                depth -= depth > 0 ? 1 : 0;
+                break;
+            case ',':
+                if (depth > 0 && depth <= first) {
+                    ++sizes[depth - 1];
+                }
+                break;
+            case '"':
+                element();
+                at = behind_string(text, at) - 1;
+                break;
+            default:
+                if (!is_space(text[at])) {
+                    element();
+                }
+                break;
+        }
+    }
+    return sizes;
+}
+
 std::size_t size_of(NumberKind kind) {
     return with_type(kind, [](auto value) { return sizeof value; });
 }

@@ -193,6 +193,26 @@ void test_lists_are_cut_where_they_are_asked_for() {
     }
 }
 
+void test_the_shape_is_that_of_the_first_lists() {
+    using gnnserve::shape_of_list;
+    CHECK((shape_of_list("[1,2,3]", 8) == Shape{3}));
+    CHECK((shape_of_list(" [ [1, 2] ,[3,4],[5,6] ] ", 8) == Shape{3, 2}));
+    CHECK((shape_of_list("[]", 8) == Shape{0}));
+    CHECK((shape_of_list("[[],[]]", 8) == Shape{2, 0}));
+    CHECK((shape_of_list("[[[1],[2]],[[3],[4]],[[5],[6]]]", 8) == Shape{3, 2, 1}));
+    CHECK((shape_of_list("[[1],[2,3]]", 8) == Shape{2, 1}));
+    CHECK((shape_of_list("[[],[[1]]]", 8) == Shape{2, 0}));
+    CHECK((shape_of_list(R"(["a,]","b"])", 8) == Shape{2}));
+    CHECK(shape_of_list("7", 8).empty());
+    bool refused = false;
+    try {
+        shape_of_list("[[[1]]]", 2);
+    } catch (const JsonListError&) {
+        refused = true;
+    }
+    CHECK(refused);
+}
+
 void test_any_bytes_are_borne() {
     std::mt19937 random(2);
     const std::string letters = "[]{}\",:\\0123456789.eE+- \ntruefalsn\"data\"";
@@ -205,6 +225,7 @@ void test_any_bytes_are_borne() {
         const Shape shape{static_cast<std::int64_t>(random() % 3),
                           static_cast<std::int64_t>(random() % 3)};
         refuses<float>(text, NumberKind::kF32, shape);
+        gnnserve::shape_of_list(text, 24);
         refuses<std::int16_t>(text, NumberKind::kI16, shape);
         refuses<std::uint8_t>(text, NumberKind::kBool, shape);
     }
@@ -218,6 +239,7 @@ int main() {
     test_integers_stay_within_their_type();
     test_what_is_written_is_read_back();
     test_lists_are_cut_where_they_are_asked_for();
+    test_the_shape_is_that_of_the_first_lists();
     test_any_bytes_are_borne();
     return 0;
 }

@@ -1,6 +1,7 @@
 """The gateway as an ASGI application: routes, errors, sending of answers."""
 
 import logging
+from collections.abc import Sequence
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
@@ -17,7 +18,7 @@ from serve.rest.bodies import BodyReader, compressed
 from serve.rest.connections import PIECE_BYTES
 from serve.rest.counts import Counts
 from serve.rest.errors import RestError, from_ours
-from serve.rest.paths import BINARY, Handler, Paths, Reply
+from serve.rest.replies import BINARY, Handler, Path, Reply
 from serve.wire.messages import WireError
 
 _log = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ class Endpoint:
         """Answer one request."""
         request = Request(scope, receive)
         try:
-            if request.method == "POST":
+            if request.method in ("POST", "PUT"):
                 self._refuse_other_sites(request)
             reply = await self._handler(request)
             coding = None
@@ -89,8 +90,8 @@ def error_reply(error: RestError) -> Reply:
     return Reply(content, status=error.status, headers=error.headers)
 
 
-def make_app(paths: Paths, bodies: BodyReader, tally: Counts) -> Starlette:
-    """Return the application with all paths."""
+def make_app(paths: Sequence[Path], bodies: BodyReader, tally: Counts) -> Starlette:
+    """Return the application with these paths."""
 
     def endpoint(handler: Handler) -> Endpoint:
         return Endpoint(handler, bodies, tally)
@@ -110,9 +111,6 @@ def make_app(paths: Paths, bodies: BodyReader, tally: Counts) -> Starlette:
         return endpoint(answer)
 
     return Starlette(
-        routes=[
-            Route(path, endpoint(handler), methods=[method])
-            for method, path, handler in paths.table()
-        ],
+        routes=[Route(each.path, endpoint(each.handler), methods=[each.method]) for each in paths],
         exception_handlers={HTTPException: failed, Exception: failed},
     )

@@ -129,8 +129,13 @@ def read_request(
     wire = WireRequest(
         model, version, request.id or request_id, {**request.parameters}, inputs, asked, raws
     )
+    return Asked(make_message(wire), form)
+
+
+def make_message(request: WireRequest) -> bytes:
+    """Serialize a request; raises RestError for a number or a text that the wire cannot hold."""
     try:
-        return Asked(encode_wire_request(wire), form)
+        return encode_wire_request(request)
     except (WireError, ValueError, OverflowError, TypeError) as error:
         # A number beyond 64 bits, or a text that is not Unicode.
         raise invalid(f"body: {error}") from error

@@ -1,13 +1,7 @@
-"""The paths of the protocol, and what answers each.
+"""The paths of the protocol beside inference, and what answers each."""
 
-A handler returns a ``Reply`` or raises RestError; ``app`` makes responses of both.
-"""
-
-import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from http import HTTPStatus
-from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -16,22 +10,14 @@ from serve.pb import grpc_service_pb2 as pb
 from serve.rest.backend import PROBE_S, REPORT_S, Backend
 from serve.rest.bodies import BodyReader
 from serve.rest.counts import Counts
-from serve.rest.deadline import HEADER as TIMEOUT_HEADER
-from serve.rest.deadline import parse_timeout
-from serve.rest.errors import ClientGone, RestError, invalid
-from serve.rest.inference import HEADER_LENGTH, Parameters, parse_json, read_request, write_answer
+from serve.rest.errors import RestError, invalid
+from serve.rest.inference import Parameters, parse_json
 from serve.rest.plain import plain
-from serve.rest.threads import in_thread
+from serve.rest.replies import Handler, Path, Reply, as_json, model_of, unless_gone
 
-JSON = "application/json"
-BINARY = "application/octet-stream"
-#: Header with the id of a request whose body has none.
-REQUEST_ID = "X-Request-Id"
 #: Largest body of a request other than inference.
 _SMALL_BODY_BYTES = 64 * 1024
 
-#: Longest name of a model, version or region.
-_MOST_NAME = 256
 #: Paths of what the server does not offer, with the method of gRPC that says so.
 _NOT_OFFERED = (
     *(("TraceSetting", f"{prefix}/trace/setting") for prefix in ("/v2", "/v2/models/{model}")),
@@ -44,18 +30,6 @@ _NOT_OFFERED = (
 )
 
 _Result = TypeVar("_Result")
-
-
-class Reply(NamedTuple):
-    """Answer to a request."""
-
-    content: bytes
-    content_type: str = JSON
-    status: int = HTTPStatus.OK
-    headers: Mapping[str, str] = MappingProxyType({})
-
-
-Handler = Callable[[Request], Awaitable[Reply]]
 
 
 class IndexBody(msgspec.Struct):
@@ -78,75 +52,46 @@ class RegionBody(msgspec.Struct):
     offset: int = 0
 
 
-def as_json(value: Any, status: int = HTTPStatus.OK) -> Reply:
-    """Return a reply with `value` as JSON."""
-    return Reply(msgspec.json.encode(value), status=status)
-
-
 class Paths:
-    """Handlers of all paths but those of the documentation."""
+    """Handlers for health, metadata, the repository, shared memory, metrics and the report."""
 
-    def __init__(
-        self, backend: Backend, bodies: BodyReader, tally: Counts, most_bytes: int
-    ) -> None:
+    def __init__(self, backend: Backend, bodies: BodyReader, tally: Counts) -> None:
         self._backend = backend
         self._bodies = bodies
         self._counts = tally
-        self._most_bytes = most_bytes
 
-    def table(self) -> list[tuple[str, str, Handler]]:
-        """Return method, path and handler of each."""
-        rows: list[tuple[str, str, Handler]] = [
-            ("GET", "/v2", self.server_metadata),
-            ("GET", "/v2/health/live", self.live),
-            ("GET", "/v2/health/ready", self.ready),
-            ("GET", "/v2/models", self.model_names),
-            ("GET", "/v2/models/stats", self.statistics),
-            ("POST", "/v2/repository/index", self.repository_index),
-            ("POST", "/v2/repository/models/{model}/load", self.load),
-            ("POST", "/v2/repository/models/{model}/unload", self.unload),
-            ("GET", "/v2/systemsharedmemory/status", self.regions),
-            ("POST", "/v2/systemsharedmemory/unregister", self.unregister),
-            ("GET", "/v2/systemsharedmemory/region/{region}/status", self.regions),
-            ("POST", "/v2/systemsharedmemory/region/{region}/register", self.register),
-            ("POST", "/v2/systemsharedmemory/region/{region}/unregister", self.unregister),
-            ("GET", "/metrics", self.metrics),
-            ("GET", "/report", self.report),
-            ("GET", "/report.json", self.report),
+    def table(self) -> list[Path]:
+        """Return all paths."""
+        rows = [
+            Path("GET", "/v2", self.server_metadata),
+            Path("GET", "/v2/health/live", self.live),
+            Path("GET", "/v2/health/ready", self.ready),
+            Path("GET", "/v2/models", self.model_names),
+            Path("GET", "/v2/models/stats", self.statistics),
+            Path("POST", "/v2/repository/index", self.repository_index, IndexBody),
+            Path("POST", "/v2/repository/models/{model}/load", self.load, ModelControlBody),
+            Path("POST", "/v2/repository/models/{model}/unload", self.unload, ModelControlBody),
+            Path("GET", "/v2/systemsharedmemory/status", self.regions),
+            Path("POST", "/v2/systemsharedmemory/unregister", self.unregister),
+            Path("GET", "/v2/systemsharedmemory/region/{region}/status", self.regions),
+            Path(
+                "POST", "/v2/systemsharedmemory/region/{region}/register", self.register, RegionBody
+            ),
+            Path("POST", "/v2/systemsharedmemory/region/{region}/unregister", self.unregister),
+            Path("GET", "/metrics", self.metrics),
+            Path("GET", "/report", self.report),
+            Path("GET", "/report.json", self.report),
         ]
         for path in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
             rows += [
-                ("GET", path, self.model_metadata),
-                ("GET", f"{path}/ready", self.model_ready),
-                ("GET", f"{path}/config", self.model_config),
-                ("GET", f"{path}/stats", self.statistics),
-                ("POST", f"{path}/infer", self.infer),
+                Path("GET", path, self.model_metadata),
+                Path("GET", f"{path}/ready", self.model_ready),
+                Path("GET", f"{path}/config", self.model_config),
+                Path("GET", f"{path}/stats", self.statistics),
             ]
         for name, path in _NOT_OFFERED:
-            rows += [(method, path, self._not_offered(name)) for method in ("GET", "POST")]
+            rows += [Path(method, path, self._not_offered(name)) for method in ("GET", "POST")]
         return rows
-
-    # -- inference ----------------------------------------------------------------------------
-
-    async def infer(self, request: Request) -> Reply:
-        """Answer an inference request."""
-        limit_s = parse_timeout(request.headers.get(TIMEOUT_HEADER))
-        async with self._bodies.received(request) as body:
-            asked = await in_thread(
-                len(body),
-                read_request,
-                body,
-                request.headers.get(HEADER_LENGTH),
-                *_model(request),
-                request.headers.get(REQUEST_ID, ""),
-                self._most_bytes,
-            )
-            call = self._backend.infer(asked.message, limit_s)
-            response = await unless_gone(request, call)
-        answer = await in_thread(len(response), write_answer, response, asked.form)
-        if answer.header_length is None:
-            return Reply(answer.content)
-        return Reply(answer.content, BINARY, headers={HEADER_LENGTH: str(answer.header_length)})
 
     # -- health and metadata ------------------------------------------------------------------
 
@@ -170,17 +115,17 @@ class Paths:
 
     async def model_metadata(self, request: Request) -> Reply:
         """Return versions, inputs and outputs of a model."""
-        name, version = _model(request)
+        name, version = model_of(request)
         wanted = pb.ModelMetadataRequest(name=name, version=version)
         return await self._plain("ModelMetadata", wanted)
 
     async def model_config(self, request: Request) -> Reply:
         """Return a model's configuration in Triton's form."""
-        return as_json(plain(await self._backend.model_config(*_model(request))))
+        return as_json(plain(await self._backend.model_config(*model_of(request))))
 
     async def model_ready(self, request: Request) -> Reply:
         """Answer 200 while a model takes requests, 503 while it does not, 404 for an unknown."""
-        name, version = _model(request)
+        name, version = model_of(request)
         wanted = pb.ModelReadyRequest(name=name, version=version)
         ready = (await self._call("ModelReady", wanted)).ready
         if not ready:
@@ -191,7 +136,7 @@ class Paths:
 
     async def statistics(self, request: Request) -> Reply:
         """Return counts and durations of one model, or of all."""
-        name, version = _model(request)
+        name, version = model_of(request)
         wanted = pb.ModelStatisticsRequest(name=name, version=version)
         return await self._plain("ModelStatistics", wanted)
 
@@ -215,7 +160,7 @@ class Paths:
 
     async def _control(self, request: Request, method: str, message: Any) -> Reply:
         body = await self._small_body(request, ModelControlBody)
-        wanted = message(model_name=_model(request)[0])
+        wanted = message(model_name=model_of(request)[0])
         for name, value in body.parameters.items():
             parameter = wanted.parameters[name]
             if isinstance(value, bool):
@@ -285,6 +230,7 @@ class Paths:
         message = getattr(pb, f"{name}Request")
 
         async def ask(request: Request) -> Reply:
+            """Answer that this is not offered."""
             return await self._plain(name, message())
 
         return ask
@@ -308,36 +254,3 @@ class Paths:
             decoder = msgspec.json.Decoder(kind)
             found: _Result = parse_json(decoder, bytes(body).strip() or b"{}")
             return found
-
-
-def _model(request: Request) -> tuple[str, str]:
-    """Return the name and version in the path; empty for what is not there. Raises RestError."""
-    for what, name in request.path_params.items():
-        if len(name) > _MOST_NAME:
-            raise RestError(
-                HTTPStatus.NOT_FOUND,
-                f"name of the {what}: {len(name)} characters, at most {_MOST_NAME} are taken",
-            )
-    return request.path_params.get("model", ""), request.path_params.get("version", "")
-
-
-async def unless_gone(request: Request, work: Coroutine[Any, Any, _Result]) -> _Result:
-    """Return what `work` returns; cancels it and raises ClientGone when the client disconnects.
-
-    The body of `request` must have been read.
-    """
-    working = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(request))
-    try:
-        await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientGone
-        return working.result()
-    finally:
-        gone.cancel()
-        working.cancel()
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

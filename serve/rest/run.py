@@ -20,6 +20,8 @@ from serve.rest.backend import Backend
 from serve.rest.bodies import BodyReader
 from serve.rest.connections import IDLE_S, Connection, Connections
 from serve.rest.counts import Counts
+from serve.rest.documentation import Documentation
+from serve.rest.infer_paths import InferPaths
 from serve.rest.lifeline import ALIVE, DRAIN
 from serve.rest.paths import Paths
 from serve.rest.settings import Settings
@@ -58,9 +60,14 @@ async def _serve(settings: Settings) -> None:
     backend = Backend(settings.grpc_target, settings.http_backend, most_bytes)
     bodies = BodyReader(tally, most_bytes, _HELD_MESSAGES * most_bytes, settings.receive_timeout_s)
     connections = Connections(tally, settings.receive_timeout_s)
+    paths = [
+        *InferPaths(backend, bodies, most_bytes).table(),
+        *Paths(backend, bodies, tally).table(),
+    ]
+    paths += Documentation(backend, paths).table()
     server = _Server(
         uvicorn.Config(
-            make_app(Paths(backend, bodies, tally, most_bytes), bodies, tally),
+            make_app(paths, bodies, tally),
             http=partial(Connection, connections),
             ws="none",
             lifespan="off",

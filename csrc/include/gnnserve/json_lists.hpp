@@ -49,6 +49,11 @@ CutDocument cut_lists(std::string_view document, int depth, std::string_view key
 // Bytes of an element.
 std::size_t size_of(NumberKind kind);
 
+// Returns the sizes of a nested list, as the first list of each depth shows them; of at most `most`
+// depths. Reading with this shape finds out whether all lists are alike. Throws JsonListError for
+// deeper nesting.
+std::vector<std::int64_t> shape_of_list(std::string_view text, std::size_t most);
+
 // Reads a list of numbers (of true, false, 0 and 1 for kBool) into `target`, row-major. The list is
 // flat or nested by `shape`; `target` has exactly the size that `shape` needs. Throws JsonListError
 // for other nesting, another count, text that is not JSON, or a value that `kind` cannot hold.
