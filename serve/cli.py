@@ -16,6 +16,7 @@ import typer
 from rich.text import Text
 
 import serve
+from serve.commands import model_cli
 from serve.commands.steps import Steps
 from serve.config import effective_values, load_config
 from serve.config_schema import schema, values_table
@@ -38,9 +39,11 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help="Show the configuration, or the schema of its file.")
 app.add_typer(config_app, name="config", no_args_is_help=True)
+model_cli.add_to(app)
 _errors = Console(stderr=True)
 
 ConfigOption = Annotated[Path, typer.Option("--config", help="The configuration file (TOML).")]
+_CONFIG = Path("gnnserve.toml")
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -84,7 +87,7 @@ def _root(
 
 @app.command("serve")
 def serve_command(
-    config: ConfigOption,
+    config: ConfigOption = _CONFIG,
     grpc_port: Annotated[
         int | None,
         typer.Option(
@@ -119,7 +122,7 @@ def serve_command(
 
 @app.command()
 def check(
-    config: ConfigOption,
+    config: ConfigOption = _CONFIG,
     fast: Annotated[
         bool, typer.Option("--fast", help="Only read files: bind no port, build no model.")
     ] = False,

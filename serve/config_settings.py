@@ -5,14 +5,13 @@ environment. Its text is a TOML value, or the bare text where the key takes a st
 """
 
 import difflib
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
 
 from serve.errors import ConfigError
-from serve.toml_tables import Section, is_section
+from serve.toml_tables import Section, is_section, toml_readings
 
 #: `GNNSERVE__SERVER__HOST` sets `server.host`.
 _PREFIX = "GNNSERVE__"
@@ -94,28 +93,24 @@ def keys_of(kind: type[Section]) -> Iterator[tuple[str, Any]]:
 def _value(text: str, kind: Any) -> Any:
     """Return the value of a setting's text; raises msgspec.ValidationError when none fits."""
     # A TOML value, the elements of an array without its brackets, or the text as it is.
-    readings = [*_toml(text), *_toml(f"[{text}]"), [part.strip() for part in text.split(",")], text]
+    readings = [
+        *toml_readings(text),
+        *toml_readings(f"[{text}]"),
+        [part.strip() for part in text.split(",")],
+        text,
+    ]
     problem = None
     for reading in readings:
         try:
             msgspec.convert(reading, kind)
         except msgspec.ValidationError as error:
             # Of a number that is out of range, the range; else what the text is not.
-            if problem is None or not _toml(text):
+            if problem is None or not toml_readings(text):
                 problem = error
         else:
             return reading
     assert problem is not None
     raise problem
-
-
-def _toml(text: str) -> list[Any]:
-    """Return the value that the text is in TOML; nothing when it is none."""
-    try:
-        table = tomllib.loads(f"value = {text}")
-    except (ValueError, RecursionError):
-        return []
-    return [table["value"]] if set(table) == {"value"} else []
 
 
 def _unknown(key: str, known: Mapping[str, Any]) -> str:

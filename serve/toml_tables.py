@@ -42,6 +42,15 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
 
 
+def toml_readings(text: str) -> list[Any]:
+    """Return the value that the text is in TOML; nothing when it is none."""
+    try:
+        table = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
+        return []
+    return [table["value"]] if set(table) == {"value"} else []
+
+
 def decode_table(
     table: dict[str, Any], kind: type[StructT], where: str, hidden: frozenset[str] = frozenset()
 ) -> StructT:

@@ -15,6 +15,10 @@ TRIED = {
     "README.md": {"sh install", "sh serve", "sh demo", "python server"},
     "CONTRIBUTING.md": {"sh", "python test", "python policy"},
     "docs/client.md": {"python server", "python targets"},
+    "docs/import.md": {
+        "python file=net.py", "python file=train.py",
+        "sh import", "sh init", "sh server", "sh ask", "sh load",
+    },
     "docs/measurements/gpu.md": {"sh gpu"},
     "docs/estimates.md": {"sh dev"},
     "docs/load.md": {"sh server", "sh native", "sh simulate", "sh locust"},

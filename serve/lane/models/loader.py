@@ -114,19 +114,8 @@ def load_model(spec: ModelSpec) -> LoadedModel:
     Raises ModelError naming the step that failed, and ConfigError when the weights file has changed
     since the repository was read.
     """
+    module = build_model(spec)
     where = f"model {spec.key}: {spec.config_file}"
-    factory = _resolve(spec)
-    try:
-        module = factory(**spec.args)
-    except Exception as error:
-        raise ModelError(
-            f"{where}: model.args: {spec.factory} with {spec.args}: {_told(error)}"
-        ) from error
-    if not isinstance(module, torch.nn.Module):
-        raise ModelError(
-            f"{where}: model.factory: {spec.factory} returned a {type(module).__name__},"
-            " not a torch.nn.Module"
-        )
     for name, layer in module.named_modules():
         # A cached layer answers every later graph with the first one's normalised edges.
         if getattr(layer, "cached", False) is True:
@@ -140,6 +129,24 @@ def load_model(spec: ModelSpec) -> LoadedModel:
     if spec.interface is not None:
         declared = DeclaredForward(module, spec.interface, spec.key)
     return LoadedModel(spec=spec, module=module, declared=declared)
+
+
+def build_model(spec: ModelSpec) -> torch.nn.Module:
+    """Return what the factory makes, without weights; raises ModelError naming the step."""
+    where = f"model {spec.key}: {spec.config_file}"
+    factory = _resolve(spec)
+    try:
+        module = factory(**spec.args)
+    except Exception as error:
+        raise ModelError(
+            f"{where}: model.args: {spec.factory} with {spec.args}: {_told(error)}"
+        ) from error
+    if not isinstance(module, torch.nn.Module):
+        raise ModelError(
+            f"{where}: model.factory: {spec.factory} returned a {type(module).__name__},"
+            " not a torch.nn.Module"
+        )
+    return module
 
 
 def _map_weights(module: torch.nn.Module, spec: ModelSpec) -> None:

@@ -1,0 +1,278 @@
+"""`gnnserve import`: bring a trained model into a repository, and try it.
+
+The model's folder is made beside the repository's models, under a name that no server reads, and
+moved to its place once the model has run. So a failed import leaves nothing.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from serve.errors import ConfigError, ModelError
+from serve.files import printable
+from serve.inputs import INPUTS, Size
+from serve.models.model_config import CONFIG_FILE
+from serve.models.model_signature import Signature
+from serve.models.reading import ReadModel, ReadOrder
+from serve.models.repository import WEIGHTS_FILE, ModelSpec, find
+from serve.progress import Progress
+from serve.server.trial import Trials
+from serve.toml_tables import toml_readings
+
+#: Time limit for reading the weights and building the model.
+_READ_S = 300.0
+#: Names under which others keep weights in a folder, the first that exists being read.
+_HUB_WEIGHTS = ("model.safetensors", "model.pth", "pytorch_model.bin")
+_MLFLOW_WEIGHTS = ("state_dict.pth", "extra_files/state_dict.pth", "data/model.pth")
+#: Types of the factory's arguments.
+_PLAIN = (bool, int, float, str, list)
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """A trained model, as its author has it."""
+
+    #: `file.py:callable`, or `package.module:callable`.
+    factory: str
+    #: File of its weights: .pt, .pth, .bin or .safetensors.
+    weights: Path
+    #: Keyword arguments of the factory.
+    args: dict[str, Any] = {}
+    #: Tensors passed to forward, by position; empty for its required parameters.
+    inputs: tuple[str, ...] = ()
+    #: Prefix to remove from the names of the weights.
+    strip: str = ""
+
+
+class Imported(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that was imported and has run."""
+
+    spec: ModelSpec
+    signature: Signature
+    tensors: int
+    #: What was changed on the way, in sentences.
+    notes: tuple[str, ...]
+
+
+def import_model(root: Path, name: str, source: Source, progress: Progress) -> Imported:
+    """Bring `source` into the repository `root` as the newest version of model `name`.
+
+    Raises ConfigError for what cannot be imported, and ModelError for a model that does not run.
+    """
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"--name: '{name}' has more than letters, digits and '_', '-', '.'")
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        # A repository's reader skips names that begin with a dot.
+        staging = Path(tempfile.mkdtemp(prefix=".import-", dir=root))
+    except OSError as error:
+        raise ConfigError(f"--repository: {root}: {error.strerror}") from error
+    try:
+        return _import(root, staging, name, source, progress)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _import(root: Path, staging: Path, name: str, source: Source, progress: Progress) -> Imported:
+    folder, kept = staging / name, root / name
+    version = 1 + max((int(e.name) for e in kept.glob("[1-9]*") if e.name.isdigit()), default=0)
+    weights = folder / str(version) / WEIGHTS_FILE
+    weights.parent.mkdir(parents=True)
+    factory = _copy_factory(source.factory, folder)
+    progress("reading the weights", 0.1)
+    planned = ModelSpec(
+        name=name,
+        version=version,
+        folder=str(folder),
+        factory=factory,
+        args=source.args,
+        inputs=source.inputs,
+        qos_factor=None,
+        weights=str(weights),
+        weights_bytes=0,
+    )
+    read = _read(source, weights, None if source.inputs else planned)
+    inputs = source.inputs or _inputs_of(read.forward, source.factory)
+    config = _config(factory, source.args, inputs)
+    (folder / CONFIG_FILE).write_text(config, encoding="utf-8")
+    _require_same(folder, kept)
+    progress("running it on small graphs", 0.5)
+    with Trials() as trials:
+        try:
+            signature = trials.run(find(staging, name, str(version)))
+        except ModelError as error:
+            raise ModelError(str(error).replace(str(folder), str(kept))) from error
+    _move(folder, kept, version)
+    return Imported(
+        spec=find(root, name, str(version)),
+        signature=signature,
+        tensors=read.tensors,
+        notes=read.notes,
+    )
+
+
+# -- where models come from -----------------------------------------------------------------------
+
+
+def hub_source(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """Return weights and arguments in a folder that `save_pretrained` wrote.
+
+    Raises ConfigError when it holds no weights.
+    """
+    config = folder / "config.json"
+    arguments: dict[str, Any] = {}
+    if config.is_file():
+        try:
+            found = json.loads(config.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ConfigError(f"{config}: no JSON: {error}") from error
+        if isinstance(found, dict):
+            arguments = {key: value for key, value in found.items() if isinstance(value, _PLAIN)}
+    return _first_of(folder, _HUB_WEIGHTS), arguments
+
+
+def mlflow_source(folder: Path) -> Path:
+    """Return the weights in a folder that MLflow wrote; raises ConfigError without any."""
+    return _first_of(folder, _MLFLOW_WEIGHTS)
+
+
+def parse_arguments(given: Sequence[str]) -> dict[str, Any]:
+    """Return `key=value` arguments; a value is a TOML value, or else text. Raises ConfigError."""
+    arguments = {}
+    for text in given:
+        key, mark, value = text.partition("=")
+        if not mark or not key.isidentifier():
+            raise ConfigError(f"--args: '{text}' is not key=value")
+        found = (toml_readings(value) or [value])[0]
+        if not isinstance(found, _PLAIN):
+            raise ConfigError(f"--args: '{text}': a value is a number, text, true, false or a list")
+        arguments[key] = found
+    return arguments
+
+
+def _first_of(folder: Path, names: Sequence[str]) -> Path:
+    for name in names:
+        if (folder / name).is_file():
+            return folder / name
+    raise ConfigError(f"{folder}: holds no weights; looked for {', '.join(names)}")
+
+
+# -- the model's folder ---------------------------------------------------------------------------
+
+
+def _copy_factory(factory: str, folder: Path) -> str:
+    """Copy the factory's file into `folder`; return the factory as a configuration names it."""
+    file, _, attribute = factory.rpartition(":")
+    if not attribute.isidentifier():
+        raise ConfigError(f"--factory: '{factory}' is neither file.py:callable nor module:callable")
+    if not file.endswith(".py"):
+        return factory
+    path = Path(file)
+    if not path.is_file():
+        raise ConfigError(f"--factory: {path}: no such file")
+    shutil.copyfile(path, folder / path.name)
+    return f"./{path.name}:{attribute}"
+
+
+def _read(source: Source, target: Path, built: ModelSpec | None) -> ReadModel:
+    """Have a process with torch convert the weights; with `built`, ask its forward for inputs."""
+    order = ReadOrder(
+        source=str(source.weights), target=str(target), strip=source.strip, spec=built
+    )
+    command = [sys.executable, "-P", "-m", "serve.lane.models.importing"]
+    try:
+        done = subprocess.run(
+            command, input=msgspec.json.encode(order), stdout=subprocess.PIPE, timeout=_READ_S
+        )
+        found = msgspec.json.decode(done.stdout, type=ReadModel)
+    except subprocess.TimeoutExpired as error:
+        raise ModelError(f"{source.weights}: not read within {_READ_S:g} s") from error
+    except msgspec.DecodeError as error:
+        raise ModelError(
+            f"{source.weights}: the process that read it ended with code {done.returncode}"
+        ) from error
+    if found.error:
+        raise ConfigError(found.error)
+    return found
+
+
+def _inputs_of(forward: Sequence[str], factory: str) -> tuple[str, ...]:
+    """Return forward's required parameters as inputs; raises ConfigError for an unknown name."""
+    unknown = [name for name in forward if name not in INPUTS]
+    if unknown or not forward:
+        taken = ", ".join(forward) or "none"
+        raise ConfigError(
+            f"--inputs: the required parameters of {factory}'s forward are {taken}; say which of"
+            f" {', '.join(INPUTS)} each one is, in their order: --inputs x,edge_index"
+        )
+    return tuple(forward)
+
+
+def _config(factory: str, args: Mapping[str, Any], inputs: Sequence[str]) -> str:
+    lines = [
+        "[model]",
+        f"factory = {_toml(factory)}",
+        f"inputs = {_toml(list(inputs))}",
+        "",
+        "[model.args]",
+        *(f"{key} = {_toml(value)}" for key, value in args.items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    """Return a TOML value; JSON's text, numbers, booleans and lists are TOML's."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _require_same(folder: Path, kept: Path) -> None:
+    """Raise ConfigError when model `kept` exists and another version of it has other code."""
+    for path in (p for p in folder.iterdir() if p.is_file() and kept.is_dir()):
+        there = kept / path.name
+        if not there.is_file() or there.read_bytes() != path.read_bytes():
+            raise ConfigError(
+                f"{there}: the model exists with another {path.name}; choose another --name, or"
+                " remove its folder"
+            )
+
+
+def _move(folder: Path, kept: Path, version: int) -> None:
+    """Move the model's folder, or its new version, to where servers read it."""
+    try:
+        if kept.is_dir():
+            os.rename(folder / str(version), kept / str(version))
+        else:
+            os.rename(folder, kept)
+    except OSError as error:
+        raise ConfigError(f"{kept}: cannot be written: {error.strerror}") from error
+
+
+# -- what to tell ---------------------------------------------------------------------------------
+
+
+def client_snippet(found: Imported, target: str = "127.0.0.1:8001") -> str:
+    """Return a program that asks a server for the imported model."""
+    signature = found.signature
+    sizes: dict[Size, int] = {"N": 3, "E": 2, "G": 1, "F": signature.num_features}
+    sizes["D"] = signature.edge_dim or 0
+    given = "\n".join(
+        f"        {name}=np.zeros({INPUTS[name].shape_of(sizes)}, np.{INPUTS[name].dtype}),"
+        for name in found.spec.inputs
+    )
+    return (
+        "import numpy as np\n"
+        "from gnnserve import Client\n\n"
+        f'with Client("{target}") as client:\n'
+        f'    answer = client.infer(\n        "{printable(found.spec.name)}",\n{given}\n    )\n'
+        f"print(answer.output.shape)  # one row per {signature.rows},"
+        f" {signature.num_outputs} columns\n"
+    )

@@ -1,0 +1,189 @@
+"""Commands about models: `import`, `init`, and `model list|load|unload`."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from serve.commands.steps import Steps
+from serve.errors import ConfigError, ServeError
+from serve.terminal import Console
+
+app = typer.Typer(help="List, load and unload the models of a running server.")
+_errors = Console(stderr=True)
+
+TargetOption = Annotated[
+    str, typer.Option("--target", help="The server: host:port, or https://host.")
+]
+TokenOption = Annotated[
+    str | None,
+    typer.Option("--token", envvar="GNNSERVE_TOKEN", help="Token to send, for a server's proxy."),
+]
+CaOption = Annotated[
+    Path | None, typer.Option("--ca", help="PEM file of the authorities to trust, for https.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+NameArgument = Annotated[str, typer.Argument(help="A model of the server's repository.")]
+_TARGET = "127.0.0.1:8001"
+
+
+def add_to(main: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    main.command("import")(import_command)
+    main.command("init")(init_command)
+    main.add_typer(app, name="model", no_args_is_help=True)
+
+
+def init_command(
+    path: Annotated[Path, typer.Argument(help="The file to write.")] = Path("gnnserve.toml"),
+) -> None:
+    """Write a configuration with every key in it, commented out. Never overwrites a file."""
+    from serve.commands.init import write_configuration
+
+    write_configuration(path)
+    typer.echo(f"{path}: written; next: gnnserve serve --config {path}")
+
+
+def import_command(
+    name: Annotated[str, typer.Option("--name", help="The model's name for clients.")],
+    factory: Annotated[
+        str,
+        typer.Option(help="What builds it: file.py:callable, or package.module:callable."),
+    ],
+    weights: Annotated[
+        Path | None, typer.Option(help="Its weights: .pt, .pth or .safetensors.")
+    ] = None,
+    hub: Annotated[Path | None, typer.Option(help="A folder that save_pretrained wrote.")] = None,
+    mlflow: Annotated[Path | None, typer.Option(help="A folder that MLflow wrote.")] = None,
+    args: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="A keyword argument of the factory; repeatable."),
+    ] = None,
+    inputs: Annotated[
+        str | None,
+        typer.Option(help="Tensors passed to forward, in order; default: what it requires."),
+    ] = None,
+    strip: Annotated[
+        str, typer.Option(help="Prefix to remove from the weights' names, such as model.")
+    ] = "",
+    repository: Annotated[Path, typer.Option(help="The folder of all models.")] = Path("models"),
+) -> None:
+    """Bring a trained model into a repository as its newest version, and run it once.
+
+    Writes the model's folder: configuration, code and weights as safetensors. Reads no pickled
+    code. Prints a program that asks a server for the model.
+    """
+    from serve.commands.import_model import (
+        Source,
+        client_snippet,
+        hub_source,
+        import_model,
+        mlflow_source,
+        parse_arguments,
+    )
+    from serve.obs.log import setup_logging
+
+    setup_logging(level="CRITICAL")
+    if sum(given is not None for given in (weights, hub, mlflow)) != 1:
+        raise ConfigError("give the weights by one of --weights, --hub and --mlflow")
+    arguments: dict[str, Any] = {}
+    if hub is not None:
+        weights, arguments = hub_source(hub)
+    elif mlflow is not None:
+        weights = mlflow_source(mlflow)
+    assert weights is not None
+    source = Source(
+        factory=factory,
+        weights=weights,
+        args=arguments | parse_arguments(args or ()),
+        inputs=tuple(part.strip() for part in inputs.split(",")) if inputs else (),
+        strip=strip,
+    )
+    with Steps(_errors) as steps:
+        found = import_model(repository, name, source, steps.tell)
+    for note in found.notes:
+        _errors.print(f"note: {note}", soft_wrap=True)
+    spec = found.spec
+    _errors.print(
+        f"{spec.folder}: version {spec.version}, {found.tensors} tensors,"
+        f" {spec.weights_bytes:,} bytes; it runs. Ask a server for it:",
+        soft_wrap=True,
+    )
+    sys.stdout.write(client_snippet(found))
+
+
+@app.command("list")
+def list_command(
+    target: TargetOption = _TARGET,
+    token: TokenOption = None,
+    ca: CaOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List every version of every model in the server's repository, loaded or not."""
+    from serve.client import ModelFacts
+
+    with _client(target, token, ca) as client:
+        found: tuple[ModelFacts, ...] = client.models()
+    if as_json:
+        typer.echo(msgspec.json.encode(found))
+        return
+    table = Table("model", "version", "state", "reason")
+    for model in sorted(found, key=lambda each: (each.name, len(each.version), each.version)):
+        state = Text(model.state, "green" if model.state == "READY" else "yellow")
+        table.add_row(model.name, model.version, state, model.reason)
+    Console().print(table)
+
+
+@app.command("load")
+def load_command(
+    name: NameArgument,
+    target: TargetOption = _TARGET,
+    token: TokenOption = None,
+    ca: CaOption = None,
+) -> None:
+    """Load a model, or its new versions, from the repository; returns when it serves."""
+    with _client(target, token, ca) as client, Steps(_errors) as steps:
+        steps.tell(f"loading {name}", 0.5)
+        client.load(name)
+        _tell_versions(client, name)
+
+
+@app.command("unload")
+def unload_command(
+    name: NameArgument,
+    target: TargetOption = _TARGET,
+    token: TokenOption = None,
+    ca: CaOption = None,
+) -> None:
+    """Stop serving a model; its files stay."""
+    with _client(target, token, ca) as client:
+        client.unload(name)
+    typer.echo(f"{name}: unloaded")
+
+
+def _tell_versions(client: Any, name: str) -> None:
+    ready = [m.version for m in client.models() if m.name == name and m.state == "READY"]
+    typer.echo(f"{name}: serves version {', '.join(sorted(ready, key=lambda v: (len(v), v)))}")
+
+
+@contextmanager
+def _client(target: str, token: str | None, ca: Path | None) -> Iterator[Any]:
+    """Yield a client; its errors end the command as those of the server do."""
+    from serve.client import Client, ClientError
+
+    make: Callable[..., Client] = Client
+    try:
+        client = make(target, token=token, credentials=ca)
+    except (ValueError, OSError) as error:
+        raise ConfigError(str(error)) from error
+    try:
+        with client:
+            yield client
+    except ClientError as error:
+        raise ServeError(f"{target}: {error}") from error

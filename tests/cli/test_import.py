@@ -1,0 +1,211 @@
+"""`gnnserve import` and `gnnserve init`: from files as users have them to a repository."""
+
+import re
+import sys
+import textwrap
+import tomllib
+
+import msgspec
+import pytest
+
+from serve import cli
+from serve.commands.import_model import hub_source, mlflow_source, parse_arguments
+from serve.commands.init import starting_configuration
+from serve.config import Config, load_config
+from serve.errors import ConfigError
+from serve.models.repository import find
+from tests.e2e.support import run_python
+
+NET = textwrap.dedent(
+    """
+    import torch
+    from torch_geometric.nn import GATv2Conv, global_add_pool
+
+    print("a factory may print")
+
+
+    class Pool(torch.nn.Module):
+        def __init__(self, in_channels=6, hidden=4, edge_dim=3):
+            super().__init__()
+            self.conv = GATv2Conv(in_channels, hidden, edge_dim=edge_dim)
+
+        def forward(self, x, edge_index, edge_attr, batch):
+            return global_add_pool(self.conv(x, edge_index, edge_attr), batch)
+
+
+    class Odd(Pool):
+        def forward(self, nodes, edges):
+            return self.conv(nodes, edges)
+    """
+)
+TRAIN = textwrap.dedent(
+    """
+    import os, sys, torch
+    from net import Pool
+
+    class Harmful:
+        def __reduce__(self):
+            return os.system, ("touch ran",)
+
+    torch.save(Pool(hidden=5).state_dict(), "pool.pt")
+    torch.save({"state_dict": Pool(hidden=5).state_dict(), "x": Harmful()}, "harmful.pt")
+    """
+)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with a model's code and its weights."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "net.py").write_text(NET)
+    (folder / "train.py").write_text(TRAIN)
+    run_python(["train.py"], folder)
+    return folder
+
+
+def gnnserve(monkeypatch, folder, *arguments):
+    """Run the command in `folder`; return its exit code."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", ["gnnserve", *arguments])
+    try:
+        cli.main()
+    except SystemExit as ended:
+        return ended.code or 0
+    return 0
+
+
+@pytest.mark.slow
+def test_a_model_is_imported_run_and_told_how_to_ask(trained, tmp_path, monkeypatch, capfd):
+    repository = tmp_path / "models"
+    command = (
+        *("import", "--name", "pool", "--factory", "net.py:Pool", "--weights", "pool.pt"),
+        *("--args", "hidden=5", "--repository", str(repository)),
+    )
+    assert gnnserve(monkeypatch, trained, *command) == 0
+    told = capfd.readouterr()
+    spec = find(repository, "pool")
+    assert (spec.version, spec.factory, spec.args) == (1, "./net.py:Pool", {"hidden": 5})
+    assert spec.inputs == ("x", "edge_index", "edge_attr", "batch")
+    compile(told.out, "snippet", "exec")
+    assert 'client.infer(\n        "pool",' in told.out
+    assert "edge_attr=np.zeros((2, 3), np.float32)" in told.out
+    assert "one row per graph, 5 columns" in told.out
+    # Once more: a new version of the same model; with other code it is refused.
+    assert gnnserve(monkeypatch, trained, *command) == 0
+    assert find(repository, "pool").version == 2
+    capfd.readouterr()
+    assert gnnserve(monkeypatch, trained, *command, "--args", "edge_dim=2") == 2
+    assert "the model exists with another config.toml" in re.sub(
+        r"\s+", " ", capfd.readouterr().err
+    )
+    assert sorted(path.name for path in repository.iterdir()) == ["pool"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "code", "told"),
+    [
+        (("--factory", "net.py:Pool", "--weights", "harmful.pt"), 2, "it holds 'posix.system'"),
+        (("--factory", "net.py:Pool", "--weights", "pool.pt"), 1, "the model has torch.float32"),
+        (("--factory", "net.py:None_", "--weights", "pool.pt"), 2, "has no callable 'None_'"),
+        (
+            ("--factory", "net.py:Odd", "--weights", "pool.pt", "--args", "hidden=5"),
+            2,
+            "forward are nodes, edges; say which of",
+        ),
+    ],
+)
+def test_what_cannot_be_imported_leaves_nothing(
+    trained, tmp_path, monkeypatch, capfd, options, code, told
+):
+    repository = tmp_path / "models"
+    command = "import", "--name", "pool", "--repository", str(repository), *options
+    assert gnnserve(monkeypatch, trained, *command) == code
+    assert told in re.sub(r"\s+", " ", capfd.readouterr().err)
+    assert list(repository.iterdir()) == []
+    assert not (trained / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--factory", "net.py:Pool"), "by one of --weights, --hub and --mlflow"),
+        (("--factory", "nowhere.py:Pool", "--weights", "w.pt"), "nowhere.py: no such file"),
+        (("--factory", "net.py", "--weights", "w.pt"), "neither file.py:callable nor"),
+        (("--factory", "a:b", "--weights", "w", "--args", "x"), "'x' is not key=value"),
+        (("--factory", "a:b", "--weights", "w", "--args", "d=1979-05-27"), "a value is a number"),
+        (("--factory", "a:b", "--hub", "."), "holds no weights; looked for model.safetensors"),
+    ],
+)
+def test_mistakes_are_told_before_anything_runs(tmp_path, monkeypatch, capfd, options, told):
+    command = "import", "--name", "m", "--repository", str(tmp_path / "models"), *options
+    assert gnnserve(monkeypatch, tmp_path, *command) == 2
+    assert told in re.sub(r"\s+", " ", capfd.readouterr().err)
+
+
+def test_a_name_is_that_of_a_folder(tmp_path, monkeypatch, capfd):
+    command = "import", "--name", "../m", "--factory", "a:b", "--weights", "w"
+    assert gnnserve(monkeypatch, tmp_path, *command) == 2
+    assert "--name: '../m'" in capfd.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_arguments_are_toml_or_text():
+    given = ["a=1", "b=0.5", "c=true", "d=[1, 2]", "e=mean", "f='x=y'", "g="]
+    assert parse_arguments(given) == {
+        "a": 1, "b": 0.5, "c": True, "d": [1, 2], "e": "mean", "f": "x=y", "g": "",
+    }  # fmt: skip
+
+
+def test_folders_of_others_are_known(tmp_path):
+    (tmp_path / "model.pth").touch()
+    (tmp_path / "config.json").write_text('{"hidden": 16, "nested": {"a": 1}}')
+    assert hub_source(tmp_path) == (tmp_path / "model.pth", {"hidden": 16})
+    (tmp_path / "model.safetensors").touch()
+    assert hub_source(tmp_path)[0].name == "model.safetensors"
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "model.pth").touch()
+    assert mlflow_source(tmp_path) == tmp_path / "data" / "model.pth"
+    (tmp_path / "state_dict.pth").touch()
+    assert mlflow_source(tmp_path) == tmp_path / "state_dict.pth"
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match="no JSON"):
+        hub_source(tmp_path)
+
+
+# -- init -----------------------------------------------------------------------------------------
+
+
+def test_a_configuration_to_start_from_has_every_default(tmp_path, monkeypatch, capfd):
+    assert gnnserve(monkeypatch, tmp_path, "init") == 0
+    path = tmp_path / "gnnserve.toml"
+    assert load_config(path) == msgspec.structs.replace(Config(), base=tmp_path)
+    assert "gnnserve serve --config gnnserve.toml" in capfd.readouterr().out
+    before = path.read_text()
+    assert gnnserve(monkeypatch, tmp_path, "init") == 2
+    assert path.read_text() == before
+    assert gnnserve(monkeypatch, tmp_path, "init", "nowhere/x.toml") == 2
+
+
+COMMENTED = [
+    line[2:] for line in starting_configuration("x").splitlines() if re.match(r"# \w+ = ", line)
+]
+
+
+@pytest.mark.parametrize("line", COMMENTED)
+def test_each_key_of_it_can_be_used(tmp_path, line):
+    text = starting_configuration("x")
+    if f"# {line}" in text.partition("# [[graph]]")[2]:
+        text = text.replace("# [[graph]]", "[[graph]]").replace('# name = "', 'name = "')
+        text = text.replace('# file = "', 'file = "')
+    path = tmp_path / "x.toml"
+    path.write_text(text.replace(f"# {line}\n", f"{line}\n"))
+    load_config(path)
+    assert line.partition(" ")[0] in path.read_text()
+
+
+def test_it_names_all_sections():
+    table = tomllib.loads(starting_configuration("x"))
+    sections = {field.name for field in msgspec.structs.fields(Config)} - {"base", "graph"}
+    assert set(table) == sections
+    assert len(COMMENTED) > 30
