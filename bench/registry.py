@@ -80,6 +80,10 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
             "host.requests cost", ("request_cost",), f"{_MEASURED}/host.md",
         ),
         Entry(
+            "What does a run wait for between server and lane?",
+            "host.handover", (), f"{_MEASURED}/live.md",
+        ),
+        Entry(
             "What does a bare gRPC echo take, on threads and on asyncio?",
             "host.echo", ("echo",), "docs/adr/0001-threads-not-asyncio.md",
         ),

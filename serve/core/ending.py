@@ -23,7 +23,7 @@ def completed(
         finished_ns=now_ns,
         prepare_exposed_ns=record.prepare_exposed_ns,
         backlog_ns=record.backlog_ns,
-        suspended_ns=run.stood_ns(now_ns),
+        suspended_ns=run.suspended_ns if run.executing else run.stood_ns(now_ns),
         co_run_ns=board.co_run_ns(run, now_ns),
         overloaded=totals.demand.exceeded(
             record.target_class, record.left_before_ns, arrived_ns, now_ns, totals.slots

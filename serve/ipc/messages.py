@@ -230,6 +230,8 @@ class TaskDone(Message, frozen=True, tag=True, array_like=True):
     peak_bytes: Count | None
     #: The same, with memory that kernels took for themselves.
     held_bytes: Count | None
+    #: Monotonic time at which the run began, from which `run_ns` counts; 0 when that is not known.
+    began_ns: Count = 0
 
 
 class TaskError(Message, frozen=True, tag=True, array_like=True):

@@ -118,7 +118,7 @@ class ProcessorPlace:
             if meter is not None:
                 meter.clear()
         run_ns = clock.now_ns() - started_ns
-        return TaskDone(task.task_id, rows, columns, run_ns, peak, held)
+        return TaskDone(task.task_id, rows, columns, run_ns, peak, held, started_ns)
 
     def _forward(
         self, task: RunTask, graphs: list[dict[str, torch.Tensor]], model: HeldModel

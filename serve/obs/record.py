@@ -59,6 +59,8 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     prepare_exposed_ns: int = 0
     #: First execution − arrival (queueing time, QUET).
     quet_ns: int = 0
+    #: Time from the launch until the lane began the run; 0 where that is not known.
+    start_ns: int = 0
     #: Time on the lane without `suspended_ns`; of the whole run if merged with other requests.
     run_ns: int = 0
     #: Time suspended on the lane for more urgent requests.

@@ -45,6 +45,8 @@ class LaneRun:
         self.members = tuple(members)
         self.lane_id = lane_id
         self.entry = self.members[0].entry
+        #: When the lane began it, as it says at the end; 0 before, or when that is not known.
+        self.began_ns = 0
         self._learned = False
         if len(self.members) == 1:
             self.estimate = self.members[0].task.estimate
@@ -87,6 +89,7 @@ class LaneRun:
         """Note the shape of every output, and return the time and memory that the run took."""
         for member, rows in zip(self.members, done.rows, strict=True):
             member.output_shape = (rows, done.columns)
+        self.began_ns = done.began_ns
         # A union's inputs are the lane's own joined copy, which it has counted.
         staged = self.members[0].inputs.input_bytes if len(self.members) == 1 else 0
         peak = None if done.peak_bytes is None else Bytes(done.peak_bytes + staged)

@@ -120,6 +120,7 @@ def _run_record(
         prepare_ns=when.prepared_ns - when.prepare_started_ns,
         prepare_exposed_ns=exposed_ns,
         quet_ns=quet_ns,
+        start_ns=run.began_ns - when.launched_ns if run.began_ns > when.launched_ns else 0,
         run_ns=run_ns if run_ns > 0 else 0,
         suspended_ns=when.suspended_ns,
         answer_ns=answered_ns - when.finished_ns,

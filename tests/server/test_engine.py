@@ -209,6 +209,12 @@ def test_a_lone_request_is_staged_before_it_arrives_and_launched_in_that_step(
     assert 0 < record.prepare_exposed_ns <= record.prepare_ns < record.latency_ns
 
 
+def test_a_record_tells_when_the_lane_began(engine, trouble):
+    record = engine.submit(call(trouble.graph(num_nodes=12))).result().record
+    assert record.start_ns > 0
+    assert record.quet_ns + record.start_ns + record.run_ns <= record.latency_ns - record.answer_ns
+
+
 def test_lanes_are_told_before_threads(engine, trouble, monkeypatch):
     """A thread that is answered takes the core, while the lane waits for its next task."""
     told = []

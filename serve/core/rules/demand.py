@@ -21,6 +21,8 @@ RECENT = 256
 #: Targets of one octave fall into 2 ** this classes, so those of one class differ by 1/8 at most.
 _FINE_BITS = 3
 _CLASSES = 64 << _FINE_BITS
+#: So many classes are summed faster one by one than by octaves.
+_FEW = 64
 
 
 def target_class(target_ns: Nanos) -> int:
@@ -40,25 +42,23 @@ class WorkByTarget:
     def __init__(self) -> None:
         self._classes = [0] * (_CLASSES + 1)
         self._octaves = [0] * ((_CLASSES >> _FINE_BITS) + 1)
-        #: The first octave with work.
-        self._lowest = len(self._octaves)
+        #: The first class with work.
+        self._lowest = len(self._classes)
 
     def add(self, at: int, work_ns: int) -> None:
         """Count work of class `at`."""
-        octave = at >> _FINE_BITS
         self._classes[at] += work_ns
-        self._octaves[octave] += work_ns
-        if octave < self._lowest:
-            self._lowest = octave
+        self._octaves[at >> _FINE_BITS] += work_ns
+        if at < self._lowest:
+            self._lowest = at
 
     def up_to(self, at: int) -> int:
         """All work counted so far of classes up to `at`."""
+        lowest = self._lowest
+        if at - lowest < _FEW:
+            return sum(self._classes[lowest : at + 1])
         octave = at >> _FINE_BITS
-        if octave < self._lowest:
-            return 0
-        return sum(
-            self._classes[octave << _FINE_BITS : at + 1], sum(self._octaves[self._lowest : octave])
-        )
+        return sum(self._octaves[:octave]) + sum(self._classes[octave << _FINE_BITS : at + 1])
 
 
 class Demand:

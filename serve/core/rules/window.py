@@ -99,7 +99,9 @@ class AdaptiveWindow:
 
     def arrived(self, task: Task, now_ns: Nanos) -> None:
         """Update the arrival rate and the tightest newcomer."""
-        self._count_gap(now_ns)
+        last_ns, self._last_arrival_ns = self._last_arrival_ns, now_ns
+        if last_ns is not None:
+            self._count_gap(now_ns - last_ns)
         start_ns = task.latest_start_ns
         if self._opened_ns is None:
             self._opened_ns = now_ns
@@ -110,18 +112,16 @@ class AdaptiveWindow:
 
     def passed(self, now_ns: Nanos) -> None:
         """Update the arrival rate, and rest as after planning one task."""
-        self._count_gap(now_ns)
+        last_ns, self._last_arrival_ns = self._last_arrival_ns, now_ns
+        if last_ns is not None:
+            self._count_gap(now_ns - last_ns)
         self._rest_until_ns = now_ns + self.REST_PER_TASK_NS
 
-    def _count_gap(self, now_ns: Nanos) -> None:
-        last_ns = self._last_arrival_ns
-        if last_ns is not None:
-            # One long pause says nothing about the gaps of the next burst, so it is cut.
-            gap_ns = now_ns - last_ns
-            if gap_ns > self.MAX_LENGTH_NS:
-                gap_ns = self.MAX_LENGTH_NS
-            self._gap_ns += self.GAP_WEIGHT * (gap_ns - self._gap_ns)
-        self._last_arrival_ns = now_ns
+    def _count_gap(self, gap_ns: int) -> None:
+        # One long pause says nothing about the gaps of the next burst, so it is cut.
+        if gap_ns > self.MAX_LENGTH_NS:
+            gap_ns = self.MAX_LENGTH_NS
+        self._gap_ns += self.GAP_WEIGHT * (gap_ns - self._gap_ns)
 
     def closes_ns(self, lane_waits: bool) -> Nanos | None:
         """Return the opening for a waiting lane, else the end of gathering, after the rest."""

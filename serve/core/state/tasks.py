@@ -17,6 +17,9 @@ from serve.core.state.shared_counts import Totals
 from serve.core.types import Nanos, Outcome, TaskId
 from serve.errors import InvariantViolation
 
+#: A member of an Enum takes longer to look up than a global.
+_QUEUED, _PREPARING = State.QUEUED, State.PREPARING
+_READY, _RUNNING = State.READY, State.RUNNING
 #: Time limits of answered tasks that may wait for their time, beside as many as there are others.
 _MOST_ANSWERED = 64
 
@@ -94,11 +97,11 @@ class Tasks:
         task = record.task
         task_id, now_ns, remember = task.task_id, self.now_ns, self._remember
         self.records[task_id] = record
-        record.state = State.RUNNING
-        remember((now_ns, task_id, None, TaskArrived, State.QUEUED))
-        remember((now_ns, task_id, State.QUEUED, PrepareTask, State.PREPARING))
-        remember((now_ns, task_id, State.PREPARING, TaskPrepared, State.READY))
-        remember((now_ns, task_id, State.READY, LaunchTask, State.RUNNING))
+        record.state = _RUNNING
+        remember((now_ns, task_id, None, TaskArrived, _QUEUED))
+        remember((now_ns, task_id, _QUEUED, PrepareTask, _PREPARING))
+        remember((now_ns, task_id, _PREPARING, TaskPrepared, _READY))
+        remember((now_ns, task_id, _READY, LaunchTask, _RUNNING))
         self._totals.shares.enter(task.tenant, record.work_ns)
         self._totals.unanswered += 1
         self.work_ns += record.work_ns

@@ -1,0 +1,115 @@
+"""Measure what a run waits for between server and lane: on its way there, and on its way back.
+
+    python -m bench.host.handover [--quick] [--requests 300] [--rhos 0.1,0.5] [--nicenesses 19,0]
+
+The mix of ``bench.live.live`` goes open loop to servers whose lanes have one niceness or another,
+in turns. `there` is from the launch until the lane begins, by the lane's own clock, which all
+processes of a machine share; `back` is from the end of the run until the scheduler hears of it.
+`there, alone` looks at launches on a device where nothing else ran.
+
+By the kernel's account (schedstat), `lane waits` is how long a lane stood ready without a core for
+each of its runs, between the launch and the answer, and `server waits` is the same of the main
+process's threads. What `there` holds beyond it is work: the packet, the wake-up, the decoding.
+"""
+
+import argparse
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from bench.kit.live_setup import OURS, Traces, live_server
+from bench.kit.measure import percentiles
+from bench.kit.open_loop import LoadProcess, load_process
+from bench.kit.processes import descendants
+from bench.kit.script import Script, Table
+from bench.kit.servers import ServerProcess
+from bench.kit.solo import records
+
+SCRIPT = Script(
+    "handover",
+    full={"rounds": 2, "requests": 300, "rhos": (0.1, 0.5), "nicenesses": (19, 0)},
+    quick={"rounds": 1, "requests": 20, "rhos": (0.3,), "nicenesses": (19,)},
+    tables=[
+        Table("Between server and lane, µs", "rows", {
+            "lanes' niceness": "{niceness}", "ρ": "{rho:g}",
+            "there, p50": "{there_us[p50]:,.0f}", "p90": "{there_us[p90]:,.0f}",
+            "p99": "{there_us[p99]:,.0f}", "alone, p50": "{alone_us[p50]:,.0f}",
+            "back, p50": "{back_us[p50]:,.0f}", "p90 ": "{back_us[p90]:,.0f}",
+            "p99 ": "{back_us[p99]:,.0f}", "lane waits": "{lane_waits_us:,.0f}",
+            "server waits": "{server_waits_us:,.0f}",
+        })
+    ],
+)  # fmt: skip
+
+
+def run(
+    load: LoadProcess, server: ServerProcess, trace: Path, rho: float, niceness: int
+) -> dict[str, Any]:
+    """Return what the kernel and the server's own clocks say of one trace."""
+    lanes = list(descendants(server.pid))
+    before = sum(map(waited_ns, lanes)), waited_ns(server.pid)
+    sent = load.run(trace, server.target)
+    after = sum(map(waited_ns, lanes)), waited_ns(server.pid)
+    lane_ns, server_ns = (now - then for now, then in zip(after, before, strict=True))
+    return {
+        "niceness": niceness,
+        "rho": rho,
+        "uids": [seen.request_uid for seen in sent.seen if not seen.error],
+        "lane_waits_us": lane_ns / 1e3 / len(sent.seen),
+        "server_waits_us": server_ns / 1e3 / len(sent.seen),
+    }
+
+
+def waited_ns(pid: int) -> int:
+    """Return how long the threads of the process were ready to run and had no processor."""
+    waiting_ns = 0
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+            waiting_ns += int((thread / "schedstat").read_text().split()[1])
+    return waiting_ns
+
+
+def told(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the ways there and back in µs of requests that ran by themselves, once."""
+    plain = [row for row in rows if row["attempt"] == row["merged"] == 1 and row["start_ns"]]
+    there = [row["start_ns"] / 1e3 for row in plain]
+    alone = [row["start_ns"] / 1e3 for row in plain if not row["co_runners"]]
+    back = [
+        (
+            row["latency_ns"] - row["quet_ns"] - row["start_ns"] - row["run_ns"]
+            - row["suspended_ns"] - row["answer_ns"]
+        ) / 1e3
+        for row in plain
+    ]  # fmt: skip
+    ways = {"there_us": there, "alone_us": alone, "back_us": back}
+    return {name: percentiles(us or [0.0], (50, 90, 99)) for name, us in ways.items()}
+
+
+def runs(options: argparse.Namespace, folder: Path, load: LoadProcess) -> Iterator[dict[str, Any]]:
+    """Yield each run with its ways; the nicenesses take turns."""
+    traces = Traces(folder, "mix", options.requests, len(os.sched_getaffinity(0)))
+    with live_server(folder / "first", OURS) as server:
+        traces.measure(server, [0])
+    for number in range(options.rounds):
+        for niceness in options.nicenesses:
+            ServerProcess.lane_niceness = niceness
+            with live_server(folder / f"{niceness}-{number}", OURS) as server:
+                found = [
+                    run(load, server, traces.make(rho, 0)[1], rho, niceness) for rho in options.rhos
+                ]
+            kept = records(server.database)
+            for one in found:
+                yield one | told([kept[uid] for uid in one.pop("uids")])
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Return a row for each run."""
+    with tempfile.TemporaryDirectory() as folder, load_process() as load:
+        return {"rows": list(runs(options, Path(folder), load))}
+
+
+if __name__ == "__main__":
+    SCRIPT.main(measure, __doc__)
