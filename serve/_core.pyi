@@ -86,20 +86,127 @@ def build_rows(edges: serve.native.BytesLike, is_int32: bool, num_nodes: int, in
 
 def gather_rows(rows: serve.native.BytesLike, dtype: str, width: int, patched: serve.native.BytesLike, patched_rows: serve.native.BytesLike, ids: serve.native.BytesLike, target: serve.native.BytesLike) -> None: ...
 
+class BlockPool:
+    """
+    Allocator of ranges of a writable buffer, for several threads; see OffsetAllocator.
+    """
+
+    def __init__(self, memory: memoryview, capacity_bytes: int, alignment: int) -> None:
+        """
+        Allocate from the first `capacity_bytes` of `memory`, which it holds until it is
+        closed and every block is freed.
+        """
+
+    def alloc(self, size: int) -> int:
+        """See OffsetAllocator."""
+
+    def free(self, offset: int) -> None:
+        """See OffsetAllocator."""
+
+    @property
+    def used_bytes(self) -> int:
+        """See OffsetAllocator."""
+
+    def close(self) -> None:
+        """Let go of the memory once no block is left."""
+
+NODES: int = -1
+
+EDGES: int = -2
+
+class PlainModel:
+    """What the front must know of a model to stage its plain requests."""
+
+    def __init__(self, *, token: int, narrow_edges: bool, counts_loops: bool, output: tuple[float, float, float]) -> None:
+        """
+        Describe a model without inputs. `output`: bytes of the output for each node, for
+        each edge, and besides.
+        """
+
+    def add_input(self, name: str, shape: list[int], *, indices: bool, also_int32: bool, required: bool) -> None:
+        """
+        Add the next input: indices of nodes (INT64), or features (FP32). Its sizes are
+        NODES, EDGES or positive.
+        """
+
+class PlainRequest:
+    """A request whose tensors the front has staged."""
+
+    @property
+    def token(self) -> int:
+        """Token of its model."""
+
+    @property
+    def version(self) -> str:
+        """Version asked for; empty for the default."""
+
+    @property
+    def client_id(self) -> str:
+        """Id given by the client."""
+
+    @property
+    def parameters(self) -> dict[str, bool | int | str | float]:
+        """Parameters of the request by name."""
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of its graph."""
+
+    @property
+    def num_edges(self) -> int:
+        """Edges of its graph."""
+
+    @property
+    def num_loops(self) -> int | None:
+        """Self-loops among the edges; None where its model's are not counted."""
+
+    @property
+    def narrow_edges(self) -> bool:
+        """Edges are staged as int32."""
+
+    @property
+    def tensors(self) -> list[tuple[str, str, tuple[int, ...], int]]:
+        """Name, dtype, shape and offset in the pool of each tensor."""
+
+    @property
+    def output_offset_bytes(self) -> int:
+        """Place of the output in the pool."""
+
+    @property
+    def output_capacity_bytes(self) -> int:
+        """Size of the output's place."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Size of its block."""
+
+    def stage(self) -> None:
+        """Copy the tensors to their places again."""
+
+    def release(self) -> None:
+        """Free the block as soon as nothing is sent from it."""
+
+    def message(self) -> bytes:
+        """Return a copy of the serialized message."""
+
 def front_lacks() -> str:
     """
     Return why the native front cannot run on this machine; empty when it can.
     """
+
+class Message:
+    """A call's message; a buffer of its bytes."""
 
 class Front:
     """
     HTTP/2 and gRPC for clients on one thread, which polls it.
 
     Unary calls of `method` come out of `poll`; all others go to the gRPC
-    server on the abstract Unix socket `backend`.
+    server on the abstract Unix socket `backend`. Plain requests of the models
+    of `set_models` are staged in `pool`.
     """
 
-    def __init__(self, *, host: str, port: int, backend: str, method: str, max_message_bytes: int, max_receiving_bytes: int, max_connections: int, max_streams: int, receive_timeout_s: float, send_timeout_s: float) -> None:
+    def __init__(self, *, host: str, port: int, backend: str, method: str, max_message_bytes: int, max_receiving_bytes: int, max_connections: int, max_streams: int, receive_timeout_s: float, send_timeout_s: float, pool: BlockPool | None = None, check_finite: bool = True) -> None:
         """
         Listen. Raises OSError when the address cannot be had, RuntimeError when the
         library is missing.
@@ -109,20 +216,40 @@ class Front:
     def port(self) -> int:
         """The port it listens on."""
 
-    def poll(self, until_ns: int) -> list[tuple[int, bytes | None, int, int]]:
+    def poll(self, until_ns: int) -> tuple[bool, list[tuple[int, Message | PlainRequest | None, int, int, int]]]:
         """
         Serve until something has to be decided, `wake` is called, or the monotonic clock
         shows `until_ns` (negative: no limit). One thread at a time.
 
-        Returns (handle, message, began_ns, timeout_ns) for each call whose message is
-        complete, and (handle, None, …) when such a call has ended, answered or not.
-        timeout_ns counts from began_ns; it is negative for a call without one.
+        Returns whether the descriptor of `watch_also` is readable, and a few events:
+        (handle, request, began_ns, timeout_ns, arrived_ns) for a call whose message was
+        complete at arrived_ns, and (handle, None, …) when such a call has ended, answered
+        or not. The request is a Message unless it is staged. timeout_ns counts from
+        began_ns; it is negative for a call without one.
+        """
+
+    def flush(self) -> None:
+        """Send what was answered, without waiting. For the thread that polls."""
+
+    def watch_also(self, fd: int) -> None:
+        """Have `poll` watch a descriptor too; -1: none. Not while it runs."""
+
+    def set_models(self, models: list[tuple[str, str, PlainModel]]) -> None:
+        """
+        Stage plain requests of these models from now on: name, version, what it takes.
+        The default version is given once more with an empty one. Any thread.
         """
 
     def answer(self, handle: int, message: bytes) -> None:
         """
         Answer a call with a serialized message. Any thread; nothing happens when the call
         has ended.
+        """
+
+    def answer_staged(self, handle: int, head: bytes, request: PlainRequest, size_bytes: int) -> None:
+        """
+        Answer a call with the message `head`, and as its only raw contents the first bytes
+        of the request's output. Its block stays until they are sent.
         """
 
     def fail(self, handle: int, code: int, text: str, retry_after_ms: int = -1) -> None:

@@ -24,9 +24,13 @@ except ImportError as error:
         "`make setup` in a checkout, or with `pip install .`"
     ) from error
 
+BlockPool = _core.BlockPool
 Front = _core.Front
 LoadSender = _core.LoadSender
+Message = _core.Message
 OffsetAllocator = _core.OffsetAllocator
+PlainModel = _core.PlainModel
+PlainRequest = _core.PlainRequest
 Sample = _core.Sample
 Topology = _core.Topology
 
@@ -42,6 +46,9 @@ Infer = tuple[
 
 #: Returns why the native front cannot run on this machine, empty when it can.
 front_lacks = _core.front_lacks
+
+#: Sizes of a `PlainModel`'s input that a request determines.
+NODES, EDGES = _core.NODES, _core.EDGES
 
 #: Upper bound of the attention heads that the kernels along edges take.
 MOST_HEADS = _core.MOST_HEADS

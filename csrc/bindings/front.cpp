@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "../front/front.hpp"
+#include "block_pool.hpp"
+#include "plain.hpp"
 
 namespace gnnserve::bindings {
 namespace {
@@ -18,6 +20,20 @@ namespace nb = nanobind;
 using front::Event;
 using front::FrontOptions;
 using front::Piece;
+
+// A message's bytes, which Python reads as a buffer.
+struct Message {
+    std::shared_ptr<const std::string> bytes;
+};
+
+int get_message(PyObject* self, Py_buffer* view, int flags) {
+    const std::string& bytes = *nb::inst_ptr<Message>(nb::handle(self))->bytes;
+    return PyBuffer_FillInfo(view, self, const_cast<char*>(bytes.data()),
+                             static_cast<Py_ssize_t>(bytes.size()), 1, flags);
+}
+
+PyType_Slot message_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(get_message)},
+                               {0, nullptr}};
 
 // Objects whose bytes were sent. The next holder of the interpreter lock releases them, as the
 // sending thread does not hold it.
@@ -50,7 +66,7 @@ public:
     Front(std::string host, int port, std::string backend, std::string method,
           std::size_t max_message_bytes, std::size_t max_receiving_bytes,
           std::size_t max_connections, std::uint32_t max_streams, double receive_timeout_s,
-          double send_timeout_s) {
+          double send_timeout_s, const PythonPool* pool, bool check_finite) {
         FrontOptions options;
         options.host = std::move(host);
         options.port = port;
@@ -62,6 +78,8 @@ public:
         options.max_streams = max_streams;
         options.receive_timeout_ns = static_cast<std::int64_t>(receive_timeout_s * 1e9);
         options.send_timeout_ns = static_cast<std::int64_t>(send_timeout_s * 1e9);
+        options.pool = pool == nullptr ? nullptr : pool->get();
+        options.check_finite = check_finite;
         try {
             front_ = std::make_unique<front::Front>(std::move(options));
         } catch (const std::system_error& error) {
@@ -75,31 +93,58 @@ public:
 
     int port() const { return open().port(); }
 
-    nb::list poll(std::int64_t until_ns) {
-        std::vector<Event> events;
+    nb::tuple poll(std::int64_t until_ns) {
+        front::Polled polled;
         {
             const nb::gil_scoped_release unlocked;
-            events = open().poll(until_ns);
+            polled = open().poll(until_ns);
         }
         sent_->release();
         nb::list found;
-        for (const Event& event : events) {
-            nb::object message = nb::none();
-            if (event.kind == Event::Kind::kCall) {
-                message = nb::bytes(event.message->data(), event.message->size());
+        for (Event& event : polled.events) {
+            nb::object content = nb::none();
+            if (event.plain != nullptr) {
+                content = nb::cast(std::move(event.plain));
+            } else if (event.kind == Event::Kind::kCall) {
+                content = nb::cast(Message{std::move(event.message)});
             }
-            found.append(nb::make_tuple(event.handle, message, event.began_ns, event.timeout_ns));
+            found.append(nb::make_tuple(event.handle, content, event.began_ns, event.timeout_ns,
+                                        event.arrived_ns));
         }
-        return found;
+        return nb::make_tuple(polled.other, found);
+    }
+
+    // The lock is kept: nothing waits here, and taking it back among busy threads costs more.
+    void flush() { open().flush(); }
+
+    void watch_also(int fd) { open().watch_also(fd); }
+
+    void set_models(const nb::list& models) {
+        auto table = std::make_shared<front::PlainModels>();
+        for (const nb::handle item : models) {
+            const auto& [name, version, model] =
+                nb::cast<std::tuple<std::string, std::string, std::shared_ptr<front::PlainModel>>>(
+                    item);
+            table->add(name, version, model);
+        }
+        open().set_models(std::move(table));
     }
 
     void answer(std::uint64_t handle, const nb::bytes& message) {
-        sent_->release();
-        Py_INCREF(message.ptr());
-        std::shared_ptr<const void> owner(message.ptr(), [sent = sent_](const void* object) {
-            sent->add(static_cast<PyObject*>(const_cast<void*>(object)));
-        });
-        open().answer(handle, Piece{message.c_str(), message.size(), std::move(owner)});
+        open().answer(handle, piece_of(message));
+    }
+
+    void answer_staged(std::uint64_t handle, const nb::bytes& head,
+                       const std::shared_ptr<front::PlainRequest>& request, std::int64_t size) {
+        const auto block = request->block();
+        if (block == nullptr || size < 0 || size > request->output_capacity()) {
+            throw nb::value_error("size: there is no such output of this request");
+        }
+        std::string text(head.c_str(), head.size());
+        text += raw_prefix(InferKind::kResponse, static_cast<std::size_t>(size));
+        const auto* output = reinterpret_cast<const char*>(block->at(request->output_offset()));
+        open().answer(handle, Piece::of(std::move(text)),
+                      Piece{output, static_cast<std::size_t>(size), block, true});
     }
 
     void fail(std::uint64_t handle, int code, std::string text, std::int64_t retry_after_ms) {
@@ -116,6 +161,7 @@ public:
             found[name] = count.load(std::memory_order_relaxed);
         };
         add("called", counts.called);
+        add("plain", counts.plain);
         add("forwarded", counts.forwarded);
         add("open_connections", counts.open_connections);
         add("open_calls", counts.open_calls);
@@ -137,6 +183,15 @@ public:
     }
 
 private:
+    Piece piece_of(const nb::bytes& message) {
+        sent_->release();
+        Py_INCREF(message.ptr());
+        std::shared_ptr<const void> owner(message.ptr(), [sent = sent_](const void* object) {
+            sent->add(static_cast<PyObject*>(const_cast<void*>(object)));
+        });
+        return {message.c_str(), message.size(), std::move(owner)};
+    }
+
     front::Front& open() const {
         if (front_ == nullptr) {
             throw nb::value_error("the front is closed");
@@ -159,30 +214,48 @@ void bind_front(nb::module_& module) {
             return why;
         },
         "Return why the native front cannot run on this machine; empty when it can.");
+    nb::class_<Message>(module, "Message", nb::type_slots(message_slots),
+                        "A call's message; a buffer of its bytes.");
     nb::class_<Front>(module, "Front",
                       "HTTP/2 and gRPC for clients on one thread, which polls it.\n\n"
                       "Unary calls of `method` come out of `poll`; all others go to the gRPC\n"
-                      "server on the abstract Unix socket `backend`.")
+                      "server on the abstract Unix socket `backend`. Plain requests of the models\n"
+                      "of `set_models` are staged in `pool`.")
         .def(nb::init<std::string, int, std::string, std::string, std::size_t, std::size_t,
-                      std::size_t, std::uint32_t, double, double>(),
+                      std::size_t, std::uint32_t, double, double, const PythonPool*, bool>(),
              nb::kw_only(), nb::arg("host"), nb::arg("port"), nb::arg("backend"), nb::arg("method"),
              nb::arg("max_message_bytes"), nb::arg("max_receiving_bytes"),
              nb::arg("max_connections"), nb::arg("max_streams"), nb::arg("receive_timeout_s"),
-             nb::arg("send_timeout_s"),
+             nb::arg("send_timeout_s"), nb::arg("pool") = nb::none(),
+             nb::arg("check_finite") = true,
              "Listen. Raises OSError when the address cannot be had, RuntimeError when the\n"
              "library is missing.")
         .def_prop_ro("port", &Front::port, "The port it listens on.")
         .def("poll", &Front::poll, nb::arg("until_ns"),
-             nb::sig("def poll(self, until_ns: int) -> "
-                     "list[tuple[int, bytes | None, int, int]]"),
+             nb::sig("def poll(self, until_ns: int) -> tuple[bool, "
+                     "list[tuple[int, Message | PlainRequest | None, int, int, int]]]"),
              "Serve until something has to be decided, `wake` is called, or the monotonic clock\n"
              "shows `until_ns` (negative: no limit). One thread at a time.\n\n"
-             "Returns (handle, message, began_ns, timeout_ns) for each call whose message is\n"
-             "complete, and (handle, None, …) when such a call has ended, answered or not.\n"
-             "timeout_ns counts from began_ns; it is negative for a call without one.")
+             "Returns whether the descriptor of `watch_also` is readable, and a few events:\n"
+             "(handle, request, began_ns, timeout_ns, arrived_ns) for a call whose message was\n"
+             "complete at arrived_ns, and (handle, None, …) when such a call has ended, answered\n"
+             "or not. The request is a Message unless it is staged. timeout_ns counts from\n"
+             "began_ns; it is negative for a call without one.")
+        .def("flush", &Front::flush,
+             "Send what was answered, without waiting. For the thread that polls.")
+        .def("watch_also", &Front::watch_also, nb::arg("fd"),
+             "Have `poll` watch a descriptor too; -1: none. Not while it runs.")
+        .def("set_models", &Front::set_models, nb::arg("models"),
+             nb::sig("def set_models(self, models: list[tuple[str, str, PlainModel]]) -> None"),
+             "Stage plain requests of these models from now on: name, version, what it takes.\n"
+             "The default version is given once more with an empty one. Any thread.")
         .def("answer", &Front::answer, nb::arg("handle"), nb::arg("message"),
              "Answer a call with a serialized message. Any thread; nothing happens when the call\n"
              "has ended.")
+        .def("answer_staged", &Front::answer_staged, nb::arg("handle"), nb::arg("head"),
+             nb::arg("request"), nb::arg("size_bytes"),
+             "Answer a call with the message `head`, and as its only raw contents the first bytes\n"
+             "of the request's output. Its block stays until they are sent.")
         .def("fail", &Front::fail, nb::arg("handle"), nb::arg("code"), nb::arg("text"),
              nb::arg("retry_after_ms") = -1, "End a call with a status code of gRPC. Any thread.")
         .def("wake", &Front::wake, "Make `poll` return. Any thread.")

@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "block_pool.hpp"
 #include "buffer.hpp"
 #include "front.hpp"
 #include "gnnserve/aggregate.hpp"
@@ -14,6 +15,7 @@
 #include "infer.hpp"
 #include "json.hpp"
 #include "load.hpp"
+#include "plain.hpp"
 #include "torch/operators.hpp"
 
 namespace nb = nanobind;
@@ -102,6 +104,8 @@ NB_MODULE(_core, module) {
         .def_prop_ro("largest_free_bytes", &OffsetAllocator::largest_free,
                      "Size of the largest request that would succeed now.");
     gnnserve::bindings::bind_graphs(module);
+    gnnserve::bindings::bind_block_pool(module);
+    gnnserve::bindings::bind_plain(module);
     gnnserve::bindings::bind_front(module);
     gnnserve::bindings::bind_infer(module);
     gnnserve::bindings::bind_json(module);

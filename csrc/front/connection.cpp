@@ -65,6 +65,9 @@ void Stream::write(Piece piece) {
         progress_ns_ = Connection::now_ns();
     }
     body_bytes_ += piece.size;
+    if (piece.lent) {
+        connection_.lending_.push_back(id_);
+    }
     body_.push_back(std::move(piece));
     connection_.resume(*this);
 }
@@ -374,6 +377,29 @@ bool Connection::flush() {
     }
 }
 
+void Connection::keep_lent() {
+    if (lending_.empty()) {
+        return;
+    }
+    const auto keep = [](Piece& piece) {
+        if (piece.lent) {
+            piece = Piece::of(std::string(piece.data, piece.size));
+        }
+    };
+    for (std::size_t i = first_; i < pieces_.size(); ++i) {
+        Out& out = pieces_[i];
+        if (out.piece.lent) {
+            out.piece.data += std::exchange(out.offset, 0);
+            keep(out.piece);
+        }
+    }
+    for (const std::int32_t id : std::exchange(lending_, {})) {
+        if (Stream* stream = find(id)) {
+            std::for_each(stream->body_.begin(), stream->body_.end(), keep);
+        }
+    }
+}
+
 Stream* Connection::request(const Headers& headers, bool has_body) {
     const auto list = fields(headers);
     const H2Provider provider{{}, Hooks::read};
@@ -430,7 +456,7 @@ void Connection::append_small(const std::uint8_t* data, std::size_t size) {
     if (joins) {
         pieces_.back().piece.size += size;
     } else {
-        pieces_.push_back({{nullptr, size, nullptr}, small_.size()});
+        pieces_.push_back({{nullptr, size, nullptr, false}, small_.size()});
     }
     small_.append(reinterpret_cast<const char*>(data), size);
 }
@@ -539,7 +565,7 @@ void Connection::send_body(Stream& stream, const std::uint8_t* head, std::size_t
     for (std::size_t left = size; left > 0;) {
         Piece& piece = stream.body_.front();
         const std::size_t part = std::min(left, piece.size);
-        pieces_.push_back({{piece.data, part, piece.owner}, 0});
+        pieces_.push_back({{piece.data, part, piece.owner, piece.lent}, 0});
         piece.data += part;
         piece.size -= part;
         left -= part;

@@ -26,6 +26,8 @@ struct Piece {
     const char* data = nullptr;
     std::size_t size = 0;
     std::shared_ptr<const void> owner;
+    // They lie where others wait for room: what the peer does not take at once is copied.
+    bool lent = false;
 
     static Piece of(std::string bytes);
 };
@@ -160,6 +162,8 @@ public:
     bool receive(char* buffer, std::size_t size, std::size_t most);
     // Sends what there is to send and the socket takes; false when the connection is over.
     bool flush();
+    // Copies lent pieces that `flush` has left.
+    void keep_lent();
     // Begins a request; returns null when the peer takes no more of them.
     Stream* request(const Headers& headers, bool has_body);
     void respond(Stream& stream, const Headers& headers, bool has_body);
@@ -202,6 +206,8 @@ private:
     std::unordered_map<std::int32_t, std::unique_ptr<Stream>> streams_;
     std::string small_;
     std::vector<Out> pieces_;
+    // Streams that lent pieces were written to.
+    std::vector<std::int32_t> lending_;
     std::size_t first_ = 0;
     std::int64_t progress_ns_;
     // Of streams that the peer resets or has us reset, and of frames that belong to no call.

@@ -29,6 +29,12 @@ constexpr int kBacklog = 1024;
 constexpr std::int64_t kLookEvery_ns = 500'000'000;
 // Who has read something within this time is no slow reader, however much there is to send.
 constexpr std::int64_t kReads_ns = 1'000'000'000;
+// Told at once by `poll`.
+constexpr std::size_t kMostEvents = 4;
+// Larger messages come out as bytes: they would keep everything else waiting while they are staged.
+constexpr std::size_t kMostStagedAtOnce = 4 << 20;
+// Stands for the other descriptor in the epoll set: no address of a socket.
+constexpr std::uint64_t kOther = 2;
 
 [[noreturn]] void fail_with(const std::string& what) {
     throw std::system_error(errno, std::generic_category(), what);
@@ -126,7 +132,7 @@ void Front::listen() {
     }
 }
 
-// Odd numbers in the epoll set are listeners, null is the bell, all else are sockets.
+// Odd numbers in the epoll set are listeners, null is the bell, all else but kOther are sockets.
 void Front::watch(int fd, Socket* socket, std::uint32_t events, bool known) {
     epoll_event event{};
     event.events = EPOLLIN | events;
@@ -134,8 +140,22 @@ void Front::watch(int fd, Socket* socket, std::uint32_t events, bool known) {
     checked(epoll_ctl(epoll_, known ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, fd, &event), "epoll_ctl");
 }
 
-std::vector<Event> Front::poll(std::int64_t until_ns) {
-    std::array<epoll_event, 64> ready;
+void Front::watch_also(int fd) {
+    if (other_ >= 0) {
+        epoll_ctl(epoll_, EPOLL_CTL_DEL, other_, nullptr);
+    }
+    other_ = fd;
+    if (fd >= 0) {
+        epoll_event event{};
+        event.events = EPOLLIN;
+        event.data.u64 = kOther;
+        checked(epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event), "epoll_ctl");
+    }
+}
+
+Polled Front::poll(std::int64_t until_ns) {
+    poller_ = std::this_thread::get_id();
+    bool looked = false;
     for (;;) {
         apply_replies();
         flush_touched();
@@ -150,33 +170,57 @@ std::vector<Event> Front::poll(std::int64_t until_ns) {
             const std::lock_guard held(lock_);
             woken = std::exchange(woken_, false);
         }
-        if (!events_.empty() || woken || (until_ns >= 0 && now_ns >= until_ns)) {
-            return std::exchange(events_, {});
+        if (!events_.empty() || other_ready_ || woken || (until_ns >= 0 && now_ns >= until_ns)) {
+            if (!looked) {
+                // What was left of the last time must not hide the other descriptor.
+                wait(0);
+            }
+            const auto last = events_.begin() +
+                              static_cast<std::ptrdiff_t>(std::min(events_.size(), kMostEvents));
+            Polled found;
+            found.events.assign(std::make_move_iterator(events_.begin()),
+                                std::make_move_iterator(last));
+            events_.erase(events_.begin(), last);
+            found.other = std::exchange(other_ready_, false);
+            return found;
         }
+        looked = true;
         std::int64_t wait_ns = clients_.empty() ? -1 : next_look_ns_ - now_ns;
         if (until_ns >= 0 && (wait_ns < 0 || until_ns - now_ns < wait_ns)) {
             wait_ns = until_ns - now_ns;
         }
-        const int wait_ms =
-            wait_ns < 0
-                ? -1
-                : static_cast<int>(std::min<std::int64_t>(wait_ns / 1'000'000 + 1, 1'000'000));
-        const int count = epoll_wait(epoll_, ready.data(), ready.size(), wait_ms);
-        if (count < 0 && errno != EINTR) {
-            fail_with("epoll_wait");
-        }
-        for (int i = 0; i < count; ++i) {
-            const epoll_event& event = ready[static_cast<std::size_t>(i)];
-            if (event.data.ptr == nullptr) {
-                eventfd_t rung = 0;
-                eventfd_read(wake_, &rung);
-            } else if (event.data.u64 & 1) {
-                accept_some();
-            } else {
-                take(*static_cast<Socket*>(event.data.ptr), event.events);
-            }
+        wait(wait_ns);
+    }
+}
+
+// Takes what the sockets have, after at most `wait_ns` (negative: for ever).
+void Front::wait(std::int64_t wait_ns) {
+    std::array<epoll_event, 64> ready;
+    const std::int64_t wait_ms = wait_ns <= 0 ? wait_ns : wait_ns / 1'000'000 + 1;
+    const int count =
+        epoll_wait(epoll_, ready.data(), ready.size(),
+                   wait_ms < 0 ? -1 : static_cast<int>(std::min<std::int64_t>(wait_ms, 1'000'000)));
+    if (count < 0 && errno != EINTR) {
+        fail_with("epoll_wait");
+    }
+    for (int i = 0; i < count; ++i) {
+        const epoll_event& event = ready[static_cast<std::size_t>(i)];
+        if (event.data.ptr == nullptr) {
+            eventfd_t rung = 0;
+            eventfd_read(wake_, &rung);
+        } else if (event.data.u64 & 1) {
+            accept_some();
+        } else if (event.data.u64 == kOther) {
+            other_ready_ = true;
+        } else {
+            take(*static_cast<Socket*>(event.data.ptr), event.events);
         }
     }
+}
+
+void Front::flush() {
+    apply_replies();
+    flush_touched();
 }
 
 void Front::take(Socket& socket, std::uint32_t events) {
@@ -199,8 +243,10 @@ void Front::flush_touched() {
             }
             if (!socket->connection->flush()) {
                 end(*socket);
-            } else if (const bool blocked = socket->connection->blocked();
-                       blocked != socket->wants_room) {
+                continue;
+            }
+            socket->connection->keep_lent();
+            if (const bool blocked = socket->connection->blocked(); blocked != socket->wants_room) {
                 socket->wants_room = blocked;
                 watch(socket->connection->fd(), socket,
                       blocked ? static_cast<std::uint32_t>(EPOLLOUT) : 0u, true);
@@ -382,8 +428,9 @@ void Front::apply_replies() {
             continue;
         }
         stream.connection().respond(stream, response_headers(), true);
-        stream.write(Piece::of(message_head(one.message.size)));
-        stream.write(std::move(one.message));
+        stream.write(Piece::of(message_head(one.head.size + one.rest.size)));
+        stream.write(std::move(one.head));
+        stream.write(std::move(one.rest));
         stream.finish({{"grpc-status", "0"}});
     }
     if (ends) {
@@ -393,20 +440,56 @@ void Front::apply_replies() {
     }
 }
 
-void Front::answer(std::uint64_t handle, Piece message) {
-    {
-        const std::lock_guard held(lock_);
-        replies_.push_back({handle, false, std::move(message), {}});
+// Makes the message's event: staged when it is plain, else as bytes.
+void Front::take_message(Call& call) {
+    Event event{Event::Kind::kCall, call.handle, nullptr, nullptr, call.began_ns, call.timeout_ns};
+    event.arrived_ns = Connection::now_ns();
+    std::shared_ptr<const std::string> message = std::move(call.message);
+    if (options_.pool != nullptr && message->size() <= kMostStagedAtOnce) {
+        std::shared_ptr<const PlainModels> models;
+        {
+            const std::lock_guard held(lock_);
+            models = models_;
+        }
+        if (models != nullptr) {
+            event.plain = PlainRequest::of(*models, *options_.pool, message, options_.check_finite);
+        }
     }
-    eventfd_write(wake_, 1);
+    counts_.called += 1;
+    if (event.plain != nullptr) {
+        counts_.plain += 1;
+    } else {
+        event.message = std::move(message);
+    }
+    events_.push_back(std::move(event));
+}
+
+void Front::set_models(std::shared_ptr<const PlainModels> models) {
+    const std::lock_guard held(lock_);
+    models_ = std::move(models);
+}
+
+void Front::answer(std::uint64_t handle, Piece head, Piece rest) {
+    put({handle, false, std::move(head), std::move(rest), {}});
 }
 
 void Front::fail(std::uint64_t handle, GrpcStatus status) {
+    put({handle, true, {}, {}, std::move(status)});
+}
+
+void Front::put(Reply reply) {
     {
         const std::lock_guard held(lock_);
-        replies_.push_back({handle, true, {}, std::move(status)});
+        replies_.push_back(std::move(reply));
     }
-    eventfd_write(wake_, 1);
+    ring();
+}
+
+// The thread that polls sees by itself what it left.
+void Front::ring() {
+    if (poller_.load() != std::this_thread::get_id()) {
+        eventfd_write(wake_, 1);
+    }
 }
 
 void Front::wake() {
@@ -414,7 +497,7 @@ void Front::wake() {
         const std::lock_guard held(lock_);
         woken_ = true;
     }
-    eventfd_write(wake_, 1);
+    ring();
 }
 
 void Front::announce_end() {
@@ -422,7 +505,7 @@ void Front::announce_end() {
         const std::lock_guard held(lock_);
         ends_ = true;
     }
-    eventfd_write(wake_, 1);
+    ring();
 }
 
 }  // namespace gnnserve::front

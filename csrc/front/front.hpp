@@ -1,8 +1,9 @@
 // The front end: one thread that speaks HTTP/2 and gRPC to clients, polled by Python.
 //
-// Unary calls of one method come out of `poll` as messages and are answered by `answer` or `fail`
-// from any thread. Every other call is forwarded, stream by stream, to a gRPC server behind it on
-// an abstract Unix socket, over a connection of its own for each client.
+// Unary calls of one method come out of `poll`: staged, where their message is a plain request,
+// else as bytes. They are answered by `answer` or `fail` from any thread. Every other call is
+// forwarded, stream by stream, to a gRPC server behind it on an abstract Unix socket, over a
+// connection of its own for each client.
 #pragma once
 
 #include <atomic>
@@ -12,11 +13,13 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <unordered_map>
 #include <vector>
 
 #include "connection.hpp"
 #include "grpc_head.hpp"
+#include "plain_request.hpp"
 
 namespace gnnserve::front {
 
@@ -37,6 +40,10 @@ struct FrontOptions {
     std::int64_t receive_timeout_ns = 10'000'000'000;
     // How long a client may take none of what it is sent.
     std::int64_t send_timeout_ns = 30'000'000'000;
+    // Where plain requests are staged; null: all messages come out as bytes.
+    std::shared_ptr<BlockPool> pool;
+    // Features of plain requests must be finite numbers.
+    bool check_finite = true;
 };
 
 // A call whose message is complete; later its end, answered or not.
@@ -44,15 +51,27 @@ struct Event {
     enum class Kind { kCall, kEnded };
     Kind kind;
     std::uint64_t handle;
+    // One of them, of a call.
     std::shared_ptr<const std::string> message;
+    std::shared_ptr<PlainRequest> plain;
     std::int64_t began_ns = 0;
     // Of the call's beginning, negative: none.
     std::int64_t timeout_ns = -1;
+    // When the message was complete.
+    std::int64_t arrived_ns = 0;
+};
+
+// What `poll` has to tell.
+struct Polled {
+    std::vector<Event> events;
+    // The descriptor of `watch_also` is readable.
+    bool other = false;
 };
 
 // Why calls or connections were refused here, with how many were.
 struct FrontCounts {
-    std::atomic<std::uint64_t> called{0}, forwarded{0};
+    // `called` counts all that came out of `poll`, `plain` those of them that were staged.
+    std::atomic<std::uint64_t> called{0}, plain{0}, forwarded{0};
     std::atomic<std::uint64_t> no_message{0}, message_size{0}, malformed{0}, header_size{0},
         receiving_bytes{0}, connections{0}, resets{0}, control_frames{0}, slow_reader{0};
     std::atomic<std::uint64_t> open_connections{0}, open_calls{0};
@@ -69,12 +88,20 @@ public:
     int port() const { return port_; }
     const FrontCounts& counts() const { return counts_; }
 
-    // Serves until there are events, `wake` is called, or the monotonic clock shows `until_ns`
-    // (negative: for ever). One thread at a time.
-    std::vector<Event> poll(std::int64_t until_ns);
+    // Serves until there is something to tell, `wake` is called, or the monotonic clock shows
+    // `until_ns` (negative: for ever). Tells few events at a time, so that their receiver sees to
+    // the other descriptor in between. One thread at a time.
+    Polled poll(std::int64_t until_ns);
+    // Sends what was answered, without waiting. For the thread that polls.
+    void flush();
+    // Has `poll` watch a descriptor, negative: none. Not while it runs.
+    void watch_also(int fd);
 
-    // Any thread; nothing happens when the call has ended meanwhile.
-    void answer(std::uint64_t handle, Piece message);
+    // Any thread: models whose plain requests are staged from now on.
+    void set_models(std::shared_ptr<const PlainModels> models);
+    // Any thread; nothing happens when the call has ended meanwhile. The message is `head`, then
+    // `rest`.
+    void answer(std::uint64_t handle, Piece head, Piece rest = {});
     void fail(std::uint64_t handle, GrpcStatus status);
     void wake();
     // Tells all clients to begin nothing new on their connections.
@@ -90,7 +117,7 @@ private:
     struct Reply {
         std::uint64_t handle;
         bool failed;
-        Piece message;
+        Piece head, rest;
         GrpcStatus status;
     };
 
@@ -100,8 +127,12 @@ private:
     bool make_room();
     void take(Socket& socket, std::uint32_t events);
     void end(Socket& socket);
+    void ring();
+    void put(Reply reply);
     void apply_replies();
     void flush_touched();
+    void wait(std::int64_t wait_ns);
+    void take_message(Call& call);
     void look(std::int64_t now_ns);
     void end_slow_readers(std::int64_t now_ns);
     void bound_receiving();
@@ -124,10 +155,15 @@ private:
     std::size_t receiving_bytes_ = 0;
     std::int64_t next_look_ns_ = 0;
     std::vector<Event> events_;
+    int other_ = -1;
+    bool other_ready_ = false;
     FrontCounts counts_;
+    // The thread that polls, or did so last.
+    std::atomic<std::thread::id> poller_;
 
     std::mutex lock_;
     std::vector<Reply> replies_;
+    std::shared_ptr<const PlainModels> models_;
     bool ends_ = false;
     bool woken_ = false;
 };

@@ -200,9 +200,7 @@ void Front::Client::ended(Stream& stream) {
     awaited_.erase(stream.id());
     call->handed = true;
     call->hold(0);
-    front.counts_.called += 1;
-    front.events_.push_back({Event::Kind::kCall, call->handle, std::move(call->message),
-                             call->began_ns, call->timeout_ns});
+    front.take_message(*call);
 }
 
 void Front::Client::closed(Stream& stream, std::uint32_t error_code) {
@@ -220,7 +218,7 @@ void Front::Client::closed(Stream& stream, std::uint32_t error_code) {
         front.calls_.erase(call->handle);
         front.counts_.open_calls -= 1;
         if (call->handed) {
-            front.events_.push_back({Event::Kind::kEnded, call->handle, nullptr});
+            front.events_.push_back({Event::Kind::kEnded, call->handle, nullptr, nullptr});
         }
     }
 }

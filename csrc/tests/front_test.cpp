@@ -165,7 +165,7 @@ public:
 private:
     void run() {
         while (!stopping_) {
-            for (const Event& event : front.poll(-1)) {
+            for (const Event& event : front.poll(-1).events) {
                 if (event.kind == Event::Kind::kEnded) {
                     ended += 1;
                 } else if (*event.message != "hold") {
@@ -187,6 +187,106 @@ private:
     std::vector<std::thread> helpers_;
     std::thread thread_;
 };
+
+// A graph of a node with one feature and a loop, for a model whose output is 4 MB.
+constexpr std::size_t kOutputBytes = 4 << 20;
+
+std::string plain_message() {
+    gnnserve::InferMessage head;
+    head.model = "m";
+    head.tensors = {{"x", "FP32", {1, 1}, {}}, {"edge_index", "INT64", {2, 1}, {}}};
+    const auto raw = [](std::size_t size) {
+        return gnnserve::raw_prefix(gnnserve::InferKind::kRequest, size) + std::string(size, '\0');
+    };
+    return gnnserve::write_infer(head) + raw(4) + raw(16);
+}
+
+void set_model(Front& front) {
+    auto model = std::make_shared<PlainModel>();
+    model->output_constant = kOutputBytes;
+    model->inputs = {{"x", false, false, true, {kNodes, 1}},
+                     {"edge_index", true, false, true, {2, kEdges}}};
+    auto models = std::make_shared<PlainModels>();
+    models->add("m", "", model);
+    front.set_models(std::move(models));
+}
+
+// The next call of the front.
+Event next_call(Front& front) {
+    for (;;) {
+        for (Event& event : front.poll(-1).events) {
+            if (event.kind == Event::Kind::kCall) {
+                return std::move(event);
+            }
+        }
+    }
+}
+
+void test_staged_calls_are_answered_from_the_pool(const H2Api& api) {
+    const auto memory = std::make_shared<std::vector<std::byte>>(2 * kOutputBytes);
+    FrontOptions staging = options();
+    staging.pool = std::make_shared<gnnserve::BlockPool>(
+        memory->data(), static_cast<std::int64_t>(memory->size()), kTensorAlignment, memory);
+    Front front(staging);
+    set_model(front);
+    Caller caller(api, front.port());
+    const auto id = caller.send(kMethod, plain_message());
+    CHECK(caller.connection().flush());
+    Event event = next_call(front);
+    CHECK(event.plain != nullptr && event.message == nullptr && event.arrived_ns >= event.began_ns);
+    const std::int64_t at = event.plain->output_offset();
+    std::memset(event.plain->block()->at(at), 'o', kOutputBytes);
+    const char* output = reinterpret_cast<const char*>(event.plain->block()->at(at));
+    front.answer(event.handle, Piece::of("head"),
+                 {output, kOutputBytes, event.plain->block(), true});
+    event.plain->release();
+    // The client has read nothing yet, and the block is free all the same.
+    front.flush();
+    CHECK(staging.pool->used() == 0);
+    std::memset(memory->data(), 'x', memory->size());
+    std::thread reader([&] { CHECK(caller.wait(id)); });
+    while (front.counts().open_calls > 0) {
+        front.poll(Connection::now_ns() + 10'000'000);
+    }
+    reader.join();
+    CHECK(caller.replies[id].body ==
+          message_head(4 + kOutputBytes) + "head" + std::string(kOutputBytes, 'o'));
+    CHECK(front.counts().plain == 1 && front.counts().called == 1);
+    // Not plain, and a plain one for which there is no room.
+    caller.send(kMethod, "odd");
+    CHECK(caller.connection().flush());
+    CHECK(*next_call(front).message == "odd");
+    const auto taken = staging.pool->block(static_cast<std::int64_t>(memory->size()));
+    caller.send(kMethod, plain_message());
+    CHECK(caller.connection().flush());
+    CHECK(*next_call(front).message == plain_message());
+}
+
+void test_another_descriptor_is_watched(const H2Api& api) {
+    Front front(options());
+    int ends[2];
+    CHECK(pipe(ends) == 0);
+    front.watch_also(ends[0]);
+    CHECK(!front.poll(0).other);
+    CHECK(write(ends[1], "x", 1) == 1);
+    CHECK(front.poll(-1).other);
+    // Calls that wait to be told do not hide it.
+    Caller caller(api, front.port());
+    for (int i = 0; i < 20; ++i) {
+        caller.send(kMethod, "hold");
+    }
+    CHECK(caller.connection().flush());
+    std::size_t told = 0;
+    while (told < 20) {
+        const Polled polled = front.poll(-1);
+        CHECK(polled.other && polled.events.size() <= 4);
+        told += polled.events.size();
+    }
+    front.watch_also(-1);
+    CHECK(!front.poll(0).other);
+    close(ends[0]);
+    close(ends[1]);
+}
 
 void test_heads() {
     CHECK(parse_timeout("5m") == 5'000'000);
@@ -397,6 +497,8 @@ int main() {
     }
     test_answers(*api);
     test_refusals(*api);
+    test_staged_calls_are_answered_from_the_pool(*api);
+    test_another_descriptor_is_watched(*api);
     test_messages_must_come_in_time(*api);
     test_receiving_is_bounded(*api);
     test_cancelled_calls_end(*api);

@@ -120,6 +120,7 @@ class Application:
                 ),
                 lambda since_s: msgspec.json.decode(make_report(database, "json", since_s)),
                 server,
+                self._engine.plain,
             )
             metrics.show_port(
                 lambda: PortSnapshot(

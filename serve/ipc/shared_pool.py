@@ -8,13 +8,12 @@ import contextlib
 import math
 import mmap
 import os
-import threading
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from serve.native import OffsetAllocator
+from serve.native import BlockPool
 
 #: Tensors are aligned to cache lines, as by torch's allocator.
 TENSOR_ALIGNMENT_BYTES = 64
@@ -55,24 +54,22 @@ class SharedPool:
         os.ftruncate(self.fd, capacity_bytes + _WORDS_BYTES)
         self._map = map_pool(self.fd, capacity_bytes)
         self._view = memoryview(self._map)
-        self._allocator = OffsetAllocator(capacity_bytes, TENSOR_ALIGNMENT_BYTES)
-        self._lock = threading.Lock()
+        #: Allocates in this memory; for the front, which stages requests itself.
+        self.blocks = BlockPool(self._view, capacity_bytes, TENSOR_ALIGNMENT_BYTES)
 
     @property
     def used_bytes(self) -> int:
         """Bytes allocated and not freed."""
-        return self._allocator.used_bytes
+        return self.blocks.used_bytes
 
     def allocate(self, size_bytes: int) -> Block | None:
         """Return a block of at least `size_bytes`, None when no free part is large enough."""
-        with self._lock:
-            offset = self._allocator.alloc(max(size_bytes, 1))
+        offset = self.blocks.alloc(max(size_bytes, 1))
         return None if offset < 0 else Block(offset, size_bytes)
 
     def free(self, block: Block) -> None:
         """Free a block."""
-        with self._lock:
-            self._allocator.free(block.offset_bytes)
+        self.blocks.free(block.offset_bytes)
 
     def words_offset_bytes(self, number: int) -> int:
         """Return the offset of a lane's words in the file; raises ValueError for too many lanes."""
@@ -105,6 +102,7 @@ class SharedPool:
 
     def close(self) -> None:
         """Drop the mapping and the file. Arrays still held keep the memory alive."""
+        self.blocks.close()
         # Arrays of a request that is being answered keep the mapping.
         with contextlib.suppress(BufferError):
             self._view.release()

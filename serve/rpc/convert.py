@@ -5,11 +5,19 @@ place of the output, and ``decode_call`` puts both together.
 """
 
 from serve.errors import InvalidInput
+from serve.obs.record import RequestRecord
 from serve.rpc.parameters import MAX_TEXT, decode_parameters
 from serve.rpc.tensors import decode_tensors, output_place
-from serve.server.api import InferCall, InferResult, ModelInfo
+from serve.server.api import OUTPUT, InferCall, InferResult, ModelInfo
 from serve.server.regions import RegionPart, Regions
-from serve.wire.messages import ParameterValue, Places, WireRequest, array_bytes, encode_response
+from serve.wire.messages import (
+    ParameterValue,
+    Places,
+    WireRequest,
+    array_bytes,
+    encode_response,
+    encode_response_head,
+)
 
 
 def decode_call(
@@ -64,6 +72,30 @@ def encode_answer(request_id: str, result: InferResult, place: RegionPart | None
         ((name, output),) = outputs.items()
         place.write(array_bytes(output))
         places = Places(place.region.name, {name: place.start_bytes}, place.start_bytes)
+    return encode_response(
+        record.model,
+        outputs,
+        version=record.version,
+        request_id=request_id or record.request_uid,
+        parameters=_facts(record),
+        places=places,
+    )
+
+
+def encode_answer_head(request_id: str, record: RequestRecord, shape: tuple[int, ...]) -> bytes:
+    """Serialize the response up to the output of that shape, FP32, whose raw form follows."""
+    return encode_response_head(
+        record.model,
+        OUTPUT,
+        shape,
+        version=record.version,
+        request_id=request_id or record.request_uid,
+        parameters=_facts(record),
+    )
+
+
+def _facts(record: RequestRecord) -> dict[str, ParameterValue | None]:
+    """Return what the client is told of its request."""
     facts: dict[str, ParameterValue | None] = {
         "request_uid": record.request_uid,
         "queue_us": record.queue_ns // 1000,
@@ -90,11 +122,4 @@ def encode_answer(request_id: str, result: InferResult, place: RegionPart | None
             "sampled_nodes": record.num_nodes,
             "sampled_edges": record.num_edges,
         }
-    return encode_response(
-        record.model,
-        outputs,
-        version=record.version,
-        request_id=request_id or record.request_uid,
-        parameters=facts,
-        places=places,
-    )
+    return facts

@@ -1,9 +1,10 @@
 """The native front: compiled code owns the gRPC port, and the gRPC server stands behind it.
 
-One thread polls `serve._core.Front`, which owns all connections. A complete ModelInfer message goes
-to a worker thread, which runs the same service as the gRPC server does. Calls of other
-methods, and calls with compressed messages, are forwarded stream by stream to the gRPC server on an
-abstract Unix socket.
+One thread polls `serve._core.Front`, which owns all connections: the engine's driver, or a thread
+of its own until that runs. A plain ModelInfer request comes staged and is decided and answered on
+that thread. Any other message of that method goes to a worker thread, which runs the same service
+as the gRPC server does. Calls of other methods, and calls with compressed messages, are forwarded
+stream by stream to the gRPC server on an abstract Unix socket.
 """
 
 import logging
@@ -13,13 +14,16 @@ import secrets
 import threading
 from collections.abc import Mapping
 from functools import partial
+from typing import cast
 
 import grpc
 
+from serve.core.types import Outcome
 from serve.errors import NotReady
-from serve.native import Front
+from serve.native import Front, Message, PlainRequest
 from serve.rpc.cancellation import Cancellation
 from serve.rpc.gate import Gate
+from serve.rpc.plain_calls import PlainCalls
 from serve.rpc.refusals import (
     FRONT_REASONS,
     MALFORMED,
@@ -30,7 +34,7 @@ from serve.rpc.refusals import (
 from serve.rpc.service import InferenceService
 from serve.rpc.status import status_of
 from serve.rpc.workers import Workers
-from serve.server.clock import now_ns
+from serve.server.ticket import PlainTicket
 from serve.wire.messages import INFER_METHOD, WireError
 
 _log = logging.getLogger(__name__)
@@ -48,9 +52,12 @@ _EXHAUSTED: int = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
 #: Exit code of the process when the front's thread fails.
 EXIT_BUG = 70
 
+#: A call: handle, request (None: it ended), times of its beginning, limit and arrival in ns.
+_Event = tuple[int, Message | PlainRequest | None, int, int, int]
+
 
 class NativeFront:
-    """Owns the port from ``start`` to ``stop``."""
+    """Owns the port from ``start`` to ``stop``; implements ``driver.CallPort``."""
 
     def __init__(
         self,
@@ -58,6 +65,7 @@ class NativeFront:
         gate: Gate,
         workers: Workers,
         refusals: Refusals,
+        plain: PlainCalls | None,
         *,
         max_message_bytes: int,
         max_streams: int,
@@ -70,12 +78,14 @@ class NativeFront:
             gate: Counts requests in flight.
             workers: Threads for the messages.
             refusals: Counts calls for which there is no thread.
+            plain: Takes requests that the front has staged; None to have none staged.
             max_message_bytes: Largest message received.
             max_streams: Calls of one connection at once.
             receive_timeout_s: Time for a call's message to arrive.
         """
         self._service, self._gate = service, gate
         self._workers, self._refusals = workers, refusals
+        self._plain = plain
         self._max_message_bytes = max_message_bytes
         self._max_streams = max_streams
         self._receive_timeout_s = receive_timeout_s
@@ -83,9 +93,12 @@ class NativeFront:
         self._backend = name
         #: Address of the gRPC server behind, as gRPC writes it. Known to this process alone.
         self.backend_address = f"unix-abstract:{name}"
-        self._cancellations: dict[int, Cancellation] = {}
+        #: What is in flight, by call.
+        self._open: dict[int, Cancellation | PlainTicket] = {}
         self._front: Front | None = None
+        self._found: list[_Event] = []
         self._stopping = False
+        self._lent = False
         self._thread = threading.Thread(target=self._poll, name="front", daemon=True)
 
     def start(self, host: str, port: int) -> int:
@@ -103,8 +116,13 @@ class NativeFront:
             max_streams=self._max_streams,
             receive_timeout_s=self._receive_timeout_s,
             send_timeout_s=_SEND_TIMEOUT_S,
+            pool=None if self._plain is None else self._plain.plain.blocks,
+            check_finite=self._plain is None or self._plain.plain.check_finite,
         )
         self._thread.start()
+        if self._plain is not None:
+            self._plain.plain.tell_models(self._front.set_models)
+            self._plain.plain.serve_through(self)
         return int(self._front.port)
 
     def announce_end(self) -> None:
@@ -118,11 +136,13 @@ class NativeFront:
         if front is None:
             return
         self._stopping = True
+        if self._plain is not None:
+            self._plain.plain.leave_port()
         front.wake()
         self._thread.join()
         self._front = None
         front.close()
-        for handle in list(self._cancellations):
+        for handle in list(self._open):
             self._ended(handle)
 
     def counts(self) -> Mapping[str, int]:
@@ -132,46 +152,120 @@ class NativeFront:
         counts = self._front.counts()
         return {reason: counts[reason] for reason in FRONT_REASONS}
 
+    # -- driver.CallPort ----------------------------------------------------------------------
+
+    def begin(self, lanes_fd: int) -> None:
+        """See ``CallPort``."""
+        self._lent = True
+        assert self._front is not None
+        self._front.wake()
+        self._thread.join()
+        self._front.watch_also(lanes_fd)
+
+    def poll(self, until_ns: int) -> bool:
+        """See ``CallPort``."""
+        assert self._front is not None
+        lanes, self._found = self._front.poll(until_ns)
+        return lanes
+
+    def take(self) -> None:
+        """See ``CallPort``."""
+        found, self._found = self._found, []
+        for handle, request, began_ns, timeout_ns, arrived_ns in found:
+            try:
+                if request is None:
+                    self._ended(handle)
+                else:
+                    remaining_s = math.inf
+                    if timeout_ns >= 0:
+                        remaining_s = (timeout_ns - (arrived_ns - began_ns)) / 1e9
+                    self._begin(handle, request, arrived_ns, remaining_s)
+            except Exception as error:  # a bug; the front goes on with all other calls
+                self._fail(handle, error)
+
+    def flush(self) -> None:
+        """See ``CallPort``."""
+        if (front := self._front) is not None:
+            front.flush()
+
+    def end(self) -> None:
+        """See ``CallPort``."""
+        assert self._front is not None
+        self._front.watch_also(-1)
+
+    # -- calls ----------------------------------------------------------------------------------
+
     def _poll(self) -> None:
-        front = self._front
-        assert front is not None
+        """Serve on a thread of its own, until the driver's takes over."""
         try:
-            while not self._stopping:
-                for handle, message, began_ns, timeout_ns in front.poll(-1):
-                    if message is None:
-                        self._ended(handle)
-                    else:
-                        self._begin(handle, message, began_ns, timeout_ns)
+            while not (self._stopping or self._lent):
+                self.poll(-1)
+                self.take()
         except BaseException:
             _log.critical("the front's thread failed; the process ends", exc_info=True)
             os._exit(EXIT_BUG)
 
-    def _begin(self, handle: int, message: bytes, began_ns: int, timeout_ns: int) -> None:
-        arrived_ns = now_ns()
-        remaining_s = math.inf
-        if timeout_ns >= 0:
-            remaining_s = (timeout_ns - (arrived_ns - began_ns)) / 1e9
+    def _begin(
+        self, handle: int, request: Message | PlainRequest, arrived_ns: int, remaining_s: float
+    ) -> None:
         try:
             self._gate.enter()
         except NotReady as error:
             self._fail(handle, error)
             return
-        cancellation = self._cancellations[handle] = Cancellation()
+        cancellation = self._open[handle] = Cancellation()
+        if isinstance(request, PlainRequest):
+            if self._submit(handle, request, arrived_ns, remaining_s):
+                return
+            message = memoryview(request.message())
+        else:
+            message = memoryview(cast("bytes", request))
         work = partial(self._serve, handle, message, arrived_ns, cancellation, remaining_s)
         if not self._workers.give(work):
             self._refusals.count(NO_THREAD)
             self._fail_with(handle, _EXHAUSTED, NO_THREAD_TEXT)
 
+    def _submit(
+        self, handle: int, request: PlainRequest, arrived_ns: int, remaining_s: float
+    ) -> bool:
+        """Submit a staged request; returns False for one that must go the way of messages."""
+        assert self._plain is not None
+        ticket = None
+        try:
+            ticket = self._plain.submit(
+                request, arrived_ns, remaining_s, partial(self._answer, handle, request)
+            )
+        except Exception as error:
+            self._fail(handle, error)
+            return True
+        finally:
+            if ticket is None:
+                request.release()
+        if ticket is not None:
+            self._open[handle] = ticket
+        return ticket is not None
+
+    def _answer(
+        self, handle: int, request: PlainRequest, ticket: PlainTicket, outcome: Outcome
+    ) -> None:
+        assert self._plain is not None
+        try:
+            head, size_bytes = self._plain.finished(ticket, outcome)
+            if (front := self._front) is not None:
+                front.answer_staged(handle, head, request, size_bytes)
+        except Exception as error:
+            self._fail(handle, error)
+
     def _ended(self, handle: int) -> None:
-        cancellation = self._cancellations.pop(handle, None)
-        if cancellation is not None:
+        call = self._open.pop(handle, None)
+        if call is not None:
             self._gate.leave()
-            cancellation.cancel()
+            call.cancel()
 
     def _serve(
         self,
         handle: int,
-        message: bytes,
+        message: memoryview,
         arrived_ns: int,
         cancellation: Cancellation,
         remaining_s: float,

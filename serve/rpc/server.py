@@ -30,12 +30,14 @@ from serve.rpc.handlers import service_handler
 from serve.rpc.health import Health
 from serve.rpc.native_front import NativeFront
 from serve.rpc.open_calls import OpenCallLimit, limited, watched
+from serve.rpc.plain_calls import PlainCalls
 from serve.rpc.refusals import Refusals
 from serve.rpc.thread_pools import HEALTH, MAX_REFLECTIONS, MAX_STREAMS, MAX_WATCHERS, ThreadPools
 from serve.rpc.watchdog import Watchdog
 from serve.server.api import Inference
 from serve.server.clock import now_ns
 from serve.server.learning.alone import Arrays, Send
+from serve.server.plain_requests import PlainRequests
 from serve.server.regions import Regions
 from serve.wire.messages import INFER_METHOD, encode_request
 
@@ -64,6 +66,7 @@ class GrpcServer:
         facts: Callable[[], ServerRun],
         report: own.ReportSource,
         config: ServerConfig,
+        plain: PlainRequests | None = None,
     ) -> None:
         """Make the services without listening yet.
 
@@ -72,6 +75,7 @@ class GrpcServer:
             facts: Returns the description of this server; called for each answer that needs it.
             report: Makes the QoS report in its JSON shape over the last seconds given; 0: all.
             config: Address, limits and front end. `max_queue` sizes the thread pools too.
+            plain: Takes the requests that a native front stages; None to stage none.
 
         Raises ConfigError when `front` is `native` and libnghttp2 is missing.
         """
@@ -101,6 +105,7 @@ class GrpcServer:
                 self._gate,
                 self._pools.ordinary,
                 self._refusals,
+                None if plain is None else PlainCalls(plain, engine.refused, self._inference),
                 max_message_bytes=max_message_bytes,
                 max_streams=self._pools.calls_of_a_connection,
                 receive_timeout_s=config.receive_timeout_s,

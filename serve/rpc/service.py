@@ -11,7 +11,7 @@ import grpc
 
 import serve
 from serve.errors import InvalidInput, RequestCancelled, ServeError, UnknownName
-from serve.obs.record import ServerRun
+from serve.obs.record import RequestRecord, ServerRun
 from serve.pb import grpc_service_pb2 as pb
 from serve.rpc import describe
 from serve.rpc.cancellation import Cancellation
@@ -72,7 +72,11 @@ class InferenceService:
         return self.infer(message, arrived_ns, cancellation, context.time_remaining())
 
     def infer(
-        self, message: bytes, arrived_ns: int, cancellation: Cancellation, remaining_s: float
+        self,
+        message: bytes | memoryview,
+        arrived_ns: int,
+        cancellation: Cancellation,
+        remaining_s: float,
     ) -> bytes:
         """Answer a serialized request whose call is counted by the gate already.
 
@@ -120,11 +124,11 @@ class InferenceService:
             result = ticket.result()
             answer = encode_answer(request.request_id, result, call.output_place)
         except Exception:
-            self._statistics.failed(model.name, model.version, now_ns() - arrived_ns)
+            self.failed(model.name, model.version, arrived_ns)
             raise
         finally:
             cancellation.finished()
-        self._statistics.succeeded(result.record)
+        self.succeeded(result.record)
         return answer
 
     def _submit(
@@ -144,7 +148,7 @@ class InferenceService:
                 request.model, request.version, request.request_id, arrived_ns, error
             )
             if model is not None:
-                self._statistics.failed(model.name, model.version, now_ns() - arrived_ns)
+                self.failed(model.name, model.version, arrived_ns)
             raise
 
     # -- health and metadata ------------------------------------------------------------------
@@ -267,6 +271,14 @@ class InferenceService:
         return pb.SystemSharedMemoryUnregisterResponse()
 
     # -- shared with the server and the health service ----------------------------------------
+
+    def succeeded(self, record: RequestRecord) -> None:
+        """Count a request that is answered with a result."""
+        self._statistics.succeeded(record)
+
+    def failed(self, model: str, version: str, arrived_ns: int) -> None:
+        """Count a request for a served model that ends in an error now."""
+        self._statistics.failed(model, version, now_ns() - arrived_ns)
 
     def forget(self) -> None:
         """Reset the statistics."""

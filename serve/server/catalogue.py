@@ -5,6 +5,7 @@ the catalogue, ``model_info`` describes its entries to clients.
 """
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -58,6 +59,8 @@ class ModelCatalogue:
         #: Why a version did not load when it was tried last.
         self._failures: dict[tuple[str, int], str] = {}
         #: Estimates of what the server adds to a run, shared by all models.
+        #: Called when what is served has changed.
+        self.changed: Callable[[], None] = lambda: None
         self.overhead = Overhead(*ASSUMED_OVERHEAD)
         self.slowdown = SlowdownEstimator()
 
@@ -111,6 +114,10 @@ class ModelCatalogue:
         """Return True when some version of the model is served."""
         return name in self._default
 
+    def is_default(self, entry: ModelEntry) -> bool:
+        """Return True when requests that name no version get this one."""
+        return self._default.get(entry.spec.name) is entry
+
     def factor_of(self, entry: ModelEntry) -> float:
         """Return the model's QoS target ÷ its solo time."""
         return entry.spec.qos_factor or self._qos_factor
@@ -137,19 +144,25 @@ class ModelCatalogue:
         self._entries[spec.name, spec.version] = self._by_key[entry.key] = entry
         if replaced is not None and self._default[spec.name] is replaced:
             self._default[spec.name] = entry
+        self.changed()
 
     def set_default(self, name: str, version: int) -> ModelEntry:
         """Make a served version the one for requests that name none; return it."""
         self._default[name] = self._entries[name, version]
+        self.changed()
         return self._default[name]
 
     def withdraw(self, name: str) -> bool:
         """Give no request the model any more; return False when it was not served."""
-        return self._default.pop(name, None) is not None
+        found = self._default.pop(name, None) is not None
+        self.changed()
+        return found
 
     def remove(self, name: str, version: int) -> ModelEntry:
         """Take a version out; its key is known until `forget`, for its last requests."""
-        return self._entries.pop((name, version))
+        entry = self._entries.pop((name, version))
+        self.changed()
+        return entry
 
     def forget(self, key: str) -> None:
         """Forget the key of a model that no request waits for."""

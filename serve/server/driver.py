@@ -3,15 +3,18 @@
 Whoever has an event (the thread a request came in on; the driver's own thread, which listens to the
 lanes and keeps the timers) takes the lock, asks the scheduler what to do and does it. The work
 under the lock is a few microseconds of dictionary work, a packet to a lane, or an order to a
-waiting thread; nothing there blocks. See ``serve.core.scheduler`` for the decisions and
-``docs/architecture.md`` for a request's way through all this.
+waiting thread; nothing there blocks. With a native front (`serve_through`), the driver's thread
+also hears its calls, and takes plain requests from arrival to answer by itself. See
+``serve.core.scheduler`` for the decisions and ``docs/architecture.md`` for a request's way through
+all this.
 """
 
 import logging
 import os
 import threading
+from collections import deque
 from collections.abc import Callable
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from serve.core.commands import (
     AnswerTask,
@@ -39,7 +42,7 @@ from serve.server.lane_monitor import LaneMonitor
 from serve.server.lanes.pool import LanePool
 from serve.server.learning.learner import Learner
 from serve.server.report_rows import RecordKeeper
-from serve.server.ticket import RequestTicket
+from serve.server.ticket import PlainTicket, RequestTicket
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +52,30 @@ _LESSONS = 8
 #: Exit code of the process when the driver's thread is lost.
 EXIT_BUG = 70
 _TO_LANES = (LaunchTask, SuspendTask, ResumeTask, StopTask)
+
+
+class CallPort(Protocol):
+    """A transport's port that the driver's thread serves. That thread calls all but `wake`."""
+
+    def begin(self, lanes_fd: int) -> None:
+        """Have only the calling thread serve the port; watch `lanes_fd` too."""
+        ...
+
+    def poll(self, until_ns: int) -> bool:
+        """Wait for calls, for `lanes_fd` (then return True), for `wake`, or until `until_ns`."""
+        ...
+
+    def take(self) -> None:
+        """Take in the calls that `poll` has found; raises nothing."""
+        ...
+
+    def flush(self) -> None:
+        """Send what was answered."""
+        ...
+
+    def end(self) -> None:
+        """Note that the calling thread serves the port no more."""
+        ...
 
 
 class Driver:
@@ -78,6 +105,14 @@ class Driver:
         self._armed_ns: int | None = None
         #: Events that commands caused at once, to be handled when all of them are done.
         self._next: list[Event] = []
+        #: Plain requests that ended and are not answered yet. Appended to under the lock.
+        self._ended: deque[tuple[PlainTicket, Outcome]] = deque()
+        #: The port to serve, under the lock; and the one that the driver's thread serves.
+        self._port: CallPort | None = None
+        self._served: CallPort | None = None
+        #: Set while the driver's thread serves no port.
+        self._left = threading.Event()
+        self._left.set()
         self._drained = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._listen, name="driver", daemon=True)
@@ -97,6 +132,19 @@ class Driver:
         if self._thread.is_alive():
             self._pool.wake()
             self._thread.join()
+
+    def serve_through(self, port: CallPort) -> None:
+        """Have the driver's thread serve `port` as well, as soon as it runs. Any thread."""
+        with self._lock:
+            self._port = port
+        self._pool.wake()
+
+    def leave_port(self) -> None:
+        """Return once the driver's thread serves no port. Any other thread."""
+        with self._lock:
+            self._port = None
+        self._pool.wake()
+        self._left.wait()
 
     def wait_drained(self, timeout_s: float) -> bool:
         """Wait until all accepted requests are answered; return False when time runs out."""
@@ -163,6 +211,12 @@ class Driver:
                 self._learn()
             self.requests.answered(ticket)
 
+    def answer_soon(self, ticket: PlainTicket, outcome: Outcome) -> None:
+        """Have the driver's thread answer and release the ticket. Under the lock."""
+        self._ended.append((ticket, outcome))
+        if threading.get_ident() != self._thread.ident:
+            self._pool.wake()
+
     def learn(self) -> None:
         """Correct the estimates by all runs that ended. Any thread."""
         if self._learner.backlog:
@@ -211,7 +265,8 @@ class Driver:
         ticket = self.requests[command.task_id]
         match command:
             case PrepareTask():
-                ticket.command_prepare()
+                if (prepared := ticket.command_prepare()) is not None:
+                    self._next.append(prepared)
             case LaunchTask(_, lane_id, reserve_bytes=reserve_bytes, companions=companions):
                 others = (self.requests[task_id] for task_id in companions)
                 self.lanes.launch(lane_id, (ticket, *others), reserve_bytes)
@@ -237,14 +292,65 @@ class Driver:
     def _listen(self) -> None:
         try:
             while not self._stopping:
-                for lane_id, message in self._pool.poll(self._armed_ns):
-                    self._hear(lane_id, message)
+                self._turn(self._serving_port())
                 with self._lock:
                     self._keep_time()
+            self._answer_ended()
+            with self._lock:
+                self._port = None
+            self._serving_port()
         except BaseException:
             # Without it no request is answered: end, so that a supervisor starts another server.
             _log.critical("a bug ended the driver's thread; the server ends", exc_info=True)
             _end_process()
+
+    def _serving_port(self) -> CallPort | None:
+        """Return the port to serve, after beginning or ending to."""
+        with self._lock:
+            port, served = self._port, self._served
+            if port is served:
+                return port
+            self._served = port
+            if port is not None:
+                self._left.clear()
+        if served is not None:
+            served.end()
+        if port is None:
+            self._left.set()
+        else:
+            port.begin(self._pool.fileno())
+        return port
+
+    def _turn(self, port: CallPort | None) -> None:
+        """Wait for something to happen, and see to it: lanes first."""
+        until_ns = self._armed_ns
+        if port is not None:
+            until_ns = self._pool.due_ns(until_ns)
+            if not port.poll(until_ns) and clock.now_ns() < until_ns:
+                port.take()
+                self._answer_ended()
+                return
+            until_ns = 0
+        for lane_id, message in self._pool.poll(until_ns):
+            self._hear(lane_id, message)
+        self._answer_ended()
+        if port is not None:
+            port.take()
+            self._answer_ended()
+
+    def _answer_ended(self) -> None:
+        """Answer the plain requests that ended, send the answers, and only then learn."""
+        if not self._ended:
+            return
+        answered = []
+        while self._ended:
+            ticket, outcome = self._ended.popleft()
+            ticket.answer(outcome)
+            answered.append((ticket, outcome))
+        if self._served is not None:
+            self._served.flush()
+        for ticket, outcome in answered:
+            self.release(ticket, outcome)
 
     def _hear(self, lane_id: LaneId, message: object) -> None:
         try:

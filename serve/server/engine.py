@@ -25,7 +25,8 @@ from serve.server.learning.alone import Arrays, Send, call_of
 from serve.server.learning.at_start import learn_at_start
 from serve.server.learning.beside import DeviceRoom
 from serve.server.node_requests import Fanouts
-from serve.server.ticket import RequestTicket
+from serve.server.plain_requests import PlainRequests
+from serve.server.ticket import WaitingTicket
 
 #: Upper bound of the server's own requests, as a share of the largest message.
 _OWN_SHARE = 0.9
@@ -53,6 +54,15 @@ class Engine:
         self._graphs = parts.graphs
         self._intake = parts.intake
         self._records = parts.records
+        #: For a front that stages requests itself.
+        self.plain = PlainRequests(
+            parts.catalogue,
+            parts.intake,
+            parts.driver,
+            parts.shared,
+            self._admit,
+            check_finite=config.server.reject_nonfinite,
+        )
         #: Client id of the server's own requests, which are let in before it serves.
         self._own_id = secrets.token_hex()
         self._draining = False
@@ -175,10 +185,9 @@ class Engine:
         """See ``api.Inference``."""
         return self.driver.alive
 
-    def submit(self, call: InferCall) -> RequestTicket:
+    def submit(self, call: InferCall) -> WaitingTicket:
         """See ``api.Inference``."""
-        if not self._records.serving and call.client_id != self._own_id:
-            raise NotReady("the server is starting or has stopped")
+        self._admit(call)
         return self._intake.submit(call)
 
     def refused(
@@ -253,6 +262,10 @@ class Engine:
         return take_snapshot(
             parts.driver, parts.pool, parts.catalogue, parts.graphs, parts.lock, rows_dropped
         )
+
+    def _admit(self, call: InferCall) -> None:
+        if not self._records.serving and call.client_id != self._own_id:
+            raise NotReady("the server is starting or has stopped")
 
     def _send(self, model: str, tensors: Arrays, own_id: str) -> None:
         self.submit(call_of(model, tensors, own_id)).result()

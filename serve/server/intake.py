@@ -18,8 +18,8 @@ from serve.server.declared_inputs import DeclaredInputs
 from serve.server.driver import Driver
 from serve.server.node_requests import NodeRequests
 from serve.server.report_rows import refusal_record
-from serve.server.request_inputs import NodeInputs, RequestInputs, TensorInputs
-from serve.server.ticket import RequestTicket
+from serve.server.request_inputs import NodeInputs, RequestInputs, StagedInputs, TensorInputs
+from serve.server.ticket import Answer, PlainTicket, WaitingTicket
 
 
 class Intake:
@@ -47,11 +47,22 @@ class Intake:
         self._task_ids = itertools.count(1)
         self._refusal_ids = itertools.count(1)
 
-    def submit(self, call: InferCall) -> RequestTicket:
+    def submit(self, call: InferCall) -> WaitingTicket:
         """Size, stage and hand over a request; see ``api.Inference``."""
         while (ticket := self._try_submit(call)) is None:
             pass  # the model was replaced meanwhile, and the catalogue names its successor
         return ticket
+
+    def submit_staged(
+        self, call: InferCall, inputs: StagedInputs, answer: Answer
+    ) -> PlainTicket | None:
+        """Hand over a request that is staged already; None when its model was retired."""
+        with self._lock:
+            if inputs.entry.retired:
+                return None
+            ticket = PlainTicket(self._driver, inputs, *self._task(inputs), answer)
+            self._driver.accept(ticket)
+            return ticket
 
     def refusal(
         self, model: str, version: str, client_id: str, arrived_ns: int, error: ServeError
@@ -63,7 +74,7 @@ class Intake:
         uid = f"{self._boot_id}-r{next(self._refusal_ids)}"
         return refusal_record(uid, model, version, client_id, arrived_ns, error)
 
-    def _try_submit(self, call: InferCall) -> RequestTicket | None:
+    def _try_submit(self, call: InferCall) -> WaitingTicket | None:
         """Submit to the version served now; None when it was retired in the middle."""
         entry = self._catalogue.get(call.model, call.version)
         inputs = self._inputs(call, entry)
@@ -75,7 +86,7 @@ class Intake:
             with self._lock:
                 if entry.retired:
                     return None
-                ticket = self._ticket(inputs)
+                ticket = WaitingTicket(self._driver, inputs, *self._task(inputs))
                 accepted = True
                 self._driver.accept(ticket)
                 return ticket
@@ -92,8 +103,8 @@ class Intake:
         request = self._node_requests.make(call.graph, num_ids, call.fanouts, entry)
         return NodeInputs(call, entry, self._pool, request)
 
-    def _ticket(self, inputs: RequestInputs) -> RequestTicket:
-        """Make the task of sized inputs, and its ticket. Under the lock."""
+    def _task(self, inputs: RequestInputs) -> tuple[Task, str]:
+        """Make the task of sized inputs and the request's id. Under the lock."""
         call, entry, size = inputs.call, inputs.entry, inputs.expected()
         solo_ns = size.estimate.solo_ns
         target_ns = call.qos_target_ns or int(self._catalogue.factor_of(entry) * solo_ns)
@@ -110,4 +121,4 @@ class Intake:
         )
         request_uid = f"{self._boot_id}-{task.task_id}"
         inputs.take_uid(request_uid)
-        return RequestTicket(self._driver, inputs, task, request_uid)
+        return task, request_uid

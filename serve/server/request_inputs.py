@@ -1,7 +1,8 @@
 """The inputs of one request in the shared pool, from the moment it is sized until it is answered.
 
-A request brings its graph (`TensorInputs`) or names nodes of a resident one (`NodeInputs`). Both
-are sized, staged, staged again when a run is repeated, and given back in the same way.
+A request brings its graph (`TensorInputs`; `StagedInputs` where the front has staged it) or names
+nodes of a resident one (`NodeInputs`). All are sized, staged, staged again when a run is repeated,
+and given back in the same way.
 """
 
 from abc import ABC, abstractmethod
@@ -14,7 +15,8 @@ from serve.core.types import Nanos, Sized, Task
 from serve.errors import InvalidInput, QueueFull
 from serve.estimate.estimator import NARROW_EDGE_SPARES_BYTES
 from serve.ipc.messages import TensorRef
-from serve.ipc.shared_pool import SharedPool
+from serve.ipc.shared_pool import Block, SharedPool
+from serve.native import PlainRequest
 from serve.server import clock
 from serve.server.api import OUTPUT, InferCall
 from serve.server.catalogue import ModelEntry
@@ -200,6 +202,67 @@ class TensorInputs(SentInputs):
         )
         estimate = replace(task.estimate, peak_bytes=peak_bytes, reserve_bytes=reserve_bytes)
         return Sized(*self._size, estimate)
+
+
+class StagedInputs(SentInputs):
+    """The inputs of a request that brings its graph, which the front has checked and staged."""
+
+    def __init__(
+        self, call: InferCall, entry: ModelEntry, pool: SharedPool, request: PlainRequest
+    ) -> None:
+        """`request` is staged in `pool`; this owns its block from now on."""
+        super().__init__(call, entry, pool)
+        self.request = request
+        self.num_loops = request.num_loops
+        self.early_ns = Nanos(call.arrived_ns)
+        self._size = request.num_nodes, request.num_edges
+        inputs = tuple(TensorRef(*place) for place in request.tensors)
+        output_offset_bytes = request.output_offset_bytes
+        start_bytes = inputs[0].offset_bytes
+        self._input_bytes = output_offset_bytes - start_bytes
+        self.staged = Staged(
+            Block(start_bytes, request.block_bytes),
+            inputs,
+            output_offset_bytes,
+            request.output_capacity_bytes,
+        )
+
+    @property
+    def layout(self) -> None:
+        """None: the front has laid it out."""
+
+    @property
+    def input_bytes(self) -> int:
+        """See ``RequestInputs``."""
+        return self._input_bytes
+
+    def spared_bytes(self, num_edges: int) -> int:
+        """See ``RequestInputs``."""
+        return NARROW_EDGE_SPARES_BYTES * num_edges if self.request.narrow_edges else 0
+
+    def expected(self) -> Sized:
+        """See ``RequestInputs``."""
+        estimate = self.entry.estimator.estimate(
+            *self._size, num_loops=self.num_loops, narrow_edges=self.request.narrow_edges
+        )
+        return Sized(*self._size, estimate)
+
+    def stage(self) -> bool:
+        """See ``RequestInputs``; here it is always again."""
+        self.request.stage()
+        return False
+
+    def exact(self, task: Task) -> Sized:
+        """Return the size that was expected, which is exact."""
+        return Sized(*self._size, task.estimate)
+
+    def stage_early(self) -> None:
+        """Do nothing: it is staged."""
+
+    def release(self) -> None:
+        """See ``RequestInputs``; the block stays while the answer is sent from it."""
+        self.staged = None
+        self.request.release()
 
 
 class NodeInputs(RequestInputs):

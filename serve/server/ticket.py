@@ -1,10 +1,13 @@
-"""One request on its way through the server, from the thread that serves it.
+"""One request on its way through the server, with or without a thread that serves it.
 
-The thread that got the request from the transport waits here. When the scheduler says so, that same
-thread stages the request's tensors, so that preparing the next group needs no thread of its own and
-no hand-over. Then it waits for the answer.
+A request that came as a message has a thread from the transport, which waits here
+(`WaitingTicket`). When the scheduler says so, that same thread stages the request's tensors, so
+that preparing the next group needs no thread of its own and no hand-over. Then it waits for the
+answer. A request that the front has staged (`PlainTicket`) needs no thread: the driver's thread
+answers it.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Protocol
@@ -30,6 +33,9 @@ from serve.server.api import InferResult
 from serve.server.lane_run import LaneRun
 from serve.server.outcomes import error_of
 from serve.server.request_inputs import RequestInputs
+
+#: Answers the client of a ticket, given how its task ended; raises nothing.
+Answer = Callable[["PlainTicket", Outcome], None]
 
 #: Reasons whose message is about the request's model, which the client knows by another name.
 _OF_THE_MODEL = (FailReason.TIME_LIMIT, FailReason.QUARANTINED, RejectReason.QUARANTINED)
@@ -60,9 +66,13 @@ class TicketDriver(Protocol):
         """Note that the serving thread is done with the ticket, and how the task ended."""
         ...
 
+    def answer_soon(self, ticket: "PlainTicket", outcome: Outcome) -> None:
+        """Have the driver's thread answer and release the ticket. Under the lock."""
+        ...
 
-class RequestTicket:
-    """Implements ``api.Ticket``; the driver calls methods marked "Driver" under its lock."""
+
+class RequestTicket(ABC):
+    """A request on its way; the driver calls methods marked "Driver" under its lock."""
 
     def __init__(
         self, driver: TicketDriver, inputs: RequestInputs, task: Task, request_uid: str
@@ -80,10 +90,47 @@ class RequestTicket:
         #: The server had been idle for a while when it came, and no other came since.
         self.alone = False
         self._driver = driver
-        #: Orders of the driver: None to prepare now, anything else is the answer.
-        self._mailbox: SimpleQueue[Outcome | None] = SimpleQueue()
         #: The inputs are released when the answer was read and no lane touches them any more.
         self._holds = 2
+
+    def cancel(self) -> None:
+        """Cancel the request: its client went away. Any thread, any number of times."""
+        self._driver.cancel(self.task.task_id)
+
+    @abstractmethod
+    def command_prepare(self) -> Event | None:
+        """Have the inputs staged; return the event for it when they are now. Driver."""
+
+    @abstractmethod
+    def command_answer(self, outcome: Outcome) -> None:
+        """Have the request answered. Driver."""
+
+    def release(self) -> None:
+        """Give up one of the two holds on the inputs; the last one releases them. Driver."""
+        self._holds -= 1
+        if not self._holds:
+            self.inputs.release()
+
+    def _told(self, outcome: Outcome) -> Outcome:
+        """Return the outcome in words for the client, who knows the model by another name."""
+        if isinstance(outcome, Failed | Rejected) and outcome.reason in _OF_THE_MODEL:
+            message = f"model {self.entry.spec.key}: {outcome.message}"
+            if outcome.reason is FailReason.TIME_LIMIT:
+                message += " (server.max_run_s)"
+            return replace(outcome, message=message)
+        return outcome
+
+
+class WaitingTicket(RequestTicket):
+    """A request whose thread waits for the end; implements ``api.Ticket``."""
+
+    def __init__(
+        self, driver: TicketDriver, inputs: RequestInputs, task: Task, request_uid: str
+    ) -> None:
+        """The ticket owns `inputs` from now on and releases them."""
+        super().__init__(driver, inputs, task, request_uid)
+        #: Orders of the driver: None to prepare now, anything else is the answer.
+        self._mailbox: SimpleQueue[Outcome | None] = SimpleQueue()
 
     def result(self) -> InferResult:
         """See ``api.Ticket``."""
@@ -102,28 +149,13 @@ class RequestTicket:
             raise error_of(outcome)
         return InferResult(outputs, record)
 
-    def cancel(self) -> None:
-        """See ``api.Ticket``."""
-        self._driver.cancel(self.task.task_id)
-
     def command_prepare(self) -> None:
         """Tell the waiting thread to prepare. Driver."""
         self._mailbox.put(None)
 
     def command_answer(self, outcome: Outcome) -> None:
         """Tell the waiting thread how the request ended. Driver."""
-        if isinstance(outcome, Failed | Rejected) and outcome.reason in _OF_THE_MODEL:
-            message = f"model {self.entry.spec.key}: {outcome.message}"
-            if outcome.reason is FailReason.TIME_LIMIT:
-                message += " (server.max_run_s)"
-            outcome = replace(outcome, message=message)
-        self._mailbox.put(outcome)
-
-    def release(self) -> None:
-        """Give up one of the two holds on the inputs; the last one releases them. Driver."""
-        self._holds -= 1
-        if not self._holds:
-            self.inputs.release()
+        self._mailbox.put(self._told(outcome))
 
     def _prepare(self) -> None:
         task_id = self.task.task_id
@@ -142,3 +174,39 @@ class RequestTicket:
             raise
         else:
             self._driver.handle(TaskPrepared(task_id, found))
+
+
+class PlainTicket(RequestTicket):
+    """A request that the front has staged; the driver's thread answers it."""
+
+    def __init__(
+        self,
+        driver: TicketDriver,
+        inputs: RequestInputs,
+        task: Task,
+        request_uid: str,
+        answer: Answer,
+    ) -> None:
+        """The ticket owns `inputs` from now on and releases them."""
+        super().__init__(driver, inputs, task, request_uid)
+        self._answer = answer
+
+    def command_prepare(self) -> Event:
+        """Stage the inputs again at once: a run of them did not end. Driver."""
+        self.inputs.stage()
+        return TaskPrepared(self.task.task_id)
+
+    def command_answer(self, outcome: Outcome) -> None:
+        """Have the driver's thread answer. Driver."""
+        self._driver.answer_soon(self, self._told(outcome))
+
+    def answer(self, outcome: Outcome) -> None:
+        """Answer the client. For the driver's thread, without the lock, before `release`."""
+        self._answer(self, outcome)
+
+    def finished(self, outcome: Outcome) -> RequestRecord:
+        """Return the record of the answer that is about to be sent, or raise a ServeError."""
+        record = self._driver.answered(self, outcome, clock.now_ns())
+        if not isinstance(outcome, Completed):
+            raise error_of(outcome)
+        return record

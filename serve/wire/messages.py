@@ -151,7 +151,7 @@ def encode_wire_request(request: WireRequest) -> bytes:
     return wire_library.encode_infer(True, *head, request.inputs, raws, request.outputs)
 
 
-def decode_request(message: bytes) -> WireRequest:
+def decode_request(message: bytes | memoryview) -> WireRequest:
     """Decode the request in `message`; raises WireError."""
     found = native.decode_infer(True, message)
     if found is None:
@@ -209,6 +209,20 @@ def encode_response(
     if places is not None:
         raws = [memoryview(b"")] * len(heads)
     return _encode(False, model, version, request_id, parameters, heads, raws)
+
+
+def encode_response_head(
+    model: str,
+    output: str,
+    shape: tuple[int, ...],
+    *,
+    version: str,
+    request_id: str,
+    parameters: Mapping[str, ParameterValue | None],
+) -> bytes:
+    """Serialize a `ModelInferResponse` up to the raw form of its only output, FP32."""
+    head = WireTensor(output, "FP32", shape, {})
+    return _encode(False, model, version, request_id, parameters, [head], [])
 
 
 def decode_wire_response(message: bytes | memoryview) -> WireResponse:

@@ -18,6 +18,7 @@ from bench.kit.processes import (
     PATIENCE_S,
     descendants,
     is_running,
+    metric,
     rows,
     shared_memory_names,
     wait_for,
@@ -74,6 +75,7 @@ def test_sigterm_under_load_loses_nothing(tmp_path, trouble, terminate):
         long = trouble.graph(SLEEP + 1.0)
         slow = [threads.submit(infer, call, "mischief", long, tenant="long") for _ in range(6)]
         wait_for(lambda: len(trouble.running()) == 2, "two running requests")
+        wait_for(lambda: metric(server, "gnnserve_queue_depth") == 4, "four that wait")
         clients = [threads.submit(ask_until_refused, number) for number in range(32)]
         terminate(server)
         for one in clients:

@@ -178,12 +178,13 @@ def test_watches_of_health_are_limited(server):
         assert infer(connections[0]) == "r"
 
 
-def test_a_watcher_that_does_not_read_harms_nobody(server, channel, engine):
+def test_a_watcher_that_does_not_read_harms_nobody(server, channel, engine, front):
     with Http2(server.port, window_bytes=0) as deaf, Http2(server.port, window_bytes=0) as other:
         for client in (deaf, other):
             for _ in range(3):
                 client.message(client.head(WATCH), end=True)
-        eventually(lambda: threads() > 8)
+        if front == "python":  # the native front takes what they do not read, and no thread waits
+            eventually(lambda: threads() > 8)
         watch = health_pb2_grpc.HealthStub(channel).Watch(
             health_pb2.HealthCheckRequest(), timeout=LONG_S
         )

@@ -31,7 +31,7 @@ from serve.obs.journal import JournalWriter
 from serve.server.api import InferCall, Tensor
 from serve.server.engine import Engine
 from serve.server.learning.alone import IDLE_NS
-from serve.server.ticket import RequestTicket
+from serve.server.ticket import WaitingTicket
 from serve.sim.replay import first_difference, recorded
 from tests.e2e.mischief import HOLD, RAISE, SLEEP
 from tests.e2e.support import Graph, random_graph
@@ -218,11 +218,11 @@ def test_a_record_tells_when_the_lane_began(engine, trouble):
 def test_lanes_are_told_before_threads(engine, trouble, monkeypatch):
     """A thread that is answered takes the core, while the lane waits for its next task."""
     told = []
-    pool, answer = engine.driver._pool, RequestTicket.command_answer
+    pool, answer = engine.driver._pool, WaitingTicket.command_answer
     launch = pool.launch
     monkeypatch.setattr(pool, "launch", lambda *run: (told.append("lane"), launch(*run)))
     monkeypatch.setattr(
-        RequestTicket, "command_answer", lambda *end: (told.append("thread"), answer(*end))
+        WaitingTicket, "command_answer", lambda *end: (told.append("thread"), answer(*end))
     )
     behind_a_held_one(engine, trouble, trouble.graph(num_nodes=12))
     assert told == ["lane", "lane", "thread", "thread"]

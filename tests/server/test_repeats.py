@@ -4,6 +4,7 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.shared_memory import SharedMemory
 
+import grpc
 import numpy as np
 import pytest
 import torch
@@ -11,15 +12,20 @@ from msgspec.structs import replace
 
 from bench.kit.processes import PATIENCE_S, wait_for
 from serve.commands.configured import calibration_cache, device_of
-from serve.config import load_config
+from serve.config import ServerConfig, load_config
 from serve.core.lifecycle import State
 from serve.estimate.estimator import ModelEstimator
 from serve.models.writer import write_model
+from serve.native import front_lacks
+from serve.obs.record import RequestRecord
+from serve.rpc.server import GrpcServer
 from serve.server.api import InferCall, Tensor
 from serve.server.clock import now_ns
 from serve.server.engine import Engine
 from serve.server.regions import Regions
+from serve.wire.messages import INFER_METHOD, decode_response, encode_request
 from tests.e2e.support import Graph
+from tests.rpc.fakes import FACTS
 from tests.server import changeling
 from tests.server.test_engine import CONFIG, call
 
@@ -29,6 +35,8 @@ name = "own"
 file = "own.npz"
 """
 NODES, EDGES = 40, 160
+#: Of all requests, in the order of their ends.
+RECORDS: list[RequestRecord] = []
 #: What ends the first try, and whether two requests are in it.
 ENDS = [("die", False), ("overrun", False), ("die", True), ("overrun", True), ("fail", True)]
 
@@ -55,11 +63,97 @@ def engine(tmp_path_factory, trouble, model):
     path.write_text(text + GRAPH_SECTION)
     config = load_config(path)
     device = device_of(config)
-    found = Engine(config, device, lambda record: None, calibration_cache(config, device))
+    found = Engine(config, device, RECORDS.append, calibration_cache(config, device))
     found.start()
     found.open()
     yield found
     found.stop()
+
+
+@pytest.fixture(scope="module")
+def port(engine):
+    """A native front in front of the engine."""
+    if lacks := front_lacks():
+        pytest.skip(lacks)
+    config = ServerConfig(grpc_port=0, front="native")
+    found = GrpcServer(engine, lambda: FACTS, lambda since_s: {}, config, engine.plain)
+    found.port = found.start()
+    yield found
+    assert found.stop(PATIENCE_S) == 0
+    wait_for(lambda: not engine.driver.requests.tickets(), "the end of all requests")
+    assert engine._parts.shared.used_bytes == 0
+
+
+def through(port, message):
+    """Return the output that the port answers a message with."""
+    with grpc.insecure_channel(f"127.0.0.1:{port.port}") as channel:
+        answer = channel.unary_unary(INFER_METHOD)(message, timeout=PATIENCE_S)
+    return decode_response(answer).outputs["output"]
+
+
+def message_of(number):
+    """The request of ``by_tensors`` as a message."""
+    asked = by_tensors(number)
+    dtypes = {"FP32": np.float32, "INT64": np.int64}
+    tensors = {
+        name: np.frombuffer(tensor.data, dtypes[tensor.datatype]).reshape(tensor.shape)
+        for name, tensor in asked.tensors.items()
+    }
+    parameters = {"qos_target_us": PATIENT["qos_target_ns"] // 1000}
+    return encode_request("changeling", tensors, parameters=parameters)
+
+
+@pytest.mark.parametrize(("end", "merged"), ENDS)
+def test_a_request_that_the_front_staged_answers_alike_at_every_try(
+    engine, port, trouble, model, monkeypatch, end, merged
+):
+    entry = engine._catalogue.get("changeling")
+    monkeypatch.setattr(entry, "signature", replace(entry.signature, mergeable=merged))
+    union = ModelEstimator.union
+    monkeypatch.setattr(ModelEstimator, "union", lambda *a: replace(union(*a), run_ns=1))
+    numbers = (1, 2) if merged else (1,)
+    expected = [engine.submit(by_tensors(number)).result().output for number in numbers]
+    (model / end).touch()
+    staged = port._front._front.counts()["plain"]
+    with ThreadPoolExecutor(4) as threads:
+        with trouble.holding() as held:
+            first = threads.submit(engine.submit(call(held)).result)
+            wait_for(trouble.running, "a running request")
+            given = [threads.submit(through, port, message_of(number)) for number in numbers]
+            wait_for(lambda: len(engine.driver.requests.tickets()) == 1 + len(numbers), "all")
+        first.result(PATIENCE_S)
+        for one, output in zip(given, expected, strict=True):
+            np.testing.assert_array_equal(one.result(PATIENCE_S), output)
+    assert not (model / end).exists()
+    assert port._front._front.counts()["plain"] == staged + len(numbers)
+    records = [record for record in RECORDS if record.model == "changeling"][-len(numbers) :]
+    assert [record.attempt for record in records] == [2] * len(numbers)
+
+
+def test_a_staged_request_is_cancelled_with_its_call(engine, port, trouble, model):
+    with (
+        ThreadPoolExecutor(1) as threads,
+        trouble.holding() as held,
+        grpc.insecure_channel(f"127.0.0.1:{port.port}") as channel,
+    ):
+        first = threads.submit(engine.submit(call(held)).result)
+        wait_for(trouble.running, "a running request")
+        asked = channel.unary_unary(INFER_METHOD).future(message_of(1), timeout=PATIENCE_S)
+        wait_for(lambda: len(engine.driver.requests.tickets()) == 2, "the second one")
+        asked.cancel()
+        wait_for(lambda: len(engine.driver.requests.tickets()) == 1, "its end")
+    first.result(PATIENCE_S)
+    wait_for(lambda: RECORDS and RECORDS[-1].reason == "" and port.in_flight == 0, "the last")
+    assert [record.reason for record in RECORDS[-2:]] == ["cancelled", ""]
+
+
+def test_a_model_that_was_retired_meanwhile_is_asked_by_message(engine, port, monkeypatch):
+    output = through(port, message_of(1))
+    counts = port._front._front.counts
+    staged = counts()["plain"]
+    monkeypatch.setattr(engine.plain, "_entries", {})
+    np.testing.assert_array_equal(through(port, message_of(1)), output)
+    assert counts()["plain"] == staged + 1
 
 
 def by_tensors(number):

@@ -78,13 +78,7 @@ class LaneListener:
         """Wait for lanes, for `wake` or until `until_ns`; return what lanes said, in order."""
         now_ns = clock.now_ns()
         reports = self._enforce_deadlines(now_ns)
-        dues_ns = [now_ns + _WATCH_NS]
-        if until_ns is not None:
-            dues_ns.append(until_ns)
-        for process in self._processes:
-            deadlines_ns = process.gone_at_ns, *(lane.kill_at_ns for lane in process.lanes)
-            dues_ns += [due_ns for due_ns in deadlines_ns if due_ns is not None]
-        timeout_s = 0.0 if reports else max(0.0, (min(dues_ns) - now_ns) / 1e9)
+        timeout_s = 0.0 if reports else max(0.0, (self.due_ns(until_ns) - now_ns) / 1e9)
         for fd, _ in self._epoll.poll(timeout_s):
             if fd == self._wake_fd:
                 os.eventfd_read(self._wake_fd)
@@ -94,6 +88,23 @@ class LaneListener:
             elif fd in self._lane_by_fd:  # else it was closed with another of its process
                 self._read(self._lane_by_fd[fd], reports)
         return reports
+
+    def due_ns(self, until_ns: int | None) -> int:
+        """Return when to poll though no lane says anything, at `until_ns` at the latest."""
+        due_ns = clock.now_ns() + _WATCH_NS
+        if until_ns is not None and until_ns < due_ns:
+            due_ns = until_ns
+        for process in self._processes:
+            if process.gone_at_ns is not None and process.gone_at_ns < due_ns:
+                due_ns = process.gone_at_ns
+            for lane in process.lanes:
+                if lane.kill_at_ns is not None and lane.kill_at_ns < due_ns:
+                    due_ns = lane.kill_at_ns
+        return due_ns
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when `poll` would report something."""
+        return self._epoll.fileno()
 
     def attach(
         self, process: LaneProcess, child: BaseProcess, channels: list[socket.socket]

@@ -137,6 +137,14 @@ class LanePool:
         """Wait for lanes, for `wake` or until `until_ns`; return what lanes said, in order."""
         return self._listener.poll(until_ns)
 
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when `poll` would report something."""
+        return self._listener.fileno()
+
+    def due_ns(self, until_ns: int | None) -> int:
+        """Return when `poll` must be called, at `until_ns` at the latest."""
+        return self._listener.due_ns(until_ns)
+
     def wake(self) -> None:
         """Make a waiting `poll` return. Any thread."""
         self._listener.wake()

@@ -1,0 +1,70 @@
+"""Calls whose requests the native front has staged: to the engine, and to their answers."""
+
+from collections.abc import Callable
+
+from serve.core.types import Outcome
+from serve.errors import ServeError
+from serve.native import PlainRequest
+from serve.rpc.convert import encode_answer_head
+from serve.rpc.parameters import decode_parameters
+from serve.rpc.service import InferenceService
+from serve.server.api import InferCall
+from serve.server.plain_requests import PlainRequests
+from serve.server.ticket import Answer, PlainTicket
+
+#: Keeps a record of a refused request; see ``api.Inference.refused``.
+Refused = Callable[[str, str, str, int, ServeError], None]
+
+
+class PlainCalls:
+    """Does for staged requests what ``InferenceService`` does for messages."""
+
+    def __init__(self, plain: PlainRequests, refused: Refused, service: InferenceService) -> None:
+        #: The engine's side.
+        self.plain = plain
+        self._refused = refused
+        self._service = service
+
+    def submit(
+        self, request: PlainRequest, arrived_ns: int, remaining_s: float, answer: Answer
+    ) -> PlainTicket | None:
+        """Submit a staged request, which is the ticket's from then on.
+
+        Returns None for one that must go the way of messages: its model is served no more, or it
+        asks for a resident graph. Raises ServeError for one that is refused; a refusal gets its row
+        in the report.
+        """
+        entry = self.plain.entry(request.token)
+        if entry is None:
+            return None
+        name, version, client_id = entry.spec.name, request.version, request.client_id
+        try:
+            parameters = decode_parameters(request.parameters, remaining_s)
+            if parameters.graph is not None:
+                return None
+            call = InferCall(
+                model=name,
+                version=version,
+                tensors={},
+                arrived_ns=arrived_ns,
+                client_id=client_id,
+                **parameters._asdict(),
+            )
+            return self.plain.submit(call, entry, request, answer)
+        except ServeError as error:
+            self._refused(name, version, client_id, arrived_ns, error)
+            self._service.failed(name, str(entry.spec.version), arrived_ns)
+            raise
+
+    def finished(self, ticket: PlainTicket, outcome: Outcome) -> tuple[bytes, int]:
+        """Return the head of the answer and the bytes of the output; raises ServeError."""
+        try:
+            record = ticket.finished(outcome)
+            shape = ticket.output_shape
+            head = encode_answer_head(ticket.call.client_id, record, shape)
+        except Exception:
+            spec = ticket.entry.spec
+            self._service.failed(spec.name, str(spec.version), ticket.call.arrived_ns)
+            raise
+        self._service.succeeded(record)
+        return head, 4 * shape[0] * shape[1]
