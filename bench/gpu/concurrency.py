@@ -8,8 +8,8 @@
   the one table that the server learns for all (``serve.estimate.slowdown``);
 - priority: latency of a small task beside a device full of large ones, on an ordinary and on an
   urgent stream, relative to alone;
-- processes: the same tasks in 1, 2 and 4 processes, with MPS where it can be started and without,
-  against as many lanes as threads. Both run the same loop; processes have torch's own allocator.
+- processes: the same tasks in 1, 2 and 4 processes, with MPS where it can be started, against as
+  many lanes as threads. Both run the same loop; processes have torch's own allocator.
 """
 
 import argparse
@@ -180,7 +180,6 @@ print((time.perf_counter() - started) * 1e3 / 200, flush=True)
 
 def processes(result: Result, rig: Rig, lanes: list[Lane]) -> None:
     threads_ms = as_threads(result, rig, lanes)
-    many_at_once(result, "without MPS", dict(os.environ))
     with tempfile.TemporaryDirectory(prefix="mps") as folder:
         paths = {
             "CUDA_MPS_PIPE_DIRECTORY": f"{folder}/pipe", "CUDA_MPS_LOG_DIRECTORY": f"{folder}/log",
@@ -191,7 +190,7 @@ def processes(result: Result, rig: Rig, lanes: list[Lane]) -> None:
         said = control(environment, "", "-d")
         result.put("mps_start", said or "no word")
         try:
-            processes_ms = many_at_once(result, "with MPS", environment)
+            processes_ms = many_at_once(result, environment)
             # Without a server, clients silently run without MPS.
             servers = control(environment, "get_server_list\n")
             result.put("mps_servers", servers or "none: MPS is off")
@@ -225,7 +224,7 @@ def as_threads(result: Result, rig: Rig, lanes: list[Lane]) -> float:
     return min(found.values())
 
 
-def many_at_once(result: Result, name: str, environment: dict[str, str]) -> float:
+def many_at_once(result: Result, environment: dict[str, str]) -> float:
     """Return the least milliseconds a task in processes with weights and context of their own."""
     found, all_ms = {}, []
     for count in (1, 2, 4):
@@ -252,7 +251,7 @@ def many_at_once(result: Result, name: str, environment: dict[str, str]) -> floa
                 child.wait()
         all_ms.append(round(max(times) / count, 3))
         found[f"{count} processes"] = {"ms_per_task_of_one": times, "all": all_ms[-1]}
-    result.put(f"processes gcn medium, {name}", found)
+    result.put("processes gcn medium, with MPS", found)
     return min(all_ms)
 
 

@@ -5,8 +5,7 @@
 Bandwidth in GB/s of rows wanted, each repeated five times in turn with the others:
 
 - copy: one cudaMemcpy of as many bytes from pinned memory, the upper bound of the bus;
-- shift, plain: the kernel with and without the circular shift, random rows;
-- host: rows gathered by the processor into pinned memory and copied;
+- kernel: random rows;
 - hot: the kernel with a tenth of the rows, which half of the wanted ones hit, cached on the GPU.
 
 Rows of 128 bytes to 4 KiB, from tables that begin at a cache line and 4 bytes behind one. Every
@@ -14,6 +13,7 @@ answer is compared with the host's, bit by bit. The aim is 0.93 of `copy`.
 """
 
 import argparse
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -63,10 +63,10 @@ def body(result: Result, arguments: argparse.Namespace) -> None:
         target = out[: count * row_bytes].view(count, row_bytes)
         staging = pinned[: count * row_bytes].view(count, row_bytes)
 
-        def kernel(wanted: torch.Tensor, shift: bool, cached: bool) -> None:
+        def kernel(wanted: torch.Tensor, cached: bool) -> None:
             library.gather(
                 seen + base, wanted.data_ptr(), count, row_bytes, target.data_ptr(),
-                stream=stream.cuda_stream, shift=shift, most_threads=threads,
+                stream=stream.cuda_stream, most_threads=threads,
                 hot=hot.data_ptr() if cached else 0,
                 slot_of=slots.data_ptr() if cached else 0,
             )  # fmt: skip
@@ -75,18 +75,12 @@ def body(result: Result, arguments: argparse.Namespace) -> None:
             with _cuda.stream(stream):
                 target.copy_(staging, non_blocking=True)
 
-        def by_host() -> None:
-            torch.index_select(table, 0, ids_host, out=staging)
-            copy()
-
-        variants = {
+        variants: dict[str, Callable[[], None]] = {
             "copy": copy,
-            "shift": lambda: kernel(ids, True, False),
-            "plain": lambda: kernel(ids, False, False),
-            "hot": lambda: kernel(half_ids, True, True),
-            "host": by_host,
+            "kernel": lambda: kernel(ids, False),
+            "hot": lambda: kernel(half_ids, True),
         }
-        for name, wanted in (("shift", ids_host), ("plain", ids_host), ("hot", half)):
+        for name, wanted in (("kernel", ids_host), ("hot", half)):
             target.zero_()
             rig.synchronize()
             variants[name]()
@@ -99,8 +93,8 @@ def body(result: Result, arguments: argparse.Namespace) -> None:
             name: spread([megabytes / ms for ms in found], 2)
             for name, found in rig.in_turns_ms(variants, 5).items()
         }
-        share = round(speed["shift"]["median"] / speed["copy"]["median"], 3)
-        row = {"row_bytes": row_bytes, "offset": offset, "gb_per_s": speed, "shift_to_copy": share}
+        share = round(speed["kernel"]["median"] / speed["copy"]["median"], 3)
+        row = {"row_bytes": row_bytes, "offset": offset, "gb_per_s": speed, "kernel_to_copy": share}
         rows_found.append(row)
         result.put("rows", rows_found)
         result.aim(11, share >= AIM, {f"{row_bytes} B, {offset} past a line": share})

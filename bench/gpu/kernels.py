@@ -2,9 +2,8 @@
 
     python -m bench.gpu.kernels [--quick] [--dry]
 
-- forward passes on `csr` against PyG as written: milliseconds, peak memory, answers against the
-  processor's (of large graphs against PyG's on the GPU); models of the paper's size and one layer
-  of every kind covered;
+- forward passes of the paper's models on `csr` against PyG as written: milliseconds, peak memory,
+  answers against the processor's (of large graphs against PyG's on the GPU);
 - aggregation in GB/s of the bytes that have to be read and written, against torch.sparse and a copy
   on the device, on even and on heavy-tailed degrees.
 
@@ -17,15 +16,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch_geometric.nn import (
-    GATConv,
-    GATv2Conv,
-    GCNConv,
-    GINConv,
-    GraphConv,
-    SAGEConv,
-    TransformerConv,
-)
 
 from bench.gpu.kit import MODELS, Result, Rig, graph, relative_error, run, spread
 from bench.gpu.lanes import task_in
@@ -41,23 +31,11 @@ MOST_EDGES_ON_HOST = 100_000
 WIDTHS = (16, 64, 128, 256)
 _cuda: Any = torch.cuda
 
-LAYERS: dict[str, Callable[[], torch.nn.Module]] = {
-    "GCNConv": lambda: GCNConv(FEATURES, 64),
-    "SAGEConv": lambda: SAGEConv(FEATURES, 64),
-    "SAGEConv max": lambda: SAGEConv(FEATURES, 64, aggr="max"),
-    "GINConv": lambda: GINConv(torch.nn.Linear(FEATURES, 64)),
-    "GraphConv": lambda: GraphConv(FEATURES, 64),
-    "GATConv": lambda: GATConv(FEATURES, 16, heads=4),
-    "GATv2Conv": lambda: GATv2Conv(FEATURES, 16, heads=4),
-    "TransformerConv": lambda: TransformerConv(FEATURES, 16, heads=4),
-}
-
 
 def body(result: Result, arguments: argparse.Namespace) -> None:
     rig = Rig.open(64 << 30, dry=arguments.dry)
     rig.use_kernels()
     sizes = ((50, 200), (100, 400)) if arguments.dry else SIZES[:2] if arguments.quick else SIZES
-    layers(result, rig, sizes)
     models(result, rig, sizes)
     with result.part("aggregation"):
         aggregation(result, rig, sizes)
@@ -101,16 +79,6 @@ def compared(rig: Rig, models: dict[str, LoadedModel], size: tuple[int, int]) ->
     row |= {f"{name}_ms": spread(found) for name, found in rig.in_turns_ms(ways, 7).items()}
     row["csr_to_eager"] = round(row["csr_ms"]["median"] / row["eager_ms"]["median"], 3)
     return row
-
-
-def layers(result: Result, rig: Rig, sizes: tuple[tuple[int, int], ...]) -> None:
-    rows: dict[str, Any] = {}
-    for name, make in LAYERS.items():
-        with result.part(name):
-            rows[name] = compared(rig, twins(rig, make), sizes[-1])
-            result.put("layers", rows)
-            error = rows[name]["csr_error"]
-            result.check(f"{name} on csr within {LIMIT}", error <= LIMIT, error)
 
 
 def models(result: Result, rig: Rig, sizes: tuple[tuple[int, int], ...]) -> None:

@@ -12,8 +12,7 @@ The process has a lane's allocator and meter. `measured` is the peak of tensors 
 inputs, without weights. Errors are estimate ÷ measured − 1. An under-estimate is a run whose
 reserve was too small for inputs, tensors, what kernels took besides, and the answer. For GCN, SAGE
 and GIN the cost functions of GNNSched's Table 2 × 1.1 stand beside it, written from the paper.
-`resident` compares the reserve with what the whole process took by the kernel's account. Runs are
-kept in build/pmc_accuracy.jsonl, from which a later start goes on; `--fresh` starts anew.
+Runs are kept in build/pmc_accuracy.jsonl, from which a later start goes on; `--fresh` starts anew.
 """
 
 import argparse
@@ -31,7 +30,6 @@ import torch
 
 from bench.kit.architectures import ARCHITECTURES, BOUNDED, load, on_executor
 from bench.kit.as_lane import become_lane
-from bench.kit.resident import exact_pages, resident_bytes
 from bench.kit.result import ROOT
 from bench.kit.script import Script, Table
 from serve.estimate import Calibration, ModelEstimator, Overhead
@@ -55,8 +53,6 @@ LIMIT_BYTES = 640 << 20
 OTHERS = 10
 #: Below this, constants and rounding rule; errors are given above it only.
 LARGE_BYTES = 10_000_000
-#: Runs whose resident memory is looked at: every sixth graph of those that need no more.
-RESIDENT_EVERY, RESIDENT_BYTES = 6, 256 << 20
 #: What the paper multiplies its estimates by.
 PAPER_FACTOR = 1.1
 FOUR = ("gcn", "sage", "gin", "gat")
@@ -103,7 +99,6 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     #: As it was admitted with.
     admitted_bytes: int
     paper_bytes: int | None
-    resident_bytes: int | None
     warning: str
 
     @property
@@ -257,7 +252,7 @@ def runs(
     estimator = estimator_of(executor, loaded, signature, meter)
     widths = [spec.num_features, *[hidden] * (layers - 1), spec.num_classes]
     for pool, graphs in pools.items():
-        for index, whole in enumerate(graphs):
+        for whole in graphs:
             graph = _fitting(whole, estimator)
             inputs = _inputs(graph, loaded, signature)
 
@@ -271,7 +266,6 @@ def runs(
             at = graph.num_nodes, graph.num_edges
             loops = int((graph.edge_index[0] == graph.edge_index[1]).sum())
             estimate = estimator.estimate(*at, num_loops=loops)
-            look = index % RESIDENT_EVERY == RESIDENT_EVERY - 1 and pool == "to_largest"
             yield Row(
                 executor=executor,
                 model=model,
@@ -288,11 +282,6 @@ def runs(
                 reserve_bytes=estimate.reserve_bytes,
                 admitted_bytes=estimator.estimate(*at).peak_bytes,
                 paper_bytes=paper_bytes(model, widths, *at),
-                resident_bytes=(
-                    _resident(run, staged)
-                    if look and LARGE_BYTES < measured < RESIDENT_BYTES
-                    else None
-                ),
                 warning=estimator.calibration.warning,
             )
 
@@ -333,12 +322,6 @@ def _inputs(graph: Graph, loaded: LoadedModel, signature: Signature) -> Inputs:
     return inputs
 
 
-def _resident(run: Callable[[], torch.Tensor], staged: int) -> int | None:
-    with exact_pages() as exact:
-        rise = resident_bytes(run) if exact else None
-    return None if rise is None else staged + rise
-
-
 def paper_bytes(model: str, widths: list[int], num_nodes: int, num_edges: int) -> int | None:
     """Return GNNSched's estimate: its Table 2 over the layers' operators, inputs live throughout.
 
@@ -372,7 +355,6 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
     paper = [row.paper_bytes / row.measured_bytes - 1 for row in large if row.paper_bytes]
     below = [row.paper_bytes < row.measured_bytes for row in rows if row.paper_bytes]
     needed = [(row.held_bytes + row.output_bytes) / row.reserve_bytes for row in rows]
-    resident = [row.resident_bytes / row.reserve_bytes for row in rows if row.resident_bytes]
     return {
         "runs": len(rows),
         "runs_large": len(large),
@@ -389,8 +371,6 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
         "paper_error_high": _extreme(max, paper),
         "paper_runs": len(below),
         "paper_underestimates": sum(below) if below else None,
-        "resident_runs": len(resident),
-        "resident_share_of_reserve_max": _extreme(max, resident),
         "warnings": sorted({row.warning for row in rows} - {""}),
     }
 

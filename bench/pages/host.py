@@ -27,7 +27,7 @@ def by_size(name: str, ways: dict[str, str], cell: Callable[[Row], str], field: 
         row | {"size": f"{row['bytes'] // 1000:,} KB".replace(",000 KB", " MB")}
         for row in read_result(name)["rows"]
     ]
-    return grid(rows, ("size", "{}"), (field, ways), cell, "request")
+    return grid(rows, ("size", "{}"), ("way", ways), cell, "request")
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -48,7 +48,4 @@ TABLES: dict[str, Callable[[], str]] = {
         "echo": "bare echo", "ours plain": "in the message", "ours shared": "shared memory",
         "ours ids": "node ids",
     }, _cost),
-    "echo": lambda: by_size("echo", {
-        "threads": "`grpc.server`, threads", "asyncio": "`grpc.aio`",
-    }, lambda row: f"{row['p50'] / 1e3:.2f}, {row['p99'] / 1e3:.2f} ms", "kind"),
 }  # fmt: skip

@@ -109,7 +109,6 @@ def pmc_by_model() -> str:
         "executor": "`{executor}`", "models": "{name}", "runs": "{runs:,}",
         "estimate ÷ measured − 1": "{error}", "above reserve": "{above}",
         "need ÷ reserve, at most": "{need:.3f}",
-        "resident ÷ reserve, at most": "{resident:.2f}",
         "GNNSched's Table 2 × 1.1 (below need)": "{table_2}",
     })  # fmt: skip
 
@@ -129,7 +128,6 @@ def _pmc_row(executor: str, name: str, group: Sequence[Mapping[str, Any]]) -> di
         "error": f"{high:.2%}" if high - low < 5e-5 else f"{low:.2%} to {high:.2%}",
         "above": sum(row["underestimates"] for row in group),
         "need": max(row["need_share_of_reserve_max"] for row in group),
-        "resident": max(row["resident_share_of_reserve_max"] or 0.0 for row in group),
         "table_2": table_2,
     }
 

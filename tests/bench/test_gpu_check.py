@@ -15,7 +15,7 @@ from bench.gpu.aims import AIMS, aim_row, told
 from bench.gpu.check import Call, attempt, keeper_for, unfinished
 from bench.gpu.findings import Keeper, together
 from bench.gpu.stages import Stage, stages
-from bench.kit.processes import is_running, wait_for
+from tests.processes import is_running, wait_for
 
 
 @pytest.fixture(autouse=True)

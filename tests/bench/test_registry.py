@@ -9,7 +9,13 @@ from bench.registry import entries
 
 BENCH = ROOT / "bench"
 #: Run by another script.
-CALLED = {"bench.kit.live_server", "bench.__main__", "bench.pages.__main__", "bench.peers.__main__"}
+CALLED = {
+    "bench.kit.live_server",
+    "bench.kit.echo",
+    "bench.__main__",
+    "bench.pages.__main__",
+    "bench.peers.__main__",
+}
 
 
 def modules():

@@ -55,7 +55,7 @@ import bench, sys
 bench.__path__.append({str(package)!r})
 from bench.__main__ import run_quick
 from bench.registry import Entry
-print(run_quick([Entry("", name, ("x",)) for name in ("fine", "bad", "bare", "silent")]))
+print(run_quick([Entry("", name, "x.md") for name in ("fine", "bad", "bare", "silent")]))
 """
     done = subprocess.run(
         [sys.executable, "-c", run], cwd=ROOT, capture_output=True, text=True,

@@ -14,12 +14,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from bench.kit.processes import is_running, wait_for
 from bench.kit.servers import ROOT
 from serve.commands import check as checks
 from serve.commands.check import check_config
 from serve.server import trial
 from serve.server.gpus import NoCuda, find_gpus
+from tests.processes import is_running, wait_for
 
 CODE = """
 import torch

@@ -14,13 +14,13 @@ import grpc
 import numpy as np
 import torch
 
-from bench.kit.processes import PATIENCE_S, is_running, wait_for
 from bench.kit.servers import ROOT, ServerProcess
 from serve.lane.models.loader import LoadedModel, load_model
 from serve.models.repository import find
 from serve.models.writer import write_model
 from serve.wire.messages import INFER_METHOD, Response, decode_response, encode_request
 from tests.e2e import mischief
+from tests.processes import PATIENCE_S, is_running, wait_for
 
 MODELS = ("gcn", "sage", "gin", "gat")
 REPOSITORY = ROOT / "configs" / "models"

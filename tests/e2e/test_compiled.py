@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from bench.kit.processes import PATIENCE_S
 from bench.kit.servers import ServerProcess
 from serve.client import Client
 from serve.lane.executors import with_executor
@@ -14,6 +13,7 @@ from serve.lane.models.loader import load_model
 from serve.models.repository import find
 from serve.resources import configs_path
 from tests.e2e.support import assert_equal, random_graph
+from tests.processes import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 MODEL = "gat"

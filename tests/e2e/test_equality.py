@@ -13,13 +13,13 @@ import tritonclient.grpc
 from torch_geometric.data import Data
 from tritonclient.utils import shared_memory
 
-from bench.kit.processes import PATIENCE_S, wait_for
 from bench.kit.servers import ServerProcess
 from serve.client import AsyncClient, Client
 from serve.graphs.datasets import load_dataset
 from serve.graphs.subgraphs import subgraphs
 from serve.models.community import community_graph
 from tests.e2e.support import GOOD, MODELS, Graph, assert_equal, infer, random_graph, raw_channel
+from tests.processes import PATIENCE_S, wait_for
 
 
 def _community() -> Graph:

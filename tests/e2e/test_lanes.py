@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from bench.kit.processes import descendants, metric, row, wait_for
 from bench.kit.servers import ServerProcess
 from tests.e2e.mischief import CRASH, DIE_ONCE, EXIT, HOLD, RAISE
 from tests.e2e.support import Troubled, assert_equal, infer, random_graph, raw_channel
+from tests.processes import descendants, metric, row, wait_for
 
 LANES = 2
 SHIPPED = ("gcn", "gat")

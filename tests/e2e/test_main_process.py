@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from bench.kit.processes import descendants, http_get
 from tests.e2e.support import GOOD, MODELS, assert_answers, infer
+from tests.processes import descendants, http_get
 
 
 def libraries(pid: int) -> str:

@@ -8,11 +8,11 @@ import grpc
 import numpy as np
 import pytest
 
-from bench.kit.processes import PATIENCE_S, metric, wait_for
 from serve.pb import grpc_service_pb2 as pb
 from serve.pb import grpc_service_pb2_grpc
 from serve.wire.messages import encode_request
 from tests.e2e.support import GOOD, assert_answers
+from tests.processes import PATIENCE_S, metric, wait_for
 
 Request = pb.ModelInferRequest
 Edit = Callable[[Request], None]

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from bench.kit.processes import descendants, metric, row, wait_for
 from bench.kit.servers import ServerProcess
 from serve.models.writer import write_model
 from tests.e2e import liar
@@ -21,6 +20,7 @@ from tests.e2e.support import (
     random_graph,
     raw_channel,
 )
+from tests.processes import descendants, metric, row, wait_for
 
 BUDGET_MIB = 512
 NEIGHBOURS = ("gcn", "gat")

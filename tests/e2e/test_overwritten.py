@@ -11,13 +11,13 @@ import tritonclient.grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from bench.kit.processes import descendants, http_get, metric, wait_for
 from bench.kit.servers import ServerProcess
 from bench.kit.waiting import PATIENCE_S
 from serve.pb import grpc_service_pb2 as pb
 from serve.pb import grpc_service_pb2_grpc as stubs
 from serve.wire.messages import encode_request
 from tests.e2e.support import GOOD, REPOSITORY, Troubled, assert_equal, infer, raw_channel
+from tests.processes import descendants, http_get, metric, wait_for
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,10 @@ from pathlib import Path
 import grpc
 import pytest
 
-from bench.kit.processes import descendants, is_running, metric, rows, wait_for
 from bench.kit.servers import ServerProcess
 from tests.e2e.mischief import HOLD
 from tests.e2e.support import GOOD, Troubled, assert_equal, infer, raw_channel
+from tests.processes import descendants, is_running, metric, rows, wait_for
 
 CORES = len(os.sched_getaffinity(0))
 

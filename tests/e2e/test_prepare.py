@@ -2,8 +2,8 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-from bench.kit.processes import rows, wait_for
 from tests.e2e.support import MODELS, infer, random_graph
+from tests.processes import rows, wait_for
 
 REQUESTS = 200
 

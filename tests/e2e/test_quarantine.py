@@ -5,11 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from bench.kit.processes import http_get, metric, rows, wait_for
 from bench.kit.servers import ServerProcess
 from serve.client import Client
 from tests.e2e.mischief import EXIT
 from tests.e2e.support import GOOD, Troubled, assert_equal, infer, raw_channel
+from tests.processes import http_get, metric, rows, wait_for
 
 
 def test_a_model_that_ends_its_lanes_again_and_again_is_put_aside(tmp_path, reference):

@@ -10,9 +10,9 @@ import pytest
 import tritonclient.grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from bench.kit.processes import http_get, wait_for
 from bench.kit.servers import ServerProcess
 from tests.e2e.support import GOOD, Troubled, assert_equal, infer, raw_channel
+from tests.processes import http_get, wait_for
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 SERVING = health_pb2.HealthCheckResponse.SERVING

@@ -12,11 +12,11 @@ import pytest
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
-from bench.kit.processes import PATIENCE_S, metric, row, wait_for
 from bench.kit.servers import ROOT, ServerProcess
 from serve.client import Client
 from serve.wire.messages import encode_request
 from tests.e2e.support import GOOD, Troubled, assert_answers, infer, random_graph, raw_channel
+from tests.processes import PATIENCE_S, metric, row, wait_for
 
 BUDGET_BYTES = 256 << 20
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -14,7 +14,6 @@ import torch
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
-from bench.kit.processes import metric, wait_for
 from bench.kit.servers import ServerProcess
 from serve.models.writer import write_model
 from tests.e2e import mischief
@@ -27,6 +26,7 @@ from tests.e2e.support import (
     infer,
     raw_channel,
 )
+from tests.processes import metric, wait_for
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from bench.kit.processes import PATIENCE_S
 from bench.kit.servers import ServerProcess
 from serve import native
 from serve.client import AsyncClient, Client, InvalidRequest, Mismatched, NotFound
@@ -22,6 +21,7 @@ from serve.models.community import community_graph
 from serve.models.repository import find
 from serve.wire.messages import encode_request
 from tests.e2e.support import MODELS, REPOSITORY, assert_equal, raw_channel
+from tests.processes import PATIENCE_S
 
 GRAPH = community_graph()
 #: With an isolated node at the end.

@@ -14,7 +14,10 @@ from pathlib import Path
 import grpc
 import pytest
 
-from bench.kit.processes import (
+from bench.kit.servers import ServerProcess
+from tests.e2e.mischief import HOLD, SLEEP
+from tests.e2e.support import GOOD, REPOSITORY, Troubled, infer, random_graph, raw_channel
+from tests.processes import (
     PATIENCE_S,
     descendants,
     is_running,
@@ -23,9 +26,6 @@ from bench.kit.processes import (
     shared_memory_names,
     wait_for,
 )
-from bench.kit.servers import ServerProcess
-from tests.e2e.mischief import HOLD, SLEEP
-from tests.e2e.support import GOOD, REPOSITORY, Troubled, infer, random_graph, raw_channel
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 

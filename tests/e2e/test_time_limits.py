@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from bench.kit.processes import PATIENCE_S, metric, row, rows, wait_for
 from bench.kit.servers import ServerProcess
 from bench.kit.waiting import with_growing_limits
 from serve.wire.messages import INFER_METHOD, decode_response, encode_request
 from tests.e2e.support import GOOD, Troubled, assert_equal, infer, raw_channel
+from tests.processes import PATIENCE_S, metric, row, rows, wait_for
 
 DEADLINE = grpc.StatusCode.DEADLINE_EXCEEDED
 #: One lane, so that a request behind another is sure to wait.

@@ -10,7 +10,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from bench.kit.processes import (
+from bench.kit.servers import ServerProcess
+from serve.rest.process import missing_packages
+from tests.e2e.support import Troubled
+from tests.processes import (
     PATIENCE_S,
     descendants,
     http_get,
@@ -20,9 +23,6 @@ from bench.kit.processes import (
     rows,
     wait_for,
 )
-from bench.kit.servers import ServerProcess
-from serve.rest.process import missing_packages
-from tests.e2e.support import Troubled
 
 pytestmark = pytest.mark.skipif(bool(missing_packages()), reason="the gateway's packages")
 

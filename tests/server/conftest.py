@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.kit.processes import descendants, wait_for
 from tests.e2e.support import Troubled
+from tests.processes import descendants, wait_for
 
 
 @pytest.fixture(scope="session")

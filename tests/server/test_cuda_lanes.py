@@ -12,7 +12,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from bench.kit.processes import PATIENCE_S, is_running, wait_for
 from serve.commands.configured import calibration_cache, device_of
 from serve.config import load_config
 from serve.core.types import LaneId
@@ -34,6 +33,7 @@ from serve.server.engine import Engine
 from serve.server.lanes.listener import LaneDown, LaneUp
 from serve.server.learning.beside import is_news
 from tests.e2e.mischief import RAISE
+from tests.processes import PATIENCE_S, is_running, wait_for
 from tests.server.test_engine import CONFIG, call
 from tests.server.test_pool import COLUMNS, LANES, NODES, OUTPUT_OFFSET, Talk
 

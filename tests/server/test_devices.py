@@ -12,7 +12,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bench.kit.processes import PATIENCE_S, wait_for
 from serve.commands.configured import calibration_cache, device_of
 from serve.config import load_config
 from serve.core.types import LaneId
@@ -27,6 +26,7 @@ from serve.server.api import InferCall, Tensor
 from serve.server.engine import Engine
 from serve.sim.replay import first_difference, recorded
 from tests.e2e.support import FEATURES, Graph, Reference, assert_equal
+from tests.processes import PATIENCE_S, wait_for
 from tests.server.test_engine import CONFIG, call
 
 DEVICES = 2

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from bench.kit.processes import PATIENCE_S, wait_for
 from bench.kit.waiting import with_growing_limits
 from serve.commands.configured import calibration_cache, device_of
 from serve.config import load_config
@@ -35,6 +34,7 @@ from serve.server.ticket import WaitingTicket
 from serve.sim.replay import first_difference, recorded
 from tests.e2e.mischief import HOLD, RAISE, SLEEP
 from tests.e2e.support import Graph, random_graph
+from tests.processes import PATIENCE_S, wait_for
 from tests.server.conftest import assert_nothing_more_is_held, held_by_this_process
 
 CONFIG = """

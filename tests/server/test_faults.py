@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from bench.kit.processes import PATIENCE_S, wait_for
 from bench.kit.servers import ROOT
 from serve.core.types import FailReason, LaneState
 from serve.errors import DeadlineExceeded
@@ -19,6 +18,7 @@ from serve.ipc.messages import TaskDone, TaskError
 from serve.server.driver import EXIT_BUG
 from serve.server.lanes.process_state import look
 from tests.e2e.mischief import DOZE_ONCE
+from tests.processes import PATIENCE_S, wait_for
 from tests.server.test_engine import call, start
 
 DRIVER = """

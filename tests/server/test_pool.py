@@ -17,7 +17,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bench.kit.processes import PATIENCE_S, descendants, is_running, wait_for
 from bench.kit.servers import ROOT
 from serve import native
 from serve.core.types import LaneId, LaneState, TaskId
@@ -59,6 +58,7 @@ from tests.e2e.mischief import (
     TELL,
     UNTELLABLE,
 )
+from tests.processes import PATIENCE_S, descendants, is_running, wait_for
 from tests.server.conftest import assert_nothing_more_is_held, held_by_this_process
 
 LANES = (LaneId(0), LaneId(1))

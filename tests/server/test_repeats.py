@@ -10,7 +10,6 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from bench.kit.processes import PATIENCE_S, wait_for
 from serve.commands.configured import calibration_cache, device_of
 from serve.config import ServerConfig, load_config
 from serve.core.lifecycle import State
@@ -25,6 +24,7 @@ from serve.server.engine import Engine
 from serve.server.regions import Regions
 from serve.wire.messages import INFER_METHOD, decode_response, encode_request
 from tests.e2e.support import Graph
+from tests.processes import PATIENCE_S, wait_for
 from tests.rpc.fakes import FACTS
 from tests.server import changeling
 from tests.server.test_engine import CONFIG, call

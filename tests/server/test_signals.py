@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from bench.kit.processes import PATIENCE_S
 from serve.server.signals import DRAINING, IGNORED
+from tests.processes import PATIENCE_S
 
 CHILD = """
 import logging, sys, time

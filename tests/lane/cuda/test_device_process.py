@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bench.kit.processes import wait_for
 from serve.ipc.messages import HotSetRef, TableRef
 from serve.ipc.setup import DevicePlace, LaneSetup
 from serve.lane.cuda import cuda_queue
 from serve.lane.cuda import device as device_module
 from serve.lane.cuda.device import CudaDevice
 from serve.lane.executors import kernels
+from tests.processes import wait_for
 
 POOL_BYTES = 1 << 16
 

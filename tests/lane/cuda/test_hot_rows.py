@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from bench.kit.processes import PATIENCE_S
 from serve.graphs.features import FeatureKeeper, MemoryFile, memory_file
 from serve.graphs.hot_set import slots_bytes
 from serve.ipc.messages import HotSetHeld, HotSetRef, TableRef
@@ -14,6 +13,7 @@ from serve.lane.cuda.hot_rows import HotKeeper
 from serve.lane.cuda.queues import HostQueue
 from serve.lane.cuda.tables import Tables
 from tests.lane.cuda.test_tables import FakePinned
+from tests.processes import PATIENCE_S
 
 ROWS, COLUMNS = 40, 6
 
