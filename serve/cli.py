@@ -108,7 +108,7 @@ def serve_command(
     given = [f"server.{name}={port}" for name, port in ports if port is not None]
     loaded = load_config(config, _settings([*(settings or ()), *given]))
     setup_logging(level=_log_level())
-    application = Application(loaded)
+    application = Application(loaded, environment=os.environ)
     with Steps(_errors) as steps:
 
         def ready(grpc_port: int, http_port: int) -> None:

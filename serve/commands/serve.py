@@ -7,14 +7,16 @@ import os
 import resource
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
+from types import MappingProxyType
 
 import msgspec
 from rich.text import Text
 
 import serve
 from serve.commands.configured import calibration_cache, device_of
+from serve.commands.service_manager import ServiceManager
 from serve.config import Config, ServerConfig
 from serve.errors import ServeError
 from serve.obs.http import HttpPort, listening_socket, private_socket
@@ -47,10 +49,15 @@ class Application:
 
     _engine: Engine
 
-    def __init__(self, config: Config, device: Device | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        device: Device | None = None,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         """Build every part; raises ConfigError for a file or port that cannot be used.
 
-        `device` replaces the configured device.
+        `device` replaces the configured device. A service manager is found by `environment`.
         """
         server, scheduling = config.server, config.scheduling
         device = device or device_of(config)
@@ -69,6 +76,7 @@ class Application:
         )
         self._drain_timeout_s = server.drain_timeout_s
         self._start_timeout_s = server.start_timeout_s
+        self._manager = ServiceManager(environment, lambda: self._live)
         self._signals = StopSignals(
             lambda: self._engine.interrupt(),
             server.drain_timeout_s + server.stop_timeout_s,
@@ -104,7 +112,7 @@ class Application:
                 listener = private
             http = HttpPort(
                 listener,
-                live=lambda: self._engine.live and self._rpc.answers,
+                live=lambda: self._live,
                 ready=lambda: self._engine.ready and self._rpc.answers,
                 metrics=metrics.text,
                 database=database,
@@ -112,6 +120,7 @@ class Application:
             undo.callback(http.stop)
             if self._gateway is not None:
                 undo.callback(self._gateway.stop)
+            undo.callback(self._manager.close)
             self._http = http
             self._rpc = GrpcServer(
                 self._engine,
@@ -143,7 +152,7 @@ class Application:
         self._signals.listen()
         tune_process()
         try:
-            self._start(ready, progress)
+            self._start(ready, self._manager.watch(progress))
             self._signals.wait()
         except ServeError as error:
             if not self._signals.stop_requested:
@@ -166,16 +175,24 @@ class Application:
         if self._gateway is not None:
             self._gateway.wait_serving(self._start_timeout_s)
         if not self._signals.stop_requested:
-            _log.info("serving: gRPC on port %d, HTTP on port %d", port, self.http_port)
+            where = f"gRPC on port {port}, HTTP on port {self.http_port}"
+            _log.info("serving: %s", where)
+            self._manager.ready(where)
             ready(port, self.http_port)
 
     def _shut_down(self) -> None:
         self._signals.stop_by_itself()
         waiting = self._engine.begin_drain()
+        self._manager.stopping(f"{waiting} accepted requests are being finished")
         _log.info("draining: %d accepted requests are being finished", waiting)
         given_up = self._rpc.stop(self._drain_timeout_s)
         self._close()
         _log.info("stopped; %d requests were given up on", given_up)
+
+    @property
+    def _live(self) -> bool:
+        """False when the server should be restarted."""
+        return self._engine.live and self._rpc.answers
 
     def _left(self) -> str:
         """Describe what a stop that takes too long has not finished."""
