@@ -9,7 +9,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from loadgen.inputs import Shapes, make_tensors, makeable
+from loadgen.inputs import Shapes, make_tensors, makeable, takes_edges
 from loadgen.options import LoadOptions
 from serve.errors import ConfigError
 from serve.graphs.pool import GraphPool
@@ -128,7 +128,7 @@ def _mean_solo_s(
         server.solo_s(
             task.model,
             task.graph.num_nodes,
-            task.graph.num_edges if "edge_index" in inputs[task.model] else 0,
+            task.graph.num_edges if takes_edges(inputs[task.model]) else 0,
         )
         for task in tasks
     )

@@ -5,9 +5,11 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import grpc
+import msgspec
 
 from loadgen.inputs import Shapes
 from serve.errors import NotReady, UnknownName
+from serve.interface import Interface
 from serve.pb import gnnserve_pb2, gnnserve_pb2_grpc, grpc_service_pb2, grpc_service_pb2_grpc
 from serve.wire.messages import INFER_METHOD
 
@@ -56,9 +58,14 @@ class Target:
         return tuple(dict.fromkeys(model.name for model in answer.models))
 
     def inputs(self, model: str) -> Shapes:
-        """Return names and shapes of the model's inputs; raises UnknownName or NotReady."""
+        """Return names and shapes of the model's inputs, or what it declares.
+
+        Raises UnknownName or NotReady.
+        """
         request = grpc_service_pb2.ModelMetadataRequest(name=model)
         metadata = self._ask(self._inference.ModelMetadata, request)
+        if declared := metadata.properties.get("interface"):
+            return msgspec.json.decode(declared, type=Interface)
         return {tensor.name: tuple(tensor.shape) for tensor in metadata.inputs}
 
     def lanes(self) -> int:

@@ -4,9 +4,9 @@ import warnings
 
 import pytest
 
+from bench.kit import gallery as entries
 from bench.kit.servers import ServerProcess
 from tests.e2e.support import raw_channel
-from tests.gallery import entries
 
 
 @pytest.fixture(scope="session")

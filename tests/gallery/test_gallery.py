@@ -6,12 +6,15 @@ import re
 import grpc
 import numpy as np
 import pytest
+import torch
+from torch_geometric.data import Data, HeteroData
 
+from bench.kit import gallery as entries
+from bench.kit.gallery import GALLERY
 from bench.kit.waiting import PATIENCE_S
+from serve.client import Client
 from serve.estimate.estimator import SAFETY_FACTOR
 from serve.wire.messages import decode_response, encode_request
-from tests.gallery import entries
-from tests.gallery.entries import GALLERY
 
 tritonclient = pytest.importorskip("tritonclient.grpc")
 
@@ -154,3 +157,19 @@ def test_what_does_not_fit_is_refused_by_name(gallery, call, model, change, told
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert caught.value.details() is not None
     assert re.search(told, caught.value.details()), caught.value.details()
+
+
+def test_our_client_sends_pyg_objects(gallery, server):
+    relational, hetero = gallery[1]["rgcn"], gallery[1]["hgt"]
+    arrays = entries.request(relational, (20, 60), seed=5)
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    kinds = entries.request(hetero, (20, 30, 40, 50, 60), seed=6)
+    data = HeteroData()
+    for name, array in kinds.items():
+        base, _, key = name.partition(".")
+        data[tuple(key.split("__")) if "__" in key else key][base] = torch.from_numpy(array)
+    with Client(server.target) as client:
+        answer = client.infer("rgcn", Data(**tensors))
+        assert_close(answer.outputs, entries.expected(relational, arrays))
+        answer = client.infer("hgt", data)
+        assert_close(answer.outputs, entries.expected(hetero, kinds))

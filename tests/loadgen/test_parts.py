@@ -15,6 +15,7 @@ from loadgen.plan import make_plan
 from loadgen.show import progress_line, show_summary
 from serve.errors import ConfigError, UnknownName
 from serve.graphs.pool import GraphPool
+from serve.interface import InputSlot, Interface, TensorSlot
 from serve.terminal import Console
 from serve.wire.messages import decode_request
 from serve.workload import GraphRef, PoolSpec, Trace, TraceHeader, TraceItem
@@ -241,3 +242,33 @@ def test_the_tables_show_what_was_seen():
         assert word in shown
     line = progress_line(1.0, Trace(HEADER, ()), 7, SAMPLES)
     assert "sent 7 of 0 · in flight 2 · recent: late 50.0%, failed 1" in line
+
+
+def test_a_model_that_declares_its_inputs_gets_them():
+    links = InputSlot("edge_index", "INT64", (2, "E"), index=("N",))
+    kinds = InputSlot("edge_type", "INT64", ("E",), low=2, high=5)
+    output = TensorSlot("y", "FP32", ("N",))
+    declared = Interface((InputSlot("x", "FP32", ("N", 3)), links, kinds), (output,))
+    ref = GraphRef("random", 1, 9, 20)
+    edges = GraphPool(PoolSpec(datasets=())).edges(ref)
+    made = make_tensors(makeable("own", declared), ref.num_nodes, edges, default_rng(3))
+    assert {name: array.shape for name, array in made.items()} == {
+        "x": (9, 3), "edge_index": (2, 20), "edge_type": (20,),
+    }  # fmt: skip
+    np.testing.assert_array_equal(made["edge_index"], edges)
+    assert set(made["edge_type"]) == {2, 3, 4}
+
+
+def test_two_kinds_of_nodes_share_the_graph():
+    slots = (
+        InputSlot("x.a", "FP32", ("N.a", 3)),
+        InputSlot("x.b", "FP32", ("N.b", 3)),
+        InputSlot("edge_index.a__to__b", "INT64", (2, "E"), index=("N.a", "N.b")),
+    )
+    declared = Interface(slots, (TensorSlot("y", "FP32", ("N.a",)),))
+    made = make_tensors(declared, 9, np.zeros((2, 20), np.int64), default_rng(3))
+    assert (made["x.a"].shape, made["x.b"].shape) == ((5, 3), (4, 3))
+    links = made["edge_index.a__to__b"]
+    assert links.shape == (2, 20)
+    assert links[0].max() < 5
+    assert links[1].max() < 4

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from bench.kit import gallery_models as models
 from serve.graphs.random_inputs import declared_inputs
 from serve.interface import Interface
 from serve.lane.models.loader import LoadedModel, load_model
 from serve.models.repository import find
 from serve.models.writer import write_model
-from tests.gallery import models
 
 _GRAPH = (
     "x FP32 [N, {features}]",
@@ -160,8 +160,8 @@ def _train(loaded: LoadedModel) -> None:
     for step in range(3):
         arrays = request(loaded, interface(loaded).spread(40, 160), seed=step)
         outputs = declared(module, {k: torch.from_numpy(a) for k, a in arrays.items()})
-        loss = sum((output**2).mean() for output in outputs)
+        loss = torch.stack([(output**2).mean() for output in outputs]).sum()
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     module.eval().requires_grad_(False)

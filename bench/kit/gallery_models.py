@@ -1,5 +1,7 @@
 """Models of the kinds that users bring; needs torch and PyG alone, as a model's own file does."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch_geometric.nn import (
@@ -29,7 +31,7 @@ class Relational(nn.Module):
         self.first = RGCNConv(16, 32, num_relations=4)
         self.second = RGCNConv(32, 7, num_relations=4, num_bases=2)
 
-    def forward(self, x: Tensor, edge_index: Tensor, edge_type: Tensor) -> Tensor:
+    def forward(self, x: Tensor, edge_index: Tensor, edge_type: Tensor) -> Any:
         return self.second(self.first(x, edge_index, edge_type).relu(), edge_index, edge_type)
 
 
@@ -41,7 +43,7 @@ class Hetero(nn.Module):
         self.second = HGTConv(16, 16, (TYPES, EDGES), heads=2)
         self.head = nn.Linear(16, 4)
 
-    def forward(self, x_dict, edge_index_dict):
+    def forward(self, x_dict: Any, edge_index_dict: Any) -> Any:
         found = self.first(x_dict, edge_index_dict)
         found = self.second({name: x.relu() for name, x in found.items()}, edge_index_dict)
         return {"author": self.head(found["author"]), "paper": self.head(found["paper"])}
@@ -53,12 +55,13 @@ class _Sage(nn.Module):
         self.first = SAGEConv((8, 8), 16)
         self.second = SAGEConv((16, 16), 4)
 
-    def forward(self, x, edge_index):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Any:
         return self.second(self.first(x, edge_index).relu(), edge_index)
 
 
 def to_hetero_sage() -> nn.Module:
-    return to_hetero(_Sage(), (TYPES, EDGES))
+    found: nn.Module = to_hetero(_Sage(), (TYPES, EDGES))
+    return found
 
 
 class Molecules(nn.Module):
@@ -72,7 +75,7 @@ class Molecules(nn.Module):
         self.conv = GINEConv(layers)
         self.head = nn.Linear(16, 1)
 
-    def forward(self, x, edge_index, edge_attr, batch):
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, batch: Tensor) -> Any:
         h = sum(atom(x[:, i]) for i, atom in enumerate(self.atoms))
         h = self.conv(h, edge_index, self.bonds(edge_attr))
         return self.head(global_add_pool(h, batch))
@@ -84,7 +87,7 @@ class EdgeNetwork(nn.Module):
         self.first = NNConv(6, 8, nn.Sequential(nn.Linear(3, 48)))
         self.second = TransformerConv(8, 5, edge_dim=3)
 
-    def forward(self, x, edge_index, edge_attr):
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Any:
         return self.second(self.first(x, edge_index, edge_attr).relu(), edge_index, edge_attr)
 
 
@@ -100,10 +103,11 @@ class _Near:
 
 
 def schnet() -> nn.Module:
-    return SchNet(
+    found: nn.Module = SchNet(
         hidden_channels=16, num_filters=16, num_interactions=2, num_gaussians=10, cutoff=2.0,
         interaction_graph=_Near(),
     )  # fmt: skip
+    return found
 
 
 class Links(nn.Module):
@@ -111,14 +115,15 @@ class Links(nn.Module):
         super().__init__()
         self.first, self.second = SAGEConv(16, 32), SAGEConv(32, 8)
 
-    def forward(self, x, edge_index, edge_label_index):
+    def forward(self, x: Tensor, edge_index: Tensor, edge_label_index: Tensor) -> Any:
         z = self.second(self.first(x, edge_index).relu(), edge_index)
         source, target = edge_label_index
         return (z[source] * z[target]).sum(dim=-1)
 
 
 def lightgcn() -> nn.Module:
-    return LightGCN(num_nodes=50, embedding_dim=16, num_layers=2)
+    found: nn.Module = LightGCN(num_nodes=50, embedding_dim=16, num_layers=2)
+    return found
 
 
 class RecurrentCell(nn.Module):
@@ -129,7 +134,13 @@ class RecurrentCell(nn.Module):
         self.gates = nn.ModuleList(ChebConv(4 + 8, 8, K=2) for _ in range(3))
         self.head = nn.Linear(8, 2)
 
-    def forward(self, x, edge_index, edge_weight=None, h=None):
+    def forward(
+        self,
+        x: Tensor,
+        edge_index: Tensor,
+        edge_weight: Tensor | None = None,
+        h: Tensor | None = None,
+    ) -> Any:
         h = x.new_zeros(x.shape[0], 8) if h is None else h
         update, reset = (
             torch.sigmoid(gate(torch.cat([x, h], dim=1), edge_index, edge_weight))
@@ -146,10 +157,11 @@ class Attention(nn.Module):
         self.first = GATConv(16, 8, heads=2, add_self_loops=False)
         self.second = GCNConv(16, 3)
 
-    def forward(self, x, edge_index):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Any:
         h, (_, attention) = self.first(x, edge_index, return_attention_weights=True)
         return self.second(h.relu(), edge_index), attention
 
 
 def unet() -> nn.Module:
-    return GraphUNet(8, 16, 3, depth=2, pool_ratios=0.5)
+    found: nn.Module = GraphUNet(8, 16, 3, depth=2, pool_ratios=0.5)
+    return found
