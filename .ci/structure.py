@@ -63,9 +63,10 @@ def lines(paths: Iterable[Path]) -> int:
 
 
 def largest(name: str, sizes: Iterable[tuple[int, str]]) -> Count:
-    """Return the count of the largest."""
-    value, what = max(sizes)
-    return Count(name, value, (what,))
+    """Return the count of the largest, with all that are above the limit."""
+    found = sorted(sizes, reverse=True)
+    above = [what for size, what in found if size > LIMITS.get(name, float("inf"))]
+    return Count(name, found[0][0], tuple(above) or (found[0][1],))
 
 
 def classes(paths: Iterable[Path]) -> Iterator[tuple[str, ast.ClassDef]]:

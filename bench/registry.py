@@ -60,10 +60,8 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
     "Host: what the server costs beside the model": (
         Entry("What does the server add to calling the model directly?",
               "host.requests overhead", "/README.md"),
-        Entry("What does each way of sending a graph add?",
-              "host.requests transport", "host.md"),
-        Entry("What processor time does one request take in server and client?",
-              "host.requests cost", "host.md", ("request_cost",)),
+        Entry("What does each way of sending a graph take, in time and processor time?",
+              "host.requests ways", "host.md"),
         Entry("What does a run wait for between server and lane?",
               "host.handover", "live.md", ()),
     ),

@@ -8,11 +8,10 @@ echo (``bench.kit.echo``), in turns. QUESTION is
 - overhead: the demo's GCN on graphs of 100 to 10,000 nodes, served, called directly on one thread
   with a lane's allocator, and the echo, all at one pace. `added` is served − direct; `beyond` is
   what of that the echo would not take too; the stages are the server's own account.
-- transport: a model that copies one column, asked in the message, through shared memory and by node
+- ways: a model that copies one column, asked in the message, through shared memory and by node
   ids, with 10 KB to 50 MB. `added` is what the client waits beyond the run on the lane; ratios are
-  to the echo beside it.
-- cost: the same ways with 10 KB to 1 MB, in processor time of the server's main process and the
-  client, without lanes. `beyond` is what both take more than the echo's.
+  to the echo beside it. Then processor time of the server's main process and the client, without
+  lanes; `beyond` is what both take more than the echo's.
 """
 
 import argparse
@@ -31,7 +30,7 @@ import numpy as np
 import torch
 
 from bench.kit.echo import echo_server
-from bench.kit.measure import elapsed_us, in_turns, percentiles
+from bench.kit.measure import elapsed_us, in_turns, percentiles, ratios, spread
 from bench.kit.processes import processor_ns
 from bench.kit.result import ROOT
 from bench.kit.script import Script, Table
@@ -63,10 +62,14 @@ class Score(torch.nn.Linear):
 """
 #: Columns of the report's database, ns.
 STAGES = ("queue", "prepare", "run", "answer", "latency", "quet")
-TRANSPORT = {
+WAYS = {
     "request": "{bytes:,} B", "way": "{way}", "added, µs": "{added_us[p50]:,.0f}",
     "MB/s": "{megabytes_per_s:,.0f}", "÷ echo": "{over_echo[p50]:.2f}",
+    "server, µs": "{server_us:,.0f}", "client": "{client_us:,.0f}",
+    "beyond the echo": "{beyond_us:,.0f}",
 }  # fmt: skip
+#: Processor time of server and client in µs.
+Used = tuple[float, float]
 SCRIPTS = {
     "overhead": Script(
         "overhead",
@@ -79,22 +82,14 @@ SCRIPTS = {
             })
         ],
     ),
-    "transport": Script(
-        "transport",
-        full={"repeats": 200, "sizes": (10_000, 100_000, 1_000_000, 10_000_000, 50_000_000)},
-        quick={"repeats": 2, "sizes": (10_000,)},
-        tables=[Table("Added to a run", "rows", TRANSPORT)],
-    ),
-    "cost": Script(
-        "request_cost",
-        full={"repeats": 200, "rounds": 5, "sizes": (10_000, 100_000, 1_000_000)},
+    "ways": Script(
+        "ways",
+        full={
+            "repeats": 200, "rounds": 5,
+            "sizes": (10_000, 100_000, 1_000_000, 10_000_000, 50_000_000),
+        },
         quick={"repeats": 2, "rounds": 2, "sizes": (10_000,)},
-        tables=[
-            Table("Processor time, µs a request", "rows", {
-                "request": "{bytes:,} B", "way": "{way}", "server": "{server_us:,.0f}",
-                "client": "{client_us:,.0f}", "beyond the echo": "{beyond_us:,.0f}",
-            })
-        ],
+        tables=[Table("Added to a run, and processor time of a request", "rows", WAYS)],
     ),
 }  # fmt: skip
 
@@ -182,67 +177,53 @@ def figures(
     return found | {"added": added, "beyond": beyond}
 
 
-def transport(options: argparse.Namespace) -> dict[str, Any]:
-    """Return what each way adds to a run, by the size of the request."""
+def ways(options: argparse.Namespace) -> dict[str, Any]:
+    """Return what each way adds to a run, and its processor time, by the size of the request."""
     rows = []
     with echo_server() as echo, ExitStack() as stack:
-        ways = stack.enter_context(score_ways())
+        asked = stack.enter_context(score_ways())
         call = echo.call()
         for size in options.sizes:
             request = Request(size)
             # Large requests are repeated less often; the machine repeats them better.
             repeats = max(2, min(options.repeats, options.repeats * 1_000_000 // (2 * size)))
-            asked = {way: partial(added_us, ask, request) for way, (_, ask) in ways.items()}
-            times = in_turns(
-                {**asked, "echo": partial(elapsed_us, call, request.message)},
-                repeats,
-                warm_up=max(2, repeats // 10),
+            added = {way: partial(added_us, ask, request) for way, (_, ask) in asked.items()}
+            added["echo"] = partial(elapsed_us, call, request.message)
+            times = in_turns(added, repeats, warm_up=max(2, repeats // 10))
+            asks = {way: (pid, partial(ask, request)) for way, (pid, ask) in asked.items()}
+            asks["echo"] = echo.pid, partial(call, request.message)
+            used = in_turns(
+                {way: partial(used_us, *one, repeats) for way, one in asks.items()},
+                options.rounds,
             )
-            for way, values in times.items():
-                added = percentiles(values, (25, 50, 75, 99), 3)
-                over = np.array(values) / np.array(times["echo"])
-                rows.append(
-                    {
-                        "bytes": size,
-                        "way": way,
-                        "added_us": added,
-                        "megabytes_per_s": round(len(request.message) / added["p50"], 1),
-                        "over_echo": percentiles(over, (25, 50, 75, 99), 3),
-                    }
-                )
+            rows += [
+                {"bytes": size, "way": way}
+                | latency(times[way], times["echo"], len(request.message))
+                | processor_time(used[way], used["echo"])
+                for way in added
+            ]
     return {"rows": rows}
 
 
-def cost(options: argparse.Namespace) -> dict[str, Any]:
-    """Return processor time of each way, by the size of the request."""
-    rows = []
-    with echo_server() as echo, ExitStack() as stack:
-        ways = stack.enter_context(score_ways())
-        call = echo.call()
-        for size in options.sizes:
-            request = Request(size)
-            blocks = {
-                f"ours {way}": partial(used_us, pid, partial(ask, request), options.repeats)
-                for way, (pid, ask) in ways.items()
-            }
-            blocks["echo"] = partial(
-                used_us, echo.pid, partial(call, request.message), options.repeats
-            )
-            found = in_turns(blocks, options.rounds)
-            for way, rounds in found.items():
-                beyond = [sum(a) - sum(b) for a, b in zip(rounds, found["echo"], strict=True)]
-                rows.append(
-                    {
-                        "bytes": size,
-                        "way": way,
-                        "server_us": round(median(server for server, _ in rounds), 1),
-                        "client_us": round(median(client for _, client in rounds), 1),
-                        "beyond_us": round(median(beyond), 1),
-                        "beyond_least_us": round(min(beyond), 1),
-                        "beyond_most_us": round(max(beyond), 1),
-                    }
-                )
-    return {"rows": rows}
+def latency(added: list[float], echo: list[float], message_bytes: int) -> dict[str, Any]:
+    """Return percentiles of what a way adds, and of its ratio to the echo beside it."""
+    found = percentiles(added, (25, 50, 75, 99), 3)
+    return {
+        "added_us": found,
+        "megabytes_per_s": round(message_bytes / found["p50"], 1),
+        "over_echo": percentiles(ratios(added, echo), (25, 50, 75, 99), 3),
+    }
+
+
+def processor_time(used: list[Used], echo: list[Used]) -> dict[str, float]:
+    """Return medians of server and client, and what both take more than the echo's."""
+    beyond = [sum(ours) - sum(bare) for ours, bare in zip(used, echo, strict=True)]
+    middle, least, most = spread(beyond, 1)
+    return {
+        "server_us": round(median(server for server, _ in used), 1),
+        "client_us": round(median(client for _, client in used), 1),
+        "beyond_us": middle, "beyond_least_us": least, "beyond_most_us": most,
+    }  # fmt: skip
 
 
 class Request:
@@ -292,7 +273,7 @@ def added_us(ask: Callable[[Request], Any], request: Request) -> float:
     return taken_us
 
 
-def used_us(pid: int, ask: Callable[[], object], repeats: int) -> tuple[float, float]:
+def used_us(pid: int, ask: Callable[[], object], repeats: int) -> Used:
     """Return processor time of the process and of this one, in µs a request."""
     server_ns, client_ns = processor_ns(pid), time.process_time_ns()
     for _ in range(repeats):
@@ -323,7 +304,7 @@ def hold_graph(path: Path) -> None:
     np.savez(path, num_nodes=HELD_NODES, **random_graph(HELD_NODES))
 
 
-QUESTIONS = {"overhead": overhead, "transport": transport, "cost": cost}
+QUESTIONS = {"overhead": overhead, "ways": ways}
 
 if __name__ == "__main__":
     question = sys.argv.pop(1) if len(sys.argv) > 1 and sys.argv[1] in QUESTIONS else "overhead"

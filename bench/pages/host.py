@@ -21,13 +21,21 @@ def _cost(row: Row) -> str:
     return text + " ({}, {} to {})".format(*beyond)
 
 
-def by_size(name: str, ways: dict[str, str], cell: Callable[[Row], str], field: str = "way") -> str:
-    """Return a line for each size of the request, a column for each of the field's values."""
+WAYS = {
+    "echo": "bare echo",
+    "plain": "in the message",
+    "shared": "shared memory",
+    "ids": "node ids",
+}
+
+
+def by_size(cell: Callable[[Row], str]) -> str:
+    """Return a line for each size of the request, a column for each way to send it."""
     rows = [
         row | {"size": f"{row['bytes'] // 1000:,} KB".replace(",000 KB", " MB")}
-        for row in read_result(name)["rows"]
+        for row in read_result("ways")["rows"]
     ]
-    return grid(rows, ("size", "{}"), ("way", ways), cell, "request")
+    return grid(rows, ("size", "{}"), ("way", WAYS), cell, "request")
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -41,11 +49,6 @@ TABLES: dict[str, Callable[[], str]] = {
         }),
         ("nodes", "{:,} nodes"), "{p50:,.0f}",
     ),
-    "transport": lambda: by_size("transport", {
-        "echo": "echo", "plain": "plain gRPC", "shared": "shared memory", "ids": "node ids",
-    }, _transport),
-    "request cost": lambda: by_size("request_cost", {
-        "echo": "bare echo", "ours plain": "in the message", "ours shared": "shared memory",
-        "ours ids": "node ids",
-    }, _cost),
+    "transport": lambda: by_size(_transport),
+    "request cost": lambda: by_size(_cost),
 }  # fmt: skip

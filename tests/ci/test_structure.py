@@ -28,6 +28,14 @@ def test_what_is_above_its_limit_is_an_error(monkeypatch, capsys):
     assert said.err == "error: largest file is above its limit\n"
 
 
+def test_all_that_is_above_a_limit_is_named():
+    sizes = [(10, "small"), (601, "one"), (700, "other")]
+    assert structure.largest("largest file", sizes) == structure.Count(
+        "largest file", 700, ("other", "one")
+    )
+    assert structure.largest("most attributes", sizes).of == ("other",)
+
+
 @pytest.mark.parametrize(
     ("body", "attributes", "arguments"),
     [
