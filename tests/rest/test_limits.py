@@ -11,10 +11,13 @@ import pytest
 
 from bench.kit.waiting import PATIENCE_S, wait_for
 from serve.rest.budget import ByteBudget, NoRoom
-from serve.rest.connections import MOST_CONNECTIONS
 from serve.rest.process import missing_packages
 from tests.rest.conftest import MOST_BYTES, Gateway
 from tests.rest.test_paths import INFER, request
+
+MOST_CONNECTIONS = pytest.importorskip(
+    "serve.rest.connections", exc_type=ImportError
+).MOST_CONNECTIONS
 
 HEAD = f"POST {INFER} HTTP/1.1\r\nHost: a\r\nContent-Length: {{}}\r\n\r\n"
 
