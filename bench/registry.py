@@ -32,8 +32,8 @@ class Entry:
 
     @property
     def quick(self) -> bool:
-        """Return True when its quick profile runs on any machine."""
-        return bool(self.results) and not self.apart
+        """Return True when it has a quick profile, which runs on any machine."""
+        return self.script != "drawings" and not self.apart
 
 
 SECTIONS: dict[str, tuple[Entry, ...]] = {
@@ -52,6 +52,8 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
               "live.live", "live.md", ("live", "live_eager")),
         Entry("Is this version faster than another one?",
               "live.versions", "peers.md", apart="needs another checkout"),
+        Entry("How many requests a second of one small model are answered, and how many in time?",
+              "live.rates", "peers.md", ()),
         Entry("What do the memory checks prevent?",
               "live.memory_safety", "live.md"),
         Entry("How late are other servers on the same requests?",

@@ -1,27 +1,24 @@
-"""An open-loop client in a process of its own: each request at its time, whatever the server does.
+"""A load client in a process of its own: each request at its time, whatever the server does.
 
-The same encoded requests (``loadgen.plan``) go to any server, over gRPC or as the body of a POST.
-Latency counts from the *intended* send time. Answers stay bytes until the run is over, so that
-decoding them takes nothing from the server's cores.
+The same encoded requests (``loadgen.plan``) go to any server, over gRPC or as the body of a POST,
+by ``loadgen``'s compiled sender. The Python client is there for questions about it, over gRPC only.
+Latency counts from the *intended* send time. Answers are read when the run is over, so that this
+takes nothing from the server's cores.
 """
 
-import asyncio
-import multiprocessing
-import resource
-import threading
-import time
-from collections.abc import Callable, Iterator
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import grpc
-
-from loadgen.options import LoadOptions
-from loadgen.plan import make_plan
-from serve.wire.messages import INFER_METHOD, decode_response
+from bench.kit.result import ROOT
+from loadgen.measure import Sample
+from loadgen.native import NativeSender
 
 #: After this long without an answer a request counts as failed.
 TIMEOUT_S = 20.0
@@ -29,194 +26,89 @@ TIMEOUT_S = 20.0
 UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 #: Features of the demo models.
 FEATURES = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """One request as the client saw it."""
-
-    #: Answer − intended send time; actual − intended send time.
-    latency_ns: int
-    lag_ns: int
-    #: The error, empty for a result.
-    error: str
-    #: The server's id of the request, where it gives one.
-    request_uid: str
+CLIENTS = ("native", "python")
 
 
 @dataclass(frozen=True, slots=True)
 class LoadRun:
     """A trace that was sent."""
 
-    seen: tuple[Seen, ...]
+    #: One for each item, in the trace's order.
+    seen: tuple[Sample, ...]
     elapsed_s: float
     #: Processor time of the client.
     cpu_s: float
 
 
-class Sender(Protocol):
-    """Sends requests without waiting."""
+@dataclass(frozen=True, slots=True)
+class ClosedRun:
+    """Requests that were kept in flight."""
 
-    def send(self, message: bytes, done: Callable[[int, bytes, str], None]) -> None:
-        """Send a message; call `done(when_ns, answer, error)` later, on any thread."""
-        ...
-
-    def close(self) -> None:
-        """Disconnect."""
-        ...
-
-
-class GrpcSender:
-    """``ModelInfer`` of the Open Inference Protocol."""
-
-    def __init__(self, address: str) -> None:
-        self._channel = grpc.insecure_channel(address, UNLIMITED)
-        grpc.channel_ready_future(self._channel).result(timeout=TIMEOUT_S)
-        self._call: Any = self._channel.unary_unary(INFER_METHOD)
-
-    def send(self, message: bytes, done: Callable[[int, bytes, str], None]) -> None:
-        def ended(call: Any) -> None:
-            now_ns = time.perf_counter_ns()
-            if call.code() is grpc.StatusCode.OK:
-                done(now_ns, call.result(), "")
-            else:
-                done(now_ns, b"", f"{call.code().name}: {call.details()}")
-
-        self._call.future(message, timeout=TIMEOUT_S).add_done_callback(ended)
-
-    def close(self) -> None:
-        self._channel.close()
-
-
-class HttpSender:
-    """The same bytes as the body of a POST, over persistent connections."""
-
-    def __init__(self, url: str) -> None:
-        # Only the benches of other servers need it.
-        import aiohttp
-
-        self._url = url
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-
-        async def connect() -> aiohttp.ClientSession:
-            return aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0),
-                timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
-            )
-
-        self._session = asyncio.run_coroutine_threadsafe(connect(), self._loop).result()
-
-    def send(self, message: bytes, done: Callable[[int, bytes, str], None]) -> None:
-        async def post() -> None:
-            data, error = b"", ""
-            try:
-                async with self._session.post(self._url, data=message) as answer:
-                    data = await answer.read()
-                    error = "" if answer.status == 200 else f"HTTP {answer.status}"
-            except Exception as failure:
-                error = repr(failure)
-            done(time.perf_counter_ns(), data, error)
-
-        asyncio.run_coroutine_threadsafe(post(), self._loop)
-
-    def close(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._session.close(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+    #: Of those answered, from sending.
+    latencies_ns: tuple[int, ...]
+    #: Late by the server's clock.
+    late: int
+    errors: tuple[str, ...]
+    elapsed_s: float
+    cpu_s: float
 
 
 class LoadProcess:
-    """Sends traces on demand; see `load_process`."""
+    """Sends requests on demand; see `load_process`."""
 
     def __init__(self, pipe: "Connection[Any, Any]") -> None:
         self._pipe = pipe
 
     def run(self, trace: Path, address: str) -> LoadRun:
         """Send the trace to `address`: HOST:PORT of a gRPC server, or a URL."""
-        self._pipe.send((trace, address))
+        found = self._ask("send_trace", trace, address)
+        assert isinstance(found, LoadRun)
+        return found
+
+    def keep_in_flight(
+        self, messages: Sequence[bytes], in_flight: int, duration_s: float, address: str
+    ) -> ClosedRun:
+        """Keep requests in flight for a time, messages in turn (closed loop); native only."""
+        found = self._ask("keep_in_flight", tuple(messages), in_flight, duration_s, address)
+        assert isinstance(found, ClosedRun)
+        return found
+
+    def _ask(self, *what: object) -> object:
+        self._pipe.send(what)
         found = self._pipe.recv()
         if isinstance(found, Exception):
             raise found
-        assert isinstance(found, LoadRun)
         return found
 
 
 @contextmanager
-def load_process() -> Iterator[LoadProcess]:
+def load_process(client: str = "native") -> Iterator[LoadProcess]:
     """Yield a client process, and end it."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs,), daemon=True)
-    process.start()
+    ours, theirs = Pipe()
+    command = [sys.executable, "-m", "bench.kit.load_client", client, str(theirs.fileno())]
+    process = subprocess.Popen(command, cwd=ROOT, pass_fds=[theirs.fileno()])
+    theirs.close()
     try:
         yield LoadProcess(ours)
     finally:
         ours.close()
-        process.join(10)
-        process.kill()
-
-
-def _serve(pipe: "Connection[Any, Any]") -> None:
-    messages: dict[Path, tuple[tuple[int, ...], tuple[bytes, ...]]] = {}
-    while True:
         try:
-            trace, address = pipe.recv()
-        except EOFError:
-            return
-        try:
-            if trace not in messages:
-                plan = make_plan(LoadOptions(target=address, trace=trace), Shapes())
-                messages[trace] = (tuple(i.offset_ns for i in plan.trace.items), plan.messages)
-            pipe.send(_run(*messages[trace], address))
-        except Exception as error:
-            pipe.send(error)
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
-def _run(offsets_ns: tuple[int, ...], messages: tuple[bytes, ...], address: str) -> LoadRun:
-    sender = HttpSender(address) if address.startswith("http") else GrpcSender(address)
-    ended: dict[int, tuple[int, bytes, str]] = {}
-    all_ended = threading.Event()
-    sent_ns: list[int] = []
+def ask_once(address: str, message: bytes) -> tuple[bytes, str]:
+    """Send one message; return the answer and an empty text, or nothing and the error.
 
-    def done_with(index: int) -> Callable[[int, bytes, str], None]:
-        def done(at_ns: int, answer: bytes, error: str) -> None:
-            ended[index] = at_ns, answer, error
-            if len(ended) == len(messages):
-                all_ended.set()
-
-        return done
-
-    cpu_before_s = _cpu_s()
-    started_ns = time.perf_counter_ns()
-    for index, (offset_ns, message) in enumerate(zip(offsets_ns, messages, strict=True)):
-        early_s = (started_ns + offset_ns - time.perf_counter_ns()) / 1e9
-        if early_s > 0:
-            time.sleep(early_s)
-        sent_ns.append(time.perf_counter_ns())
-        sender.send(message, done_with(index))
-    all_ended.wait(2 * TIMEOUT_S)
-    elapsed_s = (time.perf_counter_ns() - started_ns) / 1e9
-    cpu_s = _cpu_s() - cpu_before_s
-    sender.close()
-    seen = []
-    for index, offset_ns in enumerate(offsets_ns):
-        at_ns, answer, error = ended[index]
-        due_ns = started_ns + offset_ns
-        uid = "" if error else _uid(answer)
-        seen.append(Seen(at_ns - due_ns, sent_ns[index] - due_ns, error, uid))
-    return LoadRun(tuple(seen), elapsed_s, cpu_s)
-
-
-def _uid(answer: bytes) -> str:
-    return str(decode_response(answer).parameters.get("request_uid", ""))
-
-
-def _cpu_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
+    Raises NotReady when nobody takes a connection.
+    """
+    sender = NativeSender(address, TIMEOUT_S, whole_answers=True)
+    sender.send_at([message], [0])
+    (one,) = sender.take()
+    reply = one.reply
+    return one.answer, "" if reply.status == "OK" else f"{reply.status}: {reply.message}"
 
 
 class Shapes:

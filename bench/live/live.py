@@ -1,18 +1,19 @@
 """Send the same traces to live servers, one system after the other.
 
     python -m bench.live.live [--quick] [--seeds 2] [--requests 200] [--rhos 0.1,0.3,0.5]
-        [--systems NAME,…] [--executor auto|eager|…] [--out FILE]
+        [--systems NAME,…] [--executor auto|eager|…] [--client native|python] [--out FILE]
 
 Systems are policy+discipline or a baseline (``serve.sim.workload.BASELINES``), each a server of its
 own with the same lanes and executors (``bench.kit.live_server``). They take turns: for each seed
 every system serves the traces of all loads, sent open loop by one client process on the same
-machine. Targets are 2 × the solo time in the server measured before (``bench.kit.solo``), alike for
-all. ρ is arrival rate × mean solo time ÷ cores. A run that other programs disturbed is discarded
-and repeated, whatever it showed (``bench.kit.undisturbed``).
+machine (``bench.kit.open_loop``). Targets are 2 × the solo time in the server measured before
+(``bench.kit.solo``), alike for all. ρ is arrival rate × mean solo time ÷ cores. A run that other
+programs disturbed is discarded and repeated, whatever it showed (``bench.kit.undisturbed``).
 
 `late_server` is the share not answered within the target from arrival. `missed` is the client's
 view from the intended send time, transport, refusals and errors included. `server_us` is the
-processor time of the server's main process for a request, by the kernel's account.
+processor time of the server's main process for a request, by the kernel's account. `floor` is
+what misses the same targets where nothing runs: the native front alone, by the same client.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from typing import Any
 
 from bench.kit.live_setup import OURS, Traces, live_server
 from bench.kit.measure import percentiles
+from bench.kit.native_echo import native_echo
 from bench.kit.open_loop import LoadRun, load_process
 from bench.kit.script import Script, Table
 from bench.kit.solo import records
@@ -41,6 +43,7 @@ SCRIPT = Script(
     full={
         "workload": "mix", "seeds": 2, "requests": 200, "rhos": (0.1, 0.3, 0.5),
         "systems": (OURS, "slack+rolling", "bqt+barrier", *BASELINES), "executor": "auto",
+        "client": "native",
     },
     quick={"seeds": 1, "requests": 30, "rhos": (0.3,), "systems": (OURS,)},
     tables=[
@@ -49,7 +52,11 @@ SCRIPT = Script(
             "missed, client": "{missed:.1%}", "p99 ÷ target": "{p99_over_qt:.2f}",
             "server, µs": "{server_us:,.0f}",
             **{who: f"{{cores_{who}:.0%}}" for who in USERS},
-        })
+        }),
+        Table("The front alone, which runs nothing", "floor", {
+            "ρ": "{rho:g}", "missed, client": "{missed:.1%}", "p99 ÷ target": "{p99_over_qt:.2f}",
+            "server, µs": "{server_us:,.0f}",
+        }),
     ],
 )  # fmt: skip
 
@@ -120,6 +127,26 @@ class LiveBench:
         with live_server(folder / "first", OURS, options.executor) as server:
             self.traces.measure(server, range(options.seeds))
 
+    def floor(self, seed: int) -> Iterator[dict[str, Any]]:
+        """Yield a row for each load, served by the front alone."""
+        with native_echo() as (pid, address):
+            self._client.warm_up(self.traces.make(WARM_UP_RHO, seed)[1], address)
+            for rho in self._options.rhos:
+                _, path = self.traces.make(rho, seed)
+                run, used = self._client.run(path, address, pid)
+                over = [seen.over_target or 0.0 for seen in run.seen if not seen.error]
+                missed = len(run.seen) - sum(ratio <= 1 for ratio in over)
+                yield {
+                    "rho": rho,
+                    "missed": missed / len(run.seen),
+                    "p99_over_qt": tail(over)["p99"],
+                    "server_us": self._server_us(run, used),
+                }
+
+    def _server_us(self, run: LoadRun, used: dict[str, float]) -> float:
+        """Return the processor time of the server's main process for a request."""
+        return 1e6 * used["cores_server"] * run.elapsed_s * self._cores / len(run.seen)
+
     def serve(self, system: str, seed: int) -> Iterator[dict[str, Any]]:
         """Yield a row for each load."""
         runs = []
@@ -132,8 +159,7 @@ class LiveBench:
         kept = records(server.database)
         for trace, run, used in runs:
             row = {"system": system, "seed": seed, **summary(trace, run, kept), **used}
-            server_s = used["cores_server"] * run.elapsed_s * self._cores
-            yield row | {"server_us": 1e6 * server_s / len(run.seen)}
+            yield row | {"server_us": self._server_us(run, used)}
 
 
 def over_seeds(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -160,21 +186,23 @@ def mean_of(values: Sequence[Any]) -> Any:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Return means over the seeds for each system and load."""
-    with tempfile.TemporaryDirectory() as folder, load_process() as process:
+    rows: list[dict[str, Any]] = []
+    floor: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder, load_process(options.client) as process:
         bench = LiveBench(Undisturbed(process), Path(folder), options)
-        rows = [
-            row
-            for seed in range(options.seeds)
-            for system in options.systems
-            for row in bench.serve(system, seed)
-        ]
+        for seed in range(options.seeds):
+            for system in options.systems:
+                rows += bench.serve(system, seed)
+            floor += bench.floor(seed)
     return {
         "workload": options.workload,
         "executor": options.executor,
         "requests": options.requests,
         "graphs": bench.traces.pool.sources,
         "solo_ms": bench.traces.solo_ms,
+        "client": options.client,
         "means": list(over_seeds(rows)),
+        "floor": [mean_of([row for row in floor if row["rho"] == rho]) for rho in options.rhos],
     }
 
 

@@ -8,6 +8,8 @@ from bench.kit.page import Row, flat, grid
 from bench.kit.result import read_result
 
 OURS = "slack+preemptive"
+#: The native front with nothing behind it.
+FLOOR = "nothing runs"
 FROM_MS = ("shortest", "from 3 ms", "from 10 ms")
 
 
@@ -17,8 +19,11 @@ def systems(name: str) -> str:
         row | {"title": " + ".join(f"`{part}`" for part in row["system"].split("+"))}
         for row in read_result(name)["means"]
     ]
+    rows += [row | {"title": FLOOR} for row in read_result(name).get("floor", [])]
 
     def cell(row: Row) -> str:
+        if row["title"] == FLOOR:
+            return f"–, {row['missed']:.1%}"
         low, high = row["late_server_range"]
         spread = f" ({low:.1%} to {high:.1%})" if low != high else ""
         return f"{row['late_server']:.1%}{spread}, {row['missed']:.1%}"

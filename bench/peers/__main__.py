@@ -8,12 +8,13 @@ inline, Poisson arrivals, open loop. Targets are 2 × the time stock PyG takes a
 one thread, with no allowance for transport; ρ is the rate × that time's mean ÷ cores. Late is what
 comes back to the client after its target, or not at all, from the intended send time.
 
-Every server gets the same bytes: over gRPC, or as the body of a POST that aiohttp sends. They take
-turns, each alone on the machine and warmed up at the highest load, and each seed begins with
-another one. Peers run stock PyG on one thread a worker, as many workers as their documentation
-recommends for two cores; gnnserve runs by its defaults. `FLOOR` answers at once without running
-anything: what it is late for, no server reached by gRPC from Python could save. A run that other
-programs disturbed is repeated (``bench.kit.undisturbed``).
+Every server gets the same bytes, over gRPC or as the body of a POST, by the same compiled sender
+(``bench.kit.open_loop``). They take turns, each alone on the machine and warmed up at the highest
+load, and each seed begins with another one. Peers run stock PyG on one thread a worker, as many
+workers as their documentation recommends for two cores; gnnserve runs by its defaults. `FLOORS`
+answer at once without running anything, on our front and on grpc.aio: what they are late for,
+nothing behind such a front could save. A run that other programs disturbed is repeated
+(``bench.kit.undisturbed``).
 """
 
 import argparse
@@ -35,7 +36,7 @@ import numpy as np
 from bench.kit.live_setup import OURS as SLACK
 from bench.kit.live_setup import Traces, live_server
 from bench.kit.measure import percentiles
-from bench.kit.open_loop import GrpcSender, HttpSender, LoadRun, load_process
+from bench.kit.open_loop import LoadRun, ask_once, load_process
 from bench.kit.script import Script, Table
 from bench.kit.servers import free_ports
 from bench.kit.solo import PAUSE_S, REPEATS, Solo, messages_of, records
@@ -47,11 +48,12 @@ from serve.workload import PoolSpec, Trace, WorkloadTask
 
 POOL = PoolSpec(datasets=("pubmed",), count=25, scale=1.0, min_nodes=100, max_nodes=8_000)
 OURS = "gnnserve"
-FLOOR = "grpc.aio that runs nothing"
+FLOORS = ("our front that runs nothing", "grpc.aio that runs nothing")
 #: Command and address of each, by port.
 PEERS = {
     "grpc.aio, one PyG thread": ("bench.peers.grpc_aio {port}", "127.0.0.1:{port}"),
-    FLOOR: ("bench.peers.grpc_aio {port} --runs-nothing", "127.0.0.1:{port}"),
+    FLOORS[0]: ("bench.kit.native_echo {port}", "127.0.0.1:{port}"),
+    FLOORS[1]: ("bench.peers.grpc_aio {port} --runs-nothing", "127.0.0.1:{port}"),
     "FastAPI, 2 workers": (
         "bench.peers.fastapi_workers {port}",
         "http://127.0.0.1:{port}/infer",
@@ -70,7 +72,7 @@ OUR_FACTS = ("late_server", "stages_ms", "excess_of_late")
 SCRIPT = Script(
     "peers",
     full={"seeds": 4, "requests": 400, "rhos": (0.1, 0.5), "systems": SYSTEMS, "tries": TRIES},
-    quick={"seeds": 1, "requests": 40, "rhos": (0.3,), "systems": (OURS, FLOOR), "tries": 1},
+    quick={"seeds": 1, "requests": 40, "rhos": (0.3,), "systems": (OURS, FLOORS[0]), "tries": 1},
     tables=[
         Table("Late at the client", "rows", {
             "system": "{system}", "ρ": "{rho:g}", "seed": "{seed}", "requests": "{requests}",
@@ -139,25 +141,17 @@ def stock_solo(tasks: Sequence[WorkloadTask]) -> dict[WorkloadTask, Solo]:
 
 def assert_right(address: str, message: bytes, wanted: np.ndarray[Any, Any]) -> None:
     """Assert that an answer of the server equals stock PyG's."""
-    sender = HttpSender(address) if address.startswith("http") else GrpcSender(address)
-    answers: list[tuple[bytes, str]] = []
-    try:
-        # A peer may listen before its workers do.
-        give_up = time.monotonic() + START_S
-        while time.monotonic() < give_up:
-            sender.send(message, lambda _, data, error: answers.append((data, error)))
-            while not answers:
-                time.sleep(0.01)
-            data, error = answers.pop()
-            if not error:
-                found = decode_response(data).outputs["output"]
-                scale = float(np.abs(wanted).max())
-                np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4 * scale)
-                return
-            time.sleep(0.3)
-        raise AssertionError(f"{address} answers: {error}")
-    finally:
-        sender.close()
+    # A peer may listen before its workers do.
+    give_up = time.monotonic() + START_S
+    while True:
+        data, error = ask_once(address, message)
+        if not error:
+            break
+        assert time.monotonic() < give_up, f"{address} answers: {error}"
+        time.sleep(0.3)
+    found = decode_response(data).outputs["output"]
+    scale = float(np.abs(wanted).max())
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4 * scale)
 
 
 def loads(
@@ -172,7 +166,7 @@ def loads(
     """Yield a row for each load."""
     runs = []
     with running(system, folder) as (pid, address):
-        if system != FLOOR:
+        if system not in FLOORS:
             assert_right(address, *probe)
         client.warm_up(traces.make(max(rhos), seed)[1], address)
         for rho in rhos:

@@ -12,6 +12,8 @@ BENCH = ROOT / "bench"
 CALLED = {
     "bench.kit.live_server",
     "bench.kit.echo",
+    "bench.kit.load_client",
+    "bench.kit.native_echo",
     "bench.__main__",
     "bench.pages.__main__",
     "bench.peers.__main__",
