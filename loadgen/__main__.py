@@ -1,6 +1,7 @@
 """`gnnserve load`, a process of its own because gevent replaces its sockets and threads.
 
-Exit codes: 0 after at least one answer, 1 without an answer or a server, 2 for wrong arguments.
+Exit codes: 0 after at least one answer, 1 without an answer or a server, 2 for wrong arguments, 3
+when a condition of `--fail-if` holds.
 Results go to standard output, progress and errors to standard error.
 """
 
@@ -10,6 +11,8 @@ import sys
 if "--native" not in sys.argv:
     from loadgen import patched  # noqa: F401
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -18,7 +21,9 @@ import typer
 
 from loadgen.loop import Loop
 from loadgen.options import LoadOptions
+from loadgen.rows import write_rows
 from loadgen.show import progress_line, show_summary
+from loadgen.verdict import FIGURES, Condition, Step, find_limit
 from serve.errors import ConfigError, ServeError
 from serve.terminal import Console
 from serve.workload import MIX, PoolSpec
@@ -76,6 +81,23 @@ def load(
         ),
     ] = False,
     timeout: Annotated[float, typer.Option(help="Time limit of a request, in seconds.")] = 30.0,
+    fail_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FIGURE>PERCENT%",
+            help="End with exit code 3 when it holds, as 'late>1%'; figures: "
+            f"{', '.join(FIGURES)}.",
+        ),
+    ] = None,
+    limit: Annotated[
+        bool,
+        typer.Option(
+            "--find-limit",
+            help="Find the highest rate at which no condition of --fail-if (missed>1%) holds; "
+            "--rate is the first tried.",
+        ),
+    ] = False,
+    csv: Annotated[Path | None, typer.Option(help="File for a row about each request.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not tables.")] = False,
 ) -> None:
     """Send requests at random times, whether or not earlier ones are answered (open loop)."""
@@ -96,24 +118,69 @@ def load(
         save_trace=save_trace,
         timeout_s=timeout,
     )
-    if _errors.is_terminal:
-        _errors.print(f"making graphs and requests for {target}", end="\r")
-    on_progress = _tell if _errors.is_terminal else lambda _: None
+    conditions = [Condition.parse(text) for text in fail_if or ()]
     if native:
-        from loadgen.native import run_native
-
-        summary = run_native(options, on_progress)
+        from loadgen.native import run_native as run
     else:
-        from loadgen.run import run_load
+        from loadgen.run import run_load as run
 
-        summary = run_load(options, on_progress)
-    if _errors.is_terminal:
-        _errors.print(" " * _errors.width, end="\r")
+    def send(options: LoadOptions) -> Loop:
+        if _errors.is_terminal:
+            _errors.print(f"making graphs and requests for {target}", end="\r")
+        loop = run(options, _tell if _errors.is_terminal else lambda _: None)
+        if _errors.is_terminal:
+            _errors.print(" " * _errors.width, end="\r")
+        return loop
+
+    if limit:
+        if csv is not None:
+            raise ConfigError("--find-limit sends many runs: give no --csv with it")
+        _find_limit(options, send, conditions or [Condition("missed", 0.01)], as_json)
+        return
+    loop = send(options)
+    summary = loop.summary()
+    if csv is not None:
+        write_rows(csv, loop.samples)
     if as_json:
         typer.echo(msgspec.json.encode(summary))
     else:
         show_summary(summary, Console())
     if not summary.answered:
+        raise typer.Exit(1)
+    held = [one for one in conditions if one.holds(summary)]
+    for one in held:
+        _errors.print(one.told(summary))
+    if held:
+        raise typer.Exit(3)
+
+
+def _find_limit(
+    options: LoadOptions,
+    send: Callable[[LoadOptions], Loop],
+    conditions: list[Condition],
+    as_json: bool,
+) -> None:
+    if options.rate_hz is None:
+        raise ConfigError("--find-limit begins with --rate: give one, and no --rho and no --trace")
+    options.check()
+
+    def tell(step: Step) -> None:
+        verdict = "passed" if step.passed else "failed"
+        _errors.print(
+            f"{step.rate_hz:.4g}/s {verdict}: late {step.late:.2%}, missed {step.missed:.2%}"
+        )
+
+    limit = find_limit(
+        lambda rate_hz: send(replace(options, rate_hz=rate_hz)).summary(),
+        options.rate_hz,
+        conditions,
+        tell,
+    )
+    if as_json:
+        typer.echo(msgspec.json.encode(limit))
+    else:
+        typer.echo(f"{limit.rate_hz:.4g} requests/s")
+    if not limit.rate_hz:
         raise typer.Exit(1)
 
 

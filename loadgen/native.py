@@ -18,7 +18,7 @@ import grpc
 import numpy as np
 
 from loadgen.loop import Loop
-from loadgen.measure import LoadSummary, Reply, Sample
+from loadgen.measure import Reply, Sample
 from loadgen.options import LoadOptions
 from loadgen.plan import LoadPlan, make_plan
 from loadgen.target import ASK_S, REST_S, Target
@@ -185,7 +185,7 @@ class NativeLoop(Loop):
             for one in self._sender.take()
         ]
 
-    def run(self, on_progress: Callable[["NativeLoop"], None] = lambda _: None) -> None:
+    def run(self, on_progress: Callable[[Loop], None] = lambda _: None) -> None:
         """Send on a thread, collect meanwhile; `on_progress` is called twice a second.
 
         Raises as `send` does.
@@ -218,10 +218,8 @@ class _NativeTarget(Target):
         return (one.reply.done_ns - one.sent_ns) / 1e9
 
 
-def run_native(
-    options: LoadOptions, on_progress: Callable[[NativeLoop], None] = lambda _: None
-) -> LoadSummary:
-    """Load `options.target` and return the summary; SIGINT or SIGTERM end the run early.
+def run_native(options: LoadOptions, on_progress: Callable[[Loop], None] = lambda _: None) -> Loop:
+    """Load `options.target` and return the run; SIGINT or SIGTERM end the run early.
 
     Raises ConfigError, UnknownName or NotReady before the first request, never afterwards.
     """
@@ -235,7 +233,7 @@ def run_native(
     loop = NativeLoop(plan, options.target, options.timeout_s)
     with _stopping(loop):
         loop.run(on_progress)
-    return loop.summary()
+    return loop
 
 
 @contextmanager

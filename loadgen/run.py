@@ -9,7 +9,7 @@ import gevent
 from gevent.event import Event
 from locust.env import Environment
 
-from loadgen.measure import LoadSummary
+from loadgen.loop import Loop
 from loadgen.open_loop import OpenLoop
 from loadgen.options import LoadOptions
 from loadgen.plan import make_plan
@@ -24,10 +24,8 @@ class _User(GraphUser):
     """The single user."""
 
 
-def run_load(
-    options: LoadOptions, on_progress: Callable[[OpenLoop], None] = lambda _: None
-) -> LoadSummary:
-    """Load `options.target` and return the summary; SIGINT or SIGTERM end the run early.
+def run_load(options: LoadOptions, on_progress: Callable[[Loop], None] = lambda _: None) -> Loop:
+    """Load `options.target` and return the run; SIGINT or SIGTERM end the run early.
 
     Raises ConfigError, UnknownName or NotReady before the first request, never afterwards.
     """
@@ -36,12 +34,12 @@ def run_load(
     try:
         loop = OpenLoop(make_plan(options, target), target, options.timeout_s)
         _drive(loop, on_progress)
-        return loop.summary()
+        return loop
     finally:
         target.close()
 
 
-def _drive(loop: OpenLoop, on_progress: Callable[[OpenLoop], None]) -> None:
+def _drive(loop: OpenLoop, on_progress: Callable[[Loop], None]) -> None:
     environment = Environment(user_classes=[_User])
     environment.open_loop = loop
     runner = environment.create_local_runner()

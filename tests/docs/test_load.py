@@ -24,6 +24,15 @@ def test_loads_run(command, server, tmp_path):
     assert run_python(["-m", "serve", *text.split()[1:]], tmp_path)
 
 
+@pytest.mark.parametrize("command", lines("limit"))
+def test_searches_run(command, server, tmp_path):
+    text = command.replace("127.0.0.1:8001", server.target).replace("'", "")
+    # Whether anything is late says little on a machine that does other work.
+    text = re.sub(r"late-by-server>1%", "failed>99%", text)
+    text = re.sub(r"--duration \d+", "--requests 3 --max-nodes 300", text)
+    assert "requests/s" in run_python(["-m", "serve", *text.split()[1:]], tmp_path)
+
+
 @pytest.mark.parametrize("command", lines("simulate"))
 def test_simulations_run(command, tmp_path):
     assert run_python(["-m", "serve", *command.split()[1:], "--requests", "100"], tmp_path)
