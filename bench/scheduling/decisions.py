@@ -5,8 +5,9 @@
 A closed loop keeps the queue at 10, 1,000 and 100,000 pending tasks: every finished task is
 replaced by a new one, and every call of ``Scheduler.handle`` (with ``next_wakeup``) is timed. Two
 slots, six lanes, adaptive window, log-normal run times around 2 ms. Then a million requests are
-simulated at ρ 0.7, with `slack` under `preemptive` and eight lanes. All times are processor time of
-the one thread, so other work on the machine does not count.
+simulated at ρ 0.7, with `slack` under `preemptive` and eight lanes. For a request that comes alone,
+its inputs staged, the calls for its arrival and for its end are timed. All times are processor time
+of the one thread, so other work on the machine does not count.
 """
 
 import argparse
@@ -22,11 +23,11 @@ from bench.kit.measure import percentiles
 from bench.kit.script import Script, Table
 from serve.core.commands import Command
 from serve.core.disciplines import DISCIPLINES
-from serve.core.events import Event
+from serve.core.events import Event, LaneReady, TaskArrived, TaskFinished
 from serve.core.params import DeviceFacts, SchedulerParams
 from serve.core.policies import POLICIES
 from serve.core.scheduler import Scheduler
-from serve.core.types import Bytes, LaneId, Nanos, QoS, Task, TaskEstimate, TaskId
+from serve.core.types import Bytes, LaneId, Nanos, QoS, Task, TaskEstimate, TaskId, Usage
 from serve.sim.device import DeviceModel, Offered
 from serve.sim.engine import Simulation, simulate
 
@@ -43,6 +44,9 @@ SCRIPT = Script(
             "policy": "{policy}", "discipline": "{discipline}", "pending": "{pending:,}",
             "p50": "{p50_us:.1f}", "p99": "{p99_us:.1f}", "mean": "{mean_us:.1f}",
             "task's cycle": "{cycle_us:.1f}",
+        }),
+        Table("A lone request, µs of processor time", "lone", {
+            "arrival": "{arrived_us:.1f}", "end": "{finished_us:.1f}",
         }),
         Table("A long simulation", "million", {
             "requests": "{requests:,}", "processor time, s": "{cpu_s:.1f}", "missed": "{missed:,}",
@@ -123,6 +127,29 @@ def decisions(policy: str, discipline: str, pending: int, cycles: int) -> dict[s
     }
 
 
+def lone(cycles: int) -> dict[str, float]:
+    """Return medians of the two calls for a request that finds nothing waiting."""
+    params = SchedulerParams(device(LANES), policy="slack", discipline="preemptive", watched=True)
+    scheduler, now_ns = TimedScheduler(params), Nanos(0)
+    for lane_id in params.device.lane_ids:
+        scheduler.handle(LaneReady(lane_id), now_ns)
+    scheduler.costs_us.clear()
+    source = requests(1, lambda: now_ns)
+    for _ in range(cycles):
+        offered = next(source)
+        task, first = offered.task, LaneId(0)
+        scheduler.handle(TaskArrived(task, now_ns), Nanos(now_ns + PREPARE_NS))
+        now_ns = Nanos(now_ns + PREPARE_NS + offered.run_ns)
+        usage = Usage(offered.run_ns, task.estimate.peak_bytes)
+        scheduler.handle(TaskFinished(task.task_id, first, usage), now_ns)
+        now_ns = Nanos(now_ns + 10_000_000)
+    arrived_us, finished_us = scheduler.costs_us[::2], scheduler.costs_us[1::2]
+    return {
+        "arrived_us": round(statistics.median(arrived_us), 2),
+        "finished_us": round(statistics.median(finished_us), 2),
+    }
+
+
 def million(count: int) -> dict[str, Any]:
     """Simulate `count` Poisson arrivals; making the requests is not timed."""
     rng, now_ns = random.Random(1), 0.0
@@ -146,6 +173,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "cycles": options.cycles,
         "rows": [decisions(*case, options.cycles) for case in cases],
+        "lone": [lone(options.cycles)],
         "million": [million(options.million)],
     }
 
