@@ -22,6 +22,7 @@ from serve.toml_tables import Section, decode_sound, read_toml
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Count = Annotated[int, Meta(ge=1)]
 Positive = Annotated[float, Meta(gt=0)]
+NotNegative = Annotated[float, Meta(ge=0)]
 #: Front end of the gRPC port; see `server.front`.
 FrontKind = Literal["auto", "native", "python"]
 
@@ -58,6 +59,9 @@ class ServerConfig(Section, frozen=True):
     start_timeout_s: Positive = 150.0
     #: Time limit for a call's message to arrive after the call began.
     receive_timeout_s: Positive = 10.0
+    #: Time after a signal to stop in which the server still serves but is not ready, so that load
+    #: balancers send their requests elsewhere before it refuses them.
+    shutdown_delay_s: NotNegative = 0.0
     #: Time that a stop waits for the accepted requests before it gives up on them.
     drain_timeout_s: Positive = 30.0
     #: Time for the rest of a stop; after it the process ends by force, with exit code 1.

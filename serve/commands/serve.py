@@ -7,6 +7,7 @@ import os
 import resource
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from types import MappingProxyType
@@ -74,12 +75,13 @@ class Application:
             qos_factor=scheduling.qos_factor,
             pid=os.getpid(),
         )
+        self._shutdown_delay_s = server.shutdown_delay_s
         self._drain_timeout_s = server.drain_timeout_s
         self._start_timeout_s = server.start_timeout_s
         self._manager = ServiceManager(environment, lambda: self._live)
         self._signals = StopSignals(
             lambda: self._engine.interrupt(),
-            server.drain_timeout_s + server.stop_timeout_s,
+            server.shutdown_delay_s + server.drain_timeout_s + server.stop_timeout_s,
             self._left,
             kill_all,
         )
@@ -182,6 +184,11 @@ class Application:
 
     def _shut_down(self) -> None:
         self._signals.stop_by_itself()
+        if self._engine.announce_drain() and self._shutdown_delay_s:
+            delay = f"ready no more, and serving for {self._shutdown_delay_s:g} s"
+            self._manager.stopping(delay)
+            _log.info("stopping: %s", delay)
+            time.sleep(self._shutdown_delay_s)
         waiting = self._engine.begin_drain()
         self._manager.stopping(f"{waiting} accepted requests are being finished")
         _log.info("draining: %d accepted requests are being finished", waiting)

@@ -65,7 +65,7 @@ class Engine:
         )
         #: Client id of the server's own requests, which are let in before it serves.
         self._own_id = secrets.token_hex()
-        self._draining = False
+        self._leaving = self._draining = False
         self._stopped = False
 
     # --- life ---------------------------------------------------------------------------
@@ -152,6 +152,11 @@ class Engine:
         self.pool.calibrators.interrupt()
         self._rollout.lane_models.interrupt()
 
+    def announce_drain(self) -> bool:
+        """Be ready no more, and go on serving; return whether it was ready."""
+        ready, self._leaving = self.ready, True
+        return ready
+
     def begin_drain(self) -> int:
         """Refuse new requests from now on; return the number of unanswered ones."""
         self._draining = True
@@ -178,7 +183,8 @@ class Engine:
     @property
     def ready(self) -> bool:
         """See ``api.Inference``."""
-        return self._records.serving and not self._draining and self.driver.lanes_able > 0
+        leaves = self._leaving or self._draining
+        return self._records.serving and not leaves and self.driver.lanes_able > 0
 
     @property
     def live(self) -> bool:

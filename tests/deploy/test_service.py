@@ -152,6 +152,6 @@ def test_the_unit_stops_later_than_the_server_does():
     text = UNIT.read_text()
     stop_s = int(re.search(r"TimeoutStopSec=(\d+)", text)[1])
     prod = (ROOT / "configs" / "prod.toml").read_text()
-    limits = re.findall(r"^(?:drain|stop)_timeout_s = ([\d.]+)", prod, re.M)
-    assert len(limits) == 2
+    limits = re.findall(r"^(?:shutdown_delay|drain_timeout|stop_timeout)_s = ([\d.]+)", prod, re.M)
+    assert len(limits) == 3
     assert stop_s > sum(map(float, limits))
