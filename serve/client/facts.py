@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any
 
 from serve.inputs import INPUTS
@@ -32,7 +33,7 @@ class TensorFacts:
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ModelInterface:
     """Inputs and outputs of a model."""
 
@@ -44,14 +45,29 @@ class ModelInterface:
     #: Further facts as text, such as the executor and the bytes of its weights.
     properties: dict[str, str] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def optional(self) -> frozenset[str]:
         """Names of the inputs that a request may leave out, as far as the server tells."""
-        by_default = {name for name, each in INPUTS.items() if each.optional}
-        declared = json.loads(self.properties.get("interface") or "{}").get("inputs", ())
-        return frozenset(
-            by_default | {each["name"] for each in declared if each.get("optional", False)}
+        declared = self._declared()
+        if not declared:
+            return frozenset(name for name, each in INPUTS.items() if each.optional)
+        return frozenset(each["name"] for each in declared if each.get("optional"))
+
+    @cached_property
+    def narrowed(self) -> frozenset[str]:
+        """Names of the inputs that a request may send as INT32 instead of INT64."""
+        declared = self._declared()
+        if not declared:
+            return frozenset(name for name, each in INPUTS.items() if each.also == "INT32")
+        wide = {each.name for each in self.inputs if each.datatype == "INT64"}
+        return frozenset(each["name"] for each in declared if each.get("index")) & wide
+
+    def _declared(self) -> list[dict[str, Any]]:
+        """Return the inputs that the model's author declared; empty for a short form."""
+        inputs: list[dict[str, Any]] = json.loads(self.properties.get("interface") or "{}").get(
+            "inputs", []
         )
+        return inputs
 
     @classmethod
     def of(cls, message: pb.ModelMetadataResponse) -> "ModelInterface":

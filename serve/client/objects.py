@@ -67,7 +67,8 @@ def read_graph(data: Any, given: Mapping[str, Any], interface: ModelInterface) -
             datatype = DATATYPES_BY_KEYWORD[name]
         else:
             datatype = spec.datatype
-        tensors[name] = _checked(name, array_for(name, value, datatype))
+        array = array_for(name, value, datatype, narrow=name in model.narrowed)
+        tensors[name] = _checked(name, array)
     return Graph(tensors, graph_nodes)
 
 
@@ -81,6 +82,7 @@ class _Model:
             each.name: each for each in interface.inputs if each.name != NODE_IDS
         }
         self._optional = interface.optional
+        self.narrowed = interface.narrowed
         self._typed = sorted({name.partition(_OF)[2] for name in self.inputs if _OF in name})
 
     def values(self, data: Any, given: Mapping[str, Any]) -> dict[str, Any]:

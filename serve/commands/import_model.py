@@ -18,7 +18,6 @@ from typing import Any
 import msgspec
 
 from serve.errors import ConfigError, ModelError
-from serve.files import printable
 from serve.inputs import INPUTS, Size
 from serve.models.model_config import CONFIG_FILE
 from serve.models.model_signature import Signature
@@ -26,7 +25,7 @@ from serve.models.reading import ReadModel, ReadOrder
 from serve.models.repository import WEIGHTS_FILE, ModelSpec, find
 from serve.progress import Progress
 from serve.server.trial import Trials
-from serve.toml_tables import toml_readings
+from serve.toml_tables import read_toml, toml_readings
 
 #: Time limit for reading the weights and building the model.
 _READ_S = 300.0
@@ -49,6 +48,8 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     args: dict[str, Any] = {}
     #: Tensors passed to forward, by position; empty for its required parameters.
     inputs: tuple[str, ...] = ()
+    #: TOML with `[[model.input]]` and `[[model.output]]`, instead of `inputs`; empty for none.
+    declaration: str = ""
     #: Prefix to remove from the names of the weights.
     strip: str = ""
 
@@ -100,9 +101,10 @@ def _import(root: Path, staging: Path, name: str, source: Source, progress: Prog
         weights=str(weights),
         weights_bytes=0,
     )
-    read = _read(source, weights, None if source.inputs else planned)
-    inputs = source.inputs or _inputs_of(read.forward, source.factory)
-    config = _config(factory, source.args, inputs)
+    told = source.inputs or source.declaration
+    read = _read(source, weights, None if told else planned)
+    inputs = source.inputs if told else _inputs_of(read.forward, source.factory)
+    config = _config(factory, source.args, inputs, source.declaration)
     (folder / CONFIG_FILE).write_text(config, encoding="utf-8")
     _require_same(folder, kept)
     progress("running it on small graphs", 0.5)
@@ -143,6 +145,22 @@ def hub_source(folder: Path) -> tuple[Path, dict[str, Any]]:
 def mlflow_source(folder: Path) -> Path:
     """Return the weights in a folder that MLflow wrote; raises ConfigError without any."""
     return _first_of(folder, _MLFLOW_WEIGHTS)
+
+
+def read_declaration(path: Path) -> str:
+    """Return the text of a file with `[[model.input]]` and `[[model.output]]` alone.
+
+    Raises ConfigError for a file with other keys, as it would change the model's configuration.
+    """
+    table = read_toml(path)
+    others = [*(key for key in table if key != "model"), *table.get("model", {})]
+    others = [key for key in others if key not in ("input", "output")]
+    if others or "model" not in table:
+        told = ", ".join(others) or "nothing"
+        raise ConfigError(
+            f"{path}: holds {told}; a declaration is [[model.input]] and [[model.output]] alone"
+        )
+    return path.read_text(encoding="utf-8")
 
 
 def parse_arguments(given: Sequence[str]) -> dict[str, Any]:
@@ -212,21 +230,18 @@ def _inputs_of(forward: Sequence[str], factory: str) -> tuple[str, ...]:
         taken = ", ".join(forward) or "none"
         raise ConfigError(
             f"--inputs: the required parameters of {factory}'s forward are {taken}; say which of"
-            f" {', '.join(INPUTS)} each one is, in their order: --inputs x,edge_index"
+            f" {', '.join(INPUTS)} each one is, in their order: --inputs x,edge_index; or declare"
+            " others in a file: --declaration FILE"
         )
     return tuple(forward)
 
 
-def _config(factory: str, args: Mapping[str, Any], inputs: Sequence[str]) -> str:
-    lines = [
-        "[model]",
-        f"factory = {_toml(factory)}",
-        f"inputs = {_toml(list(inputs))}",
-        "",
-        "[model.args]",
-        *(f"{key} = {_toml(value)}" for key, value in args.items()),
-    ]
-    return "\n".join(lines) + "\n"
+def _config(factory: str, args: Mapping[str, Any], inputs: Sequence[str], declaration: str) -> str:
+    lines = ["[model]", f"factory = {_toml(factory)}"]
+    if inputs:
+        lines.append(f"inputs = {_toml(list(inputs))}")
+    lines += ["", "[model.args]", *(f"{key} = {_toml(value)}" for key, value in args.items())]
+    return "\n".join(lines) + "\n" + (f"\n{declaration.strip()}\n" if declaration else "")
 
 
 def _toml(value: Any) -> str:
@@ -261,18 +276,39 @@ def _move(folder: Path, kept: Path, version: int) -> None:
 
 def client_snippet(found: Imported, target: str = "127.0.0.1:8001") -> str:
     """Return a program that asks a server for the imported model."""
-    signature = found.signature
-    sizes: dict[Size, int] = {"N": 3, "E": 2, "G": 1, "F": signature.num_features}
-    sizes["D"] = signature.edge_dim or 0
-    given = "\n".join(
-        f"        {name}=np.zeros({INPUTS[name].shape_of(sizes)}, np.{INPUTS[name].dtype}),"
-        for name in found.spec.inputs
-    )
+    given = ",\n".join(f"        {argument}" for argument in _arguments(found))
+    name = json.dumps(found.spec.name)
     return (
         "import numpy as np\n"
         "from gnnserve import Client\n\n"
         f'with Client("{target}") as client:\n'
-        f'    answer = client.infer(\n        "{printable(found.spec.name)}",\n{given}\n    )\n'
-        f"print(answer.output.shape)  # one row per {signature.rows},"
-        f" {signature.num_outputs} columns\n"
+        f"    answer = client.infer(\n        {name},\n{given},\n    )\n"
+        "for name, array in answer.outputs.items():\n"
+        "    print(name, array.shape)\n"
     )
+
+
+def _arguments(found: Imported) -> list[str]:
+    """Return the arguments of `infer` for a small graph, as source code."""
+    signature, interface = found.signature, found.spec.interface
+    if interface is not None:
+        counts = interface.sizes(
+            interface.spread(3 * len(interface.nodes), 2 * len(interface.counts))
+        )
+        arrays = (
+            f'            "{slot.name}": np.full({slot.shape_for(counts)},'
+            f" {slot.low or 0:g}, np.{_numpy(slot.dtype)}),\n"
+            for slot in interface.inputs
+        )
+        return ["{\n" + "".join(arrays) + "        }"]
+    sizes: dict[Size, int] = {"N": 3, "E": 2, "G": 1, "F": signature.num_features}
+    sizes["D"] = signature.edge_dim or 0
+    return [
+        f"{name}=np.zeros({INPUTS[name].shape_of(sizes)}, np.{INPUTS[name].dtype})"
+        for name in found.spec.inputs
+    ]
+
+
+def _numpy(dtype: str) -> str:
+    """Return numpy's name of a dtype as an attribute."""
+    return "bool_" if dtype == "bool" else dtype

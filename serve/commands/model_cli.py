@@ -69,6 +69,10 @@ def import_command(
         str | None,
         typer.Option(help="Tensors passed to forward, in order; default: what it requires."),
     ] = None,
+    declaration: Annotated[
+        Path | None,
+        typer.Option(help="TOML with [[model.input]] and [[model.output]], for other inputs."),
+    ] = None,
     strip: Annotated[
         str, typer.Option(help="Prefix to remove from the weights' names, such as model.")
     ] = "",
@@ -86,12 +90,15 @@ def import_command(
         import_model,
         mlflow_source,
         parse_arguments,
+        read_declaration,
     )
     from serve.obs.log import setup_logging
 
     setup_logging(level="CRITICAL")
     if sum(given is not None for given in (weights, hub, mlflow)) != 1:
         raise ConfigError("give the weights by one of --weights, --hub and --mlflow")
+    if inputs is not None and declaration is not None:
+        raise ConfigError("--inputs and --declaration are both given; keep one")
     arguments: dict[str, Any] = {}
     if hub is not None:
         weights, arguments = hub_source(hub)
@@ -103,6 +110,7 @@ def import_command(
         weights=weights,
         args=arguments | parse_arguments(args or ()),
         inputs=tuple(part.strip() for part in inputs.split(",")) if inputs else (),
+        declaration="" if declaration is None else read_declaration(declaration),
         strip=strip,
     )
     with Steps(_errors) as steps:

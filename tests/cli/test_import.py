@@ -33,6 +33,11 @@ NET = textwrap.dedent(
             return global_add_pool(self.conv(x, edge_index, edge_attr), batch)
 
 
+    class Typed(Pool):
+        def forward(self, z, edge_index):
+            return self.conv(z[:, None].float().expand(-1, 6), edge_index)
+
+
     class Odd(Pool):
         def forward(self, nodes, edges):
             return self.conv(nodes, edges)
@@ -89,7 +94,6 @@ def test_a_model_is_imported_run_and_told_how_to_ask(trained, tmp_path, monkeypa
     compile(told.out, "snippet", "exec")
     assert 'client.infer(\n        "pool",' in told.out
     assert "edge_attr=np.zeros((2, 3), np.float32)" in told.out
-    assert "one row per graph, 5 columns" in told.out
     # Once more: a new version of the same model; with other code it is refused.
     assert gnnserve(monkeypatch, trained, *command) == 0
     assert find(repository, "pool").version == 2
@@ -99,6 +103,46 @@ def test_a_model_is_imported_run_and_told_how_to_ask(trained, tmp_path, monkeypa
         r"\s+", " ", capfd.readouterr().err
     )
     assert sorted(path.name for path in repository.iterdir()) == ["pool"]
+
+
+DECLARATION = """
+[[model.input]]
+name = "z"
+dtype = "INT64"
+shape = ["N"]
+low = 1
+high = 90
+
+[[model.input]]
+name = "edge_index"
+dtype = "INT64"
+shape = [2, "E"]
+index = "N"
+
+[[model.output]]
+name = "y"
+dtype = "FP32"
+shape = ["N", 5]
+"""
+
+
+@pytest.mark.slow
+def test_other_inputs_are_declared_in_a_file(trained, tmp_path, monkeypatch, capfd):
+    repository, declaration = tmp_path / "models", tmp_path / "inputs.toml"
+    declaration.write_text(DECLARATION)
+    command = (
+        *("import", "--name", "typed", "--factory", "net.py:Typed", "--weights", "pool.pt"),
+        *("--args", "hidden=5", "--repository", str(repository)),
+    )
+    assert gnnserve(monkeypatch, trained, *command, "--declaration", str(declaration)) == 0
+    told = capfd.readouterr().out
+    assert '"z": np.full((3,), 1, np.int64)' in told
+    compile(told, "snippet", "exec")
+    interface = find(repository, "typed").interface
+    assert [slot.name for slot in interface.inputs] == ["z", "edge_index"]
+    declaration.write_text(DECLARATION + "[qos]\nfactor = 3.0\n")
+    assert gnnserve(monkeypatch, trained, *command, "--declaration", str(declaration)) == 2
+    assert "holds qos; a declaration is" in re.sub(r"\s+", " ", capfd.readouterr().err)
 
 
 @pytest.mark.slow

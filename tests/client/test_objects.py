@@ -18,7 +18,16 @@ from serve.client.objects import read_graph
 def model(name, optional=(), **inputs):
     """Describe a model with `inputs`: datatype and number of dimensions by name."""
     facts = tuple(TensorFacts(key, kind, (-1,) * rank) for key, (kind, rank) in inputs.items())
-    declared = {"inputs": [{"name": key, "optional": True} for key in optional]}
+    declared = {}
+    if optional or any("." in key for key in inputs):
+        declared["inputs"] = [
+            {
+                "name": key,
+                "optional": key in optional,
+                "index": ["N"] if key.startswith("edge_index") else [],
+            }
+            for key in inputs
+        ]
     return ModelInterface(name, ("1",), facts, (), {"interface": json.dumps(declared)})
 
 
@@ -152,7 +161,7 @@ SENDS = {
         {
             "x.author": X_SENT,
             "x.paper": ("float32", (1, 2)),
-            f"edge_index.{WRITES}": ("int64", (2, 2)),
+            f"edge_index.{WRITES}": ("int32", (2, 2)),
         },
     ),
     "a list of HeteroData": (
@@ -161,7 +170,7 @@ SENDS = {
         {
             "x.author": ("float32", (6, 2)),
             "x.paper": ("float32", (2, 2)),
-            f"edge_index.{WRITES}": ("int64", (2, 4)),
+            f"edge_index.{WRITES}": ("int32", (2, 4)),
         },
     ),
     "any object with attributes": (GIN, lambda: SimpleNamespace(x=X, edge_index=EDGES), SENT),
@@ -172,7 +181,7 @@ SENDS = {
         {
             "x.author": X_SENT,
             "x.paper": ("float32", (1, 2)),
-            f"edge_index.{WRITES}": ("int64", (2, 2)),
+            f"edge_index.{WRITES}": ("int32", (2, 2)),
         },
     ),
 }

@@ -37,7 +37,7 @@ def test_four_commands_lead_to_an_answer(tmp_path, environment):
 
         ask = folder / "ask.py"
         ask.write_text(retarget(ask.read_text()))
-        assert "(3, 5)" in run(commands["ask"], folder, environment)
+        assert "output (3, 5)" in run(commands["ask"], folder, environment)
 
         shutil.copytree(repository / "mine" / "1", repository / "mine" / "2")
         text = commands["load"].text.replace("\n", f" --target {server.target}\n")
