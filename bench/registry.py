@@ -64,6 +64,8 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
               "host.requests overhead", "/README.md"),
         Entry("What does each way of sending a graph take, in time and processor time?",
               "host.requests ways", "host.md"),
+        Entry("Do JSON bodies of 50 MB delay gRPC requests?",
+              "host.json_beside", "/docs/http.md", ()),
         Entry("What does a run wait for between server and lane?",
               "host.handover", "live.md", ()),
     ),
