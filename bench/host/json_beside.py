@@ -132,7 +132,7 @@ def send_json(port: int, body: bytes) -> None:
     assert answer.status == 200, told[:1000]
 
 
-def send_grpc(target: str, arrays: dict[str, np.ndarray[Any, Any]]) -> None:
+def send_grpc(target: str, arrays: dict[str, Any]) -> None:
     """Send the large request once by gRPC."""
     with Client(target, max_message_bytes=1 << 30) as client:
         client.infer("gcn", **arrays)
