@@ -34,7 +34,7 @@ SAY := @printf '\033[1m==> %s\033[0m\n'
 
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 
-.PHONY: help setup demo test test-ci test-benches test-fast cpp bench gpu-check check lint type arch generated format proto client stub \
+.PHONY: help setup demo test test-ci test-benches test-fast cpp fuzz bench gpu-check check lint type arch generated format proto client stub \
         wheel clean
 
 help: ## List the targets
@@ -65,6 +65,13 @@ cpp: $(PACKAGE) ## C++ tests: plain, under ASan and UBSan, under TSan
 	    printf '\033[1m==> ctest, %s\033[0m\n' $$preset; \
 	    (cd csrc; export PATH="$(abspath $(BIN)):$$PATH"; cmake --preset $$preset >/dev/null; \
 	     cmake --build --preset $$preset -- --quiet; ctest --preset $$preset); done
+
+fuzz: $(PACKAGE) ## Made-up bytes for the front under ASan and UBSan, its threads under TSan; FUZZ_S=3600
+	@cd csrc; export PATH="$(abspath $(BIN)):$$PATH"; \
+	 for preset in asan tsan; do cmake --preset $$preset >/dev/null; \
+	     cmake --build --preset $$preset --target front_fuzz -- --quiet; done; \
+	 ../build/cpp-tsan/tests/front_fuzz --threads 1000000; \
+	 ../build/cpp-asan/tests/front_fuzz $(or $(FUZZ_S),3600) $$(date +%s)
 
 bench: $(PACKAGE) ## Measure on this machine, then write the pages that quote the results
 	@$(PY) -m bench && $(PY) -m bench.pages

@@ -1,0 +1,279 @@
+"""The rules of HTTP/2 (RFC 9113): each violation's end is the stream's or the connection's."""
+
+import struct
+
+import numpy as np
+import pytest
+
+from bench.kit.waiting import PATIENCE_S
+from serve.wire.messages import INFER_METHOD, STREAM_METHOD, decode_response, encode_request
+from tests.rpc.fakes import FEATURES
+from tests.rpc.http2 import (
+    ACK,
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    GOAWAY,
+    HEADERS,
+    PADDED,
+    PING,
+    PRIORITY,
+    PUSH_PROMISE,
+    RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
+    Http2,
+    frame,
+    head_block,
+    literal,
+)
+
+TENSORS = {"x": np.ones((2, FEATURES), np.float32), "edge_index": np.zeros((2, 1), np.int64)}
+MESSAGE = encode_request("gcn", TENSORS, request_id="r")
+BODY = struct.pack(">BI", 0, len(MESSAGE)) + MESSAGE
+BLOCK = head_block(INFER_METHOD)
+PROTOCOL_ERROR, FLOW_CONTROL_ERROR, STREAM_CLOSED, FRAME_SIZE_ERROR = 1, 3, 5, 6
+COMPRESSION_ERROR = 9
+EXTENSION = 0xBE
+
+native = pytest.mark.parametrize("front", ["native"], indirect=True)
+
+
+def number(value):
+    return struct.pack(">I", value)
+
+
+def header(name, value):
+    return literal(name) + literal(value, first=b"")
+
+
+def setting(name, value):
+    return struct.pack(">HI", name, value)
+
+
+#: What ends a connection, with the code that tells why.
+FATAL = {
+    "DATA on stream 0": (frame(DATA, 0, 0, b"x"), PROTOCOL_ERROR),
+    "HEADERS on stream 0": (frame(HEADERS, END_HEADERS, 0, BLOCK), PROTOCOL_ERROR),
+    "RST_STREAM on stream 0": (frame(RST_STREAM, 0, 0, number(8)), PROTOCOL_ERROR),
+    "SETTINGS on a stream": (frame(SETTINGS, 0, 1), PROTOCOL_ERROR),
+    "PING on a stream": (frame(PING, 0, 1, bytes(8)), PROTOCOL_ERROR),
+    "GOAWAY on a stream": (frame(GOAWAY, 0, 1, bytes(8)), PROTOCOL_ERROR),
+    "DATA on an idle stream": (frame(DATA, 0, 9, b"x"), PROTOCOL_ERROR),
+    "RST_STREAM on an idle stream": (frame(RST_STREAM, 0, 9, number(8)), PROTOCOL_ERROR),
+    "WINDOW_UPDATE on an idle stream": (frame(WINDOW_UPDATE, 0, 9, number(1)), PROTOCOL_ERROR),
+    "an even stream": (frame(HEADERS, END_HEADERS, 2, BLOCK), PROTOCOL_ERROR),
+    "PUSH_PROMISE by a client": (
+        frame(HEADERS, END_HEADERS, 1, BLOCK)
+        + frame(PUSH_PROMISE, END_HEADERS, 1, number(2) + BLOCK),
+        PROTOCOL_ERROR,
+    ),
+    "CONTINUATION of nothing": (frame(CONTINUATION, END_HEADERS, 1, BLOCK), PROTOCOL_ERROR),
+    "HEADERS without an end, then DATA": (
+        frame(HEADERS, 0, 1, BLOCK) + frame(DATA, 0, 1, b"x"),
+        PROTOCOL_ERROR,
+    ),
+    "CONTINUATION of another stream": (
+        frame(HEADERS, 0, 1, BLOCK) + frame(CONTINUATION, END_HEADERS, 3, BLOCK),
+        PROTOCOL_ERROR,
+    ),
+    "a PING of 7 bytes": (frame(PING, 0, 0, bytes(7)), FRAME_SIZE_ERROR),
+    "SETTINGS of 5 bytes": (frame(SETTINGS, 0, 0, bytes(5)), FRAME_SIZE_ERROR),
+    "an acknowledgement with settings": (
+        frame(SETTINGS, ACK, 0, setting(4, 1)),
+        FRAME_SIZE_ERROR,
+    ),
+    "WINDOW_UPDATE of 3 bytes": (frame(WINDOW_UPDATE, 0, 0, bytes(3)), FRAME_SIZE_ERROR),
+    "RST_STREAM of 3 bytes": (
+        frame(HEADERS, END_HEADERS, 1, BLOCK) + frame(RST_STREAM, 0, 1, bytes(3)),
+        FRAME_SIZE_ERROR,
+    ),
+    "a frame that is too large": (
+        frame(HEADERS, END_HEADERS, 1, BLOCK) + frame(DATA, 0, 1, b"", size=2**20 + 1),
+        FRAME_SIZE_ERROR,
+    ),
+    "a window beyond 2^31 - 1": (
+        frame(WINDOW_UPDATE, 0, 0, number(2**31 - 1)) * 2,
+        FLOW_CONTROL_ERROR,
+    ),
+    "a window larger by nothing": (frame(WINDOW_UPDATE, 0, 0, number(0)), PROTOCOL_ERROR),
+    "an initial window beyond 2^31 - 1": (
+        frame(SETTINGS, 0, 0, setting(4, 2**31)),
+        FLOW_CONTROL_ERROR,
+    ),
+    "a largest frame of 1 byte": (frame(SETTINGS, 0, 0, setting(5, 1)), PROTOCOL_ERROR),
+    "push neither on nor off": (frame(SETTINGS, 0, 0, setting(2, 2)), PROTOCOL_ERROR),
+    "padding longer than the frame": (
+        frame(HEADERS, END_HEADERS, 1, BLOCK) + frame(DATA, PADDED, 1, b"\xff" + BODY[:100]),
+        PROTOCOL_ERROR,
+    ),
+    "a header that is in no table": (
+        frame(HEADERS, END_HEADERS, 1, BLOCK + b"\xff\xff\x7f"),
+        COMPRESSION_ERROR,
+    ),
+    "a header that is cut": (
+        frame(HEADERS, END_HEADERS, 1, BLOCK + b"\x00\x05ab"),
+        COMPRESSION_ERROR,
+    ),
+}
+
+#: What ends its stream; the connection goes on.
+OF_ITS_STREAM = {
+    "a window beyond 2^31 - 1": (
+        frame(HEADERS, END_HEADERS, 1, BLOCK) + frame(WINDOW_UPDATE, 0, 1, number(2**31 - 1)),
+        {FLOW_CONTROL_ERROR},
+    ),
+    "no path": (
+        frame(HEADERS, END_HEADERS, 1, header(":method", "POST")),
+        {PROTOCOL_ERROR},
+    ),
+    "a name in capitals": (
+        frame(HEADERS, END_HEADERS, 1, BLOCK + header("X-Y", "z")),
+        {PROTOCOL_ERROR},
+    ),
+    "a pseudo-header after others": (
+        frame(HEADERS, END_HEADERS, 1, BLOCK + header(":path", "/")),
+        {PROTOCOL_ERROR},
+    ),
+    "a header of a connection": (
+        frame(HEADERS, END_HEADERS, 1, BLOCK + header("connection", "x")),
+        {PROTOCOL_ERROR},
+    ),
+    "a length that is not kept": (
+        frame(HEADERS, END_HEADERS, 1, head_block(INFER_METHOD, ("content-length", "3")))
+        + frame(DATA, END_STREAM, 1, BODY),
+        {PROTOCOL_ERROR},
+    ),
+}
+
+#: What is allowed, and answered.
+FINE = {
+    "plain": (frame(HEADERS, END_HEADERS, 1, BLOCK) + frame(DATA, END_STREAM, 1, BODY)),
+    "padded data": (
+        frame(HEADERS, END_HEADERS, 1, BLOCK)
+        + frame(DATA, PADDED | END_STREAM, 1, b"\x64" + BODY + bytes(100))
+    ),
+    "padded headers with a priority": (
+        frame(HEADERS, END_HEADERS | PADDED | 32, 1, b"\x03" + number(0) + b"\x10" + BLOCK + b"abc")
+        + frame(DATA, END_STREAM, 1, BODY)
+    ),
+    "headers in three frames": (
+        frame(HEADERS, 0, 1, BLOCK[:20])
+        + frame(CONTINUATION, 0, 1, BLOCK[20:30])
+        + frame(CONTINUATION, END_HEADERS, 1, BLOCK[30:])
+        + frame(DATA, END_STREAM, 1, BODY)
+    ),
+    "data byte by byte": (
+        frame(HEADERS, END_HEADERS, 1, BLOCK)
+        + b"".join(frame(DATA, 0, 1, BODY[at : at + 1]) for at in range(len(BODY)))
+        + frame(DATA, END_STREAM, 1)
+    ),
+    "trailers": (
+        frame(HEADERS, END_HEADERS, 1, BLOCK)
+        + frame(DATA, 0, 1, BODY)
+        + frame(HEADERS, END_HEADERS | END_STREAM, 1, header("a", "b"))
+    ),
+    "frames of unknown types": (
+        frame(EXTENSION, 0xFF, 0, b"what")
+        + frame(HEADERS, END_HEADERS, 1, BLOCK)
+        + frame(EXTENSION, 0, 1, b"is this")
+        + frame(DATA, END_STREAM, 1, BODY)
+    ),
+    "a setting nobody knows, and a priority": (
+        frame(SETTINGS, 0, 0, setting(0xFF00, 7))
+        + frame(PRIORITY, 0, 1, number(0) + b"\x01")
+        + frame(HEADERS, END_HEADERS, 1, BLOCK)
+        + frame(DATA, END_STREAM, 1, BODY)
+    ),
+    "flags nobody knows": (
+        frame(HEADERS, END_HEADERS | 0xC2, 1, BLOCK) + frame(DATA, END_STREAM | 0xF6, 1, BODY)
+    ),
+    "a reserved bit": (
+        frame(HEADERS, END_HEADERS, 1 | 2**31, BLOCK) + frame(DATA, END_STREAM, 1 | 2**31, BODY)
+    ),
+}
+
+
+def infer(channel):
+    answer = channel.unary_unary(INFER_METHOD)(MESSAGE, timeout=PATIENCE_S)
+    return decode_response(answer).request_id
+
+
+def is_over(came, stream=1):
+    return any(
+        kind == RST_STREAM or (kind in (DATA, HEADERS) and flags & END_STREAM)
+        for kind, flags, _ in came[stream]
+    )
+
+
+@native
+@pytest.mark.parametrize("what", FATAL)
+def test_a_connection_ends_with_the_reason(server, channel, what):
+    frames, code = FATAL[what]
+    with Http2(server.port) as client:
+        client.send(frames)
+        assert client.end_of_connection() == code
+    assert infer(channel) == "r"
+
+
+@pytest.mark.parametrize(
+    "preface", [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00" * 20, b"PRI "]
+)
+def test_another_protocol_is_hung_up_on(server, channel, preface):
+    with Http2(server.port, preface=preface) as client:
+        client.send(bytes(100))
+        client.end_of_connection()
+    assert infer(channel) == "r"
+
+
+@native
+@pytest.mark.parametrize("what", OF_ITS_STREAM)
+def test_a_stream_ends_and_its_connection_goes_on(server, what):
+    frames, codes = OF_ITS_STREAM[what]
+    with Http2(server.port) as client:
+        client.send(frames)
+        client.read_until(is_over)
+        (code,) = (content for kind, _, content in client.came[1] if kind == RST_STREAM)
+        assert struct.unpack(">I", code)[0] in codes
+        client.send(frame(HEADERS, END_HEADERS, 3, BLOCK), frame(DATA, END_STREAM, 3, BODY))
+        client.read_until(lambda came: is_over(came, 3))
+        assert any(kind == DATA for kind, *_ in client.came[3])
+
+
+@native
+@pytest.mark.parametrize("what", FINE)
+def test_what_is_allowed_is_answered(server, what):
+    with Http2(server.port) as client:
+        client.send(FINE[what])
+        client.read_until(is_over)
+        content = b"".join(content for kind, _, content in client.came[1] if kind == DATA)
+        assert decode_response(content[5:]).request_id == "r"
+
+
+@native
+@pytest.mark.parametrize("path", [INFER_METHOD, STREAM_METHOD])
+def test_data_after_the_end_is_refused(server, channel, engine, path):
+    engine.hold_all = True
+    with Http2(server.port) as client:
+        client.send(
+            frame(HEADERS, END_HEADERS, 1, head_block(path)),
+            frame(DATA, END_STREAM, 1, BODY),
+            frame(DATA, 0, 1, b"more"),
+        )
+        # RFC 9113, 5.1: an error of the stream or of the connection.
+        client.read_until(lambda came: is_over(came) or any(k == GOAWAY for k, *_ in came[0]))
+        resets = [content for kind, _, content in client.came[1] if kind == RST_STREAM]
+        ends = [content[4:8] for kind, _, content in client.came[0] if kind == GOAWAY]
+        (code,) = {struct.unpack(">I", one)[0] for one in (*resets, *ends)}
+        assert code == STREAM_CLOSED
+    engine.let_go()
+    assert infer(channel) == "r"
+
+
+def test_calls_beyond_the_limit_of_a_connection_are_refused(server, channel):
+    with Http2(server.port) as client:
+        most = client.most_streams()
+        last = client.head(INFER_METHOD, most + 20)
+        client.read_until(lambda came: is_over(came, last) or any(k == GOAWAY for k, *_ in came[0]))
+    assert infer(channel) == "r"
