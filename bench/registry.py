@@ -68,6 +68,8 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
               "host.json_beside", "/docs/http.md", ()),
         Entry("What does a run wait for between server and lane?",
               "host.handover", "live.md", ()),
+        Entry("What does a request cost the server behind each front of its port?",
+              "host.fronts", "/docs/adr/0005-native-front.md", ()),
     ),
     "Models: forward passes and estimates": (
         Entry("How fast are the executors beside stock PyG?",

@@ -46,7 +46,7 @@ class ServerConfig(Section, frozen=True):
     grpc_port: Port = 8001
     #: Front end of the gRPC port: `python` is gRPC's own, `native` compiled code over libnghttp2
     #: with gRPC behind it, `auto` is `native` where that library is installed.
-    front: FrontKind = "python"
+    front: FrontKind = "auto"
     http_port: Port = 8002
     #: Offer inference and model control on the HTTP port too, by a process of its own; without it
     #: the port has health, metrics and the report only.

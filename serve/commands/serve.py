@@ -138,6 +138,7 @@ class Application:
                     answers=self._rpc.answers,
                     refused=self._rpc.refused,
                     front=self._rpc.front,
+                    ways=self._rpc.ways,
                     rest_restarts=None if self._gateway is None else self._gateway.restarts,
                 )
             )

@@ -58,6 +58,8 @@ class PortSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     refused: Mapping[str, int]
     #: Front end that owns the port.
     front: Literal["native", "python"] = "python"
+    #: Calls of the native front so far, by the way that they took.
+    ways: Mapping[str, int] = {}
     #: New starts of the HTTP gateway; None for a server without it.
     rest_restarts: int | None = None
 
@@ -155,6 +157,12 @@ class PortState(Collector):
         front = InfoMetricFamily("gnnserve_front", "Front end of the gRPC port")
         front.add_metric([], {"kind": now.front})
         yield front
+        ways = CounterMetricFamily(
+            "gnnserve_front_calls", "Calls of the native front, by way", labels=("way",)
+        )
+        for way, count in now.ways.items():
+            ways.add_metric([way], count)
+        yield ways
         yield GaugeMetricFamily(
             "gnnserve_grpc_port_answers",
             "1 while the gRPC port answers the server's own calls",

@@ -152,6 +152,18 @@ class NativeFront:
         counts = self._front.counts()
         return {reason: counts[reason] for reason in FRONT_REASONS}
 
+    def ways(self) -> Mapping[str, int]:
+        """Return the number of calls so far, by the way that they took."""
+        if self._front is None:
+            return {}
+        counts = self._front.counts()
+        plain = counts["plain"]
+        return {
+            "plain": plain,
+            "message": counts["called"] - plain,
+            "forwarded": counts["forwarded"],
+        }
+
     # -- driver.CallPort ----------------------------------------------------------------------
 
     def begin(self, lanes_fd: int) -> None:

@@ -159,6 +159,11 @@ class GrpcServer:
         return counts
 
     @property
+    def ways(self) -> Mapping[str, int]:
+        """Number of calls of the native front, by the way that they took; empty without it."""
+        return {} if self._front is None else self._front.ways()
+
+    @property
     def front(self) -> Literal["native", "python"]:
         """Front end that owns the port."""
         return "python" if self._front is None else "native"

@@ -38,7 +38,8 @@ def example_metrics():
         gathered_rows={"cora": (2, 1)}, lane_bytes={0: 1},
     )  # fmt: skip
     metrics = Metrics(RUN, lambda: snapshot)
-    metrics.show_port(lambda: PortSnapshot(answers=True, refused={"no_thread": 1}, rest_restarts=0))
+    port = PortSnapshot(answers=True, refused={"no_thread": 1}, ways={"plain": 1}, rest_restarts=0)
+    metrics.show_port(lambda: port)
     for row in (record("a"), late("b"), unanswered("c", "CANCELLED", "cancelled")):
         metrics.observe(row)
     return metrics

@@ -1,0 +1,206 @@
+"""Both fronts of one engine give the same answers and the same refusals, whatever they are sent."""
+
+import grpc
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bench.kit.waiting import PATIENCE_S
+from serve.commands.configured import calibration_cache, device_of
+from serve.config import ServerConfig, load_config
+from serve.native import front_lacks
+from serve.pb import grpc_service_pb2 as pb
+from serve.rpc.server import GrpcServer
+from serve.server.engine import Engine
+from serve.wire.messages import INFER_METHOD, decode_response
+from tests.e2e.support import random_graph
+from tests.rpc.fakes import FACTS
+from tests.server.test_engine import CONFIG
+
+#: What differs from one answer to the next.
+TIMES = {
+    "request_uid", "queue_us", "prepare_us", "run_us", "group_id", "group_size", "merged", "lane",
+    "solo_estimate_us", "qos_target_us", "qos_violated", "pmc_estimate_bytes", "pmc_measured_bytes",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def fronts(tmp_path_factory, trouble):
+    """ModelInfer through the Python front and the native one, and the native one's server."""
+    if lacks := front_lacks():
+        pytest.skip(lacks)
+    path = tmp_path_factory.mktemp("fronts") / "server.toml"
+    path.write_text(CONFIG.format(repository=trouble.root))
+    config = load_config(path)
+    device = device_of(config)
+    engine = Engine(config, device, lambda record: None, calibration_cache(config, device))
+    engine.start()
+    engine.open()
+    servers, channels = [], []
+    for front in ("python", "native"):
+        options = ServerConfig(grpc_port=0, front=front, max_message="16 MiB")
+        server = GrpcServer(engine, lambda: FACTS, lambda since_s: {}, options, engine.plain)
+        channels.append(grpc.insecure_channel(f"127.0.0.1:{server.start()}"))
+        servers.append(server)
+    yield [channel.unary_unary(INFER_METHOD) for channel in channels], servers[1]
+    for channel in channels:
+        channel.close()
+    for server in servers:
+        assert server.stop(PATIENCE_S) == 0
+    assert engine._parts.shared.used_bytes == 0
+    engine.stop()
+
+
+def message(seed=0, num_nodes=12, num_edges=30, dtype=np.int64):
+    graph = random_graph(num_nodes, num_edges, seed, dtype)
+    found = pb.ModelInferRequest(model_name="gcn", id="one")
+    found.inputs.add(name="x", datatype="FP32", shape=graph.x.shape)
+    datatype = "INT32" if dtype is np.int32 else "INT64"
+    found.inputs.add(name="edge_index", datatype=datatype, shape=graph.edge_index.shape)
+    found.raw_input_contents.extend([graph.x.tobytes(), graph.edge_index.tobytes()])
+    return found
+
+
+def outcome(call, content):
+    """Return what the client sees, without what differs from one answer to the next."""
+    try:
+        found = decode_response(call(content, timeout=PATIENCE_S))
+    except grpc.RpcError as error:
+        return error.code(), error.details()
+    outputs = {name: (one.dtype, one.shape, one.tobytes()) for name, one in found.outputs.items()}
+    told = {name: value for name, value in found.parameters.items() if name not in TIMES}
+    return found.model, found.version, found.request_id, outputs, told, set(found.parameters)
+
+
+def bent(change):
+    """A change of a message as a strategy that makes it."""
+    return st.just(change)
+
+
+def set_raw(number, change):
+    def apply(m):
+        if number < len(m.raw_input_contents):
+            content = bytearray(m.raw_input_contents[number])
+            change(content)
+            m.raw_input_contents[number] = bytes(content)
+
+    return apply
+
+
+def put(number, value):
+    """Write a value at the beginning of raw contents."""
+
+    def change(content):
+        data = value.tobytes()
+        content[: len(data)] = data
+
+    return set_raw(number, change)
+
+
+def set_input(number, **fields):
+    def apply(m):
+        if number < len(m.inputs):
+            one = m.inputs[number]
+            for name, value in fields.items():
+                if name == "shape":
+                    del one.shape[:]
+                    one.shape.extend(value)
+                else:
+                    setattr(one, name, value)
+
+    return apply
+
+
+def set_parameter(name, **value):
+    return lambda m: m.parameters[name].MergeFrom(pb.InferParameter(**value))
+
+
+def swapped(m):
+    inputs, raws = list(m.inputs)[::-1], list(m.raw_input_contents)[::-1]
+    del m.inputs[:], m.raw_input_contents[:]
+    m.inputs.extend(inputs)
+    m.raw_input_contents.extend(raws)
+
+
+def doubled(m):
+    m.inputs.add().CopyFrom(m.inputs[0])
+    m.raw_input_contents.append(m.raw_input_contents[0])
+
+
+def as_numbers(m):
+    for one, raw in zip(m.inputs, m.raw_input_contents, strict=False):
+        kind, name = (np.float32, "fp32") if one.datatype == "FP32" else (np.int64, "int64")
+        if len(raw) % kind().itemsize == 0:
+            getattr(one.contents, f"{name}_contents").extend(np.frombuffer(raw, kind).tolist())
+    del m.raw_input_contents[:]
+
+
+BENDS = st.one_of(
+    *map(bent, (
+        swapped, doubled, as_numbers,
+        lambda m: m.outputs.add(name="output"),
+        lambda m: m.outputs.add(name="logits"),
+        lambda m: m.inputs.pop(),
+        lambda m: m.raw_input_contents.append(b""),
+        lambda m: setattr(m, "model_name", "gnc"),
+        lambda m: setattr(m, "model_version", "1"),
+        lambda m: setattr(m, "model_version", "7"),
+        lambda m: setattr(m, "id", "é" * 40),
+        lambda m: setattr(m, "id", "i" * 257),
+        set_raw(0, lambda content: content.pop()),
+        set_raw(1, lambda content: content.extend(b"12345678")),
+        set_raw(0, lambda content: content.clear()),
+        put(0, np.float32("nan")), put(0, np.float32("-inf")),
+        put(1, np.int64(-1)), put(1, np.int64(12)), put(1, np.int64(2**40)),
+        set_input(0, shape=(12, 31)), set_input(0, shape=(12,)), set_input(0, shape=(0, 32)),
+        set_input(0, shape=(-12, 32)), set_input(0, shape=(2**62, 32)),
+        set_input(1, shape=(2, 0)), set_input(1, shape=(3, 20)), set_input(1, shape=(2, 29)),
+        set_input(0, datatype="FP64"), set_input(1, datatype="INT32"), set_input(1, name="edges"),
+        lambda m: m.inputs[0].parameters["binary_data_size"].MergeFrom(
+            pb.InferParameter(int64_param=4)
+        ),
+        set_parameter("priority", int64_param=3), set_parameter("priority", uint64_param=3),
+        set_parameter("priority", int64_param=-1), set_parameter("tenant", string_param="a"),
+        set_parameter("tenant", string_param="é"), set_parameter("tenant", bool_param=True),
+        set_parameter("tenant", string_param="t" * 300), set_parameter("graph", string_param="g"),
+        set_parameter("timeout", int64_param=-5), set_parameter("anything", double_param=0.5),
+        set_parameter("qos_target_us", int64_param=10**9), set_parameter("seed", int64_param=4),
+        set_parameter("fanouts", string_param="2,x"), set_parameter("nothing"),
+    )),
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.integers(0, 9), st.sampled_from([np.int32, np.int64]), st.lists(BENDS, max_size=3),
+    st.binary(max_size=3), st.integers(0, 40),
+)  # fmt: skip
+def test_random_messages(fronts, seed, dtype, bends, more, cut):
+    calls, _ = fronts
+    sent = message(seed, dtype=dtype)
+    for bend in bends:
+        if sent.inputs:
+            bend(sent)
+    content = sent.SerializeToString()
+    content = content[: len(content) - cut] if cut > 30 else content + more
+    python, native = (outcome(call, content) for call in calls)
+    assert native == python
+
+
+def test_ordinary_messages_are_staged_and_large_ones_are_not(fronts):
+    calls, server = fronts
+    counts = server._front._front.counts
+    for content, staged in (
+        (message().SerializeToString(), 1),
+        (message(num_nodes=1, num_edges=1, dtype=np.int32).SerializeToString(), 1),
+        (message(num_nodes=0, num_edges=0).SerializeToString(), 0),
+        (message(num_nodes=40_000).SerializeToString(), 0),
+    ):
+        before = counts()["plain"]
+        python, native = (outcome(call, content) for call in calls)
+        assert native == python
+        assert counts()["plain"] == before + staged
+    ways = server.ways
+    assert ways["plain"] == counts()["plain"]
+    assert ways["plain"] + ways["message"] == counts()["called"]
