@@ -78,6 +78,8 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
               "models.merging", "executors.md"),
         Entry("How exact are memory estimates?",
               "models.pmc_accuracy", "estimates.md"),
+        Entry("Which classes of PyG serve as models of their own?",
+              "models.coverage", "/docs/serve-your-own-model.md"),
         Entry("How exact are run-time estimates?",
               "models.time_accuracy", "estimates.md"),
     ),

@@ -173,7 +173,24 @@ def _range(name: str, digits: int) -> str:
     return f"{middle} ({low} to {high})"
 
 
+def coverage() -> str:
+    """Return the classes of PyG that serve, and those that do not."""
+    found = read_result("coverage")["rows"]
+
+    def names(package: str, *, serves: bool) -> str:
+        of = [r["name"] for r in found if r["package"] == package and r["serves"] == serves]
+        return f"{len(of)}: {', '.join(of)}"
+
+    rows = [
+        {"package": p, "yes": names(p, serves=True), "no": names(p, serves=False)}
+        for p in ("models", "conv")
+    ]
+    columns = {"`torch_geometric.nn`": "`{package}`", "serves": "{yes}", "did not": "{no}"}
+    return flat(rows, columns)
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "coverage": coverage,
     "executor means": executor_means,
     "executors": executors,
     "merging": merging,

@@ -1,9 +1,9 @@
 """Run a model by the inputs and outputs that it declares.
 
-Arguments are passed by name where forward has parameters of these names, otherwise by position in
-the order of the declaration. Names with a dot are entries of a dict: `x.author` and `x.paper` make
-the argument `x_dict` or `x`, and `edge_index.author__writes__paper` is the entry of the edge type
-("author", "writes", "paper").
+Arguments are passed by name where forward has parameters of these names. Otherwise, or where it
+takes any (`*args`), they go by position in the order of the declaration. Names with a dot are
+entries of a dict: `x.author` and `x.paper` make the argument `x_dict` or `x`, and
+`edge_index.author__writes__paper` is the entry of the edge type ("author", "writes", "paper").
 """
 
 import inspect
@@ -40,7 +40,10 @@ class DeclaredForward:
         self._arguments: list[tuple[str | None, list[InputSlot]]] = []
         found = {base: _named(base, slots, names) for base, slots in by_argument.items()}
         if open_ended:
-            found = {base: name or base for base, name in found.items()}
+            found = {
+                base: name or (f"{base}_dict" if "." in by_argument[base][0].name else base)
+                for base, name in found.items()
+            }
         by_name = all(found.values())
         if not by_name and not open_ended and names is not None and len(by_argument) > len(names):
             raise ModelError(
@@ -66,6 +69,10 @@ class DeclaredForward:
         Raises ModelError when they are not as declared; errors of forward pass through.
         """
         sizes = self.sizes(inputs)
+        return self._checked(self.returned(module, inputs, sizes), sizes)
+
+    def returned(self, module: torch.nn.Module, inputs: Inputs, sizes: dict[str, int]) -> object:
+        """Return what forward returns, unchecked."""
         by_position: list[Any] = []
         by_name: dict[str, Any] = {}
         for name, slots in self._arguments:
@@ -74,7 +81,7 @@ class DeclaredForward:
                 by_position.append(value)
             else:
                 by_name[name] = value
-        return self._checked(module(*by_position, **by_name), sizes)
+        return module(*by_position, **by_name)
 
     def _argument(self, slots: Sequence[InputSlot], inputs: Inputs, sizes: dict[str, int]) -> Any:
         values = {slot.name: filled(slot, inputs, sizes) for slot in slots}
@@ -183,7 +190,10 @@ def _axis(slot: TensorSlot) -> int:
 
 
 def _parameters(forward: Callable[..., Any]) -> tuple[list[str] | None, bool]:
-    """Return the names of a forward's parameters, and True when it takes any name."""
+    """Return the names of a forward's parameters, and True when it takes any name.
+
+    Returns None for the names when it takes any number of arguments by position.
+    """
     kinds = inspect.Parameter
     try:
         parameters = inspect.signature(forward).parameters.values()
@@ -191,6 +201,8 @@ def _parameters(forward: Callable[..., Any]) -> tuple[list[str] | None, bool]:
         return None, False
     named = [p.name for p in parameters if p.kind in (kinds.POSITIONAL_OR_KEYWORD,
                                                       kinds.KEYWORD_ONLY)]  # fmt: skip
+    if any(p.kind is kinds.VAR_POSITIONAL for p in parameters):
+        return None, False
     return named, any(p.kind is kinds.VAR_KEYWORD for p in parameters)
 
 

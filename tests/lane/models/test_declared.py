@@ -52,6 +52,11 @@ def test_forward_may_take_any_name():
     assert found is ONES
 
 
+def test_or_any_number_of_arguments():
+    (found,) = run(lambda *given: given[0], [X, EDGES], [Y], x=ONES, edge_index=LINKS)
+    assert found is ONES
+
+
 @pytest.mark.parametrize("name", ["x_dict", "x"])
 def test_dotted_names_are_entries_of_a_dict(name):
     a = InputSlot("x.a", "FP32", ("N.a", 2))
