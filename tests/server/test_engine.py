@@ -132,7 +132,7 @@ def test_only_a_request_alone_on_an_idle_server_teaches_a_solo_time(
     monkeypatch.setattr(ModelEstimator, "observe_solo", lambda _, *seen: taught.append(seen))
     for record in records:
         engine.learn(record)
-    assert taught == [(12, 0, records[0].latency_ns)]
+    assert taught == [((12, 0), records[0].latency_ns)]
 
 
 def test_an_answer_and_its_record(engine, trouble, records):
