@@ -2,7 +2,7 @@
 
 It covers inference messages, staging (copying a request's tensors to where they are used, checked
 in the same pass), sampling and gathering from resident graphs, the allocator of ranges in a region
-of memory, and the meter of a process's memory.
+of memory, the sender of loads, and the meter of a process's memory.
 
 Buffers are any C-contiguous bytes-like objects, aligned or not. `dst` is writable, has exactly the
 size that `src` requires (else ValueError) and does not overlap it. Every long call releases the
