@@ -12,13 +12,19 @@ from pathlib import Path
 
 CLIENT = Path(__file__).resolve().parents[1] / "serve" / "client"
 #: What is written by hand -> what is made from it.
-FILES = {"aio.py": "sync.py", "aio_connection.py": "sync_connection.py"}
+FILES = {
+    "aio.py": "sync.py",
+    "aio_connection.py": "sync_connection.py",
+    "aio_inference.py": "sync_inference.py",
+}
 SUMMARY = "The client for threads, made from ``aio``: edit that, then `make client`"
+INFERENCE = "Sending of requests by a client for threads, made from ``aio_inference``"
 CONNECTION = "The connection of a client for threads, made from ``aio_connection``"
 #: Pattern in the asyncio client -> what the client for threads has there, in this order.
 RULES = [
     (r"The client for asyncio, from which.*?`make client`", SUMMARY),
     (r"The connection of an asyncio client.*?generated\.", f"{CONNECTION}."),
+    (r"Sending of requests by an asyncio client.*?generated\.", f"{INFERENCE}."),
     (r"serve\.client\.aio_", "serve.client.sync_"),
     (r"Calls one server from one event loop\.", "Calls one server; may be shared by threads."),
     (r"; to be made inside a running event loop", ""),
@@ -30,7 +36,7 @@ RULES = [
     (r"\bAwaitable, ", ""),
     (r"\n    Async(Iterable|Iterator),(?=.*\n    \1,)", ""),
     (r"__a(enter|exit)__", r"__\1__"),
-    (r"\bAsync(Client|Connection|Iterable|Iterator|Places|Question)\b", r"\1"),
+    (r"\bAsync(Client|Iterable|Iterator|Question|Requester|Transport|Turns)\b", r"\1"),
     (r"\b(?:async|await) ", ""),
     (r"asyncio\.sleep", "time.sleep"),
     (r"asynccontextmanager", "contextmanager"),

@@ -1,7 +1,5 @@
 """The client for threads, made from ``aio``: edit that, then `make client`."""
 
-import contextlib
-import threading
 import time
 from collections.abc import (
     Iterable,
@@ -17,10 +15,7 @@ import grpc
 from serve.client.answers import Answer
 from serve.client.channel import Credentials, Token, address_of
 from serve.client.errors import (
-    Cancelled,
     ClientError,
-    InvalidRequest,
-    NotFound,
     TimedOut,
     Unavailable,
     from_rpc,
@@ -35,19 +30,16 @@ from serve.client.facts import (
     report_of,
 )
 from serve.client.graphs import GraphChange, change_request
-from serve.client.places import Places
 from serve.client.requests import Request, RequestFields, fanouts_text
 from serve.client.retries import TimeLimit
-from serve.client.shared import SharedMemory
 from serve.client.streaming import Outcome, PendingRequests
-from serve.client.sync_connection import Connection
+from serve.client.sync_connection import Transport
+from serve.client.sync_inference import Requester
 from serve.pb import gnnserve_pb2
 from serve.pb import grpc_service_pb2 as pb
-from serve.wire.messages import MAX_MESSAGE_BYTES, Array, decode_response
+from serve.wire.messages import MAX_MESSAGE_BYTES, decode_response
 
 _POLL_S = 0.05
-#: Time limit for telling the server that the client closes.
-_FORGET_S = 1.0
 #: Time limit for the loading of a model, which may be calibrated first.
 _LOAD_S = 600.0
 
@@ -93,12 +85,9 @@ class Client:
             metadata=metadata,
             max_message_bytes=max_message_bytes,
         )
-        self._connection = Connection(address, timeout_s, max_in_flight)
+        self._connection = Transport(address, timeout_s, max_in_flight)
+        self._inference = Requester(self._connection, max_message_bytes, shared_memory_bytes)
         self._max_message_bytes = max_message_bytes
-        self._shared_memory_bytes = shared_memory_bytes
-        self._memory: SharedMemory | None = None
-        self._registering = threading.Lock()
-        self._interfaces: dict[tuple[str, str], Question] = {}
 
     def __enter__(self) -> "Client":
         return self
@@ -113,13 +102,7 @@ class Client:
 
     def close(self) -> None:
         """Close the connection; calls in flight raise Cancelled."""
-        memory, self._memory = self._memory, None
-        if memory is not None:
-            memory.close()
-            forget = pb.SystemSharedMemoryUnregisterRequest(name=memory.name)
-            method = self._connection.standard.SystemSharedMemoryUnregister
-            with contextlib.suppress(ClientError):
-                self._connection.call(method, forget, TimeLimit(_FORGET_S), repeated=False)
+        self._inference.close()
         self._connection.close()
 
     def infer(self, model: str, data: Any = None, **options: Unpack[RequestFields]) -> Answer:
@@ -142,16 +125,8 @@ class Client:
     def ask(self, request: Request) -> Answer:
         """Ask for one prediction by a ``Request`` made before."""
         with self._connection.place(request.timeout_s) as limit:
-            graph = request.read(self._needed(request, limit))
-            try:
-                if self._shared_memory_bytes:
-                    response = self._infer_shared(request, graph.tensors, limit)
-                else:
-                    response = self._infer(request, graph.tensors, limit)
-            except InvalidRequest:
-                # Perhaps another version of the model was loaded.
-                self._interfaces.pop((request.model, request.version), None)
-                raise
+            graph = request.read(self._inference.needed(request, limit))
+            response = self._inference.send(request, graph.tensors, limit)
         return Answer.of(decode_response(response), graph.graph_nodes)
 
     def infer_stream(
@@ -175,7 +150,7 @@ class Client:
                     entered = pending.enter(request)
                     try:
                         limit = TimeLimit(entered.timeout_s)
-                        graph = entered.read(self._needed(entered, limit))
+                        graph = entered.read(self._inference.needed(entered, limit))
                         pending.sent(entered, graph.graph_nodes)
                         yield entered.encode(graph.tensors, self._max_message_bytes)
                     except ClientError as error:
@@ -272,7 +247,8 @@ class Client:
 
     def interface(self, model: str, version: str = "") -> ModelInterface:
         """Return a model's inputs and outputs. Asks the server once for all that wait for it."""
-        return self._interface(model, version, TimeLimit(self._connection.timeout_s))
+        limit = TimeLimit(self._connection.timeout_s)
+        return self._inference.interface(model, version, limit)
 
     def load(self, model: str, *, timeout_s: float | None = _LOAD_S) -> None:
         """Load a model from the server's repository, or load it again with its new versions.
@@ -282,14 +258,14 @@ class Client:
         request = pb.RepositoryModelLoadRequest(model_name=model)
         method = self._connection.standard.RepositoryModelLoad
         self._connection.call(method, request, TimeLimit(timeout_s), changes=True)
-        self._forget(model)
+        self._inference.forget(model)
 
     def unload(self, model: str) -> None:
         """Stop serving a model; requests for it raise Unavailable."""
         request = pb.RepositoryModelUnloadRequest(model_name=model)
         method = self._connection.standard.RepositoryModelUnload
         self._connection.call(method, request, changes=True)
-        self._forget(model)
+        self._inference.forget(model)
 
     def ready(self, model: str = "", version: str = "") -> bool:
         """Return True when the server, or the model, accepts requests; False if unreachable."""
@@ -311,103 +287,3 @@ class Client:
             if time.monotonic() > give_up:
                 raise TimedOut.local(f"not ready after {timeout_s:g} s")
             time.sleep(_POLL_S)
-
-    def _infer(self, request: Request, tensors: Mapping[str, Array], limit: TimeLimit) -> bytes:
-        """Send `request` with `tensors` in the message; returns the response."""
-        message = request.encode(tensors, self._max_message_bytes)
-        connection = self._connection
-        response: bytes = connection.call(connection.infer, message, limit, repeated=request.retry)
-        return response
-
-    def _infer_shared(
-        self, request: Request, tensors: Mapping[str, Array], limit: TimeLimit
-    ) -> bytes:
-        """Send `request` with `tensors` in shared memory if that has room; returns the response."""
-        memory = self._registered(limit)
-        places = memory.place(tensors)
-        if places is None:
-            return self._infer(request, tensors, limit)
-        connection = self._connection
-        try:
-            message = request.encode(tensors, self._max_message_bytes, places)
-            response: bytes = connection.call(
-                connection.infer, message, limit, repeated=request.retry
-            )
-            return response
-        except NotFound:
-            if self._is_known(memory, limit):
-                raise
-        finally:
-            memory.release(places)
-        # The server was restarted and does not know the memory; the next request registers anew.
-        memory.close()
-        if self._memory is memory:
-            self._memory = None
-        return self._infer(request, tensors, limit)
-
-    def _registered(self, limit: TimeLimit) -> SharedMemory:
-        """Return the shared memory, which is created and registered on first use."""
-        with self._registering:
-            if self._memory is None:
-                memory = SharedMemory(self._shared_memory_bytes)
-                method = self._connection.standard.SystemSharedMemoryRegister
-                try:
-                    self._connection.call(method, memory.registration, limit, changes=True)
-                except BaseException:
-                    memory.close()
-                    raise
-                # The server has opened it; without a name nothing outlives the two processes.
-                memory.unlink()
-                self._memory = memory
-            return self._memory
-
-    def _is_known(self, memory: SharedMemory, limit: TimeLimit) -> bool:
-        wanted = pb.SystemSharedMemoryStatusRequest(name=memory.name)
-        method = self._connection.standard.SystemSharedMemoryStatus
-        try:
-            self._connection.call(method, wanted, limit)
-        except NotFound:
-            return False
-        return True
-
-    def _needed(self, request: Request, limit: TimeLimit) -> ModelInterface | None:
-        """Return what the model takes, None when the request does not depend on it."""
-        if not request.needs_interface:
-            return None
-        return self._interface(request.model, request.version, limit)
-
-    def _interface(self, model: str, version: str, limit: TimeLimit) -> ModelInterface:
-        """Return what the model takes; one caller asks the server, and the others wait for it."""
-        key = model, version
-        asked = self._interfaces.setdefault(key, Question())
-        with asked.turn.taken(limit.remaining_s):
-            if asked.failure is not None:
-                # That of the call that this one has waited for.
-                raise type(asked.failure)(asked.failure.code, asked.failure.message)
-            if asked.found is None:
-                method = self._connection.standard.ModelMetadata
-                request = pb.ModelMetadataRequest(name=model, version=version)
-                try:
-                    found = self._connection.call(method, request, limit)
-                except ClientError as error:
-                    # A limit that was this caller's own says nothing to the others.
-                    if not isinstance(error, TimedOut | Cancelled):
-                        asked.failure = error
-                        self._interfaces.pop(key, None)
-                    raise
-                asked.found = ModelInterface.of(found)
-            return asked.found
-
-    def _forget(self, model: str) -> None:
-        """Have the interface of `model` asked for again."""
-        for key in [key for key in self._interfaces if key[0] == model]:
-            self._interfaces.pop(key, None)
-
-
-class Question:
-    """The interface of one model, asked for by one caller at a time."""
-
-    def __init__(self) -> None:
-        self.turn = Places(1, "questions about the model")
-        self.found: ModelInterface | None = None
-        self.failure: ClientError | None = None

@@ -9,15 +9,15 @@ import grpc
 
 from serve.client.channel import Address
 from serve.client.errors import Cancelled, ClientError, from_rpc
-from serve.client.places import Places
 from serve.client.retries import Attempts, TimeLimit
+from serve.client.turns import Turns
 from serve.pb import gnnserve_pb2_grpc, grpc_service_pb2_grpc
 from serve.wire.messages import INFER_METHOD, STREAM_METHOD
 
 ResultT = TypeVar("ResultT")
 
 
-class Connection:
+class Transport:
     """Calls one server: with metadata, within time limits, repeated where that is safe."""
 
     def __init__(
@@ -32,7 +32,7 @@ class Connection:
         """
         self.timeout_s = timeout_s
         self._address = address
-        self._places = Places(max_in_flight, "requests in flight")
+        self._places = Turns(max_in_flight, "requests in flight")
         self._closed = False
         if address.credentials is None:
             self._channel = grpc.insecure_channel(address.target, address.options)

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 from serve.client.errors import TimedOut
 
 
-class AsyncPlaces:
+class AsyncTurns:
     """Places for tasks of one event loop, given out in the order in which they were asked for."""
 
     def __init__(self, most: int | None, what: str) -> None:
@@ -33,7 +33,7 @@ class AsyncPlaces:
             self._free.release()
 
 
-class Places:
+class Turns:
     """The same for threads."""
 
     def __init__(self, most: int | None, what: str) -> None:
