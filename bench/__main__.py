@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -68,8 +68,11 @@ def run_quick(chosen: list[Entry]) -> int:
     waiting = [entry for entry in chosen if entry.quick]
     running: list[tuple[Entry, float, BaseProcess]] = []
     failed = 0
-    with tempfile.TemporaryDirectory() as name:
+    # Nothing is left running, also where this process is told to end.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
+        stack.callback(lambda: _end(*(process for _, _, process in running)))
         while waiting or running:
             while waiting and len(running) < len(os.sched_getaffinity(0)):
                 entry = waiting.pop(0)
@@ -83,13 +86,15 @@ def run_quick(chosen: list[Entry]) -> int:
                 took_s = time.monotonic() - started
                 if ran.exitcode is not None or took_s > QUICK_LIMIT_S:
                     running.remove(one)
-                    failed += _told(entry, took_s, ran, folder)
+                    _end(ran)
+                    failed += _told(entry, took_s, ran.exitcode, folder)
     return failed
 
 
 def _quick(script: str, folder: Path) -> None:
     """Run a quick profile in this forked process, its output in the folder."""
     os.setpgrp()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     module, *question = script.split()
     with (folder / f"{script}.log").open("wb") as log:
         os.dup2(log.fileno(), 1)
@@ -98,12 +103,19 @@ def _quick(script: str, folder: Path) -> None:
     runpy.run_module(f"bench.{module}", run_name="__main__", alter_sys=True)
 
 
-def _told(entry: Entry, took_s: float, process: BaseProcess, folder: Path) -> bool:
-    """End what a quick run left, print how it went, and return True when it failed."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.ident or 0, signal.SIGKILL)
-    process.join()
-    why = "" if process.exitcode == 0 else f"exit code {process.exitcode}"
+def _end(*processes: BaseProcess) -> None:
+    """End quick runs with all they started."""
+    for process in processes:
+        with suppress(ProcessLookupError):
+            assert process.pid is not None
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+        process.join()
+
+
+def _told(entry: Entry, took_s: float, code: int | None, folder: Path) -> bool:
+    """Print how a quick run went, and return True when it failed."""
+    why = "" if code == 0 else f"exit code {code}"
     with suppress(OSError, ValueError):
         missing = ENVELOPE - json.loads((folder / f"{entry.script}.json").read_text()).keys()
         why = why or ", ".join(f"no {name} in the result" for name in sorted(missing))
