@@ -23,7 +23,7 @@ from loadgen.loop import Loop
 from loadgen.options import LoadOptions
 from loadgen.rows import write_rows
 from loadgen.show import progress_line, show_summary
-from loadgen.verdict import FIGURES, Condition, Step, find_limit
+from loadgen.verdict import FIGURES, Condition, TriedRate, find_limit
 from serve.errors import ConfigError, ServeError
 from serve.terminal import Console
 from serve.workload import MIX, PoolSpec
@@ -164,7 +164,7 @@ def _find_limit(
         raise ConfigError("--find-limit begins with --rate: give one, and no --rho and no --trace")
     options.check()
 
-    def tell(step: Step) -> None:
+    def tell(step: TriedRate) -> None:
         verdict = "passed" if step.passed else "failed"
         _errors.print(
             f"{step.rate_hz:.4g}/s {verdict}: late {step.late:.2%}, missed {step.missed:.2%}"

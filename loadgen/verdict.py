@@ -52,7 +52,7 @@ class Condition:
         return f"{self.figure}: {FIGURES[self.figure](summary):.2%}, more than {self.limit:.3g}"
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
+class TriedRate(msgspec.Struct, frozen=True, kw_only=True):
     """A rate that was tried."""
 
     rate_hz: float
@@ -65,14 +65,14 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
     """The highest rate that passed, 0 when none did, and all rates that were tried."""
 
     rate_hz: float
-    steps: list[Step]
+    steps: list[TriedRate]
 
 
 def find_limit(
     run: Callable[[float], LoadSummary],
     first_hz: float,
     conditions: Sequence[Condition],
-    on_step: Callable[[Step], None] = lambda _: None,
+    on_step: Callable[[TriedRate], None] = lambda _: None,
 ) -> Limit:
     """Return the highest rate at which no condition holds, to 5 %.
 
@@ -86,14 +86,14 @@ def find_limit(
         on_step: Called after each rate.
     """
     low_hz, high_hz, rate_hz = 0.0, math.inf, first_hz
-    steps: list[Step] = []
+    steps: list[TriedRate] = []
     while first_hz / _SPAN <= rate_hz <= first_hz * _SPAN and high_hz > low_hz * _CLOSE:
         summary = run(rate_hz)
         if summary.requests < summary.scheduled:
             break
         passed = summary.answered > 0 and not any(one.holds(summary) for one in conditions)
         steps.append(
-            Step(rate_hz=rate_hz, passed=passed, late=summary.violation_rate,
+            TriedRate(rate_hz=rate_hz, passed=passed, late=summary.violation_rate,
                  missed=summary.missed_rate)
         )  # fmt: skip
         on_step(steps[-1])

@@ -51,7 +51,6 @@ from serve.core.types import (
     LaneId,
     Nanos,
     Outcome,
-    TaskId,
     Withdrawn,
 )
 from serve.errors import InvariantViolation
@@ -182,7 +181,7 @@ class EventHandlers:
         self._tasks.step(record, PrepareFailed, Failed(event.reason, event.message))
 
     def _on_finished(self, event: TaskFinished) -> None:
-        run = self._run_of(event.task_id, event.lane_id, TaskFinished)
+        run = self._parts.run_of(event.task_id, event.lane_id, TaskFinished)
         if self._quarantine.models:
             self._quarantine.lane_kept(run.model)
         board, tasks, totals, usage = self._board, self._tasks, self._totals, event.usage
@@ -199,7 +198,7 @@ class EventHandlers:
             tasks.step(record, TaskFinished, outcome)
 
     def _on_failed(self, event: TaskFailed) -> None:
-        run = self._run_of(event.task_id, event.lane_id, TaskFailed)
+        run = self._parts.run_of(event.task_id, event.lane_id, TaskFailed)
         self._quarantine.lane_kept(run.model)
         self._board.vacate(run, self._tasks.now_ns)
         if self._split(run, TaskFailed):
@@ -210,7 +209,7 @@ class EventHandlers:
         self._tasks.step(run.members[0], TaskFailed, outcome)
 
     def _on_overran(self, event: TaskOverran) -> None:
-        run = self._run_of(event.task_id, event.lane_id, TaskOverran)
+        run = self._parts.run_of(event.task_id, event.lane_id, TaskOverran)
         self._quarantine.lane_kept(run.model)
         self._board.vacate(run, self._tasks.now_ns)
         if self._split(run, TaskOverran):
@@ -349,18 +348,6 @@ class EventHandlers:
             return
         run.stopping = True
         self._tasks.out.append(StopTask(run.task_id, run.lane_id))
-
-    def _run_of(self, task_id: TaskId, lane_id: LaneId, cause: Cause) -> Run:
-        """Return the run that the task names; raise InvariantViolation if it is not on the lane."""
-        run = self._board.busy.get(lane_id)
-        if run is not None and run.task_id == task_id:
-            return run
-        run = self._tasks.get(task_id, cause).run
-        where = "on no lane" if run is None else f"on lane {run.lane_id}"
-        if run is not None and run.task_id != task_id:
-            where += f" with task {run.task_id}"
-        what = f"{cause.__name__} from lane {lane_id} while {where}"
-        raise self._tasks.violation(task_id, what)
 
     def _require_lane(self, lane_id: LaneId) -> None:
         if lane_id not in self._lane_ids:

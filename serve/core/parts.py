@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from serve.core.disciplines import Discipline, get_discipline
+from serve.core.lifecycle import Cause
 from serve.core.params import SchedulerParams
 from serve.core.planner import Planner
 from serve.core.policies import Policy, get_policy
@@ -12,8 +13,10 @@ from serve.core.rules.window import Window, make_window
 from serve.core.state.backlog import Backlog
 from serve.core.state.device_state import Board
 from serve.core.state.plan import Plan
+from serve.core.state.record import Run
 from serve.core.state.shared_counts import Totals
 from serve.core.state.tasks import Tasks
+from serve.core.types import LaneId, TaskId
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,18 @@ class SchedulerParts:
     planner: Planner
     recycling: Recycling
     watch: Watch
+
+    def run_of(self, task_id: TaskId, lane_id: LaneId, cause: Cause) -> Run:
+        """Return the run that the task names; raise InvariantViolation if it is not on the lane."""
+        run = self.board.busy.get(lane_id)
+        if run is not None and run.task_id == task_id:
+            return run
+        run = self.tasks.get(task_id, cause).run
+        where = "on no lane" if run is None else f"on lane {run.lane_id}"
+        if run is not None and run.task_id != task_id:
+            where += f" with task {run.task_id}"
+        what = f"{cause.__name__} from lane {lane_id} while {where}"
+        raise self.tasks.violation(task_id, what)
 
 
 def make_parts(params: SchedulerParams, totals: Totals) -> SchedulerParts:

@@ -18,7 +18,7 @@ from serve.rest.bodies import BodyReader, compressed
 from serve.rest.connections import PIECE_BYTES
 from serve.rest.counts import Counts
 from serve.rest.errors import RestError, from_ours
-from serve.rest.replies import BINARY, Handler, Path, Reply
+from serve.rest.replies import BINARY, Handler, HttpReply, Path
 from serve.wire.messages import WireError
 
 _log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class Endpoint:
         except RestError as error:
             await self._send(error_reply(error), None, send)
 
-    async def _send(self, reply: Reply, coding: str | None, send: Send) -> None:
+    async def _send(self, reply: HttpReply, coding: str | None, send: Send) -> None:
         self._counts.answered(reply.status)
         headers = {
             "Content-Type": reply.content_type,
@@ -84,10 +84,10 @@ class Endpoint:
             )
 
 
-def error_reply(error: RestError) -> Reply:
+def error_reply(error: RestError) -> HttpReply:
     """Return the reply of a failed request."""
     content = msgspec.json.encode({"error": str(error)})
-    return Reply(content, status=error.status, headers=error.headers)
+    return HttpReply(content, status=error.status, headers=error.headers)
 
 
 def make_app(paths: Sequence[Path], bodies: BodyReader, tally: Counts) -> Starlette:
@@ -105,7 +105,7 @@ def make_app(paths: Sequence[Path], bodies: BodyReader, tally: Counts) -> Starle
             text = "internal error; the server's log has the details"
             reply = error_reply(RestError(HTTPStatus.INTERNAL_SERVER_ERROR, text))
 
-        async def answer(_: Request) -> Reply:
+        async def answer(_: Request) -> HttpReply:
             return reply
 
         return endpoint(answer)

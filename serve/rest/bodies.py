@@ -9,7 +9,7 @@ from http import HTTPStatus
 from starlette.requests import ClientDisconnect, Request
 
 from serve.rest import counts
-from serve.rest.budget import ByteBudget, NoRoom
+from serve.rest.budget import BudgetExhausted, ByteBudget
 from serve.rest.counts import Counts
 from serve.rest.errors import ClientGone, RestError, invalid, retry_headers
 from serve.rest.threads import in_thread
@@ -65,7 +65,7 @@ class BodyReader:
         try:
             async with self.budget.holding(size_bytes, self._limit_s):
                 yield
-        except NoRoom:
+        except BudgetExhausted:
             self._counts.refused(counts.HELD_BYTES)
             raise RestError(
                 HTTPStatus.SERVICE_UNAVAILABLE,

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 
-class NoRoom(Exception):
+class BudgetExhausted(Exception):
     """The bytes were not free in time."""
 
 
@@ -27,7 +27,7 @@ class ByteBudget:
     async def holding(self, size_bytes: int, limit_s: float) -> AsyncIterator[None]:
         """Hold `size_bytes` inside the block; waits for them at most `limit_s`.
 
-        Raises NoRoom. Anything larger than the total counts as the total.
+        Raises BudgetExhausted. Anything larger than the total counts as the total.
         """
         size_bytes = min(size_bytes, self.total_bytes)
         await self._take(size_bytes, limit_s)
@@ -53,7 +53,7 @@ class ByteBudget:
                 self._waiting.remove(entry)
             self._serve_waiting()
             if isinstance(error, TimeoutError):
-                raise NoRoom from error
+                raise BudgetExhausted from error
             raise
 
     def _give(self, size_bytes: int) -> None:

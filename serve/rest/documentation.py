@@ -14,7 +14,7 @@ from serve.pb import grpc_service_pb2 as pb
 from serve.rest.backend import PROBE_S, Backend
 from serve.rest.errors import RestError
 from serve.rest.openapi import describe, example_request
-from serve.rest.replies import Path, Reply, as_json
+from serve.rest.replies import HttpReply, Path, as_json
 
 _ASSETS = FilePath(__file__).parent / "assets"
 _TYPES = {
@@ -47,18 +47,18 @@ class Documentation:
             Path("GET", "/openapi.json", self.openapi),
         ]
 
-    async def page(self, request: Request) -> Reply:
+    async def page(self, request: Request) -> HttpReply:
         """Return the page."""
-        return Reply(self._assets["docs.html"], _TYPES["docs.html"], headers=_POLICY)
+        return HttpReply(self._assets["docs.html"], _TYPES["docs.html"], headers=_POLICY)
 
-    async def asset(self, request: Request) -> Reply:
+    async def asset(self, request: Request) -> HttpReply:
         """Return a part of the page."""
         name = request.path_params["asset"]
         if name not in self._assets:
             raise RestError(HTTPStatus.NOT_FOUND, f"nothing at {request.url.path}; see /docs")
-        return Reply(self._assets[name], _TYPES[name], headers=_POLICY)
+        return HttpReply(self._assets[name], _TYPES[name], headers=_POLICY)
 
-    async def openapi(self, request: Request) -> Reply:
+    async def openapi(self, request: Request) -> HttpReply:
         """Return the description, with an example for each model that is ready."""
         return as_json(describe(self._described, await self._examples()))
 

@@ -11,7 +11,7 @@ from serve.rest.deadline import HEADER as TIMEOUT_HEADER
 from serve.rest.deadline import parse_timeout
 from serve.rest.inference import HEADER_LENGTH, JsonRequest, read_request, write_answer
 from serve.rest.predictions import is_plain, read_prediction, write_prediction
-from serve.rest.replies import BINARY, REQUEST_ID, Path, Reply, model_of, unless_gone
+from serve.rest.replies import BINARY, REQUEST_ID, HttpReply, Path, model_of, unless_gone
 from serve.rest.threads import in_thread
 
 
@@ -33,12 +33,12 @@ class InferPaths:
             rows += [Path(method, path, self.predict, JsonRequest) for method in ("POST", "PUT")]
         return rows
 
-    async def infer(self, request: Request) -> Reply:
+    async def infer(self, request: Request) -> HttpReply:
         """Answer an inference request."""
         async with self._bodies.received(request) as body:
             return await self._infer(request, body)
 
-    async def predict(self, request: Request) -> Reply:
+    async def predict(self, request: Request) -> HttpReply:
         """Answer an inference request, or one that maps the names of inputs to nested lists."""
         async with self._bodies.received(request) as body:
             if not await in_thread(len(body), is_plain, body):
@@ -58,9 +58,9 @@ class InferPaths:
                 self._most_bytes,
             )
             response = await self._ask(request, message)
-        return Reply(await in_thread(len(response), write_prediction, response))
+        return HttpReply(await in_thread(len(response), write_prediction, response))
 
-    async def _infer(self, request: Request, body: memoryview) -> Reply:
+    async def _infer(self, request: Request, body: memoryview) -> HttpReply:
         asked = await in_thread(
             len(body),
             read_request,
@@ -73,9 +73,9 @@ class InferPaths:
         response = await self._ask(request, asked.message)
         answer = await in_thread(len(response), write_answer, response, asked.form)
         if answer.header_length is None:
-            return Reply(answer.content)
+            return HttpReply(answer.content)
         headers = {HEADER_LENGTH: str(answer.header_length)}
-        return Reply(answer.content, BINARY, HTTPStatus.OK, headers)
+        return HttpReply(answer.content, BINARY, HTTPStatus.OK, headers)
 
     async def _ask(self, request: Request, message: bytes) -> bytes:
         limit_s = parse_timeout(request.headers.get(TIMEOUT_HEADER))

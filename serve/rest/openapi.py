@@ -45,7 +45,7 @@ class AnswerOutput(msgspec.Struct):
     data: list[float | int | bool | str] = []
 
 
-class Answer(msgspec.Struct):
+class InferenceAnswer(msgspec.Struct):
     """Answer to an inference request; its parameters tell what happened to the request."""
 
     model_name: str
@@ -55,7 +55,7 @@ class Answer(msgspec.Struct):
     outputs: list[AnswerOutput]
 
 
-class Failure(msgspec.Struct):
+class ErrorBody(msgspec.Struct):
     """Body of every error."""
 
     error: str
@@ -69,7 +69,7 @@ def describe(paths: Sequence[Path], examples: Mapping[str, Any]) -> dict[str, An
         examples: A body of an inference request by model.
     """
     bodies = {each.body for each in paths if each.body is not None}
-    kinds = sorted(bodies | {Answer, Failure}, key=lambda kind: kind.__name__)
+    kinds = sorted(bodies | {InferenceAnswer, ErrorBody}, key=lambda kind: kind.__name__)
     _, schemas = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     # The class has what is left when the lists were cut out.
     schemas[JsonTensor.__name__]["properties"]["data"] = {
@@ -137,7 +137,7 @@ def _operation(each: Path, examples: Mapping[str, Any]) -> dict[str, Any]:
             **{
                 status: {
                     "description": text,
-                    "content": {JSON: {"schema": {"$ref": "#/components/schemas/Failure"}}},
+                    "content": {JSON: {"schema": {"$ref": "#/components/schemas/ErrorBody"}}},
                 }
                 for status, text in _ERRORS.items()
             },
@@ -152,7 +152,7 @@ def _operation(each: Path, examples: Mapping[str, Any]) -> dict[str, Any]:
             )
         ]
         operation["responses"]["200"]["content"][JSON]["schema"] = (
-            {"$ref": "#/components/schemas/Answer"} if each.path.startswith("/v2") else {}
+            {"$ref": "#/components/schemas/InferenceAnswer"} if each.path.startswith("/v2") else {}
         )
     if each.body is not None:
         content: dict[str, Any] = {"schema": {"$ref": f"#/components/schemas/{each.body.__name__}"}}

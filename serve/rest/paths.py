@@ -13,7 +13,7 @@ from serve.rest.counts import Counts
 from serve.rest.errors import RestError, invalid
 from serve.rest.inference import Parameters, parse_json
 from serve.rest.plain import plain
-from serve.rest.replies import Handler, Path, Reply, as_json, model_of, unless_gone
+from serve.rest.replies import Handler, HttpReply, Path, as_json, model_of, unless_gone
 
 #: Largest body of a request other than inference.
 _SMALL_BODY_BYTES = 64 * 1024
@@ -95,35 +95,35 @@ class Paths:
 
     # -- health and metadata ------------------------------------------------------------------
 
-    async def live(self, request: Request) -> Reply:
+    async def live(self, request: Request) -> HttpReply:
         """Tell whether the main process works."""
         return await self._health("live")
 
-    async def ready(self, request: Request) -> Reply:
+    async def ready(self, request: Request) -> HttpReply:
         """Tell whether the server takes requests."""
         return await self._health("ready")
 
-    async def server_metadata(self, request: Request) -> Reply:
+    async def server_metadata(self, request: Request) -> HttpReply:
         """Return name, version and extensions of the server."""
         return await self._plain("ServerMetadata", pb.ServerMetadataRequest())
 
-    async def model_names(self, request: Request) -> Reply:
+    async def model_names(self, request: Request) -> HttpReply:
         """List the names of the models that are ready."""
         wanted = pb.RepositoryIndexRequest(ready=True)
         index = await self._call("RepositoryIndex", wanted)
         return as_json({"models": sorted({model.name for model in index.models})})
 
-    async def model_metadata(self, request: Request) -> Reply:
+    async def model_metadata(self, request: Request) -> HttpReply:
         """Return versions, inputs and outputs of a model."""
         name, version = model_of(request)
         wanted = pb.ModelMetadataRequest(name=name, version=version)
         return await self._plain("ModelMetadata", wanted)
 
-    async def model_config(self, request: Request) -> Reply:
+    async def model_config(self, request: Request) -> HttpReply:
         """Return a model's configuration in Triton's form."""
         return as_json(plain(await self._backend.model_config(*model_of(request))))
 
-    async def model_ready(self, request: Request) -> Reply:
+    async def model_ready(self, request: Request) -> HttpReply:
         """Answer 200 while a model takes requests, 503 while it does not, 404 for an unknown."""
         name, version = model_of(request)
         wanted = pb.ModelReadyRequest(name=name, version=version)
@@ -134,7 +134,7 @@ class Paths:
         status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
         return as_json({"name": name, "ready": ready}, status)
 
-    async def statistics(self, request: Request) -> Reply:
+    async def statistics(self, request: Request) -> HttpReply:
         """Return counts and durations of one model, or of all."""
         name, version = model_of(request)
         wanted = pb.ModelStatisticsRequest(name=name, version=version)
@@ -142,23 +142,23 @@ class Paths:
 
     # -- repository ---------------------------------------------------------------------------
 
-    async def repository_index(self, request: Request) -> Reply:
+    async def repository_index(self, request: Request) -> HttpReply:
         """List the versions of all models with their state."""
         body = await self._small_body(request, IndexBody)
         index = await self._call("RepositoryIndex", pb.RepositoryIndexRequest(ready=body.ready))
         return as_json([plain(model) for model in index.models])
 
-    async def load(self, request: Request) -> Reply:
+    async def load(self, request: Request) -> HttpReply:
         """Load or reload a model; answers when it is ready."""
         return await self._control(request, "RepositoryModelLoad", pb.RepositoryModelLoadRequest)
 
-    async def unload(self, request: Request) -> Reply:
+    async def unload(self, request: Request) -> HttpReply:
         """Stop serving a model."""
         return await self._control(
             request, "RepositoryModelUnload", pb.RepositoryModelUnloadRequest
         )
 
-    async def _control(self, request: Request, method: str, message: Any) -> Reply:
+    async def _control(self, request: Request, method: str, message: Any) -> HttpReply:
         body = await self._small_body(request, ModelControlBody)
         wanted = message(model_name=model_of(request)[0])
         for name, value in body.parameters.items():
@@ -173,18 +173,18 @@ class Paths:
                 raise invalid(f"parameter '{name}': it is neither a text, a truth nor an integer")
         call = self._backend.call(getattr(self._backend.standard, method), wanted)
         await unless_gone(request, call)
-        return Reply(b"")
+        return HttpReply(b"")
 
     # -- shared memory ------------------------------------------------------------------------
 
-    async def regions(self, request: Request) -> Reply:
+    async def regions(self, request: Request) -> HttpReply:
         """Describe one region of shared memory, or all."""
         name = request.path_params.get("region", "")
         wanted = pb.SystemSharedMemoryStatusRequest(name=name)
         found = await self._call("SystemSharedMemoryStatus", wanted)
         return as_json([plain(region) for region in found.regions.values()])
 
-    async def register(self, request: Request) -> Reply:
+    async def register(self, request: Request) -> HttpReply:
         """Register a shared memory object of this host."""
         body = await self._small_body(request, RegionBody)
         if not 0 <= body.offset < 2**63 or not 0 <= body.byte_size < 2**63:
@@ -196,32 +196,32 @@ class Paths:
             byte_size=body.byte_size,
         )
         await self._call("SystemSharedMemoryRegister", wanted)
-        return Reply(b"")
+        return HttpReply(b"")
 
-    async def unregister(self, request: Request) -> Reply:
+    async def unregister(self, request: Request) -> HttpReply:
         """Unregister a region, or all."""
         name = request.path_params.get("region", "")
         wanted = pb.SystemSharedMemoryUnregisterRequest(name=name)
         await self._call("SystemSharedMemoryUnregister", wanted)
-        return Reply(b"")
+        return HttpReply(b"")
 
     # -- the main process ---------------------------------------------------------------------
 
-    async def metrics(self, request: Request) -> Reply:
+    async def metrics(self, request: Request) -> HttpReply:
         """Return the metrics of the main process, and the gateway's own."""
         found = await self._backend.fetch("/metrics", PROBE_S)
-        return Reply(found.body + self._counts.text(), found.content_type, found.status)
+        return HttpReply(found.body + self._counts.text(), found.content_type, found.status)
 
-    async def report(self, request: Request) -> Reply:
+    async def report(self, request: Request) -> HttpReply:
         """Return the report as the main process makes it."""
         path, query = request.url.path, request.url.query
         target = f"{path}?{query}" if query else path
         found = await unless_gone(request, self._backend.fetch(target, REPORT_S))
         if found.status != HTTPStatus.OK:
             raise RestError(found.status, found.body.decode(errors="replace").strip())
-        return Reply(found.body, found.content_type, found.status)
+        return HttpReply(found.body, found.content_type, found.status)
 
-    async def _health(self, what: str) -> Reply:
+    async def _health(self, what: str) -> HttpReply:
         found = await self._backend.fetch(f"/v2/health/{what}", PROBE_S)
         return as_json({what: found.status == HTTPStatus.OK}, found.status)
 
@@ -229,7 +229,7 @@ class Paths:
         """Return a handler that answers as gRPC does for its method `name`."""
         message = getattr(pb, f"{name}Request")
 
-        async def ask(request: Request) -> Reply:
+        async def ask(request: Request) -> HttpReply:
             """Answer that this is not offered."""
             return await self._plain(name, message())
 
@@ -240,7 +240,7 @@ class Paths:
     async def _call(self, method: str, message: Any) -> Any:
         return await self._backend.call(getattr(self._backend.standard, method), message, PROBE_S)
 
-    async def _plain(self, method: str, message: Any) -> Reply:
+    async def _plain(self, method: str, message: Any) -> HttpReply:
         return as_json(plain(await self._call(method, message)))
 
     async def _small_body(self, request: Request, kind: type[_Result]) -> _Result:

@@ -21,7 +21,7 @@ _MOST_NAME = 256
 _Result = TypeVar("_Result")
 
 
-class Reply(NamedTuple):
+class HttpReply(NamedTuple):
     """Answer to a request."""
 
     content: bytes
@@ -31,7 +31,7 @@ class Reply(NamedTuple):
 
 
 #: Answers a request, or raises RestError.
-Handler = Callable[[Request], Awaitable[Reply]]
+Handler = Callable[[Request], Awaitable[HttpReply]]
 
 
 class Path(NamedTuple):
@@ -44,9 +44,9 @@ class Path(NamedTuple):
     body: type | None = None
 
 
-def as_json(value: Any, status: int = HTTPStatus.OK) -> Reply:
+def as_json(value: Any, status: int = HTTPStatus.OK) -> HttpReply:
     """Return a reply with `value` as JSON."""
-    return Reply(msgspec.json.encode(value), status=status)
+    return HttpReply(msgspec.json.encode(value), status=status)
 
 
 def model_of(request: Request) -> tuple[str, str]:

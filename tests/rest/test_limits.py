@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from bench.kit.waiting import PATIENCE_S, wait_for
-from serve.rest.budget import ByteBudget, NoRoom
+from serve.rest.budget import BudgetExhausted, ByteBudget
 from serve.rest.process import missing_packages
 from tests.rest.conftest import MOST_BYTES, Gateway
 from tests.rest.test_paths import INFER, request
@@ -200,7 +200,7 @@ def test_the_budget_serves_in_order_and_loses_nothing():
                        (("large", 10), ("small", 1), ("beyond", 99))]  # fmt: skip
             await asyncio.sleep(0)
             assert order == []  # a small one does not overtake a large one for ever
-            with pytest.raises(NoRoom):
+            with pytest.raises(BudgetExhausted):
                 await hold("late", 1, 0.01)
             given_up = asyncio.ensure_future(hold("cancelled", 1))
             await asyncio.sleep(0)
