@@ -67,9 +67,9 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
         Entry("Do JSON bodies of 50 MB delay gRPC requests?",
               "host.json_beside", "/docs/http.md", ()),
         Entry("What does a run wait for between server and lane?",
-              "host.handover", "live.md", ()),
+              "host.handover", "live.md"),
         Entry("What does a request cost the server behind each front of its port?",
-              "host.fronts", "/docs/adr/0005-native-front.md", ()),
+              "host.fronts", "/docs/adr/0005-native-front.md"),
     ),
     "Models: forward passes and estimates": (
         Entry("How fast are the executors beside stock PyG?",
