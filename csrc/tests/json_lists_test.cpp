@@ -87,6 +87,14 @@ void test_nesting_follows_the_shape() {
     CHECK(refuses<float>(std::string(100'000, '['), NumberKind::kF32, {1}));
 }
 
+// A list of one number. Not by operator+, of which GCC 12 warns wrongly (-Wrestrict).
+std::string in_list(const std::string& number) {
+    std::string list(1, '[');
+    list.append(number);
+    list.push_back(']');
+    return list;
+}
+
 void test_numbers_follow_the_grammar() {
     for (const char* number :
          {"01", "+1", ".5", "5.", "1e", "1e+", "-", "--1", "0x1", "1_0", "inf", "nan", "1.e1"}) {
@@ -95,7 +103,7 @@ void test_numbers_follow_the_grammar() {
         CHECK(refuses<std::int64_t>(text, NumberKind::kI64, {1}));
     }
     const auto one = [](const std::string& number) {
-        return read<double>("[" + number + "]", NumberKind::kF64, {1}).front();
+        return read<double>(in_list(number), NumberKind::kF64, {1}).front();
     };
     CHECK(one("-0.5e+2") == -50);
     CHECK(one("1E2") == 100);
@@ -104,7 +112,7 @@ void test_numbers_follow_the_grammar() {
     CHECK(one("5e-324") == std::numeric_limits<double>::denorm_min());
     CHECK(one(std::string(10'000, '9') + "e-9999") > 9);
     CHECK(refuses<double>("[1e400]", NumberKind::kF64, {1}));
-    CHECK(refuses<double>("[" + std::string(1000, '9') + "]", NumberKind::kF64, {1}));
+    CHECK(refuses<double>(in_list(std::string(1000, '9')), NumberKind::kF64, {1}));
     CHECK(refuses<float>("[1e39]", NumberKind::kF32, {1}));
     CHECK(read<float>("[1e-45]", NumberKind::kF32, {1}).front() ==
           std::numeric_limits<float>::denorm_min());

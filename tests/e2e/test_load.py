@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from bench.kit.servers import ROOT, ServerProcess
+from bench.kit.waiting import PATIENCE_S
 from serve.native import front_lacks
 
 MODELS = """
@@ -57,7 +58,6 @@ def repository(tmp_path):
     return tmp_path / "models"
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("front", ["python", "native"])
 def test_models_of_any_inputs_are_loaded(front, tmp_path, repository):
     lacks = front_lacks()
@@ -73,7 +73,7 @@ def test_models_of_any_inputs_are_loaded(front, tmp_path, repository):
                 "--requests", "30", "--scale", "0.01", "--max-nodes", "200", "--json", *sender,
             ]  # fmt: skip
             done = subprocess.run(
-                command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+                command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
             )
             assert done.returncode == 0, done.stderr
             seen.append(json.loads(done.stdout))

@@ -320,3 +320,10 @@ def test_tracing_names_the_layer_and_leaves_no_hook_behind():
     for module in (*loaded.module.modules(), *broken.module.modules()):
         assert not module._forward_hooks
         assert not module._forward_pre_hooks
+
+
+def test_no_edges_are_drawn_for_a_model_without_them():
+    """Their number has no bound there: so many would neither fit in memory nor end."""
+    _, signature = load("gcn")
+    found = probe_graph(10, 10**12, Shape.MIXED, ("x", "batch"), signature)
+    assert {name: len(tensor) for name, tensor in found.items()} == {"x": 10, "batch": 10}
