@@ -33,7 +33,9 @@ _ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 def missing_packages() -> tuple[str, ...]:
     """Return the packages that the gateway needs and this environment lacks."""
-    return tuple(name for name in ("uvicorn", "starlette") if find_spec(name) is None)
+    return tuple(
+        name for name in ("uvicorn", "starlette", "anyio", "h11") if find_spec(name) is None
+    )
 
 
 class GatewayProcess:
