@@ -49,7 +49,7 @@ class ByteBudget:
         except BaseException as error:
             if had.done() and not had.cancelled():
                 self._free_bytes += size_bytes
-            else:
+            elif entry in self._waiting:  # else others were served since it was cancelled
                 self._waiting.remove(entry)
             self._serve_waiting()
             if isinstance(error, TimeoutError):

@@ -210,3 +210,22 @@ def test_the_budget_serves_in_order_and_loses_nothing():
         assert budget.held_bytes == 0
 
     asyncio.run(play())
+
+
+def test_one_that_gives_up_while_bytes_come_free_only_gives_up():
+    async def play():
+        budget = ByteBudget(10)
+
+        async def hold():
+            async with budget.holding(5, PATIENCE_S):
+                raise AssertionError("it had given up")
+
+        async with budget.holding(8, PATIENCE_S):
+            given_up = asyncio.ensure_future(hold())
+            await asyncio.sleep(0)
+            given_up.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await given_up
+        assert budget.held_bytes == 0
+
+    asyncio.run(play())
