@@ -54,9 +54,11 @@ class Script:
     ) -> dict[str, Any]:
         """Measure as the command line asks, print the tables and store what `measure` returns."""
         options = self.parse(about)
-        if options.quick:
-            ServerProcess.quick = True
-        content = measure(options)
+        before, ServerProcess.quick = ServerProcess.quick, options.quick
+        try:
+            content = measure(options)
+        finally:
+            ServerProcess.quick = before
         console = Console(width=140)
         for table in self.tables:
             table.show(content, console)

@@ -31,7 +31,7 @@ TRIED = {
     "docs/scheduling.md": {"python simulator"},
     "docs/serve-your-own-model.md": {
         "python file=models/mine/model.py", "python file=train.py",
-        "toml file=models/mine/config.toml", "toml file=gnnserve.toml",
+        "toml file=models/mine/config.toml", "toml file=gnnserve.toml", "toml declared",
         "sh alone", "sh server", "python server", "python load",
     },
 }  # fmt: skip

@@ -13,6 +13,8 @@ from serve.client import Client
 from serve.config import load_config
 from serve.lane.measure.probe_signature import probe_signature
 from serve.lane.models.loader import load_model
+from serve.models.declaration import interface_of
+from serve.models.model_config import read_settings
 from serve.models.repository import find
 from tests.docs.pages import blocks
 from tests.e2e.support import run_python
@@ -85,3 +87,16 @@ def test_blocks_run_in_order(tmp_path, environment):
         ask("load")
         with Client(server.target) as client:
             assert client.ready("mine", "2")
+
+
+def test_the_declaration_shown_is_of_the_model_described(tmp_path):
+    """A relational model, with an attention vector as second output."""
+    (block,) = blocks(PAGE, "toml", "declared")
+    folder = tmp_path / "relational"
+    folder.mkdir()
+    (folder / "config.toml").write_text(f'[model]\nfactory = "torch.nn:Linear"\n{block.text}')
+    model = read_settings(folder).model
+    interface = interface_of(model.input, model.output, PAGE)
+    assert list(interface.by_name) == ["x", "edge_index", "edge_type"]
+    assert [slot.name for slot in interface.outputs] == ["scores", "attention"]
+    assert interface.counts == ("N", "E")

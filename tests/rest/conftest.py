@@ -84,7 +84,7 @@ class Gateway:
         return self.ask("POST", path, body, **headers)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shared_gateway():
     if missing := missing_packages():
         pytest.skip(f"not installed: {', '.join(missing)}")

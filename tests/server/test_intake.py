@@ -28,7 +28,7 @@ class World:
         signature = SimpleNamespace(narrow_edges=False, accepts_empty=False, accepts_edgeless=False)
         entry = SimpleNamespace(
             key=f"m:{len(self.entries)}",
-            spec=SimpleNamespace(inputs=("x", "edge_index")),
+            spec=SimpleNamespace(inputs=("x", "edge_index"), interface=None),
             signature=signature,
             estimator=Estimator(counts_loops=False),
             retired=False,
