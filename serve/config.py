@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -279,6 +279,13 @@ def read_config(path: Path, settings: Sequence[Setting] = ()) -> tuple[Config, l
     `settings` replace values of the file. A key with a mistake has its default value. Raises
     ConfigError when the file cannot be read or is not TOML.
     """
+    return _read(path, settings)[:2]
+
+
+def _read(
+    path: Path, settings: Sequence[Setting]
+) -> tuple[Config, list[str], dict[str, Any], dict[str, str]]:
+    """Return what `read_config` does, the table, and the keys that settings decided."""
     table, origins, wrong = apply_settings(read_toml(path), settings, Config)
     found, problems = decode_sound(table, Config, str(path), hidden=frozenset({"base"}))
     config = msgspec.structs.replace(found or Config(), base=path.parent.resolve())
@@ -287,7 +294,7 @@ def read_config(path: Path, settings: Sequence[Setting] = ()) -> tuple[Config, l
         f"{next((origin for key, origin in origins.items() if key in rule), path)}: {rule}"
         for rule in _broken_rules(config)
     )
-    return config, [*wrong, *problems, *rules]
+    return config, [*wrong, *problems, *rules], table, origins
 
 
 def effective_values(path: Path, settings: Sequence[Setting] = ()) -> list[EffectiveValue]:
@@ -295,8 +302,9 @@ def effective_values(path: Path, settings: Sequence[Setting] = ()) -> list[Effec
 
     Raises ConfigError with every mistake.
     """
-    config = load_config(path, settings)
-    table, origins, _ = apply_settings(read_toml(path), settings, Config)
+    config, problems, table, origins = _read(path, settings)
+    if problems:
+        raise ConfigError("\n".join(problems))
     found = []
     for key, _ in keys_of(Config):
         section, name = key.split(".")
