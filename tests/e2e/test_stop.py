@@ -10,8 +10,6 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from urllib.error import HTTPError
-from urllib.request import urlopen
 
 import grpc
 import pytest
@@ -22,6 +20,7 @@ from tests.e2e.support import GOOD, REPOSITORY, Troubled, infer, random_graph, r
 from tests.processes import (
     PATIENCE_S,
     descendants,
+    http_get,
     is_running,
     metric,
     rows,
@@ -117,19 +116,11 @@ def test_a_stop_may_serve_on_while_load_balancers_look_away(tmp_path):
     with ServerProcess(tmp_path, sections=sections) as server, raw_channel(server) as call:
         to_main_process(server)
         wait_for(lambda: f"serving for {2 * PATIENCE_S:g} s" in server.log.read_text(), "the delay")
-        assert ready_status(server) == 503
+        assert http_get(server, "/v2/health/ready")[0] == 503
         assert infer(call, "gcn", GOOD).outputs["output"].shape == (30, 5)
         assert server.stop() == 128 + signal.SIGTERM  # the second signal
     with ServerProcess(tmp_path, sections={"server": {"shutdown_delay_s": 0.1}}) as server:
         assert server.stop() == 0
-
-
-def ready_status(server):
-    try:
-        with urlopen(f"http://127.0.0.1:{server.http_port}/v2/health/ready") as answer:
-            return answer.status
-    except HTTPError as error:
-        return error.code
 
 
 def test_a_second_signal_stops_at_once(tmp_path, trouble):
