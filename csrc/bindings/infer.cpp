@@ -7,13 +7,9 @@
 #include <utility>
 
 #include "buffer.hpp"
-#include "gnnserve/infer_message.hpp"
 
 namespace gnnserve::bindings {
 namespace {
-
-// Returns None for a message that is not plain; the protobuf library reads those.
-struct NotPlain {};
 
 InferKind kind_of(bool is_request) {
     return is_request ? InferKind::kRequest : InferKind::kResponse;
@@ -24,16 +20,6 @@ nb::object owned(PyObject* object) {
         throw nb::python_error();
     }
     return nb::steal(object);
-}
-
-nb::object to_str(std::string_view text) {
-    PyObject* found =
-        PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), nullptr);
-    if (found == nullptr) {
-        PyErr_Clear();
-        throw NotPlain{};
-    }
-    return nb::steal(found);
 }
 
 nb::object to_value(const InferParameter& parameter) {
@@ -48,6 +34,18 @@ nb::object to_value(const InferParameter& parameter) {
             break;
     }
     return to_str(parameter.text);
+}
+
+}  // namespace
+
+nb::str to_str(std::string_view text) {
+    PyObject* found =
+        PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), nullptr);
+    if (found == nullptr) {
+        PyErr_Clear();
+        throw NotPlain{};
+    }
+    return nb::steal<nb::str>(found);
 }
 
 nb::dict to_dict(const std::vector<InferParameter>& parameters) {
@@ -66,6 +64,9 @@ nb::tuple to_shape(const std::vector<std::int64_t>& shape) {
     return nb::tuple(found);
 }
 
+namespace {
+
+// Returns None for a message that is not plain; the protobuf library reads those.
 nb::object decode_infer(bool is_request, nb::handle message) {
     const Buffer buffer(message, PyBUF_SIMPLE);
     const auto* begin = reinterpret_cast<const char*>(buffer.bytes().data());

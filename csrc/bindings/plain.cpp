@@ -1,39 +1,13 @@
 #include "plain.hpp"
 
-#include <bit>
+#include "infer.hpp"
 
 namespace gnnserve::bindings {
 namespace {
 
 namespace nb = nanobind;
-using front::PlainInput;
 using front::PlainModel;
 using front::PlainRequest;
-
-// All texts of a plain request are ASCII.
-nb::str text_of(std::string_view text) { return nb::str(text.data(), text.size()); }
-
-nb::object value_of(const InferParameter& parameter) {
-    switch (parameter.choice) {
-        case Choice::kBool:
-            return nb::bool_(parameter.bits != 0);
-        case Choice::kInt64:
-            return nb::int_(static_cast<std::int64_t>(parameter.bits));
-        case Choice::kDouble:
-            return nb::float_(std::bit_cast<double>(parameter.bits));
-        case Choice::kString:
-            break;
-    }
-    return text_of(parameter.text);
-}
-
-nb::dict parameters_of(const PlainRequest& request) {
-    nb::dict found;
-    for (const InferParameter& parameter : request.message().parameters) {
-        found[text_of(parameter.name)] = value_of(parameter);
-    }
-    return found;
-}
 
 nb::list tensors_of(const PlainRequest& request) {
     nb::list found;
@@ -41,12 +15,8 @@ nb::list tensors_of(const PlainRequest& request) {
         const char* dtype = !tensor.input->indices ? "float32"
                             : tensor.stays_int32   ? "int32"
                                                    : "int64";
-        nb::list shape;
-        for (const std::int64_t size : tensor.shape) {
-            shape.append(size);
-        }
-        found.append(
-            nb::make_tuple(text_of(tensor.input->name), dtype, nb::tuple(shape), tensor.offset));
+        found.append(nb::make_tuple(to_str(tensor.input->name), dtype, to_shape(tensor.shape),
+                                    tensor.offset));
     }
     return found;
 }
@@ -93,14 +63,16 @@ void bind_plain(nb::module_& module) {
             "token", [](const PlainRequest& self) { return self.model().token; },
             "Token of its model.")
         .def_prop_ro(
-            "version", [](const PlainRequest& self) { return text_of(self.message().version); },
+            "version", [](const PlainRequest& self) { return to_str(self.message().version); },
             "Version asked for; empty for the default.")
         .def_prop_ro(
-            "client_id", [](const PlainRequest& self) { return text_of(self.message().id); },
+            "client_id", [](const PlainRequest& self) { return to_str(self.message().id); },
             "Id given by the client.")
-        .def_prop_ro("parameters", &parameters_of,
-                     nb::sig("def parameters(self) -> dict[str, bool | int | str | float]"),
-                     "Parameters of the request by name.")
+        .def_prop_ro(
+            "parameters",
+            [](const PlainRequest& self) { return to_dict(self.message().parameters); },
+            nb::sig("def parameters(self) -> dict[str, bool | int | str | float]"),
+            "Parameters of the request by name.")
         .def_prop_ro("num_nodes", &PlainRequest::nodes, "Nodes of its graph.")
         .def_prop_ro("num_edges", &PlainRequest::edges, "Edges of its graph.")
         .def_prop_ro(
