@@ -135,6 +135,7 @@ def list_command(
 ) -> None:
     """List every version of every model in the server's repository, loaded or not."""
     from serve.client import ModelFacts
+    from serve.models.repository import version_order
 
     with _client(target, token, ca) as client:
         found: tuple[ModelFacts, ...] = client.models()
@@ -142,7 +143,7 @@ def list_command(
         typer.echo(msgspec.json.encode(found))
         return
     table = Table("model", "version", "state", "reason")
-    for model in sorted(found, key=lambda each: (each.name, len(each.version), each.version)):
+    for model in sorted(found, key=lambda each: (each.name, version_order(each.version))):
         state = Text(model.state, "green" if model.state == "READY" else "yellow")
         table.add_row(model.name, model.version, state, model.reason)
     Console().print(table)
@@ -176,8 +177,10 @@ def unload_command(
 
 
 def _tell_versions(client: Any, name: str) -> None:
+    from serve.models.repository import version_order
+
     ready = [m.version for m in client.models() if m.name == name and m.state == "READY"]
-    typer.echo(f"{name}: serves version {', '.join(sorted(ready, key=lambda v: (len(v), v)))}")
+    typer.echo(f"{name}: serves version {', '.join(sorted(ready, key=version_order))}")
 
 
 @contextmanager

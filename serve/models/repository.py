@@ -144,6 +144,11 @@ def is_version(text: str) -> bool:
     return _VERSION.fullmatch(text) is not None
 
 
+def version_order(version: str) -> tuple[int, str]:
+    """Return the key that sorts names of versions by their numbers; the empty name comes first."""
+    return len(version), version
+
+
 def content_hash(spec: ModelSpec) -> str:
     """Return the SHA-256 over the config, the weights and the source file of the factory.
 

@@ -11,6 +11,7 @@ import grpc
 
 import serve
 from serve.errors import InvalidInput, RequestCancelled, ServeError, UnknownName
+from serve.models.repository import version_order
 from serve.obs.record import RequestRecord, ServerRun
 from serve.pb import grpc_service_pb2 as pb
 from serve.rpc import describe
@@ -303,7 +304,7 @@ class InferenceService:
         found = {
             m.version for m in self._engine.models() if m.name == model.name and m.state == "READY"
         }
-        return sorted(found | {model.version}, key=lambda v: (len(v), v))
+        return sorted(found | {model.version}, key=version_order)
 
 
 def _check_repository(name: str) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from serve.inputs import INPUTS, Size
 from serve.interface import interface_json
 from serve.models.model_signature import Signature
-from serve.models.repository import BrokenModel, ModelSpec, scan
+from serve.models.repository import BrokenModel, ModelSpec, scan, version_order
 from serve.server.api import NODE_IDS, OUTPUT, ModelInfo, TensorSpec
 from serve.server.catalogue import ModelCatalogue, ModelEntry
 
@@ -38,7 +38,7 @@ class ModelInfos:
             for entry in self._catalogue.entries
             if (entry.spec.name, str(entry.spec.version)) not in there
         ]
-        return tuple(sorted(infos, key=lambda info: (info.name, int(info.version or 0))))
+        return tuple(sorted(infos, key=lambda info: (info.name, version_order(info.version))))
 
     def of(self, entry: ModelEntry) -> ModelInfo:
         """Describe a served model."""

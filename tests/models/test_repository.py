@@ -10,7 +10,7 @@ import pytest
 
 from serve.errors import ConfigError, UnknownName
 from serve.models import weights_file
-from serve.models.repository import BrokenModel, ModelSpec, content_hash, find, scan
+from serve.models.repository import BrokenModel, ModelSpec, content_hash, find, scan, version_order
 
 
 def write(name, text):
@@ -310,3 +310,8 @@ def test_weights_that_are_cut_while_they_are_checked_end_no_process(put, monkeyp
     weights_file.check_weights(path)
     with pytest.raises(ConfigError, match=r"weights\.safetensors: truncated"):
         weights_file.check_weights(path)
+
+
+def test_versions_are_sorted_as_numbers():
+    names = ["10", "9", "", "2", "100", "1"]
+    assert sorted(names, key=version_order) == ["", "1", "2", "9", "10", "100"]
