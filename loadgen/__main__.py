@@ -43,6 +43,9 @@ def load(
     workload: Annotated[
         str, typer.Option(help="A model that the server has, or `mix` of all that are ready.")
     ] = MIX,
+    without: Annotated[
+        list[str] | None, typer.Option(help="A model that `mix` leaves out; may be repeated.")
+    ] = None,
     rate: Annotated[float | None, typer.Option(help="Requests per second.")] = None,
     rho: Annotated[
         float | None,
@@ -105,6 +108,7 @@ def load(
     options = LoadOptions(
         target=target,
         workload=workload,
+        without=tuple(without or ()),
         rate_hz=rate,
         rho=rho,
         end_to_end=end_to_end,

@@ -62,6 +62,7 @@ def _add_options(parser: LocustArgumentParser) -> None:
     # because the UI converts what is typed to the type of the default.
     add = parser.add_argument
     add("--workload", default=MIX, help="a model that the server has, or mix of all that are ready")
+    add("--without", default="", help="models that mix leaves out, with commas between them")
     add("--rate", type=float, default=20.0, help="requests per second")
     add("--rho", type=float, default=0.0, help="offered load; 0 to use the rate")
     add("--end-to-end", action="store_true", help="with rho: measure solo times at the client")
@@ -135,6 +136,7 @@ def _options(environment: Any) -> LoadOptions:
     return LoadOptions(
         target=(environment.host or "").removeprefix("http://").rstrip("/"),
         workload=given.workload,
+        without=tuple(name.strip() for name in given.without.split(",") if name.strip()),
         rate_hz=None if replays or given.rho else given.rate,
         rho=None if replays else given.rho or None,
         end_to_end=given.end_to_end,

@@ -17,6 +17,8 @@ class LoadOptions:
     target: str
     #: A model that the server has, or `mix` of all that are ready.
     workload: str = MIX
+    #: Models that `mix` leaves out.
+    without: tuple[str, ...] = ()
     #: Requests per second.
     rate_hz: float | None = None
     #: Offered load instead of a rate, which then follows from the server's estimates.
@@ -50,6 +52,8 @@ class LoadOptions:
                 raise ConfigError("end-to-end: only rho needs solo times")
         elif self.end_to_end or self.rate_hz is not None or self.rho is not None:
             raise ConfigError("a trace has its own send times: give no rate and no rho with it")
+        if self.without and (self.workload != MIX or self.trace is not None):
+            raise ConfigError(f"without {', '.join(self.without)}: only {MIX} has several models")
         for name in ("rate_hz", "rho", "duration_s", "requests", "timeout_s"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:

@@ -68,10 +68,7 @@ def make_plan(options: LoadOptions, server: ServerUnderLoad) -> LoadPlan:
     """
     options.check()
     if options.trace is None:
-        models = server.models() if options.workload == MIX else (options.workload,)
-        if not models:
-            raise ConfigError("the server has no model that is ready")
-        inputs = _inputs(models, server)
+        inputs = _inputs(_models(options, server), server)
         pool = GraphPool(options.pool, options.data)
         trace = _draw(options, inputs, pool, server)
     else:
@@ -85,8 +82,35 @@ def make_plan(options: LoadOptions, server: ServerUnderLoad) -> LoadPlan:
     return LoadPlan(trace, _encode(trace, inputs, pool))
 
 
+def _models(options: LoadOptions, server: ServerUnderLoad) -> tuple[str, ...]:
+    """Return the models that the workload asks; raises ConfigError when there are none."""
+    if options.workload != MIX:
+        return (options.workload,)
+    ready = server.models()
+    if not ready:
+        raise ConfigError("the server has no model that is ready")
+    for name in options.without:
+        if name not in ready:
+            raise ConfigError(f"without {name}: it is not one of {', '.join(ready)}")
+    if not (models := tuple(name for name in ready if name not in options.without)):
+        raise ConfigError(f"without {', '.join(options.without)}: no model is left")
+    return models
+
+
 def _inputs(models: Iterable[str], server: ServerUnderLoad) -> _Inputs:
-    return {model: makeable(model, server.inputs(model)) for model in models}
+    """Return the inputs to send to each model; raises ConfigError that names all it cannot make."""
+    found: dict[str, Shapes] = {}
+    faults: dict[str, str] = {}
+    for model in models:
+        try:
+            found[model] = makeable(model, server.inputs(model))
+        except ConfigError as error:
+            faults[model] = str(error)
+    if faults:
+        advice = " ".join(f"--without {model}" for model in faults)
+        hint = f"\nto ask the others alone: {advice}" if found else ""
+        raise ConfigError("\n".join(faults.values()) + hint)
+    return found
 
 
 def _draw(options: LoadOptions, inputs: _Inputs, pool: GraphPool, server: ServerUnderLoad) -> Trace:

@@ -91,6 +91,43 @@ def test_a_mix_is_of_every_model_that_is_ready():
     assert {item.model for item in plan.trace.items} == set(INPUTS)
 
 
+class StrangeServer(FakeServer):
+    """Two of its models take what the generator cannot make."""
+
+    STRANGE = {"voxels": {"pos": (-1, 3)}, "texts": {"words": (-1,)}}  # noqa: RUF012
+
+    def models(self):
+        return (*INPUTS, *self.STRANGE)
+
+    def inputs(self, model):
+        return self.STRANGE.get(model) or super().inputs(model)
+
+
+def test_a_mix_goes_without_a_model_only_when_that_is_asked_for():
+    options = replace(OPTIONS, workload="mix", requests=200)
+    with pytest.raises(ConfigError) as caught:
+        make_plan(options, StrangeServer())
+    said = str(caught.value)
+    assert "model 'voxels' takes 'pos'" in said
+    assert "model 'texts' takes 'words'" in said
+    assert "to ask the others alone: --without voxels --without texts" in said
+    plan = make_plan(replace(options, without=("voxels", "texts")), StrangeServer())
+    assert {item.model for item in plan.trace.items} == set(INPUTS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"workload": "mix", "without": ("gni",)}, "without gni: it is not one of gcn, gat"),
+        ({"workload": "mix", "without": tuple(INPUTS)}, "no model is left"),
+        ({"without": ("gcn",)}, "without gcn: only mix has several models"),
+    ],
+)
+def test_a_model_can_be_left_out_only_where_it_is(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        make_plan(replace(OPTIONS, **changes), FakeServer())
+
+
 @pytest.mark.parametrize(
     ("shapes", "message"),
     [
