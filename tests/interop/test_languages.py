@@ -1,6 +1,5 @@
 """Clients in other languages, each against both front ends."""
 
-import numpy as np
 import pytest
 from grpc import StatusCode
 from grpc_health.v1 import health_pb2
@@ -11,17 +10,10 @@ from serve.wire.messages import (
     STREAM_METHOD,
     decode_response,
     decode_stream_answer,
-    encode_request,
 )
 from tests.interop.plan import LANGUAGES, Plan
-from tests.rpc.fakes import CLASSES, FEATURES
-
-EDGES = np.array([[0, 1], [1, 0]], np.int64)
-
-
-def request(nodes, request_id="r", model="gcn"):
-    x = np.arange(nodes * FEATURES, dtype=np.float32).reshape(nodes, FEATURES)
-    return encode_request(model, {"x": x, "edge_index": EDGES}, request_id=request_id)
+from tests.rpc.fakes import CLASSES
+from tests.rpc.requests import request
 
 
 def output_shape(answer):

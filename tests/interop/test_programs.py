@@ -4,26 +4,21 @@ import re
 import struct
 import subprocess
 
-import numpy as np
 import pytest
 
 from bench.kit.waiting import PATIENCE_S
-from serve.wire.messages import INFER_METHOD, decode_response, encode_request
+from serve.wire.messages import INFER_METHOD, decode_response
 from tests.interop.plan import needs
-from tests.rpc.fakes import FEATURES
+from tests.rpc.http2 import prefixed
+from tests.rpc.requests import request
 
-MESSAGE = encode_request(
-    "gcn",
-    {"x": np.ones((20, FEATURES), np.float32), "edge_index": np.zeros((2, 30), np.int64)},
-    request_id="r",
-)
 HEADERS = ("content-type: application/grpc", "te: trailers")
 
 
 @pytest.fixture
 def body(tmp_path):
     file = tmp_path / "body"
-    file.write_bytes(struct.pack(">BI", 0, len(MESSAGE)) + MESSAGE)
+    file.write_bytes(prefixed(request(20)))
     return file
 
 

@@ -17,20 +17,11 @@ from serve.wire.messages import (
     STREAM_METHOD,
     decode_response,
     decode_stream_answer,
-    encode_request,
 )
-from tests.rpc.fakes import CLASSES, FEATURES
+from tests.rpc.fakes import CLASSES
+from tests.rpc.requests import EDGES, features, request
 
-EDGES = np.array([[0, 1], [1, 0]], np.int64)
 NO_LIMIT = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
-
-
-def features(nodes):
-    return np.arange(nodes * FEATURES, dtype=np.float32).reshape(nodes, FEATURES)
-
-
-def request(nodes=2, request_id="r", model="gcn"):
-    return encode_request(model, {"x": features(nodes), "edge_index": EDGES}, request_id=request_id)
 
 
 @pytest.fixture

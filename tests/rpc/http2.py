@@ -8,6 +8,10 @@ from contextlib import suppress
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING = range(7)
 GOAWAY, WINDOW_UPDATE, CONTINUATION = 7, 8, 9
 END_STREAM, ACK, END_HEADERS, PADDED = 1, 1, 4, 8
+#: Codes with which streams and connections end.
+NO_ERROR, PROTOCOL_ERROR, INTERNAL_ERROR, FLOW_CONTROL_ERROR, SETTINGS_TIMEOUT = range(5)
+STREAM_CLOSED, FRAME_SIZE_ERROR, REFUSED_STREAM, CANCEL, COMPRESSION_ERROR = range(5, 10)
+ENHANCE_YOUR_CALM = 11
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _MAX_CONCURRENT_STREAMS, _INITIAL_WINDOW_SIZE = 3, 4
 
@@ -15,8 +19,10 @@ _MAX_CONCURRENT_STREAMS, _INITIAL_WINDOW_SIZE = 3, 4
 class Http2:
     """One connection; streams are 1, 3, 5 … in the order of ``head``."""
 
-    def __init__(self, port, window_bytes=None, preface=PREFACE):
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=60)
+    def __init__(self, port, window_bytes=None, preface=PREFACE, source="127.0.0.1"):
+        self._socket = socket.create_connection(
+            ("127.0.0.1", port), timeout=60, source_address=(source, 0)
+        )
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._next = 1
         self._unread = b""
@@ -68,9 +74,16 @@ class Http2:
         codes = [content[4:8] for kind, _, content in self.came[0] if kind == GOAWAY]
         return struct.unpack(">I", codes[-1])[0] if codes else None
 
+    def ping(self):
+        """Wait until the server has answered a ping."""
+        self.send(frame(PING, 0, 0, b"answer!!"))
+        self.read_until(
+            lambda came: any(kind == PING and flags & ACK for kind, flags, _ in came[0])
+        )
+
     def message(self, stream, content=b"", end=False):
         """Send a whole message."""
-        self.data(stream, struct.pack(">BI", 0, len(content)) + content, end)
+        self.data(stream, prefixed(content), end)
 
     def data(self, stream, content, end=False):
         """Send any bytes."""
@@ -116,12 +129,44 @@ def frame(kind, flags, stream, content=b"", size=None):
     return struct.pack(">I", size)[1:] + struct.pack(">BBI", kind, flags, stream) + content
 
 
-def head_block(path, *more):
-    """Encode the headers of a gRPC call, and (name, value) of others."""
+def reset(stream, code=CANCEL):
+    """Return the frame that resets a stream."""
+    return frame(RST_STREAM, 0, stream, struct.pack(">I", code))
+
+
+def window(stream, more_bytes):
+    """Return the frame that opens a window, of a connection for stream 0."""
+    return frame(WINDOW_UPDATE, 0, stream, struct.pack(">I", more_bytes))
+
+
+def in_frames(stream, content, size=16_000):
+    """Return content as frames of `size` bytes."""
+    return b"".join(
+        frame(DATA, 0, stream, content[at : at + size]) for at in range(0, len(content), size)
+    )
+
+
+def is_over(came, stream=1):
+    """Return True when the server has ended a stream."""
+    return any(
+        kind == RST_STREAM or (kind in (DATA, HEADERS) and flags & END_STREAM)
+        for kind, flags, _ in came[stream]
+    )
+
+
+def prefixed(content=b"", claims=None):
+    """Return a message with its head, which may claim another size."""
+    return struct.pack(">BI", 0, len(content) if claims is None else claims) + content
+
+
+def head_block(path, *more, kind="application/grpc"):
+    """Encode the headers of a call with a content-type, and (name, value) of others."""
     fields = (
         (":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "x"),
-        ("te", "trailers"), ("content-type", "application/grpc"), *more,
+        ("te", "trailers"), *more,
     )  # fmt: skip
+    if kind is not None:
+        fields += (("content-type", kind),)
     return b"".join(literal(name) + literal(value, first=b"") for name, value in fields)
 
 

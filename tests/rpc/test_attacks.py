@@ -1,21 +1,21 @@
 """Attacks on a real server by clients that never make a request."""
 
 import threading
-import time
 from contextlib import ExitStack, contextmanager
 
 import grpc
-import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from bench.kit.waiting import eventually
 from serve.config import ServerConfig
 from serve.pb import gnnserve_pb2 as own_pb
 from serve.rpc.server import GrpcServer
-from serve.wire.messages import INFER_METHOD, STREAM_METHOD, decode_response, encode_request
-from tests.rpc.fakes import FACTS, FEATURES, FakeEngine
+from serve.wire.messages import INFER_METHOD, STREAM_METHOD
+from tests.rpc.fakes import FACTS, FakeEngine
 from tests.rpc.http2 import HEADERS, Http2
+from tests.rpc.requests import MESSAGE, infer
 
 LONG_S = 60.0
 CHECK = "/grpc.health.v1.Health/Check"
@@ -23,20 +23,6 @@ WATCH = "/grpc.health.v1.Health/Watch"
 REFLECT = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-TENSORS = {"x": np.ones((2, FEATURES), np.float32), "edge_index": np.zeros((2, 1), np.int64)}
-
-
-def eventually(condition):
-    deadline = time.monotonic() + LONG_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def infer(channel):
-    message = encode_request("gcn", TENSORS, request_id="r")
-    answer = channel.unary_unary(INFER_METHOD)(message, timeout=LONG_S)
-    return decode_response(answer).request_id
 
 
 def check(channel):
@@ -181,8 +167,15 @@ def test_watches_of_health_are_limited(server):
 def test_a_watcher_that_does_not_read_harms_nobody(server, channel, engine, front):
     with Http2(server.port, window_bytes=0) as deaf, Http2(server.port, window_bytes=0) as other:
         for client in (deaf, other):
-            for _ in range(3):
-                client.message(client.head(WATCH), end=True)
+            watches = [client.head(WATCH) for _ in range(3)]
+            for stream in watches:
+                client.message(stream, end=True)
+            # Each watch has begun, and its first status waits for the window to open.
+            client.read_until(
+                lambda came, watches=watches: all(
+                    any(kind == HEADERS for kind, *_ in came[stream]) for stream in watches
+                )
+            )
         if front == "python":  # the native front takes what they do not read, and no thread waits
             eventually(lambda: threads() > 8)
         watch = health_pb2_grpc.HealthStub(channel).Watch(
@@ -201,10 +194,9 @@ def test_a_watcher_that_does_not_read_harms_nobody(server, channel, engine, fron
 
 def test_health_and_metadata_are_answered_while_requests_have_all_threads(server, engine):
     engine.hold_all = True
-    message = encode_request("gcn", TENSORS)
     with channels(server, 4) as connections:
         calls = [
-            connections[i % 4].unary_unary(INFER_METHOD).future(message, timeout=LONG_S)
+            connections[i % 4].unary_unary(INFER_METHOD).future(MESSAGE, timeout=LONG_S)
             for i in range(200)
         ]
         # 64 have a thread, 64 wait for one, all others are refused.
@@ -228,16 +220,15 @@ def test_a_thread_that_cannot_be_started_ends_one_call(server, channel, monkeypa
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", scarce)
-    message = encode_request("gcn", TENSORS, request_id="r")
     for _ in range(3):
         if path == INFER_METHOD:
-            call = channel.unary_unary(path).future(message, timeout=LONG_S)
+            call = channel.unary_unary(path).future(MESSAGE, timeout=LONG_S)
         else:
-            call = channel.stream_stream(path)(iter((message,)), timeout=LONG_S)
+            call = channel.stream_stream(path)(iter((MESSAGE,)), timeout=LONG_S)
         assert "no thread is available" in refusal(call)
     assert check(channel) == SERVING
     assert infer(channel) == "r"
-    assert list(channel.stream_stream(STREAM_METHOD)(iter((message,)), timeout=LONG_S))
+    assert list(channel.stream_stream(STREAM_METHOD)(iter((MESSAGE,)), timeout=LONG_S))
     assert server.refused["no_thread"] == 3
 
 
@@ -250,12 +241,11 @@ def test_requests_of_a_stream_are_refused_without_threads(channel, monkeypatch):
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", scarce)
-    message = encode_request("gcn", TENSORS, request_id="r")
-    answers = list(channel.stream_stream(STREAM_METHOD)(iter((message, message)), timeout=LONG_S))
+    answers = list(channel.stream_stream(STREAM_METHOD)(iter((MESSAGE, MESSAGE)), timeout=LONG_S))
     assert len(answers) == 2
     assert all(b"no thread is available" in answer for answer in answers)
     short = False
-    (answer,) = channel.stream_stream(STREAM_METHOD)(iter((message,)), timeout=LONG_S)
+    (answer,) = channel.stream_stream(STREAM_METHOD)(iter((MESSAGE,)), timeout=LONG_S)
     assert b"uid-1" in answer
 
 

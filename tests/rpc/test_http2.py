@@ -2,42 +2,44 @@
 
 import struct
 
-import numpy as np
 import pytest
 
-from bench.kit.waiting import PATIENCE_S
-from serve.wire.messages import INFER_METHOD, STREAM_METHOD, decode_response, encode_request
-from tests.rpc.fakes import FEATURES
+from serve.wire.messages import INFER_METHOD, STREAM_METHOD, decode_response
 from tests.rpc.http2 import (
     ACK,
+    COMPRESSION_ERROR,
     CONTINUATION,
     DATA,
     END_HEADERS,
     END_STREAM,
+    FLOW_CONTROL_ERROR,
+    FRAME_SIZE_ERROR,
     GOAWAY,
     HEADERS,
     PADDED,
     PING,
     PRIORITY,
+    PROTOCOL_ERROR,
     PUSH_PROMISE,
     RST_STREAM,
     SETTINGS,
+    STREAM_CLOSED,
     WINDOW_UPDATE,
     Http2,
     frame,
     head_block,
+    in_frames,
+    is_over,
     literal,
+    prefixed,
+    reset,
+    window,
 )
+from tests.rpc.requests import MESSAGE, infer, native
 
-TENSORS = {"x": np.ones((2, FEATURES), np.float32), "edge_index": np.zeros((2, 1), np.int64)}
-MESSAGE = encode_request("gcn", TENSORS, request_id="r")
-BODY = struct.pack(">BI", 0, len(MESSAGE)) + MESSAGE
+BODY = prefixed(MESSAGE)
 BLOCK = head_block(INFER_METHOD)
-PROTOCOL_ERROR, FLOW_CONTROL_ERROR, STREAM_CLOSED, FRAME_SIZE_ERROR = 1, 3, 5, 6
-COMPRESSION_ERROR = 9
 EXTENSION = 0xBE
-
-native = pytest.mark.parametrize("front", ["native"], indirect=True)
 
 
 def number(value):
@@ -56,13 +58,13 @@ def setting(name, value):
 FATAL = {
     "DATA on stream 0": (frame(DATA, 0, 0, b"x"), PROTOCOL_ERROR),
     "HEADERS on stream 0": (frame(HEADERS, END_HEADERS, 0, BLOCK), PROTOCOL_ERROR),
-    "RST_STREAM on stream 0": (frame(RST_STREAM, 0, 0, number(8)), PROTOCOL_ERROR),
+    "RST_STREAM on stream 0": (reset(0), PROTOCOL_ERROR),
     "SETTINGS on a stream": (frame(SETTINGS, 0, 1), PROTOCOL_ERROR),
     "PING on a stream": (frame(PING, 0, 1, bytes(8)), PROTOCOL_ERROR),
     "GOAWAY on a stream": (frame(GOAWAY, 0, 1, bytes(8)), PROTOCOL_ERROR),
     "DATA on an idle stream": (frame(DATA, 0, 9, b"x"), PROTOCOL_ERROR),
-    "RST_STREAM on an idle stream": (frame(RST_STREAM, 0, 9, number(8)), PROTOCOL_ERROR),
-    "WINDOW_UPDATE on an idle stream": (frame(WINDOW_UPDATE, 0, 9, number(1)), PROTOCOL_ERROR),
+    "RST_STREAM on an idle stream": (reset(9), PROTOCOL_ERROR),
+    "WINDOW_UPDATE on an idle stream": (window(9, 1), PROTOCOL_ERROR),
     "an even stream": (frame(HEADERS, END_HEADERS, 2, BLOCK), PROTOCOL_ERROR),
     "PUSH_PROMISE by a client": (
         frame(HEADERS, END_HEADERS, 1, BLOCK)
@@ -94,10 +96,10 @@ FATAL = {
         FRAME_SIZE_ERROR,
     ),
     "a window beyond 2^31 - 1": (
-        frame(WINDOW_UPDATE, 0, 0, number(2**31 - 1)) * 2,
+        window(0, 2**31 - 1) * 2,
         FLOW_CONTROL_ERROR,
     ),
-    "a window larger by nothing": (frame(WINDOW_UPDATE, 0, 0, number(0)), PROTOCOL_ERROR),
+    "a window larger by nothing": (window(0, 0), PROTOCOL_ERROR),
     "an initial window beyond 2^31 - 1": (
         frame(SETTINGS, 0, 0, setting(4, 2**31)),
         FLOW_CONTROL_ERROR,
@@ -121,7 +123,7 @@ FATAL = {
 #: What ends its stream; the connection goes on.
 OF_ITS_STREAM = {
     "a window beyond 2^31 - 1": (
-        frame(HEADERS, END_HEADERS, 1, BLOCK) + frame(WINDOW_UPDATE, 0, 1, number(2**31 - 1)),
+        frame(HEADERS, END_HEADERS, 1, BLOCK) + window(1, 2**31 - 1),
         {FLOW_CONTROL_ERROR},
     ),
     "no path": (
@@ -166,7 +168,7 @@ FINE = {
     ),
     "data byte by byte": (
         frame(HEADERS, END_HEADERS, 1, BLOCK)
-        + b"".join(frame(DATA, 0, 1, BODY[at : at + 1]) for at in range(len(BODY)))
+        + in_frames(1, BODY, size=1)
         + frame(DATA, END_STREAM, 1)
     ),
     "trailers": (
@@ -193,18 +195,6 @@ FINE = {
         frame(HEADERS, END_HEADERS, 1 | 2**31, BLOCK) + frame(DATA, END_STREAM, 1 | 2**31, BODY)
     ),
 }
-
-
-def infer(channel):
-    answer = channel.unary_unary(INFER_METHOD)(MESSAGE, timeout=PATIENCE_S)
-    return decode_response(answer).request_id
-
-
-def is_over(came, stream=1):
-    return any(
-        kind == RST_STREAM or (kind in (DATA, HEADERS) and flags & END_STREAM)
-        for kind, flags, _ in came[stream]
-    )
 
 
 @native

@@ -5,7 +5,6 @@ import socket
 import threading
 
 import grpc
-import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
@@ -17,12 +16,12 @@ from serve.pb import grpc_service_pb2 as pb
 from serve.pb import grpc_service_pb2_grpc
 from serve.rpc.server import GrpcServer
 from serve.wire.messages import INFER_METHOD, STREAM_METHOD, decode_response, encode_request
-from tests.rpc.fakes import FACTS, FEATURES, FakeEngine
+from tests.rpc.fakes import FACTS, FakeEngine
+from tests.rpc.requests import TENSORS
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
-TENSORS = {"x": np.ones((2, FEATURES), np.float32), "edge_index": np.zeros((2, 1), np.int64)}
 
 
 def message(request_id=""):
