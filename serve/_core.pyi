@@ -206,7 +206,7 @@ class Front:
     of `set_models` are staged in `pool`.
     """
 
-    def __init__(self, *, host: str, port: int, backend: str, method: str, max_message_bytes: int, max_receiving_bytes: int, max_connections: int, max_streams: int, receive_timeout_s: float, send_timeout_s: float, pool: BlockPool | None = None, check_finite: bool = True) -> None:
+    def __init__(self, *, host: str, port: int, backend: str, method: str, max_message_bytes: int, max_receiving_bytes: int, max_connections: int, max_connections_of_peer: int, max_streams: int, receive_timeout_s: float, receive_bytes_per_s: int, send_timeout_s: float, pool: BlockPool | None = None, check_finite: bool = True) -> None:
         """
         Listen. Raises OSError when the address cannot be had, RuntimeError when the
         library is missing.

@@ -57,7 +57,12 @@ class ServerConfig(Section, frozen=True):
     max_queue: Count = 512
     #: Time limit for starting the lanes, and for loading or compiling one model.
     start_timeout_s: Positive = 150.0
-    #: Time limit for a call's message to arrive after the call began.
+    #: Connections to the native front's port at once, and those of them from one address (of IPv6,
+    #: one network of 64 bits). A newcomer beyond gets the place of one that is idle, if there is.
+    max_connections: Count = 1024
+    max_connections_of_peer: Count = 256
+    #: Time for a call's message to arrive after the call began. It has longer while it comes with
+    #: 64 KiB a second and more, except on the Python front.
     receive_timeout_s: Positive = 10.0
     #: Time after a signal to stop in which the server still serves but is not ready, so that load
     #: balancers send their requests elsewhere before it refuses them.

@@ -46,8 +46,10 @@ def main(port: int) -> None:
         max_message_bytes=1 << 30,
         max_receiving_bytes=4 << 30,
         max_connections=1024,
+        max_connections_of_peer=1024,
         max_streams=1024,
         receive_timeout_s=PATIENCE_S,
+        receive_bytes_per_s=1,
         send_timeout_s=PATIENCE_S,
     )
     answer = encode_response("", {"output": np.zeros((ANSWER_BYTES // 4, 1), np.float32)})

@@ -65,7 +65,8 @@ class Front {
 public:
     Front(std::string host, int port, std::string backend, std::string method,
           std::size_t max_message_bytes, std::size_t max_receiving_bytes,
-          std::size_t max_connections, std::uint32_t max_streams, double receive_timeout_s,
+          std::size_t max_connections, std::size_t max_connections_of_peer,
+          std::uint32_t max_streams, double receive_timeout_s, std::size_t receive_bytes_per_s,
           double send_timeout_s, const PythonPool* pool, bool check_finite) {
         FrontOptions options;
         options.host = std::move(host);
@@ -75,8 +76,10 @@ public:
         options.max_message_bytes = max_message_bytes;
         options.max_receiving_bytes = max_receiving_bytes;
         options.max_connections = max_connections;
+        options.max_connections_of_peer = max_connections_of_peer;
         options.max_streams = max_streams;
         options.receive_timeout_ns = static_cast<std::int64_t>(receive_timeout_s * 1e9);
+        options.receive_bytes_per_s = receive_bytes_per_s;
         options.send_timeout_ns = static_cast<std::int64_t>(send_timeout_s * 1e9);
         options.pool = pool == nullptr ? nullptr : pool->get();
         options.check_finite = check_finite;
@@ -171,6 +174,8 @@ public:
         add("header_size", counts.header_size);
         add("receiving_bytes", counts.receiving_bytes);
         add("connections", counts.connections);
+        add("peer_connections", counts.peer_connections);
+        add("media_type", counts.media_type);
         add("resets", counts.resets);
         add("control_frames", counts.control_frames);
         add("slow_reader", counts.slow_reader);
@@ -222,10 +227,12 @@ void bind_front(nb::module_& module) {
                       "server on the abstract Unix socket `backend`. Plain requests of the models\n"
                       "of `set_models` are staged in `pool`.")
         .def(nb::init<std::string, int, std::string, std::string, std::size_t, std::size_t,
-                      std::size_t, std::uint32_t, double, double, const PythonPool*, bool>(),
+                      std::size_t, std::size_t, std::uint32_t, double, std::size_t, double,
+                      const PythonPool*, bool>(),
              nb::kw_only(), nb::arg("host"), nb::arg("port"), nb::arg("backend"), nb::arg("method"),
              nb::arg("max_message_bytes"), nb::arg("max_receiving_bytes"),
-             nb::arg("max_connections"), nb::arg("max_streams"), nb::arg("receive_timeout_s"),
+             nb::arg("max_connections"), nb::arg("max_connections_of_peer"), nb::arg("max_streams"),
+             nb::arg("receive_timeout_s"), nb::arg("receive_bytes_per_s"),
              nb::arg("send_timeout_s"), nb::arg("pool") = nb::none(),
              nb::arg("check_finite") = true,
              "Listen. Raises OSError when the address cannot be had, RuntimeError when the\n"

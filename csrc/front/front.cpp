@@ -1,22 +1,17 @@
 #include "front.hpp"
 
-#include <fcntl.h>
-#include <netdb.h>
-#include <netinet/in.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstring>
 #include <iterator>
 #include <stdexcept>
-#include <system_error>
 
 #include "peers.hpp"
+#include "system_calls.hpp"
 
 namespace gnnserve::front {
 namespace {
@@ -24,8 +19,6 @@ namespace {
 constexpr std::size_t kReadBytes = 256 << 10;
 // Of one connection before the others, and what was polled for, have their turn.
 constexpr std::size_t kTurnBytes = 1 << 20;
-constexpr int kTurnAccepts = 64;
-constexpr int kBacklog = 1024;
 constexpr std::int64_t kLookEvery_ns = 500'000'000;
 // Who has read something within this time is no slow reader, however much there is to send.
 constexpr std::int64_t kReads_ns = 1'000'000'000;
@@ -36,22 +29,10 @@ constexpr std::size_t kMostStagedAtOnce = 4 << 20;
 // Stands for the other descriptor in the epoll set: no address of a socket.
 constexpr std::uint64_t kOther = 2;
 
-[[noreturn]] void fail_with(const std::string& what) {
-    throw std::system_error(errno, std::generic_category(), what);
-}
-
-int checked(int result, const char* what) {
-    if (result < 0) {
-        fail_with(what);
-    }
-    return result;
-}
-
-int open_spare() { return open("/dev/null", O_RDONLY | O_CLOEXEC); }
-
 }  // namespace
 
-Front::Front(FrontOptions options) : options_(std::move(options)), buffer_(kReadBytes) {
+Front::Front(FrontOptions options)
+    : options_(std::move(options)), buffer_(kReadBytes), most_fds_(most_descriptors()) {
     std::string why;
     api_ = h2_api(why);
     if (api_ == nullptr) {
@@ -61,7 +42,7 @@ Front::Front(FrontOptions options) : options_(std::move(options)), buffer_(kRead
         epoll_ = checked(epoll_create1(EPOLL_CLOEXEC), "epoll_create1");
         wake_ = checked(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC), "eventfd");
         watch(wake_, nullptr, EPOLLIN, false);
-        spare_ = open_spare();
+        keep_spare();
         listen();
     } catch (...) {
         for (const int fd : listeners_) {
@@ -86,49 +67,6 @@ Front::~Front() {
     }
     for (const int fd : {epoll_, wake_, spare_}) {
         close(fd);
-    }
-}
-
-void Front::listen() {
-    addrinfo hints{};
-    hints.ai_socktype = SOCK_STREAM;
-    hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
-    addrinfo* found = nullptr;
-    const std::string port = std::to_string(options_.port);
-    const char* host = options_.host.empty() ? nullptr : options_.host.c_str();
-    if (const int code = getaddrinfo(host, port.c_str(), &hints, &found); code != 0) {
-        throw std::system_error(EADDRNOTAVAIL, std::generic_category(), gai_strerror(code));
-    }
-    const std::unique_ptr<addrinfo, void (*)(addrinfo*)> addresses(found, freeaddrinfo);
-    port_ = options_.port;
-    for (const addrinfo* one = found; one != nullptr; one = one->ai_next) {
-        const int fd = socket(one->ai_family, one->ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC,
-                              one->ai_protocol);
-        if (fd < 0) {
-            if (errno == EAFNOSUPPORT && one->ai_next != nullptr) {
-                continue;
-            }
-            fail_with("socket");
-        }
-        listeners_.push_back(fd);
-        const int yes = 1;
-        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-        sockaddr_storage address{};
-        std::memcpy(&address, one->ai_addr, one->ai_addrlen);
-        // A host of several addresses has the same port on each.
-        auto& number = one->ai_family == AF_INET6
-                           ? reinterpret_cast<sockaddr_in6&>(address).sin6_port
-                           : reinterpret_cast<sockaddr_in&>(address).sin_port;
-        number = htons(static_cast<std::uint16_t>(port_));
-        checked(bind(fd, reinterpret_cast<const sockaddr*>(&address), one->ai_addrlen), "bind");
-        checked(::listen(fd, kBacklog), "listen");
-        socklen_t size = sizeof address;
-        checked(getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size), "getsockname");
-        port_ = ntohs(number);
-        epoll_event event{};
-        event.events = EPOLLIN;
-        event.data.u64 = static_cast<std::uint64_t>(fd) << 1 | 1;
-        checked(epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event), "epoll_ctl");
     }
 }
 
@@ -264,6 +202,7 @@ void Front::end(Socket& socket) {
     if (auto* client = dynamic_cast<Client*>(&socket)) {
         auto kept = std::move(*client->place);
         clients_.erase(client->place);
+        leave(client->peer);
         counts_.open_connections -= 1;
         auto backend = std::move(client->backend);
         client->connection.reset();
@@ -281,57 +220,6 @@ void Front::end(Socket& socket) {
             ended_.push_back(std::move(backend.client.backend));
         }
     }
-}
-
-void Front::accept_some() {
-    for (const int listener : listeners_) {
-        for (int i = 0; i < kTurnAccepts; ++i) {
-            const int fd = accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
-            if (fd < 0 && (errno == EMFILE || errno == ENFILE) && spare_ >= 0) {
-                // Refuse one with the descriptor kept for this: it would be asked for for ever.
-                close(spare_);
-                if (const int refused = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
-                    refused >= 0) {
-                    close(refused);
-                    counts_.connections += 1;
-                }
-                spare_ = open_spare();
-                break;
-            }
-            if (fd < 0) {
-                break;
-            }
-            if (clients_.size() >= options_.max_connections && !make_room()) {
-                close(fd);
-                counts_.connections += 1;
-                continue;
-            }
-            clients_.push_back(std::make_unique<Client>(*this, fd));
-            Client& added = *clients_.back();
-            added.place = std::prev(clients_.end());
-            counts_.open_connections += 1;
-            watch(fd, &added, 0, false);
-            added.touched();
-        }
-    }
-}
-
-// Ends the connection that has had no stream for the longest; false when all have some.
-bool Front::make_room() {
-    Client* idle = nullptr;
-    for (const auto& client : clients_) {
-        if (client->connection->streams() == 0 &&
-            (idle == nullptr ||
-             client->connection->progress_ns() < idle->connection->progress_ns())) {
-            idle = client.get();
-        }
-    }
-    if (idle == nullptr) {
-        return false;
-    }
-    counts_.connections += 1;
-    end(*idle);
-    return true;
 }
 
 // Ends what takes too long: messages that do not come, clients that do not read.

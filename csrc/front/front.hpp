@@ -35,9 +35,13 @@ struct FrontOptions {
     // clients. Beyond it, whoever has the most of the former loses a call, and whoever has read
     // nothing for the longest loses an answer.
     std::size_t max_receiving_bytes = 256 << 20;
+    // Of all clients, and of those at one address (of IPv6: in one network of 64 bits).
     std::size_t max_connections = 1024;
+    std::size_t max_connections_of_peer = 256;
     std::uint32_t max_streams = 1024;
+    // For a call's message to arrive; longer while it comes with so many bytes a second.
     std::int64_t receive_timeout_ns = 10'000'000'000;
+    std::size_t receive_bytes_per_s = 64 << 10;
     // How long a client may take none of what it is sent.
     std::int64_t send_timeout_ns = 30'000'000'000;
     // Where plain requests are staged; null: all messages come out as bytes.
@@ -73,9 +77,13 @@ struct FrontCounts {
     // `called` counts all that came out of `poll`, `plain` those of them that were staged.
     std::atomic<std::uint64_t> called{0}, plain{0}, forwarded{0};
     std::atomic<std::uint64_t> no_message{0}, message_size{0}, malformed{0}, header_size{0},
-        receiving_bytes{0}, connections{0}, resets{0}, control_frames{0}, slow_reader{0};
+        receiving_bytes{0}, connections{0}, peer_connections{0}, media_type{0}, resets{0},
+        control_frames{0}, slow_reader{0};
     std::atomic<std::uint64_t> open_connections{0}, open_calls{0};
 };
+
+// Descriptors that connections may take.
+std::size_t most_descriptors();
 
 class Front {
 public:
@@ -124,7 +132,10 @@ private:
     void listen();
     void watch(int fd, Socket* socket, std::uint32_t events, bool known);
     void accept_some();
-    bool make_room();
+    void admit(int fd, std::string peer);
+    bool make_room(const std::string* peer);
+    void leave(const std::string& peer);
+    void keep_spare();
     void take(Socket& socket, std::uint32_t events);
     void end(Socket& socket);
     void ring();
@@ -148,6 +159,10 @@ private:
     int port_ = 0;
     std::vector<char> buffer_;
     std::list<std::unique_ptr<Client>> clients_;
+    // Numbers of connections, by where they come from.
+    std::unordered_map<std::string, std::size_t> peers_;
+    // A connection with this descriptor, or a higher one, would leave too few to the process.
+    const std::size_t most_fds_;
     std::vector<Socket*> touched_;
     std::vector<std::unique_ptr<Socket>> ended_;
     std::unordered_map<std::uint64_t, Stream*> calls_;

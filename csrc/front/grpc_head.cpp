@@ -52,17 +52,18 @@ std::optional<std::int64_t> parse_timeout(std::string_view text) {
 
 CallHead read_head(const Headers& headers) {
     CallHead head;
-    bool post = false, grpc = false, identity = true;
+    bool post = false, protobuf = false, identity = true;
     for (const auto& [name, value] : headers) {
         if (name == ":path") {
             head.path = value;
         } else if (name == ":method") {
             post = value == "POST";
         } else if (name == "content-type") {
-            // `application/grpc+proto` is the same; `application/grpc-web` is not.
+            // `application/grpc+proto` is the same; `application/grpc-web` is not gRPC.
             const std::string_view rest =
                 value.starts_with(kContentType) ? std::string_view(value).substr(16) : "?";
-            grpc = rest.empty() || rest[0] == ';' || rest == "+proto";
+            protobuf = rest.empty() || rest[0] == ';' || rest == "+proto";
+            head.grpc = protobuf || rest[0] == '+';
         } else if (name == "grpc-encoding") {
             identity = value == "identity";
         } else if (name == "grpc-timeout") {
@@ -70,7 +71,7 @@ CallHead read_head(const Headers& headers) {
             identity = identity && head.timeout_ns.has_value();
         }
     }
-    head.plain = post && grpc && identity;
+    head.plain = post && protobuf && identity;
     return head;
 }
 

@@ -33,7 +33,9 @@ inline constexpr std::size_t kMessageHead = 5;
 // What the front needs of a request's headers.
 struct CallHead {
     std::string_view path;
-    // Not POST of gRPC, or messages that are compressed: for the server behind.
+    // Its content-type is gRPC's.
+    bool grpc = false;
+    // POST of protobuf messages that are not compressed; others are for the server behind.
     bool plain = false;
     std::optional<std::int64_t> timeout_ns;
 };

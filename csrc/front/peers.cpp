@@ -18,7 +18,7 @@ namespace {
 // A message's buffer begins with at most this much of the size that its head claims.
 constexpr std::size_t kFirstBytes = 1 << 20;
 
-int connect_abstract(const std::string& name) {
+int connect_abstract(const std::string& name, std::size_t most_fds) {
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
     if (name.size() + 1 > sizeof address.sun_path) {
@@ -27,8 +27,9 @@ int connect_abstract(const std::string& name) {
     std::memcpy(address.sun_path + 1, name.data(), name.size());
     const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
     const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (fd < 0 || connect(fd, reinterpret_cast<const sockaddr*>(&address), size) != 0) {
-        const int error = errno;
+    const bool few_left = fd >= 0 && static_cast<std::size_t>(fd) >= most_fds;
+    if (fd < 0 || few_left || connect(fd, reinterpret_cast<const sockaddr*>(&address), size) != 0) {
+        const int error = few_left ? EMFILE : errno;
         if (fd >= 0) {
             close(fd);
         }
@@ -108,6 +109,10 @@ void Front::Client::headers(Stream& stream, bool first) {
         return;  // trailers of a request mean nothing in gRPC
     }
     const CallHead head = read_head(stream.received);
+    if (!head.grpc) {
+        refuse_media_type(stream);
+        return;
+    }
     if (head.path != front.options_.method || !head.plain) {
         forward(stream);
         return;
@@ -230,18 +235,26 @@ void Front::Client::control_flood() { front.counts_.control_frames += 1; }
 void Front::Client::headers_too_large() { front.counts_.header_size += 1; }
 
 void Front::Client::refuse_late(std::int64_t now_ns) {
+    const FrontOptions& options = front.options_;
+    const auto bytes_per_s = static_cast<double>(options.receive_bytes_per_s);
     std::vector<Stream*> late;
     for (const auto& [id, stream] : awaited_) {
         const auto& call = static_cast<const Call&>(*stream->role);
-        if (now_ns - call.began_ns >= front.options_.receive_timeout_ns) {
+        const double more_s = static_cast<double>(call.received()) / bytes_per_s;
+        if (now_ns - call.began_ns - static_cast<std::int64_t>(more_s * 1e9) >=
+            options.receive_timeout_ns) {
             late.push_back(stream);
         }
     }
     for (Stream* stream : late) {
-        refuse(*stream, GrpcCode::kDeadlineExceeded,
-               "message: it was not complete " + seconds(front.options_.receive_timeout_ns) +
-                   " s after the call began",
-               front.counts_.no_message);
+        const auto& call = static_cast<const Call&>(*stream->role);
+        std::string text = "message: it was not complete " + seconds(options.receive_timeout_ns) +
+                           " s after the call began";
+        if (call.received() > 0) {
+            text += ", and came with less than " + std::to_string(options.receive_bytes_per_s) +
+                    " bytes a second after that";
+        }
+        refuse(*stream, GrpcCode::kDeadlineExceeded, std::move(text), front.counts_.no_message);
     }
 }
 
@@ -312,6 +325,14 @@ void Front::Client::forward(Stream& stream) {
     front.bound_receiving();
 }
 
+// As the protocol over HTTP/2 asks.
+void Front::Client::refuse_media_type(Stream& stream) {
+    front.counts_.media_type += 1;
+    connection->respond(stream, {{":status", "415"}, {"content-type", "text/plain"}}, true);
+    stream.write(Piece::of("content-type: this port takes application/grpc alone\n"));
+    stream.finish({});
+}
+
 void Front::Client::refuse(Stream& stream, GrpcCode code, std::string text,
                            std::atomic<std::uint64_t>& count) {
     awaited_.erase(stream.id());
@@ -323,7 +344,7 @@ void Front::Client::refuse(Stream& stream, GrpcCode code, std::string text,
 }
 
 Front::Backend::Backend(Front& front, Client& client) : Socket(front), client(client) {
-    const int fd = connect_abstract(front.options_.backend);
+    const int fd = connect_abstract(front.options_.backend, front.most_fds_);
     ConnectionLimits limits;
     limits.header_bytes = 64 << 10;
     connection =

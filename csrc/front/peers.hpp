@@ -47,6 +47,8 @@ struct Front::Call : Held {
     std::string head;
     std::size_t size = 0;
     std::shared_ptr<std::string> message;
+
+    std::size_t received() const { return message == nullptr ? 0 : message->size(); }
     // Came out of `poll`.
     bool handed = false;
 };
@@ -82,6 +84,8 @@ public:
 
     std::unique_ptr<Backend> backend;
     std::list<std::unique_ptr<Client>>::iterator place;
+    // Where it comes from.
+    std::string peer;
     // Of its calls.
     std::size_t held_bytes = 0;
 
@@ -89,6 +93,7 @@ private:
     void receive(Stream& stream, Call& call, std::string_view bytes);
     void forward(Stream& stream);
     void give_up(Stream& stream, Forwarded& role);
+    void refuse_media_type(Stream& stream);
     void refuse(Stream& stream, GrpcCode code, std::string text, std::atomic<std::uint64_t>& count);
 
     // Streams whose message is not complete.

@@ -366,6 +366,11 @@ void test_refusals(const H2Api& api) {
     Stream* packed = caller.begin(kMethod);
     packed->write(Piece::of(std::string("\1\0\0\0\1x", 6)));
     expect(caller, packed->id(), "13", "compressed");
+    // Not gRPC.
+    const auto web = caller.send(kMethod, "x", {{"content-type", "text/html"}});
+    CHECK(caller.wait(web));
+    CHECK(caller.replies[web].fields.at(":status") == "415");
+    CHECK(counts.media_type == 1);
     // Headers beyond all measure end the stream, not the connection.
     const auto huge = caller.send(kMethod, "x", {{"a", std::string(20'000, 'h')}});
     CHECK(caller.wait(huge));

@@ -13,6 +13,7 @@ import os
 import secrets
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
@@ -39,12 +40,12 @@ from serve.wire.messages import INFER_METHOD, WireError
 
 _log = logging.getLogger(__name__)
 
-#: Connections at once; beyond them, the one that has been idle for the longest is closed.
-_MAX_CONNECTIONS = 1024
 #: Bytes of incomplete calls, and of unsent answers, of all clients: a multiple of the largest
 #: message, and at least so many.
 _RECEIVING_MESSAGES = 4
 _RECEIVING_BYTES = 64 << 20
+#: A message that has not arrived in time has longer while it comes with so many bytes a second.
+_RECEIVE_BYTES_PER_S = 64 << 10
 #: Seconds for which a client may read nothing of what it is sent.
 _SEND_TIMEOUT_S = 30.0
 _EXHAUSTED: int = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
@@ -54,6 +55,22 @@ EXIT_BUG = 70
 
 #: A call: handle, request (None: it ended), times of its beginning, limit and arrival in ns.
 _Event = tuple[int, Message | PlainRequest | None, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class FrontLimits:
+    """What clients may do before a call becomes a request."""
+
+    #: Largest message received.
+    max_message_bytes: int
+    #: Calls of one connection at once.
+    max_streams: int
+    #: Connections at once, of all clients and of one address. Beyond either, the one of them that
+    #: has been idle for the longest is closed.
+    max_connections: int
+    max_connections_of_peer: int
+    #: Time for a call's message to arrive.
+    receive_timeout_s: float
 
 
 class NativeFront:
@@ -66,10 +83,7 @@ class NativeFront:
         workers: Workers,
         refusals: Refusals,
         plain: PlainCalls | None,
-        *,
-        max_message_bytes: int,
-        max_streams: int,
-        receive_timeout_s: float,
+        limits: FrontLimits,
     ) -> None:
         """Prepare without listening.
 
@@ -79,16 +93,12 @@ class NativeFront:
             workers: Threads for the messages.
             refusals: Counts calls for which there is no thread.
             plain: Takes requests that the front has staged; None to have none staged.
-            max_message_bytes: Largest message received.
-            max_streams: Calls of one connection at once.
-            receive_timeout_s: Time for a call's message to arrive.
+            limits: What clients may do.
         """
         self._service, self._gate = service, gate
         self._workers, self._refusals = workers, refusals
         self._plain = plain
-        self._max_message_bytes = max_message_bytes
-        self._max_streams = max_streams
-        self._receive_timeout_s = receive_timeout_s
+        self._limits = limits
         name = f"gnnserve-{secrets.token_hex(16)}"
         self._backend = name
         #: Address of the gRPC server behind, as gRPC writes it. Known to this process alone.
@@ -103,18 +113,21 @@ class NativeFront:
 
     def start(self, host: str, port: int) -> int:
         """Listen, and return the port. Raises OSError when the address cannot be bound."""
+        limits = self._limits
         self._front = Front(
             host=host,
             port=port,
             backend=self._backend,
             method=INFER_METHOD,
-            max_message_bytes=self._max_message_bytes,
+            max_message_bytes=limits.max_message_bytes,
             max_receiving_bytes=max(
-                _RECEIVING_MESSAGES * self._max_message_bytes, _RECEIVING_BYTES
+                _RECEIVING_MESSAGES * limits.max_message_bytes, _RECEIVING_BYTES
             ),
-            max_connections=_MAX_CONNECTIONS,
-            max_streams=self._max_streams,
-            receive_timeout_s=self._receive_timeout_s,
+            max_connections=limits.max_connections,
+            max_connections_of_peer=limits.max_connections_of_peer,
+            max_streams=limits.max_streams,
+            receive_timeout_s=limits.receive_timeout_s,
+            receive_bytes_per_s=_RECEIVE_BYTES_PER_S,
             send_timeout_s=_SEND_TIMEOUT_S,
             pool=None if self._plain is None else self._plain.plain.blocks,
             check_finite=self._plain is None or self._plain.plain.check_finite,

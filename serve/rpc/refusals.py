@@ -22,6 +22,8 @@ FRONT_REASONS = (
     "header_size",
     "receiving_bytes",
     "connections",
+    "peer_connections",
+    "media_type",
     "resets",
     "control_frames",
     "slow_reader",

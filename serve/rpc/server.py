@@ -28,7 +28,7 @@ from serve.rpc.call_threads import CallThreads
 from serve.rpc.gate import Gate
 from serve.rpc.handlers import service_handler
 from serve.rpc.health import Health
-from serve.rpc.native_front import NativeFront
+from serve.rpc.native_front import FrontLimits, NativeFront
 from serve.rpc.open_calls import OpenCallLimit, limited, watched
 from serve.rpc.plain_calls import PlainCalls
 from serve.rpc.refusals import Refusals
@@ -106,9 +106,13 @@ class GrpcServer:
                 self._pools.ordinary,
                 self._refusals,
                 None if plain is None else PlainCalls(plain, engine.refused, self._inference),
-                max_message_bytes=max_message_bytes,
-                max_streams=self._pools.calls_of_a_connection,
-                receive_timeout_s=config.receive_timeout_s,
+                FrontLimits(
+                    max_message_bytes,
+                    max_streams=self._pools.calls_of_a_connection,
+                    max_connections=config.max_connections,
+                    max_connections_of_peer=config.max_connections_of_peer,
+                    receive_timeout_s=config.receive_timeout_s,
+                ),
             )
         self._health = Health(self._inference, engine.models, engine.served)
         self._watchdog = Watchdog()

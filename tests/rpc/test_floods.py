@@ -3,22 +3,24 @@
 import gc
 import os
 import struct
+import subprocess
+import sys
 from contextlib import ExitStack
 
 import grpc
-import numpy as np
 import pytest
 
-from bench.kit.waiting import PATIENCE_S, eventually
+from bench.kit.waiting import eventually
 from serve.config import ServerConfig
 from serve.rpc import native_front
 from serve.rpc.server import GrpcServer
-from serve.wire.messages import INFER_METHOD, STREAM_METHOD, decode_response, encode_request
-from tests.rpc.fakes import FACTS, FEATURES
+from serve.wire.messages import INFER_METHOD, STREAM_METHOD, decode_response
+from tests.rpc.fakes import FACTS
 from tests.rpc.http2 import (
     CONTINUATION,
     DATA,
     END_HEADERS,
+    ENHANCE_YOUR_CALM,
     HEADERS,
     PING,
     PRIORITY,
@@ -28,24 +30,25 @@ from tests.rpc.http2 import (
     Http2,
     frame,
     head_block,
+    in_frames,
+    is_over,
     literal,
+    prefixed,
+    reset,
+    window,
 )
+from tests.rpc.requests import MESSAGE, infer, native
 
 MIB = 2**20
-TENSORS = {"x": np.ones((2, FEATURES), np.float32), "edge_index": np.zeros((2, 1), np.int64)}
-MESSAGE = encode_request("gcn", TENSORS, request_id="r")
-ENHANCE_YOUR_CALM = 11
-
-native = pytest.mark.parametrize("front", ["native"], indirect=True)
 
 
 @pytest.fixture
 def serving(engine):
-    """Return a function that starts a native front as it is set up now, and returns its server."""
+    """Return a function that starts a native front with options, and returns its server."""
     with ExitStack() as stack:
 
-        def start():
-            config = ServerConfig(grpc_port=0, front="native")
+        def start(**options):
+            config = ServerConfig(grpc_port=0, front="native", **options)
             server = GrpcServer(engine, lambda: FACTS, lambda _: {}, config)
             server.port = server.start()
             stack.callback(server.stop, 2.0)
@@ -54,19 +57,10 @@ def serving(engine):
         yield start
 
 
-def infer(channel):
-    answer = channel.unary_unary(INFER_METHOD)(MESSAGE, timeout=PATIENCE_S)
-    return decode_response(answer).request_id
-
-
 def resident_bytes():
     gc.collect()
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def prefixed(content=b"", claims=None):
-    return struct.pack(">BI", 0, len(content) if claims is None else claims) + content
 
 
 #: Frames that belong to no call.
@@ -100,7 +94,7 @@ def test_pings_of_a_client_that_makes_calls_are_welcome(server):
         stream = client.head(INFER_METHOD)
         client.message(stream, MESSAGE, end=True)
         client.read_until(lambda came: len(came[stream]) >= 3)
-        client.send(frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", 1000)))
+        client.send(window(0, 1000))
 
     with Http2(server.port) as client:
         for _ in range(1500 if server.front == "native" else 1):
@@ -142,13 +136,7 @@ def test_whoever_has_sent_the_most_loses_a_call_first(server, channel):
             client.most_streams()  # its window of 1 MiB holds from now on
             for _ in range(32):
                 stream = client.head(INFER_METHOD)
-                part = prefixed(bytes(900_000), claims=MIB)
-                client.send(
-                    *(
-                        frame(DATA, 0, stream, part[at : at + 16_000])
-                        for at in range(0, len(part), 16_000)
-                    )
-                )
+                client.send(in_frames(stream, prefixed(bytes(900_000), claims=MIB)))
         eventually(lambda: server.refused["receiving_bytes"] > 40)
         assert infer(channel) == "r"
         assert resident_bytes() < before + 160 * MIB
@@ -165,7 +153,7 @@ def test_frames_of_one_byte_take_little_memory(server, channel, engine):
         for stream in streams:
             for _ in range(300):  # more than a stream's window, so that its reader pauses
                 client.message(stream, MESSAGE)
-        tiny = [frame(DATA, 0, stream, b"\0") for stream in streams]
+        tiny = [in_frames(stream, b"\0") for stream in streams]
         client.send_while_taken(b"".join(one * 20_000 for one in tiny), 24 * MIB)
         assert resident_bytes() < before + 128 * MIB
         engine.let_go()
@@ -189,14 +177,9 @@ def test_cancelled_streams_give_back_what_their_connection_may_send(server, engi
                 client.message(stream, MESSAGE)
             eventually(lambda asked=asked: len(engine.calls) >= asked + 64)
             rest = prefixed(bytes(700_000))
-            client.send(
-                *(
-                    frame(DATA, 0, stream, rest[at : at + 16_000])
-                    for at in range(0, len(rest), 16_000)
-                )
-            )
+            client.send(in_frames(stream, rest))
             sent_bytes += 300 * (len(MESSAGE) + 5) + len(rest)
-            client.send(frame(RST_STREAM, 0, stream, struct.pack(">I", 8)))
+            client.send(reset(stream))
             needed_bytes = sent_bytes + MIB
             client.read_until(lambda came, needed=needed_bytes: given_bytes(came) >= needed)
             eventually(lambda: server.in_flight == 0)
@@ -228,8 +211,7 @@ def test_resets_end_the_connection_in_the_protocols_words(server, channel):
         block = head_block(INFER_METHOD)
         for first in range(1, 3000, 200):
             frames = (
-                frame(HEADERS, END_HEADERS, stream, block)
-                + frame(RST_STREAM, 0, stream, struct.pack(">I", 8))
+                frame(HEADERS, END_HEADERS, stream, block) + reset(stream)
                 for stream in range(first, first + 200, 2)
             )
             try:
@@ -244,15 +226,13 @@ def test_resets_end_the_connection_in_the_protocols_words(server, channel):
 @native
 def test_making_the_server_reset_streams_counts_as_resetting_them(server, channel):
     block = head_block(INFER_METHOD)
-    too_much = struct.pack(">I", 2**31 - 1)
     with Http2(server.port) as client:
         for first in range(1, 6000, 100):
             streams = range(first, first + 100, 2)
             try:
                 client.send(
                     *(
-                        frame(HEADERS, END_HEADERS, stream, block)
-                        + frame(WINDOW_UPDATE, 0, stream, too_much)
+                        frame(HEADERS, END_HEADERS, stream, block) + window(stream, 2**31 - 1)
                         for stream in streams
                     )
                 )
@@ -294,12 +274,102 @@ def test_headers_without_an_end_end_the_connection(server, channel):
 
 
 @native
-def test_a_newcomer_gets_the_place_of_an_idle_connection(front, serving, monkeypatch):
-    monkeypatch.setattr(native_front, "_MAX_CONNECTIONS", 8)
-    server = serving()
+def test_a_newcomer_gets_the_place_of_an_idle_connection(front, serving):
+    server = serving(max_connections=8)
     with ExitStack() as stack:
         for _ in range(40):
             stack.enter_context(Http2(server.port))
         channel = stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{server.port}"))
         assert infer(channel) == "r"
         assert server.refused["connections"] > 20
+
+
+@native
+def test_one_address_keeps_no_other_out(front, serving):
+    """127.0.0.2 is another client as far as the server can tell."""
+    server = serving(max_connections=16, max_connections_of_peer=4)
+    with ExitStack() as stack:
+        others = [stack.enter_context(Http2(server.port, source="127.0.0.2")) for _ in range(3)]
+        for one in others:
+            one.most_streams()
+        busy = [stack.enter_context(Http2(server.port)) for _ in range(4)]
+        for one in busy:
+            one.head(INFER_METHOD)
+        eventually(lambda: begun(server) == 4)
+        for _ in range(40):
+            more = stack.enter_context(Http2(server.port))
+            assert more.end_of_connection() is None
+        assert server.refused["peer_connections"] == 40
+        assert server.refused["connections"] == 0
+        # Those of the other address live on, and one that is idle gives its place up to its own.
+        for one in others:
+            one.ping()
+        busy[0].send(reset(1))
+        eventually(lambda: begun(server) == 3)
+        stack.enter_context(Http2(server.port)).ping()
+        assert busy[0].end_of_connection() is None
+        assert server.refused["peer_connections"] == 41
+
+
+@native
+def test_connections_leave_descriptors_to_the_server(front, engine):
+    """At a limit of open files, clients do not get the last 64."""
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", FEW_DESCRIPTORS], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as process,
+        ExitStack() as stack,
+    ):
+        port = int(process.stdout.readline())
+        for _ in range(300):
+            stack.enter_context(Http2(port))
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            assert infer(channel) == "r"
+        refused, free = map(int, process.communicate(b"\n")[0].split())
+    assert refused > 100
+    assert free >= 50
+
+
+FEW_DESCRIPTORS = """
+import os, resource, sys
+from serve.config import ServerConfig
+from serve.rpc.server import GrpcServer
+from tests.rpc.fakes import FACTS, FakeEngine
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+config = ServerConfig(grpc_port=0, front="native", max_connections_of_peer=1024)
+server = GrpcServer(FakeEngine(), lambda: FACTS, lambda _: {}, config)
+print(server.start(), flush=True)
+sys.stdin.readline()
+free = 256 - len(os.listdir("/proc/self/fd"))
+print(server.refused["connections"], free, flush=True)
+os._exit(0)
+"""
+
+
+@native
+def test_a_slow_message_has_as_long_as_it_comes(front, serving, monkeypatch):
+    """One that does not come ends; one that comes with enough bytes a second goes on."""
+    monkeypatch.setattr(native_front, "_RECEIVE_BYTES_PER_S", 4)
+    server = serving(receive_timeout_s=0.5)
+    with Http2(server.port) as client:
+        slow, still = client.head(INFER_METHOD), client.head(INFER_METHOD)
+        client.data(slow, prefixed(MESSAGE)[:-1])  # some hundred bytes are worth a minute
+        client.data(still, prefixed(MESSAGE)[:6])
+        client.read_until(lambda came: is_over(came, still))
+        assert server.refused["no_message"] == 1
+        client.data(slow, prefixed(MESSAGE)[-1:], end=True)
+        client.read_until(lambda came: is_over(came, slow))
+        answer = b"".join(content for kind, _, content in client.came[slow] if kind == DATA)
+        assert decode_response(answer[5:]).request_id == "r"
+
+
+@native
+def test_what_is_not_grpc_is_told_so(server):
+    with Http2(server.port) as client:
+        for sent, kind in enumerate(("text/html", "application/grpc-web+proto", None)):
+            stream = 2 * sent + 1
+            client.send(frame(HEADERS, END_HEADERS, stream, head_block("/", kind=kind)))
+            client.read_until(lambda came, stream=stream: is_over(came, stream))
+            said = b"".join(content for kind, _, content in client.came[stream] if kind == DATA)
+            assert said == b"content-type: this port takes application/grpc alone\n"
+        assert server.refused["media_type"] == 3

@@ -1,0 +1,186 @@
+// How connections come in: where the front listens, and how many it takes of whom.
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/epoll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <iterator>
+#include <limits>
+
+#include "peers.hpp"
+#include "system_calls.hpp"
+
+namespace gnnserve::front {
+namespace {
+
+constexpr int kTurnAccepts = 64;
+constexpr int kBacklog = 1024;
+// Descriptors left to the rest of the process, which needs some to start a lane again.
+constexpr std::size_t kKeptDescriptors = 64;
+
+// Whom connections from an address count for: an IPv4 address, or a network of IPv6, of which a
+// single client usually has all addresses.
+std::string peer_of(const sockaddr_storage& address) {
+    const auto bytes = [](const void* from, std::size_t size) {
+        return std::string(static_cast<const char*>(from), size);
+    };
+    if (address.ss_family == AF_INET) {
+        return bytes(&reinterpret_cast<const sockaddr_in&>(address).sin_addr, 4);
+    }
+    if (address.ss_family == AF_INET6) {
+        const in6_addr& six = reinterpret_cast<const sockaddr_in6&>(address).sin6_addr;
+        return IN6_IS_ADDR_V4MAPPED(&six) ? bytes(&six.s6_addr[12], 4) : bytes(&six, 8);
+    }
+    return {};
+}
+
+}  // namespace
+
+std::size_t most_descriptors() {
+    rlimit limit{};
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
+        return std::numeric_limits<std::size_t>::max();
+    }
+    const auto most = static_cast<std::size_t>(limit.rlim_cur);
+    return most - std::min(most / 2, kKeptDescriptors);
+}
+
+void Front::listen() {
+    addrinfo hints{};
+    hints.ai_socktype = SOCK_STREAM;
+    hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
+    addrinfo* found = nullptr;
+    const std::string port = std::to_string(options_.port);
+    const char* host = options_.host.empty() ? nullptr : options_.host.c_str();
+    if (const int code = getaddrinfo(host, port.c_str(), &hints, &found); code != 0) {
+        throw std::system_error(EADDRNOTAVAIL, std::generic_category(), gai_strerror(code));
+    }
+    const std::unique_ptr<addrinfo, void (*)(addrinfo*)> addresses(found, freeaddrinfo);
+    port_ = options_.port;
+    for (const addrinfo* one = found; one != nullptr; one = one->ai_next) {
+        const int fd = socket(one->ai_family, one->ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC,
+                              one->ai_protocol);
+        if (fd < 0) {
+            if (errno == EAFNOSUPPORT && one->ai_next != nullptr) {
+                continue;
+            }
+            fail_with("socket");
+        }
+        listeners_.push_back(fd);
+        const int yes = 1;
+        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+        sockaddr_storage address{};
+        std::memcpy(&address, one->ai_addr, one->ai_addrlen);
+        // A host of several addresses has the same port on each.
+        auto& number = one->ai_family == AF_INET6
+                           ? reinterpret_cast<sockaddr_in6&>(address).sin6_port
+                           : reinterpret_cast<sockaddr_in&>(address).sin_port;
+        number = htons(static_cast<std::uint16_t>(port_));
+        checked(bind(fd, reinterpret_cast<const sockaddr*>(&address), one->ai_addrlen), "bind");
+        checked(::listen(fd, kBacklog), "listen");
+        socklen_t size = sizeof address;
+        checked(getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size), "getsockname");
+        port_ = ntohs(number);
+        epoll_event event{};
+        event.events = EPOLLIN;
+        event.data.u64 = static_cast<std::uint64_t>(fd) << 1 | 1;
+        checked(epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event), "epoll_ctl");
+    }
+}
+
+// Takes connections, within the limits on their number.
+void Front::accept_some() {
+    for (const int listener : listeners_) {
+        for (int i = 0; i < kTurnAccepts; ++i) {
+            sockaddr_storage address{};
+            socklen_t size = sizeof address;
+            const int fd = accept4(listener, reinterpret_cast<sockaddr*>(&address), &size,
+                                   SOCK_NONBLOCK | SOCK_CLOEXEC);
+            if (fd < 0 && (errno == EMFILE || errno == ENFILE) && spare_ >= 0) {
+                // Refuse one with the descriptor kept for this: it would be asked for for ever.
+                close(spare_);
+                if (const int refused = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
+                    refused >= 0) {
+                    close(refused);
+                    counts_.connections += 1;
+                }
+                keep_spare();
+                break;
+            }
+            if (fd < 0) {
+                break;
+            }
+            admit(fd, peer_of(address));
+        }
+    }
+}
+
+// Serves a connection, or closes it.
+void Front::admit(int fd, std::string peer) {
+    // Numbers are given from the lowest: this many are taken.
+    const bool few_left = static_cast<std::size_t>(fd) >= most_fds_;
+    const bool many = clients_.size() >= options_.max_connections || few_left;
+    const auto at = peers_.find(peer);
+    const bool many_of_peer = at != peers_.end() && at->second >= options_.max_connections_of_peer;
+    auto& count = many_of_peer ? counts_.peer_connections : counts_.connections;
+    if (many || many_of_peer) {
+        count += 1;
+        if (!make_room(many_of_peer ? &peer : nullptr)) {
+            close(fd);
+            return;
+        }
+    }
+    if (few_left) {
+        // The one that was ended has left a lower one.
+        const int lower = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+        close(fd);
+        if (lower < 0) {
+            return;
+        }
+        fd = lower;
+    }
+    clients_.push_back(std::make_unique<Client>(*this, fd));
+    Client& added = *clients_.back();
+    added.place = std::prev(clients_.end());
+    peers_[peer] += 1;
+    added.peer = std::move(peer);
+    counts_.open_connections += 1;
+    watch(fd, &added, 0, false);
+    added.touched();
+}
+
+// Ends the connection that has had no stream for the longest, of that peer or of all (null); false
+// when all have some.
+bool Front::make_room(const std::string* peer) {
+    Client* idle = nullptr;
+    for (const auto& client : clients_) {
+        if ((peer == nullptr || client->peer == *peer) && client->connection->streams() == 0 &&
+            (idle == nullptr ||
+             client->connection->progress_ns() < idle->connection->progress_ns())) {
+            idle = client.get();
+        }
+    }
+    if (idle == nullptr) {
+        return false;
+    }
+    end(*idle);
+    return true;
+}
+
+// Counts a connection of the peer no more.
+void Front::leave(const std::string& peer) {
+    const auto at = peers_.find(peer);
+    if (at != peers_.end() && --at->second == 0) {
+        peers_.erase(at);
+    }
+}
+
+void Front::keep_spare() { spare_ = open("/dev/null", O_RDONLY | O_CLOEXEC); }
+
+}  // namespace gnnserve::front
