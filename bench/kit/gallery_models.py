@@ -91,7 +91,7 @@ class EdgeNetwork(nn.Module):
         return self.second(self.first(x, edge_index, edge_attr).relu(), edge_index, edge_attr)
 
 
-class _Near:
+class Near:
     """Pairs of atoms of a molecule that are near, without a compiled neighbour search."""
 
     def __call__(self, pos: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
@@ -105,7 +105,7 @@ class _Near:
 def schnet() -> nn.Module:
     found: nn.Module = SchNet(
         hidden_channels=16, num_filters=16, num_interactions=2, num_gaussians=10, cutoff=2.0,
-        interaction_graph=_Near(),
+        interaction_graph=Near(),
     )  # fmt: skip
     return found
 

@@ -174,23 +174,36 @@ def _range(name: str, digits: int) -> str:
 
 
 def coverage() -> str:
-    """Return the classes of PyG that serve, and those that do not."""
-    found = read_result("coverage")["rows"]
-
-    def names(package: str, *, serves: bool) -> str:
-        of = [r["name"] for r in found if r["package"] == package and r["serves"] == serves]
-        return f"{len(of)}: {', '.join(of)}"
-
-    rows = [
-        {"package": p, "yes": names(p, serves=True), "no": names(p, serves=False)}
-        for p in ("models", "conv")
-    ]
-    columns = {"`torch_geometric.nn`": "`{package}`", "serves": "{yes}", "did not": "{no}"}
+    """Return the classes of PyG that serve, by package."""
+    rows = []
+    for package in ("models", "conv"):
+        of = [row for row in read_result("coverage")["rows"] if row["package"] == package]
+        names = [_class(row) for row in of if row["serves"]]
+        rows.append({"of": package, "told": f"{len(names)} of {len(of)}: {', '.join(names)}"})
+    columns = {
+        "`torch_geometric.nn`": "`{of}`",
+        "serve (* also with a pair `x.0`, `x.1`)": "{told}",
+    }
     return flat(rows, columns)
+
+
+def _class(row: Row) -> str:
+    return f"{row['name']}*" if row.get("bipartite") else str(row["name"])
+
+
+def not_covered() -> str:
+    """Return the reasons why classes of PyG do not serve, each with its classes."""
+    by_reason: dict[str, list[str]] = {}
+    for row in read_result("coverage")["rows"]:
+        if not row["serves"]:
+            by_reason.setdefault(row["told"], []).append(row["name"])
+    rows = [{"of": ", ".join(names), "why": why} for why, names in by_reason.items()]
+    return flat(rows, {"not as they are": "{of}", "why": "{why}"})
 
 
 TABLES: dict[str, Callable[[], str]] = {
     "coverage": coverage,
+    "not covered": not_covered,
     "executor means": executor_means,
     "executors": executors,
     "merging": merging,

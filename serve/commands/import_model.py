@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,9 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     weights: Path
     #: Keyword arguments of the factory.
     args: dict[str, Any] = {}
+    #: Method to call instead of forward, and its arguments that no request brings.
+    method: str = "forward"
+    method_args: dict[str, Any] = {}
     #: Tensors passed to forward, by position; empty for its required parameters.
     inputs: tuple[str, ...] = ()
     #: TOML with `[[model.input]]` and `[[model.output]]`, instead of `inputs`; empty for none.
@@ -96,6 +99,8 @@ def _import(root: Path, staging: Path, name: str, source: Source, progress: Prog
         folder=str(folder),
         factory=factory,
         args=source.args,
+        method=source.method,
+        method_args=source.method_args,
         inputs=source.inputs,
         qos_factor=None,
         weights=str(weights),
@@ -103,8 +108,8 @@ def _import(root: Path, staging: Path, name: str, source: Source, progress: Prog
     )
     told = source.inputs or source.declaration
     read = _read(source, weights, None if told else planned)
-    inputs = source.inputs if told else _inputs_of(read.forward, source.factory)
-    config = _config(factory, source.args, inputs, source.declaration)
+    inputs = source.inputs if told else _inputs_of(read.forward, source)
+    config = _config(factory, source, inputs)
     (folder / CONFIG_FILE).write_text(config, encoding="utf-8")
     _require_same(folder, kept)
     progress("running it on small graphs", 0.5)
@@ -163,16 +168,18 @@ def read_declaration(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def parse_arguments(given: Sequence[str]) -> dict[str, Any]:
+def parse_arguments(given: Sequence[str], option: str = "--args") -> dict[str, Any]:
     """Return `key=value` arguments; a value is a TOML value, or else text. Raises ConfigError."""
     arguments = {}
     for text in given:
         key, mark, value = text.partition("=")
         if not mark or not key.isidentifier():
-            raise ConfigError(f"--args: '{text}' is not key=value")
+            raise ConfigError(f"{option}: '{text}' is not key=value")
         found = (toml_readings(value) or [value])[0]
         if not isinstance(found, _PLAIN):
-            raise ConfigError(f"--args: '{text}': a value is a number, text, true, false or a list")
+            raise ConfigError(
+                f"{option}: '{text}': a value is a number, text, true, false or a list"
+            )
         arguments[key] = found
     return arguments
 
@@ -223,25 +230,36 @@ def _read(source: Source, target: Path, built: ModelSpec | None) -> ReadModel:
     return found
 
 
-def _inputs_of(forward: Sequence[str], factory: str) -> tuple[str, ...]:
-    """Return forward's required parameters as inputs; raises ConfigError for an unknown name."""
-    unknown = [name for name in forward if name not in INPUTS]
-    if unknown or not forward:
-        taken = ", ".join(forward) or "none"
+def _inputs_of(parameters: Sequence[str], source: Source) -> tuple[str, ...]:
+    """Return the required parameters of forward as inputs; raises ConfigError for an unknown."""
+    if tuple(parameters) == ("data",):
         raise ConfigError(
-            f"--inputs: the required parameters of {factory}'s forward are {taken}; say which of"
-            f" {', '.join(INPUTS)} each one is, in their order: --inputs x,edge_index; or declare"
-            " others in a file: --declaration FILE"
+            f"--inputs: {source.method} of {source.factory} takes a Data; say which of"
+            f" {', '.join(INPUTS)} it holds: --inputs x,edge_index; or declare others in a file:"
+            " --declaration FILE"
         )
-    return tuple(forward)
+    unknown = [name for name in parameters if name not in INPUTS]
+    if unknown or not parameters:
+        taken = ", ".join(parameters) or "none"
+        raise ConfigError(
+            f"--inputs: the required parameters of {source.factory}'s {source.method} are {taken};"
+            f" say which of {', '.join(INPUTS)} each one is, in their order: --inputs x,edge_index;"
+            " or declare others in a file: --declaration FILE"
+        )
+    return tuple(parameters)
 
 
-def _config(factory: str, args: Mapping[str, Any], inputs: Sequence[str], declaration: str) -> str:
+def _config(factory: str, source: Source, inputs: Sequence[str]) -> str:
     lines = ["[model]", f"factory = {_toml(factory)}"]
+    if source.method != "forward":
+        lines.append(f"method = {_toml(source.method)}")
     if inputs:
         lines.append(f"inputs = {_toml(list(inputs))}")
-    lines += ["", "[model.args]", *(f"{key} = {_toml(value)}" for key, value in args.items())]
-    return "\n".join(lines) + "\n" + (f"\n{declaration.strip()}\n" if declaration else "")
+    for section, values in (("args", source.args), ("method_args", source.method_args)):
+        if values or section == "args":
+            lines += ["", f"[model.{section}]", *(f"{k} = {_toml(v)}" for k, v in values.items())]
+    declaration = source.declaration.strip()
+    return "\n".join(lines) + "\n" + (f"\n{declaration}\n" if declaration else "")
 
 
 def _toml(value: Any) -> str:

@@ -73,6 +73,15 @@ def import_command(
         Path | None,
         typer.Option(help="TOML with [[model.input]] and [[model.output]], for other inputs."),
     ] = None,
+    method: Annotated[
+        str, typer.Option(help="Method to call instead of forward, such as encode.")
+    ] = "forward",
+    method_args: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE", help="An argument of it, the same in every request; repeatable."
+        ),
+    ] = None,
     strip: Annotated[
         str, typer.Option(help="Prefix to remove from the weights' names, such as model.")
     ] = "",
@@ -109,6 +118,8 @@ def import_command(
         factory=factory,
         weights=weights,
         args=arguments | parse_arguments(args or ()),
+        method=method,
+        method_args=parse_arguments(method_args or (), "--method-args"),
         inputs=tuple(part.strip() for part in inputs.split(",")) if inputs else (),
         declaration="" if declaration is None else read_declaration(declaration),
         strip=strip,

@@ -23,6 +23,7 @@ Fanout = Annotated[int, Meta(ge=-1)]
 _MAX_SOURCE_BYTES = 16 << 20
 
 _MODULE_FACTORY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+_METHOD = re.compile(r"[^\W\d]\w*(\.\w+)*")
 _FILE_FACTORY = re.compile(r"\./((?!\.\./)[^/:]+/)*[^/:]+\.py:[^\W\d]\w*")
 
 
@@ -33,6 +34,10 @@ class ModelSection(Section, frozen=True):
     factory: str
     #: Keyword arguments of the factory.
     args: dict[str, Any] = msgspec.field(default_factory=dict)
+    #: Method to call instead of forward, by its name or path: `encode`, `encoder`, `head.scores`.
+    method: str = "forward"
+    #: Keyword arguments of the method that are the same in every request.
+    method_args: dict[str, Any] = msgspec.field(default_factory=dict)
     #: Names of the tensors passed to forward, by position.
     inputs: tuple[InputName, ...] | None = None
     #: Instead of `inputs`: everything that forward takes and returns.
@@ -92,6 +97,10 @@ def read_settings(folder: Path) -> ModelConfig:
         raise ConfigError(
             f"{path}: model.factory: {model.factory!r} is neither 'package.module:callable'"
             " nor './file.py:callable' in the model's folder"
+        )
+    if not _METHOD.fullmatch(model.method):
+        raise ConfigError(
+            f"{path}: model.method: {model.method!r} is no name of a method, such as 'encode'"
         )
     if config.sampling.fanouts is not None and 0 in config.sampling.fanouts:
         raise ConfigError(f"{path}: sampling.fanouts: 0 is neither positive nor -1 (all)")

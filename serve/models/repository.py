@@ -51,6 +51,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     interface: Interface | None = None
     #: None for the server's default.
     qos_factor: float | None
+    #: Method that is called instead of forward, and its arguments that no request brings.
+    method: str = "forward"
+    method_args: dict[str, Any] = {}
     #: Absolute path of the safetensors file, and its size.
     weights: str
     weights_bytes: int
@@ -251,6 +254,8 @@ def _read_version(folder: Path, version: int, config: ModelConfig) -> ModelSpec 
             else model.inputs or config.inputs or ("x", "edge_index"),
             interface=interface,
             qos_factor=config.qos.factor,
+            method=model.method,
+            method_args=model.method_args,
             weights=str(weights.resolve()),
             weights_bytes=weights.stat().st_size,
             num_features=model.num_features,

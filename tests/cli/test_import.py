@@ -38,6 +38,15 @@ NET = textwrap.dedent(
             return self.conv(z[:, None].float().expand(-1, 6), edge_index)
 
 
+    class Coder(Pool):
+        def forward(self, data):
+            raise AssertionError("it is not to be called")
+
+        def encode(self, data, scale=1.0):
+            out = self.conv(data.x, data.edge_index, data.edge_attr)
+            return scale * global_add_pool(out, data.batch)
+
+
     class Odd(Pool):
         def forward(self, nodes, edges):
             return self.conv(nodes, edges)
@@ -103,6 +112,22 @@ def test_a_model_is_imported_run_and_told_how_to_ask(trained, tmp_path, monkeypa
         r"\s+", " ", capfd.readouterr().err
     )
     assert sorted(path.name for path in repository.iterdir()) == ["pool"]
+
+
+@pytest.mark.slow
+def test_a_method_that_takes_a_data_is_imported(trained, tmp_path, monkeypatch, capfd):
+    repository = tmp_path / "models"
+    command = (
+        *("import", "--name", "coder", "--factory", "net.py:Coder", "--weights", "pool.pt"),
+        *("--args", "hidden=5", "--repository", str(repository), "--method", "encode"),
+        *("--method-args", "scale=2.0"),
+    )
+    assert gnnserve(monkeypatch, trained, *command) == 2
+    assert "encode of net.py:Coder takes a Data" in re.sub(r"\s+", " ", capfd.readouterr().err)
+    command += "--inputs", "x,edge_index,edge_attr,batch"
+    assert gnnserve(monkeypatch, trained, *command) == 0
+    spec = find(repository, "coder")
+    assert (spec.method, spec.method_args) == ("encode", {"scale": 2.0})
 
 
 DECLARATION = """
@@ -177,6 +202,7 @@ def test_what_cannot_be_imported_leaves_nothing(
         (("--factory", "nowhere.py:Pool", "--weights", "w.pt"), "nowhere.py: no such file"),
         (("--factory", "net.py", "--weights", "w.pt"), "neither file.py:callable nor"),
         (("--factory", "a:b", "--weights", "w", "--args", "x"), "'x' is not key=value"),
+        (("--factory", "a:b", "--weights", "w", "--method-args", "x"), "--method-args: 'x' is not"),
         (("--factory", "a:b", "--weights", "w", "--args", "d=1979-05-27"), "a value is a number"),
         (("--factory", "a:b", "--hub", "."), "holds no weights; looked for model.safetensors"),
     ],

@@ -60,6 +60,23 @@ MODEL_PY = textwrap.dedent(
             return self.conv(x, edge_index).argmax(dim=1)
 
 
+    class OfData(Node):
+        def forward(self, data):
+            return self.conv(data.x, data.edge_index)
+
+
+    class Coder(Node):
+        def forward(self, x, edge_index):
+            raise AssertionError("it is not to be called")
+
+        def encode(self, x, edge_index, scale=1.0):
+            return scale * self.conv(x, edge_index)
+
+        def train(self, mode=True):
+            # As TGNMemory, it returns nothing.
+            super().train(mode)
+
+
     class PerEdge(Node):
         def forward(self, x, edge_index):
             return x[edge_index[0]]

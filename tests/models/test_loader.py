@@ -61,6 +61,21 @@ def test_inputs_go_to_forward_in_the_configured_order_and_the_rest_is_ignored(pu
         loaded.run({"x": X, "edge_index": EDGES})
 
 
+def test_a_method_and_a_data_are_called_as_configured(put):
+    plain = load_model(spec_of(put())).module
+    inputs = {"x": X, "edge_index": EDGES}
+    for factory, more, scale in (
+        ("./model.py:OfData", "", 1.0),
+        ("./model.py:Coder", 'method = "encode"\nmethod_args = {scale = 2.0}', 2.0),
+    ):
+        loaded = load_model(spec_of(put("other", factory, more)))
+        loaded.module.load_state_dict(
+            {f"model.{name}": tensor for name, tensor in plain.state_dict().items()}
+        )
+        assert torch.equal(loaded.run(inputs), scale * plain(X, EDGES))
+        assert not loaded.module.model.training
+
+
 def test_missing_edge_weight_means_ones_and_missing_batch_one_graph(put):
     weighted = load_model(
         spec_of(put("w", "./model.py:Weighted", 'inputs = ["x", "edge_index", "edge_weight"]'))
@@ -117,6 +132,7 @@ def test_what_forward_raises_passes_through(put):
         ),
         ("./model.py:double", "", "is torch.float32 [4], the model has torch.float64 [4]"),
         ("./model.py:Edges", "", "lacks conv.att, conv.lin_edge.weight, "),
+        ("./model.py:Node", 'method = "encode"', "model.method: 'Node' has no method 'encode'"),
         ("torch.nn:ReLU", "", "has the unknown conv.bias, conv.lin.weight"),
     ],
 )

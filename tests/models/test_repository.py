@@ -64,6 +64,10 @@ CORRUPTIONS = {
         write("config.toml", CONFIG + "[qso]\nfactor = 2\n"),
         ["unknown key 'qso'", "did you mean 'qos'?"],
     ),
+    "no method": (
+        write("config.toml", CONFIG + "method = 'en code'\n"),
+        ["model.method: 'en code' is no name of a method"],
+    ),
     "wrong type": (
         write("config.toml", CONFIG + "num_features = 'many'\n"),
         ["model.num_features", "`int | null`", "`str`"],

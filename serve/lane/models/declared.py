@@ -4,6 +4,8 @@ Arguments are passed by name where forward has parameters of these names. Otherw
 takes any (`*args`), they go by position in the order of the declaration. Names with a dot are
 entries of a dict: `x.author` and `x.paper` make the argument `x_dict` or `x`, and
 `edge_index.author__writes__paper` is the entry of the edge type ("author", "writes", "paper").
+Numbers from 0 on are places in a tuple: `x.0` and `x.1` make the argument `x`, a pair of features
+of sources and of targets.
 """
 
 import inspect
@@ -41,7 +43,7 @@ class DeclaredForward:
         found = {base: _named(base, slots, names) for base, slots in by_argument.items()}
         if open_ended:
             found = {
-                base: name or (f"{base}_dict" if "." in by_argument[base][0].name else base)
+                base: name or (f"{base}_dict" if _by_type(by_argument[base]) else base)
                 for base, name in found.items()
             }
         by_name = all(found.values())
@@ -76,18 +78,21 @@ class DeclaredForward:
         by_position: list[Any] = []
         by_name: dict[str, Any] = {}
         for name, slots in self._arguments:
-            value = self._argument(slots, inputs, sizes)
+            value = self._argument(name, slots, inputs, sizes)
             if name is None:
                 by_position.append(value)
             else:
                 by_name[name] = value
         return module(*by_position, **by_name)
 
-    def _argument(self, slots: Sequence[InputSlot], inputs: Inputs, sizes: dict[str, int]) -> Any:
+    def _argument(
+        self, name: str | None, slots: Sequence[InputSlot], inputs: Inputs, sizes: dict[str, int]
+    ) -> Any:
         values = {slot.name: filled(slot, inputs, sizes) for slot in slots}
         if "." not in slots[0].name:
             return values[slots[0].name]
-        return {_entry(name): value for name, value in values.items() if value is not None}
+        entries = {key.partition(".")[2]: value for key, value in values.items()}
+        return _dict(entries) if name == f"{_base(slots)}_dict" else _dict_or_tuple(entries)
 
     def _checked(self, returned: object, sizes: dict[str, int]) -> Outputs:
         found = list(self._flat(returned))
@@ -112,8 +117,10 @@ class DeclaredForward:
         if isinstance(returned, Tensor) and returned.layout == torch.strided:
             yield returned
         elif isinstance(returned, tuple | list):
+            # A layer that was left out returns None in its place.
             for one in returned:
-                yield from self._flat(one)
+                if one is not None:
+                    yield from self._flat(one)
         elif isinstance(returned, Mapping):
             entries = {_joined(key): value for key, value in returned.items()}
             for slot in self.interface.outputs:
@@ -213,10 +220,37 @@ def _named(base: str, slots: Sequence[InputSlot], names: list[str] | None) -> st
     return next((name for name in wanted if names is not None and name in names), None)
 
 
-def _entry(name: str) -> str | tuple[str, ...]:
-    """Return the key in a dict for the part of a name after its first dot."""
-    parts = tuple(name.partition(".")[2].split(_TYPES))
-    return parts if len(parts) == 3 else _TYPES.join(parts)
+def _by_type(slots: Sequence[InputSlot]) -> bool:
+    """Return True for inputs that are entries of a dict, and not of a tuple."""
+    _, dot, rest = slots[0].name.partition(".")
+    return bool(dot) and not rest.isdecimal()
+
+
+def _base(slots: Sequence[InputSlot]) -> str:
+    """Return the part of the inputs' names before their first dot."""
+    return slots[0].name.partition(".")[0]
+
+
+def _dict(entries: Mapping[str, Tensor | None]) -> dict[str | tuple[str, ...], Any]:
+    """Return a dict by type, of tensors, or of tuples where numbers follow after a dot."""
+    tuples: dict[str, dict[str, Tensor | None]] = {}
+    found: dict[str | tuple[str, ...], Any] = {}
+    for name, value in entries.items():
+        key, _, place = name.rpartition(".")
+        if key and place.isdecimal():
+            tuples.setdefault(key, {})[place] = value
+        elif value is not None:
+            parts = tuple(name.split(_TYPES))
+            found[parts if len(parts) == 3 else name] = value
+    return found | {key: _dict_or_tuple(own) for key, own in tuples.items()}
+
+
+def _dict_or_tuple(entries: Mapping[str, Tensor | None]) -> Any:
+    """Return a tuple where the names are 0, 1, …, and otherwise a dict."""
+    places = [str(place) for place in range(len(entries))]
+    if sorted(entries) == sorted(places):
+        return tuple(entries[place] for place in places)
+    return _dict(entries)
 
 
 def _joined(key: object) -> str:

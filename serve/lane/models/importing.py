@@ -11,7 +11,7 @@ import re
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 from pickle import UnpicklingError
@@ -23,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from serve.errors import ConfigError, ServeError
+from serve.lane.models.calling import method_of
 from serve.lane.models.loader import build_model
 from serve.models.reading import ReadModel, ReadOrder
 
@@ -50,7 +51,7 @@ def read_model(order: ReadOrder) -> ReadModel:
     tensors, notes = convert(Path(order.source), Path(order.target), order.strip)
     forward: tuple[str, ...] = ()
     if order.spec is not None:
-        forward = required_parameters(build_model(order.spec))
+        forward = required_parameters(method_of(build_model(order.spec), order.spec))
     return ReadModel(tensors=tensors, notes=notes, forward=forward)
 
 
@@ -90,9 +91,9 @@ def convert(source: Path, target: Path, strip: str = "") -> tuple[int, tuple[str
     return len(kept), tuple(notes)
 
 
-def required_parameters(module: torch.nn.Module) -> tuple[str, ...]:
-    """Return the names of forward's parameters that have no default."""
-    parameters = inspect.signature(module.forward).parameters.values()
+def required_parameters(method: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the names of the parameters of forward, or of another, that have no default."""
+    parameters = inspect.signature(method).parameters.values()
     positional = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
     return tuple(p.name for p in parameters if p.kind in positional and p.default is p.empty)
 

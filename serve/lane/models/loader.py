@@ -22,6 +22,7 @@ from torch.nn.parameter import is_lazy
 
 from serve.errors import InvalidInput, ModelError
 from serve.inputs import COUNTED_BY, INPUTS
+from serve.lane.models.calling import called
 from serve.lane.models.declared import DeclaredForward
 from serve.models.repository import ModelSpec
 from serve.models.weights_file import check_weights
@@ -124,7 +125,10 @@ def load_model(spec: ModelSpec) -> LoadedModel:
                 " one graph's edges for the next request; build it with cached=False"
             )
     _map_weights(module, spec)
-    module.eval().requires_grad_(False)
+    # Some classes of PyG return nothing from eval.
+    module.eval()
+    module.requires_grad_(False)
+    module = called(module, spec)
     declared = None
     if spec.interface is not None:
         declared = DeclaredForward(module, spec.interface, spec.key)

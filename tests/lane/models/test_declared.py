@@ -77,6 +77,41 @@ def test_dotted_names_are_entries_of_a_dict(name):
     assert torch.equal(found[1], tensors["x.b"])
 
 
+def test_numbers_are_places_in_a_tuple():
+    source = InputSlot("x.0", "FP32", ("N.a", 2))
+    target = InputSlot("x.1", "FP32", ("N.b", 2))
+    links = InputSlot("edge_index", "INT64", (2, "E"), index=("N.a", "N.b"))
+    tensors = {"x.0": torch.ones(3, 2), "x.1": torch.zeros(2, 2), "edge_index": LINKS[:, :1]}
+    slots, outputs = [target, source, links], [TensorSlot("y", "FP32", ("N.b", 2))]
+
+    def second(x, edge_index):
+        assert type(x) is tuple
+        assert x[0] is tensors["x.0"]
+        return x[1]
+
+    for forward in (second, lambda *given: second(*given), lambda **given: second(**given)):
+        (found,) = run(forward, slots, outputs, **tensors)
+        assert found is tensors["x.1"]
+
+
+def test_and_they_may_stand_in_a_dict():
+    names = ("xs.a.1", "xs.a.0", "xs.b.0")
+    slots = [InputSlot(name, "FP32", (f"N.{name[3]}", 2)) for name in names]
+    tensors = {name: torch.full((3, 2), float(i)) for i, name in enumerate(names)}
+
+    def forward(xs_dict):
+        assert {key: len(xs) for key, xs in xs_dict.items()} == {"a": 2, "b": 1}
+        return xs_dict["a"][0]
+
+    (found,) = run(forward, slots, [TensorSlot("y", "FP32", ("N.a", 2))], **tensors)
+    assert found is tensors["xs.a.0"]
+
+
+def test_outputs_that_are_left_out_do_not_count():
+    (found,) = run(lambda x, edge_index: (x, None), [X, EDGES], [Y], x=ONES, edge_index=LINKS)
+    assert found is ONES
+
+
 def test_outputs_may_be_nested():
     def forward(x, edge_index):
         return x, (edge_index, edge_index[0])
