@@ -5,7 +5,7 @@ import functools
 import tempfile
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,6 +37,8 @@ from serve.server.gpus import find_gpus
 
 FEATURES, CLASSES = 128, 16
 Graphs = list[dict[str, torch.Tensor]]
+#: A model, and the index of a graph.
+Job = tuple[str, int]
 #: Asked once a process, as it starts another process that imports torch and makes a context.
 _gpus = functools.cache(find_gpus)
 
@@ -180,6 +182,18 @@ def nodes_call(ids: Any, seed: int, model: str = "sage") -> InferCall:
         model, "", tensors, arrived_ns=time.monotonic_ns(), graph="g", seed=seed,
         fanouts=(10, 10, 5),
     )  # fmt: skip
+
+
+def submit(engine: Engine, graphs: Graphs, job: Job, **options: Any) -> Any:
+    """Return the server's answer to a job."""
+    return engine.submit(call(job[0], graphs[job[1]], **options)).result()
+
+
+def pmc_errors(records: Iterable[RequestRecord]) -> list[float]:
+    """Return estimate ÷ measured − 1 of the peak memory of each run that has a measured one."""
+    return [
+        r.pmc_estimate_bytes / r.pmc_measured_bytes - 1 for r in records if r.pmc_measured_bytes
+    ]
 
 
 def memory_used_mib() -> int | None:

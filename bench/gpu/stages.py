@@ -40,39 +40,45 @@ class Stage:
 def stages(quick: Collection[str] = (), *, dry: bool = False) -> list[Stage]:
     """Return all stages, the most informative first, as time on a GPU may end at any of them.
 
-    `quick` names stages that measure less in less time, or ALL. With `dry` they are benches only,
+    `quick` names stages that measure less in less time, or ALL. With `dry` they are scripts only,
     on the processor.
     """
     python = sys.executable
 
-    def bench(
-        name: str, usual_s: int, quick_s: int, needs: tuple[str, ...] = (), part: str = ""
+    def stage(
+        script: str, usual_s: int, quick_s: int, needs: tuple[str, ...] = (), name: str = ""
     ) -> Stage:
-        stage = f"{name}_{part}" if part else name
-        short = ALL in quick or stage in quick
-        command = f"{python} -m bench.gpu.{name} {part}"
-        command += " --quick" * short + " --dry" * dry
+        name = name or script.rpartition(".")[2]
+        short = ALL in quick or name in quick
+        command = f"{python} -m {script}" + " --quick" * short + " --dry" * dry
         usual_s = quick_s if short else usual_s
         limit_s = _DRY_LIMIT_S if dry else 2 * usual_s
         builds = () if dry else ("libraries", "extension") if needs else ("libraries",)
-        return Stage(stage, command, usual_s, limit_s, needs, after=builds, quick=short)
+        return Stage(name, command, usual_s, limit_s, needs, after=builds, quick=short)
+
+    def serving(part: str, usual_s: int, quick_s: int) -> Stage:
+        return stage(f"tests.gpu.serving {part}", usual_s, quick_s, _ENGINE, f"serving_{part}")
 
     before = [] if dry else _preparing(python)
-    alive = [bench("arena", 20, 15), bench("equality", 40, 25), bench("heavy", 45, 20)]
+    alive = [
+        stage("tests.gpu.arena", 20, 15),
+        stage("tests.gpu.equality", 40, 25),
+        stage("tests.gpu.heavy", 45, 20),
+    ]
     checked = [] if dry else [_sanitized(python, tool) for tool in ("memcheck", "racecheck")]
     engine = [
         # The first to start an engine: it calibrates the models for all of them.
-        bench("unions", 110, 80, _ENGINE),
-        bench("pmc", 60, 20, _ENGINE),
-        bench("serving", 200, 60, _ENGINE, "equality"),
-        bench("serving", 150, 60, _ENGINE, "soak"),
+        stage("tests.gpu.unions", 110, 80, _ENGINE),
+        stage("bench.gpu.pmc", 60, 20, _ENGINE),
+        serving("equality", 200, 60),
+        serving("soak", 150, 60),
     ]
     more = [
-        bench("concurrency", 240, 60),
-        bench("kernels", 150, 40, _ENGINE),
-        bench("gather", 130, 30),
-        bench("serving", 40, 25, _ENGINE, "pressure"),
-        bench("serving", 400, 180, _ENGINE, "figures"),
+        stage("bench.gpu.concurrency", 240, 60),
+        stage("bench.gpu.kernels", 150, 40, _ENGINE),
+        stage("bench.gpu.gather", 130, 30),
+        serving("pressure", 40, 25),
+        stage("bench.gpu.figures", 400, 180, _ENGINE, "serving_figures"),
     ]
     tests = "cmake --build build/gpu/tests && ctest --test-dir build/gpu/tests --output-on-failure"
     after = [] if dry else [Stage("ctest", tests, 120, 240, after=("libraries",))]
@@ -109,7 +115,7 @@ def _sanitized(python: str, tool: str) -> Stage:
     """
     command = (
         f"PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool {tool} --error-exitcode 9"
-        f" {python} -m bench.gpu.heavy --quick --plain --out build/gpu/results/{tool}.json"
+        f" {python} -m tests.gpu.heavy --quick --plain --out build/gpu/results/{tool}.json"
     )
     programs = ("compute-sanitizer",)
     return Stage(tool, command, 60, 150, programs=programs, after=("libraries",))

@@ -41,7 +41,7 @@ def test_every_bench_is_there_to_be_run(dry):
     known = stages(dry=dry)
     for one in known:
         for word in one.command.split():
-            if word.startswith("bench.gpu."):
+            if word.startswith(("bench.gpu.", "tests.gpu.")):
                 assert (check.ROOT / (word.replace(".", "/") + ".py")).is_file()
     names = [one.name for one in known]
     assert len(set(names)) == len(names)

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from bench.gpu import heavy, unions
 from bench.gpu.engines import Bench
-from bench.gpu.heavy import Sorted, same_twice
 from bench.gpu.kit import Result
 from serve.lane.cuda.graph_kernels import GraphKernels
 from serve.native_cuda import library_path
 from serve.server.api import Tensor
+from tests.gpu import heavy, unions
+from tests.gpu.heavy import Sorted, same_twice
 
 #: More than so many neighbours, and a row is reduced in pieces.
 HEAVY = 2048

@@ -13,12 +13,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bench.gpu import concurrency, equality, kit
+from bench.gpu import concurrency, kit
 from bench.gpu.kit import Result, Rig
 from bench.gpu.lanes import Lane, at_once, kept_busy
 from serve.lane.cuda import cuda_queue
 from serve.lane.cuda.cuda_queue import Copies
 from serve.lane.cuda.queues import HostQueue
+from tests.gpu import equality
 
 WORKSPACE_BYTES = 32 << 20
 

@@ -7,11 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.gpu import engines, serving
+from bench.gpu import engines, figures
 from bench.gpu.engines import Bench
 from bench.gpu.kit import Result
 from serve.server import device as devices
 from serve.server import gpus as probe
+from tests.gpu import serving
 
 GIB = 1 << 30
 
@@ -133,7 +134,7 @@ def test_what_is_hoped_for_of_the_figures(result, tmp_path):
         "mps_base (4 streams) at 0.9": system(latency_over_target={"p99": 3.0}),
         "default at 0.9": system(jct_ms=30.0),
     }
-    serving.aims(result, found, 0.9)
+    figures.aims(result, found, 0.9)
     reached = {row["aim"]: row["reached"] for row in written(tmp_path)["aims"]}
     assert reached == {7: True, 8: True, 9: False, 10: True}
 
@@ -143,6 +144,6 @@ def test_the_schedulers_time_is_told_by_request():
         status="OK", latency_ns=2_000_000, qos_target_ns=4_000_000, run_ns=1_000_000, quet_ns=1,
         pmc_estimate_bytes=1, pmc_measured_bytes=None,
     )  # fmt: skip
-    told = serving.summary([record] * 4, {}, 200e-6)
+    told = figures.summary([record] * 4, {}, 200e-6)
     assert told["scheduler_us_a_request"] == pytest.approx(50)
     assert told["scheduler_per_mille_of_run_time"] == pytest.approx(50)

@@ -1,6 +1,6 @@
 """Check the arena under torch: exact peaks, overruns that harm one task only, no later cudaMalloc.
 
-python -m bench.gpu.arena [--quick] [--dry]
+python -m tests.gpu.arena [--quick] [--dry]
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Check merged requests on a resident graph: each must have the answer it has alone.
 
-    python -m bench.gpu.unions [--quick] [--dry]
+    python -m tests.gpu.unions [--quick] [--dry]
 
 The graph's features are bytes, then half floats, then floats, which lanes gather and convert for
 one request of a union after the other: the host frees the memory of the first before the device has

@@ -1,6 +1,6 @@
 """Compare the answers of the same models on the GPU and on the processor.
 
-    python -m bench.gpu.equality [--quick] [--dry]
+    python -m tests.gpu.equality [--quick] [--dry]
 
 Every model runs as in a lane: inputs up, forward in an inserted buffer, answer down, on both of a
 lane's streams. Errors are relative to the largest value of the processor's answer; the limit is

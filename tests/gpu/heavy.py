@@ -1,6 +1,6 @@
 """Check our kernels on nodes with very many neighbours, and on odd widths.
 
-    python -m bench.gpu.heavy [--quick] [--plain] [--dry]
+    python -m tests.gpu.heavy [--quick] [--plain] [--dry]
 
 From 2,049 neighbours on several teams reduce one row in pieces, which the graphs of the other
 benches never need. Here are stars of 2,049, 5,000 and 100,000, rows that end where a piece does,
