@@ -73,8 +73,8 @@ fuzz: $(PACKAGE) ## Made-up bytes for the front under ASan and UBSan, its thread
 	 ../build/cpp-tsan/tests/front_fuzz --threads 1000000; \
 	 ../build/cpp-asan/tests/front_fuzz $(or $(FUZZ_S),3600) $$(date +%s)
 
-bench: $(PACKAGE) ## Measure on this machine, then write the pages that quote the results
-	@$(PY) -m bench && $(PY) -m bench.pages
+bench: $(PACKAGE) ## Measure on this machine, then write the pages that quote the results, and draw
+	@$(PY) -m bench && $(PY) -m bench.pages && $(PY) -m docs.drawings
 
 gpu-check: ## Build, test and measure on a machine with CUDA, without network or .venv; ARGS="--only arena"
 	@$(or $(PYTHON),python3) bench/gpu/check.py $(ARGS)

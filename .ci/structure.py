@@ -141,7 +141,7 @@ def counts() -> Iterator[Count]:
     yield Count("import circles", len(circle), tuple(circle))
     yield Count("class names used twice", len(doubled), tuple(doubled))
     yield Count('files that spell "edge_attr"', len(spelled), tuple(spelled))
-    for name in ("serve", "loadgen", "bench", "tests"):
+    for name in ("serve", "loadgen", "bench", "docs", "tests"):
         yield Count(f"lines of Python in {name}", lines(tracked(f"{name}/*.py")))
     yield Count("lines of C++ and CUDA in csrc", lines(tracked("csrc/*.?pp", "csrc/*.cu*")))
     yield Count("lines in bench/results", lines(tracked("bench/results")))

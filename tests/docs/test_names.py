@@ -42,7 +42,7 @@ def test_paths_exist(page):
 
 @each_page
 def test_modules_exist(page):
-    found = re.findall(r"python -m ((?:bench|serve|loadgen)[\w.]*)", PAGES[page])
+    found = re.findall(r"python -m ((?:bench|docs|serve|loadgen|tests)[\w.]*)", PAGES[page])
     found += re.findall(r"`((?:bench|serve|loadgen)\.[a-z_.]+)`", PAGES[page])
     missing = []
     for name in found:

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.drawings import PICTURES, picture
-from bench.kit.result import DOCS_PATH
+from bench.kit.result import DOCS_PATH, read_result
+from docs.drawings.policies import policies_picture
+from docs.drawings.schedules import PICTURES, picture
 from serve.core.commands import AnswerTask, LaunchTask, ResumeTask, SuspendTask
 from serve.core.lifecycle import mermaid
 from serve.core.scheduler import Scheduler
@@ -75,6 +76,11 @@ def test_picture(policy, discipline):
 def test_schedules_are_as_drawn(name):
     assert picture(PICTURES[name]) == (DOCS_PATH / name).read_text(encoding="utf-8")
     assert f"({name})" in PAGE.read_text(encoding="utf-8")
+
+
+def test_the_load_is_drawn_as_it_was_measured():
+    drawn = (DOCS_PATH / "policies.svg").read_text(encoding="utf-8")
+    assert policies_picture(read_result("policies")) == drawn
 
 
 def test_life_cycle_diagram():

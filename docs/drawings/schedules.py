@@ -1,39 +1,19 @@
-"""Draw the pictures of docs/.
+"""Nine tasks that the server's scheduler serves in the simulator; nothing is placed by hand."""
 
-    python -m bench.drawings
-
-`schedules-*.svg` show nine tasks that the server's scheduler serves in the simulator under every
-policy, baseline and discipline; nothing is placed by hand. `policies.svg` shows the result of
-``bench.scheduling.policies``. `estimates.svg` shows a traced forward pass: left its live bytes for
-few and for many edges, right the planes over nodes and edges that estimate them, with their hull.
-"""
-
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
 
-from bench.kit.drawing import DARK, GREY, RULE, heading, path, rules, sheet
-from bench.kit.result import DOCS_PATH, read_result
+from docs.drawings.frame import DARK, GREY, LATE, RULE, WIDTH, heading, path, sheet
 from serve.core.commands import AnswerTask, Command, LaunchTask, ResumeTask, SuspendTask
 from serve.core.fleet.fleet import make_scheduler
 from serve.core.types import Bytes, Nanos, QoS, Task, TaskEstimate, TaskId
-from serve.estimate.memory import peak_at
 from serve.obs.svg import Scale, tag, text
 from serve.sim.device import Offered
 from serve.sim.engine import Simulation
 from serve.sim.workload import make_system
 
-if TYPE_CHECKING:
-    from serve.estimate.calibration import Linear
-    from serve.estimate.memory import MemoryTrace
-
 MS, MIB = 1_000_000, 1 << 20
-LATE = "#cf222e"
-
-# Schedules of nine tasks.
 
 SLOTS, BUDGET_BYTES, QOS_FACTOR, PREPARE_NS = 2, 96 * MIB, 2, 20_000
 
@@ -75,7 +55,7 @@ PICTURES = {
         ("slack", "preemptive", "slack + preemptive: the more urgent suspends"),
     ),
 }
-COLUMN, LEFT, TOP, PLOT_WIDTH, WIDTH = 480.0, 66.0, 26.0, 388.0, 960.0
+COLUMN, LEFT, TOP, PLOT_WIDTH = 480.0, 66.0, 26.0, 388.0
 LANE, MEMORY, LAST_MS, LETTER = 19.0, 30.0, 21.0, 9.0
 
 
@@ -269,137 +249,3 @@ def _legend(left: float, top: float) -> Iterator[str]:
         (71, "memory: the budget; red: over it"),
     ):
         yield text(left + 92, y + below, said)
-
-
-# Results.
-
-#: System, colour, width, dashes, name.
-CURVES = (
-    ("default", GREY, 1.5, "", "default: one at a time"),
-    ("mps_base", "#b08800", 1.5, "", "mps_base: four at a time"),
-    ("bqt+barrier", "#c4450c", 1.5, "", "bqt + barrier (GNNSched)"),
-    ("slack+rolling", "#2c8a3d", 1.5, "", "slack + rolling"),
-    ("slack+preemptive, 2 lanes a core", "#8ab8f5", 2, "", "the same, 2 lanes a core"),
-    ("slack+preemptive", "#1f6feb", 2.5, "", "slack + preemptive"),
-    ("bound", DARK, 1.5, "4 3", "lower bound"),
-)
-
-
-def policies_picture(result: Mapping[str, Any]) -> str:
-    """Return the share missed over the load, a panel for each workload."""
-    rows = {(row["workload"], row["system"]): row for row in result["rows"]}
-    workloads = list(dict.fromkeys(workload for workload, _ in rows))
-    width, height = 250.0, 190.0
-    corners = [
-        (60 + number % 3 * (width + 60), 64 + number // 3 * (height + 70))
-        for number in range(len(workloads) + 1)
-    ]
-    parts = [heading(60, 26, "Requests late or refused, by offered load ρ; targets 2 × solo time")]
-    for workload, (left, top) in zip(workloads, corners, strict=False):
-        across = Scale(0, 1.5, left, left + width)
-        up = Scale(0, 1, top + height, top)
-        parts.append(heading(left, top - 10, workload))
-        parts += rules(left, width, [(up(s), f"{s:.0%}") for s in (0, 0.25, 0.5, 0.75, 1)])
-        parts += [
-            text(across(rho), top + height + 18, f"{rho:g}", anchor="middle")
-            for rho in (0, 0.5, 1, 1.5)
-        ]
-        for system, colour, stroke, dashes, _ in CURVES:
-            missed = rows[workload, system]["missed"]
-            points = "L".join(f"{across(float(r)):.1f} {up(s):.1f}" for r, s in missed.items())
-            more = {"stroke_dasharray": dashes or None, "stroke_linejoin": "round"}
-            parts.append(path(f"M{points}", colour, stroke, **more))
-    left, top = corners[-1]
-    parts.append(heading(left, top - 10, "goodput, mix"))
-    for number, (system, colour, stroke, dashes, name) in enumerate(CURVES):
-        y = top + 16 + 24 * number
-        parts += [
-            path(f"M{left:g} {y - 4:g}h26", colour, stroke, stroke_dasharray=dashes or None),
-            text(left + 36, y, name),
-            text(left + width, y, f"{rows['mix', system]['goodput']:.2f}", anchor="end"),
-        ]
-    return sheet(WIDTH, top + height + 70, parts)
-
-
-# Memory estimates.
-
-NODES, FEW, MANY = 1_000, 300, 6_000
-COLOURS = ("#1f6feb", "#c4450c", "#2c8a3d", "#8250df")
-
-
-def traced() -> "tuple[list[MemoryTrace], tuple[Linear, ...]]":
-    """Return the traces of a 3 × 64 GraphSAGE on two graphs, and the planes that estimate them."""
-    import torch
-
-    from bench.kit.architectures import load
-    from serve.lane.measure.memory import measure_memory
-    from serve.lane.measure.probe_graphs import Shape, probe_graph
-    from serve.lane.measure.tracing import trace
-
-    torch.set_num_threads(1)
-    loaded, signature = load("sage", features=32, classes=7)
-    traces = []
-    for num_edges in (FEW, MANY):
-        inputs = probe_graph(NODES, num_edges, Shape.PLAIN, loaded.spec.inputs, signature)
-        traces.append(trace(partial(loaded.run, inputs), loaded.module, NODES, num_edges))
-    return traces, measure_memory(loaded, signature, max_bytes=1 << 28).activations
-
-
-def estimates_picture(traces: "list[MemoryTrace]", planes: "tuple[Linear, ...]") -> str:
-    """Return the SVG: the live bytes of both traces over time, and the planes over the edges."""
-    left, top, width, bottom = 64.0, 48.0, 390.0, 298.0
-    top_bytes = 1.08 * max(found.peak_bytes for found in traces)
-    up = Scale(0, top_bytes, bottom, top)
-    right = left + width + 84
-    across = Scale(0, MANY, right, right + width)
-    step = 2 ** math.floor(math.log2(top_bytes / 3))
-    marks = [(up(k * step), f"{k * step / MIB:.2g} MiB") for k in range(int(top_bytes // step) + 1)]
-    order = f"allocations and frees, in order; grey with {FEW} edges"
-    parts = [
-        heading(left, 24, f"One forward pass, {NODES:,} nodes: live bytes"),
-        heading(right, 24, "The same moments as planes over N and E, here N fixed"),
-        *rules(left, width, marks),
-        *rules(right, width, marks),
-        text(left + width / 2, bottom + 38, order, anchor="middle"),
-        text(right + width / 2, bottom + 38, "edges", anchor="middle"),
-        *(
-            text(across(edges), bottom + 18, f"{edges:,}", anchor="middle")
-            for edges in range(0, MANY + 1, 2_000)
-        ),
-    ]
-    for found in traces:
-        live = [0, *accumulate(found.sizes)]
-        each = width / len(live)
-        steps = (f"V{up(at):.1f}H{left + (i + 1) * each:.1f}" for i, at in enumerate(live))
-        colour = DARK if found.counts[1] == MANY else GREY
-        parts.append(path(f"M{left:g} {up(0):.1f}{''.join(steps)}", colour, 1.5))
-        # The peak has the colour of the plane that holds it.
-        peak = max(range(len(live)), key=live.__getitem__)
-        x, y = left + (peak + 0.5) * each, up(live[peak])
-        holder = max(planes, key=lambda plane: plane.at(*found.counts))
-        colour = COLOURS[planes.index(holder) % len(COLOURS)]
-        label = text(x + 8, y - 8, f"peak with {found.counts[1]:,} edges")
-        parts += [tag("circle", cx=x, cy=y, r=4.5, fill=colour), tag("g", label, fill=colour)]
-    hull = (f"{across(e):.1f} {up(peak_at(planes, NODES, e)):.1f}" for e in range(0, MANY + 1, 50))
-    parts.append(path(f"M{'L'.join(hull)}", DARK, 9, stroke_opacity=0.18, stroke_linecap="round"))
-    for i, plane in enumerate(planes):
-        colour = COLOURS[i % len(COLOURS)]
-        ends = (f"{across(e):.1f} {up(plane.at(NODES, e)):.1f}" for e in (0, MANY))
-        nodes, edges = plane.per
-        name = f"{nodes:g} N + {edges:g} E   {plane.where}"
-        label = text(across(0), bottom + 64 + 17 * i, name)
-        parts += [path(f"M{'L'.join(ends)}", colour, 1.5), tag("g", label, fill=colour)]
-    return sheet(WIDTH, 420, parts)
-
-
-def main() -> None:
-    """Write all drawings."""
-    drawn = {name: picture(panels) for name, panels in PICTURES.items()}
-    drawn["policies.svg"] = policies_picture(read_result("policies"))
-    drawn["estimates.svg"] = estimates_picture(*traced())
-    for name, svg in drawn.items():
-        (DOCS_PATH / name).write_text(svg, encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
