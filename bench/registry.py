@@ -32,8 +32,8 @@ class Entry:
 
     @property
     def quick(self) -> bool:
-        """Return True when it has a quick profile, which runs on any machine."""
-        return self.script != "drawings" and not self.apart
+        """Return True when its quick profile runs on any machine."""
+        return not self.apart
 
 
 SECTIONS: dict[str, tuple[Entry, ...]] = {
@@ -50,10 +50,8 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
     "Live: whole servers under load": (
         Entry("How late are live requests, and who takes the cores?",
               "live.live", "live.md", ("live", "live_eager")),
-        Entry("Is this version faster than another one?",
-              "live.versions", "peers.md", apart="needs another checkout"),
-        Entry("How many requests a second of one small model are answered, and how many in time?",
-              "live.rates", "peers.md", ()),
+        Entry("How many requests a second are answered, and in time, by this version and another?",
+              "live.rates", "peers.md", ("versions",)),
         Entry("What do the memory checks prevent?",
               "live.memory_safety", "live.md"),
         Entry("How late are other servers on the same requests?",
@@ -88,10 +86,6 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
               "graphs.sampling", "sampling.md"),
         Entry("What share of gathered rows does the hot set serve?",
               "graphs.hot_rows", "gpu.md"),
-    ),
-    "Drawings": (
-        Entry("How does each policy order nine tasks? How is memory estimated?",
-              "drawings", "/docs/scheduling.md", ()),
     ),
     "GPU": (
         Entry("Everything that needs a GPU",

@@ -3,7 +3,7 @@
     python -m bench.host.requests QUESTION [--quick] [--repeats N]
 
 Requests go one at a time from our client to a real server, and as the same bytes to a bare gRPC
-echo (``bench.kit.echo``), in turns. QUESTION is
+echo (``bench.kit.echoes``), in turns. QUESTION is
 
 - overhead: the demo's GCN on graphs of 100 to 10,000 nodes, served, called directly on one thread
   with a lane's allocator, and the echo, all at one pace. `added` is served − direct; `beyond` is
@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.kit.echo import echo_server
+from bench.kit.echoes import echo_server
 from bench.kit.measure import elapsed_us, in_turns, percentiles, ratios, spread
 from bench.kit.processes import processor_ns
 from bench.kit.result import ROOT

@@ -1,8 +1,9 @@
 """Servers by system, and traces with targets, for live benches."""
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from bench.kit.servers import ServerProcess
@@ -74,10 +75,18 @@ class Traces:
     """Traces by seed and ρ, with targets, saved as files."""
 
     def __init__(
-        self, folder: Path, workload: str, count: int, cores: int, pool: PoolSpec | None = None
+        self,
+        folder: Path,
+        workload: str,
+        count: int,
+        cores: int,
+        pool: PoolSpec | None = None,
+        tasks: Callable[[int], tuple[WorkloadTask, ...]] | None = None,
     ) -> None:
-        self.pool = GraphPool(pool or PoolSpec())
-        self._folder, self._workload, self._count, self._cores = folder, workload, count, cores
+        self.pool, self.count = GraphPool(pool or PoolSpec()), count
+        self._folder, self._workload, self._cores = folder, workload, cores
+        #: The tasks that are repeated, by seed.
+        self.tasks = tasks or partial(workload_tasks, workload, self.pool.refs)
         self.solo: dict[WorkloadTask, Solo] = {}
 
     def measure(self, server: ServerProcess, seeds: Sequence[int]) -> None:
@@ -91,23 +100,29 @@ class Traces:
         ordered = sorted(solo.solo_ns for solo in self.solo.values())
         return {f"p{q}": ordered[len(ordered) * q // 100] / 1e6 for q in (5, 25, 50, 75, 95, 99)}
 
-    def make(self, rho: float, seed: int) -> tuple[Trace, Path]:
+    def mean_solo_s(self, seed: int) -> float:
+        """Return the mean solo time of the tasks."""
+        return statistics.fmean(self.solo[task].solo_ns for task in self.tasks(seed)) / 1e9
+
+    def rate_hz(self, rho: float, seed: int) -> float:
+        """Return the rate of arrivals at load ρ."""
+        return rate_for_rho(rho, self.mean_solo_s(seed), self._cores)
+
+    def make(self, rho: float, seed: int, count: int | None = None) -> tuple[Trace, Path]:
         """Return the trace, and the file where it is saved."""
-        tasks = self.tasks(seed)
-        solo_s = statistics.fmean(self.solo[task].solo_ns for task in tasks) / 1e9
         header = TraceHeader(
             workload=self._workload,
             seed=seed,
-            rate_hz=rate_for_rho(rho, solo_s, self._cores),
+            rate_hz=self.rate_hz(rho, seed),
             rho=rho,
-            mean_solo_s=solo_s,
+            mean_solo_s=self.mean_solo_s(seed),
             lanes=self._cores,
             pool=self.pool.spec,
             sources=self.pool.sources,
         )
         # A light load takes long, so it has half as many requests.
-        count = self._count if rho >= 0.2 else self._count // 2
-        trace = build_trace(header, tasks, count=count).with_targets(
+        count = count or (self.count if rho >= 0.2 else self.count // 2)
+        trace = build_trace(header, self.tasks(seed), count=count).with_targets(
             lambda item: round(QOS_FACTOR * self.solo_of(item).solo_ns / 1000)
         )
         path = self._folder / f"{self._workload}-{rho:g}-{seed}.jsonl"
@@ -117,7 +132,3 @@ class Traces:
     def solo_of(self, item: TraceItem) -> Solo:
         """Return the solo times of the request."""
         return self.solo[WorkloadTask(item.model, item.graph)]
-
-    def tasks(self, seed: int) -> tuple[WorkloadTask, ...]:
-        """Return the tasks that are repeated."""
-        return workload_tasks(self._workload, self.pool.refs, seed)

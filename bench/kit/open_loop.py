@@ -1,32 +1,28 @@
 """A load client in a process of its own: each request at its time, whatever the server does.
 
 The same encoded requests (``loadgen.plan``) go to any server, over gRPC or as the body of a POST,
-by ``loadgen``'s compiled sender. The Python client is there for questions about it, over gRPC only.
-Latency counts from the *intended* send time. Answers are read when the run is over, so that this
-takes nothing from the server's cores.
+by ``loadgen``'s compiled sender. Latency counts from the *intended* send time. Answers are read
+when the run is over, so that this takes nothing from the server's cores.
 """
 
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
+from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from time import process_time
 
-from bench.kit.result import ROOT
 from loadgen.measure import Sample
 from loadgen.native import NativeSender
+from loadgen.options import LoadOptions
+from loadgen.plan import LoadPlan, make_plan
 
 #: After this long without an answer a request counts as failed.
 TIMEOUT_S = 20.0
-#: Options of a gRPC channel or server: messages of any size.
-UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 #: Features of the demo models.
 FEATURES = 32
-CLIENTS = ("native", "python")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +42,7 @@ class ClosedRun:
 
     #: Of those answered, from sending.
     latencies_ns: tuple[int, ...]
-    #: Late by the server's clock.
-    late: int
-    errors: tuple[str, ...]
+    errors: int
     elapsed_s: float
     cpu_s: float
 
@@ -56,47 +50,66 @@ class ClosedRun:
 class LoadProcess:
     """Sends requests on demand; see `load_process`."""
 
-    def __init__(self, pipe: "Connection[Any, Any]") -> None:
-        self._pipe = pipe
+    def __init__(self, process: ProcessPoolExecutor) -> None:
+        self._process = process
+        # It is there before anything is measured.
+        process.submit(process_time).result()
 
     def run(self, trace: Path, address: str) -> LoadRun:
         """Send the trace to `address`: HOST:PORT of a gRPC server, or a URL."""
-        found = self._ask("send_trace", trace, address)
-        assert isinstance(found, LoadRun)
-        return found
+        return self._process.submit(_send_trace, trace, address).result()
 
     def keep_in_flight(
         self, messages: Sequence[bytes], in_flight: int, duration_s: float, address: str
     ) -> ClosedRun:
-        """Keep requests in flight for a time, messages in turn (closed loop); native only."""
-        found = self._ask("keep_in_flight", tuple(messages), in_flight, duration_s, address)
-        assert isinstance(found, ClosedRun)
-        return found
-
-    def _ask(self, *what: object) -> object:
-        self._pipe.send(what)
-        found = self._pipe.recv()
-        if isinstance(found, Exception):
-            raise found
-        return found
+        """Keep requests in flight for a time, messages in turn (closed loop)."""
+        asked = tuple(messages), in_flight, duration_s, address
+        return self._process.submit(_keep_in_flight, *asked).result()
 
 
 @contextmanager
-def load_process(client: str = "native") -> Iterator[LoadProcess]:
+def load_process() -> Iterator[LoadProcess]:
     """Yield a client process, and end it."""
-    ours, theirs = Pipe()
-    command = [sys.executable, "-m", "bench.kit.load_client", client, str(theirs.fileno())]
-    process = subprocess.Popen(command, cwd=ROOT, pass_fds=[theirs.fileno()])
-    theirs.close()
-    try:
-        yield LoadProcess(ours)
-    finally:
-        ours.close()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        yield LoadProcess(process)
+
+
+@cache
+def _plan_of(trace: Path) -> LoadPlan:
+    return make_plan(LoadOptions(target="", trace=trace), Shapes())
+
+
+def _send_trace(trace: Path, address: str) -> LoadRun:
+    plan, sender = _plan_of(trace), NativeSender(address, TIMEOUT_S)
+    cpu_before_s = process_time()
+    sender.send_at(plan.messages, [item.offset_ns for item in plan.trace.items])
+    cpu_s = process_time() - cpu_before_s
+    ended = sorted(sender.take(), key=lambda one: one.index)
+    seen = tuple(
+        Sample.of(item, one.index, one.reply, due_ns=one.due_ns, sent_ns=one.sent_ns)
+        for item, one in zip(plan.trace.items, ended, strict=True)
+    )
+    last_ns = max(one.reply.done_ns for one in ended)
+    return LoadRun(seen, (last_ns - sender.started_ns) / 1e9, cpu_s)
+
+
+def _keep_in_flight(
+    messages: tuple[bytes, ...], in_flight: int, duration_s: float, address: str
+) -> ClosedRun:
+    sender = NativeSender(address, TIMEOUT_S)
+    cpu_before_s = process_time()
+    sender.keep_in_flight(messages, in_flight, duration_s)
+    cpu_s = process_time() - cpu_before_s
+    ended = list(sender.take())
+    last_ns = max((one.reply.done_ns for one in ended), default=sender.started_ns)
+    return ClosedRun(
+        latencies_ns=tuple(
+            one.reply.done_ns - one.sent_ns for one in ended if one.reply.status == "OK"
+        ),
+        errors=sum(one.reply.status != "OK" for one in ended),
+        elapsed_s=(last_ns - sender.started_ns) / 1e9,
+        cpu_s=cpu_s,
+    )
 
 
 def ask_once(address: str, message: bytes) -> tuple[bytes, str]:

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -15,7 +16,7 @@ from types import TracebackType
 from msgspec.structs import replace
 
 from bench.kit.result import ROOT
-from bench.kit.waiting import PATIENCE_S
+from bench.kit.waiting import PATIENCE_S, wait_for
 from serve.config import Config
 
 _START_TIMEOUT_S = 2 * PATIENCE_S
@@ -34,6 +35,44 @@ def free_ports(count: int) -> list[int]:
             one.bind(("127.0.0.1", port))
             found.add(port)
     return list(found)
+
+
+def takes_connections(port: int) -> bool:
+    """Return True when somebody listens on the port."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@contextmanager
+def listening(command: str) -> Iterator[tuple[int, int]]:
+    """Run `python -m command`, `{port}` in it filled in; yield its process id and port.
+
+    It listens by then, and is ended afterwards. Raises AssertionError with what it wrote when it
+    ends before it listens.
+    """
+    (port,) = free_ports(1)
+    arguments = command.format(port=port).split()
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *arguments], cwd=ROOT, stdout=log, stderr=log
+        )
+        try:
+            wait_for(
+                lambda: takes_connections(port) or process.poll() is not None,
+                f"{command} listens",
+            )
+            if process.poll() is not None:
+                log.seek(0)
+                said = log.read()[-2000:]
+                raise AssertionError(f"{command} ended with code {process.returncode}:\n{said}")
+            yield process.pid, port
+        finally:
+            process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 #: `models.calibration_s` of tests and quick runs, which so share what is cached.

@@ -15,7 +15,8 @@ from typing import Any
 
 import grpc
 
-from bench.kit.open_loop import UNLIMITED, Shapes
+from bench.kit.echoes import UNLIMITED
+from bench.kit.open_loop import Shapes
 from bench.kit.processes import database_rows
 from bench.kit.servers import ServerProcess
 from loadgen.options import LoadOptions

@@ -1,7 +1,7 @@
 """Send the same traces to live servers, one system after the other.
 
     python -m bench.live.live [--quick] [--seeds 2] [--requests 200] [--rhos 0.1,0.3,0.5]
-        [--systems NAME,…] [--executor auto|eager|…] [--client native|python] [--out FILE]
+        [--systems NAME,…] [--executor auto|eager|…] [--out FILE]
 
 Systems are policy+discipline or a baseline (``serve.sim.workload.BASELINES``), each a server of its
 own with the same lanes and executors (``bench.kit.live_server``). They take turns: for each seed
@@ -24,9 +24,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from bench.kit.echoes import echo_server
 from bench.kit.live_setup import OURS, Traces, live_server
 from bench.kit.measure import percentiles
-from bench.kit.native_echo import native_echo
 from bench.kit.open_loop import LoadRun, load_process
 from bench.kit.script import Script, Table
 from bench.kit.solo import records
@@ -43,7 +43,6 @@ SCRIPT = Script(
     full={
         "workload": "mix", "seeds": 2, "requests": 200, "rhos": (0.1, 0.3, 0.5),
         "systems": (OURS, "slack+rolling", "bqt+barrier", *BASELINES), "executor": "auto",
-        "client": "native",
     },
     quick={"seeds": 1, "requests": 30, "rhos": (0.3,), "systems": (OURS,)},
     tables=[
@@ -129,11 +128,11 @@ class LiveBench:
 
     def floor(self, seed: int) -> Iterator[dict[str, Any]]:
         """Yield a row for each load, served by the front alone."""
-        with native_echo() as (pid, address):
-            self._client.warm_up(self.traces.make(WARM_UP_RHO, seed)[1], address)
+        with echo_server("native") as echo:
+            self._client.warm_up(self.traces.make(WARM_UP_RHO, seed)[1], echo.address)
             for rho in self._options.rhos:
                 _, path = self.traces.make(rho, seed)
-                run, used = self._client.run(path, address, pid)
+                run, used = self._client.run(path, echo.address, echo.pid)
                 over = [seen.over_target or 0.0 for seen in run.seen if not seen.error]
                 missed = len(run.seen) - sum(ratio <= 1 for ratio in over)
                 yield {
@@ -188,7 +187,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Return means over the seeds for each system and load."""
     rows: list[dict[str, Any]] = []
     floor: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder, load_process(options.client) as process:
+    with tempfile.TemporaryDirectory() as folder, load_process() as process:
         bench = LiveBench(Undisturbed(process), Path(folder), options)
         for seed in range(options.seeds):
             for system in options.systems:
@@ -200,7 +199,6 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "requests": options.requests,
         "graphs": bench.traces.pool.sources,
         "solo_ms": bench.traces.solo_ms,
-        "client": options.client,
         "means": list(over_seeds(rows)),
         "floor": [mean_of([row for row in floor if row["rho"] == rho]) for rho in options.rhos],
     }

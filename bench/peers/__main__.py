@@ -19,10 +19,7 @@ nothing behind such a front could save. A run that other programs disturbed is r
 
 import argparse
 import os
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -38,9 +35,10 @@ from bench.kit.live_setup import Traces, live_server
 from bench.kit.measure import percentiles
 from bench.kit.open_loop import LoadRun, ask_once, load_process
 from bench.kit.script import Script, Table
-from bench.kit.servers import free_ports
+from bench.kit.servers import listening
 from bench.kit.solo import PAUSE_S, REPEATS, Solo, messages_of, records
 from bench.kit.undisturbed import TRIES, Undisturbed
+from bench.kit.waiting import PATIENCE_S
 from bench.live.live import summary
 from bench.peers.stock import StockModels
 from serve.wire.messages import decode_response
@@ -52,8 +50,8 @@ FLOORS = ("our front that runs nothing", "grpc.aio that runs nothing")
 #: Command and address of each, by port.
 PEERS = {
     "grpc.aio, one PyG thread": ("bench.peers.grpc_aio {port}", "127.0.0.1:{port}"),
-    FLOORS[0]: ("bench.kit.native_echo {port}", "127.0.0.1:{port}"),
-    FLOORS[1]: ("bench.peers.grpc_aio {port} --runs-nothing", "127.0.0.1:{port}"),
+    FLOORS[0]: ("bench.kit.echoes native {port}", "127.0.0.1:{port}"),
+    FLOORS[1]: ("bench.kit.echoes aio {port}", "127.0.0.1:{port}"),
     "FastAPI, 2 workers": (
         "bench.peers.fastapi_workers {port}",
         "http://127.0.0.1:{port}/infer",
@@ -64,7 +62,6 @@ PEERS = {
     ),
 }
 SYSTEMS = (OURS, *PEERS)
-START_S = 180.0
 #: Bounds of classes of targets in ms; late requests are counted by class.
 TARGETS_MS = (0.0, 3.0, 10.0, float("inf"))
 #: Facts of our server's own account in the result.
@@ -91,39 +88,8 @@ def running(system: str, folder: Path) -> Iterator[tuple[int, str]]:
             yield server.pid, server.target
         return
     command, address = PEERS[system]
-    (port,) = free_ports(1)
-    folder.mkdir(parents=True)
-    log = folder / "peer.log"
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", *command.format(port=port).split()],
-            stdout=output,
-            stderr=output,
-        )
-    try:
-        if not listens(port, process):
-            end = f"ended with code {process.poll()}" if process.poll() is not None else "is silent"
-            said = log.read_text()[-2000:]
-            raise AssertionError(f"{system} {end}; is gnnserve[peers] installed?\n{said}")
-        yield process.pid, address.format(port=port)
-    finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def listens(port: int, process: "subprocess.Popen[bytes]") -> bool:
-    """Return True once the process listens; False when it ends before, or after `START_S`."""
-    give_up = time.monotonic() + START_S
-    while time.monotonic() < give_up and process.poll() is None:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return True
-        time.sleep(0.1)
-    return False
+    with listening(command) as (pid, port):
+        yield pid, address.format(port=port)
 
 
 def stock_solo(tasks: Sequence[WorkloadTask]) -> dict[WorkloadTask, Solo]:
@@ -142,7 +108,7 @@ def stock_solo(tasks: Sequence[WorkloadTask]) -> dict[WorkloadTask, Solo]:
 def assert_right(address: str, message: bytes, wanted: np.ndarray[Any, Any]) -> None:
     """Assert that an answer of the server equals stock PyG's."""
     # A peer may listen before its workers do.
-    give_up = time.monotonic() + START_S
+    give_up = time.monotonic() + PATIENCE_S
     while True:
         data, error = ask_once(address, message)
         if not error:

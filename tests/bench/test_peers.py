@@ -58,7 +58,7 @@ def test_a_peer_answers_as_stock_pyg_does(system, traces, client, tmp_path):
 
 def test_a_peer_that_ends_says_why(tmp_path, monkeypatch):
     monkeypatch.setitem(peers.PEERS, "broken", ("bench.no_such_peer", "127.0.0.1:{port}"))
-    why = r"broken ended with code 1(.|\n)*No module named"
+    why = r"no_such_peer ended with code 1(.|\n)*No module named"
     with pytest.raises(AssertionError, match=why), peers.running("broken", tmp_path / "peer"):
         pass
 

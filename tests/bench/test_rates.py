@@ -1,50 +1,65 @@
 """How ``bench.live.rates`` finds the highest rate in time."""
 
+import os
+from argparse import Namespace
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bench.kit.open_loop import LoadRun
-from bench.live.rates import LOWEST, Search, tasks_of
+from bench.kit.solo import Solo
+from bench.live.rates import FEWEST, Search, at_load, traces_of
 from loadgen.measure import Sample
 from serve.workload import Trace
 
-TASKS = tasks_of(100)
+MS = 1_000_000
 
 
-class Limited:
-    """Stands for client and server: a tenth of the answers is late above a rate."""
+@given(edge=st.floats(1.001, 255.9))
+def test_the_highest_value_that_passes_within_a_step(edge):
+    search = Search(1.0, 256.0)
+    for _ in range(6):
+        search.learn(search.next <= edge)
+    assert search.low <= edge < search.high
+    assert search.high / search.low == pytest.approx(256 ** (1 / 2**6))
+    assert search.found == (search.low if search.low > 1 else None)
 
-    def __init__(self, edge_hz):
-        self.edge_hz, self.rates_hz = edge_hz, []
+
+def test_nothing_is_found_where_nothing_passes():
+    search = Search(1.0, 256.0)
+    for _ in range(6):
+        search.learn(False)
+    assert search.found is None
+
+
+class Client:
+    """Stands for client and server: of ten answers one is late, one is late at the client, one
+    an error."""
 
     def run(self, path, address, pid):
         trace = Trace.load(path)
-        assert {item.qos_target_us for item in trace.items} == {77}
-        self.rates_hz.append(trace.header.rate_hz)
-        late = trace.header.rate_hz > self.edge_hz
         seen = [
-            Sample(model="gcn", due_ns=0, lag_ns=0, latency_ns=1, status="OK",
-                   late_by_server=late and index % 10 == 0)
-            for index in range(len(trace.items))
+            Sample(model="gcn", due_ns=0, lag_ns=0, latency_ns=(5 if index % 10 == 1 else 1) * MS,
+                   status="INTERNAL" if index % 10 == 2 else "OK", target_us=item.qos_target_us,
+                   late_by_server=index % 10 == 0)
+            for index, item in enumerate(trace.items)
         ]  # fmt: skip
-        return LoadRun(tuple(seen), 1.0, 0.1), {}
+        return LoadRun(tuple(seen), 1.0, 0.1), {"cores_server": 0.25}
 
 
-def search(edge_hz, folder, high_hz=640.0, steps=6):
-    client = Limited(edge_hz)
-    server = SimpleNamespace(grpc_port=1, target="", pid=1)
-    found = Search(client, server, folder, high_hz)
-    for _ in range(steps):
-        found.step(TASKS, 77, 300)
-    return found
-
-
-def test_the_highest_rate_in_time_is_found(tmp_path):
-    found = search(123.0, tmp_path)
-    assert found.found_hz <= 123.0 < found.high_hz
-    assert found.high_hz / found.low_hz == pytest.approx((1 / LOWEST) ** (1 / 2**6))
-
-
-def test_no_rate_passes_where_all_are_late(tmp_path):
-    assert search(0.0, tmp_path).found_hz is None
+def test_a_load_tells_who_was_late_by_which_clock(tmp_path):
+    traces = traces_of(Namespace(workload="small", nodes=100, requests=4_000), tmp_path)
+    traces.solo = {task: Solo(MS, MS, MS, 0, 0) for task in traces.tasks(0)}
+    server = SimpleNamespace(target="", pid=1)
+    row = at_load(Client(), server, traces, 0.001)
+    assert row["rate_hz"] == pytest.approx(len(os.sched_getaffinity(0)))
+    assert row["requests"] == FEWEST
+    assert row["late_server"] == pytest.approx(0.2)
+    assert row["missed"] == pytest.approx(0.2)
+    assert row["over_qt"]["p99"] == pytest.approx(2.5)
+    # At more arrivals a second the trace is as long as it may be, not longer.
+    assert at_load(Client(), server, traces, 0.05)["requests"] == pytest.approx(
+        20 * row["rate_hz"] * 50, abs=1
+    )

@@ -11,9 +11,7 @@ BENCH = ROOT / "bench"
 #: Run by another script.
 CALLED = {
     "bench.kit.live_server",
-    "bench.kit.echo",
-    "bench.kit.load_client",
-    "bench.kit.native_echo",
+    "bench.kit.echoes",
     "bench.__main__",
     "bench.pages.__main__",
     "bench.peers.__main__",
