@@ -202,11 +202,11 @@ class Driver:
     def release(self, ticket: RequestTicket, outcome: Outcome | None) -> None:
         """Note that the serving thread is done with the ticket, and how the task ended."""
         with self._lock:
-            ticket.release()
             if isinstance(outcome, Completed) and ticket.run is not None:
                 lesson = ticket.run.lesson(outcome)
                 if lesson is not None:
                     self._learner.add(lesson)
+            ticket.release()
             if self._learner.backlog >= (_LESSONS if self._records.serving else 1):
                 self._learn()
             self.requests.answered(ticket)

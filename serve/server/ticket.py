@@ -110,6 +110,8 @@ class RequestTicket(ABC):
         self._holds -= 1
         if not self._holds:
             self.inputs.release()
+            # The run names its members: with it, only the collector would free the message.
+            self.run = None
 
     def _told(self, outcome: Outcome) -> Outcome:
         """Return the outcome in words for the client, who knows the model by another name."""

@@ -1,5 +1,7 @@
 """Both fronts of one engine give the same answers and the same refusals, whatever they are sent."""
 
+import gc
+
 import grpc
 import numpy as np
 import pytest
@@ -13,8 +15,10 @@ from serve.native import front_lacks
 from serve.pb import grpc_service_pb2 as pb
 from serve.rpc.server import GrpcServer
 from serve.server.engine import Engine
+from serve.server.ticket import RequestTicket
 from serve.wire.messages import INFER_METHOD, decode_response
 from tests.e2e.support import random_graph
+from tests.processes import wait_for
 from tests.rpc.fakes import FACTS
 from tests.server.test_engine import CONFIG
 
@@ -204,3 +208,19 @@ def test_ordinary_messages_are_staged_and_large_ones_are_not(fronts):
     ways = server.ways
     assert ways["plain"] == counts()["plain"]
     assert ways["plain"] + ways["message"] == counts()["called"]
+
+
+def test_an_answered_request_is_freed_without_the_collector(fronts):
+    calls, _ = fronts
+    gc.collect()
+    gc.disable()
+    try:
+        for call in calls * 2:
+            outcome(call, message().SerializeToString())
+
+        def left():
+            return [one for one in gc.get_objects() if issubclass(type(one), RequestTicket)]
+
+        wait_for(lambda: not left(), "requests to be freed")
+    finally:
+        gc.enable()
