@@ -110,6 +110,9 @@ class BlockPool:
     def close(self) -> None:
         """Let go of the memory once no block is left."""
 
+class Message:
+    """A call's message; a buffer of its bytes."""
+
 NODES: int = -1
 
 EDGES: int = -2
@@ -180,22 +183,31 @@ class PlainRequest:
     def block_bytes(self) -> int:
         """Size of its block."""
 
-    def stage(self) -> None:
-        """Copy the tensors to their places again."""
+    @property
+    def valid(self) -> bool:
+        """
+        Whether the model can take every value; if not, the message is to be refused in words.
+        """
+
+    def stage(self) -> bool:
+        """
+        Put the tensors in their places again, as a model may have worked in place.
+
+        Returns False when it has, and the message was too large to be kept.
+        """
 
     def release(self) -> None:
         """Free the block as soon as nothing is sent from it."""
 
-    def message(self) -> bytes:
-        """Return a copy of the serialized message."""
+    def message(self) -> Message:
+        """
+        Return the serialized message, written again from what is staged. Not after `release`.
+        """
 
 def front_lacks() -> str:
     """
     Return why the native front cannot run on this machine; empty when it can.
     """
-
-class Message:
-    """A call's message; a buffer of its bytes."""
 
 class Front:
     """

@@ -21,20 +21,6 @@ using front::Event;
 using front::FrontOptions;
 using front::Piece;
 
-// A message's bytes, which Python reads as a buffer.
-struct Message {
-    std::shared_ptr<const std::string> bytes;
-};
-
-int get_message(PyObject* self, Py_buffer* view, int flags) {
-    const std::string& bytes = *nb::inst_ptr<Message>(nb::handle(self))->bytes;
-    return PyBuffer_FillInfo(view, self, const_cast<char*>(bytes.data()),
-                             static_cast<Py_ssize_t>(bytes.size()), 1, flags);
-}
-
-PyType_Slot message_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(get_message)},
-                               {0, nullptr}};
-
 // Objects whose bytes were sent. The next holder of the interpreter lock releases them, as the
 // sending thread does not hold it.
 class Sent {
@@ -219,8 +205,6 @@ void bind_front(nb::module_& module) {
             return why;
         },
         "Return why the native front cannot run on this machine; empty when it can.");
-    nb::class_<Message>(module, "Message", nb::type_slots(message_slots),
-                        "A call's message; a buffer of its bytes.");
     nb::class_<Front>(module, "Front",
                       "HTTP/2 and gRPC for clients on one thread, which polls it.\n\n"
                       "Unary calls of `method` come out of `poll`; all others go to the gRPC\n"

@@ -21,9 +21,20 @@ nb::list tensors_of(const PlainRequest& request) {
     return found;
 }
 
+int get_message(PyObject* self, Py_buffer* view, int flags) {
+    const std::string& bytes = *nb::inst_ptr<Message>(nb::handle(self))->bytes;
+    return PyBuffer_FillInfo(view, self, const_cast<char*>(bytes.data()),
+                             static_cast<Py_ssize_t>(bytes.size()), 1, flags);
+}
+
+PyType_Slot message_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(get_message)},
+                               {0, nullptr}};
+
 }  // namespace
 
 void bind_plain(nb::module_& module) {
+    nb::class_<Message>(module, "Message", nb::type_slots(message_slots),
+                        "A call's message; a buffer of its bytes.");
     module.attr("NODES") = front::kNodes;
     module.attr("EDGES") = front::kEdges;
     nb::class_<PlainModel>(module, "PlainModel",
@@ -63,14 +74,13 @@ void bind_plain(nb::module_& module) {
             "token", [](const PlainRequest& self) { return self.model().token; },
             "Token of its model.")
         .def_prop_ro(
-            "version", [](const PlainRequest& self) { return to_str(self.message().version); },
+            "version", [](const PlainRequest& self) { return to_str(self.head().version); },
             "Version asked for; empty for the default.")
         .def_prop_ro(
-            "client_id", [](const PlainRequest& self) { return to_str(self.message().id); },
+            "client_id", [](const PlainRequest& self) { return to_str(self.head().id); },
             "Id given by the client.")
         .def_prop_ro(
-            "parameters",
-            [](const PlainRequest& self) { return to_dict(self.message().parameters); },
+            "parameters", [](const PlainRequest& self) { return to_dict(self.head().parameters); },
             nb::sig("def parameters(self) -> dict[str, bool | int | str | float]"),
             "Parameters of the request by name.")
         .def_prop_ro("num_nodes", &PlainRequest::nodes, "Nodes of its graph.")
@@ -91,17 +101,22 @@ void bind_plain(nb::module_& module) {
         .def_prop_ro("output_capacity_bytes", &PlainRequest::output_capacity,
                      "Size of the output's place.")
         .def_prop_ro("block_bytes", &PlainRequest::block_size, "Size of its block.")
+        .def_prop_ro("valid", &PlainRequest::valid,
+                     "Whether the model can take every value; if not, the message is to be refused "
+                     "in words.")
         .def("stage", &PlainRequest::stage, nb::call_guard<nb::gil_scoped_release>(),
-             "Copy the tensors to their places again.")
+             "Put the tensors in their places again, as a model may have worked in place.\n\n"
+             "Returns False when it has, and the message was too large to be kept.")
         .def("release", &PlainRequest::release,
              "Free the block as soon as nothing is sent from it.")
         .def(
             "message",
             [](const PlainRequest& self) {
-                const auto bytes = self.bytes();
-                return nb::bytes(bytes->data(), bytes->size());
+                return Message{std::make_shared<const std::string>(self.message())};
             },
-            "Return a copy of the serialized message.");
+            nb::call_guard<nb::gil_scoped_release>(),
+            "Return the serialized message, written again from what is staged. Not after "
+            "`release`.");
 }
 
 }  // namespace gnnserve::bindings

@@ -440,6 +440,13 @@ void Connection::consumed(std::size_t size) {
     }
 }
 
+void Connection::consumed_stream(Stream& stream, std::size_t size) {
+    if (size > 0) {
+        events_.touched();
+        api_.session_consume_stream(session_, stream.id(), size);
+    }
+}
+
 void Connection::announce_end() {
     api_.submit_shutdown_notice(session_);
     events_.touched();

@@ -170,8 +170,10 @@ public:
     void reset(Stream& stream, std::uint32_t error_code);
     // Lets the peer send as many bytes more, after that many were dealt with.
     void consumed(Stream& stream, std::size_t bytes);
-    // The same for bytes of a stream that is closed.
+    // The same for bytes of a stream that is closed, or whose own window opens later.
     void consumed(std::size_t bytes);
+    // Opens the window of the stream alone.
+    void consumed_stream(Stream& stream, std::size_t bytes);
     // Tells the peer to begin nothing new here.
     void announce_end();
 

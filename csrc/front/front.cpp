@@ -24,8 +24,6 @@ constexpr std::int64_t kLookEvery_ns = 500'000'000;
 constexpr std::int64_t kReads_ns = 1'000'000'000;
 // Told at once by `poll`.
 constexpr std::size_t kMostEvents = 4;
-// Larger messages come out as bytes: they would keep everything else waiting while they are staged.
-constexpr std::size_t kMostStagedAtOnce = 4 << 20;
 // Stands for the other descriptor in the epoll set: no address of a socket.
 constexpr std::uint64_t kOther = 2;
 
@@ -97,6 +95,10 @@ Polled Front::poll(std::int64_t until_ns) {
     for (;;) {
         apply_replies();
         flush_touched();
+        if (!waiting_.empty()) {
+            retry_waiting();
+            flush_touched();
+        }
         const std::int64_t now_ns = Connection::now_ns();
         if (now_ns >= next_look_ns_) {
             look(now_ns);
@@ -227,6 +229,7 @@ void Front::look(std::int64_t now_ns) {
     for (const auto& client : clients_) {
         client->refuse_late(now_ns);
     }
+    end_those_in_the_way(now_ns);
     end_slow_readers(now_ns);
 }
 
@@ -326,30 +329,6 @@ void Front::apply_replies() {
             client->connection->announce_end();
         }
     }
-}
-
-// Makes the message's event: staged when it is plain, else as bytes.
-void Front::take_message(Call& call) {
-    Event event{Event::Kind::kCall, call.handle, nullptr, nullptr, call.began_ns, call.timeout_ns};
-    event.arrived_ns = Connection::now_ns();
-    std::shared_ptr<const std::string> message = std::move(call.message);
-    if (options_.pool != nullptr && message->size() <= kMostStagedAtOnce) {
-        std::shared_ptr<const PlainModels> models;
-        {
-            const std::lock_guard held(lock_);
-            models = models_;
-        }
-        if (models != nullptr) {
-            event.plain = PlainRequest::of(*models, *options_.pool, message, options_.check_finite);
-        }
-    }
-    counts_.called += 1;
-    if (event.plain != nullptr) {
-        counts_.plain += 1;
-    } else {
-        event.message = std::move(message);
-    }
-    events_.push_back(std::move(event));
 }
 
 void Front::set_models(std::shared_ptr<const PlainModels> models) {

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <list>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -33,7 +34,8 @@ struct FrontOptions {
     std::size_t max_message_bytes = 64 << 20;
     // Bytes in memory of calls that are not complete, and of answers that are not sent, of all
     // clients. Beyond it, whoever has the most of the former loses a call, and whoever has read
-    // nothing for the longest loses an answer.
+    // nothing for the longest loses an answer. Blocks of the pool in which messages are received
+    // have the same limit, and half the pool; further ones are not read until there is room.
     std::size_t max_receiving_bytes = 256 << 20;
     // Of all clients, and of those at one address (of IPv6: in one network of 64 bits).
     std::size_t max_connections = 1024;
@@ -55,7 +57,7 @@ struct Event {
     enum class Kind { kCall, kEnded };
     Kind kind;
     std::uint64_t handle;
-    // One of them, of a call.
+    // One of them, of a call. A staged request may have values that its model cannot take.
     std::shared_ptr<const std::string> message;
     std::shared_ptr<PlainRequest> plain;
     std::int64_t began_ns = 0;
@@ -119,6 +121,7 @@ private:
     class Client;
     class Backend;
     struct Held;
+    struct Receiving;
     struct Call;
     struct Forwarded;
     struct Socket;
@@ -143,7 +146,10 @@ private:
     void apply_replies();
     void flush_touched();
     void wait(std::int64_t wait_ns);
-    void take_message(Call& call);
+    std::shared_ptr<const PlainModels> plain_models();
+    bool find_room(Receiving& call);
+    void retry_waiting();
+    void end_those_in_the_way(std::int64_t now_ns);
     void look(std::int64_t now_ns);
     void end_slow_readers(std::int64_t now_ns);
     void bound_receiving();
@@ -168,6 +174,9 @@ private:
     std::unordered_map<std::uint64_t, Stream*> calls_;
     std::uint64_t next_handle_ = 1;
     std::size_t receiving_bytes_ = 0;
+    // Blocks of messages that are not complete, and the calls that wait for one, the oldest first.
+    std::int64_t receiving_blocks_ = 0;
+    std::map<std::uint64_t, Stream*> waiting_;
     std::int64_t next_look_ns_ = 0;
     std::vector<Event> events_;
     int other_ = -1;

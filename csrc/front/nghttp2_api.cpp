@@ -69,6 +69,7 @@ Loaded load() {
     GNNSERVE_FIND(session_want_write);
     GNNSERVE_FIND(session_consume);
     GNNSERVE_FIND(session_consume_connection);
+    GNNSERVE_FIND(session_consume_stream);
     GNNSERVE_FIND(session_resume_data);
     GNNSERVE_FIND(session_set_local_window_size);
     GNNSERVE_FIND(submit_settings);

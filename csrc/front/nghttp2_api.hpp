@@ -131,6 +131,7 @@ struct H2Api {
     int (*session_want_write)(H2Session*);
     int (*session_consume)(H2Session*, std::int32_t stream_id, std::size_t);
     int (*session_consume_connection)(H2Session*, std::size_t);
+    int (*session_consume_stream)(H2Session*, std::int32_t stream_id, std::size_t);
     int (*session_resume_data)(H2Session*, std::int32_t stream_id);
     int (*session_set_local_window_size)(H2Session*, std::uint8_t flags, std::int32_t stream_id,
                                          std::int32_t size);

@@ -15,9 +15,6 @@
 namespace gnnserve::front {
 namespace {
 
-// A message's buffer begins with at most this much of the size that its head claims.
-constexpr std::size_t kFirstBytes = 1 << 20;
-
 int connect_abstract(const std::string& name, std::size_t most_fds) {
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
@@ -48,12 +45,6 @@ void keep_alive(int fd) {
     set(IPPROTO_TCP, TCP_KEEPIDLE, 60);
     set(IPPROTO_TCP, TCP_KEEPINTVL, 5);
     set(IPPROTO_TCP, TCP_KEEPCNT, 4);
-}
-
-std::string seconds(std::int64_t ns) {
-    std::string text = std::to_string(static_cast<double>(ns) / 1e9);
-    text.erase(text.find_last_not_of('0') + 1);
-    return text.ends_with('.') ? text.substr(0, text.size() - 1) : text;
 }
 
 }  // namespace
@@ -87,7 +78,7 @@ void Front::Held::hold(std::size_t now) {
 
 void Front::Forwarded::wait_for(std::ptrdiff_t more) {
     waiting_bytes += static_cast<std::size_t>(more);
-    hold(Call::kCallBytes + waiting_bytes);
+    hold(kCallBytes + waiting_bytes);
 }
 
 void Front::Forwarded::part(Stream& own) {
@@ -117,9 +108,8 @@ void Front::Client::headers(Stream& stream, bool first) {
         forward(stream);
         return;
     }
-    auto call = std::make_unique<Call>(*this);
-    call->handle = front.next_handle_++;
-    call->began_ns = Connection::now_ns();
+    auto call = std::make_unique<Call>(*this, front.next_handle_++);
+    call->since_ns = Connection::now_ns();
     call->timeout_ns = head.timeout_ns.value_or(-1);
     awaited_.emplace(stream.id(), &stream);
     front.calls_.emplace(call->handle, &stream);
@@ -136,53 +126,13 @@ void Front::Client::data(Stream& stream, std::string_view bytes) {
             front.bound_receiving();
             return;
         }
-    } else if (auto* call = dynamic_cast<Call*>(stream.role.get())) {
+    } else if (auto* call = dynamic_cast<Receiving*>(stream.role.get())) {
+        // Its own window opens as bytes are taken.
+        connection->consumed(bytes.size());
         receive(stream, *call, bytes);
+        return;
     }
     connection->consumed(stream, bytes.size());
-}
-
-void Front::Client::receive(Stream& stream, Call& call, std::string_view bytes) {
-    if (call.handed || !awaited_.contains(stream.id())) {
-        return;
-    }
-    if (call.head.size() < kMessageHead) {
-        const std::size_t part = std::min(bytes.size(), kMessageHead - call.head.size());
-        call.head.append(bytes.substr(0, part));
-        bytes.remove_prefix(part);
-        if (call.head.size() < kMessageHead) {
-            return;
-        }
-        for (const char one : std::string_view(call.head).substr(1)) {
-            call.size = call.size << 8 | static_cast<unsigned char>(one);
-        }
-        const std::size_t most = front.options_.max_message_bytes;
-        if (call.size > most) {
-            refuse(stream, GrpcCode::kResourceExhausted,
-                   // gRPC's own words.
-                   "Received message larger than max (" + std::to_string(call.size) + " vs. " +
-                       std::to_string(most) + ')',
-                   front.counts_.message_size);
-            return;
-        }
-        if (call.head[0] != 0) {
-            refuse(stream, GrpcCode::kInternal,
-                   "message: it is compressed, and the call's grpc-encoding names no compression",
-                   front.counts_.malformed);
-            return;
-        }
-        call.message = std::make_shared<std::string>();
-        call.message->reserve(std::min(call.size, kFirstBytes));
-    }
-    if (call.message->size() + bytes.size() > call.size) {
-        refuse(stream, GrpcCode::kUnimplemented,
-               '"' + front.options_.method + "\" requires exactly one request message.",
-               front.counts_.malformed);
-        return;
-    }
-    call.message->append(bytes);
-    call.hold(Call::kCallBytes + call.message->size());
-    front.bound_receiving();
 }
 
 void Front::Client::ended(Stream& stream) {
@@ -193,19 +143,16 @@ void Front::Client::ended(Stream& stream) {
         return;
     }
     auto* call = dynamic_cast<Call*>(stream.role.get());
-    if (call == nullptr || !awaited_.contains(stream.id())) {
+    if (call == nullptr || call->over) {
         return;
     }
-    if (call->head.size() < kMessageHead || call->message->size() < call->size) {
+    if (!call->incoming || !call->incoming->complete()) {
         refuse(stream, GrpcCode::kUnimplemented,
                '"' + front.options_.method + "\" requires exactly one request message.",
                front.counts_.malformed);
         return;
     }
-    awaited_.erase(stream.id());
-    call->handed = true;
-    call->hold(0);
-    front.take_message(*call);
+    hand_over(stream, *call);
 }
 
 void Front::Client::closed(Stream& stream, std::uint32_t error_code) {
@@ -220,6 +167,7 @@ void Front::Client::closed(Stream& stream, std::uint32_t error_code) {
         }
     } else if (auto* call = dynamic_cast<Call*>(stream.role.get())) {
         awaited_.erase(stream.id());
+        front.waiting_.erase(call->handle);
         front.calls_.erase(call->handle);
         front.counts_.open_calls -= 1;
         if (call->handed) {
@@ -233,30 +181,6 @@ void Front::Client::reset_flood() { front.counts_.resets += 1; }
 void Front::Client::control_flood() { front.counts_.control_frames += 1; }
 
 void Front::Client::headers_too_large() { front.counts_.header_size += 1; }
-
-void Front::Client::refuse_late(std::int64_t now_ns) {
-    const FrontOptions& options = front.options_;
-    const auto bytes_per_s = static_cast<double>(options.receive_bytes_per_s);
-    std::vector<Stream*> late;
-    for (const auto& [id, stream] : awaited_) {
-        const auto& call = static_cast<const Call&>(*stream->role);
-        const double more_s = static_cast<double>(call.received()) / bytes_per_s;
-        if (now_ns - call.began_ns - static_cast<std::int64_t>(more_s * 1e9) >=
-            options.receive_timeout_ns) {
-            late.push_back(stream);
-        }
-    }
-    for (Stream* stream : late) {
-        const auto& call = static_cast<const Call&>(*stream->role);
-        std::string text = "message: it was not complete " + seconds(options.receive_timeout_ns) +
-                           " s after the call began";
-        if (call.received() > 0) {
-            text += ", and came with less than " + std::to_string(options.receive_bytes_per_s) +
-                    " bytes a second after that";
-        }
-        refuse(*stream, GrpcCode::kDeadlineExceeded, std::move(text), front.counts_.no_message);
-    }
-}
 
 bool Front::Client::refuse_largest() {
     Stream* largest = nullptr;
@@ -331,16 +255,6 @@ void Front::Client::refuse_media_type(Stream& stream) {
     connection->respond(stream, {{":status", "415"}, {"content-type", "text/plain"}}, true);
     stream.write(Piece::of("content-type: this port takes application/grpc alone\n"));
     stream.finish({});
-}
-
-void Front::Client::refuse(Stream& stream, GrpcCode code, std::string text,
-                           std::atomic<std::uint64_t>& count) {
-    awaited_.erase(stream.id());
-    count += 1;
-    auto& call = static_cast<Call&>(*stream.role);
-    call.message.reset();
-    call.hold(0);
-    front.reply(stream, {static_cast<int>(code), std::move(text)});
 }
 
 Front::Backend::Backend(Front& front, Client& client) : Socket(front), client(client) {

@@ -2,7 +2,10 @@
 // forwarded.
 #pragma once
 
+#include <optional>
+
 #include "front.hpp"
+#include "incoming.hpp"
 
 namespace gnnserve::front {
 
@@ -30,32 +33,52 @@ struct Front::Held : StreamRole {
     ~Held() override;
     void hold(std::size_t bytes);
 
+    // Beside its messages: the stream's and the session's own memory.
+    static constexpr std::size_t kCallBytes = 2048;
+
     Client& client;
     std::size_t bytes = 0;
 };
 
-// A unary call whose message comes out of `poll`.
-struct Front::Call : Held {
-    explicit Call(Client& client) : Held(client, kCallBytes) {}
+// A call whose messages are received here.
+struct Front::Receiving : Held {
+    Receiving(Client& client, std::uint64_t handle) : Held(client, kCallBytes), handle(handle) {}
+    ~Receiving() override;
 
-    // Beside its message: the stream's and the session's own memory.
-    static constexpr std::size_t kCallBytes = 2048;
-
-    std::uint64_t handle = 0;
-    std::int64_t began_ns = 0;
-    std::int64_t timeout_ns = -1;
+    // Of the message that is received, or comes next.
+    std::uint64_t handle;
+    // When the message, or its call, began.
+    std::int64_t since_ns = 0;
     std::string head;
-    std::size_t size = 0;
-    std::shared_ptr<std::string> message;
+    std::optional<Incoming> incoming;
+    // Bytes that came and are not taken.
+    std::string unread;
+    // Its block while it is received.
+    std::int64_t block_bytes = 0;
+    // Was refused, or takes no more: whatever comes is dropped.
+    bool over = false;
 
-    std::size_t received() const { return message == nullptr ? 0 : message->size(); }
+    // Bytes of its message that came.
+    std::size_t received() const;
+
+    // Holds what is in memory of it.
+    void hold_received();
+    // Has no block that counts as being received.
+    void received_block();
+};
+
+// A unary call.
+struct Front::Call : Receiving {
+    using Receiving::Receiving;
+
+    std::int64_t timeout_ns = -1;
     // Came out of `poll`.
     bool handed = false;
 };
 
 // One of two streams that carry the same call, on the client's side or behind.
 struct Front::Forwarded : Held {
-    Forwarded(Client& client, Stream* other) : Held(client, Call::kCallBytes), other(other) {}
+    Forwarded(Client& client, Stream* other) : Held(client, kCallBytes), other(other) {}
     Stream* other;
     // Bytes that came by this stream and are not on their way at the other.
     std::size_t waiting_bytes = 0;
@@ -79,6 +102,10 @@ public:
 
     // Refuses calls whose message has not come in time.
     void refuse_late(std::int64_t now_ns);
+    // Refuses calls whose blocks others need, and which come too slowly to be complete in time.
+    void refuse_slow(std::int64_t now_ns);
+    // Takes on with a call that had to wait.
+    void resume(Stream& stream);
     // Refuses the call that holds the most bytes; false when there is none.
     bool refuse_largest();
 
@@ -90,11 +117,15 @@ public:
     std::size_t held_bytes = 0;
 
 private:
-    void receive(Stream& stream, Call& call, std::string_view bytes);
+    void receive(Stream& stream, Receiving& call, std::string_view bytes);
+    bool take_prefix(Stream& stream, Receiving& call, std::string_view& bytes);
+    void take(Stream& stream, Receiving& call, std::string_view& bytes);
+    void hand_over(Stream& stream, Call& call);
     void forward(Stream& stream);
     void give_up(Stream& stream, Forwarded& role);
     void refuse_media_type(Stream& stream);
-    void refuse(Stream& stream, GrpcCode code, std::string text, std::atomic<std::uint64_t>& count);
+    void refuse(Stream& stream, GrpcCode code, std::string text, std::atomic<std::uint64_t>& count,
+                std::int64_t retry_after_ms = -1);
 
     // Streams whose message is not complete.
     std::unordered_map<std::int32_t, Stream*> awaited_;

@@ -1,11 +1,11 @@
 // Plain requests: messages of a known model with nothing unusual in them. They are checked and
-// staged here. Everything else, and everything invalid, is left to Python, which has the rules in
-// full and words the refusal.
+// staged here, as their bytes come. Everything else, and everything invalid, is left to Python,
+// which has the rules in full and words the refusal.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -20,6 +20,9 @@ namespace gnnserve::front {
 inline constexpr std::int64_t kNodes = -1, kEdges = -2;
 // Every tensor is staged at a multiple of this.
 inline constexpr std::int64_t kTensorAlignment = 64;
+// Messages up to this size are kept, and staged again from there. Of larger ones, which would fill
+// the memory, only the staged tensors are had, and a fingerprint that tells if they were changed.
+inline constexpr std::size_t kMostKeptBytes = 256 << 10;
 
 // What a model takes under one name.
 struct PlainInput {
@@ -59,34 +62,60 @@ private:
     std::unordered_map<std::string, std::shared_ptr<const PlainModel>> models_;
 };
 
-// A request whose tensors are in the pool.
+// A request whose tensors are put in the pool: planned from the message's head, then given a block,
+// then the raw contents in pieces of any size.
+//
+// Staging loses nothing: the message can be written again from what is staged. So a value that the
+// model cannot take, which may be the last one, needs no copy of the message kept for it.
 class PlainRequest {
 public:
     struct Tensor {
         const PlainInput* input = nullptr;
         std::vector<std::int64_t> shape;
-        bool is_int32 = false;
-        // Of the region, where it is staged, and as what.
-        std::int64_t offset = 0;
-        std::int64_t size = 0;
-        bool stays_int32 = false;
-        std::string_view raw;
+        bool is_int32 = false, stays_int32 = false;
+        // In the message: its size, and which of the raw contents it is.
+        std::int64_t raw_size = 0;
+        std::size_t position = 0;
+        // Where it is staged in the region, and how much of it is.
+        std::int64_t offset = 0, size = 0, staged = 0;
+        // Of the first `hashed` bytes staged.
+        std::uint64_t fingerprint = 0;
+        std::int64_t hashed = 0;
+
+        std::int64_t raw_item() const { return input->indices && !is_int32 ? 8 : 4; }
+        std::int64_t item() const { return input->indices && !stays_int32 ? 8 : 4; }
     };
 
-    // Returns null for a message that is not plain, has a value that the model cannot take, or for
-    // which the pool has no room.
-    static std::shared_ptr<PlainRequest> of(const PlainModels& models, BlockPool& pool,
-                                            std::shared_ptr<const std::string> message,
-                                            bool check_finite);
+    // Plans a message of `size` bytes that begins with the fields `head` and goes on with the raw
+    // contents. Returns null for one that is not plain.
+    static std::shared_ptr<PlainRequest> plan(const PlainModels& models, std::string_view head,
+                                              std::size_t size, bool check_finite);
+    PlainRequest(const PlainRequest&) = delete;
+    PlainRequest& operator=(const PlainRequest&) = delete;
 
-    // Copies the tensors to their places again: a model may have worked in place.
-    void stage();
+    std::int64_t block_size() const { return block_size_; }
+    // Takes a block of that size, once.
+    void place(std::shared_ptr<BlockPool::Block> block);
+    // Stages from the front of `bytes`, which follow those of the calls before. Returns false at
+    // bytes that the plan does not expect: the request is not plain.
+    bool take(std::string_view& bytes);
+    bool complete() const { return next_ == order_.size(); }
+    // Has no value so far that the model cannot take.
+    bool valid() const { return valid_; }
+    // Bytes in memory beside the block.
+    std::size_t held_bytes() const { return head_.size() + kept_.size(); }
+    // Returns the message, or what has come of one that `take` has returned false for.
+    std::string message() const;
+
+    // Puts the tensors of a complete request in their places again, as a model may have worked in
+    // place. Returns false when it has, and the message is not kept.
+    bool stage();
     // Gives the block up; it is freed when nothing sends from it either.
     void release() { block_.reset(); }
 
     const PlainModel& model() const { return *model_; }
-    const InferMessage& message() const { return parsed_; }
-    std::shared_ptr<const std::string> bytes() const { return bytes_; }
+    // Without raw contents.
+    const InferMessage& head() const { return parsed_; }
     const std::vector<Tensor>& tensors() const { return tensors_; }
     std::int64_t nodes() const { return nodes_; }
     std::int64_t edges() const { return edges_; }
@@ -95,28 +124,45 @@ public:
     bool narrow() const { return narrow_; }
     // Null once it is given up.
     std::shared_ptr<BlockPool::Block> block() const { return block_; }
-    std::int64_t block_size() const { return block_size_; }
     // The output's place is the last of the block.
     std::int64_t output_offset() const { return output_offset_; }
     std::int64_t output_capacity() const { return output_capacity_; }
 
 private:
     PlainRequest() = default;
-    bool take(const PlainModel& model);
-    bool take_tensor(const InferTensor& tensor, std::string_view raw);
-    bool take_place(BlockPool& pool);
-    bool stage_all(bool check_finite);
-    void count_loops();
+    bool take_head(std::size_t size);
+    bool take_tensor(const InferTensor& tensor, std::size_t position);
+    bool plan_places();
+    void begin_raw();
+    void stage_bytes(Tensor& tensor, std::string_view bytes);
+    void stage_items(Tensor& tensor, std::string_view bytes);
+    void count_loops(const Tensor& tensor, std::int64_t from, std::int64_t to);
+    void hash(Tensor& tensor) const;
+    bool is_intact(const Tensor& tensor) const;
 
     std::shared_ptr<const PlainModel> model_;
-    std::shared_ptr<const std::string> bytes_;
+    std::string head_;
     InferMessage parsed_;
+    // The message so far, when it is small.
+    bool keeps_ = false;
+    std::string kept_;
     // In the model's order.
     std::vector<Tensor> tensors_;
+    bool check_finite_ = false;
+    bool valid_ = true;
     std::int64_t nodes_ = -1, edges_ = -1, loops_ = -1;
     bool narrow_ = false;
     std::shared_ptr<BlockPool::Block> block_;
     std::int64_t block_size_ = 0, output_offset_ = 0, output_capacity_ = 0;
+    // Tensors in the message's order, the one whose raw contents come next, what stands before
+    // these, how much of that and of them has come, and the beginning of an element cut in two.
+    std::vector<std::size_t> order_;
+    std::size_t next_ = 0;
+    std::string prefix_;
+    std::size_t prefix_taken_ = 0;
+    std::int64_t raw_taken_ = 0;
+    std::array<char, 8> cut_{};
+    std::size_t cut_size_ = 0;
 };
 
 }  // namespace gnnserve::front

@@ -28,6 +28,7 @@
 
 #include "check.hpp"
 #include "front.hpp"
+#include "incoming.hpp"
 
 #if defined(__SANITIZE_ADDRESS__)
 // Its header is not installed with every compiler.
@@ -431,7 +432,8 @@ private:
     char buffer_[1 << 16];
 };
 
-void fuzz_heads_and_messages(Dice& dice, BlockPool& pool, const PlainModels& models) {
+void fuzz_heads_and_messages(Dice& dice, BlockPool& pool,
+                             const std::shared_ptr<const PlainModels>& models) {
     static const char* const kNames[] = {":path",         ":method",      "content-type",
                                          "grpc-encoding", "grpc-timeout", "x"};
     Headers headers;
@@ -446,11 +448,28 @@ void fuzz_heads_and_messages(Dice& dice, BlockPool& pool, const PlainModels& mod
     const auto timeout = parse_timeout(text);
     CHECK(!timeout || *timeout >= 0);
     const std::size_t before = allocated_bytes();
-    const auto plain =
-        PlainRequest::of(models, pool, std::make_shared<const std::string>(request(dice)), true);
-    if (plain != nullptr) {
-        CHECK(plain->nodes() >= 0 && plain->edges() >= 0);
-        plain->stage();
+    const std::string message = request(dice);
+    Incoming incoming(message.size(), models, true);
+    for (std::size_t at = 0; at < message.size();) {
+        std::string_view part = std::string_view(message).substr(at, 1 + dice(message.size()));
+        at += part.size();
+        incoming.take(part);
+        if (incoming.wanted_block() > 0) {
+            if (auto block = pool.block(incoming.wanted_block()); block && !dice.one_in(8)) {
+                incoming.place(std::move(block));
+            } else {
+                incoming.keep_bytes();
+            }
+            incoming.take(part);
+        }
+        CHECK(part.empty());
+    }
+    CHECK(incoming.complete());
+    if (const auto plain = incoming.plain()) {
+        CHECK(plain->nodes() > 0 && plain->edges() > 0);
+        CHECK(plain->message() == message && plain->stage());
+    } else {
+        CHECK(*incoming.bytes() == message);
     }
     CHECK(allocated_bytes() < before + (1 << 20));
 }
@@ -482,7 +501,7 @@ int fuzz(double seconds, std::uint64_t seed) {
         Dice dice(one);
         target.run(dice);
         for (int i = 0; i < 20; ++i) {
-            fuzz_heads_and_messages(dice, *chosen.pool, *models);
+            fuzz_heads_and_messages(dice, *chosen.pool, models);
         }
     }
     const FrontCounts& counts = target.counts();

@@ -71,6 +71,20 @@ std::ptrdiff_t stage_indices(std::span<const std::byte> source, IndexWidth width
                                     : stage<std::int64_t, std::uint64_t>(source, target, outside);
 }
 
+void copy_indices(std::span<const std::byte> source, IndexWidth width, std::span<std::byte> target,
+                  IndexWidth to) {
+    if (target.empty()) {
+        return;
+    }
+    if (width == to) {
+        std::memcpy(target.data(), source.data(), target.size());
+    } else {
+        copy_block<std::int32_t, std::uint64_t>(source.data(), target.data(),
+                                                target.size() / sizeof(std::uint64_t),
+                                                [](std::uint64_t) { return std::uint64_t{0}; });
+    }
+}
+
 std::ptrdiff_t stage_features(std::span<const std::byte> source, std::span<std::byte> target,
                               bool check_finite) {
     if (!check_finite) {

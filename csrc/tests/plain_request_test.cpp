@@ -1,14 +1,14 @@
 // Plain requests: what is staged, where, and what is left to Python.
 
-#include "plain_request.hpp"
-
 #include <cmath>
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <random>
 #include <thread>
 
 #include "check.hpp"
+#include "incoming.hpp"
 
 using namespace gnnserve;
 using namespace gnnserve::front;
@@ -20,10 +20,12 @@ constexpr std::int64_t kFeatures = 3;
 
 // A pool over memory of its own.
 struct Memory {
-    std::shared_ptr<std::vector<std::byte>> bytes =
-        std::make_shared<std::vector<std::byte>>(static_cast<std::size_t>(kPoolBytes));
-    std::shared_ptr<BlockPool> pool =
-        std::make_shared<BlockPool>(bytes->data(), kPoolBytes, kTensorAlignment, bytes);
+    explicit Memory(std::int64_t size = kPoolBytes)
+        : bytes(std::make_shared<std::vector<std::byte>>(static_cast<std::size_t>(size))),
+          pool(std::make_shared<BlockPool>(bytes->data(), size, kTensorAlignment, bytes)) {}
+
+    std::shared_ptr<std::vector<std::byte>> bytes;
+    std::shared_ptr<BlockPool> pool;
 };
 
 PlainModels models(bool narrow = true, bool counts_loops = true) {
@@ -74,8 +76,46 @@ Sent good() {
     return sent;
 }
 
-std::shared_ptr<PlainRequest> take(const Memory& memory, const Sent& sent, bool narrow = true) {
-    return PlainRequest::of(models(narrow), *memory.pool, sent.message(), true);
+// The message as the front receives it, in pieces that end at `ends`.
+Incoming receive(const Memory& memory, const std::string& message,
+                 const std::vector<std::size_t>& ends = {}, bool narrow = true,
+                 bool check_finite = true) {
+    Incoming incoming(message.size(), std::make_shared<const PlainModels>(models(narrow)),
+                      check_finite);
+    std::size_t from = 0;
+    const auto take = [&](std::size_t to) {
+        std::string_view bytes = std::string_view(message).substr(from, to - from);
+        incoming.take(bytes);
+        if (incoming.wanted_block() > 0) {
+            if (auto block = memory.pool->block(incoming.wanted_block())) {
+                incoming.place(std::move(block));
+            } else {
+                incoming.keep_bytes();
+            }
+            incoming.take(bytes);
+        }
+        CHECK(bytes.empty());
+        CHECK(incoming.left() == message.size() - to);
+        from = to;
+    };
+    for (const std::size_t end : ends) {
+        take(end);
+    }
+    take(message.size());
+    CHECK(incoming.complete());
+    CHECK((incoming.plain() == nullptr) != (incoming.bytes() == nullptr));
+    return incoming;
+}
+
+// The message that Python would be given.
+std::string given(const Incoming& incoming) {
+    return incoming.plain() != nullptr ? incoming.plain()->message() : *incoming.bytes();
+}
+
+std::shared_ptr<PlainRequest> take(const Memory& memory, const Sent& sent, bool narrow = true,
+                                   bool check_finite = true) {
+    auto plain = receive(memory, *sent.message(), {}, narrow, check_finite).plain();
+    return plain != nullptr && plain->valid() ? plain : nullptr;
 }
 
 template <typename Number>
@@ -99,6 +139,7 @@ void test_a_plain_request_is_staged() {
     // Two lines of 64 bytes for the inputs, one for the output of 17.5.
     CHECK(request->output_offset() == request->block()->offset() + 128);
     CHECK(request->output_capacity() == 64 && request->block_size() == 192);
+    CHECK(request->valid() && request->message() == *good().message());
     CHECK(memory.pool->used() == 192);
 }
 
@@ -126,21 +167,21 @@ void test_order_optional_inputs_and_options_do_not_matter() {
     CHECK(request->tensors().size() == 4);
     CHECK(request->tensors()[0].input->name == "x");
     CHECK(staged<std::int64_t>(*request, 3) == batch);
-    CHECK(request->message().parameters.size() == 1);
+    CHECK(request->head().parameters.size() == 1);
 }
 
 void test_a_model_that_worked_in_place_is_undone() {
     const Memory memory;
     const auto request = take(memory, good());
     std::memset(request->block()->at(request->block()->offset()), 0x55, 128);
-    request->stage();
+    CHECK(request->stage());
     CHECK(staged<float>(*request, 0) == kX);
     CHECK(staged<std::int32_t>(*request, 1) == kEdges32);
     CHECK(request->loops() == 1);
 }
 
-void test_what_is_odd_or_wrong_is_left_alone() {
-    const std::vector<std::function<void(Sent&)>> bends{
+const std::vector<std::function<void(Sent&)>>& bends() {
+    static const std::vector<std::function<void(Sent&)>> found{
         [](Sent& s) { s.head.model = "other"; },
         [](Sent& s) { s.head.version = "2"; },
         [](Sent& s) { s.head.id = "caf\xc3\xa9"; },
@@ -159,6 +200,8 @@ void test_what_is_odd_or_wrong_is_left_alone() {
         [](Sent& s) { s.raws.pop_back(); },
         [](Sent& s) { s.raws.emplace_back(); },
         [](Sent& s) { s.raws[0].pop_back(); },
+        // As many bytes as expected, divided in another way.
+        [](Sent& s) { s.raws[1] += s.raws[0].back(), s.raws[0].pop_back(); },
         [](Sent& s) { s.raws[1][0] = 2; },
         [](Sent& s) { s.raws[1][3] = '\xff'; },
         [](Sent& s) {
@@ -174,10 +217,14 @@ void test_what_is_odd_or_wrong_is_left_alone() {
             s.raws[0].assign(6000 * kFeatures * 4, '\0');
         },
     };
+    return found;
+}
+
+void test_what_is_odd_or_wrong_is_left_alone() {
     const Memory memory;
-    for (std::size_t i = 0; i < bends.size(); ++i) {
+    for (std::size_t i = 0; i < bends().size(); ++i) {
         Sent sent = good();
-        bends[i](sent);
+        bends()[i](sent);
         if (take(memory, sent) != nullptr) {
             std::fprintf(stderr, "bend %zu was taken\n", i);
         }
@@ -187,14 +234,115 @@ void test_what_is_odd_or_wrong_is_left_alone() {
     // Every part of a message is none.
     const auto whole = good().message();
     for (std::size_t size = 0; size < whole->size(); ++size) {
-        const auto part = std::make_shared<const std::string>(whole->substr(0, size));
-        CHECK(PlainRequest::of(models(), *memory.pool, part, true) == nullptr);
+        const auto incoming = receive(memory, whole->substr(0, size));
+        CHECK(incoming.plain() == nullptr && given(incoming) == whole->substr(0, size));
     }
     // Only with the check are features looked at.
     Sent sent = good();
     const float infinite = std::numeric_limits<float>::infinity();
     std::memcpy(sent.raws[0].data(), &infinite, sizeof infinite);
-    CHECK(PlainRequest::of(models(), *memory.pool, sent.message(), false) != nullptr);
+    CHECK(take(memory, sent, true, false) != nullptr);
+}
+
+// However a message is cut in pieces, it is staged alike, and can be written again byte by byte.
+void test_every_cut_of_a_message() {
+    const Memory memory;
+    std::vector<Sent> all{good()};
+    for (const auto& bend : bends()) {
+        bend(all.emplace_back(good()));
+    }
+    for (const bool narrow : {true, false}) {
+        for (const Sent& sent : all) {
+            const std::string message = *sent.message();
+            const auto whole = receive(memory, message, {}, narrow);
+            if (message.size() > 1000) {
+                continue;
+            }
+            std::vector<std::vector<std::size_t>> cuts(1);
+            for (std::size_t at = 1; at < message.size(); ++at) {
+                cuts[0].push_back(at);
+                cuts.push_back({at});
+                cuts.push_back({at, at});
+            }
+            for (const auto& ends : cuts) {
+                const auto incoming = receive(memory, message, ends, narrow);
+                CHECK(given(incoming) == message);
+                CHECK((incoming.plain() == nullptr) == (whole.plain() == nullptr));
+                if (const auto plain = incoming.plain()) {
+                    CHECK(plain->valid() == whole.plain()->valid());
+                    CHECK(plain->loops() == whole.plain()->loops());
+                    for (std::size_t i = 0; i < plain->tensors().size(); ++i) {
+                        CHECK(staged<char>(*plain, i) == staged<char>(*whole.plain(), i));
+                    }
+                }
+            }
+        }
+    }
+    CHECK(memory.pool->used() == 0);
+}
+
+// A graph whose message is too large to be kept.
+Sent large(std::mt19937& random, std::int64_t nodes) {
+    Sent sent = good();
+    std::vector<float> x(static_cast<std::size_t>(nodes * kFeatures));
+    std::vector<std::int32_t> edges(static_cast<std::size_t>(4 * nodes));
+    for (float& one : x) {
+        one = static_cast<float>(random() % 1000);
+    }
+    for (std::int32_t& one : edges) {
+        one = static_cast<std::int32_t>(random() % static_cast<std::uint32_t>(nodes));
+    }
+    sent.head.tensors = {{"edge_index", "INT32", {2, 2 * nodes}, {}},
+                         {"x", "FP32", {nodes, kFeatures}, {}}};
+    sent.raws = {raw(edges), raw(x)};
+    return sent;
+}
+
+void test_large_messages_are_not_kept() {
+    const Memory memory(8 << 20);
+    std::mt19937 random(1);
+    for (int round = 0; round < 20; ++round) {
+        Sent sent = large(random, 15'000 + static_cast<std::int64_t>(random() % 3000));
+        const bool narrow = round % 2 == 0, wrong = round % 3 == 0;
+        if (wrong) {
+            std::memset(sent.raws[0].data() + random() % 1000 * 4, 0xff, 4);
+        }
+        const std::string message = *sent.message();
+        CHECK(message.size() > kMostKeptBytes);
+        std::vector<std::size_t> ends;
+        for (std::size_t at = random() % 30'000; at < message.size(); at += random() % 30'000) {
+            ends.push_back(at);
+        }
+        const auto incoming = receive(memory, message, ends, narrow);
+        const auto whole = receive(memory, message, {}, narrow);
+        const auto plain = incoming.plain();
+        CHECK(plain != nullptr && plain->valid() == !wrong && given(incoming) == message);
+        CHECK(plain->loops() == whole.plain()->loops());
+        CHECK(incoming.held_bytes() < 1000);
+        for (std::size_t i = 0; i < plain->tensors().size(); ++i) {
+            CHECK(staged<char>(*plain, i) == staged<char>(*whole.plain(), i));
+        }
+        // One bit that a model changed is noticed, wherever it is.
+        CHECK(plain->stage() && plain->stage());
+        const auto& changed = plain->tensors()[random() % 2];
+        const auto at =
+            static_cast<std::int64_t>(random() % static_cast<std::uint32_t>(changed.size));
+        *plain->block()->at(changed.offset + at) ^= std::byte{1};
+        CHECK(!plain->stage());
+        *plain->block()->at(changed.offset + at) ^= std::byte{1};
+        CHECK(plain->stage());
+        // So are two elements that changed places.
+        const auto x = staged<std::uint32_t>(*plain, 0);
+        std::size_t other = 1;
+        while (x[other] == x[0]) {
+            ++other;
+        }
+        auto* words =
+            reinterpret_cast<std::uint32_t*>(plain->block()->at(plain->tensors()[0].offset));
+        std::swap(words[0], words[other]);
+        CHECK(!plain->stage());
+    }
+    CHECK(memory.pool->used() == 0);
 }
 
 void test_a_block_stays_while_anybody_holds_it() {
@@ -237,6 +385,8 @@ int main() {
     test_order_optional_inputs_and_options_do_not_matter();
     test_a_model_that_worked_in_place_is_undone();
     test_what_is_odd_or_wrong_is_left_alone();
+    test_every_cut_of_a_message();
+    test_large_messages_are_not_kept();
     test_a_block_stays_while_anybody_holds_it();
     test_threads_share_a_pool();
     return 0;

@@ -239,13 +239,11 @@ class NativeFront:
             self._fail(handle, error)
             return
         cancellation = self._open[handle] = Cancellation()
-        if isinstance(request, PlainRequest):
-            if self._submit(handle, request, arrived_ns, remaining_s):
-                return
-            message = memoryview(request.message())
-        else:
-            message = memoryview(cast("bytes", request))
-        work = partial(self._serve, handle, message, arrived_ns, cancellation, remaining_s)
+        if isinstance(request, PlainRequest) and self._submit(
+            handle, request, arrived_ns, remaining_s
+        ):
+            return
+        work = partial(self._serve, handle, request, arrived_ns, cancellation, remaining_s)
         if not self._workers.give(work):
             self._refusals.count(NO_THREAD)
             self._fail_with(handle, _EXHAUSTED, NO_THREAD_TEXT)
@@ -254,18 +252,17 @@ class NativeFront:
         self, handle: int, request: PlainRequest, arrived_ns: int, remaining_s: float
     ) -> bool:
         """Submit a staged request; returns False for one that must go the way of messages."""
+        if not request.valid:
+            return False
         assert self._plain is not None
-        ticket = None
         try:
             ticket = self._plain.submit(
                 request, arrived_ns, remaining_s, partial(self._answer, handle, request)
             )
         except Exception as error:
+            request.release()
             self._fail(handle, error)
             return True
-        finally:
-            if ticket is None:
-                request.release()
         if ticket is not None:
             self._open[handle] = ticket
         return ticket is not None
@@ -290,12 +287,13 @@ class NativeFront:
     def _serve(
         self,
         handle: int,
-        message: memoryview,
+        request: Message | PlainRequest,
         arrived_ns: int,
         cancellation: Cancellation,
         remaining_s: float,
     ) -> None:
         try:
+            message = memoryview(cast("bytes", _as_message(request)))
             answer = self._service.infer(message, arrived_ns, cancellation, remaining_s)
         except Exception as error:
             if isinstance(error, WireError):
@@ -313,3 +311,12 @@ class NativeFront:
     def _fail_with(self, handle: int, code: int, text: str, retry_ms: int = -1) -> None:
         if (front := self._front) is not None:
             front.fail(handle, code, text, retry_ms)
+
+
+def _as_message(request: Message | PlainRequest) -> Message:
+    """Return the message; the place of a staged one is given up."""
+    if isinstance(request, Message):
+        return request
+    message = request.message()
+    request.release()
+    return message

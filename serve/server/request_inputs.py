@@ -12,7 +12,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from serve.core.types import Nanos, Sized, Task
-from serve.errors import InvalidInput, QueueFull
+from serve.errors import InvalidInput, NotReady, QueueFull
 from serve.estimate.estimator import NARROW_EDGE_SPARES_BYTES
 from serve.ipc.messages import TensorRef
 from serve.ipc.shared_pool import Block, SharedPool
@@ -248,8 +248,15 @@ class StagedInputs(SentInputs):
         return Sized(*self._size, estimate)
 
     def stage(self) -> bool:
-        """See ``RequestInputs``; here it is always again."""
-        self.request.stage()
+        """See ``RequestInputs``; here it is always again.
+
+        Raises NotReady when a model has overwritten the inputs of a message too large to be kept.
+        """
+        if not self.request.stage():
+            raise NotReady(
+                f"a run of model '{self.call.model}' did not end and has overwritten its inputs, "
+                "which the server does not keep for a message of this size; send it again"
+            )
         return False
 
     def exact(self, task: Task) -> Sized:

@@ -26,7 +26,7 @@ from serve.core.types import (
     Task,
     TaskId,
 )
-from serve.errors import InvalidInput, QueueFull
+from serve.errors import InvalidInput, NotReady, QueueFull
 from serve.obs.record import RequestRecord
 from serve.server import clock
 from serve.server.api import InferResult
@@ -195,8 +195,12 @@ class PlainTicket(RequestTicket):
 
     def command_prepare(self) -> Event:
         """Stage the inputs again at once: a run of them did not end. Driver."""
-        self.inputs.stage()
-        return TaskPrepared(self.task.task_id)
+        task_id = self.task.task_id
+        try:
+            self.inputs.stage()
+        except NotReady as error:
+            return PrepareFailed(task_id, FailReason.LANE_LOST, str(error))
+        return TaskPrepared(task_id)
 
     def command_answer(self, outcome: Outcome) -> None:
         """Have the driver's thread answer. Driver."""

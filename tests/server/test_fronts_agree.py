@@ -1,6 +1,7 @@
 """Both fronts of one engine give the same answers and the same refusals, whatever they are sent."""
 
 import gc
+import struct
 
 import grpc
 import numpy as np
@@ -20,6 +21,7 @@ from serve.wire.messages import INFER_METHOD, decode_response
 from tests.e2e.support import random_graph
 from tests.processes import wait_for
 from tests.rpc.fakes import FACTS
+from tests.rpc.http2 import DATA, END_STREAM, Http2
 from tests.server.test_engine import CONFIG
 
 #: What differs from one answer to the next.
@@ -66,6 +68,13 @@ def message(seed=0, num_nodes=12, num_edges=30, dtype=np.int64):
     return found
 
 
+def bad_at_the_end(num_nodes):
+    """A message of megabytes whose last index points nowhere."""
+    found = message(num_nodes=num_nodes)
+    put_last(1, np.int64(num_nodes))(found)
+    return found.SerializeToString()
+
+
 def outcome(call, content):
     """Return what the client sees, without what differs from one answer to the next."""
     try:
@@ -98,6 +107,16 @@ def put(number, value):
     def change(content):
         data = value.tobytes()
         content[: len(data)] = data
+
+    return set_raw(number, change)
+
+
+def put_last(number, value):
+    """Write a value at the end of raw contents."""
+    data = value.tobytes()
+
+    def change(content):
+        content[-len(data) :] = data
 
     return set_raw(number, change)
 
@@ -192,14 +211,15 @@ def test_random_messages(fronts, seed, dtype, bends, more, cut):
     assert native == python
 
 
-def test_ordinary_messages_are_staged_and_large_ones_are_not(fronts):
+def test_ordinary_messages_are_staged_however_large_they_are(fronts):
     calls, server = fronts
     counts = server._front._front.counts
     for content, staged in (
         (message().SerializeToString(), 1),
         (message(num_nodes=1, num_edges=1, dtype=np.int32).SerializeToString(), 1),
         (message(num_nodes=0, num_edges=0).SerializeToString(), 0),
-        (message(num_nodes=40_000).SerializeToString(), 0),
+        (message(num_nodes=40_000).SerializeToString(), 1),
+        (bad_at_the_end(40_000), 0),
     ):
         before = counts()["plain"]
         python, native = (outcome(call, content) for call in calls)
@@ -224,3 +244,50 @@ def test_an_answered_request_is_freed_without_the_collector(fronts):
         wait_for(lambda: not left(), "requests to be freed")
     finally:
         gc.enable()
+
+
+class Framed:
+    """A call whose message is sent in frames of the sizes given."""
+
+    def __init__(self, port):
+        self._client = Http2(port)
+
+    def close(self):
+        self._client.__exit__()
+
+    def outcome(self, content, sizes):
+        """Return status and text, and the answer without what differs from one to the next."""
+        client = self._client
+        stream = client.head(INFER_METHOD)
+        body = struct.pack(">BI", 0, len(content)) + content
+        start, sizes = 0, iter(sizes)
+        while start < len(body):
+            size = next(sizes, 1 << 14)
+            client.data(stream, body[start : start + size], start + size >= len(body))
+            start += size
+        client.read_until(lambda came: any(flags & END_STREAM for _, flags, _ in came[stream]))
+        frames = client.came.pop(stream)
+        answer = b"".join(content for kind, _, content in frames if kind == DATA)
+        return decode_response(answer[5:]).outputs["output"].tobytes() if answer else None
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.integers(1, 300), st.integers(1, 600), st.sampled_from([np.int32, np.int64]),
+    st.sampled_from([None, put(0, np.float32("nan")), put_last(1, np.int32(-1)), swapped]),
+    st.lists(st.integers(1, 5000), max_size=30),
+)  # fmt: skip
+def test_messages_in_frames_of_any_size(fronts, num_nodes, num_edges, dtype, bend, sizes):
+    calls, server = fronts
+    sent = message(1, num_nodes, num_edges, dtype)
+    if bend is not None:
+        bend(sent)
+    content = sent.SerializeToString()
+    expected = outcome(calls[0], content)
+    assert outcome(calls[1], content) == expected
+    framed = Framed(server.own_address.rpartition(":")[2])
+    try:
+        output = framed.outcome(content, sizes)
+    finally:
+        framed.close()
+    assert output == (expected[3]["output"][2] if len(expected) > 2 else None)

@@ -91,9 +91,9 @@ def through(port, message):
     return decode_response(answer).outputs["output"]
 
 
-def message_of(number):
+def message_of(number, num_nodes=NODES):
     """The request of ``by_tensors`` as a message."""
-    asked = by_tensors(number)
+    asked = by_tensors(number, num_nodes)
     dtypes = {"FP32": np.float32, "INT64": np.int64}
     tensors = {
         name: np.frombuffer(tensor.data, dtypes[tensor.datatype]).reshape(tensor.shape)
@@ -130,6 +130,19 @@ def test_a_request_that_the_front_staged_answers_alike_at_every_try(
     assert [record.attempt for record in records] == [2] * len(numbers)
 
 
+def test_a_large_request_is_not_repeated_with_what_a_model_left_of_it(port, model):
+    """Its message is not kept: either its inputs are as they were, or its client sends it again."""
+    large = message_of(1, num_nodes=30_000)
+    expected = through(port, large)
+    (model / "die").touch()
+    with pytest.raises(grpc.RpcError) as caught:
+        through(port, large)
+    assert not (model / "die").exists()
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert "has overwritten its inputs" in caught.value.details()
+    np.testing.assert_array_equal(through(port, large), expected)
+
+
 def test_a_staged_request_is_cancelled_with_its_call(engine, port, trouble, model):
     with (
         ThreadPoolExecutor(1) as threads,
@@ -156,10 +169,10 @@ def test_a_model_that_was_retired_meanwhile_is_asked_by_message(engine, port, mo
     assert counts()["plain"] == staged + 1
 
 
-def by_tensors(number):
+def by_tensors(number, num_nodes=NODES):
     rng = np.random.default_rng(number)
-    x = rng.standard_normal((NODES, 4), dtype=np.float32)
-    return call(Graph(x, rng.integers(0, NODES, (2, EDGES))), "changeling", **PATIENT)
+    x = rng.standard_normal((num_nodes, 4), dtype=np.float32)
+    return call(Graph(x, rng.integers(0, num_nodes, (2, EDGES))), "changeling", **PATIENT)
 
 
 def by_ids(number):

@@ -45,6 +45,7 @@ public:
         const std::lock_guard held(lock_);
         allocator_.free(offset);
     }
+    std::int64_t capacity() const { return allocator_.capacity(); }
     std::int64_t used() const {
         const std::lock_guard held(lock_);
         return allocator_.used();

@@ -22,6 +22,10 @@ std::ptrdiff_t stage_indices(std::span<const std::byte> source, IndexWidth width
                              std::int64_t bound, std::span<std::byte> target,
                              IndexWidth to = IndexWidth::k64);
 
+// Copies indices likewise without a check.
+void copy_indices(std::span<const std::byte> source, IndexWidth width, std::span<std::byte> target,
+                  IndexWidth to);
+
 // Copies 32-bit floats to `target`; with `check_finite` it also looks for NaN and infinities.
 // Requires equal sizes, a multiple of 4, and no overlap. Returns kAllGood, or the flat position of
 // the first value that is not finite; `target` is then only partly written.

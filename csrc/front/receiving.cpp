@@ -1,0 +1,276 @@
+// Calls whose messages are received here: from bytes to events, and what bounds them meanwhile.
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "peers.hpp"
+
+namespace gnnserve::front {
+namespace {
+
+// How long a message may come slowly although others wait for its block.
+constexpr std::int64_t kPatience_ns = 1'000'000'000;
+// When a message for which there is no room is worth sending again.
+constexpr std::int64_t kRetryAfter_ms = 50;
+
+std::string seconds(std::int64_t ns) {
+    std::string text = std::to_string(static_cast<double>(ns) / 1e9);
+    text.erase(text.find_last_not_of('0') + 1);
+    return text.ends_with('.') ? text.substr(0, text.size() - 1) : text;
+}
+
+}  // namespace
+
+Front::Receiving::~Receiving() { received_block(); }
+
+void Front::Receiving::hold_received() {
+    hold(kCallBytes + unread.size() + (incoming ? incoming->held_bytes() : 0));
+}
+
+std::size_t Front::Receiving::received() const {
+    return unread.size() + (incoming ? incoming->size() - incoming->left() : 0);
+}
+
+void Front::Receiving::received_block() {
+    client.front.receiving_blocks_ -= std::exchange(block_bytes, 0);
+}
+
+// Takes in what came, as far as it can be taken now; the rest waits, and the stream's window with
+// it.
+void Front::Client::receive(Stream& stream, Receiving& call, std::string_view bytes) {
+    if (call.over) {
+        connection->consumed_stream(stream, bytes.size());
+        return;
+    }
+    const bool joined = !call.unread.empty();
+    if (joined) {
+        call.unread.append(bytes);
+        bytes = call.unread;
+    }
+    const std::size_t before = bytes.size();
+    take(stream, call, bytes);
+    if (call.over) {
+        bytes = {};
+    }
+    connection->consumed_stream(stream, before - bytes.size());
+    if (call.over) {
+        return;
+    }
+    if (joined) {
+        call.unread.erase(0, before - bytes.size());
+    } else {
+        call.unread = bytes;
+    }
+    call.hold_received();
+    front.bound_receiving();
+}
+
+void Front::Client::resume(Stream& stream) {
+    receive(stream, static_cast<Receiving&>(*stream.role), {});
+}
+
+// Takes the size that stands before a message; false when it is not complete or the call is over.
+bool Front::Client::take_prefix(Stream& stream, Receiving& call, std::string_view& bytes) {
+    const std::size_t part = std::min(bytes.size(), kMessageHead - call.head.size());
+    call.head.append(bytes.substr(0, part));
+    bytes.remove_prefix(part);
+    if (call.head.size() < kMessageHead) {
+        return false;
+    }
+    std::size_t size = 0;
+    for (const char one : std::string_view(call.head).substr(1)) {
+        size = size << 8 | static_cast<unsigned char>(one);
+    }
+    const std::size_t most = front.options_.max_message_bytes;
+    if (size > most) {
+        refuse(stream, GrpcCode::kResourceExhausted,
+               // gRPC's own words.
+               "Received message larger than max (" + std::to_string(size) + " vs. " +
+                   std::to_string(most) + ')',
+               front.counts_.message_size);
+        return false;
+    }
+    if (call.head[0] != 0) {
+        refuse(stream, GrpcCode::kInternal,
+               "message: it is compressed, and the call's grpc-encoding names no compression",
+               front.counts_.malformed);
+        return false;
+    }
+    call.incoming.emplace(size, front.plain_models(), front.options_.check_finite);
+    return true;
+}
+
+// Takes bytes of the call's message, unless it has to wait for a block.
+void Front::Client::take(Stream& stream, Receiving& call, std::string_view& bytes) {
+    if (!call.incoming && !take_prefix(stream, call, bytes)) {
+        return;
+    }
+    Incoming& incoming = *call.incoming;
+    front.waiting_.erase(call.handle);
+    incoming.take(bytes);
+    if (incoming.wanted_block() > 0) {
+        if (!front.find_room(call)) {
+            // What is all here takes the way of messages, and a place in the queue. So does what
+            // the pool could never hold.
+            if (bytes.size() >= incoming.left() ||
+                incoming.wanted_block() > front.options_.pool->capacity()) {
+                incoming.keep_bytes();
+            } else {
+                front.waiting_.emplace(call.handle, &stream);
+                return;
+            }
+        }
+        incoming.take(bytes);
+    }
+    if (!bytes.empty()) {
+        refuse(stream, GrpcCode::kUnimplemented,
+               '"' + front.options_.method + "\" requires exactly one request message.",
+               front.counts_.malformed);
+    }
+}
+
+// Makes the complete message's event: staged when it is plain, else as bytes.
+void Front::Client::hand_over(Stream& stream, Call& call) {
+    awaited_.erase(stream.id());
+    Event event{Event::Kind::kCall, call.handle, nullptr, nullptr, call.since_ns, call.timeout_ns};
+    event.arrived_ns = Connection::now_ns();
+    event.plain = call.incoming->plain();
+    event.message = call.incoming->bytes();
+    front.counts_.called += 1;
+    if (event.plain != nullptr && event.plain->valid()) {
+        front.counts_.plain += 1;
+    }
+    front.events_.push_back(std::move(event));
+    call.handed = call.over = true;
+    call.incoming.reset();
+    call.received_block();
+    call.hold(0);
+}
+
+void Front::Client::refuse_late(std::int64_t now_ns) {
+    const FrontOptions& options = front.options_;
+    const auto bytes_per_s = static_cast<double>(options.receive_bytes_per_s);
+    std::vector<Stream*> late;
+    for (const auto& [id, stream] : awaited_) {
+        const auto& call = static_cast<const Receiving&>(*stream->role);
+        // No bytes are taken of one that waits for room.
+        const double more_s = front.waiting_.contains(call.handle)
+                                  ? 0
+                                  : static_cast<double>(call.received()) / bytes_per_s;
+        if (now_ns - call.since_ns - static_cast<std::int64_t>(more_s * 1e9) >=
+            options.receive_timeout_ns) {
+            late.push_back(stream);
+        }
+    }
+    for (Stream* stream : late) {
+        const auto& call = static_cast<const Receiving&>(*stream->role);
+        if (front.waiting_.contains(call.handle)) {
+            const auto& pool = *options.pool;
+            // Python's words.
+            refuse(*stream, GrpcCode::kResourceExhausted,
+                   "staging memory: the request needs " +
+                       std::to_string(call.incoming->wanted_block()) + " bytes, " +
+                       std::to_string(pool.capacity() - pool.used()) + " of " +
+                       std::to_string(pool.capacity()) + " are free",
+                   front.counts_.receiving_bytes, kRetryAfter_ms);
+            continue;
+        }
+        std::string text = "message: it was not complete " + seconds(options.receive_timeout_ns) +
+                           " s after the call began";
+        if (call.received() > 0) {
+            text += ", and came with less than " + std::to_string(options.receive_bytes_per_s) +
+                    " bytes a second after that";
+        }
+        refuse(*stream, GrpcCode::kDeadlineExceeded, std::move(text), front.counts_.no_message);
+    }
+}
+
+void Front::Client::refuse_slow(std::int64_t now_ns) {
+    std::vector<Stream*> slow;
+    for (const auto& [id, stream] : awaited_) {
+        const auto& call = static_cast<const Receiving&>(*stream->role);
+        const std::int64_t elapsed_ns = now_ns - call.since_ns;
+        if (call.block_bytes == 0 || elapsed_ns < kPatience_ns) {
+            continue;
+        }
+        const double due = static_cast<double>(call.incoming->size()) *
+                           static_cast<double>(elapsed_ns) /
+                           static_cast<double>(front.options_.receive_timeout_ns);
+        if (static_cast<double>(call.incoming->size() - call.incoming->left()) < due) {
+            slow.push_back(stream);
+        }
+    }
+    for (Stream* stream : slow) {
+        refuse(*stream, GrpcCode::kResourceExhausted,
+               "message: it comes too slowly to be complete in " +
+                   seconds(front.options_.receive_timeout_ns) +
+                   " s, and others need its place in memory",
+               front.counts_.receiving_bytes, kRetryAfter_ms);
+    }
+}
+
+void Front::Client::refuse(Stream& stream, GrpcCode code, std::string text,
+                           std::atomic<std::uint64_t>& count, std::int64_t retry_after_ms) {
+    awaited_.erase(stream.id());
+    count += 1;
+    auto& call = static_cast<Receiving&>(*stream.role);
+    front.waiting_.erase(call.handle);
+    call.over = true;
+    call.incoming.reset();
+    call.unread = {};
+    call.received_block();
+    call.hold(0);
+    front.reply(stream, {static_cast<int>(code), std::move(text), retry_after_ms});
+}
+
+std::shared_ptr<const PlainModels> Front::plain_models() {
+    if (options_.pool == nullptr) {
+        return nullptr;
+    }
+    const std::lock_guard held(lock_);
+    return models_;
+}
+
+// Gives the call's message a block; false when there is none.
+bool Front::find_room(Receiving& call) {
+    const std::int64_t size = call.incoming->wanted_block();
+    const std::int64_t most = std::min(static_cast<std::int64_t>(options_.max_receiving_bytes),
+                                       options_.pool->capacity() / 2);
+    // One may be received however large it is.
+    if (receiving_blocks_ > 0 && receiving_blocks_ + size > most) {
+        return false;
+    }
+    auto block = options_.pool->block(size);
+    if (block == nullptr) {
+        return false;
+    }
+    call.incoming->place(std::move(block));
+    call.block_bytes = size;
+    receiving_blocks_ += size;
+    return true;
+}
+
+// Goes on with those that wait for a block, as far as there is room.
+void Front::retry_waiting() {
+    while (!waiting_.empty()) {
+        const auto [handle, stream] = *waiting_.begin();
+        static_cast<Receiving&>(*stream->role).client.resume(*stream);
+        if (!waiting_.empty() && waiting_.begin()->first == handle) {
+            return;
+        }
+    }
+}
+
+// Blocks are for those who send: whoever claims one and sends next to nothing loses it to others.
+void Front::end_those_in_the_way(std::int64_t now_ns) {
+    if (waiting_.empty()) {
+        return;
+    }
+    for (const auto& client : clients_) {
+        client->refuse_slow(now_ns);
+    }
+}
+
+}  // namespace gnnserve::front
