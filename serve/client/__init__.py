@@ -36,12 +36,14 @@ from serve.client.facts import (
     ServerFacts,
     TensorFacts,
 )
+from serve.client.joint import Answers
 from serve.client.requests import Request
 from serve.client.sync import Client
 
 __all__ = [
     "AlreadyExists",
     "Answer",
+    "Answers",
     "AsyncClient",
     "Cancelled",
     "Client",

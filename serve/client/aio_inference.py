@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from serve.client.aio_connection import AsyncTransport
 from serve.client.errors import Cancelled, ClientError, InvalidRequest, NotFound, TimedOut
-from serve.client.facts import ModelInterface
+from serve.client.facts import JointInterface, ModelInterface
 from serve.client.requests import Request
 from serve.client.retries import TimeLimit
 from serve.client.shared import SharedMemory
@@ -50,7 +50,8 @@ class AsyncRequester:
             return await self._infer(request, tensors, limit)
         except InvalidRequest:
             # Perhaps another version of the model was loaded.
-            self._interfaces.pop((request.model, request.version), None)
+            for key in request.models:
+                self._interfaces.pop(key, None)
             raise
 
     async def _infer(
@@ -119,7 +120,13 @@ class AsyncRequester:
         """Return what the model takes, None when the request does not depend on it."""
         if not request.needs_interface:
             return None
-        return await self.interface(request.model, request.version, limit)
+        found = [await self.interface(*key, limit) for key in request.models]
+        if not request.is_joint:
+            return found[0]
+        try:
+            return JointInterface(found)
+        except ValueError as error:
+            raise InvalidRequest.local(str(error)) from error
 
     async def interface(self, model: str, version: str, limit: TimeLimit) -> ModelInterface:
         """Return what the model takes; one caller asks the server, and the others wait for it."""

@@ -1,7 +1,7 @@
 """What the server tells of itself: models, graphs, estimates, device and report."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
@@ -77,6 +77,44 @@ class ModelInterface:
             for tensors in (message.inputs, message.outputs)
         )
         return cls(message.name, tuple(message.versions), inputs, outputs, dict(message.properties))
+
+
+class JointInterface(ModelInterface):
+    """Inputs and outputs of several models together, for one request to all of them."""
+
+    def __init__(self, models: Sequence[ModelInterface]) -> None:
+        """Join them; raises ValueError when two take an input as different datatypes."""
+        inputs: dict[str, TensorFacts] = {}
+        for model in models:
+            for each in model.inputs:
+                first = inputs.setdefault(each.name, each)
+                if first.datatype != each.datatype:
+                    raise ValueError(
+                        f"input '{each.name}': {first.datatype} and, for model '{model.name}', "
+                        f"{each.datatype}; ask these models one by one"
+                    )
+        outputs = tuple(each for model in models for each in model.outputs)
+        names = ", ".join(model.name for model in models)
+        super().__init__(names, (), tuple(inputs.values()), outputs)
+        self._models = tuple(models)
+
+    @cached_property
+    def optional(self) -> frozenset[str]:
+        """Names of the inputs that no model requires."""
+        return frozenset(name for name in self._names if self._all(name, "optional"))
+
+    @cached_property
+    def narrowed(self) -> frozenset[str]:
+        """Names of the inputs that every model that has them takes as INT32 too."""
+        return frozenset(name for name in self._names if self._all(name, "narrowed"))
+
+    @property
+    def _names(self) -> list[str]:
+        return [each.name for each in self.inputs]
+
+    def _all(self, name: str, kind: str) -> bool:
+        having = [m for m in self._models if any(each.name == name for each in m.inputs)]
+        return all(name in getattr(model, kind) for model in having)
 
 
 @dataclass(frozen=True, slots=True)

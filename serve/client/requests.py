@@ -40,7 +40,8 @@ class Request:
     [E], `edge_attr` [E, D], `batch` [N], `node_ids` [K].
     """
 
-    model: str
+    #: Name in the server's repository; or several, as `name` or `name:version`, to ask them all.
+    model: str | list[str] | tuple[str, ...]
     #: A PyG `Data`, `Batch` or `HeteroData`, a list of `Data`, a mapping from names to arrays, or
     #: any object with such attributes. Sends what the model takes.
     data: Any = None
@@ -51,7 +52,7 @@ class Request:
     batch: Any = None
     node_ids: Any = None
     graph: str | None = None
-    #: Empty for the newest.
+    #: Empty for the newest. For several models, `model` holds the versions.
     version: str = ""
     #: QoS target instead of the server's own. A later answer still comes, as a violation.
     qos_target_s: float | None = None
@@ -85,7 +86,7 @@ class Request:
         """
         try:
             message = encode_request(
-                self.model,
+                self.models[0][0],
                 tensors,
                 version=self.version,
                 request_id=self.request_id,
@@ -101,6 +102,29 @@ class Request:
                 f"{max_message_bytes}",
             )
         return message
+
+    @property
+    def is_joint(self) -> bool:
+        """True when it asks several models, or lists one."""
+        return not isinstance(self.model, str)
+
+    @property
+    def models(self) -> tuple[tuple[str, str], ...]:
+        """Name and version of each model; the version is empty for the newest.
+
+        Raises InvalidRequest.
+        """
+        if isinstance(self.model, str):
+            return ((self.model, self.version),)
+        if not self.model:
+            raise InvalidRequest.local("model: the list is empty")
+        if self.version:
+            raise InvalidRequest.local(
+                f"version: '{self.version}' is given beside several models; write "
+                f"'{self.model[0]}:{self.version}'"
+            )
+        found = [name.partition(":") for name in self.model]
+        return tuple((name, version) for name, _, version in found)
 
     @property
     def needs_interface(self) -> bool:
@@ -144,6 +168,7 @@ class Request:
             "tenant": self.tenant or None,
             "seed": self.seed,
             "fanouts": fanouts_text(self.fanouts),
+            "models": None if isinstance(self.model, str) else ",".join(self.model),
         }
 
 

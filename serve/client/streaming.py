@@ -28,8 +28,10 @@ class PendingRequests:
     def enter(self, request: Request) -> Request:
         """Return `request` with an id and a time limit.
 
-        Raises InvalidRequest when its id is in use.
+        Raises InvalidRequest when its id is in use, and for a list of models.
         """
+        if request.is_joint:
+            raise InvalidRequest.local("model: a request of a stream asks one model, not a list")
         index = self._count
         self._count += 1
         request_id = request.request_id or f"stream-{index}"

@@ -8,7 +8,7 @@ from collections.abc import (
     Sequence,
 )
 from types import TracebackType
-from typing import Any, Unpack
+from typing import Any, Unpack, overload
 
 import grpc
 
@@ -16,6 +16,7 @@ from serve.client.answers import Answer
 from serve.client.channel import Credentials, Token, address_of
 from serve.client.errors import (
     ClientError,
+    InvalidRequest,
     TimedOut,
     Unavailable,
     from_rpc,
@@ -30,6 +31,7 @@ from serve.client.facts import (
     report_of,
 )
 from serve.client.graphs import GraphChange, change_request
+from serve.client.joint import Answers
 from serve.client.requests import Request, RequestFields, fanouts_text
 from serve.client.retries import TimeLimit
 from serve.client.streaming import Outcome, PendingRequests
@@ -37,7 +39,7 @@ from serve.client.sync_connection import Transport
 from serve.client.sync_inference import Requester
 from serve.pb import gnnserve_pb2
 from serve.pb import grpc_service_pb2 as pb
-from serve.wire.messages import MAX_MESSAGE_BYTES, decode_response
+from serve.wire.messages import MAX_MESSAGE_BYTES, Response, decode_response
 
 _POLL_S = 0.05
 #: Time limit for the loading of a model, which may be calibrated first.
@@ -105,11 +107,25 @@ class Client:
         self._inference.close()
         self._connection.close()
 
-    def infer(self, model: str, data: Any = None, **options: Unpack[RequestFields]) -> Answer:
+    @overload
+    def infer(self, model: str, data: Any = None, **options: Unpack[RequestFields]) -> Answer: ...
+
+    @overload
+    def infer(
+        self, model: list[str] | tuple[str, ...], data: Any = None, **options: Unpack[RequestFields]
+    ) -> Answers: ...
+
+    def infer(
+        self,
+        model: str | list[str] | tuple[str, ...],
+        data: Any = None,
+        **options: Unpack[RequestFields],
+    ) -> Answer | Answers:
         """Ask for one prediction: for `data`, for arrays, or for nodes of a resident graph.
 
         Args:
-            model: Name in the server's repository.
+            model: Name in the server's repository; or a list of names, each with `:version` behind
+                it if wanted, to ask several models about the same graph.
             data: A PyG `Data`, `Batch` or `HeteroData`, or a list of `Data`; a mapping from names
                 to arrays; or any object with `x` [N, F], `edge_index` [2, E] and what else the
                 model takes as attributes. Only what the model takes is sent.
@@ -119,15 +135,29 @@ class Client:
 
         Returns:
             The answer; its `outputs` are numpy arrays by name, and `output` is the first of them.
+            For a list of models, the answer of each by its name in the list.
         """
-        return self.ask(Request(model=model, data=data, **options))
+        request = Request(model=model, data=data, **options)
+        return self.ask_jointly(request) if request.is_joint else self.ask(request)
 
     def ask(self, request: Request) -> Answer:
-        """Ask for one prediction by a ``Request`` made before."""
+        """Ask for one prediction by a ``Request`` of one model made before."""
+        if request.is_joint:
+            raise InvalidRequest.local("model: a list of models is for infer and ask_jointly")
+        return Answer.of(*self._asked(request))
+
+    def ask_jointly(self, request: Request) -> Answers:
+        """Ask several models by a ``Request`` with a list of them."""
+        if not request.is_joint:
+            raise InvalidRequest.local(f"model: {request.model!r} is no list of models")
+        return Answers.of(*self._asked(request))
+
+    def _asked(self, request: Request) -> tuple[Response, tuple[int, ...] | None]:
+        """Return the response, and the nodes of each graph if it held several."""
         with self._connection.place(request.timeout_s) as limit:
             graph = request.read(self._inference.needed(request, limit))
             response = self._inference.send(request, graph.tensors, limit)
-        return Answer.of(decode_response(response), graph.graph_nodes)
+        return decode_response(response), graph.graph_nodes
 
     def infer_stream(
         self,

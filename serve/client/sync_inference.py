@@ -5,7 +5,7 @@ import threading
 from collections.abc import Mapping
 
 from serve.client.errors import Cancelled, ClientError, InvalidRequest, NotFound, TimedOut
-from serve.client.facts import ModelInterface
+from serve.client.facts import JointInterface, ModelInterface
 from serve.client.requests import Request
 from serve.client.retries import TimeLimit
 from serve.client.shared import SharedMemory
@@ -50,7 +50,8 @@ class Requester:
             return self._infer(request, tensors, limit)
         except InvalidRequest:
             # Perhaps another version of the model was loaded.
-            self._interfaces.pop((request.model, request.version), None)
+            for key in request.models:
+                self._interfaces.pop(key, None)
             raise
 
     def _infer(self, request: Request, tensors: Mapping[str, Array], limit: TimeLimit) -> bytes:
@@ -115,7 +116,13 @@ class Requester:
         """Return what the model takes, None when the request does not depend on it."""
         if not request.needs_interface:
             return None
-        return self.interface(request.model, request.version, limit)
+        found = [self.interface(*key, limit) for key in request.models]
+        if not request.is_joint:
+            return found[0]
+        try:
+            return JointInterface(found)
+        except ValueError as error:
+            raise InvalidRequest.local(str(error)) from error
 
     def interface(self, model: str, version: str, limit: TimeLimit) -> ModelInterface:
         """Return what the model takes; one caller asks the server, and the others wait for it."""

@@ -1,6 +1,6 @@
 """Commands: everything the scheduler asks its driver to do, in the order given.
 
-For every ``TaskArrived`` there is exactly one ``AnswerTask`` and exactly one ``ReleaseTask``.
+For every task that arrived there is exactly one ``AnswerTask`` and exactly one ``ReleaseTask``.
 """
 
 import msgspec

@@ -30,6 +30,15 @@ class TaskArrived(msgspec.Struct, frozen=True):
     prepare_started_ns: Nanos | None = None
 
 
+class TasksArrived(msgspec.Struct, frozen=True):
+    """The tasks of a joint request ask to be admitted, all or none."""
+
+    #: In the order of their ids; not empty.
+    tasks: tuple[Task, ...]
+    #: See ``TaskArrived``.
+    prepare_started_ns: Nanos | None = None
+
+
 class TaskPrepared(msgspec.Struct, frozen=True):
     """The host finished preparing the task's inputs; it may be launched."""
 
@@ -141,6 +150,7 @@ class Tick(msgspec.Struct, frozen=True):
 
 Event = (
     TaskArrived
+    | TasksArrived
     | TaskPrepared
     | PrepareFailed
     | TaskFinished

@@ -7,6 +7,8 @@ One method for each class of ``events``. See ``lifecycle`` for what may happen t
 from collections.abc import Callable
 from typing import Any
 
+from msgspec.structs import replace
+
 from serve.core.commands import (
     AnswerTask,
     KillLane,
@@ -34,6 +36,7 @@ from serve.core.events import (
     TaskFinished,
     TaskOverran,
     TaskPrepared,
+    TasksArrived,
     Tick,
 )
 from serve.core.launcher import Launcher
@@ -51,6 +54,8 @@ from serve.core.types import (
     LaneId,
     Nanos,
     Outcome,
+    Rejected,
+    Task,
     Withdrawn,
 )
 from serve.errors import InvariantViolation
@@ -84,6 +89,7 @@ class EventHandlers:
         self.draining = False
         self.by_event: dict[type[Event], Callable[[Any], None]] = {
             TaskArrived: self._on_arrived,
+            TasksArrived: self._on_joint_arrived,
             TaskPrepared: self._on_prepared,
             PrepareFailed: self._on_prepare_failed,
             TaskFinished: self._on_finished,
@@ -115,47 +121,77 @@ class EventHandlers:
     # Requests.
 
     def _on_arrived(self, event: TaskArrived) -> None:
-        task = event.task
+        self._tasks.seen(event.task.task_id)
+        asked = self._ask(event.task)
+        if isinstance(asked, Rejected):
+            self._refuse(event.task, asked)
+        else:
+            self._enter(asked, event.prepare_started_ns)
+
+    def _on_joint_arrived(self, event: TasksArrived) -> None:
+        entering: list[Task] = []
+        refused: Rejected | None = None
+        for task in event.tasks:
+            self._tasks.seen(task.task_id)
+            if refused is None:
+                asked = self._ask(task, beside=len(entering))
+                if isinstance(asked, Rejected):
+                    refused = replace(asked, task_id=task.task_id)
+                else:
+                    entering.append(asked)
+        for task in event.tasks if refused is not None else ():
+            assert refused is not None
+            self._refuse(task, refused)
+        for task in entering if refused is None else ():
+            self._enter(task, event.prepare_started_ns)
+
+    def _refuse(self, task: Task, refused: Rejected) -> None:
+        self._tasks.out += AnswerTask(task.task_id, refused), ReleaseTask(task.task_id)
+
+    def _ask(self, task: Task, beside: int = 0) -> Task | Rejected:
+        """Return the task as it may enter, or why it may not, `beside` others that do."""
         tasks, totals, params = self._tasks, self._totals, self._parts.params
-        demand, now_ns = totals.demand, tasks.now_ns
-        tasks.seen(task.task_id)
+        now_ns = tasks.now_ns
         rejected = self._quarantine.rejects(task.model, now_ns) if self._quarantine.models else None
         if rejected is not None:
-            tasks.out += AnswerTask(task.task_id, rejected), ReleaseTask(task.task_id)
-            return
+            return rejected
         estimate = task.estimate
-        work_ns = estimate.solo_ns
-        backlog_ns = Nanos(tasks.work_ns // self._board.slots)
-        overloaded = demand.asked(work_ns, now_ns, totals.slots)
+        overloaded = totals.demand.asked(estimate.solo_ns, now_ns, totals.slots)
         totals.shares.asks(task.tenant)
-        at = target_class(task.qos.target_ns)
         budget_bytes = self._board.ledger.budget_bytes
+        unanswered = totals.unanswered + beside
         # Most requests enter: whether one may is asked only where something is short.
         if (
             overloaded
             or self.draining
-            or totals.unanswered >= params.max_queue
+            or unanswered >= params.max_queue
             or estimate.reserve_bytes > budget_bytes
         ):
+            at = target_class(task.qos.target_ns)
             sheds = overloaded and params.shed_late
             refusal = admit(
                 task,
                 budget_bytes=budget_bytes,
-                unanswered=totals.unanswered,
+                unanswered=unanswered,
                 max_queue=params.max_queue,
                 has_share=totals.shares.may_queue(task.tenant, params.max_queue),
-                urgent_ns=Nanos(demand.there_ns(at) // totals.slots) if sheds else None,
-                backlog_ns=backlog_ns,
+                urgent_ns=Nanos(totals.demand.there_ns(at) // totals.slots) if sheds else None,
+                backlog_ns=Nanos(tasks.work_ns // self._board.slots),
                 draining=self.draining,
             )
             if refusal is not None:
-                tasks.out += AnswerTask(task.task_id, refusal), ReleaseTask(task.task_id)
-                return
+                return refusal
             if overloaded and totals.shares.is_over(task.tenant):
-                task = less_urgent(task)
-        left_before_ns = demand.came(at, work_ns)
+                return less_urgent(task)
+        return task
+
+    def _enter(self, task: Task, started_ns: Nanos | None) -> None:
+        """Accept the task, and launch it where nothing stands in the way."""
+        tasks, now_ns, work_ns = self._tasks, self._tasks.now_ns, task.estimate.solo_ns
+        at = target_class(task.qos.target_ns)
+        backlog_ns = Nanos(tasks.work_ns // self._board.slots)
+        left_before_ns = self._totals.demand.came(at, work_ns)
         record = Record(task, self._key(task), backlog_ns, at, left_before_ns, work_ns)
-        started_ns = event.prepare_started_ns
         if started_ns is not None:
             record.prepare_started_ns, record.prepared_ns = started_ns, now_ns
             if self._launcher.launch_at_once(record):

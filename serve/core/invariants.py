@@ -31,8 +31,11 @@ def _memory(scheduler: Scheduler) -> None:
     runs = {run.task_id: run for run in scheduler.parts.board.busy.values()}
     _require(ledger.holders() == runs.keys(), "exactly the runs on lanes hold memory")
     total_bytes = sum(run.reserve_bytes for run in runs.values())
-    _require(ledger.reserved_bytes == total_bytes, "the ledger's sum is that of its holders")
-    left_bytes = ledger.budget_bytes - total_bytes
+    blocks = Counter(r.task.block for run in runs.values() for r in run.members if r.task.block)
+    twice_bytes = sum((count - 1) * block.size_bytes for block, count in blocks.items())
+    held_bytes = total_bytes - twice_bytes
+    _require(ledger.reserved_bytes == held_bytes, "the ledger's sum is that of its holders")
+    left_bytes = ledger.budget_bytes - held_bytes
     _require(ledger.available_bytes == left_bytes, "what is not reserved is available")
 
 

@@ -65,7 +65,7 @@ class Launcher:
             or not board.idle
             or executing >= board.max_slots
             or executing != len(board.busy)
-            or estimate.reserve_bytes > board.ledger.available_bytes
+            or board.ledger.need_bytes(task) > board.ledger.available_bytes
             or (executing and board.weighs_slowdown and board.slowdown[-1] != 1.0)
             or self._recycling.over
             or (executing and self._watch.next_ns <= now_ns)

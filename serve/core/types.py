@@ -80,6 +80,15 @@ class QoS(msgspec.Struct, frozen=True):
             raise ValueError(f"priority must be at least 0, got {self.priority}")
 
 
+class InputBlock(msgspec.Struct, frozen=True):
+    """Inputs that the tasks of a joint request have in common, in one place for all of them."""
+
+    #: The first of these tasks.
+    block_id: TaskId
+    #: Part of each one's reservation; on lanes of one device they hold it once.
+    size_bytes: Bytes
+
+
 class Task(msgspec.Struct, frozen=True):
     """Request, admitted or to be admitted, as the scheduler sees it."""
 
@@ -93,6 +102,15 @@ class Task(msgspec.Struct, frozen=True):
     estimate: TaskEstimate
     qos: QoS
     tenant: str = ""
+    #: None unless it shares inputs with others.
+    block: InputBlock | None = None
+
+    def __post_init__(self) -> None:
+        if self.block is not None and self.block.size_bytes > self.estimate.reserve_bytes:
+            raise ValueError(
+                f"shared inputs of {self.block.size_bytes} bytes are part of the reservation of "
+                f"{self.estimate.reserve_bytes}"
+            )
 
     @property
     def due_ns(self) -> Nanos:
@@ -124,8 +142,15 @@ class Task(msgspec.Struct, frozen=True):
 
     def found(self, sized: "Sized") -> "Task":
         """Return the task as preparing found it to be; its target stays as promised."""
+        estimate, block = sized.estimate, self.block
+        if block is not None and block.size_bytes > estimate.reserve_bytes:
+            block = None  # it takes less than it shares, and is counted by itself
         return msgspec.structs.replace(
-            self, num_nodes=sized.num_nodes, num_edges=sized.num_edges, estimate=sized.estimate
+            self,
+            num_nodes=sized.num_nodes,
+            num_edges=sized.num_edges,
+            estimate=estimate,
+            block=block,
         )
 
 
@@ -276,6 +301,8 @@ class Rejected(msgspec.Struct, frozen=True):
     message: str
     #: When trying again makes sense; None: never.
     retry_after_ns: Nanos | None = None
+    #: Of a joint request: the task that the message is about, for which all are refused.
+    task_id: TaskId | None = None
 
 
 class Expired(msgspec.Struct, frozen=True):

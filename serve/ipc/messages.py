@@ -136,6 +136,8 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     gather: GatherRef | None = None
     #: Places of the outputs that the model declares, which then hold all of the output.
     outputs: tuple[TensorRef, ...] = ()
+    #: Other runs read the same inputs, so that the model must not change them for others.
+    shares_inputs: bool = False
 
 
 class RunTask(Message, frozen=True, tag=True, array_like=True):

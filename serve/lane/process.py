@@ -18,8 +18,8 @@ _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def enter(setup: LaneSetup, pool_file: PassedFile) -> mmap.mmap:
-    """Set this process up for lanes; returns the shared pool.
+def enter(setup: LaneSetup, pool_file: PassedFile) -> tuple[mmap.mmap, int]:
+    """Set this process up for lanes; returns the shared pool, and the descriptor of its file.
 
     From then on the process ignores SIGINT and SIGTERM, and the kernel kills it with the server.
     """
@@ -40,9 +40,7 @@ def enter(setup: LaneSetup, pool_file: PassedFile) -> mmap.mmap:
     mkldnn: Any = torch.backends.mkldnn
     mkldnn.set_flags(False)
     pool_fd = pool_file.detach()
-    pool = map_pool(pool_fd, setup.pool_capacity_bytes)
-    os.close(pool_fd)
-    return pool
+    return map_pool(pool_fd, setup.pool_capacity_bytes), pool_fd
 
 
 def leave(code: int = 0) -> NoReturn:

@@ -1,7 +1,6 @@
 """A lane on processor cores: one process, pinned, with torch's threads and the C heap."""
 
 import gc
-import mmap
 import signal
 import socket
 from collections.abc import Callable
@@ -50,11 +49,12 @@ _REPORTED_STEP_BYTES = 16 << 20
 
 def main(setup: LaneSetup, channel: socket.socket, pool_file: PassedFile) -> None:
     """Serve as the lane of this process; the entry point."""
-    pool = enter(setup, pool_file)
+    pool, pool_fd = enter(setup, pool_file)
     stop_word = StopWord(pool, setup.words_offset_bytes)
     signal.signal(STOP_SIGNAL, stop_word.on_signal)
     lane_channel = LaneChannel(channel)
-    place = ProcessorPlace(lane_channel, pool, Meter.attach(), setup.keep_bytes, stop_word)
+    tensors = PoolTensors(pool, pool_fd)
+    place = ProcessorPlace(lane_channel, tensors, Meter.attach(), setup.keep_bytes, stop_word)
     Lane(lane_channel, place).serve()
     leave()
 
@@ -65,7 +65,7 @@ class ProcessorPlace:
     def __init__(
         self,
         channel: LaneChannel,
-        pool: mmap.mmap,
+        tensors: PoolTensors,
         meter: Meter | None,
         keep_bytes: int,
         stop_word: StopWord,
@@ -73,7 +73,7 @@ class ProcessorPlace:
         """`keep_bytes` is the freed memory that the process may keep from run to run."""
         self.meter = meter
         self._channel = channel
-        self._tensors = PoolTensors(pool)
+        self._tensors = tensors
         self._keep_bytes = keep_bytes
         self._stop_word = stop_word
         self._heap = ProcessHeap(keep_bytes)

@@ -19,6 +19,9 @@ _log = logging.getLogger(__name__)
 
 _TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES.values()}
 
+#: Linux's flag for a mapping whose copies count only once they are made.
+_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+
 #: Copies an output to the tensor that the client reads.
 Copy = Callable[[torch.Tensor, torch.Tensor], object]
 
@@ -26,21 +29,39 @@ Copy = Callable[[torch.Tensor, torch.Tensor], object]
 class PoolTensors:
     """Tensors over the shared pool, where requests and answers lie."""
 
-    def __init__(self, pool: mmap.mmap) -> None:
+    def __init__(self, pool: mmap.mmap, pool_fd: int | None = None) -> None:
+        """`pool_fd` is the pool's file, where models run on the inputs in the pool itself."""
         self._pool = pool
+        self._pool_fd = pool_fd
 
     def of(self, ref: TensorRef) -> torch.Tensor:
         """Return the tensor at `ref`, which shares the pool's memory."""
-        dtype = _TORCH_DTYPES[ref.dtype]
-        count = prod(ref.shape)
-        if count == 0:
-            return torch.empty(ref.shape, dtype=dtype)
-        flat = torch.frombuffer(self._pool, dtype=dtype, count=count, offset=ref.offset_bytes)
-        return flat.view(ref.shape)
+        return _tensor(self._pool, ref, ref.offset_bytes)
 
     def inputs(self, task: RunTask) -> list[dict[str, torch.Tensor]]:
         """Return the inputs of each part of the task by name."""
-        return [{ref.name: self.of(ref) for ref in part.inputs} for part in task.parts]
+        return [
+            self._private(part)
+            if part.shares_inputs and self._pool_fd is not None
+            else {ref.name: self.of(ref) for ref in part.inputs}
+            for part in task.parts
+        ]
+
+    def _private(self, part: Part) -> dict[str, torch.Tensor]:
+        """Return inputs that other runs read too; what a model writes there is its own copy.
+
+        The kernel copies the pages that are written to, and no others.
+        """
+        assert self._pool_fd is not None
+        first = min(ref.offset_bytes for ref in part.inputs)
+        first -= first % mmap.ALLOCATIONGRANULARITY
+        size_bytes = max(ref.offset_bytes + ref.size_bytes for ref in part.inputs) - first
+        if not size_bytes:
+            return {ref.name: self.of(ref) for ref in part.inputs}
+        flags, access = mmap.MAP_PRIVATE | _NO_RESERVE, mmap.PROT_READ | mmap.PROT_WRITE
+        # Tensors keep the mapping for as long as they live.
+        view = mmap.mmap(self._pool_fd, size_bytes, flags, access, offset=first)
+        return {ref.name: _tensor(view, ref, ref.offset_bytes - first) for ref in part.inputs}
 
     def store(self, output: torch.Tensor, part: Part, copy: Copy) -> None:
         """Copy a part's output to its place; raises ServeError when it does not fit."""
@@ -59,6 +80,16 @@ class PoolTensors:
         for output, ref in zip(outputs, part.outputs, strict=True):
             if output.numel():
                 copy(output, self.of(ref))
+
+
+def _tensor(memory: mmap.mmap, ref: TensorRef, offset_bytes: int) -> torch.Tensor:
+    """Return the tensor of `ref` at that offset of `memory`, which it shares."""
+    dtype = _TORCH_DTYPES[ref.dtype]
+    count = prod(ref.shape)
+    if count == 0:
+        return torch.empty(ref.shape, dtype=dtype)
+    flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=offset_bytes)
+    return flat.view(ref.shape)
 
 
 def run_declared(

@@ -20,6 +20,8 @@ _DEFAULT_DATATYPE = "INT64"
 #: Key of the request's id, which is no parameter.
 _ID = "id"
 _MOST_DIMENSIONS = 8
+#: Behind a model's name: the parameter with what happened to it, and the key of its error.
+_FACTS, _ERROR = "/facts", "/error"
 
 _documents = msgspec.json.Decoder(dict[str, list[int] | bool | int | float | str])
 _keys = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -69,6 +71,7 @@ def read_prediction(
 def write_prediction(message: bytes) -> bytes:
     """Convert a serialized response: its only output, or outputs by name, as nested lists.
 
+    The error of a model that failed while others answered is there too, as `gcn/error`.
     Raises RestError for outputs that JSON cannot hold.
     """
     response = decode_wire_response(message)
@@ -77,5 +80,9 @@ def write_prediction(message: bytes) -> bytes:
         kind = datatype_of(head.datatype, head.name)
         text = write_elements(raw, kind, head.shape, head.name, nested=True)
         texts[head.name] = msgspec.Raw(text)
+    for name, facts in response.parameters.items():
+        # Of a request for several models: one that failed, and how.
+        if name.endswith(_FACTS) and "status" in _keys.decode(str(facts)):
+            texts[name.removesuffix(_FACTS) + _ERROR] = msgspec.Raw(str(facts).encode())
     only = next(iter(texts.values())) if len(texts) == 1 else texts
     return msgspec.json.encode(only)

@@ -1,16 +1,16 @@
 """Cancellation of a request in flight."""
 
-from serve.server.api import Ticket
+from serve.server.api import JointTicket, Ticket
 
 
 class Cancellation:
     """Connects a call's cancellation to the request's ticket, in whichever order they arrive."""
 
     def __init__(self) -> None:
-        self._ticket: Ticket | None = None
+        self._ticket: Ticket | JointTicket | None = None
         self._cancelled = False
 
-    def submitted(self, ticket: Ticket) -> None:
+    def submitted(self, ticket: Ticket | JointTicket) -> None:
         """Note that the request was submitted; cancels it if the client has already gone."""
         self._ticket = ticket
         if self._cancelled:

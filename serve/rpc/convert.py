@@ -77,7 +77,7 @@ def encode_answer(request_id: str, result: InferResult, place: RegionPart | None
         outputs,
         version=record.version,
         request_id=request_id or record.request_uid,
-        parameters=_facts(record),
+        parameters=qos_facts(record),
         places=places,
     )
 
@@ -90,11 +90,11 @@ def encode_answer_head(request_id: str, record: RequestRecord, shape: tuple[int,
         shape,
         version=record.version,
         request_id=request_id or record.request_uid,
-        parameters=_facts(record),
+        parameters=qos_facts(record),
     )
 
 
-def _facts(record: RequestRecord) -> dict[str, ParameterValue | None]:
+def qos_facts(record: RequestRecord) -> dict[str, ParameterValue | None]:
     """Return what the client is told of its request."""
     facts: dict[str, ParameterValue | None] = {
         "request_uid": record.request_uid,

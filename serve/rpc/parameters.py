@@ -103,15 +103,13 @@ def integer(
     return value
 
 
-def text(parameters: Parameters, name: str) -> str | None:
-    """Return the string parameter `name`; None if absent."""
+def text(parameters: Parameters, name: str, most: int = MAX_TEXT) -> str | None:
+    """Return the string parameter `name`, of `most` characters at most; None if absent."""
     if name not in parameters:
         return None
     value: str = _typed(parameters[name], name, (str,))
-    if len(value) > MAX_TEXT:
-        raise InvalidInput(
-            f"parameter '{name}': {len(value)} characters, at most {MAX_TEXT} are taken"
-        )
+    if len(value) > most:
+        raise InvalidInput(f"parameter '{name}': {len(value)} characters, at most {most} are taken")
     return value
 
 

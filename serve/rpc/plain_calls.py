@@ -6,6 +6,7 @@ from serve.core.types import Outcome
 from serve.errors import ServeError
 from serve.native import PlainRequest
 from serve.rpc.convert import encode_answer_head
+from serve.rpc.joint_calls import MODELS
 from serve.rpc.parameters import decode_parameters
 from serve.rpc.service import InferenceService
 from serve.server.api import InferCall
@@ -31,11 +32,11 @@ class PlainCalls:
         """Submit a staged request, which is the ticket's from then on.
 
         Returns None for one that must go the way of messages: its model is served no more, or it
-        asks for a resident graph. Raises ServeError for one that is refused; a refusal gets its row
-        in the report.
+        asks for a resident graph or for several models. Raises ServeError for one that is refused;
+        a refusal gets its row in the report.
         """
         entry = self.plain.entry(request.token)
-        if entry is None:
+        if entry is None or MODELS in request.parameters:
             return None
         name, version, client_id = entry.spec.name, request.version, request.client_id
         try:

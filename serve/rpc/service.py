@@ -18,6 +18,7 @@ from serve.rpc import describe
 from serve.rpc.cancellation import Cancellation
 from serve.rpc.convert import decode_call, encode_answer
 from serve.rpc.gate import Gate
+from serve.rpc.joint_calls import MODELS, JointCalls
 from serve.rpc.open_calls import OpenCallLimit
 from serve.rpc.statistics import Statistics
 from serve.rpc.stream import Stream
@@ -52,6 +53,7 @@ class InferenceService:
         self._workers = workers
         self._streams = streams
         self._statistics = Statistics()
+        self._joint = JointCalls(engine, regions, self.succeeded, self.failed)
 
     # -- inference ----------------------------------------------------------------------------
 
@@ -119,6 +121,8 @@ class InferenceService:
         remaining_s: float,
     ) -> bytes:
         """Run one request to its end and return the serialized response."""
+        if MODELS in request.parameters:
+            return self._joint.infer(request, arrived_ns, cancellation, remaining_s)
         model, call, ticket = self._submit(request, arrived_ns, remaining_s)
         cancellation.submitted(ticket)
         try:

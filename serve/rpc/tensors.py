@@ -47,17 +47,10 @@ def decode_tensors(
         UnknownName: It names a shared memory region that is not registered.
         Unsupported: It needs shared memory, which this server does not offer.
     """
-    inputs, raws = request.inputs, request.raws
-    sent = [not (wired.parameters and REGION in wired.parameters) for wired in inputs]
-    if raws and len(raws) != sum(sent):
-        raise InvalidInput(
-            f"raw_input_contents: {len(raws)} entries for {sum(sent)} inputs; "
-            "give one for each input that is not in shared memory, or none"
-        )
-    unread = iter(raws)
+    raws = raw_contents(request)
     specs = {spec.name: spec for spec in model.inputs}
     tensors: dict[str, Tensor] = {}
-    for position, wired in enumerate(inputs):
+    for position, wired in enumerate(request.inputs):
         spec = specs.get(wired.name)
         if spec is None:
             if wired.name != NODE_IDS.name:
@@ -68,10 +61,24 @@ def decode_tensors(
             spec = NODE_IDS
         if wired.name in tensors:
             raise InvalidInput(f"inputs[{position}]: tensor '{wired.name}' is given twice")
-        raw = next(unread) if raws and sent[position] else None
-        tensors[wired.name] = _tensor(wired, spec, raw, sent[position], model, regions)
+        tensors[wired.name] = _tensor(wired, spec, raws[position], model, regions)
     _check_together(tensors, graph, model)
     return tensors
+
+
+def raw_contents(request: WireRequest) -> list[memoryview | None]:
+    """Return the raw form of each input; None for one in shared memory or sent as numbers.
+
+    Raises InvalidInput when there are not as many as inputs that could have one.
+    """
+    sent = [not _in_region(wired) for wired in request.inputs]
+    if request.raws and len(request.raws) != sum(sent):
+        raise InvalidInput(
+            f"raw_input_contents: {len(request.raws)} entries for {sum(sent)} inputs; "
+            "give one for each input that is not in shared memory, or none"
+        )
+    unread = iter(request.raws)
+    return [next(unread, None) if one else None for one in sent]
 
 
 def output_place(
@@ -109,7 +116,6 @@ def _tensor(
     wired: WireTensor,
     spec: TensorSpec,
     raw: memoryview | None,
-    sent: bool,
     model: ModelInfo,
     regions: Regions,
 ) -> Tensor:
@@ -118,7 +124,7 @@ def _tensor(
     shape = wired.shape
     _check_shape(shape, spec)
     data: bytes | memoryview | RegionPart
-    if not sent:
+    if _in_region(wired):
         data = _region_part(wired.parameters, f"tensor '{wired.name}'", regions)
     elif raw is not None:
         if wired.contents is not None and wired.contents.ListFields():
@@ -137,6 +143,10 @@ def _tensor(
     if spec is NODE_IDS and isinstance(data, RegionPart):
         data = b"".join(bytes(piece) for piece in data.pieces())
     return Tensor(wired.datatype, shape, data)
+
+
+def _in_region(wired: WireTensor) -> bool:
+    return bool(wired.parameters) and REGION in wired.parameters
 
 
 def _region_part(parameters: Parameters, of: str, regions: Regions) -> RegionPart:

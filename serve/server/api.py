@@ -1,6 +1,6 @@
 """The server as its transports see it; ``engine.Engine`` implements `Inference`."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -83,6 +83,26 @@ class Ticket(Protocol):
 
     def cancel(self) -> None:
         """Cancel the request: its client went away. Any thread, any time, any number of times."""
+        ...
+
+
+class JointTicket(Protocol):
+    """A joint request on its way: one task for each of its models."""
+
+    @property
+    def joint_uid(self) -> str:
+        """Id of the request, common to the records of all its tasks."""
+        ...
+
+    def results(self) -> "list[InferResult | Exception]":
+        """Prepare when told to, and return what each model's ticket would return or raise.
+
+        In the order of the calls. Call it exactly once, from the thread that serves the request.
+        """
+        ...
+
+    def cancel(self) -> None:
+        """Cancel all its tasks; see ``Ticket``."""
         ...
 
 
@@ -201,6 +221,14 @@ class Inference(Protocol):
         """Estimate and admit a request; raises UnknownName, NotReady or InvalidInput.
 
         Every other end of the request comes from ``Ticket.result()``.
+        """
+        ...
+
+    def submit_jointly(self, calls: Sequence[InferCall]) -> JointTicket:
+        """Estimate and admit calls for several models, all or none; see ``submit``.
+
+        Their tensors of one name hold the same bytes, which are staged once where models take them
+        alike. A refusal by the scheduler, which every task then ends in, names the model.
         """
         ...
 

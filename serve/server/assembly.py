@@ -141,6 +141,7 @@ def assemble(
         driver,
         lock=lock,
         check_finite=config.server.reject_nonfinite,
+        counts_shared_once=not device.places,
     )
     return EngineParts(
         lock=lock,

@@ -9,6 +9,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from serve.core.types import Sized, Task
 from serve.errors import InvalidInput, InvariantViolation
@@ -17,13 +18,13 @@ from serve.ipc.messages import TensorRef
 from serve.ipc.shared_pool import SharedPool
 from serve.server.api import InferCall, Tensor
 from serve.server.catalogue import ModelEntry
-from serve.server.request_inputs import SentInputs
-from serve.server.staging import Layout, Staged, aligned, plan_layout, take_block
+from serve.server.request_inputs import LaidOutInputs
+from serve.server.staging import Staged, aligned, key_of, plan_layout
 
 _Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class DeclaredInputs(SentInputs):
+class DeclaredInputs(LaidOutInputs):
     """The inputs of a request that brings the tensors that its model declares."""
 
     def __init__(
@@ -53,11 +54,6 @@ class DeclaredInputs(SentInputs):
         self._outputs: tuple[TensorRef, ...] = ()
 
     @property
-    def layout(self) -> Layout:
-        """See ``RequestInputs``."""
-        return self._layout
-
-    @property
     def output_refs(self) -> tuple[TensorRef, ...]:
         """See ``RequestInputs``."""
         return self._outputs
@@ -72,7 +68,7 @@ class DeclaredInputs(SentInputs):
 
     def stage(self) -> bool:
         """See ``RequestInputs``."""
-        block = take_block(self._pool, self._layout) if self.staged is None else self.staged.block
+        block = self._take_block(self._layout)
         staged = self._layout.at(block)
         sizes = dict(zip(self._interface.counts, self._counts, strict=True))
         try:
@@ -81,12 +77,11 @@ class DeclaredInputs(SentInputs):
                 for ref in staged.inputs
             }
         except BaseException:
-            if self.staged is None:
-                self._pool.free(block)
+            self._drop_block(block)
             raise
         self._interface.graph_counts(arrays, sizes)
         self._outputs = _output_refs(self._interface.outputs, sizes, staged)
-        self.staged = staged
+        self.staged = replace(staged, is_shared=self.joint is not None)
         return False
 
     def exact(self, task: Task) -> Sized:
@@ -107,7 +102,8 @@ class DeclaredInputs(SentInputs):
     def _staged(self, slot: InputSlot, ref: TensorRef, sizes: Mapping[str, int]) -> _Array:
         """Copy one tensor to its place and check it there; returns it."""
         target = self._pool.array(ref.offset_bytes, ref.dtype, ref.shape)
-        _copy(self.call.tensors[slot.name], target)
+        if self.joint is None or key_of(ref) not in self.joint.staged:
+            _copy(self.call.tensors[slot.name], target)
         if slot.index:
             _check_index(slot, target, self._bounds(slot, sizes))
         elif slot.datatype == "BOOL":

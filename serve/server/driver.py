@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn, Protocol
 
 from serve.core.commands import (
@@ -30,10 +30,18 @@ from serve.core.commands import (
     StopTask,
     SuspendTask,
 )
-from serve.core.events import Event, LaneSeen, ModelUnloaded, TaskArrived, TaskCancelled, Tick
+from serve.core.events import (
+    Event,
+    LaneSeen,
+    ModelUnloaded,
+    TaskArrived,
+    TaskCancelled,
+    TasksArrived,
+    Tick,
+)
 from serve.core.fleet.fleet import make_scheduler
 from serve.core.params import SchedulerParams
-from serve.core.types import Completed, LaneId, Outcome, Sized, TaskId
+from serve.core.types import Completed, LaneId, Nanos, Outcome, Sized, TaskId
 from serve.obs.journal import JournalWriter
 from serve.obs.record import RequestRecord
 from serve.server import clock
@@ -166,6 +174,15 @@ class Driver:
         """Hand a new task to the scheduler. Under the lock."""
         self.requests.add(ticket)
         self._carry_out(TaskArrived(ticket.task, ticket.inputs.early_ns))
+
+    def accept_jointly(self, tickets: Sequence[RequestTicket], staged_ns: Nanos | None) -> None:
+        """Hand the tasks of a joint request to the scheduler, all or none. Under the lock.
+
+        `staged_ns` is when staging began; None unless all of them are staged.
+        """
+        for ticket in tickets:
+            self.requests.add(ticket)
+        self._carry_out(TasksArrived(tuple(ticket.task for ticket in tickets), staged_ns))
 
     def handle(self, event: Event) -> None:
         """Give the scheduler an event and carry out its commands. Any thread."""

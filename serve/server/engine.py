@@ -5,7 +5,7 @@ lanes.
 """
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from serve.config import Config
@@ -21,6 +21,7 @@ from serve.server.api import GraphInfo, InferCall, ModelEstimate, ModelInfo
 from serve.server.assembly import assemble
 from serve.server.device import Device
 from serve.server.engine_snapshot import take_snapshot
+from serve.server.joint_ticket import JointTicket
 from serve.server.learning.alone import Arrays, Send, call_of
 from serve.server.learning.at_start import learn_at_start
 from serve.server.learning.beside import DeviceRoom
@@ -195,6 +196,12 @@ class Engine:
         """See ``api.Inference``."""
         self._admit(call)
         return self._intake.submit(call)
+
+    def submit_jointly(self, calls: Sequence[InferCall]) -> JointTicket:
+        """See ``api.Inference``."""
+        for call in calls:
+            self._admit(call)
+        return self._intake.submit_jointly(calls)
 
     def refused(
         self, model: str, version: str, client_id: str, arrived_ns: int, error: ServeError

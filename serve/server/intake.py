@@ -7,8 +7,12 @@ have them staged at once, and hand the task to the driver.
 import itertools
 import threading
 import uuid
+from collections.abc import Sequence
+from queue import SimpleQueue
 
-from serve.core.types import Nanos, QoS, Task, TaskId
+from msgspec.structs import replace
+
+from serve.core.types import Bytes, InputBlock, Nanos, QoS, Task, TaskId
 from serve.errors import ServeError, UnknownName
 from serve.ipc.shared_pool import SharedPool
 from serve.obs.record import RequestRecord
@@ -16,10 +20,18 @@ from serve.server.api import InferCall
 from serve.server.catalogue import ModelCatalogue, ModelEntry
 from serve.server.declared_inputs import DeclaredInputs
 from serve.server.driver import Driver
+from serve.server.joint_block import JointBlock, common_bytes
+from serve.server.joint_ticket import JointTicket
 from serve.server.node_requests import NodeRequests
 from serve.server.report_rows import refusal_record
-from serve.server.request_inputs import NodeInputs, RequestInputs, StagedInputs, TensorInputs
-from serve.server.ticket import Answer, PlainTicket, WaitingTicket
+from serve.server.request_inputs import (
+    LaidOutInputs,
+    NodeInputs,
+    RequestInputs,
+    StagedInputs,
+    TensorInputs,
+)
+from serve.server.ticket import Answer, JointRequest, Order, PlainTicket, WaitingTicket
 
 
 class Intake:
@@ -34,14 +46,20 @@ class Intake:
         *,
         lock: threading.Lock,
         check_finite: bool,
+        counts_shared_once: bool,
     ) -> None:
-        """`lock` is the driver's; with `check_finite`, features must be finite numbers."""
+        """`lock` is the driver's.
+
+        With `check_finite`, features must be finite numbers. With `counts_shared_once`, lanes run
+        on the inputs in the pool, so that those which tasks share take memory once.
+        """
         self._catalogue = catalogue
         self._node_requests = node_requests
         self._pool = pool
         self._driver = driver
         self._lock = lock
         self._check_finite = check_finite
+        self._counts_shared_once = counts_shared_once
         #: Prefix of request ids, so that those of two starts differ.
         self._boot_id = uuid.uuid4().hex[:8]
         self._task_ids = itertools.count(1)
@@ -51,6 +69,12 @@ class Intake:
         """Size, stage and hand over a request; see ``api.Inference``."""
         while (ticket := self._try_submit(call)) is None:
             pass  # the model was replaced meanwhile, and the catalogue names its successor
+        return ticket
+
+    def submit_jointly(self, calls: Sequence[InferCall]) -> JointTicket:
+        """Size, stage and hand over the tasks of a joint request; see ``api.Inference``."""
+        while (ticket := self._try_submit_jointly(calls)) is None:
+            pass  # as in `submit`
         return ticket
 
     def submit_staged(
@@ -94,6 +118,47 @@ class Intake:
             if not accepted:
                 inputs.release()
 
+    def _try_submit_jointly(self, calls: Sequence[InferCall]) -> JointTicket | None:
+        """Submit to the versions served now; None when one was retired in the middle."""
+        members: list[RequestInputs] = []
+        accepted = False
+        try:
+            for call in calls:
+                entry = self._catalogue.get(call.model, call.version)
+                members.append(self._inputs(call, entry))
+            shared_bytes = _share_block(members, self._pool)
+            if self._driver.scheduler.prepares_at_once:
+                for inputs in members:
+                    inputs.stage_early()
+            with self._lock:
+                if any(inputs.entry.retired for inputs in members):
+                    return None
+                made = [self._task(inputs) for inputs in members]
+                block = None
+                if shared_bytes and self._counts_shared_once:
+                    block = InputBlock(made[0][0].task_id, Bytes(shared_bytes))
+                models = {
+                    task.task_id: inputs.entry.spec.key
+                    for inputs, (task, _) in zip(members, made, strict=True)
+                }
+                joint = JointRequest(f"{self._boot_id}-j{made[0][0].task_id}", models)
+                orders: SimpleQueue[Order] = SimpleQueue()
+                tickets = [
+                    WaitingTicket(self._driver, inputs, replace(task, block=block), uid, orders)
+                    for inputs, (task, uid) in zip(members, made, strict=True)
+                ]
+                for ticket in tickets:
+                    ticket.joint = joint
+                accepted = True
+                began = [i.early_ns for i in members if i.early_ns is not None]
+                all_began = len(began) == len(members)
+                self._driver.accept_jointly(tickets, min(began) if all_began else None)
+                return JointTicket(tickets, orders, joint.uid)
+        finally:
+            if not accepted:
+                for inputs in members:
+                    inputs.release()
+
     def _inputs(self, call: InferCall, entry: ModelEntry) -> RequestInputs:
         if entry.spec.interface is not None and call.graph is None:
             return DeclaredInputs(call, entry, self._pool, check_finite=self._check_finite)
@@ -122,3 +187,14 @@ class Intake:
         request_uid = f"{self._boot_id}-{task.task_id}"
         inputs.take_uid(request_uid)
         return task, request_uid
+
+
+def _share_block(members: Sequence[RequestInputs], pool: SharedPool) -> int:
+    """Have members that bring tensors stage them in one block; return the bytes common to all."""
+    joining = [inputs for inputs in members if isinstance(inputs, LaidOutInputs)]
+    if len(joining) < 2:
+        return 0
+    joint = JointBlock(pool)
+    for inputs in joining:
+        inputs.join(joint)
+    return common_bytes([inputs.layout for inputs in joining])

@@ -141,4 +141,5 @@ def _part(member: RunMember) -> Part:
         staged.output_capacity_bytes,
         staged.gather,
         member.inputs.output_refs,
+        staged.is_shared,
     )

@@ -87,7 +87,7 @@ def prepare_nodes(
         lists = {GATHERED_IDS: rows, GATHERED_AT: at, GATHERED_NEW: new}
         in_place = {"edge_index": (2, num_edges)} | {name: a.shape for name, a in lists.items()}
         in_pool = plan_layout(in_place, (*order, *lists), output_bytes, narrow_edges=narrow)
-    staged = in_pool.at(take_block(pool, in_pool))
+    staged = in_pool.at(take_block(pool, in_pool.size_bytes))
     # Nothing below raises: from here on the caller must free the block.
     _fill(staged, snapshot, sample, nodes, pool)
     for ref in staged.inputs:

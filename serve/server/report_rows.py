@@ -79,6 +79,7 @@ def build_record(
         qos_target_ns=task.qos.target_ns,
         pmc_estimate_bytes=task.estimate.peak_bytes,
         reserve_bytes=task.estimate.reserve_bytes,
+        joint_uid="" if ticket.joint is None else ticket.joint.uid,
     )
 
 
@@ -135,6 +136,7 @@ def _run_record(
         pmc_estimate_bytes=estimate.peak_bytes,
         reserve_bytes=estimate.reserve_bytes,
         pmc_measured_bytes=run.share_bytes(task, usage.peak_bytes),
+        joint_uid="" if ticket.joint is None else ticket.joint.uid,
     )
 
 

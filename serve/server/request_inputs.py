@@ -20,6 +20,7 @@ from serve.native import PlainRequest
 from serve.server import clock
 from serve.server.api import OUTPUT, InferCall
 from serve.server.catalogue import ModelEntry
+from serve.server.joint_block import JointBlock
 from serve.server.node_requests import NodeRequest
 from serve.server.node_sampling import PreparedNodes, derived_seed, prepare_nodes, stage_again
 from serve.server.staging import Layout, Staged, count_loops, plan_layout, stage, take_block
@@ -131,6 +132,9 @@ class RequestInputs(ABC):
 class SentInputs(RequestInputs):
     """The inputs of a request that brings its tensors."""
 
+    #: Where other models' tasks of a joint request stage too; None for a block of its own.
+    joint: JointBlock | None = None
+
     def take_uid(self, request_uid: str) -> None:
         """Do nothing: no part of the request is drawn at random."""
 
@@ -143,8 +147,46 @@ class SentInputs(RequestInputs):
             return
         self.early_ns = started_ns
 
+    def _take_block(self, layout: Layout) -> Block:
+        """Return the block to stage in; raises QueueFull."""
+        if self.staged is not None:
+            return self.staged.block
+        return (
+            take_block(self._pool, layout.size_bytes) if self.joint is None else self.joint.take()
+        )
 
-class TensorInputs(SentInputs):
+    def _drop_block(self, block: Block) -> None:
+        """Give up a block in which staging failed."""
+        if self.staged is None and self.joint is None:
+            self._pool.free(block)
+
+    def release(self) -> None:
+        """See ``RequestInputs``."""
+        if self.joint is None:
+            super().release()
+            return
+        self.staged = None
+        joint, self.joint = self.joint, None
+        joint.leave()
+
+
+class LaidOutInputs(SentInputs):
+    """The inputs of a request whose tensors tell their layout."""
+
+    _layout: Layout
+
+    @property
+    def layout(self) -> Layout:
+        """See ``RequestInputs``."""
+        return self._layout
+
+    def join(self, joint: JointBlock) -> None:
+        """Stage in a block that other models' tasks share."""
+        self.joint = joint
+        self._layout = joint.plan(self._layout)
+
+
+class TensorInputs(LaidOutInputs):
     """The inputs of a request that brings its graph."""
 
     def __init__(
@@ -166,11 +208,6 @@ class TensorInputs(SentInputs):
             narrow_edges=is_int32 and entry.signature.narrow_edges,
         )
 
-    @property
-    def layout(self) -> Layout:
-        """See ``RequestInputs``."""
-        return self._layout
-
     def expected(self) -> Sized:
         """See ``RequestInputs``."""
         estimate = self.entry.estimator.estimate(
@@ -180,16 +217,20 @@ class TensorInputs(SentInputs):
 
     def stage(self) -> bool:
         """See ``RequestInputs``."""
-        block = take_block(self._pool, self._layout) if self.staged is None else self.staged.block
+        block = self._take_block(self._layout)
         try:
             staged = stage(
-                self.call, self._layout, self._pool, block, check_finite=self._check_finite
+                self.call,
+                self._layout,
+                self._pool,
+                block,
+                check_finite=self._check_finite,
+                staged_before=set() if self.joint is None else self.joint.staged,
             )
         except BaseException:
-            if self.staged is None:
-                self._pool.free(block)
+            self._drop_block(block)
             raise
-        self.staged = staged
+        self.staged = replace(staged, is_shared=self.joint is not None)
         if self.num_loops is not None or not self.entry.estimator.counts_loops:
             return False
         self.num_loops = count_loops(staged, self._pool)

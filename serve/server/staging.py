@@ -34,6 +34,10 @@ STAGED_DTYPES = {
 }
 
 
+#: Name and dtype of a staged tensor: narrowed edges are another tensor than wide ones.
+TensorKey = tuple[str, str]
+
+
 class Staged(msgspec.Struct, frozen=True):
     """A request's tensors in the pool."""
 
@@ -43,6 +47,8 @@ class Staged(msgspec.Struct, frozen=True):
     output_capacity_bytes: int
     #: How lanes gather `x`; None when `x` is in the pool.
     gather: GatherRef | None = None
+    #: Other tasks have the same inputs, so that no run may change them.
+    is_shared: bool = False
 
     def gathering(self, table: TableRef) -> "Staged":
         """Return these tensors for lanes that gather `x` from `table` by the staged indices."""
@@ -52,24 +58,27 @@ class Staged(msgspec.Struct, frozen=True):
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """Places of the tensors of one request, relative to its block; the output is last."""
+    """Places of the tensors of one request, relative to its block."""
 
     inputs: tuple[TensorRef, ...]
     input_bytes: int
     output_capacity_bytes: int
     #: Edges are staged as int32.
     narrow_edges: bool = False
+    #: Place of the output; None: behind the inputs.
+    output_at_bytes: int | None = None
 
     @property
     def size_bytes(self) -> int:
-        """Size of the whole block."""
+        """Size of a block for this request alone."""
         return self.input_bytes + self.output_capacity_bytes
 
     def at(self, block: Block) -> Staged:
         """Return the same places in the pool."""
         start = block.offset_bytes
         refs = [TensorRef(r.name, r.dtype, r.shape, start + r.offset_bytes) for r in self.inputs]
-        return Staged(block, tuple(refs), start + self.input_bytes, self.output_capacity_bytes)
+        at_bytes = self.input_bytes if self.output_at_bytes is None else self.output_at_bytes
+        return Staged(block, tuple(refs), start + at_bytes, self.output_capacity_bytes)
 
 
 def plan_layout(
@@ -99,16 +108,30 @@ def plan_layout(
     return Layout(tuple(inputs), offset, aligned(output_bytes), narrow_edges)
 
 
+def key_of(ref: TensorRef) -> TensorKey:
+    """Return what makes the inputs of two models one tensor, in one request."""
+    return ref.name, ref.dtype
+
+
 def stage(
-    call: InferCall, layout: Layout, pool: SharedPool, block: Block, *, check_finite: bool
+    call: InferCall,
+    layout: Layout,
+    pool: SharedPool,
+    block: Block,
+    *,
+    check_finite: bool,
+    staged_before: set[TensorKey],
 ) -> Staged:
     """Check and copy the tensors of `call` into `block`.
 
-    Raises InvalidInput naming the tensor, the position and the rule.
+    Leaves out those `staged_before`, and adds those that it staged. Raises InvalidInput naming the
+    tensor, the position and the rule.
     """
     staged = layout.at(block)
     num_nodes = call.tensors["x"].shape[0]
     for ref in staged.inputs:
+        if key_of(ref) in staged_before:
+            continue
         source, target = call.tensors[ref.name], pool.view(ref.offset_bytes, ref.size_bytes)
         if ref.name == "edge_index":
             _stage_edges(source, target, num_nodes, narrow=layout.narrow_edges)
@@ -116,6 +139,7 @@ def stage(
             _stage_batch(source, target, num_nodes)
         else:
             _stage_floats(ref.name, source, target, check_finite=check_finite)
+        staged_before.add(key_of(ref))
     return staged
 
 
@@ -128,12 +152,12 @@ def count_loops(staged: Staged, pool: SharedPool) -> int:
     return 0
 
 
-def take_block(pool: SharedPool, layout: Layout) -> Block:
-    """Allocate a block of the pool for `layout`; raises QueueFull when the pool has no room."""
-    block = pool.allocate(layout.size_bytes)
+def take_block(pool: SharedPool, size_bytes: int) -> Block:
+    """Allocate a block of the pool; raises QueueFull when the pool has no room."""
+    block = pool.allocate(size_bytes)
     if block is None:
         raise QueueFull(
-            f"staging memory: the request needs {layout.size_bytes} bytes, "
+            f"staging memory: the request needs {size_bytes} bytes, "
             f"{pool.capacity_bytes - pool.used_bytes} of {pool.capacity_bytes} are free",
             retry_after_ns=_POOL_RETRY_NS,
         )

@@ -8,9 +8,9 @@ answers it.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from queue import SimpleQueue
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from msgspec.structs import replace
 
@@ -71,6 +71,13 @@ class TicketDriver(Protocol):
         ...
 
 
+class JointRequest(NamedTuple):
+    """A request for several models: its id, and the model of each task."""
+
+    uid: str
+    models: Mapping[TaskId, str]
+
+
 class RequestTicket(ABC):
     """A request on its way; the driver calls methods marked "Driver" under its lock."""
 
@@ -83,6 +90,8 @@ class RequestTicket(ABC):
         self.inputs = inputs
         self.task = task
         self.request_uid = request_uid
+        #: The joint request that it is a part of; None for any other.
+        self.joint: JointRequest | None = None
         #: Rows and columns of the output, which the lane tells with the end of the task.
         self.output_shape = (0, 0)
         #: The run it was launched in last; None until a lane is told to run it.
@@ -115,6 +124,9 @@ class RequestTicket(ABC):
 
     def _told(self, outcome: Outcome) -> Outcome:
         """Return the outcome in words for the client, who knows the model by another name."""
+        if isinstance(outcome, Rejected) and outcome.task_id is not None and self.joint is not None:
+            model = self.joint.models[outcome.task_id]
+            return replace(outcome, message=f"model {model}: {outcome.message}")
         if isinstance(outcome, Failed | Rejected) and outcome.reason in _OF_THE_MODEL:
             message = f"model {self.entry.spec.key}: {outcome.message}"
             if outcome.reason is FailReason.TIME_LIMIT:
@@ -127,39 +139,36 @@ class WaitingTicket(RequestTicket):
     """A request whose thread waits for the end; implements ``api.Ticket``."""
 
     def __init__(
-        self, driver: TicketDriver, inputs: RequestInputs, task: Task, request_uid: str
+        self,
+        driver: TicketDriver,
+        inputs: RequestInputs,
+        task: Task,
+        request_uid: str,
+        orders: "SimpleQueue[Order] | None" = None,
     ) -> None:
-        """The ticket owns `inputs` from now on and releases them."""
+        """The ticket owns `inputs` from now on and releases them.
+
+        Its thread hears of it through `orders`; None for a queue of its own.
+        """
         super().__init__(driver, inputs, task, request_uid)
-        #: Orders of the driver: None to prepare now, anything else is the answer.
-        self._mailbox: SimpleQueue[Outcome | None] = SimpleQueue()
+        self._orders: SimpleQueue[Order] = SimpleQueue() if orders is None else orders
 
     def result(self) -> InferResult:
         """See ``api.Ticket``."""
-        outcome = None
-        try:
-            while (outcome := self._mailbox.get()) is None:
-                self._prepare()
-            outputs = None
-            if isinstance(outcome, Completed):
-                outputs = self.inputs.read_outputs(self.output_shape)
-            record = self._driver.answered(self, outcome, clock.now_ns())
-        finally:
-            # Last, as it waits for the lock, which the thread that put the outcome may still hold.
-            self._driver.release(self, outcome)
-        if outputs is None:
-            raise error_of(outcome)
-        return InferResult(outputs, record)
+        while (outcome := self._orders.get()[1]) is None:
+            self.prepare()
+        return self.end(outcome)
 
     def command_prepare(self) -> None:
         """Tell the waiting thread to prepare. Driver."""
-        self._mailbox.put(None)
+        self._orders.put((self, None))
 
     def command_answer(self, outcome: Outcome) -> None:
         """Tell the waiting thread how the request ended. Driver."""
-        self._mailbox.put(self._told(outcome))
+        self._orders.put((self, self._told(outcome)))
 
-    def _prepare(self) -> None:
+    def prepare(self) -> None:
+        """Stage the inputs and tell the scheduler; for its thread."""
         task_id = self.task.task_id
         try:
             found = None
@@ -173,9 +182,28 @@ class WaitingTicket(RequestTicket):
         except BaseException as error:
             # The scheduler must hear of every end, or the task would wait for ever.
             self._driver.handle(PrepareFailed(task_id, FailReason.MODEL_ERROR, repr(error)))
+            self._driver.release(self, None)
             raise
         else:
             self._driver.handle(TaskPrepared(task_id, found))
+
+    def end(self, outcome: Outcome) -> InferResult:
+        """Return the result of the outcome, or raise a ServeError; once, for its thread."""
+        try:
+            outputs = None
+            if isinstance(outcome, Completed):
+                outputs = self.inputs.read_outputs(self.output_shape)
+            record = self._driver.answered(self, outcome, clock.now_ns())
+        finally:
+            # Last, as it waits for the lock, which the thread that put the outcome may still hold.
+            self._driver.release(self, outcome)
+        if outputs is None:
+            raise error_of(outcome)
+        return InferResult(outputs, record)
+
+
+#: What the driver tells the thread of a ticket: None to prepare it, or how its task ended.
+Order = tuple[WaitingTicket, Outcome | None]
 
 
 class PlainTicket(RequestTicket):

@@ -18,6 +18,7 @@ from serve.core.events import (
     TaskCancelled,
     TaskFinished,
     TaskPrepared,
+    TasksArrived,
 )
 from serve.core.fleet.fleet import make_scheduler
 from serve.core.types import Bytes, LaneId, Nanos, Task, TaskEstimate, TaskId
@@ -151,10 +152,11 @@ def _ran(journal: Journal) -> Iterator[_Seen]:
                 yield done
             continue
         now_ns, event = row.at_ns, row.event
-        if isinstance(event, TaskArrived):
-            one = seen[event.task.task_id] = _Seen(event.task)
-            if event.prepare_started_ns is not None:
-                one.prepare_ns = now_ns - event.prepare_started_ns
+        if isinstance(event, TaskArrived | TasksArrived):
+            for task in (event.task,) if isinstance(event, TaskArrived) else event.tasks:
+                one = seen[task.task_id] = _Seen(task)
+                if event.prepare_started_ns is not None:
+                    one.prepare_ns = now_ns - event.prepare_started_ns
         elif isinstance(event, TaskPrepared) and event.task_id in seen:
             one = seen[event.task_id]
             one.prepare_ns = now_ns - one.prepare_at_ns

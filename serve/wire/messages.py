@@ -17,6 +17,7 @@ import numpy as np
 from serve import native
 from serve.wire import protobuf as wire_library
 from serve.wire.fields import WireError as WireError
+from serve.wire.protobuf import MOST_TENSORS as MOST_TENSORS
 from serve.wire.protobuf import ParameterValue as ParameterValue
 from serve.wire.protobuf import Unsigned as Unsigned
 

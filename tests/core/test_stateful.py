@@ -3,9 +3,12 @@
 On one device and on several; each of those with one or all of its lanes in a process.
 """
 
+from itertools import cycle
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from msgspec.structs import replace
 
 from serve.core.disciplines import DISCIPLINES
 from serve.core.events import (
@@ -16,7 +19,7 @@ from serve.core.events import (
     TaskFailed,
 )
 from serve.core.policies import POLICIES
-from serve.core.types import Failed, FailReason, Rejected, RejectReason
+from serve.core.types import Bytes, Failed, FailReason, InputBlock, Rejected, RejectReason, TaskId
 from tests.builders import MS, US, params, sized, task, unions_saving
 from tests.core.world import World
 
@@ -115,6 +118,26 @@ class History(RuleBasedStateMachine):
             elif reserve > max(world.budgets):
                 assert refused
                 assert outcome.reason is RejectReason.TOO_BIG
+
+    @rule(
+        reserves=st.lists(st.integers(2, BUDGET + 1), min_size=1, max_size=4),
+        shared=st.sampled_from([None, 1, 2]),
+        run_ns=st.sampled_from([100 * US, MS, 8 * MS]),
+        prepared=st.booleans(),
+    )
+    def arrive_jointly(self, reserves, shared, run_ns, prepared):
+        world, first = self.world, len(self.world.tasks)
+        block = None if shared is None else InputBlock(TaskId(first), Bytes(shared))
+        tasks = [
+            replace(
+                task(first + at, reserve=reserve, run_ns=run_ns, model=model, arrived_ns=world.now),
+                block=block,
+            )
+            for at, (reserve, model) in enumerate(zip(reserves, cycle(("gcn:1", "gat:1"))))
+        ]
+        world.arrive_jointly(tasks, world.now if prepared else None)
+        if self.draining or max(reserves) > max(world.budgets):
+            assert all(isinstance(world.answers[one.task_id], Rejected) for one in tasks)
 
     @precondition(lambda self: self.world.preparing)
     @rule(data=st.data())

@@ -1,5 +1,7 @@
 """The world outside a scheduler, for tests: it obeys commands and knows what may be asked."""
 
+from collections import Counter
+
 from serve.core.commands import (
     AnswerTask,
     KillLane,
@@ -23,11 +25,12 @@ from serve.core.events import (
     TaskFinished,
     TaskOverran,
     TaskPrepared,
+    TasksArrived,
     Tick,
 )
 from serve.core.fleet.fleet import make_scheduler
 from serve.core.invariants import check_invariants
-from serve.core.types import Bytes, Nanos, Task, TaskId
+from serve.core.types import Bytes, Nanos, Rejected, Task, TaskId
 from tests.builders import usage
 
 
@@ -97,6 +100,16 @@ class World:
             self.prepared.add(task.task_id)
         return self.tell(TaskArrived(task, prepared_since_ns))
 
+    def arrive_jointly(self, tasks, prepared_since_ns=None):
+        for one in tasks:
+            self.tasks[one.task_id] = one
+            if prepared_since_ns is not None:
+                self.prepared.add(one.task_id)
+        commands = self.tell(TasksArrived(tuple(tasks), prepared_since_ns))
+        refused = [one for one in tasks if isinstance(self.answers.get(one.task_id), Rejected)]
+        assert len(refused) in (0, len(tasks)), "all or none"
+        return commands
+
     def prepare(self, task_id, found=None):
         """Preparing ends, and `found` is what the task turned out to be."""
         self.preparing.remove(task_id)
@@ -159,11 +172,15 @@ class World:
         return self.tell(BudgetChanged(Bytes(size_bytes), device_id))
 
     def reserved(self, device_id=0):
-        return sum(
-            self.held[task_id]
+        held = [
+            task_id
             for lane_id, task_id in self.on_lane.items()
             if self.device_of[lane_id] == device_id
-        )
+        ]
+        blocks = [self.tasks[t].block for t in held if t not in self.overruns]
+        shared = Counter(block for block in blocks if block is not None)
+        twice = sum((count - 1) * block.size_bytes for block, count in shared.items())
+        return sum(self.held[task_id] for task_id in held) - twice
 
     # What each command may be.
 

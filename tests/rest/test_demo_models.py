@@ -1,5 +1,8 @@
 """Every demo model answers by HTTP, in each form, what it answers by gRPC, bit by bit."""
 
+import json
+import urllib.request
+
 import numpy as np
 import pytest
 
@@ -7,6 +10,7 @@ triton = pytest.importorskip("tritonclient.http")
 import tritonclient.grpc  # noqa: E402
 
 from bench.kit.waiting import PATIENCE_S  # noqa: E402
+from serve.client import Client  # noqa: E402
 from serve.rest.process import missing_packages  # noqa: E402
 from tests.e2e.conftest import server  # noqa: E402
 from tests.e2e.support import random_graph  # noqa: E402
@@ -72,3 +76,37 @@ def test_models_describe_themselves_alike(clients, model):
         assert [(each["name"], each["datatype"], each["shape"]) for each in told[kind]] == [
             (each.name, each.datatype, list(each.shape)) for each in getattr(wanted, kind)
         ]
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_several_models_are_asked_at_once(clients, server, binary):
+    http, grpc = clients
+    arrays = random_graph(300, 1500, seed=5).tensors
+    asked = {"models": ",".join(MODELS)}
+    given = inputs(triton, arrays, binary_data=binary)
+    outputs = [
+        triton.InferRequestedOutput(f"{model}/output", binary_data=binary) for model in MODELS
+    ]
+    by_http = http.infer("gcn", given, outputs=outputs, parameters=asked)
+    by_grpc = grpc.infer("gcn", inputs(tritonclient.grpc, arrays), parameters=asked)
+    with Client(server.target, timeout_s=PATIENCE_S) as client:
+        own = client.infer(list(MODELS), arrays)
+    for model in MODELS:
+        wanted = grpc.infer(model, inputs(tritonclient.grpc, arrays)).as_numpy("output").tobytes()
+        assert own[model].output.tobytes() == wanted
+        for answer in (by_http, by_grpc):
+            assert answer.as_numpy(f"{model}/output").tobytes() == wanted
+        facts = json.loads(by_http.get_response()["parameters"][f"{model}/facts"])
+        assert facts["solo_estimate_us"] > 0
+
+
+def test_plain_json_asks_several_models(server):
+    graph = {"x": np.zeros((3, 32)).tolist(), "edge_index": [[0, 1], [1, 2]]}
+    url = f"http://127.0.0.1:{server.http_port}/predictions/gcn"
+    body = json.dumps({**graph, "models": "gcn,gat"}).encode()
+    with urllib.request.urlopen(url, body, PATIENCE_S) as answer:
+        found = json.load(answer)
+    assert {name: np.shape(rows) for name, rows in found.items()} == {
+        "gcn/output": (3, 5),
+        "gat/output": (3, 5),
+    }

@@ -5,6 +5,8 @@ import json
 import numpy as np
 import pytest
 
+from serve.rest.predictions import write_prediction
+from serve.wire.messages import encode_response
 from tests.rest.test_paths import EDGES, EXPECTED, X, request
 from tests.rpc.fakes import CLASSES
 
@@ -66,3 +68,11 @@ def test_what_is_wrong_is_named(gateway, body, words):
 def test_an_unknown_model_is_404(gateway):
     assert gateway.post("/predictions/nope", PLAIN).status == 404
     assert gateway.post("/predictions/gcn/9", PLAIN).status == 404
+
+
+def test_of_several_models_one_that_failed_is_told_beside_the_outputs():
+    facts = {"gcn/facts": '{"run_us":7}', "gat/facts": '{"status":"INTERNAL","message":"raised"}'}
+    outputs = {"gcn/output": np.ones((1, 2), np.float32)}
+    message = encode_response("gcn", outputs, parameters={"models": "gcn,gat", **facts})
+    error = {"status": "INTERNAL", "message": "raised"}
+    assert json.loads(write_prediction(message)) == {"gcn/output": [[1, 1]], "gat/error": error}

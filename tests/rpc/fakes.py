@@ -76,6 +76,8 @@ class FakeTicket:
     def result(self) -> InferResult:
         if self.engine.fail_with is not None:
             raise self.engine.fail_with
+        if self.call.model in self.engine.failing:
+            raise self.engine.failing[self.call.model]
         with self.engine.changed:
             while not (self.engine.may_go(self) or self.cancelled.is_set()):
                 self.engine.changed.wait()
@@ -114,6 +116,27 @@ class FakeTicket:
             self.engine.changed.notify_all()
 
 
+class FakeJointTicket:
+    """Waits for each of its models' tickets in turn."""
+
+    def __init__(self, tickets: list[FakeTicket]) -> None:
+        self.tickets = tickets
+        self.joint_uid = f"joint-{tickets[0].number}"
+
+    def results(self) -> list[InferResult | Exception]:
+        found: list[InferResult | Exception] = []
+        for ticket in self.tickets:
+            try:
+                found.append(ticket.result())
+            except ServeError as error:
+                found.append(error)
+        return found
+
+    def cancel(self) -> None:
+        for ticket in self.tickets:
+            ticket.cancel()
+
+
 class FakeEngine:
     """Implements ``serve.server.api.Inference``."""
 
@@ -126,6 +149,8 @@ class FakeEngine:
         #: Raised by the next submit, or by every result.
         self.refuse_with: Exception | None = None
         self.fail_with: Exception | None = None
+        #: Raised by results of the model.
+        self.failing: dict[str, Exception] = {}
         self.measured_bytes: int | None = 2048
         self.calls: list[InferCall] = []
         self.cancelled: list[InferCall] = []
@@ -157,6 +182,9 @@ class FakeEngine:
             raise self.refuse_with
         self.calls.append(call)
         return FakeTicket(self, call, len(self.calls))
+
+    def submit_jointly(self, calls: list[InferCall]) -> FakeJointTicket:
+        return FakeJointTicket([self.submit(call) for call in calls])
 
     def refused(
         self, model: str, version: str, client_id: str, arrived_ns: int, error: ServeError

@@ -25,8 +25,10 @@ class Barrier:
     def decide(self, board: Board, bypass_limit: int, now_ns: Nanos) -> Move:
         """The first READY member of the first group that fits."""
         if board.plan.groups and board.free_slots > 0:
-            available_bytes = board.available_bytes
+            ledger = board.ledger
             for record in board.plan.groups[0].members:
-                if record.state is State.READY and record.task.reserve_bytes <= available_bytes:
+                if record.state is State.READY and (
+                    ledger.need_bytes(record.task) <= ledger.available_bytes
+                ):
                     return LaunchMove(record)
         return WAIT

@@ -30,13 +30,13 @@ def next_launch(
     """
     if lanes <= 0 or not board.plan.count:
         return WAIT
-    available_bytes = board.available_bytes
+    ledger, available_bytes = board.ledger, board.available_bytes
     co_runners, apart = co_runners_on(board, now_ns), 0
     until_ns: Nanos | None = None
     bypassed: list[Record] = []
     for group in board.plan.groups:
         for record in group.members:
-            need_bytes = record.task.estimate.reserve_bytes
+            need_bytes = ledger.need_bytes(record.task)
             if record.state is _READY:
                 if need_bytes <= available_bytes:
                     if co_runners is None or co_runners.admits(record):

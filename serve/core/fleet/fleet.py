@@ -33,6 +33,7 @@ from serve.core.events import (
     TaskFailed,
     TaskFinished,
     TaskPrepared,
+    TasksArrived,
     Tick,
 )
 from serve.core.fleet.moving import TaskMover
@@ -155,6 +156,8 @@ class Fleet:
         match event:
             case TaskArrived(task):
                 return [self._mover.soonest(task.reserve_bytes)]
+            case TasksArrived(tasks):
+                return [self._mover.soonest(max(task.reserve_bytes for task in tasks))]
             case LaneReady(lane_id) | LaneLost(lane_id) | LaneMeasured(lane_id):
                 return [self._device_of(lane_id)]
             case BudgetChanged(budget_bytes, device_id):

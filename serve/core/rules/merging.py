@@ -42,7 +42,7 @@ def gather(
     """
     task = leader.task
     chosen, together = [leader], task.estimate
-    if leader.alone or leader.apart:
+    if leader.alone or leader.apart or task.block is not None:
         return (leader,), together
     found = _candidates(leader, board, own_group)
     most = min(most, ceil((1 + len(found)) / max(1, board.free_slots)))
@@ -91,6 +91,7 @@ def _candidates(leader: Record, board: Board, own_group: bool) -> list[Record]:
         and record is not leader
         and not record.alone
         and not record.apart
+        and record.task.block is None
     ]
 
 

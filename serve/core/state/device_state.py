@@ -171,7 +171,8 @@ class Board:
         run_ns = estimate.run_ns
         task_id, reserve_bytes = members[0].task.task_id, estimate.reserve_bytes
         run = Run(task_id, members, lane_id, run_ns, reserve_bytes, now_ns, run_ns, False)
-        self.ledger.reserve(task_id, reserve_bytes)
+        # Tasks that share inputs run by themselves.
+        self.ledger.reserve(task_id, reserve_bytes, members[0].task.block)
         self.idle.remove(lane_id)
         self.busy[lane_id] = run
         self._execute(run, now_ns)
@@ -209,7 +210,7 @@ class Board:
         """Return how long lane and memory stood free for the record while it was prepared."""
         if record.prepared_ns != now_ns:
             return ZERO_NS
-        need_bytes, after_ns = record.task.estimate.reserve_bytes, record.prepare_started_ns
+        need_bytes, after_ns = self.ledger.need_bytes(record.task), record.prepare_started_ns
         since_ns = now_ns
         for start_ns, slots, available_bytes in reversed(self._history):
             if slots < 1 or available_bytes < need_bytes:

@@ -1,13 +1,13 @@
 """The memory ledger: what tasks on lanes have reserved never exceeds the budget."""
 
-from serve.core.types import Bytes, TaskId
+from serve.core.types import Bytes, InputBlock, Task, TaskId
 from serve.errors import InvariantViolation
 
 
 class Ledger:
-    """Reservations by task against one budget."""
+    """Reservations by task against one budget; a block of inputs counts once, whoever holds it."""
 
-    __slots__ = ("_held", "available_bytes", "budget_bytes", "reserved_bytes")
+    __slots__ = ("_blocks", "_held", "available_bytes", "budget_bytes", "reserved_bytes")
 
     def __init__(self, budget_bytes: Bytes) -> None:
         #: Σ reserved may not pass this; see ``set_budget``.
@@ -16,7 +16,10 @@ class Ledger:
         self.reserved_bytes = Bytes(0)
         #: What may still be reserved; negative after the budget was lowered below its use.
         self.available_bytes: int = budget_bytes
-        self._held: dict[TaskId, Bytes] = {}
+        #: What each holds beside its block, and the block.
+        self._held: dict[TaskId, tuple[int, InputBlock | None]] = {}
+        #: Number of holders, by block.
+        self._blocks: dict[TaskId, int] = {}
 
     def set_budget(self, budget_bytes: Bytes) -> None:
         """Σ reserved may not pass this from now on.
@@ -27,25 +30,50 @@ class Ledger:
         self.budget_bytes = budget_bytes
         self.available_bytes = budget_bytes - self.reserved_bytes
 
-    def reserve(self, task_id: TaskId, size_bytes: Bytes) -> None:
-        """Hold `size_bytes` for the task; raises InvariantViolation when it does not fit."""
+    def need_bytes(self, task: Task) -> int:
+        """Return what a reservation for the task would take now."""
+        block = task.block
+        if block is None or block.block_id not in self._blocks:
+            return task.estimate.reserve_bytes
+        return task.estimate.reserve_bytes - block.size_bytes
+
+    def reserve(self, task_id: TaskId, size_bytes: Bytes, block: InputBlock | None = None) -> None:
+        """Hold `size_bytes`, of which `block` is a part, for the task.
+
+        Raises InvariantViolation when it does not fit.
+        """
         if task_id in self._held:
             raise InvariantViolation(f"task {task_id} holds memory already")
-        if size_bytes > self.available_bytes:
+        own_bytes: int = size_bytes
+        take_bytes: int = size_bytes
+        if block is not None:
+            own_bytes -= block.size_bytes
+            if block.block_id in self._blocks:
+                take_bytes = own_bytes
+        if take_bytes > self.available_bytes:
             raise InvariantViolation(
-                f"task {task_id} needs {size_bytes} bytes, {self.available_bytes} are left"
+                f"task {task_id} needs {take_bytes} bytes, {self.available_bytes} are left"
             )
-        self._held[task_id] = size_bytes
-        self.reserved_bytes = Bytes(self.reserved_bytes + size_bytes)
-        self.available_bytes -= size_bytes
+        self._held[task_id] = own_bytes, block
+        if block is not None:
+            self._blocks[block.block_id] = self._blocks.get(block.block_id, 0) + 1
+        self._take(take_bytes)
 
     def give_back(self, task_id: TaskId) -> None:
         """End the task's reservation; raises InvariantViolation when it has none."""
-        size_bytes = self._held.pop(task_id, None)
-        if size_bytes is None:
+        if task_id not in self._held:
             raise InvariantViolation(f"task {task_id} holds no memory")
-        self.reserved_bytes = Bytes(self.reserved_bytes - size_bytes)
-        self.available_bytes += size_bytes
+        own_bytes, block = self._held.pop(task_id)
+        if block is not None:
+            self._blocks[block.block_id] -= 1
+            if not self._blocks[block.block_id]:
+                del self._blocks[block.block_id]
+                own_bytes += block.size_bytes
+        self._take(-own_bytes)
+
+    def _take(self, size_bytes: int) -> None:
+        self.reserved_bytes = Bytes(self.reserved_bytes + size_bytes)
+        self.available_bytes -= size_bytes
 
     def holders(self) -> frozenset[TaskId]:
         """The tasks that hold memory now."""

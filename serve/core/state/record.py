@@ -55,7 +55,8 @@ class Record(msgspec.Struct, eq=False):
         """Have it, pending, run with all the memory there is, so by itself."""
         estimate = self.task.estimate
         reserve_bytes = max(estimate.peak_bytes, budget_bytes)
-        self.task = replace(self.task, estimate=replace(estimate, reserve_bytes=reserve_bytes))
+        estimate = replace(estimate, reserve_bytes=reserve_bytes)
+        self.task = replace(self.task, estimate=estimate, block=None)
 
 
 class Run(msgspec.Struct, eq=False):
