@@ -16,11 +16,12 @@ PAGE = "docs/client.md"
 
 
 def test_its_python_runs(server, tmp_path):
-    one, many = (
+    one, several, many = (
         run_python(["-c", text.replace("127.0.0.1:8001", server.target)], tmp_path)
         for text in texts(PAGE, "python", "server")
     )
     assert "(3, 5)" in one
+    assert [line.split()[0] for line in several.splitlines()] == ["gcn", "sage", "gat:1"]
     assert "0 (3, 5)" in many
     assert "1 INVALID_ARGUMENT" in many
 

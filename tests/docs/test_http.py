@@ -32,11 +32,13 @@ def test_its_commands_work(server):
         )
         assert done.returncode == 0, done.stderr
         answers += [json.loads(line) for line in done.stdout.splitlines() if line]
-    by_ids, whole, metadata, models = answers[:4]
+    by_ids, whole, joint, metadata, models = answers[:5]
     assert [len(row) for row in by_ids] == [5, 5, 5]
     assert whole["id"] == "first"
     assert whole["parameters"]["qos_target_us"] == 50_000
     assert whole["outputs"][0]["shape"] == [3, 5]
+    outputs = ["gcn/output", "sage/output", "gat:1/output"]
+    assert [output["name"] for output in joint["outputs"]] == outputs
     assert metadata["name"] == "gnnserve"
     assert "gcn" in models["models"]
 
