@@ -7,15 +7,11 @@ One method for each class of ``events``. See ``lifecycle`` for what may happen t
 from collections.abc import Callable
 from typing import Any
 
-from msgspec.structs import replace
-
+from serve.core.arrivals import Arrivals
 from serve.core.commands import (
-    AnswerTask,
     KillLane,
-    PrepareTask,
     QuarantineModel,
     RecycleLane,
-    ReleaseTask,
     StopTask,
 )
 from serve.core.ending import completed
@@ -42,9 +38,6 @@ from serve.core.events import (
 from serve.core.launcher import Launcher
 from serve.core.lifecycle import Cause, UnionSplit
 from serve.core.parts import SchedulerParts
-from serve.core.rules.admission import admit
-from serve.core.rules.demand import target_class
-from serve.core.rules.packing import less_urgent
 from serve.core.rules.watch import Verdict
 from serve.core.state.record import Record, Run
 from serve.core.types import (
@@ -52,10 +45,7 @@ from serve.core.types import (
     Failed,
     FailReason,
     LaneId,
-    Nanos,
     Outcome,
-    Rejected,
-    Task,
     Withdrawn,
 )
 from serve.errors import InvariantViolation
@@ -65,10 +55,9 @@ class EventHandlers:
     """Takes in events for one device."""
 
     __slots__ = (
+        "_arrivals",
         "_board",
-        "_key",
         "_lane_ids",
-        "_launcher",
         "_parts",
         "_planner",
         "_quarantine",
@@ -76,20 +65,17 @@ class EventHandlers:
         "_tasks",
         "_totals",
         "by_event",
-        "draining",
     )
 
     def __init__(self, parts: SchedulerParts, launcher: Launcher) -> None:
-        self._parts, self._totals, self._launcher = parts, parts.totals, launcher
+        self._parts, self._totals = parts, parts.totals
         self._board, self._tasks, self._planner = parts.board, parts.tasks, parts.planner
-        self._key = parts.policy.key
         self._recycling, self._quarantine = parts.recycling, parts.totals.quarantine
         self._lane_ids = frozenset(parts.params.device.lane_ids)
-        #: Nothing new is accepted.
-        self.draining = False
+        self._arrivals = arrivals = Arrivals(parts, launcher)
         self.by_event: dict[type[Event], Callable[[Any], None]] = {
-            TaskArrived: self._on_arrived,
-            TasksArrived: self._on_joint_arrived,
+            TaskArrived: arrivals.one,
+            TasksArrived: arrivals.several,
             TaskPrepared: self._on_prepared,
             PrepareFailed: self._on_prepare_failed,
             TaskFinished: self._on_finished,
@@ -107,6 +93,11 @@ class EventHandlers:
             Tick: self._on_tick,
         }
 
+    @property
+    def draining(self) -> bool:
+        """True when nothing new is accepted."""
+        return self._arrivals.draining
+
     def expire(self, record: Record) -> None:
         """Answer the record, whose time limit has passed."""
         self._give_up(record, Expired, Expired(record.state.label))
@@ -119,88 +110,6 @@ class EventHandlers:
             self._planner.stale = True
 
     # Requests.
-
-    def _on_arrived(self, event: TaskArrived) -> None:
-        self._tasks.seen(event.task.task_id)
-        asked = self._ask(event.task)
-        if isinstance(asked, Rejected):
-            self._refuse(event.task, asked)
-        else:
-            self._enter(asked, event.prepare_started_ns)
-
-    def _on_joint_arrived(self, event: TasksArrived) -> None:
-        entering: list[Task] = []
-        refused: Rejected | None = None
-        for task in event.tasks:
-            self._tasks.seen(task.task_id)
-            if refused is None:
-                asked = self._ask(task, beside=len(entering))
-                if isinstance(asked, Rejected):
-                    refused = replace(asked, task_id=task.task_id)
-                else:
-                    entering.append(asked)
-        for task in event.tasks if refused is not None else ():
-            assert refused is not None
-            self._refuse(task, refused)
-        for task in entering if refused is None else ():
-            self._enter(task, event.prepare_started_ns)
-
-    def _refuse(self, task: Task, refused: Rejected) -> None:
-        self._tasks.out += AnswerTask(task.task_id, refused), ReleaseTask(task.task_id)
-
-    def _ask(self, task: Task, beside: int = 0) -> Task | Rejected:
-        """Return the task as it may enter, or why it may not, `beside` others that do."""
-        tasks, totals, params = self._tasks, self._totals, self._parts.params
-        now_ns = tasks.now_ns
-        rejected = self._quarantine.rejects(task.model, now_ns) if self._quarantine.models else None
-        if rejected is not None:
-            return rejected
-        estimate = task.estimate
-        overloaded = totals.demand.asked(estimate.solo_ns, now_ns, totals.slots)
-        totals.shares.asks(task.tenant)
-        budget_bytes = self._board.ledger.budget_bytes
-        unanswered = totals.unanswered + beside
-        # Most requests enter: whether one may is asked only where something is short.
-        if (
-            overloaded
-            or self.draining
-            or unanswered >= params.max_queue
-            or estimate.reserve_bytes > budget_bytes
-        ):
-            at = target_class(task.qos.target_ns)
-            sheds = overloaded and params.shed_late
-            refusal = admit(
-                task,
-                budget_bytes=budget_bytes,
-                unanswered=unanswered,
-                max_queue=params.max_queue,
-                has_share=totals.shares.may_queue(task.tenant, params.max_queue),
-                urgent_ns=Nanos(totals.demand.there_ns(at) // totals.slots) if sheds else None,
-                backlog_ns=Nanos(tasks.work_ns // self._board.slots),
-                draining=self.draining,
-            )
-            if refusal is not None:
-                return refusal
-            if overloaded and totals.shares.is_over(task.tenant):
-                return less_urgent(task)
-        return task
-
-    def _enter(self, task: Task, started_ns: Nanos | None) -> None:
-        """Accept the task, and launch it where nothing stands in the way."""
-        tasks, now_ns, work_ns = self._tasks, self._tasks.now_ns, task.estimate.solo_ns
-        at = target_class(task.qos.target_ns)
-        backlog_ns = Nanos(tasks.work_ns // self._board.slots)
-        left_before_ns = self._totals.demand.came(at, work_ns)
-        record = Record(task, self._key(task), backlog_ns, at, left_before_ns, work_ns)
-        if started_ns is not None:
-            record.prepare_started_ns, record.prepared_ns = started_ns, now_ns
-            if self._launcher.launch_at_once(record):
-                return
-        tasks.admit(record)
-        self._parts.window.arrived(task, now_ns)
-        if started_ns is not None:
-            tasks.step(record, PrepareTask)
-            tasks.step(record, TaskPrepared)
 
     def _on_prepared(self, event: TaskPrepared) -> None:
         record = self._tasks.get(event.task_id, TaskPrepared)
@@ -368,7 +277,7 @@ class EventHandlers:
         self._quarantine.forget(event.model)
 
     def _on_drain_started(self, event: DrainStarted) -> None:
-        self.draining = True
+        self._arrivals.draining = True
 
     def _on_tick(self, event: Tick) -> None:
         """Planning and expiry follow every event; here, what the discipline waited for."""

@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NoReturn, Protocol
 
 from serve.core.commands import (
@@ -41,7 +41,7 @@ from serve.core.events import (
 )
 from serve.core.fleet.fleet import make_scheduler
 from serve.core.params import SchedulerParams
-from serve.core.types import Completed, LaneId, Nanos, Outcome, Sized, TaskId
+from serve.core.types import Completed, LaneId, Outcome, Sized, TaskId
 from serve.obs.journal import JournalWriter
 from serve.obs.record import RequestRecord
 from serve.server import clock
@@ -170,19 +170,11 @@ class Driver:
 
     # --- requests -----------------------------------------------------------------------
 
-    def accept(self, ticket: RequestTicket) -> None:
-        """Hand a new task to the scheduler. Under the lock."""
-        self.requests.add(ticket)
-        self._carry_out(TaskArrived(ticket.task, ticket.inputs.early_ns))
-
-    def accept_jointly(self, tickets: Sequence[RequestTicket], staged_ns: Nanos | None) -> None:
-        """Hand the tasks of a joint request to the scheduler, all or none. Under the lock.
-
-        `staged_ns` is when staging began; None unless all of them are staged.
-        """
+    def accept(self, event: TaskArrived | TasksArrived, *tickets: RequestTicket) -> None:
+        """Hand new tasks to the scheduler by `event`, which is about `tickets`. Under the lock."""
         for ticket in tickets:
             self.requests.add(ticket)
-        self._carry_out(TasksArrived(tuple(ticket.task for ticket in tickets), staged_ns))
+        self._carry_out(event)
 
     def handle(self, event: Event) -> None:
         """Give the scheduler an event and carry out its commands. Any thread."""

@@ -21,7 +21,7 @@ from serve.server.api import GraphInfo, InferCall, ModelEstimate, ModelInfo
 from serve.server.assembly import assemble
 from serve.server.device import Device
 from serve.server.engine_snapshot import take_snapshot
-from serve.server.joint_ticket import JointTicket
+from serve.server.joint_ticket import WaitingTickets
 from serve.server.learning.alone import Arrays, Send, call_of
 from serve.server.learning.at_start import learn_at_start
 from serve.server.learning.beside import DeviceRoom
@@ -197,7 +197,7 @@ class Engine:
         self._admit(call)
         return self._intake.submit(call)
 
-    def submit_jointly(self, calls: Sequence[InferCall]) -> JointTicket:
+    def submit_jointly(self, calls: Sequence[InferCall]) -> WaitingTickets:
         """See ``api.Inference``."""
         for call in calls:
             self._admit(call)

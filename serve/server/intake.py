@@ -12,6 +12,7 @@ from queue import SimpleQueue
 
 from msgspec.structs import replace
 
+from serve.core.events import TaskArrived, TasksArrived
 from serve.core.types import Bytes, InputBlock, Nanos, QoS, Task, TaskId
 from serve.errors import ServeError, UnknownName
 from serve.ipc.shared_pool import SharedPool
@@ -21,7 +22,7 @@ from serve.server.catalogue import ModelCatalogue, ModelEntry
 from serve.server.declared_inputs import DeclaredInputs
 from serve.server.driver import Driver
 from serve.server.joint_block import JointBlock, common_bytes
-from serve.server.joint_ticket import JointTicket
+from serve.server.joint_ticket import WaitingTickets
 from serve.server.node_requests import NodeRequests
 from serve.server.report_rows import refusal_record
 from serve.server.request_inputs import (
@@ -71,7 +72,7 @@ class Intake:
             pass  # the model was replaced meanwhile, and the catalogue names its successor
         return ticket
 
-    def submit_jointly(self, calls: Sequence[InferCall]) -> JointTicket:
+    def submit_jointly(self, calls: Sequence[InferCall]) -> WaitingTickets:
         """Size, stage and hand over the tasks of a joint request; see ``api.Inference``."""
         while (ticket := self._try_submit_jointly(calls)) is None:
             pass  # as in `submit`
@@ -85,7 +86,7 @@ class Intake:
             if inputs.entry.retired:
                 return None
             ticket = PlainTicket(self._driver, inputs, *self._task(inputs), answer)
-            self._driver.accept(ticket)
+            self._driver.accept(TaskArrived(ticket.task, inputs.early_ns), ticket)
             return ticket
 
     def refusal(
@@ -112,13 +113,13 @@ class Intake:
                     return None
                 ticket = WaitingTicket(self._driver, inputs, *self._task(inputs))
                 accepted = True
-                self._driver.accept(ticket)
+                self._driver.accept(TaskArrived(ticket.task, inputs.early_ns), ticket)
                 return ticket
         finally:
             if not accepted:
                 inputs.release()
 
-    def _try_submit_jointly(self, calls: Sequence[InferCall]) -> JointTicket | None:
+    def _try_submit_jointly(self, calls: Sequence[InferCall]) -> WaitingTickets | None:
         """Submit to the versions served now; None when one was retired in the middle."""
         members: list[RequestInputs] = []
         accepted = False
@@ -151,9 +152,10 @@ class Intake:
                     ticket.joint = joint
                 accepted = True
                 began = [i.early_ns for i in members if i.early_ns is not None]
-                all_began = len(began) == len(members)
-                self._driver.accept_jointly(tickets, min(began) if all_began else None)
-                return JointTicket(tickets, orders, joint.uid)
+                staged_ns = min(began) if len(began) == len(members) else None
+                tasks = tuple(ticket.task for ticket in tickets)
+                self._driver.accept(TasksArrived(tasks, staged_ns), *tickets)
+                return WaitingTickets(tickets, orders, joint.uid)
         finally:
             if not accepted:
                 for inputs in members:

@@ -8,7 +8,7 @@ from serve.server.api import InferResult
 from serve.server.ticket import Order, WaitingTicket
 
 
-class JointTicket:
+class WaitingTickets:
     """Implements ``api.JointTicket``; its members are accepted together."""
 
     def __init__(

@@ -1,0 +1,122 @@
+"""Arrivals: which tasks enter, and what they find.
+
+See ``rules.admission`` for the reasons to refuse one.
+"""
+
+from msgspec.structs import replace
+
+from serve.core.commands import AnswerTask, PrepareTask, ReleaseTask
+from serve.core.events import TaskArrived, TaskPrepared, TasksArrived
+from serve.core.launcher import Launcher
+from serve.core.parts import SchedulerParts
+from serve.core.rules.admission import admit
+from serve.core.rules.demand import target_class
+from serve.core.rules.packing import less_urgent
+from serve.core.state.record import Record
+from serve.core.types import Nanos, Rejected, Task
+
+
+class Arrivals:
+    """Takes in the arrivals of one device."""
+
+    __slots__ = (
+        "_board",
+        "_key",
+        "_launcher",
+        "_parts",
+        "_quarantine",
+        "_tasks",
+        "_totals",
+        "draining",
+    )
+
+    def __init__(self, parts: SchedulerParts, launcher: Launcher) -> None:
+        self._parts, self._totals, self._launcher = parts, parts.totals, launcher
+        self._board, self._tasks = parts.board, parts.tasks
+        self._key, self._quarantine = parts.policy.key, parts.totals.quarantine
+        #: Nothing new is accepted.
+        self.draining = False
+
+    def one(self, event: TaskArrived) -> None:
+        """Accept the task, or refuse it."""
+        self._tasks.seen(event.task.task_id)
+        asked = self._ask(event.task)
+        if isinstance(asked, Rejected):
+            self._refuse(event.task, asked)
+        else:
+            self._enter(asked, event.prepare_started_ns)
+
+    def several(self, event: TasksArrived) -> None:
+        """Accept all of the tasks, or refuse all for the first that may not enter."""
+        entering: list[Task] = []
+        refused: Rejected | None = None
+        for task in event.tasks:
+            self._tasks.seen(task.task_id)
+            if refused is None:
+                asked = self._ask(task, beside=len(entering))
+                if isinstance(asked, Rejected):
+                    refused = replace(asked, task_id=task.task_id)
+                else:
+                    entering.append(asked)
+        for task in event.tasks if refused is not None else ():
+            assert refused is not None
+            self._refuse(task, refused)
+        for task in entering if refused is None else ():
+            self._enter(task, event.prepare_started_ns)
+
+    def _refuse(self, task: Task, refused: Rejected) -> None:
+        self._tasks.out += AnswerTask(task.task_id, refused), ReleaseTask(task.task_id)
+
+    def _ask(self, task: Task, beside: int = 0) -> Task | Rejected:
+        """Return the task as it may enter, or why it may not, `beside` others that do."""
+        tasks, totals, params = self._tasks, self._totals, self._parts.params
+        now_ns = tasks.now_ns
+        rejected = self._quarantine.rejects(task.model, now_ns) if self._quarantine.models else None
+        if rejected is not None:
+            return rejected
+        estimate = task.estimate
+        overloaded = totals.demand.asked(estimate.solo_ns, now_ns, totals.slots)
+        totals.shares.asks(task.tenant)
+        budget_bytes = self._board.ledger.budget_bytes
+        unanswered = totals.unanswered + beside
+        # Most requests enter: whether one may is asked only where something is short.
+        if (
+            overloaded
+            or self.draining
+            or unanswered >= params.max_queue
+            or estimate.reserve_bytes > budget_bytes
+        ):
+            at = target_class(task.qos.target_ns)
+            sheds = overloaded and params.shed_late
+            refusal = admit(
+                task,
+                budget_bytes=budget_bytes,
+                unanswered=unanswered,
+                max_queue=params.max_queue,
+                has_share=totals.shares.may_queue(task.tenant, params.max_queue),
+                urgent_ns=Nanos(totals.demand.there_ns(at) // totals.slots) if sheds else None,
+                backlog_ns=Nanos(tasks.work_ns // self._board.slots),
+                draining=self.draining,
+            )
+            if refusal is not None:
+                return refusal
+            if overloaded and totals.shares.is_over(task.tenant):
+                return less_urgent(task)
+        return task
+
+    def _enter(self, task: Task, started_ns: Nanos | None) -> None:
+        """Accept the task, and launch it where nothing stands in the way."""
+        tasks, now_ns, work_ns = self._tasks, self._tasks.now_ns, task.estimate.solo_ns
+        at = target_class(task.qos.target_ns)
+        backlog_ns = Nanos(tasks.work_ns // self._board.slots)
+        left_before_ns = self._totals.demand.came(at, work_ns)
+        record = Record(task, self._key(task), backlog_ns, at, left_before_ns, work_ns)
+        if started_ns is not None:
+            record.prepare_started_ns, record.prepared_ns = started_ns, now_ns
+            if self._launcher.launch_at_once(record):
+                return
+        tasks.admit(record)
+        self._parts.window.arrived(task, now_ns)
+        if started_ns is not None:
+            tasks.step(record, PrepareTask)
+            tasks.step(record, TaskPrepared)
