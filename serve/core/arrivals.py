@@ -58,10 +58,11 @@ class Arrivals:
                     refused = replace(asked, task_id=task.task_id)
                 else:
                     entering.append(asked)
-        for task in event.tasks if refused is not None else ():
-            assert refused is not None
-            self._refuse(task, refused)
-        for task in entering if refused is None else ():
+        if refused is not None:
+            for task in event.tasks:
+                self._refuse(task, refused)
+            return
+        for task in entering:
             self._enter(task, event.prepare_started_ns)
 
     def _refuse(self, task: Task, refused: Rejected) -> None:
