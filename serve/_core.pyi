@@ -80,9 +80,33 @@ class Sample:
     def write_edges(self, target: serve.native.BytesLike, is_int32: bool) -> None:
         """Write the edges [2, E] in local ids, int32 or int64."""
 
+class TypedSample:
+    """A sampled subgraph with nodes and edges of several types."""
+
+    def num_nodes(self, type: int) -> int:
+        """Return the number of nodes of a type; the requested ones come first."""
+
+    def num_edges(self, relation: int) -> int:
+        """Return the number of edges of a relation, sorted by destination."""
+
+    @property
+    def num_seeds(self) -> int:
+        """Number of distinct requested nodes."""
+
+    def write_nodes(self, type: int, target: serve.native.BytesLike) -> None:
+        """Write the node of each local id of a type, int64."""
+
+    def write_positions(self, target: serve.native.BytesLike) -> None:
+        """Write the local id of each requested id, int64."""
+
+    def write_edges(self, relation: int, target: serve.native.BytesLike, is_int32: bool) -> None:
+        """Write the edges [2, E] of a relation in local ids, int32 or int64."""
+
+def sample_typed(rows: Sequence[Topology], ends: Sequence[tuple[int, int]], keys: Sequence[int], num_nodes: Sequence[int], type: int, ids: serve.native.BytesLike, fanouts: Sequence[int], seed: int) -> TypedSample: ...
+
 def sample_neighbours(topology: Topology, ids: serve.native.BytesLike, fanouts: Sequence[int], seed: int) -> Sample: ...
 
-def build_rows(edges: serve.native.BytesLike, is_int32: bool, num_nodes: int, indptr: serve.native.BytesLike, indices: serve.native.BytesLike, narrow: bool) -> int: ...
+def build_rows(edges: serve.native.BytesLike, is_int32: bool, num_sources: int, num_nodes: int, indptr: serve.native.BytesLike, indices: serve.native.BytesLike, narrow: bool) -> int: ...
 
 def gather_rows(rows: serve.native.BytesLike, dtype: str, width: int, patched: serve.native.BytesLike, patched_rows: serve.native.BytesLike, ids: serve.native.BytesLike, target: serve.native.BytesLike) -> None: ...
 

@@ -65,6 +65,11 @@ class TensorSlot:
         return tuple(dim for dim in self.shape if isinstance(dim, str))
 
     @property
+    def symbol_axis(self) -> int:
+        """Axis of its first symbol; raises IndexError for a shape without one."""
+        return self.shape.index(self.symbols[0])
+
+    @property
     def element_bytes(self) -> int:
         """Bytes of one element."""
         return np.dtype(self.dtype).itemsize

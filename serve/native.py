@@ -33,6 +33,7 @@ PlainModel = _core.PlainModel
 PlainRequest = _core.PlainRequest
 Sample = _core.Sample
 Topology = _core.Topology
+TypedSample = _core.TypedSample
 
 BytesLike = bytes | bytearray | memoryview | np.ndarray[Any, np.dtype[Any]]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -158,23 +159,25 @@ def stage_features(src: BytesLike, dst: BytesLike, check_finite: bool) -> int:
 
 
 def build_rows(
-    edges: np.ndarray[Any, np.dtype[Any]], num_nodes: int
+    edges: np.ndarray[Any, np.dtype[Any]], num_nodes: int, num_sources: int | None = None
 ) -> tuple[Ints, np.ndarray[Any, np.dtype[Any]]]:
     """Build compressed sparse rows of in-neighbours from edges [2, E] (int32 or int64).
 
     Row 0 of `edges` holds sources, row 1 destinations. Returns `indptr` int64 [N + 1] and `indices`
     [E], int32 where all ids fit: node v's in-neighbours are `indices[indptr[v]:indptr[v + 1]]`, in
-    the order of the edges. Raises ValueError naming the position of the first id that is not in
-    [0, `num_nodes`).
+    the order of the edges. Sources are nodes of a type with `num_sources` nodes; None: of the same.
+    Raises ValueError naming the position of the first id that is no node.
     """
     edges = np.ascontiguousarray(edges)
-    is_int32, narrow = edges.dtype == np.int32, num_nodes <= 2**31
+    num_sources = num_nodes if num_sources is None else num_sources
+    is_int32, narrow = edges.dtype == np.int32, num_sources <= 2**31
     indptr = np.empty(num_nodes + 1, np.int64)
     indices = np.empty(edges.shape[1], np.int32 if narrow else np.int64)
-    bad = _core.build_rows(edges, is_int32, num_nodes, indptr, indices, narrow)
+    bad = _core.build_rows(edges, is_int32, num_sources, num_nodes, indptr, indices, narrow)
     if bad >= 0:
         row, column = divmod(bad, edges.shape[1])
-        raise ValueError(f"[{row}, {column}] is {edges[row, column]}; not in [0, {num_nodes})")
+        bound = num_nodes if row else num_sources
+        raise ValueError(f"[{row}, {column}] is {edges[row, column]}; not in [0, {bound})")
     return indptr, indices
 
 
@@ -186,6 +189,34 @@ def sample_neighbours(topology: Topology, ids: Ints, fanouts: Sequence[int], see
     ValueError for an id that is no node and for a fan-out that is neither positive nor -1.
     """
     return _core.sample_neighbours(topology, ids, fanouts, seed)
+
+
+def sample_typed(
+    rows: Sequence[Topology],
+    ends: Sequence[tuple[int, int]],
+    keys: Sequence[int],
+    num_nodes: Sequence[int],
+    node_type: int,
+    ids: Ints,
+    fanouts: Sequence[int],
+    seed: int,
+) -> TypedSample:
+    """Sample along relations between several types of nodes; see ``sample_neighbours``.
+
+    Args:
+        rows: In-neighbours of each relation.
+        ends: Source and target type of each, by position in `num_nodes`.
+        keys: Number of each, in [0, 2^64), which sets its draws apart. With one type, and one
+            relation of number 0, the sample is that of ``sample_neighbours``.
+        num_nodes: Nodes of each type.
+        node_type: Type of `ids`.
+        ids: int64 [K].
+        fanouts: One number for each relation, hop after hop; -1 takes all, 0 none.
+        seed: In [0, 2^64).
+
+    Raises ValueError for an id that is no node, and for arguments that do not fit together.
+    """
+    return _core.sample_typed(rows, ends, keys, num_nodes, node_type, ids, fanouts, seed)
 
 
 def gather_rows(

@@ -117,7 +117,7 @@ def decided(estimator: ModelEstimator, size: tuple[int, int], count: int) -> lis
         record.state = State.READY
         records.append(record)
 
-    def union(_model: str, sizes: Sequence[tuple[int, int]]) -> TaskEstimate:
+    def union(_model: str, sizes: Sequence[tuple[int, ...]]) -> TaskEstimate:
         return estimator.union(sizes)
 
     groups = []

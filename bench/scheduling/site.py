@@ -54,7 +54,7 @@ class Site:
         """Return the estimate of one request."""
         return self.estimators[model].estimate(num_nodes, num_edges)
 
-    def union(self, model: str, sizes: Sequence[tuple[int, int]]) -> TaskEstimate | None:
+    def union(self, model: str, sizes: Sequence[tuple[int, ...]]) -> TaskEstimate | None:
         """Return the estimate of merged requests."""
         return self.estimators[model].union(sizes)
 

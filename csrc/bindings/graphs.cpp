@@ -1,11 +1,13 @@
 #include "graphs.hpp"
 
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "buffer.hpp"
@@ -66,6 +68,33 @@ private:
     Topology topology_;
 };
 
+TypedSample typed_sample(const std::vector<Rows*>& rows,
+                         const std::vector<std::pair<std::size_t, std::size_t>>& ends,
+                         const std::vector<std::uint64_t>& keys,
+                         const std::vector<std::int64_t>& num_nodes, std::size_t type,
+                         nb::handle ids, const std::vector<std::int64_t>& fanouts,
+                         std::uint64_t seed) {
+    require(rows.size() == ends.size() && rows.size() == keys.size() && type < num_nodes.size(),
+            "rows, ends and keys are not of one length, or the type is none");
+    std::vector<Relation> relations;
+    for (std::size_t r = 0; r < rows.size(); ++r) {
+        relations.push_back({&rows[r]->topology(), ends[r].first, ends[r].second, keys[r]});
+    }
+    const Buffer asked(ids, PyBUF_SIMPLE);
+    const Seeds seeds{type, num_nodes[type], asked.as<const std::int64_t>("ids")};
+    const nb::gil_scoped_release release;
+    return sample_typed(num_nodes.size(), relations, seeds, fanouts, seed);
+}
+
+// The element at a position; throws IndexError.
+template <typename Element>
+const Element& at(const std::vector<Element>& elements, std::size_t position) {
+    if (position >= elements.size()) {
+        throw nb::index_error("no such type of nodes or edges");
+    }
+    return elements[position];
+}
+
 Sample sample(const Rows& rows, nb::handle ids, const std::vector<std::int64_t>& fanouts,
               std::uint64_t seed) {
     const Buffer asked(ids, PyBUF_SIMPLE);
@@ -88,8 +117,19 @@ void write(nb::handle target, const std::vector<Source>& first, const std::vecto
     });
 }
 
-std::ptrdiff_t rows_of_edges(nb::handle edges, bool is_int32, std::int64_t num_nodes,
-                             nb::handle indptr, nb::handle indices, bool narrow) {
+template <typename Source>
+void write_ends(nb::handle target, const std::vector<Source>& sources,
+                const std::vector<Source>& destinations, bool is_int32) {
+    if (is_int32) {
+        write<std::int32_t, Source>(target, sources, destinations);
+    } else {
+        write<std::int64_t, Source>(target, sources, destinations);
+    }
+}
+
+std::ptrdiff_t rows_of_edges(nb::handle edges, bool is_int32, std::int64_t num_sources,
+                             std::int64_t num_nodes, nb::handle indptr, nb::handle indices,
+                             bool narrow) {
     const Buffer source(edges, PyBUF_SIMPLE);
     const Buffer starts(indptr, PyBUF_WRITABLE);
     const Buffer target(indices, PyBUF_WRITABLE);
@@ -103,8 +143,8 @@ std::ptrdiff_t rows_of_edges(nb::handle edges, bool is_int32, std::int64_t num_n
     require(target.size() == num_edges * static_cast<std::size_t>(width_of(narrow)),
             "indices does not have one entry for each edge");
     const nb::gil_scoped_release release;
-    return build_rows({source.bytes().data(), width}, num_edges, num_nodes, offsets, target.bytes(),
-                      width_of(narrow));
+    return build_rows({source.bytes().data(), width}, num_edges, num_sources, num_nodes, offsets,
+                      target.bytes(), width_of(narrow));
 }
 
 FeatureType type_of(const std::string& dtype) {
@@ -181,23 +221,68 @@ void bind_graphs(nb::module_& module) {
         .def(
             "write_edges",
             [](const Sample& self, nb::handle target, bool is_int32) {
-                if (is_int32) {
-                    write<std::int32_t, std::int32_t>(target, self.sources, self.destinations);
-                } else {
-                    write<std::int64_t, std::int32_t>(target, self.sources, self.destinations);
-                }
+                write_ends(target, self.sources, self.destinations, is_int32);
             },
             "target"_a, "is_int32"_a,
             nb::sig(
                 "def write_edges(self, target: serve.native.BytesLike, is_int32: bool) -> None"),
             "Write the edges [2, E] in local ids, int32 or int64.");
+    nb::class_<TypedSample>(module, "TypedSample",
+                            "A sampled subgraph with nodes and edges of several types.")
+        .def(
+            "num_nodes",
+            [](const TypedSample& self, std::size_t type) { return at(self.nodes, type).size(); },
+            "type"_a, "Return the number of nodes of a type; the requested ones come first.")
+        .def(
+            "num_edges",
+            [](const TypedSample& self, std::size_t relation) {
+                return at(self.edges, relation).sources.size();
+            },
+            "relation"_a, "Return the number of edges of a relation, sorted by destination.")
+        .def_prop_ro(
+            "num_seeds", [](const TypedSample& self) { return self.num_seeds; },
+            "Number of distinct requested nodes.")
+        .def(
+            "write_nodes",
+            [](const TypedSample& self, std::size_t type, nb::handle target) {
+                write<std::int64_t, std::int64_t>(target, at(self.nodes, type), {});
+            },
+            "type"_a, "target"_a,
+            nb::sig("def write_nodes(self, type: int, target: serve.native.BytesLike) -> None"),
+            "Write the node of each local id of a type, int64.")
+        .def(
+            "write_positions",
+            [](const TypedSample& self, nb::handle target) {
+                write<std::int64_t, std::int32_t>(target, self.positions, {});
+            },
+            "target"_a,
+            nb::sig("def write_positions(self, target: serve.native.BytesLike) -> None"),
+            "Write the local id of each requested id, int64.")
+        .def(
+            "write_edges",
+            [](const TypedSample& self, std::size_t relation, nb::handle target, bool is_int32) {
+                const TypedSample::Edges& edges = at(self.edges, relation);
+                write_ends(target, edges.sources, edges.destinations, is_int32);
+            },
+            "relation"_a, "target"_a, "is_int32"_a,
+            nb::sig("def write_edges(self, relation: int, target: serve.native.BytesLike, "
+                    "is_int32: bool) -> None"),
+            "Write the edges [2, E] of a relation in local ids, int32 or int64.");
+    module.def("sample_typed", &typed_sample, "rows"_a, "ends"_a, "keys"_a, "num_nodes"_a, "type"_a,
+               "ids"_a, "fanouts"_a, "seed"_a,
+               nb::sig("def sample_typed(rows: collections.abc.Sequence[Topology], "
+                       "ends: collections.abc.Sequence[tuple[int, int]], "
+                       "keys: collections.abc.Sequence[int], "
+                       "num_nodes: collections.abc.Sequence[int], type: int, "
+                       "ids: serve.native.BytesLike, fanouts: collections.abc.Sequence[int], "
+                       "seed: int) -> TypedSample"));
     module.def("sample_neighbours", &sample, "topology"_a, "ids"_a, "fanouts"_a, "seed"_a,
                nb::sig("def sample_neighbours(topology: Topology, ids: serve.native.BytesLike, "
                        "fanouts: collections.abc.Sequence[int], seed: int) -> Sample"));
-    module.def("build_rows", &rows_of_edges, "edges"_a, "is_int32"_a, "num_nodes"_a, "indptr"_a,
-               "indices"_a, "narrow"_a,
+    module.def("build_rows", &rows_of_edges, "edges"_a, "is_int32"_a, "num_sources"_a,
+               "num_nodes"_a, "indptr"_a, "indices"_a, "narrow"_a,
                nb::sig("def build_rows(edges: serve.native.BytesLike, is_int32: bool, "
-                       "num_nodes: int, indptr: serve.native.BytesLike, "
+                       "num_sources: int, num_nodes: int, indptr: serve.native.BytesLike, "
                        "indices: serve.native.BytesLike, narrow: bool) -> int"));
     module.def("gather_rows", &gather, "rows"_a, "dtype"_a, "width"_a, "patched"_a,
                "patched_rows"_a, "ids"_a, "target"_a,

@@ -4,6 +4,8 @@
 #include <limits>
 #include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace gnnserve {
 namespace {
@@ -163,94 +165,167 @@ std::size_t drawn_of(std::size_t size, std::int64_t fanout) {
     return fanout == kAllNeighbours ? size : std::min(size, static_cast<std::size_t>(fanout));
 }
 
-void check(const Topology& topology, std::span<const std::int64_t> ids,
-           std::span<const std::int64_t> fanouts) {
-    for (const std::int64_t id : ids) {
-        if (id < 0 || id >= topology.num_nodes) {
+void check(const Seeds& seeds, std::span<const std::int64_t> fanouts, std::int64_t least) {
+    for (const std::int64_t id : seeds.ids) {
+        if (id < 0 || id >= seeds.num_nodes) {
             throw std::invalid_argument("id " + std::to_string(id) + " is not in [0, " +
-                                        std::to_string(topology.num_nodes) + ")");
+                                        std::to_string(seeds.num_nodes) + ")");
         }
     }
     for (const std::int64_t fanout : fanouts) {
-        if (fanout < 1 && fanout != kAllNeighbours) {
+        if (fanout < least && fanout != kAllNeighbours) {
             throw std::invalid_argument("fan-out " + std::to_string(fanout) +
                                         " is neither positive nor -1");
         }
     }
 }
 
-}  // namespace
-
-Sample sample_neighbours(const Topology& topology, std::span<const std::int64_t> ids,
-                         std::span<const std::int64_t> fanouts, std::uint64_t seed) {
-    check(topology, ids, fanouts);
-    Sample sample;
-    LocalIds locals(2 * ids.size());
-    sample.positions.reserve(ids.size());
-    for (const std::int64_t id : ids) {
-        sample.positions.push_back(locals.of(id, sample.nodes));
+void check(std::size_t num_types, std::span<const Relation> relations, const Seeds& seeds,
+           std::span<const std::int64_t> fanouts) {
+    for (const Relation& relation : relations) {
+        if (relation.topology == nullptr || relation.source >= num_types ||
+            relation.target >= num_types) {
+            throw std::invalid_argument("a relation is of types that are none");
+        }
     }
-    sample.num_seeds = sample.nodes.size();
+    if (seeds.type >= num_types) {
+        throw std::invalid_argument("the ids are of a type that is none");
+    }
+    if (relations.empty() ? !fanouts.empty() : fanouts.size() % relations.size() != 0) {
+        throw std::invalid_argument("fan-outs are not one for each relation and hop");
+    }
+    check(seeds, fanouts, 0);
+}
+
+// Nodes of one type that are in the sample, and those of them that draw at this hop.
+struct Reached {
+    std::vector<std::int64_t>* nodes;
+    LocalIds locals;
+    std::size_t begin = 0;
+    std::size_t end = 0;
+};
+
+// Buffers that are used again at each hop.
+struct Buffers {
     Draw draw;
     std::vector<Row> rows;
     std::vector<std::int64_t> met;
-    std::size_t begin = 0;
-    for (std::size_t hop = 0; hop < fanouts.size() && begin < sample.nodes.size(); ++hop) {
-        const std::size_t end = sample.nodes.size();
-        rows.clear();
-        std::size_t most = 0;
-        for (std::size_t local = begin; local < end; ++local) {
-            if (local + kAhead < end) {
-                const auto ahead = static_cast<std::size_t>(sample.nodes[local + kAhead]);
-                if (ahead < topology.indptr.size()) {
-                    __builtin_prefetch(&topology.indptr[ahead]);
-                }
+};
+
+// Draws from one relation for all nodes of its target type in [begin, end).
+void sample_hop(const Relation& relation, std::int64_t fanout, std::uint64_t key,
+                const Reached& targets, Reached& sources, TypedSample::Edges& edges,
+                Buffers& buffers) {
+    if (fanout == 0) {
+        return;
+    }
+    const Topology& topology = *relation.topology;
+    const std::vector<std::int64_t>& nodes = *targets.nodes;
+    auto& [draw, rows, met] = buffers;
+    rows.clear();
+    std::size_t most = 0;
+    for (std::size_t local = targets.begin; local < targets.end; ++local) {
+        if (local + kAhead < targets.end) {
+            const auto ahead = static_cast<std::size_t>(nodes[local + kAhead]);
+            if (ahead < topology.indptr.size()) {
+                __builtin_prefetch(&topology.indptr[ahead]);
             }
-            rows.push_back(row_of(topology, sample.nodes[local]));
-            most += drawn_of(rows.back().size, fanouts[hop]);
         }
-        met.clear();
-        met.reserve(most);
-        sample.destinations.reserve(sample.destinations.size() + most);
+        rows.push_back(row_of(topology, nodes[local]));
+        most += drawn_of(rows.back().size, fanout);
+    }
+    met.clear();
+    met.reserve(most);
+    edges.destinations.reserve(edges.destinations.size() + most);
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+        if (i + kAhead < rows.size()) {
+            const Row& ahead = rows[i + kAhead];
+            const auto width = static_cast<std::size_t>(ahead.ids.width);
+            __builtin_prefetch(ahead.ids.data + ahead.start * width);
+        }
+        const Row& row = rows[i];
+        const std::size_t count = drawn_of(row.size, fanout);
+        const std::size_t local = targets.begin + i;
+        if (count == row.size) {
+            for (std::size_t k = 0; k < count; ++k) {
+                met.push_back(row.ids[row.start + k]);
+            }
+        } else {
+            const auto node = static_cast<std::uint64_t>(nodes[local]);
+            draw.positions(mix(key ^ node), row.size, count, [&](std::size_t position) {
+                met.push_back(row.ids[row.start + position]);
+            });
+        }
+        edges.destinations.insert(edges.destinations.end(), count,
+                                  static_cast<std::int32_t>(local));
+    }
+    edges.sources.reserve(edges.sources.size() + met.size());
+    // In parts, so that the table grows with the new nodes and not with the edges.
+    constexpr std::size_t kPart = 4096;
+    for (std::size_t start = 0; start < met.size(); start += kPart) {
+        const std::size_t stop = std::min(start + kPart, met.size());
+        sources.locals.make_room(stop - start, *sources.nodes);
+        for (std::size_t i = start; i < stop; ++i) {
+            if (i + kAhead < stop) {
+                sources.locals.fetch(met[i + kAhead]);
+            }
+            edges.sources.push_back(sources.locals.of(met[i], *sources.nodes));
+        }
+    }
+}
+
+}  // namespace
+
+TypedSample sample_typed(std::size_t num_types, std::span<const Relation> relations,
+                         const Seeds& seeds, std::span<const std::int64_t> fanouts,
+                         std::uint64_t seed) {
+    check(num_types, relations, seeds, fanouts);
+    TypedSample sample;
+    sample.nodes.resize(num_types);
+    sample.edges.resize(relations.size());
+    std::vector<Reached> reached;
+    reached.reserve(num_types);
+    for (std::size_t type = 0; type < num_types; ++type) {
+        reached.push_back(
+            {&sample.nodes[type], LocalIds(type == seeds.type ? 2 * seeds.ids.size() : 0)});
+    }
+    Reached& asked = reached[seeds.type];
+    sample.positions.reserve(seeds.ids.size());
+    for (const std::int64_t id : seeds.ids) {
+        sample.positions.push_back(asked.locals.of(id, *asked.nodes));
+    }
+    sample.num_seeds = asked.nodes->size();
+    Buffers buffers;
+    const std::size_t hops = relations.empty() ? 0 : fanouts.size() / relations.size();
+    for (std::size_t hop = 0; hop < hops; ++hop) {
+        bool any = false;
+        for (Reached& type : reached) {
+            type.begin = type.end;
+            type.end = type.nodes->size();
+            any = any || type.begin < type.end;
+        }
+        if (!any) {
+            break;
+        }
         const std::uint64_t hop_key = mix(seed + (hop + 1) * kGolden);
-        for (std::size_t i = 0; i < rows.size(); ++i) {
-            if (i + kAhead < rows.size()) {
-                const Row& ahead = rows[i + kAhead];
-                const auto width = static_cast<std::size_t>(ahead.ids.width);
-                __builtin_prefetch(ahead.ids.data + ahead.start * width);
-            }
-            const Row& row = rows[i];
-            const std::size_t count = drawn_of(row.size, fanouts[hop]);
-            const std::size_t local = begin + i;
-            if (count == row.size) {
-                for (std::size_t k = 0; k < count; ++k) {
-                    met.push_back(row.ids[row.start + k]);
-                }
-            } else {
-                const auto node = static_cast<std::uint64_t>(sample.nodes[local]);
-                draw.positions(mix(hop_key ^ node), row.size, count, [&](std::size_t position) {
-                    met.push_back(row.ids[row.start + position]);
-                });
-            }
-            sample.destinations.insert(sample.destinations.end(), count,
-                                       static_cast<std::int32_t>(local));
+        for (std::size_t r = 0; r < relations.size(); ++r) {
+            const Relation& relation = relations[r];
+            sample_hop(relation, fanouts[hop * relations.size() + r], hop_key ^ mix(relation.key),
+                       reached[relation.target], reached[relation.source], sample.edges[r],
+                       buffers);
         }
-        sample.sources.reserve(sample.sources.size() + met.size());
-        // In parts, so that the table grows with the new nodes and not with the edges.
-        constexpr std::size_t kPart = 4096;
-        for (std::size_t start = 0; start < met.size(); start += kPart) {
-            const std::size_t stop = std::min(start + kPart, met.size());
-            locals.make_room(stop - start, sample.nodes);
-            for (std::size_t i = start; i < stop; ++i) {
-                if (i + kAhead < stop) {
-                    locals.fetch(met[i + kAhead]);
-                }
-                sample.sources.push_back(locals.of(met[i], sample.nodes));
-            }
-        }
-        begin = end;
     }
     return sample;
+}
+
+Sample sample_neighbours(const Topology& topology, std::span<const std::int64_t> ids,
+                         std::span<const std::int64_t> fanouts, std::uint64_t seed) {
+    const Seeds seeds{0, topology.num_nodes, ids};
+    check(seeds, fanouts, 1);
+    const Relation relation{&topology};
+    TypedSample found = sample_typed(1, {&relation, 1}, seeds, fanouts, seed);
+    return {std::move(found.nodes[0]), std::move(found.edges[0].sources),
+            std::move(found.edges[0].destinations), std::move(found.positions), found.num_seeds};
 }
 
 }  // namespace gnnserve

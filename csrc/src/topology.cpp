@@ -7,10 +7,10 @@ namespace gnnserve {
 namespace {
 
 template <typename Source, typename Target>
-std::ptrdiff_t build(const Source* edges, std::size_t num_edges, std::int64_t num_nodes,
-                     std::span<std::int64_t> indptr, Target* indices) {
+std::ptrdiff_t build(const Source* edges, std::size_t num_edges, std::int64_t num_sources,
+                     std::int64_t num_nodes, std::span<std::int64_t> indptr, Target* indices) {
     for (std::size_t i = 0; i < 2 * num_edges; ++i) {
-        if (edges[i] < 0 || edges[i] >= num_nodes) {
+        if (edges[i] < 0 || edges[i] >= (i < num_edges ? num_sources : num_nodes)) {
             return static_cast<std::ptrdiff_t>(i);
         }
     }
@@ -32,14 +32,14 @@ std::ptrdiff_t build(const Source* edges, std::size_t num_edges, std::int64_t nu
 
 }  // namespace
 
-std::ptrdiff_t build_rows(NodeIds edges, std::size_t num_edges, std::int64_t num_nodes,
-                          std::span<std::int64_t> indptr, std::span<std::byte> indices,
-                          IndexWidth index_width) {
+std::ptrdiff_t build_rows(NodeIds edges, std::size_t num_edges, std::int64_t num_sources,
+                          std::int64_t num_nodes, std::span<std::int64_t> indptr,
+                          std::span<std::byte> indices, IndexWidth index_width) {
     const auto from = [&](auto* source) {
         return index_width == IndexWidth::k32
-                   ? build(source, num_edges, num_nodes, indptr,
+                   ? build(source, num_edges, num_sources, num_nodes, indptr,
                            reinterpret_cast<std::int32_t*>(indices.data()))
-                   : build(source, num_edges, num_nodes, indptr,
+                   : build(source, num_edges, num_sources, num_nodes, indptr,
                            reinterpret_cast<std::int64_t*>(indices.data()));
     };
     return edges.width == IndexWidth::k32 ? from(reinterpret_cast<const std::int32_t*>(edges.data))

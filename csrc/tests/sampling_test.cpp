@@ -13,9 +13,12 @@
 using gnnserve::IndexWidth;
 using gnnserve::kAllGood;
 using gnnserve::kAllNeighbours;
+using gnnserve::Relation;
 using gnnserve::Sample;
 using gnnserve::sample_neighbours;
+using gnnserve::sample_typed;
 using gnnserve::Topology;
+using gnnserve::TypedSample;
 
 namespace {
 
@@ -35,7 +38,7 @@ struct Graph {
         indices.resize(num_edges);
         const auto bad = gnnserve::build_rows(
             {reinterpret_cast<const std::byte*>(edges.data()), IndexWidth::k32}, num_edges, kNodes,
-            indptr, std::as_writable_bytes(std::span(indices)), IndexWidth::k32);
+            kNodes, indptr, std::as_writable_bytes(std::span(indices)), IndexWidth::k32);
         CHECK(bad == kAllGood);
     }
 
@@ -103,8 +106,57 @@ void test_nothing_and_nonsense() {
     std::vector<std::int64_t> indptr(kNodes + 1);
     std::vector<std::int64_t> indices(2);
     CHECK(gnnserve::build_rows({reinterpret_cast<const std::byte*>(edges.data()), IndexWidth::k64},
-                               2, kNodes, indptr, std::as_writable_bytes(std::span(indices)),
-                               IndexWidth::k64) == 1);
+                               2, kNodes, kNodes, indptr,
+                               std::as_writable_bytes(std::span(indices)), IndexWidth::k64) == 1);
+    CHECK(gnnserve::build_rows({reinterpret_cast<const std::byte*>(edges.data()), IndexWidth::k64},
+                               2, kNodes + 1, 2, indptr = std::vector<std::int64_t>(3),
+                               std::as_writable_bytes(std::span(indices)),
+                               IndexWidth::k64) == kAllGood);
+}
+
+void test_relations_draw_for_their_targets() {
+    const Graph graph;
+    const Topology topology = graph.topology();
+    const std::vector<std::int64_t> ids{0, 5};
+    // Type 0 draws from type 1, and type 1 from itself.
+    const std::vector<Relation> relations{{&topology, 1, 0, 0}, {&topology, 1, 1, 1}};
+    const std::vector<std::int64_t> fanouts{3, 2, 3, 2};
+    const TypedSample found = sample_typed(2, relations, {0, kNodes, ids}, fanouts, 9);
+    CHECK(found.num_seeds == 2 && found.nodes[0].size() == 2);
+    CHECK(found.edges[0].sources.size() <= 6 && !found.edges[1].sources.empty());
+    for (std::size_t r = 0; r < 2; ++r) {
+        const auto& edges = found.edges[r];
+        CHECK(std::is_sorted(edges.destinations.begin(), edges.destinations.end()));
+        for (std::size_t i = 0; i < edges.sources.size(); ++i) {
+            const auto source = found.nodes[1][static_cast<std::size_t>(edges.sources[i])];
+            const auto row = static_cast<std::size_t>(
+                found.nodes[r][static_cast<std::size_t>(edges.destinations[i])]);
+            const auto begin = graph.indices.begin() + graph.indptr[row];
+            const auto end = graph.indices.begin() + graph.indptr[row + 1];
+            CHECK(std::find(begin, end, source) != end);
+        }
+    }
+    // The nodes of type 1 that only the second hop reached draw nothing.
+    const TypedSample first =
+        sample_typed(2, relations, {0, kNodes, ids}, std::vector<std::int64_t>{3, 2}, 9);
+    CHECK(first.edges[1].sources.empty() && first.edges[0].sources == found.edges[0].sources);
+}
+
+void test_types_that_are_none_are_refused() {
+    const Graph graph;
+    const Topology topology = graph.topology();
+    const std::vector<std::int64_t> ids{0};
+    const auto refused = [&](std::size_t source, std::size_t type, std::size_t count) {
+        const std::vector<Relation> relations{{&topology, source, 0, 0}, {&topology, 0, 0, 1}};
+        try {
+            const std::vector<std::int64_t> fanouts(count, 1);
+            sample_typed(2, relations, {type, kNodes, ids}, fanouts, 0);
+        } catch (const std::invalid_argument&) {
+            return true;
+        }
+        return false;
+    };
+    CHECK(!refused(1, 1, 4) && refused(2, 0, 4) && refused(1, 2, 4) && refused(1, 0, 3));
 }
 
 void test_threads_share_a_topology() {
@@ -131,5 +183,7 @@ int main() {
     test_every_edge_is_there_and_no_more_than_asked();
     test_seeds_decide();
     test_nothing_and_nonsense();
+    test_relations_draw_for_their_targets();
+    test_types_that_are_none_are_refused();
     test_threads_share_a_topology();
 }

@@ -47,6 +47,11 @@ class Graph:
     graph_nodes: tuple[int, ...] | None = None
 
 
+def datatype_by_keyword(name: str) -> str:
+    """Return the datatype of an array given by keyword; of `node_ids.paper`, that of ids."""
+    return DATATYPES_BY_KEYWORD[name.partition(_OF)[0]]
+
+
 def read_graph(data: Any, given: Mapping[str, Any], interface: ModelInterface) -> Graph:
     """Return the arrays of `data` that the model takes, and those `given` by keyword.
 
@@ -64,7 +69,7 @@ def read_graph(data: Any, given: Mapping[str, Any], interface: ModelInterface) -
     for name, value in {**found, **given}.items():
         if (spec := model.inputs.get(name)) is None:
             # By keyword, and no input of the model: the server says what it takes instead.
-            datatype = DATATYPES_BY_KEYWORD[name]
+            datatype = datatype_by_keyword(name)
         else:
             datatype = spec.datatype
         array = array_for(name, value, datatype, narrow=name in model.narrowed)
@@ -79,7 +84,7 @@ class _Model:
         self._name = interface.name
         #: Those of a graph: `node_ids` stands for all of them, and is given by keyword.
         self.inputs: dict[str, TensorFacts] = {
-            each.name: each for each in interface.inputs if each.name != NODE_IDS
+            each.name: each for each in interface.inputs if each.name.partition(_OF)[0] != NODE_IDS
         }
         self._optional = interface.optional
         self.narrowed = interface.narrowed

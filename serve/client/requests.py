@@ -7,8 +7,18 @@ from typing import Any, TypedDict
 from serve.client.arrays import array_for, is_integer
 from serve.client.errors import Exhausted, InvalidRequest
 from serve.client.facts import ModelInterface
-from serve.client.objects import DATATYPES_BY_KEYWORD, Graph, read_graph
+from serve.client.objects import (
+    DATATYPES_BY_KEYWORD,
+    NODE_IDS,
+    Graph,
+    datatype_by_keyword,
+    read_graph,
+)
+from serve.typed_names import edge_type, typed_name
 from serve.wire.messages import Array, ParameterValue, Places, WireError, encode_request
+
+#: Fan-outs of a request: see ``Request.fanouts``. Types of edges are names or PyG's tuples.
+GivenFanouts = str | Sequence[int] | Mapping[Any, Sequence[int]]
 
 
 class RequestFields(TypedDict, total=False):
@@ -20,6 +30,7 @@ class RequestFields(TypedDict, total=False):
     edge_attr: Any
     batch: Any
     node_ids: Any
+    nodes: Mapping[str, Any] | None
     graph: str | None
     version: str
     qos_target_s: float | None
@@ -27,14 +38,14 @@ class RequestFields(TypedDict, total=False):
     priority: int
     tenant: str
     seed: int | None
-    fanouts: str | Sequence[int] | None
+    fanouts: GivenFanouts | None
     request_id: str
     retry: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One request: give `data`, or arrays, or `node_ids` of the resident `graph`.
+    """One request: give `data`, or arrays, or `node_ids` or `nodes` of the resident `graph`.
 
     Shapes, for N nodes, E edges and F features: `x` [N, F], `edge_index` [2, E], `edge_weight`
     [E], `edge_attr` [E, D], `batch` [N], `node_ids` [K].
@@ -51,6 +62,8 @@ class Request:
     edge_attr: Any = None
     batch: Any = None
     node_ids: Any = None
+    #: Ids of nodes of one type, by its name, for a graph with several: `{"paper": [5, 17]}`.
+    nodes: Mapping[str, Any] | None = None
     graph: str | None = None
     #: Empty for the newest. For several models, `model` holds the versions.
     version: str = ""
@@ -64,8 +77,9 @@ class Request:
     #: Seed of neighbour sampling.
     seed: int | None = None
     #: In-neighbours sampled at each hop, -1 for all of them; or `all`, for the answer that the
-    #: whole graph gives. None for the model's own.
-    fanouts: str | Sequence[int] | None = None
+    #: whole graph gives. A mapping has them by type of edges, and by `*` for those not named. None
+    #: for the model's own.
+    fanouts: GivenFanouts | None = None
     request_id: str = ""
     #: False to send it once, whatever the answer.
     retry: bool = True
@@ -132,7 +146,7 @@ class Request:
         if self.data is not None:
             return True
         return any(
-            is_integer(value) and DATATYPES_BY_KEYWORD[name].startswith("FP")
+            is_integer(value) and datatype_by_keyword(name).startswith("FP")
             for name, value in self._given().items()
         )
 
@@ -149,7 +163,7 @@ class Request:
             return read_graph(self.data, given, interface)
         return Graph(
             {
-                name: array_for(name, value, DATATYPES_BY_KEYWORD[name])
+                name: array_for(name, value, datatype_by_keyword(name))
                 for name, value in given.items()
             }
         )
@@ -157,6 +171,7 @@ class Request:
     def _given(self) -> dict[str, Any]:
         """Return the arrays given by keyword, in the order sent."""
         given = {name: getattr(self, name) for name in DATATYPES_BY_KEYWORD}
+        given |= {typed_name(NODE_IDS, of): ids for of, ids in (self.nodes or {}).items()}
         return {name: value for name, value in given.items() if value is not None}
 
     def _parameters(self) -> dict[str, ParameterValue | None]:
@@ -172,9 +187,18 @@ class Request:
         }
 
 
-def fanouts_text(given: str | Sequence[int] | None) -> str | None:
+def fanouts_text(given: GivenFanouts | None) -> str | None:
     """Return fan-outs in the form of the request parameter."""
+    if isinstance(given, Mapping):
+        return ";".join(
+            f"{type_text(of)}={','.join(map(str, numbers))}" for of, numbers in given.items()
+        )
     return given if given is None or isinstance(given, str) else ",".join(map(str, given))
+
+
+def type_text(of: str | Sequence[str]) -> str:
+    """Return the name of a type of nodes or edges; PyG has a tuple for edges."""
+    return of if isinstance(of, str) else edge_type(*of)
 
 
 def _micros(seconds: float | None) -> int | None:

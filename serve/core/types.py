@@ -52,8 +52,10 @@ class TaskEstimate(msgspec.Struct, frozen=True):
 class UnionEstimate(Protocol):
     """Estimator of what several graphs take in one run of a model."""
 
-    def __call__(self, model: str, sizes: Sequence[tuple[int, int]], /) -> TaskEstimate | None:
-        """Return the estimate for graphs of these (nodes, edges); None when unions are not allowed.
+    def __call__(self, model: str, sizes: Sequence[tuple[int, ...]], /) -> TaskEstimate | None:
+        """Return the estimate for graphs of these counts; None when unions are not allowed.
+
+        The counts of each are a task's ``Task.counted``.
 
         The reservation covers what tasks reserve by themselves, and joining them. Must give the
         same for the same arguments as long as no run ended in between.
@@ -104,6 +106,8 @@ class Task(msgspec.Struct, frozen=True):
     tenant: str = ""
     #: None unless it shares inputs with others.
     block: InputBlock | None = None
+    #: What its model counts, where that is more than nodes and edges; of nodes first.
+    counts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.block is not None and self.block.size_bytes > self.estimate.reserve_bytes:
@@ -111,6 +115,11 @@ class Task(msgspec.Struct, frozen=True):
                 f"shared inputs of {self.block.size_bytes} bytes are part of the reservation of "
                 f"{self.estimate.reserve_bytes}"
             )
+
+    @property
+    def counted(self) -> tuple[int, ...]:
+        """What its model counts: nodes and edges, unless `counts` says more."""
+        return self.counts or (self.num_nodes, self.num_edges)
 
     @property
     def due_ns(self) -> Nanos:
@@ -151,6 +160,7 @@ class Task(msgspec.Struct, frozen=True):
             num_edges=sized.num_edges,
             estimate=estimate,
             block=block,
+            counts=sized.counts,
         )
 
 
@@ -160,6 +170,8 @@ class Sized(msgspec.Struct, frozen=True):
     num_nodes: int
     num_edges: int
     estimate: TaskEstimate
+    #: As in ``Task``.
+    counts: tuple[int, ...] = ()
 
 
 class Capacity(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ never loaded.
 
 import zipfile
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ class GraphArchive:
 
 def read_archive(path: Path) -> GraphArchive:
     """Read and check the archive at `path`; raises ConfigError."""
-    arrays = _read_arrays(path)
+    arrays = archive_arrays(path)
     num_nodes = _node_count(arrays, path)
     edges = _need(arrays, "edge_index", path)
     if edges.ndim != 2 or edges.shape[0] != 2 or edges.dtype.kind not in "iu":
@@ -58,10 +59,22 @@ def read_archive(path: Path) -> GraphArchive:
     )
 
 
-def _read_arrays(path: Path) -> dict[str, Array]:
+def archive_names(path: Path) -> list[str]:
+    """Return the names of the arrays in the archive at `path`; raises ConfigError."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return [name.removesuffix(".npy") for name in archive.namelist()]
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: no such file") from error
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise ConfigError(f"{path}: not a readable .npz archive: {error}") from error
+
+
+def archive_arrays(path: Path, names: Sequence[str] | None = None) -> dict[str, Array]:
+    """Return the named arrays of the archive at `path`, or all; raises ConfigError."""
     try:
         with path.open("rb") as file, zipfile.ZipFile(file), np.load(file) as archive:
-            return {name: archive[name] for name in archive.files}
+            return {name: archive[name] for name in (archive.files if names is None else names)}
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: no such file") from error
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:

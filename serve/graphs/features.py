@@ -86,22 +86,22 @@ class FeatureKeeper:
         """
         self._dtype, self._folder, self._shared = dtype, folder, shared
 
-    def kept(self, x: NDArray[Any], where: str) -> NDArray[Any]:
+    def kept(self, x: NDArray[Any], where: str, name: str = "x") -> NDArray[Any]:
         """Return `x` [N, F], of any real dtype, as it is to be stored; mapped if `x` is.
 
-        Raises ConfigError, which starts with `where`, for a wrong shape and for values that are
-        not finite.
+        Raises ConfigError, which starts with `where` and names the array, for a wrong shape and for
+        values that are not finite.
         """
         if x.ndim != 2 or x.shape[1] < 1 or x.dtype.kind not in "fiub":
             raise ConfigError(
-                f"{where}: array 'x': numbers [N, F] wanted, got {x.dtype} {list(x.shape)}"
+                f"{where}: array '{name}': numbers [N, F] wanted, got {x.dtype} {list(x.shape)}"
             )
         whole = True
         for start, part in _parts(x):
             if x.dtype.kind == "f" and not np.isfinite(part).all():
                 row, column = np.argwhere(~np.isfinite(part))[0].tolist()
                 raise ConfigError(
-                    f"{where}: array 'x' [{start + row}, {column}] is {part[row, column]}; "
+                    f"{where}: array '{name}' [{start + row}, {column}] is {part[row, column]}; "
                     "features must be finite"
                 )
             whole = whole and _is_bytes(part)
@@ -114,13 +114,16 @@ class FeatureKeeper:
         return kept
 
     def rewritten(
-        self, x: NDArray[Any], num_nodes: int, ids: NDArray[np.int64], rows: NDArray[np.float32]
+        self, x: NDArray[Any], num_nodes: int, ids: NDArray[np.int64], rows: NDArray[Any]
     ) -> NDArray[Any]:
-        """Return a copy of `x`, extended to [num_nodes, F], with `rows` at the positions `ids`."""
+        """Return a copy of `x`, extended to [num_nodes, ...], with `rows` at the positions `ids`.
+
+        It has the dtype of `x`, or where bytes do not hold `rows`, that of other features.
+        """
         dtype = x.dtype.name
-        if dtype == "uint8" and not _is_bytes(rows):
+        if dtype == "uint8" and rows.dtype != np.uint8 and not _is_bytes(rows):
             dtype = self._dtype
-        found = self._empty((num_nodes, x.shape[1]), dtype, isinstance(x, np.memmap))
+        found = self._empty((num_nodes, *x.shape[1:]), dtype, isinstance(x, np.memmap))
         for start, part in _parts(x):
             found[start : start + len(part)] = part
         found[ids] = rows
@@ -139,7 +142,7 @@ class FeatureKeeper:
 
 
 def _parts(x: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
-    rows = max(1, _PART_BYTES // max(1, x.shape[1] * x.dtype.itemsize))
+    rows = max(1, _PART_BYTES // max(1, math.prod(x.shape[1:]) * x.dtype.itemsize))
     for start in range(0, len(x), rows):
         yield start, np.asarray(x[start : start + rows])
 

@@ -9,7 +9,9 @@ import json
 import math
 import zipfile
 import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +20,23 @@ from numpy.typing import NDArray
 
 from serve import native
 from serve.errors import ConfigError
-from serve.graphs.archive import read_archive
+from serve.graphs.archive import archive_arrays, archive_names, read_archive
 from serve.graphs.csr import Rows
 from serve.graphs.datasets import TABLE_4, find_file, load_dataset
 from serve.graphs.features import FeatureKeeper
 from serve.graphs.generate import both_directions
 from serve.graphs.resident import ResidentGraph
+from serve.graphs.typed_load import EDGES, held_typed, is_typed, is_wanted
+from serve.graphs.typed_updates import TypedGraph
 from serve.progress import Progress
+from serve.typed_names import name_parts
 
 Array = NDArray[Any]
+#: Reads the arrays of these names.
+_Read = Callable[[Sequence[str]], dict[str, Array]]
 #: Accepted safetensors types, as numpy dtypes.
-_SAFE_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "U8": "u1"}
+_SAFE_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2",
+                "I8": "i1", "U8": "u1", "BOOL": "?"}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +63,38 @@ class GraphParts:
     source: str
 
 
-def open_graph(name: str, path: Path, options: OpenOptions, progress: Progress) -> ResidentGraph:
+def open_graph(
+    name: str, path: Path, options: OpenOptions, progress: Progress
+) -> ResidentGraph | TypedGraph:
     """Open the graph at `path`: an .npz archive, a .safetensors file or a folder of .npy files."""
     progress("reading", 0.0)
+    names, read = _source(path, options)
+    if is_typed(names):
+        if options.undirected:
+            raise ConfigError(
+                f"graph '{name}': undirected: {path} has several types of edges; write the"
+                " reverses as types of their own"
+            )
+        arrays = read([key for key in names if is_wanted(key)])
+        return held_typed(name, arrays, keeper_of(options), str(path), progress)
+    if not path.is_dir() and path.suffix != ".safetensors":
+        return held(name, _read_archive(path, options), options, progress)
+    arrays = read(["edge_index", "x"])
+    x = arrays["x"]
+    if x.ndim != 2:
+        raise ConfigError(f"{path}: array 'x': [N, F] wanted, got {list(x.shape)}")
+    return held(name, GraphParts(len(x), arrays["edge_index"], x, str(path)), options, progress)
+
+
+def _source(path: Path, options: OpenOptions) -> tuple[list[str], _Read]:
+    """Return the names of the arrays at `path`, and what reads those of some names."""
     if path.is_dir():
-        parts = _read_folder(path, options)
-    elif path.suffix == ".safetensors":
-        parts = _read_safetensors(path, options)
-    else:
-        parts = _read_archive(path, options)
-    return held(name, parts, options, progress)
+        names = [file.stem for file in path.glob("*.npy")]
+        return names, partial(_folder_arrays, path, options)
+    if path.suffix == ".safetensors":
+        header, begin = _safetensors_header(path)
+        return list(header), partial(_safetensors_arrays, path, options, header, begin)
+    return archive_names(path), partial(archive_arrays, path)
 
 
 def open_dataset(
@@ -115,28 +145,33 @@ def held(name: str, parts: GraphParts, options: OpenOptions, progress: Progress)
         both = both_directions(edges[0], edges[1], parts.num_nodes)
         rows = Rows(*native.build_rows(both, parts.num_nodes))
     progress("checking features", 0.6)
-    keeper = FeatureKeeper(dtype=options.feature_dtype, folder=options.cache, shared=options.shared)
+    keeper = keeper_of(options)
     x = keeper.kept(parts.x, where)
     return ResidentGraph(name, rows, x, keeper, parts.source)
 
 
-def _read_folder(path: Path, options: OpenOptions) -> GraphParts:
-    """Read `edge_index.npy` and `x.npy`."""
+def keeper_of(options: OpenOptions) -> FeatureKeeper:
+    """Return what stores the features of a graph."""
+    return FeatureKeeper(dtype=options.feature_dtype, folder=options.cache, shared=options.shared)
+
+
+def _folder_arrays(path: Path, options: OpenOptions, names: Sequence[str]) -> dict[str, Array]:
+    """Read the named arrays, each from its .npy file."""
     arrays = {}
-    for name in ("edge_index", "x"):
+    for name in names:
         file = path / f"{name}.npy"
         try:
-            arrays[name] = np.load(file, mmap_mode="r", allow_pickle=False)
+            found = np.load(file, mmap_mode="r", allow_pickle=False)
         except FileNotFoundError as error:
             raise ConfigError(f"{path}: array '{name}' is missing: no file {file.name}") from error
         except (OSError, ValueError) as error:
             raise ConfigError(f"{file}: not a readable array: {error}") from error
-    x = arrays["x"]
-    return GraphParts(len(x), np.asarray(arrays["edge_index"]), _mapped(x, options), str(path))
+        arrays[name] = _mapped(name, found, options)
+    return arrays
 
 
-def _read_safetensors(path: Path, options: OpenOptions) -> GraphParts:
-    """Map the tensors `edge_index` and `x`, which needs their offsets: the library hides them."""
+def _safetensors_header(path: Path) -> tuple[dict[str, Any], int]:
+    """Return the entries of the file's tensors, and where their bytes begin."""
     try:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
@@ -147,26 +182,30 @@ def _read_safetensors(path: Path, options: OpenOptions) -> GraphParts:
         raise ConfigError(f"{path}: no such file") from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: not a readable safetensors file: {error}") from error
+    header.pop("__metadata__", None)
+    return header, 8 + size
+
+
+def _safetensors_arrays(
+    path: Path, options: OpenOptions, header: Mapping[str, Any], begin: int, names: Sequence[str]
+) -> dict[str, Array]:
+    """Map the named tensors, which needs their offsets: the library hides them."""
     arrays = {}
-    for name in ("edge_index", "x"):
+    for name in names:
         entry = header.get(name)
         if entry is None:
-            held = ", ".join(sorted(key for key in header if key != "__metadata__"))
-            raise ConfigError(f"{path}: tensor '{name}' is missing; found: {held or 'nothing'}")
+            there = ", ".join(sorted(header)) or "nothing"
+            raise ConfigError(f"{path}: tensor '{name}' is missing; found: {there}")
         dtype = _SAFE_DTYPES.get(entry["dtype"])
         if dtype is None:
             raise ConfigError(
                 f"{path}: tensor '{name}' is {entry['dtype']}; taken: {', '.join(_SAFE_DTYPES)}"
             )
-        shape, begin = tuple(entry["shape"]), 8 + size + entry["data_offsets"][0]
+        shape, at = tuple(entry["shape"]), begin + entry["data_offsets"][0]
         empty = math.prod(shape) == 0
-        arrays[name] = (
-            np.empty(shape, dtype) if empty else np.memmap(path, dtype, "r", begin, shape)
-        )
-    x = arrays["x"]
-    if x.ndim != 2:
-        raise ConfigError(f"{path}: tensor 'x': [N, F] wanted, got {list(x.shape)}")
-    return GraphParts(len(x), np.asarray(arrays["edge_index"]), _mapped(x, options), str(path))
+        found = np.empty(shape, dtype) if empty else np.memmap(path, dtype, "r", at, shape or (1,))
+        arrays[name] = _mapped(name, found, options)
+    return arrays
 
 
 def _read_archive(path: Path, options: OpenOptions) -> GraphParts:
@@ -211,8 +250,9 @@ def _extracted(path: Path, cache: Path) -> Array:
     return found
 
 
-def _mapped(x: Array, options: OpenOptions) -> Array:
-    """Return the mapped `x` as it is if it is large, else read into memory."""
-    if options.map_above_bytes is not None and x.nbytes > options.map_above_bytes:
-        return x
-    return np.array(x)
+def _mapped(name: str, array: Array, options: OpenOptions) -> Array:
+    """Return mapped features as they are if they are large; read other arrays into memory."""
+    edges = name_parts(name)[0] == EDGES
+    if not edges and options.map_above_bytes is not None and array.nbytes > options.map_above_bytes:
+        return array
+    return np.array(array)

@@ -6,50 +6,67 @@ whole.
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from numpy.typing import NDArray
 
 from serve.errors import Mismatch
+from serve.graphs.columns import Column
 from serve.graphs.csr import Rows
+from serve.graphs.edges import Edges
 from serve.graphs.features import FeatureKeeper
-from serve.graphs.snapshot import Snapshot, no_patch
-from serve.graphs.updates import Change, changed, compacted, needs_compacting
+from serve.graphs.snapshot import Snapshot
+from serve.graphs.updates import Change, changed
 
 
-class ResidentGraph:
+class GraphVersion(Protocol):
+    """One version of any kind of graph."""
+
+    @property
+    def version(self) -> int:
+        """Number of the version, from 1."""
+        ...
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory of all its arrays, without mapped files."""
+        ...
+
+
+VersionT = TypeVar("VersionT", bound=GraphVersion)
+ChangeT = TypeVar("ChangeT", contravariant=True)
+
+
+class Versioned(Generic[VersionT, ChangeT]):
     """The newest version of one graph, under its name."""
 
     def __init__(
-        self, name: str, base: Rows, x: NDArray[Any], keeper: FeatureKeeper, source: str
+        self,
+        name: str,
+        source: str,
+        first: VersionT,
+        next_of: Callable[[VersionT, ChangeT], VersionT],
     ) -> None:
-        """`base` has in-neighbours by destination, `x` [N, F] features as `keeper` stores them."""
+        """`next_of` makes the next version by a change, or raises InvalidInput."""
         self.name = name
         #: Origin, for people.
         self.source = source
-        self._keeper = keeper
+        self._next_of = next_of
         self._lock = threading.Lock()
-        self._snapshot = Snapshot(
-            version=1,
-            num_nodes=base.starts.size - 1,
-            num_edges=base.values.size,
-            base=base,
-            x=x,
-            patch=no_patch(x.shape[1]),
-        )
+        self._snapshot = first
 
     @property
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> VersionT:
         """The newest version; a request takes it once."""
         return self._snapshot
 
     def update(
         self,
-        change: Change,
+        change: ChangeT,
         *,
         if_version: int | None = None,
-        accept: Callable[[Snapshot], None] = lambda _: None,
-    ) -> Snapshot:
+        accept: Callable[[VersionT], None] = lambda _: None,
+    ) -> VersionT:
         """Make the next version by the change and return it.
 
         `accept` is called before the version becomes visible and may raise to prevent it. Raises
@@ -63,11 +80,18 @@ class ResidentGraph:
                     f"graph '{self.name}' is at version {old.version}, the change is for "
                     f"version {if_version}"
                 )
-            new = changed(old, change)
-            if needs_compacting(new):
-                patch = new.patch
-                x = self._keeper.rewritten(new.x, new.num_nodes, patch.featured, patch.x)
-                new = compacted(new, x)
+            new = self._next_of(old, change)
             accept(new)
             self._snapshot = new
             return new
+
+
+class ResidentGraph(Versioned[Snapshot, Change]):
+    """A graph with one type of nodes and one of edges."""
+
+    def __init__(
+        self, name: str, base: Rows, x: NDArray[Any], keeper: FeatureKeeper, source: str
+    ) -> None:
+        """`base` has in-neighbours by destination, `x` [N, F] features as `keeper` stores them."""
+        first = Snapshot(1, Edges.of(base), Column.of(x, "float32"))
+        super().__init__(name, source, first, lambda old, change: changed(old, change, keeper))

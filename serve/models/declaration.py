@@ -9,6 +9,7 @@ import msgspec
 from serve.errors import ConfigError
 from serve.interface import DTYPES, Dim, InputSlot, Interface, TensorSlot, is_float
 from serve.toml_tables import Section
+from serve.typed_names import name_parts
 
 #: Most inputs, and most outputs: what a message may hold.
 MOST_TENSORS = 16
@@ -111,7 +112,7 @@ def _slot_faults(slot: TensorSlot) -> Iterator[str]:
 
 def _input_faults(slot: InputSlot) -> Iterator[str]:
     integer = slot.datatype in DTYPES and not is_float(slot.datatype) and slot.datatype != "BOOL"
-    if slot.name in _RESERVED:
+    if name_parts(slot.name)[0] in _RESERVED:
         yield "the name belongs to requests by node id"
     if slot.index and slot.datatype not in ("INT64", "INT32"):
         yield f"index: only INT64 and INT32 can point to things, not {slot.datatype}"

@@ -59,8 +59,9 @@ class QosSection(Section, frozen=True):
 class SamplingSection(Section, frozen=True):
     """`[sampling]`: the neighbourhood of requested nodes in a resident graph."""
 
-    #: In-neighbours drawn at each hop, -1 for all; or `all`, the whole receptive field.
-    fanouts: tuple[Fanout, ...] | Literal["all"] | None = None
+    #: In-neighbours drawn at each hop, -1 for all; or `all`, the whole receptive field. A table
+    #: has them by type of edges, 0 for none.
+    fanouts: tuple[Fanout, ...] | dict[str, tuple[Fanout, ...]] | Literal["all"] | None = None
 
 
 class ModelConfig(Section, frozen=True):
@@ -102,7 +103,7 @@ def read_settings(folder: Path) -> ModelConfig:
         raise ConfigError(
             f"{path}: model.method: {model.method!r} is no name of a method, such as 'encode'"
         )
-    if config.sampling.fanouts is not None and 0 in config.sampling.fanouts:
+    if isinstance(config.sampling.fanouts, tuple) and 0 in config.sampling.fanouts:
         raise ConfigError(f"{path}: sampling.fanouts: 0 is neither positive nor -1 (all)")
     if model.factory.startswith("./"):
         _check_source(folder / model.factory.partition(":")[0], path)

@@ -60,7 +60,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     num_features: int | None = None
     description: str = ""
     #: As in config.toml; None to derive them from the model's receptive field.
-    fanouts: tuple[int, ...] | Literal["all"] | None = None
+    fanouts: tuple[int, ...] | dict[str, tuple[int, ...]] | Literal["all"] | None = None
     #: Paths of the server's copies of the weights and of the factory's file, see
     #: ``sealed_copies``; empty when the files of the repository are read.
     copied_weights: str = ""

@@ -58,7 +58,7 @@ class JournalWriter:
         if told is None:
             return params
 
-        def heard(model: str, sizes: Sequence[tuple[int, int]]) -> TaskEstimate | None:
+        def heard(model: str, sizes: Sequence[tuple[int, ...]]) -> TaskEstimate | None:
             answer = told(model, sizes)
             self._unions.append(answer)
             return answer

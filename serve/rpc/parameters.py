@@ -1,9 +1,10 @@
 """Request parameters: the ones this server understands, with their types and ranges."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from serve.errors import DeadlineExceeded, InvalidInput
+from serve.server.api import Fanouts
 from serve.wire.messages import ParameterValue, Unsigned
 
 #: Parameters by name, as they arrived; None for one that holds no value.
@@ -20,6 +21,8 @@ _MEMBERS = {
 
 #: Longest string parameter or request id, in characters.
 MAX_TEXT = 256
+#: Longest fan-outs: of each type of edges that a model may take.
+_MAX_FANOUTS = 4096
 #: Most hops that are sampled for one request.
 MAX_HOPS = 16
 #: Durations are kept as nanoseconds in 64 bits.
@@ -39,7 +42,7 @@ class RequestParameters(NamedTuple):
     tenant: str = ""
     seed: int | None = None
     graph: str | None = None
-    fanouts: tuple[int, ...] | Literal["all"] | None = None
+    fanouts: Fanouts | None = None
 
 
 def decode_parameters(parameters: Parameters, remaining_s: float) -> RequestParameters:
@@ -64,21 +67,37 @@ def decode_parameters(parameters: Parameters, remaining_s: float) -> RequestPara
         tenant=text(parameters, "tenant") or "",
         seed=integer(parameters, "seed", -(2**63), 2**63 - 1),
         graph=text(parameters, "graph"),
-        fanouts=parse_fanouts(text(parameters, "fanouts")),
+        fanouts=parse_fanouts(text(parameters, "fanouts", _MAX_FANOUTS)),
     )
 
 
-def parse_fanouts(given: str | None) -> tuple[int, ...] | Literal["all"] | None:
-    """Parse comma-separated fan-outs or the word `all`; raises InvalidInput."""
+def parse_fanouts(given: str | None) -> Fanouts | None:
+    """Parse comma-separated fan-outs or the word `all`; raises InvalidInput.
+
+    For several types of edges, each has its own after its name, such as
+    `author__writes__paper=10,5;*=3,3`.
+    """
     if given is None or given == "all":
         return given  # type: ignore[return-value]
-    words = given.split(",")
+    if "=" not in given:
+        return _numbers(given, given, 1)
+    found: dict[str, tuple[int, ...]] = {}
+    for part in given.split(";"):
+        name, _, numbers = part.strip().partition("=")
+        if name in found:
+            raise InvalidInput(f"parameter 'fanouts': '{name}' is given twice")
+        found[name] = _numbers(numbers, part.strip(), 0)
+    return found
+
+
+def _numbers(words: str, given: str, least: int) -> tuple[int, ...]:
+    """Return comma-separated fan-outs; `given` is what is told when they are none."""
     try:
-        found = tuple(int(word) for word in words)
+        found = tuple(int(word) for word in words.split(","))
     except ValueError:
         found = ()
     if not 0 < len(found) <= MAX_HOPS or not all(
-        fanout == -1 or 1 <= fanout < 2**31 for fanout in found
+        fanout == -1 or least <= fanout < 2**31 for fanout in found
     ):
         raise InvalidInput(
             f"parameter 'fanouts': {given!r} is neither 'all' nor 1 to {MAX_HOPS} numbers "
@@ -104,7 +123,7 @@ def integer(
 
 
 def text(parameters: Parameters, name: str, most: int = MAX_TEXT) -> str | None:
-    """Return the string parameter `name`, of `most` characters at most; None if absent."""
+    """Return the string parameter `name`, of at most `most` characters; None if absent."""
     if name not in parameters:
         return None
     value: str = _typed(parameters[name], name, (str,))

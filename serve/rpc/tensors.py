@@ -14,8 +14,9 @@ from serve.errors import InvalidInput, UnknownName, Unsupported
 from serve.inputs import COUNTED_BY, INPUTS
 from serve.pb import grpc_service_pb2 as pb
 from serve.rpc.parameters import Parameters, integer, text
-from serve.server.api import NODE_IDS, ModelInfo, Tensor, TensorSpec
+from serve.server.api import NODE_IDS, ModelInfo, Tensor, TensorSpec, node_ids_of
 from serve.server.regions import RegionPart, Regions
+from serve.typed_names import name_parts
 from serve.wire.messages import (
     DATATYPES,
     REGION,
@@ -53,12 +54,13 @@ def decode_tensors(
     for position, wired in enumerate(request.inputs):
         spec = specs.get(wired.name)
         if spec is None:
-            if wired.name != NODE_IDS.name:
+            base, node_type = name_parts(wired.name)
+            if base != NODE_IDS.name:
                 raise InvalidInput(
                     f"inputs[{position}]: model '{model.name}' has no input '{wired.name}'; "
                     f"it takes {', '.join(specs)}"
                 )
-            spec = NODE_IDS
+            spec = node_ids_of(node_type)
         if wired.name in tensors:
             raise InvalidInput(f"inputs[{position}]: tensor '{wired.name}' is given twice")
         tensors[wired.name] = _tensor(wired, spec, raws[position], model, regions)
@@ -140,7 +142,7 @@ def _tensor(
             f"tensor '{wired.name}': {len(data)} bytes, but shape {list(shape)} of "
             f"{kind.name} needs {size_bytes}"
         )
-    if spec is NODE_IDS and isinstance(data, RegionPart):
+    if _is_node_ids(spec.name) and isinstance(data, RegionPart):
         data = b"".join(bytes(piece) for piece in data.pieces())
     return Tensor(wired.datatype, shape, data)
 
@@ -238,7 +240,8 @@ def _typed_bytes(
 
 def _least_output_bytes(tensors: Mapping[str, Tensor], model: ModelInfo) -> int:
     """Return a lower bound of the output's size, 0 when only the run can tell."""
-    asked = tensors.get(NODE_IDS.name) or tensors["x"]
+    asked = next((each for name, each in tensors.items() if _is_node_ids(name)), None)
+    asked = asked or tensors["x"]
     rows = asked.shape[0]
     if model.rows == "graph":
         # The run alone knows how many graphs a batch holds.
@@ -246,19 +249,28 @@ def _least_output_bytes(tensors: Mapping[str, Tensor], model: ModelInfo) -> int:
     return rows * model.outputs[0].shape[1] * 4 if model.rows is not None else 0
 
 
+def _is_node_ids(name: str) -> bool:
+    return name_parts(name)[0] == NODE_IDS.name
+
+
 def _check_together(tensors: Mapping[str, Tensor], graph: str | None, model: ModelInfo) -> None:
     """Raise InvalidInput when a tensor is missing or two of them disagree."""
-    if (graph is None) != (NODE_IDS.name not in tensors):
+    ids = [name for name in tensors if _is_node_ids(name)]
+    if (graph is None) != (not ids):
         given, missing = ("parameter 'graph'", "tensor 'node_ids'")
         if graph is None:
             given, missing = missing, given
         raise InvalidInput(f"{given} is given without {missing}; a resident graph needs both")
     if graph is not None:
         for name in tensors:
-            if name != NODE_IDS.name:
+            if name not in ids:
                 raise InvalidInput(
                     f"tensor '{name}': not taken beside 'node_ids'; graph '{graph}' has its own"
                 )
+        if len(ids) > 1:
+            raise InvalidInput(
+                f"tensors {', '.join(ids)}: a request asks for nodes of one type; send one for each"
+            )
         return
     for spec in model.inputs:
         if not spec.optional and spec.name not in tensors:

@@ -1,18 +1,24 @@
 """The server as its transports see it; ``engine.Engine`` implements `Inference`."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 import msgspec
 import numpy as np
 
-from serve.errors import ServeError
+from serve.errors import InvariantViolation, ServeError
 from serve.estimate.sampling import ExpectedSample
+from serve.graphs.typed_updates import TypedChange
 from serve.graphs.updates import Change
 from serve.interface import Interface
 from serve.obs.record import RequestRecord
 from serve.server.regions import RegionPart
+from serve.typed_names import name_parts, typed_name
+
+#: In-neighbours sampled at each hop, -1 for all of them; by type of edges, where `*` stands for
+#: those not named; or all within the model's reach.
+Fanouts = tuple[int, ...] | Mapping[str, tuple[int, ...]] | Literal["all"]
 
 
 class Tensor(msgspec.Struct, frozen=True):
@@ -51,8 +57,17 @@ class InferCall(msgspec.Struct, frozen=True):
     output_place: RegionPart | None = None
     #: Outputs that the client asked for; empty for all.
     wanted: tuple[str, ...] = ()
-    #: In-neighbours sampled at each hop; `all` takes all of them, None the model's own fan-outs.
-    fanouts: tuple[int, ...] | Literal["all"] | None = None
+    #: None for the model's own.
+    fanouts: Fanouts | None = None
+
+    @property
+    def asked(self) -> tuple[str, Tensor]:
+        """The node ids of a resident graph, and their type; empty in a graph with one."""
+        for name, tensor in self.tensors.items():
+            base, of = name_parts(name)
+            if base == NODE_IDS.name:
+                return of, tensor
+        raise InvariantViolation(f"a request for graph '{self.graph}' has no node ids")
 
 
 #: Name of the output of a model that does not declare its outputs: FP32 [rows, columns].
@@ -120,6 +135,11 @@ class TensorSpec:
 NODE_IDS = TensorSpec("node_ids", "INT64", (-1,), optional=True)
 
 
+def node_ids_of(node_type: str) -> TensorSpec:
+    """Return the input for ids of a node type; empty in a graph with one."""
+    return replace(NODE_IDS, name=typed_name(NODE_IDS.name, node_type))
+
+
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """One version of one model in the repository."""
@@ -159,6 +179,11 @@ class GraphInfo:
     memory_mapped: bool
     #: File or dataset it was read from.
     source: str
+    #: Nodes and edges by type, of a graph with several types; features of all types are then 0.
+    node_types: Mapping[str, int] = field(default_factory=dict)
+    edge_types: Mapping[str, int] = field(default_factory=dict)
+    #: Dtype and shape of each feature by its name, such as `x.author`.
+    features: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +192,8 @@ class SampleEstimate:
 
     graph: str
     num_ids: int
-    #: In-neighbours sampled at each hop; -1 for all.
-    fanouts: tuple[int, ...]
+    #: In-neighbours sampled at each hop, -1 for all; of several types of edges, for each.
+    fanouts: tuple[int, ...] | Mapping[str, tuple[int, ...]]
     size: ExpectedSample
 
 
@@ -268,10 +293,12 @@ class Inference(Protocol):
         version: str,
         graph: str,
         num_ids: int,
-        fanouts: tuple[int, ...] | Literal["all"] | None = None,
+        fanouts: Fanouts | None = None,
+        node_type: str | None = None,
     ) -> ModelEstimate:
         """Return the memory and time of one request by `num_ids` node ids of a resident graph.
 
+        `node_type` is the type of the ids, None for the only one that the model can be asked about.
         The time is that of a usual sample, the memory that of a large one. Raises a ServeError.
         """
         ...
@@ -280,7 +307,9 @@ class Inference(Protocol):
         """Return all resident graphs, or the one called `name`; raises UnknownName."""
         ...
 
-    def update_graph(self, name: str, change: Change, if_version: int | None) -> GraphInfo:
+    def update_graph(
+        self, name: str, change: Change | TypedChange, if_version: int | None
+    ) -> GraphInfo:
         """Change a resident graph as a whole or not at all, and return it as it is then.
 
         Raises UnknownName, InvalidInput, Mismatch when `if_version` is not the newest version, and

@@ -47,7 +47,7 @@ class DeclaredInputs(LaidOutInputs):
         self._layout = plan_layout(
             shapes,
             entry.spec.inputs,
-            _output_bytes(interface.outputs, interface.sizes(self._counts)),
+            output_bytes(interface.outputs, interface.sizes(self._counts)),
             dtypes={slot.name: slot.dtype for slot in interface.inputs},
         )
         #: Places of the outputs; empty until the number of graphs is known, when staged.
@@ -58,13 +58,10 @@ class DeclaredInputs(LaidOutInputs):
         """See ``RequestInputs``."""
         return self._outputs
 
-    def counts(self, task: Task) -> tuple[int, ...]:
-        """See ``RequestInputs``."""
-        return self._counts
-
     def expected(self) -> Sized:
         """See ``RequestInputs``."""
-        return Sized(*self._totals, self.entry.estimator.estimate(*self._counts))
+        estimate = self.entry.estimator.estimate(*self._counts)
+        return Sized(*self._totals, estimate, self._counts)
 
     def stage(self) -> bool:
         """See ``RequestInputs``."""
@@ -80,13 +77,13 @@ class DeclaredInputs(LaidOutInputs):
             self._drop_block(block)
             raise
         self._interface.graph_counts(arrays, sizes)
-        self._outputs = _output_refs(self._interface.outputs, sizes, staged)
+        self._outputs = output_refs(self._interface.outputs, sizes, staged)
         self.staged = replace(staged, is_shared=self.joint is not None)
         return False
 
     def exact(self, task: Task) -> Sized:
         """Return what was expected: the shapes tell the exact size."""
-        return Sized(*self._totals, task.estimate)
+        return Sized(*self._totals, task.estimate, self._counts)
 
     def read_outputs(self, shape: tuple[int, int]) -> dict[str, _Array] | None:
         """See ``RequestInputs``."""
@@ -146,11 +143,12 @@ def _checked_counts(
     return counts
 
 
-def _output_bytes(slots: tuple[TensorSlot, ...], sizes: Mapping[str, int]) -> int:
+def output_bytes(slots: tuple[TensorSlot, ...], sizes: Mapping[str, int]) -> int:
+    """Return the bytes of all outputs in the pool."""
     return sum(aligned(slot.element_bytes * prod(slot.shape_for(sizes))) for slot in slots)
 
 
-def _output_refs(
+def output_refs(
     slots: tuple[TensorSlot, ...], sizes: Mapping[str, int], staged: Staged
 ) -> tuple[TensorRef, ...]:
     """Return the place of each output, one after the other in the place of all."""

@@ -12,12 +12,13 @@ from serve.config import Config
 from serve.core.events import DrainStarted
 from serve.errors import ConfigError, NotReady, ServeError
 from serve.estimate.estimator import ModelEstimator
+from serve.graphs.typed_updates import TypedChange
 from serve.graphs.updates import Change
 from serve.models.cache import CalibrationCache
 from serve.obs.journal import JournalWriter
 from serve.obs.record import RequestRecord
 from serve.obs.scraped import EngineSnapshot
-from serve.server.api import GraphInfo, InferCall, ModelEstimate, ModelInfo
+from serve.server.api import Fanouts, GraphInfo, InferCall, ModelEstimate, ModelInfo
 from serve.server.assembly import assemble
 from serve.server.device import Device
 from serve.server.engine_snapshot import take_snapshot
@@ -25,7 +26,6 @@ from serve.server.joint_ticket import WaitingTickets
 from serve.server.learning.alone import Arrays, Send, call_of
 from serve.server.learning.at_start import learn_at_start
 from serve.server.learning.beside import DeviceRoom
-from serve.server.node_requests import Fanouts
 from serve.server.plain_requests import PlainRequests
 from serve.server.ticket import WaitingTicket
 
@@ -247,15 +247,19 @@ class Engine:
         graph: str,
         num_ids: int,
         fanouts: Fanouts | None = None,
+        node_type: str | None = None,
     ) -> ModelEstimate:
         """See ``api.Inference``."""
-        return self._parts.estimates.of_sample(name, version, graph, num_ids, fanouts)
+        find = self._parts.estimates.of_sample
+        return find(name, version, graph, num_ids, fanouts, node_type)
 
     def graphs(self, name: str = "") -> tuple[GraphInfo, ...]:
         """See ``api.Inference``."""
         return self._graphs.infos(name)
 
-    def update_graph(self, name: str, change: Change, if_version: int | None) -> GraphInfo:
+    def update_graph(
+        self, name: str, change: Change | TypedChange, if_version: int | None
+    ) -> GraphInfo:
         """See ``api.Inference``."""
         return self._graphs.update(name, change, if_version)
 

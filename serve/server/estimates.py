@@ -7,9 +7,9 @@ from dataclasses import replace
 from serve.core.types import TaskEstimate
 from serve.errors import InvalidInput
 from serve.estimate.estimator import Breakdown
-from serve.server.api import ModelEstimate, SampleEstimate
+from serve.server.api import Fanouts, ModelEstimate, SampleEstimate
 from serve.server.catalogue import ModelCatalogue, ModelEntry
-from serve.server.node_requests import Fanouts, NodeRequests
+from serve.server.node_requests import NodeRequests
 
 
 class Estimates:
@@ -38,18 +38,24 @@ class Estimates:
         return self._model_estimate(entry, found, num_nodes, num_edges)
 
     def of_sample(
-        self, name: str, version: str, graph: str, num_ids: int, fanouts: Fanouts | None
+        self,
+        name: str,
+        version: str,
+        graph: str,
+        num_ids: int,
+        fanouts: Fanouts | None,
+        node_type: str | None = None,
     ) -> ModelEstimate:
         """Estimate a request by node id: time for a usual sample, memory for a large one.
 
         Raises a ServeError.
         """
         entry = self._catalogue.get(name, version)
-        request = self._node_requests.make(graph, num_ids, fanouts, entry)
+        request = self._node_requests.make(graph, num_ids, fanouts, entry, node_type)
         with self._lock:
             size = request.sizes.expected(num_ids)
-            usual = entry.estimator.describe(size.num_nodes, size.num_edges)
-            large = entry.estimator.describe(size.num_nodes_high, size.num_edges_high)
+            usual = entry.estimator.describe(*size.counts)
+            large = entry.estimator.describe(*size.counts_high)
         found = replace(
             large,
             run_ns=usual.run_ns,
@@ -62,7 +68,7 @@ class Estimates:
             self._model_estimate(entry, found, size.num_nodes, size.num_edges), sample=sample
         )
 
-    def union(self, key: str, sizes: Sequence[tuple[int, int]]) -> TaskEstimate | None:
+    def union(self, key: str, sizes: Sequence[tuple[int, ...]]) -> TaskEstimate | None:
         """Return the estimate of one run of several requests; None where they cannot be merged.
 
         The scheduler's ``UnionEstimate``; under the lock.
@@ -70,7 +76,7 @@ class Estimates:
         entry = self._catalogue.by_key(key)
         if entry is None or not entry.signature.mergeable:
             return None
-        return entry.estimator.union([_counts(entry, *size) for size in sizes])
+        return entry.estimator.union(sizes)
 
     def _model_estimate(
         self, entry: ModelEntry, found: Breakdown, num_nodes: int, num_edges: int

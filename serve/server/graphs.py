@@ -7,10 +7,21 @@ how lanes reach the features in ``feature_tables``.
 from collections.abc import Callable
 
 from serve.config import Config, GraphConfig
-from serve.errors import ConfigError, Mismatch, NotReady, TooBig, UnknownName
-from serve.graphs.load import GraphParts, OpenOptions, held, open_dataset, open_graph
-from serve.graphs.resident import ResidentGraph
+from serve.errors import ConfigError, InvalidInput, Mismatch, NotReady, TooBig, UnknownName
+from serve.graphs.academic import academic_graph
+from serve.graphs.load import (
+    GraphParts,
+    OpenOptions,
+    held,
+    keeper_of,
+    open_dataset,
+    open_graph,
+)
+from serve.graphs.resident import GraphVersion, ResidentGraph
 from serve.graphs.snapshot import Snapshot
+from serve.graphs.typed import TypedSnapshot
+from serve.graphs.typed_load import held_typed
+from serve.graphs.typed_updates import TypedChange, TypedGraph
 from serve.graphs.updates import Change
 from serve.inputs import INPUTS
 from serve.models.community import community_graph
@@ -18,9 +29,13 @@ from serve.progress import Progress
 from serve.server.api import GraphInfo
 from serve.server.catalogue import ModelEntry
 from serve.server.feature_tables import FeatureTables
+from serve.server.typed_fit import fit
+from serve.typed_names import typed_name
 
 #: With `memory_map = "auto"`, features larger than 1/4 of the device stay in their file.
 _MAPPED_SHARE = 4
+#: Papers of the generated academic graph, at scale 1.
+ACADEMIC_PAPERS = 2_000
 
 
 class GraphStore:
@@ -44,8 +59,10 @@ class GraphStore:
         self._budget_bytes = budget_bytes
         self._changed = changed
         self._hot_budget_bytes = hot_budget_bytes
-        self._graphs: dict[str, ResidentGraph] = {}
-        self.tables = FeatureTables(self._graphs)
+        self._graphs: dict[str, ResidentGraph | TypedGraph] = {}
+        #: Those whose features devices may gather themselves.
+        self._plain: dict[str, ResidentGraph] = {}
+        self.tables = FeatureTables(self._plain)
 
     @property
     def held_bytes(self) -> int:
@@ -60,18 +77,23 @@ class GraphStore:
             def tell(step: str, fraction: float, name: str = config.name, s: float = share) -> None:
                 progress(f"graph {name}: {step}", s + fraction / len(self._config.graph))
 
-            self._graphs[config.name] = self._open(config, tell)
+            found = self._open(config, tell)
+            self._graphs[config.name] = found
+            if isinstance(found, ResidentGraph):
+                self._plain[config.name] = found
             if self._budget_bytes is not None and self.held_bytes >= self._budget_bytes:
                 raise NotReady(
                     f"graph '{config.name}': resident graphs take {self.held_bytes} bytes, the "
                     f"device has {self._budget_bytes} (device.memory_budget); see graph.memory_map"
                 )
-        wanted = [config.hot_memory_bytes for config in self._config.graph]
+        wanted = [
+            config.hot_memory_bytes for config in self._config.graph if config.name in self._plain
+        ]
         self.tables.share_hot_memory(wanted, self._hot_budget_bytes)
         if self._graphs:
             self._changed()
 
-    def get(self, name: str) -> ResidentGraph:
+    def get(self, name: str) -> ResidentGraph | TypedGraph:
         """Return the graph of that name; raises UnknownName."""
         graph = self._graphs.get(name)
         if graph is None:
@@ -80,23 +102,29 @@ class GraphStore:
             )
         return graph
 
-    def fitting(self, entry: ModelEntry) -> tuple[str, ...]:
-        """Return the names of the graphs whose nodes the model can be asked about."""
-        names = []
+    def fitting(self, entry: ModelEntry) -> dict[str, tuple[str, ...]]:
+        """Return the names of the graphs that the model can be asked about, with the node types.
+
+        The type is empty in a graph with one.
+        """
+        found: dict[str, tuple[str, ...]] = {}
         for graph in self._graphs.values():
             try:
-                check_fit(graph, entry)
+                if entry.spec.interface is not None or isinstance(graph, TypedGraph):
+                    found[graph.name] = tuple(fit(graph.name, typed_snapshot(graph), entry).outputs)
+                else:
+                    check_fit(graph, entry)
+                    found[graph.name] = ("",)
             except Mismatch:
                 continue
-            names.append(graph.name)
-        return tuple(names)
+        return found
 
-    def update(self, name: str, change: Change, if_version: int | None) -> GraphInfo:
+    def update(self, name: str, change: Change | TypedChange, if_version: int | None) -> GraphInfo:
         """See ``api.Inference.update_graph``."""
         graph = self.get(name)
         before_bytes = graph.snapshot.held_bytes
 
-        def accept(new: Snapshot) -> None:
+        def accept(new: GraphVersion) -> None:
             if self._budget_bytes is None:
                 return
             total_bytes = self.held_bytes - graph.snapshot.held_bytes + new.held_bytes
@@ -106,6 +134,16 @@ class GraphStore:
                     f"has {self._budget_bytes} (device.memory_budget)"
                 )
 
+        if isinstance(graph, TypedGraph):
+            if isinstance(change, Change):
+                raise InvalidInput(
+                    f"graph '{name}' has several types of nodes: give 'tensors' by type"
+                )
+            typed = graph.update(change, if_version=if_version, accept=accept)
+            self._changed()
+            return _typed_info(graph, typed)
+        if isinstance(change, TypedChange):
+            raise InvalidInput(f"graph '{name}' has one type of nodes: 'tensors' are not for it")
         snapshot = graph.update(change, if_version=if_version, accept=accept)
         self._changed()
         return _info(graph, snapshot)
@@ -113,9 +151,14 @@ class GraphStore:
     def infos(self, name: str = "") -> tuple[GraphInfo, ...]:
         """See ``api.Inference.graphs``."""
         graphs = (self.get(name),) if name else tuple(self._graphs.values())
-        return tuple(_info(graph, graph.snapshot) for graph in graphs)
+        return tuple(
+            _typed_info(graph, graph.snapshot)
+            if isinstance(graph, TypedGraph)
+            else _info(graph, graph.snapshot)
+            for graph in graphs
+        )
 
-    def _open(self, config: GraphConfig, progress: Progress) -> ResidentGraph:
+    def _open(self, config: GraphConfig, progress: Progress) -> ResidentGraph | TypedGraph:
         share_bytes = None if self._budget_bytes is None else self._budget_bytes // _MAPPED_SHARE
         above = {"auto": share_bytes, "always": 0, "never": None}
         options = OpenOptions(
@@ -133,23 +176,25 @@ class GraphStore:
             source = "the demo models' communities, generated, seed 0"
             parts = GraphParts(len(graph.x), graph.edge_index, graph.x, source)
             return held(config.name, parts, options, progress)
+        if config.dataset == "academic":
+            arrays = academic_graph(max(1, int(ACADEMIC_PAPERS * config.scale)))
+            source = f"an academic graph, generated, scale {config.scale:g}, seed 0"
+            keeper = keeper_of(options)
+            return held_typed(config.name, arrays, keeper, source, progress)
         folder = None if config.folder is None else self._config.path(config.folder)
         try:
             return open_dataset(
                 config.name, config.dataset, folder, config.scale, options, progress
             )
         except UnknownName as error:
-            raise ConfigError(f"graph '{config.name}': {error}, nor 'community'") from error
+            raise ConfigError(
+                f"graph '{config.name}': {error}, nor 'community' or 'academic'"
+            ) from error
 
 
 def check_fit(graph: ResidentGraph, entry: ModelEntry) -> None:
     """Raise Mismatch, naming both, unless the model can be asked about the graph's nodes."""
     name, signature = entry.spec.name, entry.signature
-    if signature.rows == "declared":
-        raise Mismatch(
-            f"model '{name}' declares its inputs (model.input), so it cannot be asked for nodes of "
-            f"graph '{graph.name}'"
-        )
     if signature.rows != "node":
         raise Mismatch(
             f"model '{name}' gives one row for a whole graph, so it cannot be asked for nodes of "
@@ -168,6 +213,34 @@ def check_fit(graph: ResidentGraph, entry: ModelEntry) -> None:
             f"model '{name}' takes {', '.join(sorted(missing))}, which graph '{graph.name}' "
             "does not have"
         )
+
+
+def typed_snapshot(graph: ResidentGraph | TypedGraph) -> TypedSnapshot:
+    """Return the newest version of the graph as one that may have several types."""
+    if isinstance(graph, TypedGraph):
+        return graph.snapshot
+    return TypedSnapshot.of(graph.snapshot)
+
+
+def _typed_info(graph: TypedGraph, snapshot: TypedSnapshot) -> GraphInfo:
+    columns = snapshot.columns
+    return GraphInfo(
+        name=graph.name,
+        version=snapshot.version,
+        num_nodes=snapshot.num_nodes,
+        num_edges=snapshot.num_edges,
+        num_features=0,
+        feature_dtype="",
+        held_bytes=snapshot.held_bytes,
+        memory_mapped=any(column.mapped for column in columns.values()),
+        source=graph.source,
+        node_types={name: table.num_nodes for name, table in snapshot.nodes.items()},
+        edge_types={name: edges.num_edges for name, edges in snapshot.edges.items()},
+        features={
+            typed_name(name, of): f"{column.dtype} {['N', *column.shape]}".replace("'", "")
+            for (of, name), column in columns.items()
+        },
+    )
 
 
 def _info(graph: ResidentGraph, snapshot: Snapshot) -> GraphInfo:

@@ -23,7 +23,7 @@ from serve.server.declared_inputs import DeclaredInputs
 from serve.server.driver import Driver
 from serve.server.joint_block import JointBlock, common_bytes
 from serve.server.joint_ticket import WaitingTickets
-from serve.server.node_requests import NodeRequests
+from serve.server.node_requests import NodeRequests, TypedRequest
 from serve.server.report_rows import refusal_record
 from serve.server.request_inputs import (
     LaidOutInputs,
@@ -33,6 +33,7 @@ from serve.server.request_inputs import (
     TensorInputs,
 )
 from serve.server.ticket import Answer, JointRequest, Order, PlainTicket, WaitingTicket
+from serve.server.typed_inputs import TypedInputs
 
 
 class Intake:
@@ -166,8 +167,10 @@ class Intake:
             return DeclaredInputs(call, entry, self._pool, check_finite=self._check_finite)
         if call.graph is None:
             return TensorInputs(call, entry, self._pool, check_finite=self._check_finite)
-        num_ids = call.tensors["node_ids"].shape[0]
-        request = self._node_requests.make(call.graph, num_ids, call.fanouts, entry)
+        node_type, ids = call.asked
+        request = self._node_requests.make(call.graph, ids.shape[0], call.fanouts, entry, node_type)
+        if isinstance(request, TypedRequest):
+            return TypedInputs(call, entry, self._pool, request)
         return NodeInputs(call, entry, self._pool, request)
 
     def _task(self, inputs: RequestInputs) -> tuple[Task, str]:
@@ -185,6 +188,7 @@ class Intake:
             estimate=size.estimate,
             qos=QoS(Nanos(target_ns), timeout_ns, call.priority),
             tenant=call.tenant,
+            counts=size.counts,
         )
         request_uid = f"{self._boot_id}-{task.task_id}"
         inputs.take_uid(request_uid)

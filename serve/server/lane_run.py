@@ -60,7 +60,7 @@ class LaneRun:
 
     @property
     def _sizes(self) -> list[tuple[int, ...]]:
-        return [member.inputs.counts(member.task) for member in self.members]
+        return [member.task.counted for member in self.members]
 
     def message(self, reserve_bytes: int) -> RunTask:
         """Return the order to the lane to run within `reserve_bytes`, staged tensors included."""

@@ -1,13 +1,13 @@
 """Descriptions of models for clients: the protocol's metadata and the repository index."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from serve.inputs import INPUTS, Size
 from serve.interface import interface_json
 from serve.models.model_signature import Signature
 from serve.models.repository import BrokenModel, ModelSpec, scan, version_order
-from serve.server.api import NODE_IDS, OUTPUT, ModelInfo, TensorSpec
+from serve.server.api import OUTPUT, ModelInfo, TensorSpec, node_ids_of
 from serve.server.catalogue import ModelCatalogue, ModelEntry
 
 
@@ -18,10 +18,10 @@ class ModelInfos:
         self,
         catalogue: ModelCatalogue,
         *,
-        graphs_of: Callable[[ModelEntry], tuple[str, ...]] = lambda entry: (),
+        graphs_of: Callable[[ModelEntry], Mapping[str, tuple[str, ...]]] = lambda entry: {},
         quarantine_reason: Callable[[str], str] = lambda key: "",
     ) -> None:
-        """`graphs_of` names the resident graphs that a model can be asked about.
+        """`graphs_of` names the resident graphs that a model can be asked about, and node types.
 
         `quarantine_reason` says why the model of a key is in quarantine; empty if it is not.
         """
@@ -74,12 +74,14 @@ class ModelInfos:
         return ModelInfo(name, "" if version is None else str(version), state, reason)
 
 
-def _describe(entry: ModelEntry, graphs: tuple[str, ...], qos_factor: float) -> ModelInfo:
-    """Describe a model that serves; `graphs` are the resident graphs it can be asked about."""
+def _describe(
+    entry: ModelEntry, graphs: Mapping[str, tuple[str, ...]], qos_factor: float
+) -> ModelInfo:
+    """Describe a model that serves; `graphs` are those it can be asked about, by node types."""
     spec, signature = entry.spec, entry.signature
     inputs, outputs = _tensors(spec, signature)
-    if graphs:
-        inputs.append(NODE_IDS)
+    node_types = dict.fromkeys(of for types in graphs.values() for of in types)
+    inputs += map(node_ids_of, node_types)
     properties = {
         "description": spec.description,
         "factory": spec.factory,

@@ -15,7 +15,7 @@ from serve.estimate.sampling import SampleProbe
 from serve.graphs.snapshot import Snapshot
 from serve.ipc.shared_pool import SharedPool
 from serve.server import clock
-from serve.server.api import InferCall
+from serve.server.api import InferCall, node_ids_of
 from serve.server.catalogue import ModelEntry
 from serve.server.feature_tables import table_of
 from serve.server.node_requests import NodeRequest
@@ -63,7 +63,7 @@ def prepare_nodes(
     """
     # The graph may change meanwhile: the request sees one version throughout.
     snapshot = request.graph.snapshot
-    ids = _read_ids(request, call, snapshot)
+    ids = read_ids(call, request.graph.name, snapshot.num_nodes)
     started_ns = clock.now_ns()
     sample, nodes = _draw(snapshot, ids, request, seed)
     num_nodes, num_edges = sample.num_nodes, sample.num_edges
@@ -97,7 +97,7 @@ def prepare_nodes(
         staged = staged.gathering(table)
     num_loops = count_loops(staged, pool) if entry.estimator.counts_loops else None
     took_ns = clock.now_ns() - started_ns
-    found = SampleProbe(request.num_ids, num_nodes, num_edges, took_ns, num_loops)
+    found = SampleProbe(request.num_ids, (num_nodes, num_edges), took_ns, num_loops)
     return PreparedNodes(layout, staged, found, ids, positions, snapshot)
 
 
@@ -111,13 +111,15 @@ def stage_again(prepared: PreparedNodes, request: NodeRequest, seed: int, pool: 
     _fill(prepared.staged, snapshot, sample, nodes, pool)
 
 
-def _read_ids(request: NodeRequest, call: InferCall, snapshot: Snapshot) -> np.ndarray:
-    ids = np.empty(request.num_ids, np.int64)
-    bad = stage_indices(call.tensors["node_ids"], ids.view(np.uint8).data, snapshot.num_nodes)
+def read_ids(call: InferCall, graph: str, num_nodes: int) -> np.ndarray:
+    """Return a copy of the request's ids; raises InvalidInput for one that is no node."""
+    node_type, tensor = call.asked
+    ids = np.empty(tensor.shape[0], np.int64)
+    bad = stage_indices(tensor, ids.view(np.uint8).data, num_nodes)
     if bad is not None:
         raise InvalidInput(
-            f"input 'node_ids' [{bad[0]}] is {bad[1]}; it must be in [0, {snapshot.num_nodes}), "
-            f"the nodes of graph '{request.graph.name}'"
+            f"input '{node_ids_of(node_type).name}' [{bad[0]}] is {bad[1]}; it must be in "
+            f"[0, {num_nodes}), the nodes of graph '{graph}'"
         )
     return ids
 

@@ -89,10 +89,6 @@ class RequestInputs(ABC):
         """Places of the outputs that a model declares; empty for a model that has one by rows."""
         return ()
 
-    def counts(self, task: Task) -> tuple[int, ...]:
-        """Return what the model counts in the request, for estimates."""
-        return task.num_nodes, task.num_edges
-
     @property
     def input_bytes(self) -> int:
         """Size of the staged inputs."""
@@ -313,15 +309,31 @@ class StagedInputs(SentInputs):
         self.request.release()
 
 
-class NodeInputs(RequestInputs):
-    """The inputs of a request by node id: a sample of a resident graph."""
+class SampledInputs(RequestInputs):
+    """The inputs of a request by node id."""
+
+    def __init__(self, call: InferCall, entry: ModelEntry, pool: SharedPool) -> None:
+        """Draw nothing yet."""
+        super().__init__(call, entry, pool)
+        self.seed = call.seed
+
+    def take_uid(self, request_uid: str) -> None:
+        """See ``RequestInputs``."""
+        if self.seed is None:
+            self.seed = derived_seed(request_uid)
+
+    def stage_early(self) -> None:
+        """Do nothing: the scheduler decides when to sample."""
+
+
+class NodeInputs(SampledInputs):
+    """The inputs of a request for a model of the short form: a sample of a resident graph."""
 
     def __init__(
         self, call: InferCall, entry: ModelEntry, pool: SharedPool, request: NodeRequest
     ) -> None:
         """Draw nothing yet."""
         super().__init__(call, entry, pool)
-        self.seed = call.seed
         self._request = request
         self._sample: PreparedNodes | None = None
 
@@ -334,14 +346,6 @@ class NodeInputs(RequestInputs):
     def graph_version(self) -> int:
         """See ``RequestInputs``."""
         return 0 if self._sample is None else self._sample.snapshot.version
-
-    def take_uid(self, request_uid: str) -> None:
-        """See ``RequestInputs``."""
-        if self.seed is None:
-            self.seed = derived_seed(request_uid)
-
-    def stage_early(self) -> None:
-        """Do nothing: the scheduler decides when to sample."""
 
     def expected(self) -> Sized:
         """See ``RequestInputs``."""

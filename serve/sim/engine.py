@@ -181,7 +181,7 @@ class Simulation:
         if not command.companions or unions is None:
             return first.run_ns
         members = [first, *(self._offered[task_id] for task_id in command.companions)]
-        sizes = [(offered.task.num_nodes, offered.task.num_edges) for offered in members]
+        sizes = [offered.task.counted for offered in members]
         together = unions(first.task.model, sizes)
         assert together is not None
         true_ns = sum(offered.run_ns for offered in members)

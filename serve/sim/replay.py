@@ -87,7 +87,7 @@ def first_difference(journal: Journal) -> Difference | None:
     """Tell a fresh scheduler everything at its recorded time; None when all its answers agree."""
     told: deque[TaskEstimate | None] = deque()
 
-    def unions(model: str, sizes: Sequence[tuple[int, int]]) -> TaskEstimate | None:
+    def unions(model: str, sizes: Sequence[tuple[int, ...]]) -> TaskEstimate | None:
         # One question more than recorded: the commands will differ, and that is told.
         return told.popleft() if told else None
 

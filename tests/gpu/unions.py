@@ -70,7 +70,7 @@ def always_merged() -> Iterator[None]:
     """Make a union take next to no time by estimate while open."""
     predicted = ModelEstimator.union
 
-    def union(self: ModelEstimator, sizes: Sequence[tuple[int, int]]) -> TaskEstimate:
+    def union(self: ModelEstimator, sizes: Sequence[tuple[int, ...]]) -> TaskEstimate:
         return replace(predicted(self, sizes), run_ns=Nanos(1))
 
     with patch.object(ModelEstimator, "union", union):

@@ -73,7 +73,7 @@ def test_as_many_rows_as_fit_of_the_highest_degrees(graph, count):
 
 
 def test_the_rows_stay_until_the_table_is_another(graph, monkeypatch):
-    monkeypatch.setattr("serve.graphs.updates._LEAST_PATCHED_ROWS", 300)
+    monkeypatch.setattr("serve.graphs.columns._LEAST_PATCHED_ROWS", 300)
     hot = HotSet(memory_for(500))
     first = hot.rows(graph.snapshot)
     graph.update(Change(set_ids=np.arange(5), set_x=np.ones((5, FEATURES), np.float32)))

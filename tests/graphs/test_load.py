@@ -45,13 +45,13 @@ def test_the_same_graph_from_every_kind_of_file(tmp_path, kind, mapped):
 
 
 def test_mapped_features_can_change(tmp_path, monkeypatch):
-    monkeypatch.setattr("serve.graphs.updates._LEAST_PATCHED_ROWS", 1)
-    monkeypatch.setattr("serve.graphs.updates._PATCH_SHARE", 1000)
+    monkeypatch.setattr("serve.graphs.columns._LEAST_PATCHED_ROWS", 1)
+    monkeypatch.setattr("serve.graphs.columns.PATCH_SHARE", 1000)
     graph = opened(write(tmp_path, "folder"), tmp_path, map_above_bytes=0)
     old = graph.snapshot
     new = graph.update(Change(set_ids=np.array([0, 2]), set_x=X[[1, 1]], add_x=X[:1]))
     assert new.mapped
-    assert new.patch.featured.size == 0, "worked into a new file"
+    assert new.column.changed.size == 0, "worked into a new file"
     assert (new.features(np.arange(4)) == X[[1, 1, 1, 0]]).all()
     assert (old.features(np.arange(3)) == X).all()
 

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve.errors import InvalidInput, Mismatch
-from serve.graphs import updates as change_module
+from serve.graphs import columns
+from serve.graphs import edges as edges_module
 from serve.graphs.load import GraphParts, OpenOptions, held
 from serve.graphs.updates import Change
 
@@ -60,8 +61,8 @@ def folder(tmp_path_factory):
 def test_any_history_of_changes(folder, compacts, data):
     least = 2 if compacts else 1 << 16
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(change_module, "_LEAST_PATCHED_EDGES", least)
-        patch.setattr(change_module, "_LEAST_PATCHED_ROWS", least)
+        patch.setattr(edges_module, "_LEAST_PATCHED_EDGES", least)
+        patch.setattr(columns, "_LEAST_PATCHED_ROWS", least)
         rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
         num_nodes = int(rng.integers(1, 12))
         edges = rng.integers(0, num_nodes, (2, rng.integers(0, 30)))

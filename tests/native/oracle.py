@@ -38,6 +38,7 @@ def stage_features(src: BytesLike, dst: BytesLike, check_finite: bool) -> int:
 def build_rows(
     edges: BytesLike,
     is_int32: bool,
+    num_sources: int,
     num_nodes: int,
     indptr: BytesLike,
     indices: BytesLike,
@@ -49,7 +50,7 @@ def build_rows(
     num_edges = flat.size // 2
     if flat.size % 2 or starts.size != num_nodes + 1 or target.size != num_edges:
         raise ValueError("edges [2, E], indptr [N + 1] and indices [E] do not fit together")
-    bad = _first((flat < 0) | (flat >= num_nodes))
+    bad = _first((flat < 0) | (flat >= np.repeat([num_sources, num_nodes], num_edges)))
     if bad < 0:
         order = np.argsort(flat[num_edges:], kind="stable")
         target[:] = flat[:num_edges][order]
@@ -151,6 +152,77 @@ def sample_neighbours(
         frontier = list(locals_)[begin:]
         begin = len(locals_)
     return Sample(list(locals_), ends, positions, num_seeds)
+
+
+class TypedSample:
+    """See ``serve.native.TypedSample``."""
+
+    def __init__(
+        self,
+        nodes: list[list[int]],
+        ends: list[list[tuple[int, int]]],
+        positions: list[int],
+        num_seeds: int,
+    ) -> None:
+        self._parts = [Sample(of_type, [], positions, num_seeds) for of_type in nodes]
+        self._relations = [Sample([], pairs, [], 0) for pairs in ends]
+        self.num_seeds = num_seeds
+
+    def num_nodes(self, type: int) -> int:
+        """Return the number of nodes of a type."""
+        return self._parts[type].num_nodes
+
+    def num_edges(self, relation: int) -> int:
+        """Return the number of edges of a relation."""
+        return self._relations[relation].num_edges
+
+    def write_nodes(self, type: int, target: BytesLike) -> None:
+        """Write the node of each local id of a type, int64."""
+        self._parts[type].write_nodes(target)
+
+    def write_positions(self, target: BytesLike) -> None:
+        """Write the local id of each asked id, int64."""
+        self._parts[0].write_positions(target)
+
+    def write_edges(self, relation: int, target: BytesLike, is_int32: bool) -> None:
+        """Write the edges [2, E] of a relation in local ids, int32 or int64."""
+        self._relations[relation].write_edges(target, is_int32)
+
+
+def sample_typed(
+    rows: Sequence[Topology],
+    ends: Sequence[tuple[int, int]],
+    keys: Sequence[int],
+    num_nodes: Sequence[int],
+    node_type: int,
+    ids: BytesLike,
+    fanouts: Sequence[int],
+    seed: int,
+) -> TypedSample:
+    """See ``serve.native.sample_typed``."""
+    asked = _flat(ids, "i8").tolist()
+    for node in asked:
+        if not 0 <= node < num_nodes[node_type]:
+            raise ValueError(f"id {node} is not in [0, {num_nodes[node_type]})")
+    locals_: list[dict[int, int]] = [{} for _ in num_nodes]
+    positions = [locals_[node_type].setdefault(node, len(locals_[node_type])) for node in asked]
+    num_seeds = len(locals_[node_type])
+    pairs: list[list[tuple[int, int]]] = [[] for _ in rows]
+    begins = [0] * len(num_nodes)
+    hops = len(fanouts) // len(rows) if rows else 0
+    for hop in range(hops):
+        frontiers = [list(found)[begin:] for found, begin in zip(locals_, begins, strict=True)]
+        firsts, begins = begins, [len(found) for found in locals_]
+        for relation, (source, target) in enumerate(ends):
+            fanout = fanouts[hop * len(rows) + relation]
+            key = _mix(seed + (hop + 1) * _GOLDEN) ^ _mix(keys[relation])
+            for local, node in enumerate(frontiers[target], firsts[target]):
+                row = rows[relation].row(node)
+                if 0 <= fanout < len(row):
+                    row = [row[at] for at in _draw(_mix(key ^ node), len(row), fanout)]
+                met = locals_[source]
+                pairs[relation] += [(met.setdefault(one, len(met)), local) for one in row]
+    return TypedSample([list(found) for found in locals_], pairs, positions, num_seeds)
 
 
 def gather_rows(

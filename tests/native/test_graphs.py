@@ -20,7 +20,7 @@ def graph(core, num_nodes, edges, patch=None):
     edges = np.asarray(edges, np.int64).reshape(2, -1)
     indptr = np.empty(num_nodes + 1, np.int64)
     indices = np.empty(edges.shape[1], np.int32)
-    assert core.build_rows(edges, False, num_nodes, indptr, indices, True) == -1
+    assert core.build_rows(edges, False, num_nodes, num_nodes, indptr, indices, True) == -1
     patch = patch or {}
     nodes = np.array(sorted(patch), np.int64)
     rows = [patch[node] for node in sorted(patch)]
@@ -52,12 +52,12 @@ def sampled(core, topology, ids, fanouts, seed=0):
 def test_rows_are_by_destination_in_the_order_of_the_edges(core):
     edges = np.array([[3, 1, 0, 2, 1], [0, 2, 0, 0, 2]], np.int32)
     indptr, indices = np.empty(5, np.int64), np.empty(5, np.int32)
-    assert core.build_rows(edges, True, 4, indptr, indices, True) == -1
+    assert core.build_rows(edges, True, 4, 4, indptr, indices, True) == -1
     assert indptr.tolist() == [0, 3, 3, 5, 5]
     assert indices.tolist() == [3, 0, 2, 1, 1]
-    assert core.build_rows(edges, True, 3, np.empty(4, np.int64), indices, True) == 0
+    assert core.build_rows(edges, True, 3, 3, np.empty(4, np.int64), indices, True) == 0
     with pytest.raises(ValueError, match="indptr"):
-        core.build_rows(edges, True, 4, np.empty(4, np.int64), indices, True)
+        core.build_rows(edges, True, 4, 4, np.empty(4, np.int64), indices, True)
 
 
 def test_the_first_id_that_is_no_node_is_named():

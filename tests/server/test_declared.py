@@ -90,10 +90,22 @@ def test_the_description_holds_the_declaration(engine):
     assert [spec.shape for spec in info.outputs] == [(-1, 4), (-1, 4)]
 
 
-def test_resident_graphs_are_for_the_short_form(engine):
+def test_a_graph_with_one_type_is_taken_by_its_plain_names(engine, models):
+    """Outputs with rows for nodes are told, of the ids alone; those of edges are not."""
+    ids = {"node_ids": np.array([4, 0, 4])}
+    result = engine.submit(replace(call_of("attention", ids), graph="own")).result()
+    graph = {"x": np.zeros((9, 16), np.float32), "edge_index": np.zeros((2, 3), np.int64)}
+    wanted = gallery.expected(models["attention"], graph)["y"][[4, 0, 4]]
+    assert list(result.outputs) == ["y"]
+    np.testing.assert_allclose(result.output, wanted, rtol=0, atol=1e-5)
+    with pytest.raises(InvalidInput, match="'attention' has no row for each id"):
+        engine.submit(replace(call_of("attention", ids), graph="own", wanted=("attention",)))
+
+
+def test_a_graph_that_lacks_an_input_is_refused_by_name(engine):
     ids = {"node_ids": np.zeros(1, np.int64)}
-    with pytest.raises(Mismatch, match="'attention' declares its inputs"):
-        engine.submit(replace(call_of("attention", ids), graph="own"))
+    with pytest.raises(Mismatch, match=r"'molecules' takes 'x'; .* has float32 .* not int64"):
+        engine.submit(replace(call_of("molecules", ids), graph="own"))
 
 
 def test_shapes_that_disagree_are_refused(engine, models):

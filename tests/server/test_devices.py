@@ -226,7 +226,7 @@ def test_lanes_gather_features_of_resident_graphs(served, gathers, reference, na
 
 def test_changes_are_seen_at_once_and_whole(served, gathers, reference, monkeypatch):
     """Patches, and features written anew as these grow, while requests come."""
-    monkeypatch.setattr("serve.graphs.updates._LEAST_PATCHED_ROWS", 400)
+    monkeypatch.setattr("serve.graphs.columns._LEAST_PATCHED_ROWS", 400)
     x, ids = served.x["floats"].copy(), np.arange(0, NODES, 7)
     before = served.engine._graphs.get("floats").snapshot.x
     versions = {1: x}

@@ -21,8 +21,9 @@ struct NodeIds {
     }
 };
 
-// In-neighbours of node v. When patched[p] is v, they are row p of the patch; otherwise they are
-// indices[indptr[v] .. indptr[v + 1]). `patched` ascends. Nodes beyond both have none.
+// In-neighbours of node v, which may be nodes of another type. When patched[p] is v, they are row p
+// of the patch; otherwise they are indices[indptr[v] .. indptr[v + 1]). `patched` ascends. Nodes
+// beyond both have none.
 struct Topology {
     std::int64_t num_nodes = 0;
     std::span<const std::int64_t> indptr;
@@ -34,10 +35,10 @@ struct Topology {
 
 // Sorts the edges [2, E] (sources, then destinations) by destination; within a row they keep their
 // order. Requires indptr of num_nodes + 1 entries and indices of E entries of `index_width` bytes.
-// Returns kAllGood, or the flat position of the first id outside [0, num_nodes); the output is then
-// unspecified.
-std::ptrdiff_t build_rows(NodeIds edges, std::size_t num_edges, std::int64_t num_nodes,
-                          std::span<std::int64_t> indptr, std::span<std::byte> indices,
-                          IndexWidth index_width);
+// Returns kAllGood, or the flat position of the first source outside [0, num_sources) or
+// destination outside [0, num_nodes); the output is then unspecified.
+std::ptrdiff_t build_rows(NodeIds edges, std::size_t num_edges, std::int64_t num_sources,
+                          std::int64_t num_nodes, std::span<std::int64_t> indptr,
+                          std::span<std::byte> indices, IndexWidth index_width);
 
 }  // namespace gnnserve

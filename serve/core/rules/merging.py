@@ -50,12 +50,12 @@ def gather(
         return (leader,), together
     limit_ns = min(_latest_end_ns(leader, now_ns), _others_ns(leader, found, board, now_ns))
     slowdown = slowdown_beside(board.slowdown, board.executing_count)
-    sizes = [(task.num_nodes, task.num_edges)]
+    sizes = [task.counted]
     for record in found:
         if len(chosen) == most:
             break
         other = record.task
-        sizes.append((other.num_nodes, other.num_edges))
+        sizes.append(other.counted)
         union = estimate(other.model, sizes)
         if union is None:
             break

@@ -163,7 +163,7 @@ def join(forward: DeclaredForward, graphs: Sequence[Inputs]) -> tuple[Inputs, li
             given = [
                 part + _firsts(slot, part, sizes, position) for position, part in enumerate(given)
             ]
-        joined[slot.name] = torch.cat(given, dim=_axis(slot))
+        joined[slot.name] = torch.cat(given, dim=slot.symbol_axis)
     return joined, sizes
 
 
@@ -175,9 +175,10 @@ def split(
     for slot, tensor in zip(interface.outputs, outputs, strict=True):
         if not slot.symbols:
             raise ValueError(f"output '{slot.name}' cannot be split")
-        axis = _axis(slot)
         lengths = [own[slot.symbols[0]] for own in sizes]
-        by_slot.append([part.contiguous() for part in torch.split(tensor, lengths, dim=axis)])
+        by_slot.append(
+            [part.contiguous() for part in torch.split(tensor, lengths, dim=slot.symbol_axis)]
+        )
     return tuple(zip(*by_slot, strict=True))
 
 
@@ -190,10 +191,6 @@ def _firsts(
         return torch.tensor(firsts[0], dtype=part.dtype, device=part.device)
     shape = (len(firsts), *(1,) * (part.dim() - 1))
     return torch.tensor(firsts, dtype=part.dtype, device=part.device).view(shape)
-
-
-def _axis(slot: TensorSlot) -> int:
-    return slot.shape.index(slot.symbols[0])
 
 
 def _parameters(forward: Callable[..., Any]) -> tuple[list[str] | None, bool]:

@@ -1,0 +1,139 @@
+"""Requests by node id of a graph with several types, through a real server: equal to PyG."""
+
+import numpy as np
+import pytest
+
+from bench.kit import academic
+from bench.kit.servers import ServerProcess
+from bench.kit.waiting import PATIENCE_S
+from serve.client import Client, InvalidRequest
+from serve.graphs.academic import academic_graph
+from serve.graphs.features import FeatureKeeper
+from serve.graphs.typed_load import held_typed
+
+PAPERS = 300
+ARRAYS = academic_graph(PAPERS)
+EDGE_TYPES = [name.partition(".")[2] for name in ARRAYS if name.startswith("edge_index.")]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    root = tmp_path_factory.mktemp("academic")
+    return root, {name: academic.write(root, name) for name in academic.MODELS}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, models):
+    folder = tmp_path_factory.mktemp("typed")
+    np.savez(folder / "academic.npz", **ARRAYS)
+    graphs = (
+        {"name": "academic", "file": "academic.npz"},
+        {"name": "community", "dataset": "community"},
+    )
+    with ServerProcess(folder, repository=models[0], graphs=graphs) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with Client(server.target, timeout_s=PATIENCE_S) as found:
+        yield found
+
+
+def assert_close(found, wanted):
+    assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4 * float(np.abs(wanted).max()))
+
+
+def sampled(node_type, ids, fanouts, seed):
+    """The arrays of the sample that the server draws, drawn here, and the ids' places in it."""
+    graph = held_typed(
+        "academic", ARRAYS, FeatureKeeper(dtype="float32", folder=None), "", lambda *_: None
+    )
+    found = graph.snapshot.sample(node_type, np.asarray(ids), fanouts, seed)
+    arrays = {}
+    for name, array in ARRAYS.items():
+        base, _, of = name.partition(".")
+        if base == "edge_index":
+            arrays[name] = np.empty((2, found.count(of)), np.int64)
+            found.write_edges(of, arrays[name])
+        else:
+            arrays[name] = array[found.nodes(of)]
+    return arrays, found.positions()
+
+
+@pytest.mark.parametrize(
+    ("model", "node_type"),
+    [("hgt", "paper"), ("sage", "paper"), ("sage", "author"), ("sage", "venue")],
+)
+def test_all_neighbours_give_the_answer_of_the_whole_graph(client, models, model, node_type):
+    ids = np.array([3, 0, 3, 5])
+    answer = client.infer(model, graph="academic", nodes={node_type: ids}, fanouts=[-1, -1])
+    output = "y" if model == "hgt" else node_type
+    assert list(answer.outputs) == [output]
+    assert_close(answer.output, academic.answers(models[1][model], ARRAYS)[output][ids])
+    assert (answer.qos.graph, answer.qos.graph_version) == ("academic", 1)
+
+
+@pytest.mark.parametrize("model", academic.MODELS)
+@pytest.mark.parametrize(
+    "fanouts",
+    [[4, 3], {"*": [2, 2], ("author", "writes", "paper"): [-1, 0], "paper__cites__paper": [0, 3]}],
+)
+def test_a_sample_gives_what_pyg_gives_on_it(client, models, model, fanouts):
+    """The sample is found again from the seed in the answer, and run here."""
+    ids = np.random.default_rng(0).integers(0, PAPERS, 25)
+    answer = client.infer(model, graph="academic", nodes={"paper": ids}, fanouts=fanouts)
+    per_type = dict.fromkeys(EDGE_TYPES, fanouts)
+    if isinstance(fanouts, dict):
+        per_type = {name: [2, 2] for name in EDGE_TYPES} | {
+            "author__writes__paper": [-1, 0], "paper__cites__paper": [0, 3],
+        }  # fmt: skip
+    arrays, positions = sampled("paper", ids, per_type, answer.qos.seed)
+    nodes = sum(len(array) for name, array in arrays.items() if name.startswith("x."))
+    edges = sum(a.shape[1] for name, a in arrays.items() if name.startswith("edge_index."))
+    assert (answer.qos.sampled_nodes, answer.qos.sampled_edges) == (nodes, edges)
+    wanted = academic.answers(models[1][model], arrays)
+    assert_close(answer.output, wanted["y" if model == "hgt" else "paper"][positions])
+    again = client.infer(
+        model, graph="academic", nodes={"paper": ids}, fanouts=fanouts, seed=answer.qos.seed
+    )
+    assert (again.output == answer.output).all()
+
+
+@pytest.mark.parametrize("model", academic.MODELS)
+def test_the_whole_graph_sent_gives_the_same(client, models, model):
+    arrays = {s.name: ARRAYS[s.name] for s in models[1][model].spec.interface.inputs}
+    answer = client.infer(model, arrays)
+    for name, wanted in academic.answers(models[1][model], ARRAYS).items():
+        assert_close(answer.outputs[name], wanted)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"nodes": {"paper": [PAPERS]}}, r"'node_ids.paper' \[0\] is 300; .* \[0, 300\)"),
+        ({"nodes": {"journal": [0]}}, "'node_ids.journal': .* one of 'node_ids.author'"),
+        ({"node_ids": [0]}, "'node_ids': graph 'academic' has several types of nodes"),
+        ({"nodes": {"author": [0]}}, "'hgt' has outputs for nodes of paper"),
+        ({"nodes": {"author": [0], "paper": [0]}}, "a request asks for nodes of one type"),
+        ({"nodes": {"paper": [0]}, "fanouts": {"cites": [2]}}, "takes no edges 'cites'"),
+        ({"nodes": {"paper": [0]}, "fanouts": {EDGE_TYPES[0]: [2]}}, r"none for .*, nor for '\*'"),
+        (
+            {"nodes": {"paper": [0]}, "fanouts": {"*": [2], EDGE_TYPES[0]: [2, 2]}},
+            r"types of edges have \[1, 2\] hops",
+        ),
+        ({"nodes": {"paper": [0]}, "fanouts": {"*": ["x"]}}, r"'\*=x' is neither 'all' nor"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_by_name(client, options, told):
+    with pytest.raises(InvalidRequest, match=told):
+        client.infer("hgt", graph="academic", **options)
+
+
+def test_metadata_lists_the_types_that_may_be_asked_about(client):
+    names = {each.name for each in client.interface("sage").inputs}
+    assert {"node_ids.author", "node_ids.paper", "node_ids.venue"} <= names
+    papers = {each.name for each in client.interface("hgt").inputs}
+    assert "node_ids.paper" in papers
+    assert "node_ids.author" not in papers
