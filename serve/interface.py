@@ -164,6 +164,15 @@ class Interface:
         """True when numbers of nodes and edges tell all counts."""
         return len(self.nodes) == 1 and len(self.counts) <= 2
 
+    @property
+    def is_joinable(self) -> bool:
+        """True when every input and output has things that it belongs to.
+
+        Only then a disjoint union of requests has inputs, and outputs for each of them: what
+        belongs to a request as a whole has no place in it.
+        """
+        return all(slot.symbols for slot in (*self.inputs, *self.outputs))
+
     def sizes(self, counts: Sequence[int]) -> dict[str, int]:
         """Return each symbol's count; there may be as many graphs as nodes."""
         sizes = dict(zip(self.counts, counts, strict=True))

@@ -18,6 +18,8 @@ from serve.server.learning.alone import call_of
 from tests.server.test_engine import CONFIG
 from tests.server.test_repeats import GRAPH_SECTION, all_at_once
 
+#: Authors, papers and three kinds of edges.
+UNEVEN = ((12, 3, 30, 9, 21), (4, 40, 8, 90, 17), (7, 8, 5, 6, 4))
 MODELS = ("molecules", "attention", "to_hetero")
 
 
@@ -49,13 +51,15 @@ def patient(name, arrays):
     return replace(call_of(name, arrays), qos_target_ns=int(PATIENCE_S * 1e9))
 
 
-@pytest.mark.parametrize("name", ["molecules", "attention"])
+@pytest.mark.parametrize("name", ["molecules", "attention", "to_hetero"])
 def test_waiting_requests_run_as_one(engine, trouble, models, monkeypatch, name):
     union = ModelEstimator.union
     monkeypatch.setattr(ModelEstimator, "union", lambda *a: replace(union(*a), run_ns=1))
     requests = [
         gallery.request(models[name], counts, seed)
-        for seed, counts in enumerate(((12, 30), (40, 90), (7, 8)))
+        for seed, counts in enumerate(
+            UNEVEN if name == "to_hetero" else ((12, 30), (40, 90), (7, 8))
+        )
     ]
     if name == "molecules":
         del requests[1]["batch"]

@@ -55,15 +55,17 @@ def probe_declared(loaded: LoadedModel, interface: Interface) -> Signature:
         accepts_empty=runs(interface.spread(0, 0)),
         accepts_edgeless=runs(interface.spread(interface.totals(nodes)[0], 0)),
         deterministic=deterministic,
-        mergeable=deterministic and interface.is_simple and _is_mergeable(loaded, interface),
+        mergeable=deterministic and interface.is_joinable and _is_mergeable(loaded, interface),
     )
 
 
 def _is_mergeable(loaded: LoadedModel, interface: Interface) -> bool:
     """Return True when graphs of several sizes have the same outputs merged and alone."""
     graphs = [
-        declared_graph(interface, interface.spread(*size), shape)
-        for size, shape in zip(_UNION, 2 * (Shape.PLAIN, Shape.LOPSIDED), strict=True)
+        declared_graph(interface, _uneven(interface.spread(*size), turn), shape)
+        for turn, (size, shape) in enumerate(
+            zip(_UNION, 2 * (Shape.PLAIN, Shape.LOPSIDED), strict=True)
+        )
     ]
     try:
         alone = [loaded.outputs(graph) for graph in graphs]
@@ -74,6 +76,14 @@ def _is_mergeable(loaded: LoadedModel, interface: Interface) -> bool:
         one.shape == other.shape and is_close(one, other)
         for own, others in zip(alone, merged, strict=True)
         for one, other in zip(own, others, strict=True)
+    )
+
+
+def _uneven(counts: Sequence[int], turn: int) -> tuple[int, ...]:
+    """Return the counts with twice as much of one kind, so that kinds have offsets of their own."""
+    return tuple(
+        2 * count if position == turn % len(counts) else count
+        for position, count in enumerate(counts)
     )
 
 
