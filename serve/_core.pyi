@@ -252,16 +252,17 @@ class Front:
     def port(self) -> int:
         """The port it listens on."""
 
-    def poll(self, until_ns: int) -> tuple[bool, list[tuple[int, Message | PlainRequest | None, int, int, int]]]:
+    def poll(self, until_ns: int) -> tuple[bool, list[tuple[int, Message | PlainRequest | None, int, int, int, list[tuple[str, str]] | None]]]:
         """
         Serve until something has to be decided, `wake` is called, or the monotonic clock
         shows `until_ns` (negative: no limit). One thread at a time.
 
         Returns whether the descriptor of `watch_also` is readable, and a few events:
-        (handle, request, began_ns, timeout_ns, arrived_ns) for a call whose message was
-        complete at arrived_ns, and (handle, None, …) when such a call has ended, answered
-        or not. The request is a Message unless it is staged. timeout_ns counts from
-        began_ns; it is negative for a call without one.
+        (handle, request, began_ns, timeout_ns, arrived_ns, credentials) for a call whose
+        message was complete at arrived_ns, and (handle, None, …) when such a call has
+        ended, answered or not. The request is a Message unless it is staged. timeout_ns
+        counts from began_ns; it is negative for a call without one. The credentials are
+        the headers that tell whom the call comes from, None when there are none.
         """
 
     def flush(self) -> None:

@@ -39,10 +39,28 @@ _UNITS = {"B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
           "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}  # fmt: skip
 
 
+class TlsConfig(Section, frozen=True):
+    """Section `[server.tls]`: encryption of the gRPC and HTTP ports, with files in PEM format."""
+
+    #: Certificate of the server, followed by those of the authorities up to the root.
+    certificate: str | None = None
+    #: Private key of the certificate.
+    key: str | None = None
+    #: Certificates of the authorities whose clients may connect; with it every client must show a
+    #: certificate, whose alternative name is its principal.
+    client_ca: str | None = None
+
+
 class ServerConfig(Section, frozen=True):
     """Section `[server]`: addresses, and limits on requests and on stopping."""
 
     host: str = "127.0.0.1"
+    #: Listen without encryption on an address that other machines reach.
+    insecure: bool = False
+    tls: TlsConfig = TlsConfig()
+    #: File of the Unix socket for administrators, which a server has that does not let everybody
+    #: do everything. None: a file that `gnnserve model` finds by the gRPC port.
+    admin_socket: str | None = None
     grpc_port: Port = 8001
     #: Front end of the gRPC port: `python` is gRPC's own, `native` compiled code over libnghttp2
     #: with gRPC behind it, `auto` is `native` where that library is installed.
@@ -96,10 +114,26 @@ class ServerConfig(Section, frozen=True):
         """True when clients may use shared memory: `shared_memory`, with `auto` decided."""
         if self.shared_memory != "auto":
             return self.shared_memory == "on"
+        return self.on_loopback
+
+    @property
+    def on_loopback(self) -> bool:
+        """True when only this machine reaches the server."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return self.host == "localhost"
+
+
+class AuthConfig(Section, frozen=True):
+    """Section `[auth]`: who may call what."""
+
+    #: File of the tokens, which `gnnserve token` writes; read again when it changes. None: calls
+    #: need no token.
+    tokens_file: str | None = None
+    #: Let tokens with the role `admin` administer the server through the gRPC and HTTP ports, not
+    #: through the admin socket alone.
+    admin_on_port: bool = False
 
 
 class ModelsConfig(Section, frozen=True):
@@ -231,6 +265,7 @@ class Config(Section, frozen=True):
     """The whole configuration file."""
 
     server: ServerConfig = ServerConfig()
+    auth: AuthConfig = AuthConfig()
     models: ModelsConfig = ModelsConfig()
     device: DeviceConfig = DeviceConfig()
     scheduling: SchedulingConfig = SchedulingConfig()
@@ -312,10 +347,13 @@ def effective_values(path: Path, settings: Sequence[Setting] = ()) -> list[Effec
         raise ConfigError("\n".join(problems))
     found = []
     for key, _ in keys_of(Config):
-        section, name = key.split(".")
-        given = "file" if name in table.get(section, {}) else "default"
-        value = msgspec.to_builtins(getattr(getattr(config, section), name))
-        found.append(EffectiveValue(key, value, origins.get(key, given)))
+        value: Any = config
+        place: Any = table
+        for name in key.split("."):
+            value = getattr(value, name)
+            place = place.get(name) if isinstance(place, dict) else None
+        given = "default" if place is None else "file"
+        found.append(EffectiveValue(key, msgspec.to_builtins(value), origins.get(key, given)))
     for index, graph in enumerate(config.graph):
         row = table["graph"][index]
         for name, value in msgspec.to_builtins(graph).items():
@@ -351,6 +389,17 @@ def _broken_rules(config: Config) -> Iterator[str]:
     ports = config.server.grpc_port, config.server.http_port
     if ports[0] == ports[1] != 0:
         yield f"server.grpc_port and server.http_port are both {ports[0]}; they must differ"
+    server, tls = config.server, config.server.tls
+    if (tls.certificate is None) != (tls.key is None):
+        yield "server.tls.certificate and server.tls.key go together; one is missing"
+    if tls.client_ca is not None and tls.certificate is None:
+        yield "server.tls.client_ca: it needs server.tls.certificate and server.tls.key"
+    if not (server.on_loopback or server.insecure) and tls.certificate is None:
+        yield (
+            f"server.host: '{server.host}' is reached by other machines; set "
+            "server.tls.certificate and server.tls.key, or server.insecure = true where the "
+            "network is trusted"
+        )
     for index, graph in enumerate(config.graph):
         if (graph.file is None) == (graph.dataset is None):
             both = "both given" if graph.file is not None else "both missing"

@@ -31,11 +31,7 @@ def schema() -> dict[str, Any]:
     for key, kind in sections.items():
         reference = {"$ref": f"#/$defs/{_row(kind).__name__}"}
         properties[key] = reference if is_section(kind) else {"type": "array", "items": reference}
-        part = parts[_row(kind).__name__]
-        for name, text in _comments(_row(kind)).items():
-            part["properties"][name]["description"] = text
-        for name in part["properties"]:
-            part["properties"][name] |= _restrictions(f"{key}.{name}", part["properties"][name])
+        _describe(parts, key, _row(kind))
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Configuration of gnnserve",
@@ -44,6 +40,19 @@ def schema() -> dict[str, Any]:
         "properties": properties,
         "$defs": parts,
     }
+
+
+def _describe(parts: dict[str, Any], key: str, kind: type[Section]) -> None:
+    """Add descriptions and restrictions to the part of the section `key`, and to those within."""
+    properties = parts[kind.__name__]["properties"]
+    for name, text in _comments(kind).items():
+        properties[name]["description"] = text
+    for field in msgspec.structs.fields(kind):
+        name = field.encode_name
+        if is_section(field.type):
+            _describe(parts, f"{key}.{name}", field.type)
+        else:
+            properties[name] |= _restrictions(f"{key}.{name}", properties[name])
 
 
 def values_table(values: Iterable[EffectiveValue]) -> Table:

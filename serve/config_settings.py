@@ -64,10 +64,10 @@ def apply_settings(
         if setting.key not in known:
             problems.append(f"{setting.origin}: {_unknown(setting.key, known)}")
             continue
-        section, _, name = setting.key.rpartition(".")
-        if not isinstance(inner := found.get(section, {}), dict):
+        *sections, name = setting.key.split(".")
+        inner = _opened(found, sections)
+        if inner is None:
             continue  # a mistake in the file, which its decoding tells
-        inner = dict(inner)
         if setting.text:
             try:
                 inner[name] = _value(setting.text, known[setting.key])
@@ -78,16 +78,35 @@ def apply_settings(
         else:
             inner.pop(name, None)
             origins.pop(setting.key, None)
-        found[section] = inner
     return found, origins, problems
 
 
 def keys_of(kind: type[Section]) -> Iterator[tuple[str, Any]]:
     """Yield every key of the sections of `kind` that settings can name, with its type."""
-    for section in msgspec.structs.fields(kind):
-        if is_section(section.type):
-            for field in msgspec.structs.fields(section.type):
-                yield f"{section.encode_name}.{field.encode_name}", field.type
+    for field in msgspec.structs.fields(kind):
+        if is_section(field.type):
+            for name, inner in _keys_within(field.type):
+                yield f"{field.encode_name}.{name}", inner
+
+
+def _keys_within(kind: type[Section]) -> Iterator[tuple[str, Any]]:
+    for field in msgspec.structs.fields(kind):
+        if is_section(field.type):
+            for name, inner in _keys_within(field.type):
+                yield f"{field.encode_name}.{name}", inner
+        else:
+            yield field.encode_name, field.type
+
+
+def _opened(table: dict[str, Any], sections: Iterable[str]) -> dict[str, Any] | None:
+    """Return the table of a section within `table`, copied into it; None when it is no table."""
+    for section in sections:
+        inner = table.get(section, {})
+        if not isinstance(inner, dict):
+            return None
+        table[section] = dict(inner)
+        table = table[section]
+    return table
 
 
 def _value(text: str, kind: Any) -> Any:

@@ -47,6 +47,22 @@ private:
     std::vector<PyObject*> objects_;
 };
 
+// Names and values, of which each byte is one character; None when there are none.
+nb::object headers_of(const front::Headers& headers) {
+    if (headers.empty()) {
+        return nb::none();
+    }
+    const auto text = [](const std::string& bytes) {
+        return nb::steal(
+            PyUnicode_DecodeLatin1(bytes.data(), static_cast<Py_ssize_t>(bytes.size()), nullptr));
+    };
+    nb::list found;
+    for (const auto& [name, value] : headers) {
+        found.append(nb::make_tuple(text(name), text(value)));
+    }
+    return found;
+}
+
 class Front {
 public:
     Front(std::string host, int port, std::string backend, std::string method,
@@ -98,7 +114,7 @@ public:
                 content = nb::cast(Message{std::move(event.message)});
             }
             found.append(nb::make_tuple(event.handle, content, event.began_ns, event.timeout_ns,
-                                        event.arrived_ns));
+                                        event.arrived_ns, headers_of(event.credentials)));
         }
         return nb::make_tuple(polled.other, found);
     }
@@ -224,14 +240,16 @@ void bind_front(nb::module_& module) {
         .def_prop_ro("port", &Front::port, "The port it listens on.")
         .def("poll", &Front::poll, nb::arg("until_ns"),
              nb::sig("def poll(self, until_ns: int) -> tuple[bool, "
-                     "list[tuple[int, Message | PlainRequest | None, int, int, int]]]"),
+                     "list[tuple[int, Message | PlainRequest | None, int, int, int, "
+                     "list[tuple[str, str]] | None]]]"),
              "Serve until something has to be decided, `wake` is called, or the monotonic clock\n"
              "shows `until_ns` (negative: no limit). One thread at a time.\n\n"
              "Returns whether the descriptor of `watch_also` is readable, and a few events:\n"
-             "(handle, request, began_ns, timeout_ns, arrived_ns) for a call whose message was\n"
-             "complete at arrived_ns, and (handle, None, …) when such a call has ended, answered\n"
-             "or not. The request is a Message unless it is staged. timeout_ns counts from\n"
-             "began_ns; it is negative for a call without one.")
+             "(handle, request, began_ns, timeout_ns, arrived_ns, credentials) for a call whose\n"
+             "message was complete at arrived_ns, and (handle, None, …) when such a call has\n"
+             "ended, answered or not. The request is a Message unless it is staged. timeout_ns\n"
+             "counts from began_ns; it is negative for a call without one. The credentials are\n"
+             "the headers that tell whom the call comes from, None when there are none.")
         .def("flush", &Front::flush,
              "Send what was answered, without waiting. For the thread that polls.")
         .def("watch_also", &Front::watch_also, nb::arg("fd"),

@@ -65,6 +65,8 @@ struct Event {
     std::int64_t timeout_ns = -1;
     // When the message was complete.
     std::int64_t arrived_ns = 0;
+    // Headers that tell whom the call comes from.
+    Headers credentials = {};
 };
 
 // What `poll` has to tell.

@@ -69,6 +69,8 @@ CallHead read_head(const Headers& headers) {
         } else if (name == "grpc-timeout") {
             head.timeout_ns = parse_timeout(value);
             identity = identity && head.timeout_ns.has_value();
+        } else if (name == "authorization" || name.starts_with("gnnserve-")) {
+            head.credentials.emplace_back(name, value);
         }
     }
     head.plain = post && protobuf && identity;

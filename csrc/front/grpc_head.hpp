@@ -38,6 +38,8 @@ struct CallHead {
     // POST of protobuf messages that are not compressed; others are for the server behind.
     bool plain = false;
     std::optional<std::int64_t> timeout_ns;
+    // Headers that tell whom the call comes from.
+    Headers credentials;
 };
 
 CallHead read_head(const Headers& headers);

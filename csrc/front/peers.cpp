@@ -99,7 +99,7 @@ void Front::Client::headers(Stream& stream, bool first) {
     if (!first) {
         return;  // trailers of a request mean nothing in gRPC
     }
-    const CallHead head = read_head(stream.received);
+    CallHead head = read_head(stream.received);
     if (!head.grpc) {
         refuse_media_type(stream);
         return;
@@ -111,6 +111,7 @@ void Front::Client::headers(Stream& stream, bool first) {
     auto call = std::make_unique<Call>(*this, front.next_handle_++);
     call->since_ns = Connection::now_ns();
     call->timeout_ns = head.timeout_ns.value_or(-1);
+    call->credentials = std::move(head.credentials);
     awaited_.emplace(stream.id(), &stream);
     front.calls_.emplace(call->handle, &stream);
     front.counts_.open_calls += 1;

@@ -72,6 +72,7 @@ struct Front::Call : Receiving {
     using Receiving::Receiving;
 
     std::int64_t timeout_ns = -1;
+    Headers credentials;
     // Came out of `poll`.
     bool handed = false;
 };

@@ -136,6 +136,7 @@ void Front::Client::hand_over(Stream& stream, Call& call) {
     awaited_.erase(stream.id());
     Event event{Event::Kind::kCall, call.handle, nullptr, nullptr, call.since_ns, call.timeout_ns};
     event.arrived_ns = Connection::now_ns();
+    event.credentials = std::move(call.credentials);
     event.plain = call.incoming->plain();
     event.message = call.incoming->bytes();
     front.counts_.called += 1;

@@ -2,6 +2,8 @@
 
 import logging
 
+from serve.access.certificates import CertificateFiles
+from serve.access.settings import AccessSettings
 from serve.config import Config
 from serve.core.disciplines import get_discipline
 from serve.models.cache import CalibrationCache
@@ -38,3 +40,24 @@ def calibration_cache(config: Config, device: Device) -> CalibrationCache:
         allocator=allocator_facts(device.keep_bytes),
         limit_bytes=limit_bytes,
     )
+
+
+def access_settings(config: Config) -> AccessSettings:
+    """Return what the configuration says of access."""
+    auth, server = config.auth, config.server
+    file = None if auth.tokens_file is None else str(config.path(auth.tokens_file))
+    return AccessSettings(
+        tokens_file=file,
+        open_to_all=server.on_loopback,
+        certificates=server.tls.client_ca is not None,
+        admin_on_port=auth.admin_on_port,
+    )
+
+
+def certificate_files(config: Config) -> CertificateFiles | None:
+    """Return the certificate and key that the configuration names; None without."""
+    tls = config.server.tls
+    if tls.certificate is None or tls.key is None:
+        return None
+    client_ca = None if tls.client_ca is None else str(config.path(tls.client_ca))
+    return CertificateFiles(str(config.path(tls.certificate)), str(config.path(tls.key)), client_ca)

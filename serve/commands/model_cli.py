@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from serve.access.admin_path import find_socket
 from serve.commands.steps import Steps
 from serve.errors import ConfigError, ServeError
 from serve.terminal import Console
@@ -23,7 +24,7 @@ TargetOption = Annotated[
 ]
 TokenOption = Annotated[
     str | None,
-    typer.Option("--token", envvar="GNNSERVE_TOKEN", help="Token to send, for a server's proxy."),
+    typer.Option("--token", envvar="GNNSERVE_TOKEN", help="Token to send."),
 ]
 CaOption = Annotated[
     Path | None, typer.Option("--ca", help="PEM file of the authorities to trust, for https.")
@@ -194,12 +195,22 @@ def _tell_versions(client: Any, name: str) -> None:
     typer.echo(f"{name}: serves version {', '.join(sorted(ready, key=version_order))}")
 
 
+def _admin_socket(target: str) -> Path | None:
+    """Return the admin socket of a server on this host; None when it has none."""
+    host, _, port = target.rpartition(":")
+    if host not in ("127.0.0.1", "localhost", "[::1]") or not port.isdecimal():
+        return None
+    return find_socket(int(port))
+
+
 @contextmanager
 def _client(target: str, token: str | None, ca: Path | None) -> Iterator[Any]:
     """Yield a client; its errors end the command as those of the server do."""
     from serve.client import Client, ClientError
 
     make: Callable[..., Client] = Client
+    if token is None and ca is None and (socket := _admin_socket(target)) is not None:
+        target = f"unix:{socket}"
     try:
         client = make(target, token=token, credentials=ca)
     except (ValueError, OSError) as error:

@@ -16,7 +16,13 @@ import msgspec
 from rich.text import Text
 
 import serve
-from serve.commands.configured import calibration_cache, device_of
+from serve.access.certificates import Certificates
+from serve.commands.configured import (
+    access_settings,
+    calibration_cache,
+    certificate_files,
+    device_of,
+)
 from serve.commands.service_manager import ServiceManager
 from serve.config import Config, ServerConfig
 from serve.errors import ServeError
@@ -63,6 +69,10 @@ class Application:
         server, scheduling = config.server, config.scheduling
         device = device or device_of(config)
         database = config.path(config.report.database)
+        access = access_settings(config)
+        callers = access.callers()
+        files = certificate_files(config)
+        certificates = None if files is None else Certificates(files)
         run = ServerRun(
             started_unix_ns=clock.wall_ns(),
             version=serve.__version__,
@@ -110,6 +120,9 @@ class Application:
                     receive_timeout_s=server.receive_timeout_s,
                     # The rest of a stop takes time too.
                     stop_s=server.stop_timeout_s / 2,
+                    access=access,
+                    certificates=files,
+                    inside=callers.inside,
                 )
                 listener = private
             http = HttpPort(
@@ -118,6 +131,8 @@ class Application:
                 ready=lambda: self._engine.ready and self._rpc.answers,
                 metrics=metrics.text,
                 database=database,
+                callers=callers if self._gateway is None else None,
+                certificates=certificates if self._gateway is None else None,
             )
             undo.callback(http.stop)
             if self._gateway is not None:
@@ -130,9 +145,16 @@ class Application:
                     run, budget_bytes=self._engine.snapshot().budget_bytes
                 ),
                 lambda since_s: msgspec.json.decode(make_report(database, "json", since_s)),
-                server,
+                _with_socket_path(config),
                 self._engine.plain,
+                callers,
+                certificates,
             )
+            callers.start()
+            undo.callback(callers.stop)
+            if certificates is not None:
+                certificates.start()
+                undo.callback(certificates.stop)
             metrics.show_port(
                 lambda: PortSnapshot(
                     answers=self._rpc.answers,
@@ -220,6 +242,14 @@ def addresses(host: str, grpc_port: int, http_port: int) -> Text:
         (f"http://{host}:{http_port}/report", "bold"),
         "; press Ctrl-C to drain and stop",
     )
+
+
+def _with_socket_path(config: Config) -> ServerConfig:
+    """Return the section `[server]` with the admin socket's path from the file's folder."""
+    server = config.server
+    if server.admin_socket is None:
+        return server
+    return msgspec.structs.replace(server, admin_socket=str(config.path(server.admin_socket)))
 
 
 def _offers_rest(server: ServerConfig) -> bool:

@@ -17,8 +17,11 @@ answer or keep the server from stopping.
 
 import errno
 import logging
+import os
 import secrets
 import socket
+import ssl
+import struct
 import sys
 import time
 from collections.abc import Callable
@@ -30,7 +33,10 @@ from threading import Condition, Thread
 from typing import Any, Literal
 from urllib.parse import parse_qs, urlsplit
 
-from serve.errors import ConfigError, ServeError
+from serve.access.callers import Callers
+from serve.access.certificates import Certificates, names_of
+from serve.access.rules import decide
+from serve.errors import ConfigError, ErrorCode, ServeError
 from serve.obs.metrics import CONTENT_TYPE as METRICS_TYPE
 from serve.obs.offline import make_report
 from serve.units import parse_duration
@@ -41,8 +47,17 @@ _REPORT_TYPES: dict[str, tuple[Literal["html", "json"], str]] = {
     "/report": ("html", "text/html; charset=utf-8"),
     "/report.json": ("json", "application/json"),
 }
+_PATHS = ("/v2/health/live", "/v2/health/ready", "/metrics", *_REPORT_TYPES)
+#: Schemes of credentials that are taken: a browser asks for the second one's.
+CHALLENGE = 'Bearer realm="gnnserve", Basic realm="gnnserve"'
+#: Alternative names of a client's certificate.
+Names = tuple[str, ...]
 HttpAnswer = tuple[HTTPStatus, str, bytes]
+#: Answers the request for a target, with its credentials.
+_Answer = Callable[[str, str | None, Names], HttpAnswer]
 
+#: Process, user and group id.
+_CREDENTIALS = struct.Struct("3i")
 _MAX_CONNECTIONS = 64
 #: Time for a client to send its request, and again to receive the answer.
 _CLIENT_S = 10.0
@@ -88,6 +103,8 @@ class HttpPort:
         ready: Callable[[], bool],
         metrics: Callable[[], bytes],
         database: Path,
+        callers: Callers | None = None,
+        certificates: Certificates | None = None,
     ) -> None:
         """Take over `listener`; clients wait until `start`.
 
@@ -97,12 +114,16 @@ class HttpPort:
             ready: Tells whether requests are accepted.
             metrics: Returns the metrics in Prometheus' text format.
             database: Database of the report.
+            callers: Finds whom requests come from; None to let everybody do everything, as on a
+                Unix socket, where only processes of this user are heard.
+            certificates: For encrypted connections; None for others.
         """
         self._live = live
         self._ready = ready
         self._metrics = metrics
         self._database = database
-        self._server = _HttpServer(listener, _handler(self._answer))
+        self._callers = callers if callers is not None and callers.limited else None
+        self._server = _HttpServer(listener, _handler(self._answer), certificates)
         self._thread = Thread(
             target=self._server.serve_forever, args=(_CHECK_S,), name="http", daemon=True
         )
@@ -119,8 +140,12 @@ class HttpPort:
         self._server.server_close()
         self._server.close_connections()
 
-    def _answer(self, target: str) -> HttpAnswer:
+    def _answer(self, target: str, authorization: str | None, names: Names) -> HttpAnswer:
         url = urlsplit(target)
+        if self._callers is not None and url.path in _PATHS:
+            caller = self._callers.find(authorization, names)
+            if (refused := decide(f"GET {url.path}", caller)) is not None:
+                return _text(HTTPStatus(refused.code.http_status), str(refused))
         if url.path == "/v2/health/live":
             return _health(self._live())
         if url.path == "/v2/health/ready":
@@ -129,7 +154,7 @@ class HttpPort:
             return HTTPStatus.OK, METRICS_TYPE, self._metrics()
         if url.path in _REPORT_TYPES:
             return self._report(*_REPORT_TYPES[url.path], parse_qs(url.query).get("since", [""])[0])
-        known = "/v2/health/live /v2/health/ready /metrics /report /report.json"
+        known = " ".join(_PATHS)
         return _text(HTTPStatus.NOT_FOUND, f"nothing at {url.path}; known paths: {known}")
 
     def _report(self, form: Literal["html", "json"], content_type: str, since: str) -> HttpAnswer:
@@ -145,7 +170,13 @@ class _HttpServer(ThreadingHTTPServer):
     #: `close_connections` waits instead, with a time limit.
     block_on_close = False
 
-    def __init__(self, listener: socket.socket, handler: type[BaseHTTPRequestHandler]) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        handler: type[BaseHTTPRequestHandler],
+        certificates: Certificates | None,
+    ) -> None:
+        self._certificates = certificates
         #: Deadline of each open connection's client to send or receive; None while its answer is
         #: being made. Ordered by the start of these turns.
         self._open: dict[socket.socket, float | None] = {}
@@ -153,6 +184,28 @@ class _HttpServer(ThreadingHTTPServer):
         super().__init__(("", 0), handler, bind_and_activate=False)
         self.socket.close()
         self.socket = listener
+
+    def get_request(self) -> tuple[Any, Any]:
+        """Accept a connection; its thread makes the handshake."""
+        connection, address = super().get_request()
+        if self._certificates is None:
+            return connection, address
+        context = self._certificates.now.context
+        return (
+            context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False),
+            address,
+        )
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """Answer on the connection's thread."""
+        if self._certificates is not None:
+            request.settimeout(_CLIENT_S)
+            request.do_handshake()
+        super().finish_request(request, client_address)
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Hear only processes of this user on a Unix socket, whose name any process can read."""
+        return request.family != socket.AF_UNIX or _peer_uid(request) == os.geteuid()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer on a thread; beyond the limit, close the oldest that waits for its client."""
@@ -197,11 +250,11 @@ class _HttpServer(ThreadingHTTPServer):
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Log unexpected errors with their traceback, and ignore clients that disconnect."""
-        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError | ssl.SSLError):
             _log.exception("the HTTP request of %s failed", client_address)
 
 
-def _handler(answer: Callable[[str], HttpAnswer]) -> type[BaseHTTPRequestHandler]:
+def _handler(answer: _Answer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         #: Time limit of each read of the request, and of writing the whole answer.
         timeout = _CLIENT_S
@@ -218,7 +271,9 @@ def _handler(answer: Callable[[str], HttpAnswer]) -> type[BaseHTTPRequestHandler
         def _send(self, with_body: bool) -> None:
             self.server.waits_for_client(self.connection, False)
             try:
-                status, content_type, body = answer(self.path)
+                status, content_type, body = answer(
+                    self.path, self.headers.get("Authorization"), self._names()
+                )
             except Exception:
                 _log.exception("GET %s failed", self.path)
                 status, content_type, body = _text(
@@ -229,14 +284,27 @@ def _handler(answer: Callable[[str], HttpAnswer]) -> type[BaseHTTPRequestHandler
             self.send_header("Content-Type", content_type)
             self.send_header("Content-Length", str(len(body)))
             self.send_header("Cache-Control", "no-store")
+            if status == ErrorCode.UNAUTHENTICATED.http_status:
+                self.send_header("WWW-Authenticate", CHALLENGE)
             self.end_headers()
             if with_body:
                 self.wfile.write(body)
+
+        def _names(self) -> Names:
+            if isinstance(self.connection, ssl.SSLSocket):
+                return names_of(self.connection.getpeercert())
+            return ()
 
         def log_message(self, format: str, *args: object) -> None:
             _log.debug(format, *args)
 
     return Handler
+
+
+def _peer_uid(connection: socket.socket) -> int:
+    """Return the user id of the process at the other end of a Unix socket."""
+    held = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(held)[1])
 
 
 def _hang_up(connection: socket.socket) -> None:

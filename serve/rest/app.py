@@ -12,8 +12,11 @@ from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from serve.errors import ServeError
+from serve.access.callers import AUTHORIZATION, INSIDE, NAMES_SEPARATOR, PEER, Callers
+from serve.access.rules import decide
+from serve.errors import ErrorCode, ServeError
 from serve.rest import counts
+from serve.rest.backend import CREDENTIALS
 from serve.rest.bodies import BodyReader, compressed
 from serve.rest.connections import PIECE_BYTES
 from serve.rest.counts import Counts
@@ -23,14 +26,27 @@ from serve.wire.messages import WireError
 
 _log = logging.getLogger(__name__)
 
+#: Schemes of credentials that are taken: a browser asks for the second one's.
+_CHALLENGE = {"WWW-Authenticate": 'Bearer realm="gnnserve", Basic realm="gnnserve"'}
+
 
 class Endpoint:
     """ASGI application of one path: runs its handler and sends the reply."""
 
-    def __init__(self, handler: Handler, bodies: BodyReader, tally: Counts) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        bodies: BodyReader,
+        tally: Counts,
+        callers: Callers,
+        method: str | None = None,
+    ) -> None:
+        """`method` is the row of ``access.rules``; None: everybody gets the reply."""
         self._handler = handler
         self._bodies = bodies
         self._counts = tally
+        self._callers = callers
+        self._method = method
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -38,6 +54,8 @@ class Endpoint:
         try:
             if request.method in ("POST", "PUT"):
                 self._refuse_other_sites(request)
+            if self._method is not None and self._callers.limited:
+                self._admit(self._method, request)
             reply = await self._handler(request)
             coding = None
             if reply.content_type != BINARY or "accept-encoding" in request.headers:
@@ -60,6 +78,7 @@ class Endpoint:
             "Vary": "Accept-Encoding",
             "X-Content-Type-Options": "nosniff",
             **({"Content-Encoding": coding} if coding else {}),
+            **(_CHALLENGE if reply.status == ErrorCode.UNAUTHENTICATED.http_status else {}),
             **reply.headers,
         }
         raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
@@ -72,6 +91,19 @@ class Endpoint:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
             sent += PIECE_BYTES
         await send({"type": "http.response.body", "body": bytes(content[sent:])})
+
+    def _admit(self, method: str, request: Request) -> None:
+        """Pass the credentials on to gRPC; raises ServeError when they do not allow the request."""
+        authorization = request.headers.get(AUTHORIZATION)
+        names: tuple[str, ...] = request.scope.get("state", {}).get(PEER, ())
+        if (refused := decide(method, self._callers.find(authorization, names))) is not None:
+            raise refused
+        found = []
+        if authorization is not None:
+            found.append((AUTHORIZATION, authorization))
+        if names:
+            found += (INSIDE, self._callers.inside), (PEER, NAMES_SEPARATOR.join(names))
+        CREDENTIALS.set(tuple(found))
 
     def _refuse_other_sites(self, request: Request) -> None:
         """Refuse what a page of another site makes a browser send; it could unload models."""
@@ -90,11 +122,13 @@ def error_reply(error: RestError) -> HttpReply:
     return HttpReply(content, status=error.status, headers=error.headers)
 
 
-def make_app(paths: Sequence[Path], bodies: BodyReader, tally: Counts) -> Starlette:
-    """Return the application with these paths."""
+def make_app(
+    paths: Sequence[Path], bodies: BodyReader, tally: Counts, callers: Callers
+) -> Starlette:
+    """Return the application with these paths; `callers` finds whom requests come from."""
 
-    def endpoint(handler: Handler) -> Endpoint:
-        return Endpoint(handler, bodies, tally)
+    def endpoint(handler: Handler, method: str | None = None) -> Endpoint:
+        return Endpoint(handler, bodies, tally, callers, method)
 
     async def failed(request: Request, error: Exception) -> Endpoint:
         """Answer what no handler answered: an unknown path or method, or a bug."""
@@ -111,6 +145,13 @@ def make_app(paths: Sequence[Path], bodies: BodyReader, tally: Counts) -> Starle
         return endpoint(answer)
 
     return Starlette(
-        routes=[Route(each.path, endpoint(each.handler), methods=[each.method]) for each in paths],
+        routes=[
+            Route(
+                each.path,
+                endpoint(each.handler, f"{each.method} {each.path}"),
+                methods=[each.method],
+            )
+            for each in paths
+        ],
         exception_handlers={HTTPException: failed, Exception: failed},
     )

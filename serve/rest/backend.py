@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
@@ -19,6 +20,10 @@ PROBE_S = 5.0
 #: Time for a report of a large database.
 REPORT_S = 120.0
 _MOST_READ_BYTES = 1 << 18
+
+
+#: Headers of gRPC that tell whom the request comes from that the current task answers.
+CREDENTIALS: ContextVar[tuple[tuple[str, str], ...]] = ContextVar("credentials", default=())
 
 
 class Fetched(NamedTuple):
@@ -65,7 +70,7 @@ class Backend:
     ) -> Any:
         """Call a method of gRPC; raises RestError."""
         try:
-            return await method(message, timeout=timeout_s)
+            return await method(message, timeout=timeout_s, metadata=CREDENTIALS.get())
         except grpc.aio.AioRpcError as error:
             raise from_rpc(error) from error
 

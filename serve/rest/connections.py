@@ -9,6 +9,8 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from serve.access.callers import PEER
+from serve.access.certificates import names_of
 from serve.rest import counts
 from serve.rest.counts import Counts
 
@@ -89,6 +91,10 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Begin to count the connection."""
         super().connection_made(transport)
+        if (encrypted := transport.get_extra_info("ssl_object")) is not None:
+            # A request's scope gets a copy.
+            state: dict[str, Any] = {PEER: names_of(encrypted.getpeercert())}
+            self.app_state = state
         self._all.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:

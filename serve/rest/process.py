@@ -11,9 +11,11 @@ from importlib.util import find_spec
 
 import msgspec
 
+from serve.access.certificates import CertificateFiles
+from serve.access.settings import AccessSettings
 from serve.errors import NotReady
 from serve.rest.lifeline import DRAIN
-from serve.rest.settings import Settings
+from serve.rest.settings import INSIDE_VARIABLE, Settings
 from serve.server.clock import now_ns
 
 _log = logging.getLogger(__name__)
@@ -49,6 +51,9 @@ class GatewayProcess:
         max_message_bytes: int,
         receive_timeout_s: float,
         stop_s: float,
+        access: AccessSettings | None = None,
+        certificates: CertificateFiles | None = None,
+        inside: str = "",
     ) -> None:
         """Clients wait until `start`.
 
@@ -58,6 +63,9 @@ class GatewayProcess:
             max_message_bytes: Largest body and largest gRPC message.
             receive_timeout_s: Time for a request to arrive.
             stop_s: Time to deliver answers when it stops; what is left then is cut off.
+            access: How to tell callers apart; None to let everybody do everything.
+            certificates: For encrypted connections; None for others.
+            inside: Secret of this server's processes.
         """
         self._listener = listener
         #: New starts after the process ended by itself or hung.
@@ -66,6 +74,9 @@ class GatewayProcess:
         self._max_message_bytes = max_message_bytes
         self._receive_timeout_s = receive_timeout_s
         self._stop_s = stop_s
+        self._access = access or AccessSettings()
+        self._certificates = certificates
+        self._inside = inside
         self._grpc_target = ""
         self._serves = threading.Event()
         self._stopping = threading.Event()
@@ -153,6 +164,8 @@ class GatewayProcess:
             http_backend=self._http_backend,
             max_message_bytes=self._max_message_bytes,
             receive_timeout_s=self._receive_timeout_s,
+            access=self._access,
+            certificates=self._certificates,
             log_level=logging.getLevelName(logging.getLogger().getEffectiveLevel()),
         )
         # With a safe path, as a `serve.py` in the current folder would shadow the package.
@@ -161,7 +174,8 @@ class GatewayProcess:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=(self._listener.fileno(), lifeline_fd),
-            env={**os.environ, **_ENVIRONMENT},
+            # Other users can read arguments, but not the environment.
+            env={**os.environ, **_ENVIRONMENT, INSIDE_VARIABLE: self._inside},
         )
 
     def _watch(self, lifeline: socket.socket) -> None:

@@ -13,6 +13,7 @@ from functools import partial
 import msgspec
 import uvicorn
 
+from serve.access.certificates import Certificates, CurrentContext
 from serve.ipc.signals import DRAINING, IGNORED
 from serve.obs.log import setup_logging
 from serve.rest.app import make_app
@@ -24,7 +25,7 @@ from serve.rest.documentation import Documentation
 from serve.rest.infer_paths import InferPaths
 from serve.rest.lifeline import ALIVE, DRAIN
 from serve.rest.paths import Paths
-from serve.rest.settings import Settings
+from serve.rest.settings import INSIDE_VARIABLE, Settings
 
 #: Bytes of bodies and answers that are held at once, as a multiple of the largest message.
 _HELD_MESSAGES = 4
@@ -57,6 +58,8 @@ class _Server(uvicorn.Server):
 async def _serve(settings: Settings) -> None:
     tally = Counts()
     most_bytes = settings.max_message_bytes
+    callers = settings.access.callers(os.environ.pop(INSIDE_VARIABLE, None) or None)
+    callers.start()
     backend = Backend(settings.grpc_target, settings.http_backend, most_bytes)
     bodies = BodyReader(tally, most_bytes, _HELD_MESSAGES * most_bytes, settings.receive_timeout_s)
     connections = Connections(tally, settings.receive_timeout_s)
@@ -65,19 +68,24 @@ async def _serve(settings: Settings) -> None:
         *Paths(backend, bodies, tally).table(),
     ]
     paths += Documentation(backend, paths).table()
-    server = _Server(
-        uvicorn.Config(
-            make_app(paths, bodies, tally),
-            http=partial(Connection, connections),
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=IDLE_S,
-        )
+    config = uvicorn.Config(
+        make_app(paths, bodies, tally, callers),
+        http=partial(Connection, connections),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=IDLE_S,
     )
+    certificates = None
+    if settings.certificates is not None:
+        certificates = Certificates(settings.certificates)
+        certificates.start()
+        config.load()
+        config.ssl = CurrentContext.of(certificates)
+    server = _Server(config)
     listener = socket.socket(fileno=settings.listener_fd)
     with socket.socket(fileno=settings.lifeline_fd) as lifeline:
         lifeline.setblocking(False)
@@ -90,6 +98,9 @@ async def _serve(settings: Settings) -> None:
         for task in tasks:
             task.cancel()
         await backend.close()
+    callers.stop()
+    if certificates is not None:
+        certificates.stop()
 
 
 async def _tell_alive(lifeline: socket.socket, server: uvicorn.Server) -> None:

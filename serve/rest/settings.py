@@ -2,6 +2,12 @@
 
 import msgspec
 
+from serve.access.certificates import CertificateFiles
+from serve.access.settings import AccessSettings
+
+#: Variable of the environment with the secret of the server's processes.
+INSIDE_VARIABLE = "GNNSERVE_INSIDE"
+
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of one gateway process; file descriptors are those that it inherits."""
@@ -18,5 +24,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_message_bytes: int
     #: Time for a request's head to arrive, and again for its body.
     receive_timeout_s: float
+    #: How to tell callers apart.
+    access: AccessSettings = AccessSettings()
+    #: For encrypted connections; None for others.
+    certificates: CertificateFiles | None = None
     #: Lowest level that is logged.
     log_level: str = "INFO"

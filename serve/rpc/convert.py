@@ -4,6 +4,7 @@ Decoding is one path: ``parameters`` checks the request parameters, ``tensors`` 
 place of the output, and ``decode_call`` puts both together.
 """
 
+from serve.access.principal import ANYBODY, Principal
 from serve.errors import InvalidInput
 from serve.obs.record import RequestRecord
 from serve.rpc.parameters import MAX_TEXT, decode_parameters
@@ -26,6 +27,7 @@ def decode_call(
     regions: Regions,
     arrived_ns: int,
     remaining_s: float,
+    caller: Principal = ANYBODY,
 ) -> InferCall:
     """Return the engine call that `request` asks for.
 
@@ -35,9 +37,11 @@ def decode_call(
         regions: Registered shared memory, which may hold tensors instead of the message.
         arrived_ns: Arrival at the transport, on the server's monotonic clock.
         remaining_s: Seconds until the gRPC deadline.
+        caller: Whom the request comes from; it sees its own regions only.
 
     Raises:
         InvalidInput: The request is malformed; names the tensor or parameter, and the rule.
+        Forbidden: The caller's tenant may not ask for this.
         DeadlineExceeded: The request arrived after its own deadline.
         UnknownName: It names a shared memory region that is not registered.
         Unsupported: It needs an extension that this server does not offer.
@@ -46,7 +50,8 @@ def decode_call(
         raise InvalidInput(
             f"id: {len(request.request_id)} characters, at most {MAX_TEXT} are taken"
         )
-    parameters = decode_parameters(request.parameters, remaining_s)
+    parameters = decode_parameters(request.parameters, remaining_s, caller)
+    regions = regions.of(caller.name, sees_all=caller.is_admin)
     tensors = decode_tensors(request, parameters.graph, model, regions)
     return InferCall(
         model=request.model,

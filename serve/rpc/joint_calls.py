@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from serve.access.principal import Principal
 from serve.errors import InvalidInput, ServeError, UnknownName, Unsupported
 from serve.obs.record import RequestRecord
 from serve.rpc.cancellation import Cancellation
@@ -69,6 +70,7 @@ class JointCalls:
         arrived_ns: int,
         cancellation: Cancellation,
         remaining_s: float,
+        caller: Principal,
     ) -> bytes:
         """Run a joint request to the end of all its models; return the serialized response.
 
@@ -77,7 +79,7 @@ class JointCalls:
         asked: list[_Asked] = []
         try:
             asked += self._asked(request)
-            calls = self._decode(request, asked, arrived_ns, remaining_s)
+            calls = self._decode(request, asked, arrived_ns, remaining_s, caller)
             ticket = self._engine.submit_jointly(calls)
         except ServeError as error:
             name, version = request.model, ""
@@ -134,6 +136,7 @@ class JointCalls:
         asked: Sequence[_Asked],
         arrived_ns: int,
         remaining_s: float,
+        caller: Principal,
     ) -> list[InferCall]:
         """Return a call for each model. Raises the errors of ``decode_call``, with its name."""
         raws = raw_contents(request)
@@ -157,7 +160,9 @@ class JointCalls:
                 raws=[raw for at in kept if (raw := raws[at]) is not None],
             )
             try:
-                calls.append(decode_call(part, one.model, self._regions, arrived_ns, remaining_s))
+                calls.append(
+                    decode_call(part, one.model, self._regions, arrived_ns, remaining_s, caller)
+                )
             except (InvalidInput, UnknownName, Unsupported) as error:
                 raise type(error)(f"model '{one.name}': {error}") from error
         return calls

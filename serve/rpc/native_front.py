@@ -19,11 +19,15 @@ from typing import cast
 
 import grpc
 
+from serve.access.callers import Callers
+from serve.access.principal import ANYBODY, Principal
+from serve.access.rules import decide
 from serve.core.types import Outcome
 from serve.errors import NotReady
 from serve.native import Front, Message, PlainRequest
 from serve.rpc.cancellation import Cancellation
 from serve.rpc.gate import Gate
+from serve.rpc.guard import count_refusal
 from serve.rpc.plain_calls import PlainCalls
 from serve.rpc.refusals import (
     FRONT_REASONS,
@@ -53,8 +57,11 @@ _EXHAUSTED: int = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
 #: Exit code of the process when the front's thread fails.
 EXIT_BUG = 70
 
-#: A call: handle, request (None: it ended), times of its beginning, limit and arrival in ns.
-_Event = tuple[int, Message | PlainRequest | None, int, int, int]
+#: Headers of a call that tell whom it comes from.
+_Credentials = list[tuple[str, str]] | None
+#: A call: handle, request (None: it ended), times of its beginning, limit and arrival in ns, and
+#: its credentials.
+_Event = tuple[int, Message | PlainRequest | None, int, int, int, _Credentials]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +89,7 @@ class NativeFront:
         gate: Gate,
         workers: Workers,
         refusals: Refusals,
+        callers: Callers,
         plain: PlainCalls | None,
         limits: FrontLimits,
     ) -> None:
@@ -91,12 +99,15 @@ class NativeFront:
             service: Answers the messages.
             gate: Counts requests in flight.
             workers: Threads for the messages.
-            refusals: Counts calls for which there is no thread.
+            refusals: Counts calls for which there is no thread, or which their caller may not make.
+            callers: Finds whom calls come from.
             plain: Takes requests that the front has staged; None to have none staged.
             limits: What clients may do.
         """
         self._service, self._gate = service, gate
         self._workers, self._refusals = workers, refusals
+        self._callers = callers if callers.limited else None
+        self._inside = callers.inside
         self._plain = plain
         self._limits = limits
         name = f"gnnserve-{secrets.token_hex(16)}"
@@ -196,7 +207,7 @@ class NativeFront:
     def take(self) -> None:
         """See ``CallPort``."""
         found, self._found = self._found, []
-        for handle, request, began_ns, timeout_ns, arrived_ns in found:
+        for handle, request, began_ns, timeout_ns, arrived_ns, credentials in found:
             try:
                 if request is None:
                     self._ended(handle)
@@ -204,7 +215,7 @@ class NativeFront:
                     remaining_s = math.inf
                     if timeout_ns >= 0:
                         remaining_s = (timeout_ns - (arrived_ns - began_ns)) / 1e9
-                    self._begin(handle, request, arrived_ns, remaining_s)
+                    self._begin(handle, request, arrived_ns, remaining_s, credentials)
             except Exception as error:  # a bug; the front goes on with all other calls
                 self._fail(handle, error)
 
@@ -231,8 +242,22 @@ class NativeFront:
             os._exit(EXIT_BUG)
 
     def _begin(
-        self, handle: int, request: Message | PlainRequest, arrived_ns: int, remaining_s: float
+        self,
+        handle: int,
+        request: Message | PlainRequest,
+        arrived_ns: int,
+        remaining_s: float,
+        credentials: _Credentials,
     ) -> None:
+        caller = ANYBODY
+        if self._callers is not None:
+            caller = self._callers.of_metadata(credentials or ())
+            if (refused := decide(INFER_METHOD, caller)) is not None:
+                count_refusal(refused, self._refusals)
+                if isinstance(request, PlainRequest):
+                    request.release()
+                self._fail(handle, refused)
+                return
         try:
             self._gate.enter()
         except NotReady as error:
@@ -240,25 +265,29 @@ class NativeFront:
             return
         cancellation = self._open[handle] = Cancellation()
         if isinstance(request, PlainRequest) and self._submit(
-            handle, request, arrived_ns, remaining_s
+            handle, request, arrived_ns, remaining_s, caller
         ):
             return
-        work = partial(self._serve, handle, request, arrived_ns, cancellation, remaining_s)
+        work = partial(self._serve, handle, request, arrived_ns, cancellation, remaining_s, caller)
         if not self._workers.give(work):
             self._refusals.count(NO_THREAD)
             self._fail_with(handle, _EXHAUSTED, NO_THREAD_TEXT)
 
     def _submit(
-        self, handle: int, request: PlainRequest, arrived_ns: int, remaining_s: float
+        self,
+        handle: int,
+        request: PlainRequest,
+        arrived_ns: int,
+        remaining_s: float,
+        caller: Principal,
     ) -> bool:
         """Submit a staged request; returns False for one that must go the way of messages."""
         if not request.valid:
             return False
         assert self._plain is not None
         try:
-            ticket = self._plain.submit(
-                request, arrived_ns, remaining_s, partial(self._answer, handle, request)
-            )
+            answer = partial(self._answer, handle, request)
+            ticket = self._plain.submit(request, arrived_ns, remaining_s, answer, caller)
         except Exception as error:
             request.release()
             self._fail(handle, error)
@@ -291,10 +320,11 @@ class NativeFront:
         arrived_ns: int,
         cancellation: Cancellation,
         remaining_s: float,
+        caller: Principal,
     ) -> None:
         try:
             message = memoryview(cast("bytes", _as_message(request)))
-            answer = self._service.infer(message, arrived_ns, cancellation, remaining_s)
+            answer = self._service.infer(message, arrived_ns, cancellation, remaining_s, caller)
         except Exception as error:
             if isinstance(error, WireError):
                 self._refusals.count(MALFORMED)

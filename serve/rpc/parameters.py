@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from serve.access.principal import ANYBODY, Principal
+from serve.core.rules.packing import DEFAULT_PRIORITY
 from serve.errors import DeadlineExceeded, InvalidInput
 from serve.server.api import Fanouts
 from serve.wire.messages import ParameterValue, Unsigned
@@ -45,26 +47,38 @@ class RequestParameters(NamedTuple):
     fanouts: Fanouts | None = None
 
 
-def decode_parameters(parameters: Parameters, remaining_s: float) -> RequestParameters:
+def decode_parameters(
+    parameters: Parameters, remaining_s: float, caller: Principal = ANYBODY
+) -> RequestParameters:
     """Check the known parameters and ignore all others, since clients add their own.
 
     Args:
         parameters: As decoded from the message.
         remaining_s: Seconds until the gRPC deadline.
+        caller: Whom the request comes from. Its tenant, if it has one, is the request's.
 
     Raises:
         InvalidInput: A value has the wrong type or is out of range.
+        Forbidden: The caller's tenant may not ask for this.
         DeadlineExceeded: The deadline passed before the request arrived.
     """
-    if not parameters:
+    if not parameters and caller.tenant is None:
         return RequestParameters(timeout_ns=_timeout_ns(None, remaining_s))
     qos_target_us = integer(parameters, "qos_target_us", 1, _MAX_US)
     timeout_us = integer(parameters, "timeout", 0, _MAX_US)
+    priority = integer(parameters, "priority", 0, _MAX_PRIORITY, (Unsigned,)) or 0
+    tenant = text(parameters, "tenant") or ""
+    if caller.tenant is not None:
+        caller.tenant.require(tenant, priority, qos_target_us)
+        tenant = caller.tenant.name
+        highest = caller.tenant.highest_priority or 0
+        if not priority and highest > DEFAULT_PRIORITY:
+            priority = highest
     return RequestParameters(
         qos_target_ns=None if qos_target_us is None else qos_target_us * 1000,
         timeout_ns=_timeout_ns(timeout_us, remaining_s),
-        priority=integer(parameters, "priority", 0, _MAX_PRIORITY, (Unsigned,)) or 0,
-        tenant=text(parameters, "tenant") or "",
+        priority=priority,
+        tenant=tenant,
         seed=integer(parameters, "seed", -(2**63), 2**63 - 1),
         graph=text(parameters, "graph"),
         fanouts=parse_fanouts(text(parameters, "fanouts", _MAX_FANOUTS)),

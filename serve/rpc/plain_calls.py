@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from serve.access.principal import ANYBODY, Principal
 from serve.core.types import Outcome
 from serve.errors import ServeError
 from serve.native import PlainRequest
@@ -27,7 +28,12 @@ class PlainCalls:
         self._service = service
 
     def submit(
-        self, request: PlainRequest, arrived_ns: int, remaining_s: float, answer: Answer
+        self,
+        request: PlainRequest,
+        arrived_ns: int,
+        remaining_s: float,
+        answer: Answer,
+        caller: Principal = ANYBODY,
     ) -> PlainTicket | None:
         """Submit a staged request, which is the ticket's from then on.
 
@@ -40,7 +46,7 @@ class PlainCalls:
             return None
         name, version, client_id = entry.spec.name, request.version, request.client_id
         try:
-            parameters = decode_parameters(request.parameters, remaining_s)
+            parameters = decode_parameters(request.parameters, remaining_s, caller)
             if parameters.graph is not None:
                 return None
             call = InferCall(

@@ -11,7 +11,18 @@ MESSAGE_SIZE = "message_size"
 MALFORMED = "malformed"
 OPEN_CALLS = "open_calls"
 IDLE_STREAM = "idle_stream"
-REASONS = NO_THREAD, NO_MESSAGE, MESSAGE_SIZE, MALFORMED, OPEN_CALLS, IDLE_STREAM
+#: See ``serve.access.rules``.
+UNAUTHENTICATED, FORBIDDEN = "unauthenticated", "forbidden"
+REASONS = (
+    NO_THREAD,
+    NO_MESSAGE,
+    MESSAGE_SIZE,
+    MALFORMED,
+    OPEN_CALLS,
+    IDLE_STREAM,
+    UNAUTHENTICATED,
+    FORBIDDEN,
+)
 #: Status text of NO_THREAD.
 NO_THREAD_TEXT = "no thread is available for this call; try again later"
 #: Reasons of the native front besides, by their names there.

@@ -5,17 +5,21 @@ Each request in flight has a thread, which is made on demand. See
 """
 
 import logging
+import secrets
 import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Literal
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
+from serve.access.callers import AUTHORIZATION, Callers
+from serve.access.certificates import Certificates
 from serve.config import FrontKind, ServerConfig
 from serve.errors import ConfigError, NotReady
 from serve.native import front_lacks
@@ -24,8 +28,10 @@ from serve.pb import POOL
 from serve.pb import gnnserve_pb2 as _gnnserve_pb2  # noqa: F401  registers the service
 from serve.rpc import gnnserve_service as own
 from serve.rpc import service
+from serve.rpc.admin_socket import AdminSocket
 from serve.rpc.call_threads import CallThreads
 from serve.rpc.gate import Gate
+from serve.rpc.guard import Guard
 from serve.rpc.handlers import service_handler
 from serve.rpc.health import Health
 from serve.rpc.native_front import FrontLimits, NativeFront
@@ -33,6 +39,7 @@ from serve.rpc.open_calls import OpenCallLimit, limited, watched
 from serve.rpc.plain_calls import PlainCalls
 from serve.rpc.refusals import Refusals
 from serve.rpc.thread_pools import HEALTH, MAX_REFLECTIONS, MAX_STREAMS, MAX_WATCHERS, ThreadPools
+from serve.rpc.tls import server_credentials
 from serve.rpc.watchdog import Watchdog
 from serve.server.api import Inference
 from serve.server.clock import now_ns
@@ -67,6 +74,8 @@ class GrpcServer:
         report: own.ReportSource,
         config: ServerConfig,
         plain: PlainRequests | None = None,
+        callers: Callers | None = None,
+        certificates: Certificates | None = None,
     ) -> None:
         """Make the services without listening yet.
 
@@ -76,11 +85,17 @@ class GrpcServer:
             report: Makes the QoS report in its JSON shape over the last seconds given; 0: all.
             config: Address, limits and front end. `max_queue` sizes the thread pools too.
             plain: Takes the requests that a native front stages; None to stage none.
+            callers: Finds whom calls come from; None to let everybody do everything.
+            certificates: For encrypted connections; None for others.
 
         Raises ConfigError when `front` is `native` and libnghttp2 is missing.
         """
         self._host, self._port = config.host, config.grpc_port
         self._max_message_bytes = max_message_bytes = config.max_message_bytes
+        self._callers = callers = callers or Callers()
+        self._certificates = certificates
+        #: Where this server's own processes reach it without encryption.
+        self._inside = f"unix-abstract:gnnserve-{secrets.token_hex(16)}"
         self._gate = Gate()
         self._refusals = Refusals()
         self._pools = ThreadPools(config.max_queue)
@@ -99,12 +114,13 @@ class GrpcServer:
             Regions(offered=config.offers_shared_memory),
         )
         self._front: NativeFront | None = None
-        if _is_native(config.front):
+        if _is_native(config.front, encrypted=certificates is not None):
             self._front = NativeFront(
                 self._inference,
                 self._gate,
                 self._pools.ordinary,
                 self._refusals,
+                callers,
                 None if plain is None else PlainCalls(plain, engine.refused, self._inference),
                 FrontLimits(
                     max_message_bytes,
@@ -116,26 +132,31 @@ class GrpcServer:
             )
         self._health = Health(self._inference, engine.models, engine.served)
         self._watchdog = Watchdog()
+        options = [
+            *_options(max_message_bytes),
+            ("grpc.max_concurrent_streams", self._pools.calls_of_a_connection),
+        ]
         self._server = grpc.server(
             self._threads,  # type: ignore[arg-type]  # gRPC needs an Executor, no thread pool
-            options=[
-                *_options(max_message_bytes),
-                ("grpc.max_concurrent_streams", self._pools.calls_of_a_connection),
-            ],
+            interceptors=[Guard(callers, self._refusals)] if callers.limited else [],
+            options=options,
         )
         watches = OpenCallLimit(MAX_WATCHERS, "health watches", self._refusals)
         self._health.Watch = watched(limited(self._health.Watch, watches), self._pools.open)
-        self._server.add_generic_rpc_handlers(
-            (
-                service_handler(service.NAME, self._inference, service.AS_BYTES, self._refusals),
-                service_handler(
-                    own.NAME,
-                    own.GnnServeService(engine, facts, report, max_message_bytes),
-                    own.AS_BYTES,
-                    self._refusals,
-                ),
-            )
+        handlers = (
+            service_handler(service.NAME, self._inference, service.AS_BYTES, self._refusals),
+            service_handler(
+                own.NAME,
+                own.GnnServeService(engine, facts, report, max_message_bytes),
+                own.AS_BYTES,
+                self._refusals,
+            ),
         )
+        self._server.add_generic_rpc_handlers(handlers)
+        self._admin: AdminSocket | None = None
+        if callers.limited:
+            path = None if config.admin_socket is None else Path(config.admin_socket)
+            self._admin = AdminSocket(path, self._threads, handlers, options, self._refusals)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, _Unregistered(self._server))
         self._enable_reflection()
 
@@ -178,6 +199,8 @@ class GrpcServer:
         self._pools.probes.start_kept()
         self._health.start()
         self._server.start()
+        if self._admin is not None:
+            self._admin.start(self._port)
         self._watchdog.start(self.own_address)
         return self._port
 
@@ -190,12 +213,13 @@ class GrpcServer:
         """
         options = [*_options(self._max_message_bytes), ("grpc.enable_http_proxy", 0)]
         with grpc.insecure_channel(self.own_address, options) as channel:
+            metadata = ((AUTHORIZATION, f"Bearer {self._callers.own_token}"),)
             call: Callable[..., bytes] = channel.unary_unary(INFER_METHOD)
 
             def send(model: str, tensors: Arrays, request_id: str) -> None:
                 message = encode_request(model, tensors, request_id=request_id)
                 try:
-                    call(message, timeout=_OWN_TIMEOUT_S)
+                    call(message, timeout=_OWN_TIMEOUT_S, metadata=metadata)
                 except grpc.RpcError as error:
                     raise NotReady(f"{error.code().name}: {error.details()}") from error
                 finally:
@@ -225,6 +249,8 @@ class GrpcServer:
         threading.Event().wait(min(_REFUSE_S, remaining_s()))
         if self._front is not None:
             self._front.announce_end()
+        if self._admin is not None:
+            self._admin.stop(0.0)
         self._server.stop(min(_CLOSE_S, remaining_s())).wait()
         if self._front is not None:
             self._front.stop()
@@ -237,7 +263,11 @@ class GrpcServer:
             if self._front is not None:
                 self._server.add_insecure_port(self._front.backend_address)
                 return self._front.start(self._host, self._port)
-            return self._server.add_insecure_port(_address(self._host, self._port))
+            address = _address(self._host, self._port)
+            if self._certificates is None:
+                return self._server.add_insecure_port(address)
+            self._server.add_insecure_port(self._inside)
+            return self._server.add_secure_port(address, server_credentials(self._certificates))
         except (OSError, RuntimeError) as error:
             raise ConfigError(
                 f"server.grpc_port: cannot listen on {self._host}:{self._port}: "
@@ -246,7 +276,9 @@ class GrpcServer:
 
     @property
     def own_address(self) -> str:
-        """Address at which this host reaches the server, as gRPC writes it."""
+        """Address at which this host's user reaches the server unencrypted, as gRPC writes it."""
+        if self._certificates is not None:
+            return self._inside
         return _address(_LOOPBACK.get(self._host, self._host), self._port)
 
     def _enable_reflection(self) -> None:
@@ -272,11 +304,16 @@ class _Unregistered:
         """Register nothing."""
 
 
-def _is_native(front: FrontKind) -> bool:
+def _is_native(front: FrontKind, *, encrypted: bool) -> bool:
     """Decide `auto`; raises ConfigError when `native` is asked for and cannot be had."""
     if front == "python":
         return False
     lacks = front_lacks()
+    if encrypted and not lacks:
+        if front == "native":
+            raise ConfigError("server.front: 'native' does not encrypt; remove it or server.tls")
+        _log.info("the native front is off, and gRPC's own serves, which encrypts")
+        return False
     if lacks and front == "native":
         raise ConfigError(f"server.front: 'native': {lacks}; {_REMEDY}")
     if lacks:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import grpc
 
 import serve
+from serve.access.principal import ANYBODY, Principal
 from serve.errors import InvalidInput, RequestCancelled, ServeError, UnknownName
 from serve.models.repository import version_order
 from serve.obs.record import RequestRecord, ServerRun
@@ -18,6 +19,7 @@ from serve.rpc import describe
 from serve.rpc.cancellation import Cancellation
 from serve.rpc.convert import decode_call, encode_answer
 from serve.rpc.gate import Gate
+from serve.rpc.guard import CALLER
 from serve.rpc.joint_calls import MODELS, JointCalls
 from serve.rpc.open_calls import OpenCallLimit
 from serve.rpc.statistics import Statistics
@@ -72,7 +74,8 @@ class InferenceService:
             error = RequestCancelled("the call ended before the server read it")
             self._engine.refused("unknown", "", "", arrived_ns, error)
             raise error
-        return self.infer(message, arrived_ns, cancellation, context.time_remaining())
+        remaining_s = context.time_remaining()
+        return self.infer(message, arrived_ns, cancellation, remaining_s, CALLER.get())
 
     def infer(
         self,
@@ -80,6 +83,7 @@ class InferenceService:
         arrived_ns: int,
         cancellation: Cancellation,
         remaining_s: float,
+        caller: Principal = ANYBODY,
     ) -> bytes:
         """Answer a serialized request whose call is counted by the gate already.
 
@@ -88,10 +92,12 @@ class InferenceService:
             arrived_ns: Time at which the message was complete.
             cancellation: Passes the call's cancellation on.
             remaining_s: Seconds until the call's deadline.
+            caller: Whom the call comes from.
 
         Returns `ModelInferResponse`, serialized. Raises ServeError or WireError.
         """
-        return self._infer(decode_request(message), arrived_ns, cancellation, remaining_s)
+        request = decode_request(message)
+        return self._infer(request, arrived_ns, cancellation, remaining_s, caller)
 
     def ModelStreamInfer(
         self, messages: Iterator[bytes], context: grpc.ServicerContext
@@ -101,9 +107,11 @@ class InferenceService:
         Errors are sent as messages of the stream. With the metadata `triton_grpc_error: true` the
         first error ends the stream with its status instead.
         """
+        caller = CALLER.get()
 
         def infer(request: WireRequest, arrived_ns: int, cancellation: Cancellation) -> bytes:
-            return self._infer(request, arrived_ns, cancellation, context.time_remaining())
+            remaining_s = context.time_remaining()
+            return self._infer(request, arrived_ns, cancellation, remaining_s, caller)
 
         stream = Stream(infer, self._gate, self._workers, cancel=context.cancel)
         if not self._streams.enter(context, stream):
@@ -119,11 +127,12 @@ class InferenceService:
         arrived_ns: int,
         cancellation: Cancellation,
         remaining_s: float,
+        caller: Principal,
     ) -> bytes:
         """Run one request to its end and return the serialized response."""
         if MODELS in request.parameters:
-            return self._joint.infer(request, arrived_ns, cancellation, remaining_s)
-        model, call, ticket = self._submit(request, arrived_ns, remaining_s)
+            return self._joint.infer(request, arrived_ns, cancellation, remaining_s, caller)
+        model, call, ticket = self._submit(request, arrived_ns, remaining_s, caller)
         cancellation.submitted(ticket)
         try:
             result = ticket.result()
@@ -141,12 +150,13 @@ class InferenceService:
         request: WireRequest,
         arrived_ns: int,
         remaining_s: float,
+        caller: Principal,
     ) -> tuple[ModelInfo, InferCall, Ticket]:
         """Check the request and submit it; a refusal gets its row in the report."""
         model = None
         try:
             model = self._engine.model(request.model, request.version)
-            call = decode_call(request, model, self._regions, arrived_ns, remaining_s)
+            call = decode_call(request, model, self._regions, arrived_ns, remaining_s, caller)
             return model, call, self._engine.submit(call)
         except ServeError as error:
             self._engine.refused(
@@ -254,7 +264,8 @@ class InferenceService:
         self, request: pb.SystemSharedMemoryRegisterRequest, _: object
     ) -> pb.SystemSharedMemoryRegisterResponse:
         """Register a shared memory object of this host for the tensors of requests."""
-        self._regions.register(request.name, request.key, request.offset, request.byte_size)
+        regions = self._regions_of(CALLER.get())
+        regions.register(request.name, request.key, request.offset, request.byte_size)
         return pb.SystemSharedMemoryRegisterResponse()
 
     def SystemSharedMemoryStatus(
@@ -262,9 +273,11 @@ class InferenceService:
     ) -> pb.SystemSharedMemoryStatusResponse:
         """Describe one region, or all that are registered."""
         answer = pb.SystemSharedMemoryStatusResponse()
-        for region in self._regions.registered(request.name):
-            status = answer.regions[region.name]
-            status.name, status.key = region.name, region.key
+        regions = self._regions_of(CALLER.get())
+        for region in regions.registered(request.name):
+            name = regions.name_of(region)
+            status = answer.regions[name]
+            status.name, status.key = name, region.key
             status.offset, status.byte_size = region.offset_bytes, region.size_bytes
         return answer
 
@@ -272,7 +285,7 @@ class InferenceService:
         self, request: pb.SystemSharedMemoryUnregisterRequest, _: object
     ) -> pb.SystemSharedMemoryUnregisterResponse:
         """Unregister a region, or all; requests in flight keep the memory that they use."""
-        self._regions.unregister(request.name)
+        self._regions_of(CALLER.get()).unregister(request.name)
         return pb.SystemSharedMemoryUnregisterResponse()
 
     # -- shared with the server and the health service ----------------------------------------
@@ -302,6 +315,10 @@ class InferenceService:
             return self._engine.model(name, version).state == "READY"
         except ServeError:
             return False
+
+    def _regions_of(self, caller: Principal) -> Regions:
+        """Return the regions as the caller sees them."""
+        return self._regions.of(caller.name, sees_all=caller.is_admin)
 
     def _versions(self, model: ModelInfo) -> list[str]:
         """Return all versions of a model that are being served, oldest first."""

@@ -8,6 +8,7 @@ they are checked. The bytes that were checked are the bytes that are used.
 """
 
 import contextlib
+import copy
 import os
 import stat
 import threading
@@ -31,14 +32,23 @@ _RETRY_NS = 1_000_000_000
 class Region:
     """A registered region; its file is open until the last user lets go of it."""
 
-    def __init__(self, name: str, key: str, offset_bytes: int, size_bytes: int) -> None:
-        """Open the object `key`; raises InvalidInput when it is missing or too small."""
-        self.name, self.key = name, key
+    def __init__(
+        self, name: str, key: str, offset_bytes: int, size_bytes: int, owner: str = ""
+    ) -> None:
+        """Open the object `key`; raises InvalidInput when it is missing, foreign or too small.
+
+        `owner` is the principal that registers it.
+        """
+        self.name, self.key, self.owner = name, key, owner
         self.offset_bytes, self.size_bytes = offset_bytes, size_bytes
         self.fd = _open(name, key)
         held = os.fstat(self.fd)
         if not stat.S_ISREG(held.st_mode):
             raise InvalidInput(f"shared memory region '{name}': '{key}' is no memory object")
+        if held.st_uid != os.geteuid():
+            raise InvalidInput(
+                f"shared memory region '{name}': '{key}' belongs to another user than the server's"
+            )
         if size_bytes < 1 or offset_bytes + size_bytes > held.st_size:
             raise InvalidInput(
                 f"shared memory region '{name}': {size_bytes} bytes from {offset_bytes} are not "
@@ -110,13 +120,28 @@ class RegionPart:
 
 
 class Regions:
-    """The regions registered with this server. Any thread may call any method."""
+    """The regions registered with this server, as one principal sees them. Thread-safe.
+
+    Each principal has its own names. An administrator also sees the regions of others, as
+    `principal/name`.
+    """
 
     def __init__(self, *, offered: bool = True) -> None:
         """Refuse every use as unsupported unless `offered`."""
         self.offered = offered
         self._lock = threading.Lock()
-        self._regions: dict[str, Region] = {}
+        #: By owner and name.
+        self._regions: dict[tuple[str, str], Region] = {}
+        self._owner = ""
+        self._sees_all = False
+
+    def of(self, owner: str, *, sees_all: bool = False) -> "Regions":
+        """Return the same regions as `owner` sees them; with `sees_all` it sees those of others."""
+        if (owner, sees_all) == (self._owner, self._sees_all):
+            return self
+        found = copy.copy(self)
+        found._owner, found._sees_all = owner, sees_all
+        return found
 
     def register(self, name: str, key: str, offset_bytes: int, size_bytes: int) -> None:
         """Open the object `key` as region `name`.
@@ -127,29 +152,39 @@ class Regions:
         if not 1 <= len(name) <= _MAX_NAME:
             raise InvalidInput(f"name: {len(name)} characters, 1 to {_MAX_NAME} are taken")
         with self._lock:
-            if name in self._regions:
+            if (self._owner, name) in self._regions:
                 raise NameTaken(f"shared memory region '{name}' is registered already")
             if len(self._regions) >= MAX_REGIONS:
                 raise QueueFull(
                     f"{MAX_REGIONS} shared memory regions are registered, which is the most taken",
                     _RETRY_NS,
                 )
-            self._regions[name] = Region(name, key, offset_bytes, size_bytes)
+            self._regions[self._owner, name] = Region(
+                name, key, offset_bytes, size_bytes, self._owner
+            )
 
     def unregister(self, name: str) -> None:
-        """Forget the region `name`, or all when it is empty; requests that use it go on."""
+        """Forget the region `name`, or all own ones without; requests that use them go on."""
         self._require_offered()
         with self._lock:
-            if name:
-                self._regions.pop(name, None)
-            else:
-                self._regions.clear()
+            for region in tuple(self._regions.values()):
+                mine = region.owner == self._owner
+                if mine if not name else self._shows(region) and self.name_of(region) == name:
+                    del self._regions[region.owner, region.name]
 
     def registered(self, name: str = "") -> tuple[Region, ...]:
         """Return the region `name`, or all when it is empty; raises UnknownName."""
         self._require_offered()
         with self._lock:
-            return (self._find(name),) if name else tuple(self._regions.values())
+            shown = tuple(filter(self._shows, self._regions.values()))
+        if not name:
+            return shown
+        found = tuple(region for region in shown if self.name_of(region) == name)
+        return found or (self._find(name),)
+
+    def name_of(self, region: Region) -> str:
+        """Return the name by which this principal knows a region."""
+        return region.name if region.owner == self._owner else f"{region.owner}/{region.name}"
 
     def part(self, name: str, offset_bytes: int, size_bytes: int) -> RegionPart:
         """Return a part of the region `name`; raises UnknownName or InvalidInput."""
@@ -163,8 +198,11 @@ class Regions:
             )
         return RegionPart(region, offset_bytes, size_bytes)
 
+    def _shows(self, region: Region) -> bool:
+        return self._sees_all or region.owner == self._owner
+
     def _find(self, name: str) -> Region:
-        region = self._regions.get(name)
+        region = self._regions.get((self._owner, name))
         if region is None:
             raise UnknownName(f"unknown shared memory region '{name}'")
         return region

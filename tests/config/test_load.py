@@ -1,5 +1,6 @@
 """The configuration file: defaults, sizes, and what is said of a wrong one."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -104,7 +105,7 @@ def test_a_missing_file_is_named(tmp_path):
         ({}, True),
         ({"host": "::1"}, True),
         ({"host": "localhost"}, True),
-        ({"host": "0.0.0.0"}, False),
+        ({"host": "0.0.0.0", "insecure": True}, False),
         ({"host": "some.name"}, False),
         ({"host": "0.0.0.0", "shared_memory": "on"}, True),
         ({"shared_memory": "off"}, False),
@@ -167,3 +168,30 @@ def test_a_strange_file_is_told_and_not_waited_for(tmp_path, make, words):
     make(path)
     with pytest.raises(ConfigError, match=words):
         load_config(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('host = "0.0.0.0"', "server.insecure = true"),
+        ('host = "some.name"', "'some.name' is reached by other machines"),
+        ('host = "::1"\n[server.tls]\nkey = "k"', "go together"),
+        ('[server.tls]\nclient_ca = "c"', "server.tls.client_ca: it needs"),
+        ('[server.tls]\ncertifcate = "c"', "did you mean 'server.tls.certificate'"),
+    ],
+)
+def test_encryption_is_asked_for_as_a_whole(tmp_path, text, words):
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        load(tmp_path, f"[server]\n{text}\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'host = "0.0.0.0"\ninsecure = true',
+        'host = "0.0.0.0"\n[server.tls]\ncertificate = "c"\nkey = "k"',
+        'host = "127.0.0.7"',
+    ],
+)
+def test_who_encrypts_or_says_not_to_may_listen_anywhere(tmp_path, text):
+    load(tmp_path, f"[server]\n{text}\n")

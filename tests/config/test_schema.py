@@ -60,9 +60,11 @@ def as_toml(value):
 
 def test_every_key_is_in_the_schema_with_a_known_type():
     for key, _ in keys_of(Config):
-        section, name = key.split(".")
-        reference = SCHEMA.schema["properties"][section]["$ref"].rpartition("/")[2]
-        assert name in SCHEMA.schema["$defs"][reference]["properties"]
+        properties = SCHEMA.schema["properties"]
+        for name in key.split("."):
+            assert name in properties
+            reference = properties[name].get("$ref", "").rpartition("/")[2]
+            properties = SCHEMA.schema["$defs"].get(reference, {}).get("properties", {})
 
 
 def test_every_size_key_exists():

@@ -49,9 +49,9 @@ def test_the_command_line_comes_first_then_the_environment_then_the_file(
 @pytest.mark.parametrize(
     ("setting", "value"),
     [
-        ("server.host=0.0.0.0", "0.0.0.0"),
-        ('server.host="0.0.0.0"', "0.0.0.0"),
-        ("server.host=::", "::"),
+        ("report.database=0.0.0.0", "0.0.0.0"),
+        ('report.database="0.0.0.0"', "0.0.0.0"),
+        ("server.host=::1", "::1"),
         ("server.grpc_port=0", 0),
         ("server.reject_nonfinite=false", False),
         ("server.receive_timeout_s=3", 3.0),
@@ -104,11 +104,12 @@ def test_a_setting_that_cannot_be_used_is_named(path, setting, words):
 
 def test_a_wrong_variable_is_named_and_the_rest_counts(path):
     settings = settings_of(
-        {"GNNSERVE__DEVICE__LANES": "0", "GNNSERVE__SERVER__HOST": "h", "GNNSERVE_LOG": "INFO"}, []
+        {"GNNSERVE__DEVICE__LANES": "0", "GNNSERVE__SERVER__HOST": "::1", "GNNSERVE_LOG": "INFO"},
+        [],
     )
     config, problems = read_config(path, settings)
     assert problems == ["GNNSERVE__DEVICE__LANES: device.lanes: Expected `int` >= 1"]
-    assert config.server.host == "h"
+    assert config.server.host == "::1"
 
 
 @pytest.mark.parametrize("argument", ["server.host", "", "=", "=5"])
@@ -141,7 +142,17 @@ def test_the_commands_tell_and_use_settings(path):
         "key": "device.lanes", "value": 2, "source": "GNNSERVE__DEVICE__LANES"
     }  # fmt: skip
     assert rows["server.max_queue"]["source"] == "file"
-    assert "--set" in run("config", "show", "--set", "server.host=h").stdout
+    assert "--set" in run("config", "show", "--set", "server.host=::1").stdout
     wrong = run("check", "--fast", "--set", "server.max_queue=0")
     assert wrong.returncode == 2
     assert "--set: server.max_queue: Expected `int` >= 1" in wrong.stderr
+
+
+def test_keys_of_a_section_within_another(path):
+    variables = {"GNNSERVE__SERVER__TLS__CERTIFICATE": "c.crt"}
+    settings = settings_of(variables, ["server.tls.key=c.key"])
+    found = {row.key: row for row in effective_values(path, settings)}
+    certificate, key = found["server.tls.certificate"], found["server.tls.key"]
+    assert (certificate.value, certificate.source) == ("c.crt", *variables)
+    assert (key.value, key.source) == ("c.key", "--set")
+    assert found["server.max_queue"].value == 3

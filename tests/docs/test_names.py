@@ -121,7 +121,8 @@ def test_command_options_exist(page):
             wrong += [name] if name != "load" and rest.lstrip().startswith("--") else []
             continue
         command = commands[name]
-        if subcommands := getattr(command, "commands", None):
+        subcommands = getattr(command, "commands", None)
+        if subcommands and rest.split():
             command = subcommands[rest.split()[0]]
         known = {option for param in command.params for option in param.opts}
         wrong += [

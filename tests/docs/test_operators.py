@@ -87,7 +87,7 @@ def test_the_check_before_a_start_works(tmp_path):
     (tmp_path / "gnnserve.toml").write_text("")
     done = run(configuration, tmp_path)
     assert done.returncode == 0, done.stderr
-    assert re.search(r'server\.host +"0\.0\.0\.0" +--set', done.stdout)
+    assert re.search(r'server\.host +"::1" +--set', done.stdout)
     assert (
         "grpc_port"
         in json.loads((tmp_path / "gnnserve.schema.json").read_text())["$defs"]["ServerConfig"][

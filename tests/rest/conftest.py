@@ -3,10 +3,13 @@
 import http.client
 import json
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
 from bench.kit.waiting import PATIENCE_S
+from serve.access.certificates import CertificateFiles
+from serve.access.settings import AccessSettings
 from serve.config import ServerConfig
 from serve.obs.http import HttpPort, listening_socket, private_socket
 from serve.rest.process import GatewayProcess, missing_packages
@@ -32,10 +35,17 @@ class Answer:
 class Gateway:
     """The processes of the tests, and what they need of each."""
 
-    def __init__(self, stack: ExitStack) -> None:
+    def __init__(
+        self, stack: ExitStack, access: AccessSettings | None = None, folder: Path | None = None
+    ) -> None:
+        """With `access`, the server tells callers apart; its admin socket is in `folder`."""
+        callers = None if access is None else access.callers()
         self.engine = FakeEngine()
-        config = ServerConfig(grpc_port=0, max_message=f"{MOST_BYTES}", max_queue=600)
-        self.rpc = GrpcServer(self.engine, lambda: FACTS, lambda _: {}, config)
+        config = ServerConfig(
+            grpc_port=0, max_message=f"{MOST_BYTES}", max_queue=600,
+            admin_socket=None if folder is None else str(folder / "admin.sock"),
+        )  # fmt: skip
+        self.rpc = GrpcServer(self.engine, lambda: FACTS, lambda _: {}, config, callers=callers)
         self.grpc_port = self.rpc.start()
         stack.callback(self.stop_rpc)
         name, private = private_socket()
@@ -45,7 +55,7 @@ class Gateway:
             live=lambda: self.engine.live,
             ready=lambda: self.engine.ready,
             metrics=lambda: self.metrics,
-            database=None,
+            database=self.database,
         )
         backend.start()
         stack.callback(backend.stop)
@@ -53,13 +63,17 @@ class Gateway:
         self.port = listener.getsockname()[1]
         self.process = GatewayProcess(
             listener, name, max_message_bytes=MOST_BYTES, receive_timeout_s=self.receive_timeout_s,
-            stop_s=PATIENCE_S,
+            stop_s=PATIENCE_S, access=access, certificates=self.certificates,
+            inside="" if callers is None else callers.inside,
         )  # fmt: skip
         self.process.start(f"127.0.0.1:{self.grpc_port}")
         stack.callback(self.process.stop)
         self.process.wait_serving(PATIENCE_S)
 
     receive_timeout_s = PATIENCE_S
+    #: Of the report, and files of an encrypted port.
+    database: Path | None = None
+    certificates: CertificateFiles | None = None
 
     def stop_rpc(self) -> None:
         self.engine.let_go()

@@ -1,0 +1,94 @@
+"""The decision on calls that reach the gRPC server, before their service sees them."""
+
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import grpc
+
+from serve.access.callers import Callers
+from serve.access.principal import ADMINISTRATOR, ANYBODY, Principal
+from serve.access.rules import decide
+from serve.errors import ErrorCode, ServeError
+from serve.rpc.refusals import FORBIDDEN, UNAUTHENTICATED, Refusals
+from serve.rpc.status import abort
+
+#: Whom the call comes from that the current thread serves.
+CALLER: ContextVar[Principal] = ContextVar("caller", default=ANYBODY)
+_ALTERNATIVE_NAMES = "x509_subject_alternative_name"
+#: Attribute by which gRPC knows methods that need no thread while they have nothing to send.
+_NON_BLOCKING = "experimental_non_blocking"
+
+
+def count_refusal(error: ServeError, refusals: Refusals) -> None:
+    """Count a call that ``decide`` refused."""
+    unknown = error.code is ErrorCode.UNAUTHENTICATED
+    refusals.count(UNAUTHENTICATED if unknown else FORBIDDEN)
+
+
+class Guard(grpc.ServerInterceptor):
+    """Refuses calls that their caller may not make, and notes in `CALLER` whom others come from."""
+
+    def __init__(self, callers: Callers | None, refusals: Refusals) -> None:
+        """`callers` finds principals by a call's metadata; None: all are administrators."""
+        self._callers = callers
+        self._refusals = refusals
+
+    def intercept_service(self, continuation: Callable[..., Any], details: Any) -> Any:
+        """Return the method's handler behind the decision; None for an unknown method."""
+        handler = continuation(details)
+        if handler is None:
+            return None
+        method: str = details.method
+        if not handler.request_streaming and not handler.response_streaming:
+            return grpc.unary_unary_rpc_method_handler(
+                self._unary(method, handler.unary_unary),
+                handler.request_deserializer,
+                handler.response_serializer,
+            )
+        make = grpc.unary_stream_rpc_method_handler
+        behavior = handler.unary_stream
+        if handler.request_streaming:
+            make, behavior = grpc.stream_stream_rpc_method_handler, handler.stream_stream
+        guarded = self._pushed if hasattr(behavior, _NON_BLOCKING) else self._stream
+        return make(
+            guarded(method, behavior), handler.request_deserializer, handler.response_serializer
+        )
+
+    def _unary(self, method: str, behavior: Callable[..., Any]) -> Callable[..., Any]:
+        def call(request: Any, context: grpc.ServicerContext) -> Any:
+            self._admit(method, context)
+            return behavior(request, context)
+
+        return call
+
+    def _stream(self, method: str, behavior: Callable[..., Any]) -> Callable[..., Any]:
+        def call(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+            self._admit(method, context)
+            yield from behavior(request, context)
+
+        return call
+
+    def _pushed(self, method: str, behavior: Callable[..., Any]) -> Callable[..., Any]:
+        """Guard a method that is given a function to send its answers with."""
+
+        def call(request: Any, context: grpc.ServicerContext, send: Callable[[Any], None]) -> Any:
+            self._admit(method, context)
+            return behavior(request, context, send)
+
+        setattr(call, _NON_BLOCKING, True)
+        return call
+
+    def _admit(self, method: str, context: grpc.ServicerContext) -> None:
+        """Note whom the call comes from, or end it."""
+        caller = ADMINISTRATOR
+        if self._callers is not None:
+            names: Any = context.auth_context().get(_ALTERNATIVE_NAMES, ())
+            caller = self._callers.of_metadata(
+                context.invocation_metadata() or (),
+                [name.decode("utf-8", "replace") for name in names],
+            )
+        if (error := decide(method, caller)) is not None:
+            count_refusal(error, self._refusals)
+            abort(context, error)
+        CALLER.set(caller)

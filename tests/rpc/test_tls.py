@@ -1,0 +1,293 @@
+"""Encrypted connections on both front ends: versions, certificates of clients, new files."""
+
+import shutil
+import socket
+import ssl
+import threading
+
+import grpc
+import numpy as np
+import pytest
+
+from bench.kit.waiting import PATIENCE_S, wait_for
+from serve.access.callers import Callers
+from serve.access.certificates import CertificateFiles, Certificates
+from serve.client import Client, TlsFiles
+from serve.config import ServerConfig
+from serve.errors import ConfigError
+from serve.rpc import service
+from serve.rpc.server import GrpcServer
+from serve.wire.messages import INFER_METHOD, STREAM_METHOD
+from tests.access.certs import Authority, needs_openssl
+from tests.access.support import TOKENS, callers_of, headers
+from tests.rpc.fakes import FACTS, FakeEngine
+from tests.rpc.test_access import request
+
+pytestmark = needs_openssl
+LIVE = f"/{service.NAME}/ServerLive"
+
+
+class Encrypted:
+    """A server with the certificate `server.crt` in a folder of its own."""
+
+    def __init__(self, folder, front, callers=None, *, client_ca=False):
+        self.folder = folder
+        self.authority = Authority(folder, "authority")
+        certificate, key = self.authority.sign("server")
+        files = CertificateFiles(
+            str(certificate), str(key), str(self.authority.certificate) if client_ca else None
+        )
+        self.certificates = Certificates(files)
+        self.certificates.start()
+        self.engine = FakeEngine()
+        config = ServerConfig(
+            grpc_port=0, front=front, max_queue=16, admin_socket=str(folder / "admin.sock")
+        )
+        self.server = GrpcServer(
+            self.engine, lambda: FACTS, lambda _: {}, config,
+            callers=callers, certificates=self.certificates,
+        )  # fmt: skip
+        self.port = self.server.start()
+
+    def close(self):
+        self.engine.let_go()
+        self.server.stop(2.0)
+        self.certificates.stop()
+
+    def channel(self, client=None):
+        pair = {}
+        if client is not None:
+            certificate, key = client
+            pair = {"private_key": key.read_bytes(), "certificate_chain": certificate.read_bytes()}
+        credentials = grpc.ssl_channel_credentials(self.authority.certificate.read_bytes(), **pair)
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        return grpc.secure_channel(f"127.0.0.1:{self.port}", credentials, options)
+
+
+FRONTS = pytest.mark.parametrize("front", ["python"])
+
+
+@pytest.fixture
+def encrypted(tmp_path, front):
+    server = Encrypted(tmp_path, front)
+    yield server
+    server.close()
+
+
+def code(channel, method=INFER_METHOD, metadata=(), message=None):
+    try:
+        channel.unary_unary(method)(
+            request() if message is None else message, metadata=metadata, timeout=PATIENCE_S
+        )
+    except grpc.RpcError as error:
+        return error.code().name
+    return "OK"
+
+
+@FRONTS
+def test_calls_of_every_kind_and_the_servers_own(encrypted):
+    with encrypted.channel() as channel:
+        assert code(channel) == "OK"
+        assert code(channel, LIVE, message=b"") == "OK"
+        answers = channel.stream_stream(STREAM_METHOD)(iter([request()] * 20), timeout=PATIENCE_S)
+        assert len(list(answers)) == 20
+    with encrypted.server.own_requests() as send:
+        x, edges = np.zeros((3, 4), np.float32), np.zeros((2, 0), np.int64)
+        send("gcn", {"x": x, "edge_index": edges}, "own")
+    with Client(
+        f"https://127.0.0.1:{encrypted.port}", credentials=encrypted.authority.certificate
+    ) as client:
+        assert client.ready()
+
+
+@FRONTS
+def test_who_does_not_encrypt_or_does_not_trust_is_not_heard(encrypted):
+    with grpc.insecure_channel(f"127.0.0.1:{encrypted.port}") as channel:
+        assert code(channel) == "UNAVAILABLE"
+    other = Authority(encrypted.folder, "other")
+    credentials = grpc.ssl_channel_credentials(other.certificate.read_bytes())
+    with grpc.secure_channel(f"127.0.0.1:{encrypted.port}", credentials) as channel:
+        assert code(channel) == "UNAVAILABLE"
+    with encrypted.channel() as channel:
+        assert code(channel) == "OK"
+
+
+@FRONTS
+def test_versions_and_protocol(encrypted):
+    context = ssl.create_default_context(cafile=encrypted.authority.certificate)
+    context.set_alpn_protocols(["http/1.1", "h2"])
+    for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
+        context.minimum_version = context.maximum_version = version
+        with (
+            socket.create_connection(("127.0.0.1", encrypted.port), PATIENCE_S) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1") as connection,
+        ):
+            assert connection.version() == version.name.replace("_", ".")
+            assert connection.selected_alpn_protocol() == "h2"
+    old = ssl.create_default_context(cafile=encrypted.authority.certificate)
+    old.set_ciphers("ALL:@SECLEVEL=0")
+    with pytest.warns(DeprecationWarning, match="TLSv1"):
+        old.minimum_version = ssl.TLSVersion.TLSv1
+    with pytest.warns(DeprecationWarning, match="TLSv1_1"):
+        old.maximum_version = ssl.TLSVersion.TLSv1_1
+    with (
+        socket.create_connection(("127.0.0.1", encrypted.port), PATIENCE_S) as plain,
+        pytest.raises(OSError, match=r"alert|EOF|reset"),
+    ):
+        old.wrap_socket(plain, server_hostname="127.0.0.1")
+
+
+@FRONTS
+def test_certificates_of_clients_are_principals(tmp_path, front):
+    server = Encrypted(tmp_path, front, callers_of(tmp_path), client_ca=True)
+    known = server.authority.sign("known", "DNS:box.example")
+    unknown = server.authority.sign("unknown", "URI:spiffe://example/x")
+    (tmp_path / "foreign").mkdir()
+    foreign = Authority(tmp_path / "foreign", "foreign").sign("box", "DNS:box.example")
+    config = f"/{service.NAME}/RepositoryModelLoad"
+    try:
+        with server.channel(known) as channel:
+            assert code(channel) == "OK"
+            assert server.engine.calls[-1].tenant == "box"
+            assert code(channel, config, message=b"") == "PERMISSION_DENIED"
+            # A token says more than the certificate.
+            assert code(channel, metadata=headers("observe")) == "PERMISSION_DENIED"
+            assert code(channel, metadata=headers("infer")) == "OK"
+            assert server.engine.calls[-1].tenant == "first"
+        with server.channel(unknown) as channel:
+            assert code(channel) == "UNAUTHENTICATED"
+            assert code(channel, config, message=b"") == "UNAUTHENTICATED"
+            assert code(channel, LIVE, message=b"") == "OK"
+            forged = (("gnnserve-peer", "box.example"), ("gnnserve-inside", "guess"))
+            assert code(channel, metadata=forged) == "UNAUTHENTICATED"
+            assert code(channel, f"/{service.NAME}/ServerMetadata", forged, b"") == (
+                "UNAUTHENTICATED"
+            )
+        for stranger in (None, foreign):
+            with server.channel(stranger) as channel:
+                assert code(channel, LIVE, message=b"") == "UNAVAILABLE"
+    finally:
+        server.close()
+
+
+@FRONTS
+def test_without_tokens_a_certificate_is_a_client(tmp_path, front):
+    server = Encrypted(tmp_path, front, Callers(certificates=True), client_ca=True)
+    try:
+        with server.channel(server.authority.sign("one", "DNS:one.example")) as channel:
+            assert code(channel) == "OK"
+            assert server.engine.calls[-1].tenant == "one.example"
+            load = f"/{service.NAME}/RepositoryModelLoad"
+            assert code(channel, load, message=b"") == "PERMISSION_DENIED"
+    finally:
+        server.close()
+
+
+def serial_of(port, authority):
+    """Return the serial number of the certificate that new connections get."""
+    context = ssl.create_default_context(cafile=authority)
+    with (
+        socket.create_connection(("127.0.0.1", port), PATIENCE_S) as plain,
+        context.wrap_socket(plain, server_hostname="127.0.0.1") as connection,
+    ):
+        return connection.getpeercert()["serialNumber"]
+
+
+@FRONTS
+def test_new_certificates_count_and_lose_no_request(encrypted):
+    """One client keeps its connection, another makes a new one for each call."""
+    ca = encrypted.authority.certificate
+    codes, stop = [], threading.Event()
+
+    def ask_on_one():
+        with encrypted.channel() as channel:
+            while not stop.is_set():
+                codes.append(code(channel))
+
+    def ask_on_many():
+        while not stop.is_set():
+            with encrypted.channel() as channel:
+                codes.append(code(channel))
+
+    threads = [threading.Thread(target=ask) for ask in (ask_on_one, ask_on_many)]
+    for thread in threads:
+        thread.start()
+    try:
+        for turn in range(3):
+            before = serial_of(encrypted.port, ca)
+            certificate, key = encrypted.authority.sign(f"next{turn}")
+            shutil.copy(key, encrypted.folder / "key.new")
+            shutil.copy(certificate, encrypted.folder / "certificate.new")
+            # Between these two, key and certificate do not fit each other.
+            (encrypted.folder / "key.new").rename(encrypted.folder / "server.key")
+            (encrypted.folder / "certificate.new").rename(encrypted.folder / "server.crt")
+            wait_for(lambda before=before: serial_of(encrypted.port, ca) != before, "the new one")
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert len(codes) > 10
+    assert set(codes) == {"OK"}
+
+
+@FRONTS
+def test_broken_files_change_nothing(encrypted, caplog):
+    serial = serial_of(encrypted.port, encrypted.authority.certificate)
+    (encrypted.folder / "server.key").write_text("no key")
+    wait_for(lambda: "stay as they were" in caplog.text, "the complaint")
+    assert serial_of(encrypted.port, encrypted.authority.certificate) == serial
+    assert "PRIVATE KEY" not in caplog.text
+
+
+@pytest.mark.parametrize("wrong", ["certificate", "key", "client_ca"])
+@pytest.mark.parametrize("content", [None, "", "-----BEGIN CERTIFICATE-----\nx\n"])
+def test_a_file_that_cannot_be_used_stops_the_start(tmp_path, wrong, content):
+    authority = Authority(tmp_path, "authority")
+    certificate, key = authority.sign("server")
+    names = {"certificate": certificate, "key": key, "client_ca": authority.certificate}
+    names[wrong] = tmp_path / "wrong.pem"
+    if content is not None:
+        names[wrong].write_text(content)
+    with pytest.raises(ConfigError, match=r"server\.tls\..*wrong\.pem"):
+        Certificates(CertificateFiles(**{name: str(path) for name, path in names.items()}))
+
+
+def test_a_key_of_another_certificate_is_told(tmp_path):
+    authority = Authority(tmp_path, "authority")
+    certificate, _ = authority.sign("one")
+    _, key = authority.sign("two")
+    with pytest.raises(ConfigError, match="key values mismatch"):
+        Certificates(CertificateFiles(str(certificate), str(key)))
+
+
+@FRONTS
+def test_tritonclient_with_ssl_and_a_token(tmp_path, front):
+    triton = pytest.importorskip("tritonclient.grpc")
+    server = Encrypted(tmp_path, front, callers_of(tmp_path))
+    options = {
+        "ssl": True, "root_certificates": str(server.authority.certificate),
+        "url": f"localhost:{server.port}",
+    }  # fmt: skip
+    bearer = {"authorization": f"Bearer {TOKENS['infer']}"}
+    try:
+        with triton.InferenceServerClient(**options) as client:
+            assert client.is_server_live()
+            assert client.get_model_metadata("gcn", headers=bearer).name == "gcn"
+            with pytest.raises(Exception, match="UNAUTHENTICATED"):
+                client.get_model_metadata("gcn")
+    finally:
+        server.close()
+
+
+@FRONTS
+def test_our_client_with_a_certificate(tmp_path, front):
+    server = Encrypted(tmp_path, front, callers_of(tmp_path), client_ca=True)
+    certificate, key = server.authority.sign("box", "DNS:box.example")
+    files = TlsFiles(
+        ca_file=server.authority.certificate, certificate_file=certificate, key_file=key
+    )
+    try:
+        with Client(f"https://127.0.0.1:{server.port}", credentials=files) as client:
+            assert client.describe().version == FACTS.version
+    finally:
+        server.close()
