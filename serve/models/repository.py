@@ -246,7 +246,7 @@ def _read_version(folder: Path, version: int, config: ModelConfig) -> ModelSpec 
         spec = ModelSpec(
             name=folder.name,
             version=version,
-            folder=str(folder.resolve()),
+            folder=str(folder.absolute()),
             factory=model.factory,
             args=model.args,
             inputs=tuple(slot.name for slot in interface.inputs)
@@ -256,7 +256,7 @@ def _read_version(folder: Path, version: int, config: ModelConfig) -> ModelSpec 
             qos_factor=config.qos.factor,
             method=model.method,
             method_args=model.method_args,
-            weights=str(weights.resolve()),
+            weights=str(weights.absolute()),
             weights_bytes=weights.stat().st_size,
             num_features=model.num_features,
             description=model.description,

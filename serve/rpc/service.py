@@ -27,6 +27,7 @@ from serve.rpc.stream import Stream
 from serve.rpc.workers import Workers
 from serve.server.api import InferCall, Inference, ModelInfo, Ticket
 from serve.server.clock import now_ns
+from serve.server.load_turns import LoadCancellation
 from serve.server.regions import Regions
 from serve.wire.messages import WireRequest, decode_request
 
@@ -236,26 +237,29 @@ class InferenceService:
         return answer
 
     def RepositoryModelLoad(
-        self, request: pb.RepositoryModelLoadRequest, _: object
+        self, request: pb.RepositoryModelLoadRequest, context: grpc.ServicerContext
     ) -> pb.RepositoryModelLoadResponse:
-        """Load or reload a model from the repository; answers when it is ready."""
+        """Load or reload a model from the repository; answers when it is ready.
+
+        The load ends with its call.
+        """
         _check_repository(request.repository_name)
         for name in request.parameters:
             raise InvalidInput(
                 f"parameter '{name}': models are loaded as the repository holds them"
             )
-        self._engine.load(request.model_name)
+        self._engine.load(request.model_name, _cancelled_with(context))
         return pb.RepositoryModelLoadResponse()
 
     def RepositoryModelUnload(
-        self, request: pb.RepositoryModelUnloadRequest, _: object
+        self, request: pb.RepositoryModelUnloadRequest, context: grpc.ServicerContext
     ) -> pb.RepositoryModelUnloadResponse:
         """Stop serving a model.
 
         Ignores `unload_dependents`, as no model depends on another.
         """
         _check_repository(request.repository_name)
-        self._engine.unload(request.model_name)
+        self._engine.unload(request.model_name, _cancelled_with(context))
         return pb.RepositoryModelUnloadResponse()
 
     # -- shared memory ------------------------------------------------------------------------
@@ -326,6 +330,14 @@ class InferenceService:
             m.version for m in self._engine.models() if m.name == model.name and m.state == "READY"
         }
         return sorted(found | {model.version}, key=version_order)
+
+
+def _cancelled_with(context: grpc.ServicerContext) -> LoadCancellation:
+    """Return what cancels a load or unload when its call ends."""
+    cancellation = LoadCancellation()
+    if not context.add_callback(cancellation.cancel):
+        cancellation.cancel()
+    return cancellation
 
 
 def _check_repository(name: str) -> None:

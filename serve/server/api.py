@@ -13,6 +13,7 @@ from serve.graphs.typed_updates import TypedChange
 from serve.graphs.updates import Change
 from serve.interface import Interface
 from serve.obs.record import RequestRecord
+from serve.server.load_turns import LoadCancellation
 from serve.server.regions import RegionPart
 from serve.typed_names import name_parts, typed_name
 
@@ -275,12 +276,18 @@ class Inference(Protocol):
         """Return a loaded model, by default its newest version; raises UnknownName, NotReady."""
         ...
 
-    def load(self, name: str) -> None:
-        """Load or reload a model from the repository; returns when it is READY. Idempotent."""
+    def load(self, name: str, cancellation: LoadCancellation | None = None) -> None:
+        """Load or reload a model from the repository; returns when it is READY. Idempotent.
+
+        Raises RequestCancelled when it was cancelled before a version of it serves.
+        """
         ...
 
-    def unload(self, name: str) -> None:
-        """Stop serving the model once its accepted requests are answered. Idempotent."""
+    def unload(self, name: str, cancellation: LoadCancellation | None = None) -> None:
+        """Stop serving the model once its accepted requests are answered. Idempotent.
+
+        Raises RequestCancelled when it was cancelled before its turn.
+        """
         ...
 
     def estimate(self, name: str, version: str, num_nodes: int, num_edges: int) -> ModelEstimate:

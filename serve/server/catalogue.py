@@ -4,6 +4,7 @@ A request that names no version gets the default, the newest version that loads.
 the catalogue, ``model_info`` describes its entries to clients.
 """
 
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -45,7 +46,7 @@ class ModelEntry:
 
 
 class ModelCatalogue:
-    """The models of one server. Look-ups need no lock; only one thread at a time may change it."""
+    """The models of one server. Any thread; each model is changed by one thread at a time."""
 
     def __init__(self, root: Path, qos_factor: float) -> None:
         """`root` is the model repository, `qos_factor` that of models which set none."""
@@ -58,9 +59,15 @@ class ModelCatalogue:
         self._states: dict[str, tuple[State, str]] = {}
         #: Why a version did not load when it was tried last.
         self._failures: dict[tuple[str, int], str] = {}
-        #: Estimates of what the server adds to a run, shared by all models.
         #: Called when what is served has changed.
         self.changed: Callable[[], None] = lambda: None
+        #: Held for every change, and while `changed` is told of it. Look-ups need no lock.
+        self._changing = threading.Lock()
+        self._in_root = re.compile(
+            rf"(?<![\w./-])(?:{re.escape(str(root.absolute()))}|"
+            rf"{re.escape(str(root.resolve()))})(/|\b)"
+        )
+        #: Estimates of what the server adds to a run, shared by all models.
         self.overhead = Overhead(*ASSUMED_OVERHEAD)
         self.slowdown = SlowdownEstimator()
 
@@ -93,7 +100,7 @@ class ModelCatalogue:
             try:
                 find(self.root, name, version)
             except ConfigError as error:
-                reason = str(error)
+                reason = self.told(str(error))
             version = "" if number is None else version
         wanted = f"version {version} of model '{name}'" if version else f"model '{name}'"
         raise NotReady(f"{wanted} is {state}" + (f": {reason}" if reason else ""))
@@ -130,6 +137,10 @@ class ModelCatalogue:
         """Return why the version did not load when it was tried last; empty when it did."""
         return self._failures.get((name, version), "")
 
+    def told(self, text: str) -> str:
+        """Return a text for clients: with paths relative to the repository."""
+        return self._in_root.sub(lambda found: "" if found[1] else "the repository", text)
+
     def names_to_load(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
         """Return `wanted`, or all models of the repository; raises ConfigError for unknown ones."""
         if wrong := unknown_names(self.root, wanted):
@@ -141,27 +152,31 @@ class ModelCatalogue:
     def serve(self, entry: ModelEntry, replaced: ModelEntry | None) -> None:
         """Give requests `entry` from now on, in place of `replaced`."""
         spec = entry.spec
-        self._entries[spec.name, spec.version] = self._by_key[entry.key] = entry
-        if replaced is not None and self._default[spec.name] is replaced:
-            self._default[spec.name] = entry
-        self.changed()
+        with self._changing:
+            self._entries[spec.name, spec.version] = self._by_key[entry.key] = entry
+            if replaced is not None and self._default[spec.name] is replaced:
+                self._default[spec.name] = entry
+            self.changed()
 
     def set_default(self, name: str, version: int) -> ModelEntry:
         """Make a served version the one for requests that name none; return it."""
-        self._default[name] = self._entries[name, version]
-        self.changed()
-        return self._default[name]
+        with self._changing:
+            entry = self._default[name] = self._entries[name, version]
+            self.changed()
+        return entry
 
     def withdraw(self, name: str) -> bool:
         """Give no request the model any more; return False when it was not served."""
-        found = self._default.pop(name, None) is not None
-        self.changed()
+        with self._changing:
+            found = self._default.pop(name, None) is not None
+            self.changed()
         return found
 
     def remove(self, name: str, version: int) -> ModelEntry:
         """Take a version out; its key is known until `forget`, for its last requests."""
-        entry = self._entries.pop((name, version))
-        self.changed()
+        with self._changing:
+            entry = self._entries.pop((name, version))
+            self.changed()
         return entry
 
     def forget(self, key: str) -> None:
@@ -178,8 +193,10 @@ class ModelCatalogue:
 
     def set_failure(self, name: str, version: int, reason: str) -> None:
         """Take note of why a version does not load."""
-        self._failures[name, version] = reason
+        with self._changing:
+            self._failures[name, version] = reason
 
     def clear_failures(self, name: str) -> None:
         """Forget why versions of the model did not load."""
-        self._failures = {key: told for key, told in self._failures.items() if key[0] != name}
+        with self._changing:
+            self._failures = {key: told for key, told in self._failures.items() if key[0] != name}

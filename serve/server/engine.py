@@ -26,6 +26,7 @@ from serve.server.joint_ticket import WaitingTickets
 from serve.server.learning.alone import Arrays, Send, call_of
 from serve.server.learning.at_start import learn_at_start
 from serve.server.learning.beside import DeviceRoom
+from serve.server.load_turns import LoadCancellation
 from serve.server.plain_requests import PlainRequests
 from serve.server.ticket import WaitingTicket
 
@@ -151,7 +152,7 @@ class Engine:
     def interrupt(self) -> None:
         """End a start or a load that is under way soon, even if it hangs."""
         self.pool.calibrators.interrupt()
-        self._rollout.lane_models.interrupt()
+        self._rollout.interrupt()
 
     def announce_drain(self) -> bool:
         """Be ready no more, and go on serving; return whether it was ready."""
@@ -222,17 +223,17 @@ class Engine:
         """See ``api.Inference``."""
         return self._parts.infos.of(self._catalogue.get(name, version))
 
-    def load(self, name: str) -> None:
+    def load(self, name: str, cancellation: LoadCancellation | None = None) -> None:
         """See ``api.Inference``."""
         try:
-            self._rollout.load(name)
+            self._rollout.load(name, cancellation=cancellation)
         except ConfigError as error:
             raise NotReady(f"model '{name}' cannot be loaded: {error}") from error
 
-    def unload(self, name: str) -> None:
+    def unload(self, name: str, cancellation: LoadCancellation | None = None) -> None:
         """See ``api.Inference``."""
         keys = [entry.key for entry in self._catalogue.entries if entry.spec.name == name]
-        self._rollout.unload(name)
+        self._rollout.unload(name, cancellation)
         for key in keys:
             self.driver.unloaded(key)
 

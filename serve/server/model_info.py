@@ -68,7 +68,7 @@ class ModelInfos:
             return info
         state, reason = self._catalogue.state(name)
         if isinstance(found, BrokenModel):
-            state, reason = "UNAVAILABLE", found.reason
+            state, reason = "UNAVAILABLE", self._catalogue.told(found.reason)
         elif failure and state == "UNAVAILABLE":
             reason = failure
         return ModelInfo(name, "" if version is None else str(version), state, reason)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from serve.core.types import Bytes
-from serve.errors import ConfigError, NotReady, ServeError, UnknownName
+from serve.errors import ConfigError, NotReady, RequestCancelled, ServeError, UnknownName
 from serve.estimate.calibration import Calibration
 from serve.estimate.estimator import ModelEstimator
 from serve.ipc.messages import LoadModel, ProbeModel
@@ -24,6 +24,7 @@ from serve.progress import Progress
 from serve.server.catalogue import ModelCatalogue, ModelEntry
 from serve.server.lanes.lane_models import LaneModels
 from serve.server.lanes.pool import LanePool
+from serve.server.load_turns import LoadCancellation, LoadTurns
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ class RolloutSettings:
 
 
 class ModelRollout:
-    """Changes what a catalogue serves, one load or unload at a time. Any thread."""
+    """Changes what a catalogue serves, each model by one thread at a time. Any thread."""
 
     def __init__(
         self,
@@ -69,7 +70,10 @@ class ModelRollout:
         self._settings = settings
         self._budget_changed = budget_changed
         self._lock = lock
-        self._load_lock = threading.Lock()
+        self._turns = LoadTurns(lambda: pool.calibrators.interrupted)
+        #: Guards the memory for weights: what is given to models that the lanes do not hold yet.
+        self._room = threading.Lock()
+        self._coming_bytes: dict[str, int] = {}
         self.lane_models = LaneModels(pool, settings.start_timeout_s)
 
     @property
@@ -77,30 +81,47 @@ class ModelRollout:
         """Weights and code of all models that the lanes hold."""
         return self.lane_models.weights_bytes
 
-    def load(self, name: str, progress: Progress | None = None) -> ModelEntry:
+    def load(
+        self,
+        name: str,
+        progress: Progress | None = None,
+        cancellation: LoadCancellation | None = None,
+    ) -> ModelEntry:
         """Serve every version of `name` that loads from disk; return the default version.
 
         A version that is served unchanged stays. A changed one is loaded beside the old one and
         takes over; the old one is unloaded once its requests are answered, and so are versions that
         are gone. A version that does not load is logged and described by ``ModelInfos``, and the
         old one serves on. If the newest on disk does not load, its error is raised after the others
-        were loaded, and versions that are gone stay.
+        were loaded, and versions that are gone stay. Errors tell paths in the repository relative
+        to it; the log has them in full. A load that is cancelled before a version serves raises
+        RequestCancelled, and changes no more.
         """
-        with self._load_lock:
+        cancellation = cancellation or LoadCancellation()
+        with self._turns.of_model(name, cancellation):
             try:
-                return self._load(name, progress or (lambda step, fraction: None))
+                return self._load(name, progress or (lambda step, fraction: None), cancellation)
             except ServeError as error:
+                told = self._catalogue.told(str(error))
                 if isinstance(error, UnknownName) or self._catalogue.serves(name):
                     self._catalogue.clear_state(name)
                 else:
-                    self._catalogue.set_state(name, "UNAVAILABLE", str(error))
+                    self._catalogue.set_state(name, "UNAVAILABLE", told)
                 if not isinstance(error, UnknownName):  # a name that a client made up
                     _log.error("loading %s: %s", name, error)
-                raise
+                raise type(error)(told) from error
 
-    def unload(self, name: str) -> None:
-        """Stop serving `name`; return when its accepted requests are answered."""
-        with self._load_lock:
+    def interrupt(self) -> None:
+        """End loads that are under way soon, after an interrupt of the calibrators."""
+        self._turns.interrupt()
+        self.lane_models.interrupt()
+
+    def unload(self, name: str, cancellation: LoadCancellation | None = None) -> None:
+        """Stop serving `name`; return when its accepted requests are answered.
+
+        Raises RequestCancelled when it is cancelled before its turn.
+        """
+        with self._turns.of_model(name, cancellation or LoadCancellation()):
             if not self._catalogue.withdraw(name):
                 scan_model(self._catalogue.root, name)  # raises UnknownName
                 return
@@ -114,7 +135,7 @@ class ModelRollout:
         """Close all files, once no lane runs any more."""
         self.lane_models.close()
 
-    def _load(self, name: str, progress: Progress) -> ModelEntry:
+    def _load(self, name: str, progress: Progress, cancellation: LoadCancellation) -> ModelEntry:
         catalogue = self._catalogue
         found = scan_model(catalogue.root, name)
         # The newest first: if the device has no room for all versions, it has room for that one.
@@ -129,12 +150,14 @@ class ModelRollout:
             try:
                 if isinstance(one, BrokenModel):
                     raise ConfigError(one.reason)
-                self._load_version(one, progress)
+                self._load_version(one, progress, cancellation)
+            except RequestCancelled:
+                raise
             except ServeError as error:
                 if version != newest:  # the error of the newest is raised below
                     _log.error("loading %s: version %d: %s", name, version, error)
                 failures[version] = error
-                catalogue.set_failure(name, version, str(error))
+                catalogue.set_failure(name, version, catalogue.told(str(error)))
         served = catalogue.versions(name)
         if not served:
             raise failures[newest]
@@ -149,25 +172,25 @@ class ModelRollout:
             self._retire(catalogue.remove(name, version))
         return default
 
-    def _load_version(self, spec: ModelSpec, progress: Progress) -> None:
+    def _load_version(
+        self, spec: ModelSpec, progress: Progress, cancellation: LoadCancellation
+    ) -> None:
         """Serve the version as it is on disk, unless it is served so already."""
         old = self._catalogue.version(spec.name, spec.version)
         if old is not None and old.digest == content_hash(spec):
             return
-        needed_bytes = self.weights_bytes + spec.weights_bytes
-        if needed_bytes > self._settings.budget_bytes:
-            raise NotReady(
-                f"model {spec.key}: weights of all models would take {needed_bytes} bytes, "
-                f"the device has {self._settings.budget_bytes} (device.memory_budget)"
-            )
-        copied = self.lane_models.copy_files(spec)
+        self._take_room(spec)
         try:
-            digest = content_hash(copied)
-            signature, calibration = self._calibrated(copied, digest, progress)
-            entry = self._load_on_lanes(copied, digest, signature, calibration)
-        except BaseException:
-            self.lane_models.close_files_of(copied)
-            raise
+            copied = self.lane_models.copy_files(spec)
+            try:
+                digest = content_hash(copied)
+                signature, calibration = self._calibrated(copied, digest, progress, cancellation)
+                entry = self._load_on_lanes(copied, digest, signature, calibration, cancellation)
+            except BaseException:
+                self.lane_models.close_files_of(copied)
+                raise
+        finally:
+            self._leave_room(spec)
         self._catalogue.serve(entry, old)
         if old is not None:
             self._retire(old)
@@ -175,14 +198,30 @@ class ModelRollout:
         if warning := calibration.warning:
             _log.warning("model %s: %s", spec.key, warning)
 
+    def _take_room(self, spec: ModelSpec) -> None:
+        """Reserve the memory of the version's weights; raises NotReady when it is not there."""
+        with self._room:
+            needed_bytes = self.weights_bytes + spec.weights_bytes
+            needed_bytes += sum(self._coming_bytes.values())
+            if needed_bytes > self._settings.budget_bytes:
+                raise NotReady(
+                    f"model {spec.key}: weights of all models would take {needed_bytes} bytes, "
+                    f"the device has {self._settings.budget_bytes} (device.memory_budget)"
+                )
+            self._coming_bytes[spec.key] = spec.weights_bytes
+
+    def _leave_room(self, spec: ModelSpec) -> None:
+        """Reserve it no more: the lanes hold the version, or it does not load."""
+        with self._room:
+            self._coming_bytes.pop(spec.key, None)
+
     def _calibrated(
-        self, spec: ModelSpec, digest: str, progress: Progress
+        self, spec: ModelSpec, digest: str, progress: Progress, cancellation: LoadCancellation
     ) -> tuple[Signature, Calibration]:
         """Return signature and calibration, from the cache or by calibrating now."""
         cached = self._cache.get(digest)
         if cached is not None:
             return cached
-        _log.info("model %s: calibrating, once for these weights on this machine", spec.key)
         settings = self._settings
         message = ProbeModel(
             spec,
@@ -193,16 +232,34 @@ class ModelRollout:
             settings.start_timeout_s,
         )
         try:
-            with self._pool.calibrator() as calibrator:
+            with (
+                self._turns.of_measuring(cancellation) as heard,
+                self._pool.calibrator() as calibrator,
+                cancellation.calling(calibrator.kill),
+            ):
+                _log.info("model %s: calibrating, once for these weights on this machine", spec.key)
+
+                def tell(step: str, fraction: float) -> None:
+                    heard()
+                    progress(step, fraction)
+
                 timeout_s = settings.start_timeout_s + _PROBE_BEYOND_S
-                found = calibrator.probe(message, timeout_s, progress)
+                found = calibrator.probe(message, timeout_s, tell)
+        except NotReady:
+            cancellation.check()
+            raise
         except (OSError, EOFError) as error:
             raise NotReady(f"model {spec.key}: no process to calibrate it: {error}") from error
         self._cache.put(digest, *found)
         return found
 
     def _load_on_lanes(
-        self, spec: ModelSpec, digest: str, signature: Signature, calibration: Calibration
+        self,
+        spec: ModelSpec,
+        digest: str,
+        signature: Signature,
+        calibration: Calibration,
+        cancellation: LoadCancellation,
     ) -> ModelEntry:
         """Load the model on all lanes with the executor that calibration chose."""
         executor = calibration.executor
@@ -218,10 +275,12 @@ class ModelRollout:
                 package_bytes=self._cache.package_bytes(digest),
             )
         key = message.key
-        self.lane_models.add(message)
-        self._budget_changed(Bytes(self.weights_bytes))
+        with self._room:
+            self.lane_models.add(message)
+            self._coming_bytes.pop(spec.key, None)
+        self._tell_budget()
         try:
-            self.lane_models.load(message)
+            self.lane_models.load(message, cancellation)
         except ServeError:
             self._forget(key)
             raise
@@ -244,4 +303,8 @@ class ModelRollout:
     def _forget(self, key: str) -> None:
         self._catalogue.forget(key)
         self.lane_models.drop(key)
-        self._budget_changed(Bytes(self.weights_bytes))
+        self._tell_budget()
+
+    def _tell_budget(self) -> None:
+        with self._room:
+            self._budget_changed(Bytes(self.weights_bytes))

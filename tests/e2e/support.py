@@ -1,6 +1,7 @@
 """What end-to-end tests share: graphs, references, calls, and a model that misbehaves."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -125,6 +126,17 @@ from pathlib import Path
 while not Path(__file__).with_name("open").exists():
     time.sleep(0.01)
 """
+
+
+def hanging_model(root: Path, name: str = "hangs") -> None:
+    """Write a model of which the loading never ends."""
+    shutil.copytree(REPOSITORY / "gcn", root / name)
+    (folder,) = (path.parent for path in (root / name).rglob("config.toml"))
+    (folder / "model.py").write_text("import time\ntime.sleep(600)\n")
+    text = (folder / "config.toml").read_text()
+    config = re.sub(r"^factory = .*$", 'factory = "./model.py:build"', text, flags=re.MULTILINE)
+    assert config != text
+    (folder / "config.toml").write_text(config)
 
 
 class Troubled:

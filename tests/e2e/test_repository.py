@@ -23,10 +23,11 @@ from tests.e2e.support import (
     Troubled,
     assert_answers,
     assert_equal,
+    hanging_model,
     infer,
     raw_channel,
 )
-from tests.processes import metric, wait_for
+from tests.processes import descendants, metric, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -212,3 +213,40 @@ def test_models_come_and_go_on_disk(call, client, trouble):
     assert caught.value.status() == "StatusCode.NOT_FOUND"
     code, words = code_of(call, "sage", GOOD)
     assert code is grpc.StatusCode.NOT_FOUND, words
+
+
+def test_a_load_that_hangs_keeps_no_other_waiting_and_ends_with_its_client(
+    call, client, changing, trouble
+):
+    hanging_model(trouble.root)
+    shutil.copytree(REPOSITORY / "gcn", trouble.root / "beside")
+    before = set(descendants(changing.pid))
+    with grpc.insecure_channel(changing.target) as load:
+        begin = load.unary_unary("/inference.GRPCInferenceService/RepositoryModelLoad")
+        hangs = begin.future(b"\x12\x05hangs")  # one field, the model's name
+        wait_for(lambda: "hangs:1: calibrating" in changing.log.read_text(), "the load")
+        wait_for(lambda: set(descendants(changing.pid)) - before, "its process")
+        client.load_model("beside")
+        infer(call, "beside", GOOD)
+        client.unload_model("beside")
+        assert not hangs.done()
+        hangs.cancel()
+        wait_for(lambda: not set(descendants(changing.pid)) - before, "the end of its process")
+    wait_for(
+        lambda: "cancelled by its client" in index(client, "hangs")[0][2], "the reason that is told"
+    )
+    for name in ("hangs", "beside"):
+        shutil.rmtree(trouble.root / name)
+
+
+def test_a_client_is_not_told_where_the_repository_lies(client, changing, trouble):
+    shutil.copytree(REPOSITORY / "gcn", trouble.root / "broken")
+    (trouble.root / "broken" / "config.toml").write_text("[model\n")
+    with pytest.raises(InferenceServerException) as caught:
+        client.load_model("broken")
+    ((_, _, reason),) = index(client, "broken")
+    for text in (caught.value.message(), reason):
+        assert "broken/config.toml" in text
+        assert str(trouble.root) not in text
+    assert f"{trouble.root}/broken/config.toml" in changing.log.read_text()
+    shutil.rmtree(trouble.root / "broken")

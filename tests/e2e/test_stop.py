@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import signal
 import socket
 import tempfile
@@ -16,7 +15,7 @@ import pytest
 
 from bench.kit.servers import ServerProcess
 from tests.e2e.mischief import HOLD, SLEEP
-from tests.e2e.support import GOOD, REPOSITORY, Troubled, infer, random_graph, raw_channel
+from tests.e2e.support import GOOD, Troubled, hanging_model, infer, random_graph, raw_channel
 from tests.processes import (
     PATIENCE_S,
     descendants,
@@ -165,17 +164,6 @@ def lane_pid(server):
     return int(re.findall(r"lane 0: process (\d+)", server.log.read_text())[0])
 
 
-def hanging_model(root, name="hangs"):
-    """A model of which the loading never ends."""
-    shutil.copytree(REPOSITORY / "gcn", root / name)
-    (folder,) = (path.parent for path in (root / name).rglob("config.toml"))
-    (folder / "model.py").write_text("import time\ntime.sleep(600)\n")
-    text = (folder / "config.toml").read_text()
-    config = re.sub(r"^factory = .*$", 'factory = "./model.py:build"', text, flags=re.MULTILINE)
-    assert config != text
-    (folder / "config.toml").write_text(config)
-
-
 def test_a_load_that_hangs_does_not_outlive_a_stop(tmp_path, trouble):
     """Nor do HTTP clients that drip, nor a lane that somebody stopped."""
     with (
@@ -258,3 +246,27 @@ def test_kill_leaves_rows_and_nothing_else(tmp_path, trouble, temporary):
     assert list(temporary.iterdir()) == []
     assert len(rows(server)) == 21
     assert not re.search("corrupt|cannot", server.log.read_text())
+
+
+@pytest.mark.slow
+def test_restarts_of_lanes_leave_no_temporary_files(tmp_path, trouble, temporary):
+    options = {"repository": trouble.root, "environment": {"TMPDIR": str(temporary)}}
+    with ServerProcess(tmp_path, **options) as server, raw_channel(server) as call:
+
+        def lane_pids():
+            started = re.findall(r"lane (\d): process (\d+) up", server.log.read_text())
+            return {int(pid) for pid in dict(started).values()}
+
+        for restarts in range(2, 21, 2):
+            for pid in lane_pids():
+                os.kill(pid, signal.SIGKILL)
+            wait_for(
+                lambda restarts=restarts: (
+                    metric(server, "gnnserve_lane_restarts_total") == restarts
+                    and metric(server, "gnnserve_lanes_up") == 2
+                ),
+                f"{restarts} restarts",
+            )
+        assert len(list(temporary.iterdir())) == 1
+        infer(call, "gcn", GOOD)
+    assert list(temporary.iterdir()) == []

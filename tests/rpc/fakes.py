@@ -206,12 +206,12 @@ class FakeEngine:
             raise NotReady(f"model '{name}' is {info.state}")
         return info
 
-    def load(self, name: str) -> None:
+    def load(self, name: str, cancellation: object = None) -> None:
         if name not in self.infos:
             raise UnknownName(f"no model '{name}' in the repository")
         self.infos[name] = replace(self.infos[name], state="READY", reason="")
 
-    def unload(self, name: str) -> None:
+    def unload(self, name: str, cancellation: object = None) -> None:
         self.infos[name] = replace(self.infos[name], state="UNAVAILABLE", reason="unloaded")
 
     def estimate_sample(

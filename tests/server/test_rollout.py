@@ -2,6 +2,7 @@
 
 import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,10 +14,11 @@ from safetensors.torch import save_file
 
 from bench.kit.waiting import PATIENCE_S
 from serve.core.types import LaneId
-from serve.errors import ConfigError, ModelError, NotReady, UnknownName
+from serve.errors import ConfigError, ModelError, NotReady, RequestCancelled, UnknownName
 from serve.ipc.messages import LoadModel
 from serve.models.cache import CalibrationCache
 from serve.server.catalogue import ModelCatalogue
+from serve.server.load_turns import LoadCancellation
 from serve.server.model_info import ModelInfos
 from serve.server.rollout import ModelRollout, RolloutSettings
 from tests.estimate.conftest import SIGNATURE
@@ -53,6 +55,9 @@ class Lanes:
 
     def probe(self, message, timeout_s, progress):
         return SIGNATURE, self.calibration
+
+    def kill(self):
+        pass
 
 
 def write_version(folder, version, value=0.0):
@@ -358,3 +363,195 @@ def test_no_copy_outlives_its_version(tmp_path, folder, models, lanes):
     models.load("m")
     models.rollout.close()
     assert copies_held() == before
+
+
+# -- several at once ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def other(folder):
+    """A second model beside the first."""
+    shutil.copytree(folder, folder.parent / "other")
+    return "other"
+
+
+class Hanging:
+    """In place of the pool's calibrators: one in which a model hangs until it is killed."""
+
+    def __init__(self, lanes, monkeypatch, name="m"):
+        self.began, self.killed = threading.Event(), threading.Event()
+        self.measured = []
+        self._lanes, self._name = lanes, name
+        monkeypatch.setattr(lanes, "calibrator", self.calibrator)
+
+    @contextmanager
+    def calibrator(self):
+        yield self
+
+    def kill(self):
+        self.killed.set()
+
+    def probe(self, message, timeout_s, progress):
+        self.measured.append(message.spec.name)
+        if message.spec.name == self._name:
+            self.began.set()
+            assert self.killed.wait(PATIENCE_S)
+            raise NotReady("the process that loaded the model died; see the log")
+        return SIGNATURE, self._lanes.calibration
+
+
+def patient(models, silence_s):
+    """Set the time after which a measurement that tells nothing is passed over."""
+    models.rollout._turns._silence_s = silence_s
+
+
+def test_a_load_that_hangs_does_not_hold_up_another_model(models, lanes, other, monkeypatch):
+    hanging = Hanging(lanes, monkeypatch)
+    patient(models, 0.01)
+    cancellation = LoadCancellation()
+    with ThreadPoolExecutor(1) as threads:
+        hangs = threads.submit(models.load, "m", None, cancellation)
+        assert hanging.began.wait(PATIENCE_S)
+        assert models.load(other).spec.name == other
+        models.unload(other)
+        assert not hangs.done()
+        cancellation.cancel()
+        with pytest.raises(RequestCancelled):
+            hangs.result()
+
+
+def test_models_that_are_measured_well_are_so_one_after_the_other(
+    models, lanes, other, monkeypatch
+):
+    hanging = Hanging(lanes, monkeypatch)
+    patient(models, PATIENCE_S)
+    waits = threading.Event()
+    until_silent_s = models.rollout._turns._until_silent_s
+
+    def watched():
+        if (found := until_silent_s()) > 0:
+            waits.set()
+        return found
+
+    monkeypatch.setattr(models.rollout._turns, "_until_silent_s", watched)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(models.load, "m")
+        assert hanging.began.wait(PATIENCE_S)
+        second = threads.submit(models.load, other)
+        assert waits.wait(PATIENCE_S)
+        assert hanging.measured == ["m"]
+        hanging.kill()
+        with pytest.raises(NotReady, match="died"):
+            first.result()
+        assert second.result().spec.name == other
+    assert hanging.measured == ["m", other]
+
+
+@pytest.mark.parametrize("served", [False, True], ids=["new", "served"])
+def test_a_load_ends_with_its_client_and_leaves_what_served(
+    folder, models, lanes, monkeypatch, served
+):
+    entry = models.load("m") if served else None
+    write_version(folder, 2, 2.0)
+    before = copies_held()
+    hanging = Hanging(lanes, monkeypatch)
+    cancellation = LoadCancellation()
+    with ThreadPoolExecutor(2) as threads:
+        load = threads.submit(models.load, "m", None, cancellation)
+        assert hanging.began.wait(PATIENCE_S)
+        # Its second client waits for its turn, and goes too.
+        another = LoadCancellation()
+        second = threads.submit(models.load, "m", None, another)
+        another.cancel()
+        with pytest.raises(RequestCancelled):
+            second.result()
+        assert not load.done()
+        cancellation.cancel()
+        with pytest.raises(RequestCancelled, match="cancelled by its client"):
+            load.result()
+    assert hanging.killed.is_set()
+    assert copies_held() == before
+    if served:
+        assert models.get("m") is entry
+        assert models.told()[0] == ("1", "READY", "")
+    else:
+        with pytest.raises(NotReady, match="UNAVAILABLE: the load was cancelled"):
+            models.get("m")
+    monkeypatch.undo()
+    assert models.load("m").spec.version == 2
+
+
+def test_a_load_that_waits_for_lanes_ends_with_its_client(models, lanes, monkeypatch):
+    sent = threading.Event()
+    monkeypatch.setattr(lanes, "send", lambda lane_id, message: sent.set())
+    cancellation = LoadCancellation()
+    with ThreadPoolExecutor(1) as threads:
+        load = threads.submit(models.load, "m", None, cancellation)
+        assert sent.wait(PATIENCE_S)
+        cancellation.cancel()
+        with pytest.raises(RequestCancelled):
+            load.result()
+    assert models.rollout.weights_bytes == 0
+
+
+def test_a_stop_ends_loads_that_wait_for_their_turn(models, lanes, other, monkeypatch):
+    hanging = Hanging(lanes, monkeypatch)
+    patient(models, PATIENCE_S)
+    with ThreadPoolExecutor(3) as threads:
+        loads = [threads.submit(models.load, "m")]
+        assert hanging.began.wait(PATIENCE_S)
+        loads += [threads.submit(models.load, name) for name in ("m", other)]
+        lanes.calibrators.interrupted = True
+        models.rollout.interrupt()
+        for waits in loads[1:]:
+            with pytest.raises(NotReady, match="stops"):
+                waits.result()
+        hanging.kill()
+        with pytest.raises(NotReady):
+            loads[0].result()
+
+
+def test_models_that_load_at_once_share_the_memory(tmp_path, folder, lanes, other, monkeypatch):
+    size_bytes = weights_of(folder, 1).stat().st_size
+    models = make_models(tmp_path, folder, lanes, budget_bytes=size_bytes * 3 // 2)
+    patient(models, 0.01)
+    hanging = Hanging(lanes, monkeypatch)
+    cancellation = LoadCancellation()
+    with ThreadPoolExecutor(1) as threads:
+        load = threads.submit(models.load, "m", None, cancellation)
+        assert hanging.began.wait(PATIENCE_S)
+        with pytest.raises(NotReady, match=r"device\.memory_budget"):
+            models.load(other)
+        cancellation.cancel()
+        with pytest.raises(RequestCancelled):
+            load.result()
+    assert models.load(other).spec.name == other
+    models.rollout.close()
+
+
+# -- what clients are told ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", ["weights", "config", "code", "link"])
+def test_clients_are_told_paths_in_the_repository_and_the_log_has_them_in_full(
+    folder, models, tmp_path, caplog, fault
+):
+    if fault == "weights":
+        half_copied(folder, 1)
+    elif fault == "config":
+        (folder / "config.toml").write_text("[model\n")
+    elif fault == "code":
+        (folder / "model.py").unlink()
+    else:
+        half_copied(folder, 1)
+        folder.rename(tmp_path / "elsewhere")
+        folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises((ConfigError, NotReady)) as caught:
+        models.load("m")
+    with pytest.raises(NotReady) as refused:
+        models.get("m")
+    told = [str(caught.value), str(refused.value), *(reason for *_, reason in models.told())]
+    for text in told:
+        assert str(tmp_path) not in text
+    assert "m/" in told[0]
+    assert f"{folder}/" in caplog.text

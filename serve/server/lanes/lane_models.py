@@ -8,6 +8,7 @@ from serve.ipc.messages import LoadModel, UnloadModel
 from serve.models.repository import ModelSpec
 from serve.models.sealed_copies import SealedCopies
 from serve.server.lanes.pool import LanePool
+from serve.server.load_turns import LoadCancellation
 
 
 class LaneModels:
@@ -107,15 +108,15 @@ class LaneModels:
             self._answers.notify_all()
 
     def interrupt(self) -> None:
-        """Wake the thread that waits in `load`, so that it sees an interrupt of the calibrators."""
+        """Wake the threads that wait in `load`, so that they see that they are to end."""
         with self._answers:
             self._answers.notify_all()
 
-    def load(self, message: LoadModel) -> None:
+    def load(self, message: LoadModel, cancellation: LoadCancellation) -> None:
         """Load the model on every lane that is up, and wait; others load it when they come up.
 
         Raises ModelError when a lane reports a failure or the server stops, NotReady after the time
-        limit.
+        limit, and RequestCancelled.
         """
         with self._answers:
             lanes = self._lanes_up.copy()
@@ -123,18 +124,20 @@ class LaneModels:
             self._waiting.setdefault(message.key, set()).update(lanes)
         for lane_id in lanes:
             self._pool.send(lane_id, message)
-        with self._answers:
+        with cancellation.calling(self.interrupt), self._answers:
             done = self._answers.wait_for(
                 lambda: (
                     not self._waiting[message.key]
                     or message.key in self._failures
                     or self._pool.calibrators.interrupted
+                    or cancellation.cancelled
                 ),
                 self._start_timeout_s,
             )
             failure = self._failures.pop(message.key, "")
             if self._waiting[message.key] and self._pool.calibrators.interrupted:
                 failure = failure or "the server stops"
+        cancellation.check()
         if failure:
             prefix = f"model {message.spec.key}: "
             raise ModelError(f"{prefix}does not load: {failure.removeprefix(prefix)}")
