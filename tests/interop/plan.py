@@ -22,6 +22,15 @@ CLIENTS = Path(__file__).parent / "clients"
 #: Where `.ci/packages` has npm install what is needed.
 NODE_MODULES = Path(__file__).parents[2] / "build" / "interop" / "node_modules"
 GO_PATH = Path("/usr/share/gocode")
+#: What the client in Java needs, of Debian's packages.
+JARS = Path("/usr/share/java")
+JAR_NAMES = (
+    *(f"grpc-{part}" for part in ("api", "context", "core", "netty", "stub")),
+    *(f"netty-{part}" for part in ("buffer", "codec", "codec-http", "codec-http2", "common")),
+    *(f"netty-{part}" for part in ("handler", "handler-proxy", "resolver", "transport")),
+    "netty-codec-socks", "netty-transport-native-unix-common", "guava",
+    "opencensus-api", "perfmark-api",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -83,11 +92,22 @@ def cpp(folder: Path) -> list[str]:
     return [program]
 
 
+def java(folder: Path) -> list[str]:
+    """Compile the client on grpc-java, and return its command."""
+    needs("java", "javac")
+    path = ":".join(str(JARS / f"{name}.jar") for name in JAR_NAMES)
+    if missing := [name for name in JAR_NAMES if not (JARS / f"{name}.jar").exists()]:
+        pytest.skip(f"{', '.join(missing)} of libgrpc-java and its libraries is not installed")
+    _run(["javac", "-cp", path, "-d", str(folder), str(CLIENTS / "Client.java")])
+    return ["java", "-XX:+UseSerialGC", "-cp", f"{path}:{folder}", "Client"]
+
+
 #: What makes the command of each client; it skips the test where something is missing.
 LANGUAGES: dict[str, Callable[[Path], list[str]]] = {
     "grpc-js": node,
     "grpc-go": go,
     "grpc-c++": cpp,
+    "grpc-java": java,
 }
 
 
