@@ -4,14 +4,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch_geometric.data import Data
 from torch_geometric.nn import (
+    PNA,
     ChebConv,
     GATConv,
     GCNConv,
     GINEConv,
-    GraphUNet,
     HGTConv,
-    LightGCN,
     NNConv,
     RGCNConv,
     SAGEConv,
@@ -81,14 +81,39 @@ class Molecules(nn.Module):
         return self.head(global_add_pool(h, batch))
 
 
+class Gine(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = GINEConv(nn.Linear(6, 16), edge_dim=3)
+        self.norm = nn.BatchNorm1d(16)
+        self.second = GINEConv(nn.Linear(16, 5), edge_dim=3)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Any:
+        x = self.norm(self.first(x, edge_index, edge_attr)).relu()
+        return self.second(x, edge_index, edge_attr)
+
+
 class EdgeNetwork(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first = NNConv(6, 8, nn.Sequential(nn.Linear(3, 48)))
-        self.second = TransformerConv(8, 5, edge_dim=3)
+        self.first = NNConv(6, 8, nn.Linear(3, 48))
+        self.second = NNConv(8, 5, nn.Linear(3, 40), aggr="mean")
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Any:
         return self.second(self.first(x, edge_index, edge_attr).relu(), edge_index, edge_attr)
+
+
+class Transformer(nn.Module):
+    """Takes its graph as PyG's examples do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = TransformerConv(6, 8, heads=2, edge_dim=3)
+        self.second = TransformerConv(16, 5, edge_dim=3, beta=True)
+
+    def forward(self, data: Data) -> Any:
+        x = self.first(data.x, data.edge_index, data.edge_attr).relu()
+        return self.second(x, data.edge_index, data.edge_attr)
 
 
 class Near:
@@ -121,17 +146,13 @@ class Links(nn.Module):
         return (z[source] * z[target]).sum(dim=-1)
 
 
-def lightgcn() -> nn.Module:
-    found: nn.Module = LightGCN(num_nodes=50, embedding_dim=16, num_layers=2)
-    return found
-
-
-class RecurrentCell(nn.Module):
-    """A GRU whose gates are graph convolutions, state in and out."""
+class GConvGRU(nn.Module):
+    """A GRU whose gates are Chebyshev convolutions of features and state, and a head."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.gates = nn.ModuleList(ChebConv(4 + 8, 8, K=2) for _ in range(3))
+        self.features = nn.ModuleList(ChebConv(4, 8, K=2) for _ in range(3))
+        self.state = nn.ModuleList(ChebConv(8, 8, K=2) for _ in range(3))
         self.head = nn.Linear(8, 2)
 
     def forward(
@@ -142,11 +163,11 @@ class RecurrentCell(nn.Module):
         h: Tensor | None = None,
     ) -> Any:
         h = x.new_zeros(x.shape[0], 8) if h is None else h
-        update, reset = (
-            torch.sigmoid(gate(torch.cat([x, h], dim=1), edge_index, edge_weight))
-            for gate in self.gates[:2]
-        )
-        new = torch.tanh(self.gates[2](torch.cat([x, reset * h], dim=1), edge_index, edge_weight))
+        graph = edge_index, edge_weight
+        update, reset, new = (conv(x, *graph) for conv in self.features)
+        update = torch.sigmoid(update + self.state[0](h, *graph))
+        reset = torch.sigmoid(reset + self.state[1](h, *graph))
+        new = torch.tanh(new + self.state[2](reset * h, *graph))
         h = update * h + (1 - update) * new
         return {"y": self.head(h.relu()), "h_next": h}
 
@@ -162,6 +183,10 @@ class Attention(nn.Module):
         return self.second(h.relu(), edge_index), attention
 
 
-def unet() -> nn.Module:
-    found: nn.Module = GraphUNet(8, 16, 3, depth=2, pool_ratios=0.5)
+def pna() -> nn.Module:
+    """Return a PNA; its histogram of degrees is a tensor, which no configuration holds."""
+    found: nn.Module = PNA(
+        8, 16, 2, 3, aggregators=["mean", "std"], scalers=["identity", "amplification"],
+        deg=torch.tensor([1, 4, 3, 2]),
+    )  # fmt: skip
     return found

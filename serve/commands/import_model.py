@@ -11,7 +11,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +68,36 @@ class Imported(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]
 
 
-def import_model(root: Path, name: str, source: Source, progress: Progress) -> Imported:
+def read_apart(order: ReadOrder) -> ReadModel:
+    """Have a process with torch convert the weights; raises ModelError when it does not end."""
+    command = [sys.executable, "-P", "-m", "serve.lane.models.importing"]
+    try:
+        done = subprocess.run(
+            command, input=msgspec.json.encode(order), stdout=subprocess.PIPE, timeout=_READ_S
+        )
+        found = msgspec.json.decode(done.stdout, type=ReadModel)
+    except subprocess.TimeoutExpired as error:
+        raise ModelError(f"{order.source}: not read within {_READ_S:g} s") from error
+    except msgspec.DecodeError as error:
+        raise ModelError(
+            f"{order.source}: the process that read it ended with code {done.returncode}"
+        ) from error
+    return found
+
+
+def import_model(
+    root: Path,
+    name: str,
+    source: Source,
+    progress: Progress,
+    *,
+    read: Callable[[ReadOrder], ReadModel] = read_apart,
+    trial: Callable[[ModelSpec], Signature] | None = None,
+) -> Imported:
     """Bring `source` into the repository `root` as the newest version of model `name`.
 
-    Raises ConfigError for what cannot be imported, and ModelError for a model that does not run.
+    A process that has torch may `read` and try by itself; otherwise others do. Raises ConfigError
+    for what cannot be imported, and ModelError for a model that does not run.
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(f"--name: '{name}' has more than letters, digits and '_', '-', '.'")
@@ -81,12 +108,22 @@ def import_model(root: Path, name: str, source: Source, progress: Progress) -> I
     except OSError as error:
         raise ConfigError(f"--repository: {root}: {error.strerror}") from error
     try:
-        return _import(root, staging, name, source, progress)
+        with ExitStack() as stack:
+            tried = trial or stack.enter_context(Trials()).run
+            return _import(root, staging, name, source, progress, read, tried)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _import(root: Path, staging: Path, name: str, source: Source, progress: Progress) -> Imported:
+def _import(
+    root: Path,
+    staging: Path,
+    name: str,
+    source: Source,
+    progress: Progress,
+    read_model: Callable[[ReadOrder], ReadModel],
+    trial: Callable[[ModelSpec], Signature],
+) -> Imported:
     folder, kept = staging / name, root / name
     version = 1 + max((int(e.name) for e in kept.glob("[1-9]*") if e.name.isdigit()), default=0)
     weights = folder / str(version) / WEIGHTS_FILE
@@ -107,17 +144,25 @@ def _import(root: Path, staging: Path, name: str, source: Source, progress: Prog
         weights_bytes=0,
     )
     told = source.inputs or source.declaration
-    read = _read(source, weights, None if told else planned)
+    read = read_model(
+        ReadOrder(
+            source=str(source.weights),
+            target=str(weights),
+            strip=source.strip,
+            spec=None if told else planned,
+        )
+    )
+    if read.error:
+        raise ConfigError(read.error)
     inputs = source.inputs if told else _inputs_of(read.forward, source)
     config = _config(factory, source, inputs)
     (folder / CONFIG_FILE).write_text(config, encoding="utf-8")
     _require_same(folder, kept)
     progress("running it on small graphs", 0.5)
-    with Trials() as trials:
-        try:
-            signature = trials.run(find(staging, name, str(version)))
-        except ModelError as error:
-            raise ModelError(str(error).replace(str(folder), str(kept))) from error
+    try:
+        signature = trial(find(staging, name, str(version)))
+    except ModelError as error:
+        raise ModelError(str(error).replace(str(folder), str(kept))) from error
     _move(folder, kept, version)
     return Imported(
         spec=find(root, name, str(version)),
@@ -206,28 +251,6 @@ def _copy_factory(factory: str, folder: Path) -> str:
         raise ConfigError(f"--factory: {path}: no such file")
     shutil.copyfile(path, folder / path.name)
     return f"./{path.name}:{attribute}"
-
-
-def _read(source: Source, target: Path, built: ModelSpec | None) -> ReadModel:
-    """Have a process with torch convert the weights; with `built`, ask its forward for inputs."""
-    order = ReadOrder(
-        source=str(source.weights), target=str(target), strip=source.strip, spec=built
-    )
-    command = [sys.executable, "-P", "-m", "serve.lane.models.importing"]
-    try:
-        done = subprocess.run(
-            command, input=msgspec.json.encode(order), stdout=subprocess.PIPE, timeout=_READ_S
-        )
-        found = msgspec.json.decode(done.stdout, type=ReadModel)
-    except subprocess.TimeoutExpired as error:
-        raise ModelError(f"{source.weights}: not read within {_READ_S:g} s") from error
-    except msgspec.DecodeError as error:
-        raise ModelError(
-            f"{source.weights}: the process that read it ended with code {done.returncode}"
-        ) from error
-    if found.error:
-        raise ConfigError(found.error)
-    return found
 
 
 def _inputs_of(parameters: Sequence[str], source: Source) -> tuple[str, ...]:

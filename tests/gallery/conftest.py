@@ -11,18 +11,21 @@ from tests.e2e.support import raw_channel
 
 @pytest.fixture(scope="session")
 def gallery(tmp_path_factory):
+    """The repository, and the models in it by name: each trained, saved and imported."""
     root = tmp_path_factory.mktemp("gallery")
     with warnings.catch_warnings():
         # Torch warns of its sparse matrices once in a process, wherever that is.
         warnings.filterwarnings("ignore", "Sparse", UserWarning)
-        return root, {name: entries.write(root, name) for name in entries.GALLERY}
+        names = (*entries.GALLERY, *entries.BASIC)
+        return root, {name: entries.write(root, name) for name in names}
 
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory, gallery):
     root, _ = gallery
     folder = tmp_path_factory.mktemp("server")
-    with ServerProcess(folder, repository=root) as found:
+    sections = {"models": {"calibration_s": 0.2}}
+    with ServerProcess(folder, repository=root, sections=sections) as found:
         yield found
 
 

@@ -77,6 +77,16 @@ MODEL_PY = textwrap.dedent(
             super().train(mode)
 
 
+    class Folded(torch.nn.Module):
+        # Folds features of 8 columns into rows of 4, without an error.
+        def __init__(self):
+            super().__init__()
+            self.leave, self.wide = torch.nn.Linear(8, 3), torch.nn.Linear(4, 8)
+
+        def forward(self, x, edge_index):
+            return self.leave(self.wide(x.reshape(-1, 4)))
+
+
     class PerEdge(Node):
         def forward(self, x, edge_index):
             return x[edge_index[0]]

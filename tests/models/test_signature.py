@@ -53,6 +53,11 @@ def test_shapes_are_found_by_running(put, factory, more, expected):
     assert probed(put(factory=f"./model.py:{factory}", more=more)) == expected
 
 
+def test_a_width_that_gives_other_rows_is_not_the_models(put):
+    # 8 columns are tried first, and run.
+    assert probed(put(factory="./model.py:Folded")).num_features == 4
+
+
 @pytest.mark.parametrize(
     ("factory", "more", "told"),
     [

@@ -33,6 +33,7 @@ def probe_signature(loaded: LoadedModel) -> Signature:
     if loaded.spec.interface is not None:
         return probe_declared(loaded, loaded.spec.interface)
     first: tuple[str, Exception] | None = None
+    misshapen: ModelError | None = None
     for num_features, edge_dim in _candidates(loaded):
         try:
             output = loaded.run(probe_inputs(7, 12, 3, num_features, edge_dim))
@@ -40,7 +41,13 @@ def probe_signature(loaded: LoadedModel) -> Signature:
             tried = f"{num_features} features" + (f", edge_dim {edge_dim}" if edge_dim else "")
             first = first or (f"with {tried}: {type(error).__name__}: {error}", error)
             continue
-        return _describe(loaded, num_features, edge_dim, output)
+        try:
+            return _describe(loaded, num_features, edge_dim, output)
+        except ModelError as error:
+            # A width that is not the model's may run, where layers reshape what they get.
+            misshapen = misshapen or error
+    if misshapen is not None:
+        raise misshapen
     if first is None:
         raise ModelError(
             f"model {loaded.spec.key}: the number of features is unknown; give it as"
