@@ -176,6 +176,9 @@ def estimate(
     node_ids: Annotated[
         int | None, typer.Option(min=0, help="The number of node ids in the request.")
     ] = None,
+    node_type: Annotated[
+        str | None, typer.Option(help="The type of the node ids, in a graph with several.")
+    ] = None,
     fanouts: Annotated[
         str | None,
         typer.Option(help="In-neighbours to sample at each hop, such as 10,5; or all."),
@@ -199,13 +202,15 @@ def estimate(
     loaded = load_config(config, _settings(settings))
     with Steps(_errors) as steps:
         if graph is None and nodes is not None and edges is not None:
-            if node_ids is not None or fanouts is not None:
-                raise ConfigError("--node-ids and --fanouts need --graph")
+            if (node_ids, fanouts, node_type) != (None, None, None):
+                raise ConfigError("--node-ids, --node-type and --fanouts need --graph")
             found = estimate_offline(loaded, model, nodes, edges, steps.tell)
         elif graph is not None and node_ids is not None:
             if nodes is not None or edges is not None:
                 raise ConfigError("--nodes and --edges do not go with --graph")
-            found = estimate_sample_offline(loaded, model, graph, node_ids, fanouts, steps.tell)
+            found = estimate_sample_offline(
+                loaded, model, graph, node_ids, fanouts, steps.tell, node_type
+            )
         else:
             raise ConfigError("give --nodes and --edges, or --graph and --node-ids")
     if as_json:

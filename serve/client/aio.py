@@ -7,7 +7,6 @@ from collections.abc import (
     AsyncIterator,
     Iterable,
     Mapping,
-    Sequence,
 )
 from types import TracebackType
 from typing import Any, Unpack, overload
@@ -36,7 +35,7 @@ from serve.client.facts import (
 )
 from serve.client.graphs import GraphChange, change_request
 from serve.client.joint import Answers
-from serve.client.requests import Request, RequestFields, fanouts_text
+from serve.client.requests import GivenFanouts, Request, RequestFields, fanouts_text
 from serve.client.retries import TimeLimit
 from serve.client.streaming import Outcome, PendingRequests
 from serve.pb import gnnserve_pb2
@@ -215,7 +214,8 @@ class AsyncClient:
         num_edges: int = 0,
         graph: str = "",
         num_ids: int = 0,
-        fanouts: str | Sequence[int] | None = None,
+        fanouts: GivenFanouts | None = None,
+        node_type: str = "",
         version: str = "",
     ) -> Estimate:
         """Estimate what a request needs, without running it.
@@ -227,6 +227,7 @@ class AsyncClient:
             graph: Resident graph, for a request by node ids; instead of the two sizes.
             num_ids: Number of node ids in such a request.
             fanouts: Fan-outs of such a request; None for the model's own.
+            node_type: Type of the ids in a graph with several; empty for the only one possible.
             version: Version of the model; empty for the newest.
         """
         request = gnnserve_pb2.EstimateRequest(
@@ -237,6 +238,7 @@ class AsyncClient:
             graph=graph,
             num_ids=num_ids,
             fanouts=fanouts_text(fanouts) or "",
+            node_type=node_type,
         )
         return Estimate.of(await self._connection.call(self._connection.own.Estimate, request))
 
@@ -271,7 +273,7 @@ class AsyncClient:
             graph: Name of the graph.
             if_version: Version that the graph must have, else raises Mismatched; None for any.
             **change: See ``GraphChange``: `add_x`, `set_ids` with `set_x`, `remove_edges`,
-                `add_edges`.
+                `add_edges`; and for graphs with several types `add_nodes` and `set_nodes`.
         """
         request = change_request(graph, change, if_version)
         method = self._connection.own.UpdateGraph

@@ -48,6 +48,14 @@ def array_for(name: str, value: Any, datatype: str, *, narrow: bool | None = Non
     return array.astype(kind.dtype, copy=False)
 
 
+def any_array(name: str, value: Any) -> Array:
+    """Convert `value`, the tensor `name`, to an array of its own dtype; raises InvalidRequest."""
+    array = _as_numpy(name, value)
+    if array.dtype.kind not in "biuf":
+        raise InvalidRequest.local(f"tensor '{name}': {array.dtype} is no number that can be sent")
+    return array
+
+
 def is_integer(value: Any) -> bool:
     """Return True for an array or tensor of integers; False for any other object, and lists."""
     dtype = getattr(value, "dtype", None)

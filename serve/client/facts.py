@@ -166,11 +166,19 @@ class GraphFacts:
     memory_mapped: bool
     #: Origin of the graph: a file, a data set or a generator.
     source: str
+    #: Of a graph with several types: nodes and edges of each, and dtype and shape of each feature,
+    #: whose names are such as `x.author`. The numbers above are then of all types.
+    node_types: dict[str, int] = field(default_factory=dict)
+    edge_types: dict[str, int] = field(default_factory=dict)
+    features: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, message: gnnserve_pb2.GraphFacts) -> "GraphFacts":
         """Field by field; both have the same names."""
-        return cls(**{f.name: getattr(message, f.name) for f in fields(cls)})
+        found: dict[str, Any] = {f.name: getattr(message, f.name) for f in fields(cls)}
+        for name in ("node_types", "edge_types", "features"):
+            found[name] = dict(found[name])
+        return cls(**found)
 
 
 @dataclass(frozen=True, slots=True)

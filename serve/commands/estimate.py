@@ -1,6 +1,6 @@
 """`gnnserve estimate`: what one request would need, computed without a server."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import msgspec
@@ -31,12 +31,19 @@ def estimate_offline(
 
 
 def estimate_sample_offline(
-    config: Config, model: str, graph: str, num_ids: int, fanouts: str | None, progress: Progress
+    config: Config,
+    model: str,
+    graph: str,
+    num_ids: int,
+    fanouts: str | None,
+    progress: Progress,
+    node_type: str | None = None,
 ) -> ModelEstimate:
     """Return the estimate for a request by `num_ids` node ids of the resident graph `graph`.
 
-    `fanouts` are written as in such a request; None for the model's own. Raises ConfigError for a
-    graph that the configuration does not have.
+    `fanouts` are written as in such a request; None for the model's own. `node_type` is the type of
+    the ids, None for the only one possible. Raises ConfigError for a graph that the configuration
+    does not have.
     """
     resident = tuple(entry for entry in config.graph if entry.name == graph)
     if not resident:
@@ -46,7 +53,7 @@ def estimate_sample_offline(
     reduced = msgspec.structs.replace(config, graph=resident)
     with _offline_engine(reduced, device_of(config)) as engine:
         engine.load_offline(model, progress, with_graphs=True)
-        return engine.estimate_sample(model, "", graph, num_ids, parse_fanouts(fanouts))
+        return engine.estimate_sample(model, "", graph, num_ids, parse_fanouts(fanouts), node_type)
 
 
 def offline_estimators(
@@ -74,13 +81,22 @@ def _offline_engine(config: Config, device: Device) -> Iterator[Engine]:
 # -- as a table -----------------------------------------------------------------------------------
 
 
+def _hops_text(fanouts: tuple[int, ...] | Mapping[str, tuple[int, ...]]) -> str:
+    """Return the fan-outs for people: of several types of edges, one after the other if unequal."""
+    if isinstance(fanouts, Mapping):
+        if len(set(fanouts.values())) > 1:
+            return "; ".join(f"{name} {_hops_text(each)}" for name, each in fanouts.items())
+        fanouts = next(iter(fanouts.values()), ())
+    return ", ".join("all" if fanout == -1 else str(fanout) for fanout in fanouts)
+
+
 def estimate_table(found: ModelEstimate) -> Table:
     """Return the estimate as a table of two columns; lines that say nothing are left out."""
     size = f"{found.num_nodes:,} nodes, {found.num_edges:,} edges"
     asked, sampled, drawn, scope = size, "", "", "inputs included"
     if (sample := found.sample) is not None:
         asked = f"{sample.num_ids:,} nodes of graph {sample.graph}"
-        hops = ", ".join("all" if fanout == -1 else str(fanout) for fanout in sample.fanouts)
+        hops = _hops_text(sample.fanouts)
         high = sample.size
         sampled = f"{size}; 95 % within {high.num_nodes_high:,} and {high.num_edges_high:,}"
         drawn = f"in {format_ms(high.prepare_ns / 1e6)}, {hops} neighbours a hop"

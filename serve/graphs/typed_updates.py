@@ -83,8 +83,8 @@ def _added(name: str, table: NodeTable, features: Arrays) -> NodeTable:
     return NodeTable(
         table.num_nodes + count,
         {
-            key: _checked(f"add_nodes.{name}.{key}", column, features[key], count).updated(
-                ids, features[key]
+            key: column.updated(
+                ids, _checked(f"add_nodes.{name}.{key}", column, features[key], count)
             )
             for key, column in table.columns.items()
         },
@@ -108,18 +108,25 @@ def _replaced(name: str, table: NodeTable, old_nodes: int, given: Arrays) -> Nod
                 f" {', '.join(columns) or 'no features'}"
             )
         where = f"set_nodes.{name}.{key}"
-        columns[key] = _checked(where, columns[key], rows, ids.size).updated(ids, rows)
+        columns[key] = columns[key].updated(ids, _checked(where, columns[key], rows, ids.size))
     return NodeTable(table.num_nodes, columns)
 
 
-def _checked(where: str, column: Column, rows: NDArray[Any], count: int) -> Column:
-    """Return the column; raises InvalidInput unless `rows` can be `count` rows of it."""
-    if rows.dtype != column.dtype:
-        raise InvalidInput(f"tensor '{where}': {rows.dtype}, but the graph has {column.dtype}")
-    column.check(where, rows)
+def _checked(where: str, column: Column, given: NDArray[Any], count: int) -> NDArray[Any]:
+    """Return the given rows in the column's dtype; raises InvalidInput unless they are `count`.
+
+    Integers must be in its range, and only integers and booleans become integers.
+    """
+    if not np.can_cast(given.dtype, column.dtype, "same_kind"):
+        raise InvalidInput(f"tensor '{where}': {given.dtype}, but the graph has {column.dtype}")
+    with np.errstate(over="ignore"):
+        rows = given.astype(column.dtype)
+    if column.dtype.kind != "f" and not (rows == given).all():
+        raise InvalidInput(f"tensor '{where}': its values do not fit {column.dtype}")
     if len(rows) != count:
         raise InvalidInput(f"tensor '{where}': {len(rows)} rows for {count} nodes")
-    return column
+    column.check(where, rows)
+    return rows
 
 
 def _rewired(name: str, edges: Edges, nodes: Mapping[str, NodeTable], change: TypedChange) -> Edges:

@@ -26,13 +26,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _POOL.AddSerializedFile(b'\n\x1agnnserve/v1/gnnserve.proto\x12\x0bgnnserve.v1\"\x11\n\x0f\x44\x65scribeRequest\"\xbb\x01\n\x10\x44\x65scribeResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\r\n\x05lanes\x18\x03 \x01(\x05\x12\x14\n\x0c\x62udget_bytes\x18\x04 \x01(\x03\x12\x0e\n\x06policy\x18\x05 \x01(\t\x12\x12\n\ndiscipline\x18\x06 \x01(\t\x12\x0e\n\x06window\x18\x07 \x01(\t\x12\x12\n\nqos_factor\x18\x08 \x01(\x01\x12\x19\n\x11max_message_bytes\x18\t \x01(\x03\"\x88\x01\n\x0f\x45stimateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x11\n\tnum_nodes\x18\x03 \x01(\x03\x12\x11\n\tnum_edges\x18\x04 \x01(\x03\x12\r\n\x05graph\x18\x05 \x01(\t\x12\x0f\n\x07num_ids\x18\x06 \x01(\x03\x12\x0f\n\x07\x66\x61nouts\x18\x07 \x01(\t\"\xc9\x02\n\x10\x45stimateResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x10\n\x08\x65xecutor\x18\x03 \x01(\t\x12\x15\n\rweights_bytes\x18\x04 \x01(\x03\x12\x13\n\x0binput_bytes\x18\x05 \x01(\x03\x12\x12\n\npeak_bytes\x18\x06 \x01(\x03\x12\x15\n\rreserve_bytes\x18\x07 \x01(\x03\x12\x0e\n\x06run_ns\x18\x08 \x01(\x03\x12\x0f\n\x07solo_ns\x18\t \x01(\x03\x12\x14\n\x0csolo_high_ns\x18\n \x01(\x03\x12\x15\n\rqos_target_ns\x18\x0b \x01(\x03\x12\x14\n\x0c\x62udget_bytes\x18\x0c \x01(\x03\x12\x11\n\tfit_count\x18\r \x01(\x03\x12\x0f\n\x07warning\x18\x0e \x01(\t\x12\x11\n\tnum_nodes\x18\x0f \x01(\x03\x12\x11\n\tnum_edges\x18\x10 \x01(\x03\"\xb9\x01\n\nGraphFacts\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x11\n\tnum_nodes\x18\x03 \x01(\x03\x12\x11\n\tnum_edges\x18\x04 \x01(\x03\x12\x14\n\x0cnum_features\x18\x05 \x01(\x03\x12\x15\n\rfeature_dtype\x18\x06 \x01(\t\x12\x12\n\nheld_bytes\x18\x07 \x01(\x03\x12\x15\n\rmemory_mapped\x18\x08 \x01(\x08\x12\x0e\n\x06source\x18\t \x01(\t\"!\n\x11ListGraphsRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"=\n\x12ListGraphsResponse\x12\'\n\x06graphs\x18\x01 \x03(\x0b\x32\x17.gnnserve.v1.GraphFacts\"7\n\x06Tensor\x12\x10\n\x08\x64\x61tatype\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\xf8\x01\n\x12UpdateGraphRequest\x12\r\n\x05graph\x18\x01 \x01(\t\x12\x12\n\nif_version\x18\x02 \x01(\x03\x12\"\n\x05\x61\x64\x64_x\x18\x03 \x01(\x0b\x32\x13.gnnserve.v1.Tensor\x12$\n\x07set_ids\x18\x04 \x01(\x0b\x32\x13.gnnserve.v1.Tensor\x12\"\n\x05set_x\x18\x05 \x01(\x0b\x32\x13.gnnserve.v1.Tensor\x12)\n\x0cremove_edges\x18\x06 \x01(\x0b\x32\x13.gnnserve.v1.Tensor\x12&\n\tadd_edges\x18\x07 \x01(\x0b\x32\x13.gnnserve.v1.Tensor\"=\n\x13UpdateGraphResponse\x12&\n\x05graph\x18\x01 \x01(\x0b\x32\x17.gnnserve.v1.GraphFacts\" \n\rReportRequest\x12\x0f\n\x07since_s\x18\x01 \x01(\x01\"2\n\tQuantiles\x12\x0b\n\x03p50\x18\x01 \x01(\x01\x12\x0b\n\x03p90\x18\x02 \x01(\x01\x12\x0b\n\x03p99\x18\x03 \x01(\x01\"\xba\x01\n\x0bModelReport\x12\x10\n\x08requests\x18\x01 \x01(\x03\x12\x10\n\x08\x61nswered\x18\x02 \x01(\x03\x12\x12\n\nviolations\x18\x03 \x01(\x03\x12\x16\n\x0eviolation_rate\x18\x04 \x01(\x01\x12/\n\x0flatency_over_qt\x18\x05 \x01(\x0b\x32\x16.gnnserve.v1.Quantiles\x12*\n\nlatency_ms\x18\x06 \x01(\x0b\x32\x16.gnnserve.v1.Quantiles\"\xb4\x01\n\x0cMemoryReport\x12\x14\n\x0c\x62udget_bytes\x18\x01 \x01(\x03\x12\x12\n\npeak_bytes\x18\x02 \x01(\x03\x12\x16\n\x0eunderestimates\x18\x03 \x01(\x03\x12\x18\n\x10overestimate_p50\x18\x04 \x01(\x01\x12\x1b\n\x13peak_measured_bytes\x18\x05 \x01(\x03\x12\x10\n\x08measured\x18\x06 \x01(\x03\x12\x19\n\x11\x65stimate_exceeded\x18\x07 \x01(\x03\"\xf2\x03\n\tViolation\x12\x13\n\x0brequest_uid\x18\x01 \x01(\t\x12\x11\n\tclient_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\r\n\x05\x63\x61use\x18\x05 \x01(\t\x12\x17\n\x0f\x61rrived_unix_ns\x18\x06 \x01(\x03\x12\x11\n\tnum_nodes\x18\x07 \x01(\x03\x12\x11\n\tnum_edges\x18\x08 \x01(\x03\x12\x12\n\nlatency_ms\x18\t \x01(\x01\x12\x15\n\rqos_target_ms\x18\n \x01(\x01\x12\x17\n\x0flatency_over_qt\x18\x0b \x01(\x01\x12\x18\n\x10solo_estimate_ms\x18\x0c \x01(\x01\x12\x17\n\x0frun_estimate_ms\x18\r \x01(\x01\x12\x12\n\nbacklog_ms\x18\x0e \x01(\x01\x12\x37\n\tstages_ms\x18\x0f \x03(\x0b\x32$.gnnserve.v1.Violation.StagesMsEntry\x12\x0c\n\x04lane\x18\x10 \x01(\x05\x12\x10\n\x08group_id\x18\x11 \x01(\x03\x12\x12\n\ngroup_size\x18\x12 \x01(\x03\x12\x12\n\nco_runners\x18\x13 \x01(\x03\x12\x13\n\x0bgroup_mates\x18\x14 \x03(\t\x1a/\n\rStagesMsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xb9\x07\n\x0eReportResponse\x12\x10\n\x08requests\x18\x01 \x01(\x03\x12\x10\n\x08\x61nswered\x18\x02 \x01(\x03\x12\x12\n\nviolations\x18\x03 \x01(\x03\x12\x16\n\x0eviolation_rate\x18\x04 \x01(\x01\x12\x12\n\nattainment\x18\x05 \x01(\x01\x12/\n\x0flatency_over_qt\x18\x06 \x01(\x0b\x32\x16.gnnserve.v1.Quantiles\x12\x18\n\x10jct_over_qt_mean\x18\x07 \x01(\x01\x12\x19\n\x11quet_over_qt_mean\x18\x08 \x01(\x01\x12:\n\x08\x62y_model\x18\t \x03(\x0b\x32(.gnnserve.v1.ReportResponse.ByModelEntry\x12:\n\x08\x62y_cause\x18\n \x03(\x0b\x32(.gnnserve.v1.ReportResponse.ByCauseEntry\x12)\n\x06memory\x18\x0b \x01(\x0b\x32\x19.gnnserve.v1.MemoryReport\x12;\n\x08rejected\x18\x0c \x03(\x0b\x32).gnnserve.v1.ReportResponse.RejectedEntry\x12;\n\x08overhead\x18\r \x03(\x0b\x32).gnnserve.v1.ReportResponse.OverheadEntry\x12\x1b\n\x13\x61ttainment_interval\x18\x0e \x03(\x01\x12\x14\n\x0c\x65xpired_late\x18\x0f \x01(\x03\x12*\n\nlatency_ms\x18\x10 \x01(\x0b\x32\x16.gnnserve.v1.Quantiles\x12\x31\n\x11run_over_estimate\x18\x11 \x01(\x0b\x32\x16.gnnserve.v1.Quantiles\x12\x15\n\rfirst_unix_ns\x18\x12 \x01(\x03\x12\x14\n\x0clast_unix_ns\x18\x13 \x01(\x03\x12%\n\x05worst\x18\x14 \x03(\x0b\x32\x16.gnnserve.v1.Violation\x1aH\n\x0c\x42yModelEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\'\n\x05value\x18\x02 \x01(\x0b\x32\x18.gnnserve.v1.ModelReport:\x02\x38\x01\x1a.\n\x0c\x42yCauseEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a/\n\rRejectedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a/\n\rOverheadEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x32\x80\x03\n\x08GnnServe\x12G\n\x08\x44\x65scribe\x12\x1c.gnnserve.v1.DescribeRequest\x1a\x1d.gnnserve.v1.DescribeResponse\x12G\n\x08\x45stimate\x12\x1c.gnnserve.v1.EstimateRequest\x1a\x1d.gnnserve.v1.EstimateResponse\x12\x41\n\x06Report\x12\x1a.gnnserve.v1.ReportRequest\x1a\x1b.gnnserve.v1.ReportResponse\x12M\n\nListGraphs\x12\x1e.gnnserve.v1.ListGraphsRequest\x1a\x1f.gnnserve.v1.ListGraphsResponse\x12P\n\x0bUpdateGraph\x12\x1f.gnnserve.v1.UpdateGraphRequest\x1a .gnnserve.v1.UpdateGraphResponseb\x06proto3')
+DESCRIPTOR = _POOL.AddSerializedFile(b'\n\x1agnnserve/v1/gnnserve.proto\x12\x0bgnnserve.v1\"\x11\n\x0f\x44\x65scribeRequest\"\xbb\x01\n\x10\x44\x65scribeResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\r\n\x05lanes\x18\x03 \x01(\x05\x12\x14\n\x0c\x62udget_bytes\x18\x04 \x01(\x03\x12\x0e\n\x06policy\x18\x05 \x01(\t\x12\x12\n\ndiscipline\x18\x06 \x01(\t\x12\x0e\n\x06window\x18\x07 \x01(\t\x12\x12\n\nqos_factor\x18\x08 \x01(\x01\x12\x19\n\x11max_message_bytes\x18\t \x01(\x03\"\x9b\x01\n\x0f\x45stimateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x11\n\tnum_nodes\x18\x03 \x01(\x03\x12\x11\n\tnum_edges\x18\x04 \x01(\x03\x12\r\n\x05graph\x18\x05 \x01(\t\x12\x0f\n\x07num_ids\x18\x06 \x01(\x03\x12\x0f\n\x07\x66\x61nouts\x18\x07 \x01(\t\x12\x11\n\tnode_type\x18\x08 \x01(\t\"\xc9\x02\n\x10\x45stimateResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x10\n\x08\x65xecutor\x18\x03 \x01(\t\x12\x15\n\rweights_bytes\x18\x04 \x01(\x03\x12\x13\n\x0binput_bytes\x18\x05 \x01(\x03\x12\x12\n\npeak_bytes\x18\x06 \x01(\x03\x12\x15\n\rreserve_bytes\x18\x07 \x01(\x03\x12\x0e\n\x06run_ns\x18\x08 \x01(\x03\x12\x0f\n\x07solo_ns\x18\t \x01(\x03\x12\x14\n\x0csolo_high_ns\x18\n \x01(\x03\x12\x15\n\rqos_target_ns\x18\x0b \x01(\x03\x12\x14\n\x0c\x62udget_bytes\x18\x0c \x01(\x03\x12\x11\n\tfit_count\x18\r \x01(\x03\x12\x0f\n\x07warning\x18\x0e \x01(\t\x12\x11\n\tnum_nodes\x18\x0f \x01(\x03\x12\x11\n\tnum_edges\x18\x10 \x01(\x03\"\xff\x03\n\nGraphFacts\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x11\n\tnum_nodes\x18\x03 \x01(\x03\x12\x11\n\tnum_edges\x18\x04 \x01(\x03\x12\x14\n\x0cnum_features\x18\x05 \x01(\x03\x12\x15\n\rfeature_dtype\x18\x06 \x01(\t\x12\x12\n\nheld_bytes\x18\x07 \x01(\x03\x12\x15\n\rmemory_mapped\x18\x08 \x01(\x08\x12\x0e\n\x06source\x18\t \x01(\t\x12:\n\nnode_types\x18\n \x03(\x0b\x32&.gnnserve.v1.GraphFacts.NodeTypesEntry\x12:\n\nedge_types\x18\x0b \x03(\x0b\x32&.gnnserve.v1.GraphFacts.EdgeTypesEntry\x12\x37\n\x08\x66\x65\x61tures\x18\x0c \x03(\x0b\x32%.gnnserve.v1.GraphFacts.FeaturesEntry\x1a\x30\n\x0eNodeTypesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a\x30\n\x0e\x45\x64geTypesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a/\n\rFeaturesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"!\n\x11ListGraphsRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"=\n\x12ListGraphsResponse\x12\'\n\x06graphs\x18\x01 \x03(\x0b\x32\x17.gnnserve.v1.GraphFacts\"E\n\x06Tensor\x12\x10\n\x08\x64\x61tatype\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\x0c\n\x04name\x18\x04 \x01(\t\"\x9e\x02\n\x12UpdateGraphRequest\x12\r\n\x05graph\x18\x01 \x01(\t\x12\x12\n\nif_version\x18\x02 \x01(\x03\x12\"\n\x05\x61\x64\x64_x\x18\x03 \x01(\x0b\x32\x13.gnnserve.v1.Tensor\x12$\n\x07set_ids\x18\x04 \x01(\x0b\x32\x13.gnnserve.v1.Tensor\x12\"\n\x05set_x\x18\x05 \x01(\x0b\x32\x13.gnnserve.v1.Tensor\x12)\n\x0cremove_edges\x18\x06 \x01(\x0b\x32\x13.gnnserve.v1.Tensor\x12&\n\tadd_edges\x18\x07 \x01(\x0b\x32\x13.gnnserve.v1.Tensor\x12$\n\x07tensors\x18\x08 \x03(\x0b\x32\x13.gnnserve.v1.Tensor\"=\n\x13UpdateGraphResponse\x12&\n\x05graph\x18\x01 \x01(\x0b\x32\x17.gnnserve.v1.GraphFacts\" \n\rReportRequest\x12\x0f\n\x07since_s\x18\x01 \x01(\x01\"2\n\tQuantiles\x12\x0b\n\x03p50\x18\x01 \x01(\x01\x12\x0b\n\x03p90\x18\x02 \x01(\x01\x12\x0b\n\x03p99\x18\x03 \x01(\x01\"\xba\x01\n\x0bModelReport\x12\x10\n\x08requests\x18\x01 \x01(\x03\x12\x10\n\x08\x61nswered\x18\x02 \x01(\x03\x12\x12\n\nviolations\x18\x03 \x01(\x03\x12\x16\n\x0eviolation_rate\x18\x04 \x01(\x01\x12/\n\x0flatency_over_qt\x18\x05 \x01(\x0b\x32\x16.gnnserve.v1.Quantiles\x12*\n\nlatency_ms\x18\x06 \x01(\x0b\x32\x16.gnnserve.v1.Quantiles\"\xb4\x01\n\x0cMemoryReport\x12\x14\n\x0c\x62udget_bytes\x18\x01 \x01(\x03\x12\x12\n\npeak_bytes\x18\x02 \x01(\x03\x12\x16\n\x0eunderestimates\x18\x03 \x01(\x03\x12\x18\n\x10overestimate_p50\x18\x04 \x01(\x01\x12\x1b\n\x13peak_measured_bytes\x18\x05 \x01(\x03\x12\x10\n\x08measured\x18\x06 \x01(\x03\x12\x19\n\x11\x65stimate_exceeded\x18\x07 \x01(\x03\"\xf2\x03\n\tViolation\x12\x13\n\x0brequest_uid\x18\x01 \x01(\t\x12\x11\n\tclient_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\r\n\x05\x63\x61use\x18\x05 \x01(\t\x12\x17\n\x0f\x61rrived_unix_ns\x18\x06 \x01(\x03\x12\x11\n\tnum_nodes\x18\x07 \x01(\x03\x12\x11\n\tnum_edges\x18\x08 \x01(\x03\x12\x12\n\nlatency_ms\x18\t \x01(\x01\x12\x15\n\rqos_target_ms\x18\n \x01(\x01\x12\x17\n\x0flatency_over_qt\x18\x0b \x01(\x01\x12\x18\n\x10solo_estimate_ms\x18\x0c \x01(\x01\x12\x17\n\x0frun_estimate_ms\x18\r \x01(\x01\x12\x12\n\nbacklog_ms\x18\x0e \x01(\x01\x12\x37\n\tstages_ms\x18\x0f \x03(\x0b\x32$.gnnserve.v1.Violation.StagesMsEntry\x12\x0c\n\x04lane\x18\x10 \x01(\x05\x12\x10\n\x08group_id\x18\x11 \x01(\x03\x12\x12\n\ngroup_size\x18\x12 \x01(\x03\x12\x12\n\nco_runners\x18\x13 \x01(\x03\x12\x13\n\x0bgroup_mates\x18\x14 \x03(\t\x1a/\n\rStagesMsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xb9\x07\n\x0eReportResponse\x12\x10\n\x08requests\x18\x01 \x01(\x03\x12\x10\n\x08\x61nswered\x18\x02 \x01(\x03\x12\x12\n\nviolations\x18\x03 \x01(\x03\x12\x16\n\x0eviolation_rate\x18\x04 \x01(\x01\x12\x12\n\nattainment\x18\x05 \x01(\x01\x12/\n\x0flatency_over_qt\x18\x06 \x01(\x0b\x32\x16.gnnserve.v1.Quantiles\x12\x18\n\x10jct_over_qt_mean\x18\x07 \x01(\x01\x12\x19\n\x11quet_over_qt_mean\x18\x08 \x01(\x01\x12:\n\x08\x62y_model\x18\t \x03(\x0b\x32(.gnnserve.v1.ReportResponse.ByModelEntry\x12:\n\x08\x62y_cause\x18\n \x03(\x0b\x32(.gnnserve.v1.ReportResponse.ByCauseEntry\x12)\n\x06memory\x18\x0b \x01(\x0b\x32\x19.gnnserve.v1.MemoryReport\x12;\n\x08rejected\x18\x0c \x03(\x0b\x32).gnnserve.v1.ReportResponse.RejectedEntry\x12;\n\x08overhead\x18\r \x03(\x0b\x32).gnnserve.v1.ReportResponse.OverheadEntry\x12\x1b\n\x13\x61ttainment_interval\x18\x0e \x03(\x01\x12\x14\n\x0c\x65xpired_late\x18\x0f \x01(\x03\x12*\n\nlatency_ms\x18\x10 \x01(\x0b\x32\x16.gnnserve.v1.Quantiles\x12\x31\n\x11run_over_estimate\x18\x11 \x01(\x0b\x32\x16.gnnserve.v1.Quantiles\x12\x15\n\rfirst_unix_ns\x18\x12 \x01(\x03\x12\x14\n\x0clast_unix_ns\x18\x13 \x01(\x03\x12%\n\x05worst\x18\x14 \x03(\x0b\x32\x16.gnnserve.v1.Violation\x1aH\n\x0c\x42yModelEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\'\n\x05value\x18\x02 \x01(\x0b\x32\x18.gnnserve.v1.ModelReport:\x02\x38\x01\x1a.\n\x0c\x42yCauseEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a/\n\rRejectedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a/\n\rOverheadEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x32\x80\x03\n\x08GnnServe\x12G\n\x08\x44\x65scribe\x12\x1c.gnnserve.v1.DescribeRequest\x1a\x1d.gnnserve.v1.DescribeResponse\x12G\n\x08\x45stimate\x12\x1c.gnnserve.v1.EstimateRequest\x1a\x1d.gnnserve.v1.EstimateResponse\x12\x41\n\x06Report\x12\x1a.gnnserve.v1.ReportRequest\x1a\x1b.gnnserve.v1.ReportResponse\x12M\n\nListGraphs\x12\x1e.gnnserve.v1.ListGraphsRequest\x1a\x1f.gnnserve.v1.ListGraphsResponse\x12P\n\x0bUpdateGraph\x12\x1f.gnnserve.v1.UpdateGraphRequest\x1a .gnnserve.v1.UpdateGraphResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'serve.pb.gnnserve_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_GRAPHFACTS_NODETYPESENTRY']._loaded_options = None
+  _globals['_GRAPHFACTS_NODETYPESENTRY']._serialized_options = b'8\001'
+  _globals['_GRAPHFACTS_EDGETYPESENTRY']._loaded_options = None
+  _globals['_GRAPHFACTS_EDGETYPESENTRY']._serialized_options = b'8\001'
+  _globals['_GRAPHFACTS_FEATURESENTRY']._loaded_options = None
+  _globals['_GRAPHFACTS_FEATURESENTRY']._serialized_options = b'8\001'
   _globals['_VIOLATION_STAGESMSENTRY']._loaded_options = None
   _globals['_VIOLATION_STAGESMSENTRY']._serialized_options = b'8\001'
   _globals['_REPORTRESPONSE_BYMODELENTRY']._loaded_options = None
@@ -48,43 +54,49 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DESCRIBERESPONSE']._serialized_start=63
   _globals['_DESCRIBERESPONSE']._serialized_end=250
   _globals['_ESTIMATEREQUEST']._serialized_start=253
-  _globals['_ESTIMATEREQUEST']._serialized_end=389
-  _globals['_ESTIMATERESPONSE']._serialized_start=392
-  _globals['_ESTIMATERESPONSE']._serialized_end=721
-  _globals['_GRAPHFACTS']._serialized_start=724
-  _globals['_GRAPHFACTS']._serialized_end=909
-  _globals['_LISTGRAPHSREQUEST']._serialized_start=911
-  _globals['_LISTGRAPHSREQUEST']._serialized_end=944
-  _globals['_LISTGRAPHSRESPONSE']._serialized_start=946
-  _globals['_LISTGRAPHSRESPONSE']._serialized_end=1007
-  _globals['_TENSOR']._serialized_start=1009
-  _globals['_TENSOR']._serialized_end=1064
-  _globals['_UPDATEGRAPHREQUEST']._serialized_start=1067
-  _globals['_UPDATEGRAPHREQUEST']._serialized_end=1315
-  _globals['_UPDATEGRAPHRESPONSE']._serialized_start=1317
-  _globals['_UPDATEGRAPHRESPONSE']._serialized_end=1378
-  _globals['_REPORTREQUEST']._serialized_start=1380
-  _globals['_REPORTREQUEST']._serialized_end=1412
-  _globals['_QUANTILES']._serialized_start=1414
-  _globals['_QUANTILES']._serialized_end=1464
-  _globals['_MODELREPORT']._serialized_start=1467
-  _globals['_MODELREPORT']._serialized_end=1653
-  _globals['_MEMORYREPORT']._serialized_start=1656
-  _globals['_MEMORYREPORT']._serialized_end=1836
-  _globals['_VIOLATION']._serialized_start=1839
-  _globals['_VIOLATION']._serialized_end=2337
-  _globals['_VIOLATION_STAGESMSENTRY']._serialized_start=2290
-  _globals['_VIOLATION_STAGESMSENTRY']._serialized_end=2337
-  _globals['_REPORTRESPONSE']._serialized_start=2340
-  _globals['_REPORTRESPONSE']._serialized_end=3293
-  _globals['_REPORTRESPONSE_BYMODELENTRY']._serialized_start=3075
-  _globals['_REPORTRESPONSE_BYMODELENTRY']._serialized_end=3147
-  _globals['_REPORTRESPONSE_BYCAUSEENTRY']._serialized_start=3149
-  _globals['_REPORTRESPONSE_BYCAUSEENTRY']._serialized_end=3195
-  _globals['_REPORTRESPONSE_REJECTEDENTRY']._serialized_start=3197
-  _globals['_REPORTRESPONSE_REJECTEDENTRY']._serialized_end=3244
-  _globals['_REPORTRESPONSE_OVERHEADENTRY']._serialized_start=3246
-  _globals['_REPORTRESPONSE_OVERHEADENTRY']._serialized_end=3293
-  _globals['_GNNSERVE']._serialized_start=3296
-  _globals['_GNNSERVE']._serialized_end=3680
+  _globals['_ESTIMATEREQUEST']._serialized_end=408
+  _globals['_ESTIMATERESPONSE']._serialized_start=411
+  _globals['_ESTIMATERESPONSE']._serialized_end=740
+  _globals['_GRAPHFACTS']._serialized_start=743
+  _globals['_GRAPHFACTS']._serialized_end=1254
+  _globals['_GRAPHFACTS_NODETYPESENTRY']._serialized_start=1107
+  _globals['_GRAPHFACTS_NODETYPESENTRY']._serialized_end=1155
+  _globals['_GRAPHFACTS_EDGETYPESENTRY']._serialized_start=1157
+  _globals['_GRAPHFACTS_EDGETYPESENTRY']._serialized_end=1205
+  _globals['_GRAPHFACTS_FEATURESENTRY']._serialized_start=1207
+  _globals['_GRAPHFACTS_FEATURESENTRY']._serialized_end=1254
+  _globals['_LISTGRAPHSREQUEST']._serialized_start=1256
+  _globals['_LISTGRAPHSREQUEST']._serialized_end=1289
+  _globals['_LISTGRAPHSRESPONSE']._serialized_start=1291
+  _globals['_LISTGRAPHSRESPONSE']._serialized_end=1352
+  _globals['_TENSOR']._serialized_start=1354
+  _globals['_TENSOR']._serialized_end=1423
+  _globals['_UPDATEGRAPHREQUEST']._serialized_start=1426
+  _globals['_UPDATEGRAPHREQUEST']._serialized_end=1712
+  _globals['_UPDATEGRAPHRESPONSE']._serialized_start=1714
+  _globals['_UPDATEGRAPHRESPONSE']._serialized_end=1775
+  _globals['_REPORTREQUEST']._serialized_start=1777
+  _globals['_REPORTREQUEST']._serialized_end=1809
+  _globals['_QUANTILES']._serialized_start=1811
+  _globals['_QUANTILES']._serialized_end=1861
+  _globals['_MODELREPORT']._serialized_start=1864
+  _globals['_MODELREPORT']._serialized_end=2050
+  _globals['_MEMORYREPORT']._serialized_start=2053
+  _globals['_MEMORYREPORT']._serialized_end=2233
+  _globals['_VIOLATION']._serialized_start=2236
+  _globals['_VIOLATION']._serialized_end=2734
+  _globals['_VIOLATION_STAGESMSENTRY']._serialized_start=2687
+  _globals['_VIOLATION_STAGESMSENTRY']._serialized_end=2734
+  _globals['_REPORTRESPONSE']._serialized_start=2737
+  _globals['_REPORTRESPONSE']._serialized_end=3690
+  _globals['_REPORTRESPONSE_BYMODELENTRY']._serialized_start=3472
+  _globals['_REPORTRESPONSE_BYMODELENTRY']._serialized_end=3544
+  _globals['_REPORTRESPONSE_BYCAUSEENTRY']._serialized_start=3546
+  _globals['_REPORTRESPONSE_BYCAUSEENTRY']._serialized_end=3592
+  _globals['_REPORTRESPONSE_REJECTEDENTRY']._serialized_start=3594
+  _globals['_REPORTRESPONSE_REJECTEDENTRY']._serialized_end=3641
+  _globals['_REPORTRESPONSE_OVERHEADENTRY']._serialized_start=3643
+  _globals['_REPORTRESPONSE_OVERHEADENTRY']._serialized_end=3690
+  _globals['_GNNSERVE']._serialized_start=3693
+  _globals['_GNNSERVE']._serialized_end=4077
 # @@protoc_insertion_point(module_scope)

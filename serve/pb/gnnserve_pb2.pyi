@@ -34,7 +34,7 @@ class DescribeResponse(_message.Message):
     def __init__(self, version: _Optional[str] = ..., device: _Optional[str] = ..., lanes: _Optional[int] = ..., budget_bytes: _Optional[int] = ..., policy: _Optional[str] = ..., discipline: _Optional[str] = ..., window: _Optional[str] = ..., qos_factor: _Optional[float] = ..., max_message_bytes: _Optional[int] = ...) -> None: ...
 
 class EstimateRequest(_message.Message):
-    __slots__ = ("model", "version", "num_nodes", "num_edges", "graph", "num_ids", "fanouts")
+    __slots__ = ("model", "version", "num_nodes", "num_edges", "graph", "num_ids", "fanouts", "node_type")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NUM_NODES_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,7 @@ class EstimateRequest(_message.Message):
     GRAPH_FIELD_NUMBER: _ClassVar[int]
     NUM_IDS_FIELD_NUMBER: _ClassVar[int]
     FANOUTS_FIELD_NUMBER: _ClassVar[int]
+    NODE_TYPE_FIELD_NUMBER: _ClassVar[int]
     model: str
     version: str
     num_nodes: int
@@ -49,7 +50,8 @@ class EstimateRequest(_message.Message):
     graph: str
     num_ids: int
     fanouts: str
-    def __init__(self, model: _Optional[str] = ..., version: _Optional[str] = ..., num_nodes: _Optional[int] = ..., num_edges: _Optional[int] = ..., graph: _Optional[str] = ..., num_ids: _Optional[int] = ..., fanouts: _Optional[str] = ...) -> None: ...
+    node_type: str
+    def __init__(self, model: _Optional[str] = ..., version: _Optional[str] = ..., num_nodes: _Optional[int] = ..., num_edges: _Optional[int] = ..., graph: _Optional[str] = ..., num_ids: _Optional[int] = ..., fanouts: _Optional[str] = ..., node_type: _Optional[str] = ...) -> None: ...
 
 class EstimateResponse(_message.Message):
     __slots__ = ("model", "version", "executor", "weights_bytes", "input_bytes", "peak_bytes", "reserve_bytes", "run_ns", "solo_ns", "solo_high_ns", "qos_target_ns", "budget_bytes", "fit_count", "warning", "num_nodes", "num_edges")
@@ -88,7 +90,28 @@ class EstimateResponse(_message.Message):
     def __init__(self, model: _Optional[str] = ..., version: _Optional[str] = ..., executor: _Optional[str] = ..., weights_bytes: _Optional[int] = ..., input_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., reserve_bytes: _Optional[int] = ..., run_ns: _Optional[int] = ..., solo_ns: _Optional[int] = ..., solo_high_ns: _Optional[int] = ..., qos_target_ns: _Optional[int] = ..., budget_bytes: _Optional[int] = ..., fit_count: _Optional[int] = ..., warning: _Optional[str] = ..., num_nodes: _Optional[int] = ..., num_edges: _Optional[int] = ...) -> None: ...
 
 class GraphFacts(_message.Message):
-    __slots__ = ("name", "version", "num_nodes", "num_edges", "num_features", "feature_dtype", "held_bytes", "memory_mapped", "source")
+    __slots__ = ("name", "version", "num_nodes", "num_edges", "num_features", "feature_dtype", "held_bytes", "memory_mapped", "source", "node_types", "edge_types", "features")
+    class NodeTypesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class EdgeTypesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class FeaturesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NUM_NODES_FIELD_NUMBER: _ClassVar[int]
@@ -98,6 +121,9 @@ class GraphFacts(_message.Message):
     HELD_BYTES_FIELD_NUMBER: _ClassVar[int]
     MEMORY_MAPPED_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
+    NODE_TYPES_FIELD_NUMBER: _ClassVar[int]
+    EDGE_TYPES_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: int
     num_nodes: int
@@ -107,7 +133,10 @@ class GraphFacts(_message.Message):
     held_bytes: int
     memory_mapped: bool
     source: str
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[int] = ..., num_nodes: _Optional[int] = ..., num_edges: _Optional[int] = ..., num_features: _Optional[int] = ..., feature_dtype: _Optional[str] = ..., held_bytes: _Optional[int] = ..., memory_mapped: bool = ..., source: _Optional[str] = ...) -> None: ...
+    node_types: _containers.ScalarMap[str, int]
+    edge_types: _containers.ScalarMap[str, int]
+    features: _containers.ScalarMap[str, str]
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[int] = ..., num_nodes: _Optional[int] = ..., num_edges: _Optional[int] = ..., num_features: _Optional[int] = ..., feature_dtype: _Optional[str] = ..., held_bytes: _Optional[int] = ..., memory_mapped: bool = ..., source: _Optional[str] = ..., node_types: _Optional[_Mapping[str, int]] = ..., edge_types: _Optional[_Mapping[str, int]] = ..., features: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class ListGraphsRequest(_message.Message):
     __slots__ = ("name",)
@@ -122,17 +151,19 @@ class ListGraphsResponse(_message.Message):
     def __init__(self, graphs: _Optional[_Iterable[_Union[GraphFacts, _Mapping]]] = ...) -> None: ...
 
 class Tensor(_message.Message):
-    __slots__ = ("datatype", "shape", "data")
+    __slots__ = ("datatype", "shape", "data", "name")
     DATATYPE_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     datatype: str
     shape: _containers.RepeatedScalarFieldContainer[int]
     data: bytes
-    def __init__(self, datatype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ...) -> None: ...
+    name: str
+    def __init__(self, datatype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., name: _Optional[str] = ...) -> None: ...
 
 class UpdateGraphRequest(_message.Message):
-    __slots__ = ("graph", "if_version", "add_x", "set_ids", "set_x", "remove_edges", "add_edges")
+    __slots__ = ("graph", "if_version", "add_x", "set_ids", "set_x", "remove_edges", "add_edges", "tensors")
     GRAPH_FIELD_NUMBER: _ClassVar[int]
     IF_VERSION_FIELD_NUMBER: _ClassVar[int]
     ADD_X_FIELD_NUMBER: _ClassVar[int]
@@ -140,6 +171,7 @@ class UpdateGraphRequest(_message.Message):
     SET_X_FIELD_NUMBER: _ClassVar[int]
     REMOVE_EDGES_FIELD_NUMBER: _ClassVar[int]
     ADD_EDGES_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
     graph: str
     if_version: int
     add_x: Tensor
@@ -147,7 +179,8 @@ class UpdateGraphRequest(_message.Message):
     set_x: Tensor
     remove_edges: Tensor
     add_edges: Tensor
-    def __init__(self, graph: _Optional[str] = ..., if_version: _Optional[int] = ..., add_x: _Optional[_Union[Tensor, _Mapping]] = ..., set_ids: _Optional[_Union[Tensor, _Mapping]] = ..., set_x: _Optional[_Union[Tensor, _Mapping]] = ..., remove_edges: _Optional[_Union[Tensor, _Mapping]] = ..., add_edges: _Optional[_Union[Tensor, _Mapping]] = ...) -> None: ...
+    tensors: _containers.RepeatedCompositeFieldContainer[Tensor]
+    def __init__(self, graph: _Optional[str] = ..., if_version: _Optional[int] = ..., add_x: _Optional[_Union[Tensor, _Mapping]] = ..., set_ids: _Optional[_Union[Tensor, _Mapping]] = ..., set_x: _Optional[_Union[Tensor, _Mapping]] = ..., remove_edges: _Optional[_Union[Tensor, _Mapping]] = ..., add_edges: _Optional[_Union[Tensor, _Mapping]] = ..., tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ...) -> None: ...
 
 class UpdateGraphResponse(_message.Message):
     __slots__ = ("graph",)

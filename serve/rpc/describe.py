@@ -1,5 +1,6 @@
 """Models, graphs and estimates as protobuf messages."""
 
+import dataclasses
 from collections.abc import Sequence
 
 from serve.obs.record import ServerRun
@@ -88,10 +89,7 @@ def estimate(found: ModelEstimate) -> gnnserve_pb2.EstimateResponse:
 
 def graph(found: GraphInfo) -> gnnserve_pb2.GraphFacts:
     """Copy a graph's facts field by field; both types use the same names."""
-    answer = gnnserve_pb2.GraphFacts()
-    for field in answer.DESCRIPTOR.fields:
-        setattr(answer, field.name, getattr(found, field.name))
-    return answer
+    return gnnserve_pb2.GraphFacts(**dataclasses.asdict(found))
 
 
 def on_cuda(facts: ServerRun) -> bool:

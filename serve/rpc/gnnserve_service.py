@@ -6,7 +6,6 @@ from typing import Any
 from google.protobuf import json_format
 
 from serve.errors import InvalidInput
-from serve.graphs.updates import Change
 from serve.obs.record import ServerRun
 from serve.pb import POOL
 from serve.pb import gnnserve_pb2 as pb
@@ -71,9 +70,10 @@ class GnnServeService:
                     request.graph,
                     request.num_ids,
                     parse_fanouts(request.fanouts or None),
+                    request.node_type or None,
                 )
             )
-        for name in ("num_ids", "fanouts"):
+        for name in ("num_ids", "fanouts", "node_type"):
             if getattr(request, name):
                 raise InvalidInput(f"{name}: has no meaning without a graph")
         if request.num_nodes == 0 and request.num_edges > 0:
@@ -94,8 +94,9 @@ class GnnServeService:
         request = parse_update(message)
         if request.if_version < 0:
             raise InvalidInput(f"if_version: {request.if_version} is negative")
-        change = Change(**decode_change(request))
-        found = self._engine.update_graph(request.graph, change, request.if_version or None)
+        found = self._engine.update_graph(
+            request.graph, decode_change(request), request.if_version or None
+        )
         return pb.UpdateGraphResponse(graph=describe.graph(found)).SerializeToString()
 
     def Report(self, request: pb.ReportRequest, _: object) -> pb.ReportResponse:

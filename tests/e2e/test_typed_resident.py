@@ -1,5 +1,8 @@
 """Requests by node id of a graph with several types, through a real server: equal to PyG."""
 
+import json
+import urllib.request
+
 import numpy as np
 import pytest
 
@@ -109,10 +112,84 @@ def test_the_whole_graph_sent_gives_the_same(client, models, model):
         assert_close(answer.outputs[name], wanted)
 
 
+def test_estimates_hold_what_is_then_sampled(client):
+    told = client.estimate("sage", graph="academic", num_ids=8, node_type="author")
+    rng = np.random.default_rng(0)
+    authors = len(ARRAYS["x.author"])
+    seen = [
+        client.infer("sage", graph="academic", nodes={"author": rng.integers(0, authors, 8)}).qos
+        for _ in range(15)
+    ]
+    for count in ("nodes", "edges"):
+        found = np.median([getattr(qos, f"sampled_{count}") for qos in seen])
+        assert getattr(told, f"num_{count}") == pytest.approx(found, rel=0.4)
+    assert told.reserve_bytes >= max(qos.pmc_measured_bytes for qos in seen)
+    assert client.estimate("hgt", graph="academic", num_ids=8).num_nodes > 8, "papers alone"
+    with pytest.raises(InvalidRequest, match=r"give one of 'node_ids\.author'"):
+        client.estimate("sage", graph="academic", num_ids=8)
+
+
+def test_http_asks_by_the_same_name(server, client, models):
+    body = {
+        "inputs": [
+            {"name": "node_ids.paper", "datatype": "INT64", "shape": [2], "data": [7, 2]},
+        ],
+        "parameters": {"graph": "academic", "fanouts": "*=-1,-1"},
+    }
+    url = f"http://127.0.0.1:{server.http_port}/v2/models/hgt/infer"
+    with urllib.request.urlopen(url, json.dumps(body).encode(), PATIENCE_S) as told:
+        answer = json.load(told)
+    (output,) = answer["outputs"]
+    found = np.array(output["data"], np.float32).reshape(output["shape"])
+    assert_close(found, academic.answers(models[1]["hgt"], ARRAYS)["y"][[7, 2]])
+
+
+def test_changes_are_seen_whole_and_wrong_ones_refused(client, models):
+    """Last of those that read the graph as it was opened."""
+    (before,) = client.graphs("academic")
+    assert before.node_types == {
+        name: len(ARRAYS[f"x.{name}"]) for name in ("author", "paper", "venue")
+    }
+    assert before.features["x.paper"] == "float32 [N, 16]"
+    new, x, edge = PAPERS, np.full((1, 16), 0.25), np.array([[PAPERS], [5]])
+    after = client.update_graph(
+        "academic",
+        if_version=before.version,
+        add_nodes={"paper": {"x": x.tolist(), "year": [2020]}},
+        set_nodes={"author": {"ids": [3], "x": np.ones((1, 8))}},
+        add_edges={("paper", "cites", "paper"): edge, "paper__cited_by__paper": edge[::-1]},
+        remove_edges={"author__writes__paper": ARRAYS["edge_index.author__writes__paper"][:, :1]},
+    )
+    assert (after.version, after.node_types["paper"]) == (before.version + 1, PAPERS + 1)
+    arrays = dict(ARRAYS)
+    arrays["x.paper"] = np.concatenate([arrays["x.paper"], x.astype(np.float32)])
+    arrays["year.paper"] = np.append(arrays["year.paper"], 2020)
+    arrays["x.author"] = arrays["x.author"].copy()
+    arrays["x.author"][3] = 1
+    for name, ends in (("paper__cites__paper", edge), ("paper__cited_by__paper", edge[::-1])):
+        key = f"edge_index.{name}"
+        arrays[key] = np.concatenate([arrays[key], ends], axis=1)
+    arrays["edge_index.author__writes__paper"] = arrays["edge_index.author__writes__paper"][:, 1:]
+    ids = np.array([new, 5, 0])
+    answer = client.infer("hgt", graph="academic", nodes={"paper": ids}, fanouts=[-1, -1])
+    assert_close(answer.output, academic.answers(models[1]["hgt"], arrays)["y"][ids])
+    assert answer.qos.graph_version == after.version
+    for change, told in (
+        ({"add_x": np.ones((1, 16))}, "several types of nodes"),
+        ({"add_nodes": {"paper": {"x": x}}}, "need all features of their type, x, year"),
+        ({"add_edges": {"cites": edge}}, "no type 'cites'"),
+        ({"set_nodes": {"paper": {"ids": [0.5], "x": x}}}, "INT64 or INT32 is required"),
+    ):
+        with pytest.raises(InvalidRequest, match=told):
+            client.update_graph("academic", **change)
+    with pytest.raises(InvalidRequest, match="'tensors' are not for it"):
+        client.update_graph("community", add_edges={"cites": edge})
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"nodes": {"paper": [PAPERS]}}, r"'node_ids.paper' \[0\] is 300; .* \[0, 300\)"),
+        ({"nodes": {"paper": [PAPERS + 1]}}, r"'node_ids.paper' \[0\] is 301; .* \[0, 301\)"),
         ({"nodes": {"journal": [0]}}, "'node_ids.journal': .* one of 'node_ids.author'"),
         ({"node_ids": [0]}, "'node_ids': graph 'academic' has several types of nodes"),
         ({"nodes": {"author": [0]}}, "'hgt' has outputs for nodes of paper"),
