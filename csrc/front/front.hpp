@@ -83,6 +83,8 @@ struct FrontCounts {
     std::atomic<std::uint64_t> no_message{0}, message_size{0}, malformed{0}, header_size{0},
         receiving_bytes{0}, connections{0}, peer_connections{0}, media_type{0}, resets{0},
         control_frames{0}, slow_reader{0};
+    // Calls that ended, not refused, before their message was there.
+    std::atomic<std::uint64_t> unread{0};
     std::atomic<std::uint64_t> open_connections{0}, open_calls{0};
 };
 

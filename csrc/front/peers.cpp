@@ -173,6 +173,8 @@ void Front::Client::closed(Stream& stream, std::uint32_t error_code) {
         front.counts_.open_calls -= 1;
         if (call->handed) {
             front.events_.push_back({Event::Kind::kEnded, call->handle, nullptr, nullptr});
+        } else if (!call->over) {
+            front.counts_.unread += 1;
         }
     }
 }

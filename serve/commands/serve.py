@@ -28,6 +28,7 @@ from serve.config import Config, ServerConfig
 from serve.errors import ServeError
 from serve.obs.http import HttpPort, listening_socket, private_socket
 from serve.obs.journal import JournalWriter
+from serve.obs.lost_calls import LostCalls
 from serve.obs.metrics import Metrics
 from serve.obs.offline import make_report
 from serve.obs.record import ServerRun
@@ -164,6 +165,7 @@ class Application:
                     rest_restarts=None if self._gateway is None else self._gateway.restarts,
                 )
             )
+            sink.count_lost(LostCalls(lambda: self._rpc.refused).records)
             #: Stops all of the above, in reverse order.
             self._close = undo.pop_all().close
 

@@ -39,6 +39,13 @@ REASONS = {
     "lane_lost": "its lane died or hung, twice",
     "time_limit": "its run exceeded the time limit of runs",
     "quarantined": "its model ended lanes again and again and is in quarantine",
+    "not_ready": "the server or the model was starting or stopping",
+    "unread": "the call ended before its message was there: cancelled, out of time, disconnected",
+    "malformed": "its message was no request",
+    "no_message": "its message did not arrive in time",
+    "no_thread": "no thread was free for it",
+    "message_size": "its message was too large",
+    "receiving_bytes": "too many bytes of messages were being received",
 }
 
 STAGES = {

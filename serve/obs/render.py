@@ -9,6 +9,7 @@ from rich.text import Text
 
 from serve.obs import explanations
 from serve.obs.frame import STAGES
+from serve.obs.lost_calls import STATUS_BY_REASON
 from serve.obs.record import ServerRun
 from serve.obs.report import Report
 from serve.units import format_bytes, format_ms, format_seconds
@@ -35,6 +36,14 @@ def render_report(report: Report, runs: Sequence[ServerRun]) -> RenderableType:
 
 def verdict(report: Report) -> str:
     """Summarize the report in a few sentences, with emphasis between asterisks."""
+    lost = {reason: report.rejected.get(reason, 0) for reason in STATUS_BY_REASON}
+    told = ", ".join(f"{reason} {count:,}" for reason, count in lost.items() if count)
+    if not told:
+        return _verdict(report)
+    return f"{_verdict(report)} {sum(lost.values()):,} calls ended before they were read ({told})."
+
+
+def _verdict(report: Report) -> str:
     if not report.requests:
         return "No requests yet."
     if not report.answered:

@@ -4,7 +4,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 from serve.obs.record import RequestRecord
 from serve.obs.sampling import RowSampler
@@ -14,6 +14,8 @@ _log = logging.getLogger(__name__)
 
 #: Longest time from putting a record to committing its row.
 COMMIT_INTERVAL_S = 0.9
+#: Time after which lost calls are stored on a server without requests.
+_LOST_INTERVAL_S = 10.0
 #: Most rows per batch for requests that never reached a lane: about 100 a second.
 _MOST_UNLAUNCHED = 90
 #: Most records that wait for the database; more are dropped and counted.
@@ -31,6 +33,7 @@ class RecordSink:
         self._observers = tuple(observers)
         self._queue: SimpleQueue[RequestRecord | None] = SimpleQueue()
         self._closing = threading.Event()
+        self._lost: Callable[[], Iterable[RequestRecord]] = tuple
         self._overflowed = 0
         self._observer_failed = False
         self._thread = threading.Thread(target=self._run, name="record-sink", daemon=True)
@@ -40,6 +43,13 @@ class RecordSink:
     def dropped(self) -> int:
         """Number of records lost for want of a database that takes them."""
         return self._store.dropped + self._overflowed
+
+    def count_lost(self, records: Callable[[], Iterable[RequestRecord]]) -> None:
+        """Store what `records` returns as well, from time to time and at the end.
+
+        Observers do not see it.
+        """
+        self._lost = records
 
     def put(self, record: RequestRecord) -> None:
         """Accept a record; never blocks and never raises. Thread-safe."""
@@ -58,7 +68,11 @@ class RecordSink:
     def _run(self) -> None:
         closed = False
         while not closed:
-            first = self._queue.get()
+            try:
+                first = self._queue.get(timeout=_LOST_INTERVAL_S)
+            except Empty:
+                self._store_lost()
+                continue
             # Collect before writing, for two wake-ups per interval instead of one per request.
             self._closing.wait(COMMIT_INTERVAL_S)
             waiting = self._queue.qsize()
@@ -80,8 +94,14 @@ class RecordSink:
                 self._store.insert(record)
         for record in sampler.rest():
             self._store.insert(record)
-        self._store.commit()
+        self._store_lost()
         return closed
+
+    def _store_lost(self) -> None:
+        """Store and commit what is left."""
+        for record in self._lost():
+            self._store.insert(record)
+        self._store.commit()
 
     def _observe(self, record: RequestRecord) -> None:
         for observer in self._observers:

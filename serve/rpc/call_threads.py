@@ -30,6 +30,7 @@ from serve.rpc.refusals import (
     NO_MESSAGE,
     NO_THREAD,
     NO_THREAD_TEXT,
+    UNREAD,
     Refusals,
 )
 from serve.rpc.workers import Workers
@@ -198,6 +199,7 @@ class _Call:
     def give_to(self, workers: Workers) -> None:
         """Have a thread answer the call, unless it ended before its message arrived."""
         if self.has_one_message and self._state.request is None:
+            self._refusals.count(UNREAD)
             self._end(
                 self.codes.unimplemented,
                 f'"{self.path.decode()}" requires exactly one request message.',

@@ -117,6 +117,8 @@ class NativeFront:
         #: What is in flight, by call.
         self._open: dict[int, Cancellation | PlainTicket] = {}
         self._front: Front | None = None
+        #: The front's counts when it was closed; empty before.
+        self._last_counts: Mapping[str, int] = {}
         self._found: list[_Event] = []
         self._stopping = False
         self._lent = False
@@ -164,6 +166,7 @@ class NativeFront:
             self._plain.plain.leave_port()
         front.wake()
         self._thread.join()
+        self._last_counts = front.counts()
         self._front = None
         front.close()
         for handle in list(self._open):
@@ -171,10 +174,8 @@ class NativeFront:
 
     def counts(self) -> Mapping[str, int]:
         """Return the counts of refused calls and connections, by reason."""
-        if self._front is None:
-            return dict.fromkeys(FRONT_REASONS, 0)
-        counts = self._front.counts()
-        return {reason: counts[reason] for reason in FRONT_REASONS}
+        counts = self._last_counts if self._front is None else self._front.counts()
+        return {reason: counts.get(reason, 0) for reason in FRONT_REASONS}
 
     def ways(self) -> Mapping[str, int]:
         """Return the number of calls so far, by the way that they took."""
@@ -261,6 +262,7 @@ class NativeFront:
         try:
             self._gate.enter()
         except NotReady as error:
+            self._service.not_read(arrived_ns, error)
             self._fail(handle, error)
             return
         cancellation = self._open[handle] = Cancellation()

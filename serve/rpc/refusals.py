@@ -11,6 +11,8 @@ MESSAGE_SIZE = "message_size"
 MALFORMED = "malformed"
 OPEN_CALLS = "open_calls"
 IDLE_STREAM = "idle_stream"
+#: It ended before its message was there: the client cancelled, disconnected or gave up.
+UNREAD = "unread"
 #: See ``serve.access.rules``.
 UNAUTHENTICATED, FORBIDDEN = "unauthenticated", "forbidden"
 REASONS = (
@@ -22,6 +24,7 @@ REASONS = (
     IDLE_STREAM,
     UNAUTHENTICATED,
     FORBIDDEN,
+    UNREAD,
 )
 #: Status text of NO_THREAD.
 NO_THREAD_TEXT = "no thread is available for this call; try again later"
@@ -38,6 +41,7 @@ FRONT_REASONS = (
     "resets",
     "control_frames",
     "slow_reader",
+    UNREAD,
 )
 
 

@@ -331,6 +331,8 @@ def _options(max_message_bytes: int) -> list[tuple[str, int]]:
         ("grpc.max_send_message_length", max_message_bytes),
         # Two servers on one port would share its requests; the second one must fail instead.
         ("grpc.so_reuseport", 0),
+        # By default gRPC cancels calls that wait for half a minute, and nobody hears of them.
+        ("grpc.server_max_unrequested_time_in_server", 3600),
         # Clients may ping idle connections, and the server notices dead ones.
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),

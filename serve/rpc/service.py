@@ -11,7 +11,7 @@ import grpc
 
 import serve
 from serve.access.principal import ANYBODY, Principal
-from serve.errors import InvalidInput, RequestCancelled, ServeError, UnknownName
+from serve.errors import InvalidInput, NotReady, RequestCancelled, ServeError, UnknownName
 from serve.models.repository import version_order
 from serve.obs.record import RequestRecord, ServerRun
 from serve.pb import grpc_service_pb2 as pb
@@ -69,12 +69,16 @@ class InferenceService:
             self._gate.leave()
             cancellation.cancel()
 
-        self._gate.enter()
+        try:
+            self._gate.enter()
+        except NotReady as error:
+            self.not_read(arrived_ns, error)
+            raise
         if not context.add_callback(ended):
             ended()
-            error = RequestCancelled("the call ended before the server read it")
-            self._engine.refused("unknown", "", "", arrived_ns, error)
-            raise error
+            gone = RequestCancelled("the call ended before the server read it")
+            self.not_read(arrived_ns, gone)
+            raise gone
         remaining_s = context.time_remaining()
         return self.infer(message, arrived_ns, cancellation, remaining_s, CALLER.get())
 
@@ -114,7 +118,9 @@ class InferenceService:
             remaining_s = context.time_remaining()
             return self._infer(request, arrived_ns, cancellation, remaining_s, caller)
 
-        stream = Stream(infer, self._gate, self._workers, cancel=context.cancel)
+        stream = Stream(
+            infer, self._gate, self._workers, cancel=context.cancel, not_read=self.not_read
+        )
         if not self._streams.enter(context, stream):
             return
         context.add_callback(stream.close)
@@ -301,6 +307,10 @@ class InferenceService:
     def failed(self, model: str, version: str, arrived_ns: int) -> None:
         """Count a request for a served model that ends in an error now."""
         self._statistics.failed(model, version, now_ns() - arrived_ns)
+
+    def not_read(self, arrived_ns: int, error: ServeError) -> None:
+        """Keep a record of a request that ended in `error` before its message was read."""
+        self._engine.refused("unknown", "", "", arrived_ns, error)
 
     def forget(self) -> None:
         """Reset the statistics."""

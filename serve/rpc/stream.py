@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import grpc
 
-from serve.errors import QueueFull
+from serve.errors import InvalidInput, NotReady, QueueFull, ServeError
 from serve.rpc.cancellation import Cancellation
 from serve.rpc.gate import Gate
 from serve.rpc.status import status_of
@@ -22,6 +22,7 @@ from serve.server.clock import now_ns
 from serve.wire.messages import (
     Failure,
     ParameterValue,
+    WireError,
     WireRequest,
     decode_request,
     encode_stream_answer,
@@ -59,8 +60,12 @@ class Stream:
         window: int = WINDOW,
         *,
         cancel: Callable[[], object] = lambda: None,
+        not_read: Callable[[int, ServeError], None] = lambda arrived_ns, error: None,
     ) -> None:
-        """`cancel` ends the call when its client does not read."""
+        """`cancel` ends the call when its client does not read.
+
+        `not_read` keeps a record of a request that arrived and ended before `infer`.
+        """
         self._infer = infer
         self._gate = gate
         self._workers = workers
@@ -73,7 +78,7 @@ class Stream:
         self._unwritten = self._unsent = 0
         #: Time at which an answer was written last.
         self._progress_ns = now_ns()
-        self._cancel = cancel
+        self._cancel, self._not_read = cancel, not_read
         self._given_up = False
         self._cancellations: set[Cancellation] = set()
         #: Answers to write; None marks the end of the stream.
@@ -158,7 +163,9 @@ class Stream:
                     self._busy += 1
                     self._cancellations.add(cancellation)
                 if not self._workers.give(partial(self._serve, message, arrived_ns, cancellation)):
-                    self._end(cancellation, _Outgoing(QueueFull(_NO_THREAD, _RETRY_NS), "", False))
+                    refused = QueueFull(_NO_THREAD, _RETRY_NS)
+                    self._not_read(arrived_ns, refused)
+                    self._end(cancellation, _Outgoing(refused, "", False))
         except grpc.RpcError:
             pass  # the client went away: `close` does the rest
         finally:
@@ -173,7 +180,12 @@ class Stream:
             self._gate.enter()
             inside = True
             content: bytes | Exception = self._infer(request, arrived_ns, cancellation)
+        except WireError as error:
+            self._not_read(arrived_ns, InvalidInput(str(error)))
+            content = error
         except Exception as error:
+            if not inside and isinstance(error, NotReady):
+                self._not_read(arrived_ns, error)
             content = error
         self._end(cancellation, _Outgoing(content, request_id, inside))
 
