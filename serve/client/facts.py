@@ -177,7 +177,7 @@ class GraphFacts:
         """Field by field; both have the same names."""
         found: dict[str, Any] = {f.name: getattr(message, f.name) for f in fields(cls)}
         for name in ("node_types", "edge_types", "features"):
-            found[name] = dict(found[name])
+            found[name] = dict(sorted(found[name].items()))
         return cls(**found)
 
 

@@ -27,7 +27,8 @@ TRIED = {
     "docs/operators.md": {"sh check", "sh database", "sh server", "sh journal", "promql"},
     "docs/resident-graphs.md": {
         "sh dev", "sh cora", "toml cora", "python cora", "python server", "python alone",
-        "toml config",
+        "toml config", "python file=models/fields/model.py", "python file=train.py", "sh typed",
+        "toml typed", "python typed",
     },
     "docs/scheduling.md": {"python simulator"},
     "docs/serve-your-own-model.md": {

@@ -22,7 +22,7 @@ def at(server, text):
 
 
 def test_its_python_runs(server, tmp_path):
-    shown = [block.text for block in blocks(PAGE, "python") if block.mark != "cora"]
+    shown = [block.text for block in blocks(PAGE, "python") if block.mark in ("server", "alone")]
     printed = "".join(run_python(at(server, text), tmp_path) for text in shown)
     assert "(3, 5)" in printed
     assert "2 2001" in printed, "the version and nodes after the change"
@@ -69,3 +69,31 @@ def test_cora_is_trained_served_and_asked(tmp_path):
         (text,) = texts(PAGE, "python", "cora")
         said = run_python(at(server, text), tmp_path)
     assert int(said.partition("%")[0]) > 70, said
+
+
+@pytest.mark.slow
+def test_a_graph_with_several_types_is_trained_written_served_and_asked(tmp_path):
+    for block in blocks(PAGE, "python"):
+        kind, _, name = block.mark.partition("=")
+        if kind == "file":
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text)
+    (commands,) = texts(PAGE, "sh", "typed")
+    train, serve = commands.splitlines()
+    assert (train, serve) == (
+        "PYTHONPATH=models/fields python train.py",
+        "gnnserve serve --config academic.toml",
+    )
+    run_python(["train.py"], tmp_path, tmp_path / "models" / "fields")
+    (text,) = texts(PAGE, "toml", "typed")
+    (tmp_path / "academic.toml").write_text(text)
+    config = load_config(tmp_path / "academic.toml")
+    (graph,) = config.graph
+    assert (config.models.repository, graph.name) == ("models", "academic")
+    graphs = ({"name": "academic", "file": str(tmp_path / graph.file)},)
+    with ServerProcess(tmp_path, repository=tmp_path / "models", graphs=graphs) as server:
+        asked, changed = texts(PAGE, "python", "typed")
+        said = run_python(at(server, asked), tmp_path)
+        assert int(said.partition("%")[0]) > 60, said
+        assert "2 {'author': 1601, 'paper': 2000" in run_python(at(server, changed), tmp_path)

@@ -72,12 +72,12 @@ class Reference:
         return self._models[model].run(inputs).numpy()
 
 
-def run_python(arguments: list[str], folder: Path) -> str:
-    """What Python prints that is started in `folder` and ends well."""
+def run_python(arguments: list[str], folder: Path, *modules: Path) -> str:
+    """What Python prints that is started in `folder`, finds also `modules`, and ends well."""
     done = subprocess.run(
         [sys.executable, *arguments],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, *modules)))},
         capture_output=True,
         text=True,
         timeout=_PAGE_TIMEOUT_S,
