@@ -230,7 +230,8 @@ class GraphConfig(Section, frozen=True):
     name: str
     #: An .npz archive, a .safetensors file, or a folder of .npy files.
     file: str | None = None
-    #: `community`, `academic`, or a dataset of the paper: read from its file in `folder`, else generated.
+    #: `community`, `academic`, or a dataset of the paper: read from its file in `folder`, else
+    #: generated.
     dataset: str | None = None
     folder: str | None = None
     #: Share of the nodes and edges of a generated dataset.
