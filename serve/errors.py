@@ -13,8 +13,8 @@ The tree, with each error's `code` in brackets; ``ErrorCode`` maps codes to gRPC
     ├── QueueFull [EXHAUSTED]          try again later: carries `retry_after_ns`
     ├── DeadlineExceeded [DEADLINE]    the request's own time limit passed
     ├── RequestCancelled [CANCELLED]   the client went away
-    ├── Unauthenticated [UNAUTHENTICATED]  no credential that the server accepts
-    ├── Forbidden [FORBIDDEN]          the credential does not allow this
+    ├── NotIdentified [UNAUTHENTICATED] no credential that the server accepts
+    ├── NotPermitted [FORBIDDEN]       the credential does not allow this
     ├── ModelError [INTERNAL]          the model raised, or could not be loaded
     ├── Unsupported [UNIMPLEMENTED]    the server does not offer this
     └── InvariantViolation [INTERNAL]  a bug in the server: carries the task's story
@@ -119,13 +119,13 @@ class RequestCancelled(ServeError):
     code = ErrorCode.CANCELLED
 
 
-class Unauthenticated(ServeError):
+class NotIdentified(ServeError):
     """Call without a credential that the server accepts."""
 
     code = ErrorCode.UNAUTHENTICATED
 
 
-class Forbidden(ServeError):
+class NotPermitted(ServeError):
     """Call that its caller's credential does not allow; names the role or the limit."""
 
     code = ErrorCode.FORBIDDEN

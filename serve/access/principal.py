@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from serve.errors import Forbidden
+from serve.errors import NotPermitted
 
 
 class Role(Enum):
@@ -30,7 +30,7 @@ class Tenant:
     min_qos_target_us: int | None = None
 
     def require(self, tenant: str | None, priority: int, qos_target_us: int | None) -> None:
-        """Raise Forbidden when a request asks for more than the tenant may.
+        """Raise NotPermitted when a request asks for more than the tenant may.
 
         Args:
             tenant: The request's parameter `tenant`; None or empty when it has none.
@@ -38,19 +38,19 @@ class Tenant:
             qos_target_us: Its parameter `qos_target_us`; None when it has none.
         """
         if tenant and tenant != self.name:
-            raise Forbidden(
+            raise NotPermitted(
                 f"parameter 'tenant': '{tenant}' is not the tenant of this credential, "
                 f"'{self.name}'"
             )
         highest = self.highest_priority
         if highest is not None and 0 < priority < highest:
-            raise Forbidden(
+            raise NotPermitted(
                 f"parameter 'priority': {priority} is more urgent than {highest}, the most urgent "
                 f"that tenant '{self.name}' may use"
             )
         smallest = self.min_qos_target_us
         if smallest is not None and qos_target_us is not None and qos_target_us < smallest:
-            raise Forbidden(
+            raise NotPermitted(
                 f"parameter 'qos_target_us': {qos_target_us} is less than {smallest}, the smallest "
                 f"that tenant '{self.name}' may ask for"
             )

@@ -6,7 +6,7 @@ method without a row is the administrators' alone.
 """
 
 from serve.access.principal import Principal, Role
-from serve.errors import Forbidden, ServeError, Unauthenticated
+from serve.errors import NotIdentified, NotPermitted, ServeError
 
 #: Callers without credentials, and everybody else.
 _FREE: frozenset[Role] = frozenset()
@@ -121,16 +121,16 @@ ROLES: dict[str, frozenset[Role]] = {
 def decide(method: str, caller: Principal) -> ServeError | None:
     """Return None when `caller` may call `method`, else the error that it gets.
 
-    The error is Unauthenticated without credentials that the server accepts, and Forbidden when
+    The error is NotIdentified without credentials that the server accepts, and NotPermitted when
     their roles do not allow the call.
     """
     needed = ROLES.get(method, _ADMIN)
     if not needed or not needed.isdisjoint(caller.roles):
         return None
     if caller.problem:
-        return Unauthenticated(caller.problem)
+        return NotIdentified(caller.problem)
     wanted = " or ".join(role.value for role in Role if role in needed and role is not Role.ADMIN)
     have = ", ".join(role.value for role in Role if role in caller.roles) or "none"
     who = f"'{caller.name}'" if caller.name else "a caller without credentials"
     where = "" if wanted else ", which the admin socket has, and the port with auth.admin_on_port"
-    return Forbidden(f"{method}: role {wanted or 'admin'} is needed{where}; {who} has: {have}")
+    return NotPermitted(f"{method}: role {wanted or 'admin'} is needed{where}; {who} has: {have}")

@@ -41,7 +41,7 @@ def decode_call(
 
     Raises:
         InvalidInput: The request is malformed; names the tensor or parameter, and the rule.
-        Forbidden: The caller's tenant may not ask for this.
+        NotPermitted: The caller's tenant may not ask for this.
         DeadlineExceeded: The request arrived after its own deadline.
         UnknownName: It names a shared memory region that is not registered.
         Unsupported: It needs an extension that this server does not offer.

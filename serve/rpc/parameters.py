@@ -59,7 +59,7 @@ def decode_parameters(
 
     Raises:
         InvalidInput: A value has the wrong type or is out of range.
-        Forbidden: The caller's tenant may not ask for this.
+        NotPermitted: The caller's tenant may not ask for this.
         DeadlineExceeded: The deadline passed before the request arrived.
     """
     if not parameters and caller.tenant is None:

@@ -124,9 +124,7 @@ class InferenceService:
         if not self._streams.enter(context, stream):
             return
         context.add_callback(stream.close)
-        metadata = dict(context.invocation_metadata() or ())
-        raise_errors = str(metadata.get("triton_grpc_error", "")).lower() == "true"
-        yield from stream.answers(messages, raise_errors=raise_errors)
+        yield from stream.answers(messages, raise_errors=_wants_statuses(context))
 
     def _infer(
         self,
@@ -153,11 +151,7 @@ class InferenceService:
         return answer
 
     def _submit(
-        self,
-        request: WireRequest,
-        arrived_ns: int,
-        remaining_s: float,
-        caller: Principal,
+        self, request: WireRequest, arrived_ns: int, remaining_s: float, caller: Principal
     ) -> tuple[ModelInfo, InferCall, Ticket]:
         """Check the request and submit it; a refusal gets its row in the report."""
         model = None
@@ -353,3 +347,9 @@ def _cancelled_with(context: grpc.ServicerContext) -> LoadCancellation:
 def _check_repository(name: str) -> None:
     if name:
         raise UnknownName(f"repository '{name}': the only repository has no name")
+
+
+def _wants_statuses(context: grpc.ServicerContext) -> bool:
+    """Return True for a stream whose first error is to end it with its status."""
+    metadata = dict(context.invocation_metadata() or ())
+    return str(metadata.get("triton_grpc_error", "")).lower() == "true"
