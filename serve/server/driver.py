@@ -147,12 +147,21 @@ class Driver:
             self._port = port
         self._pool.wake()
 
-    def leave_port(self) -> None:
-        """Return once the driver's thread serves no port. Any other thread."""
-        with self._lock:
+    def leave_port(self, timeout_s: float) -> bool:
+        """Return once the driver's thread serves no port; False if it does not leave in time.
+
+        Any other thread.
+        """
+        ends_ns = clock.now_ns() + int(timeout_s * 1e9)
+        # A thread that hangs may hold the lock.
+        if not self._lock.acquire(timeout=timeout_s):
+            return False
+        try:
             self._port = None
+        finally:
+            self._lock.release()
         self._pool.wake()
-        self._left.wait()
+        return self._left.wait(max(0.0, (ends_ns - clock.now_ns()) / 1e9))
 
     def wait_drained(self, timeout_s: float) -> bool:
         """Wait until all accepted requests are answered; return False when time runs out."""

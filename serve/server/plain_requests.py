@@ -63,10 +63,13 @@ class PlainRequests:
         """Have the driver's thread serve `port`."""
         self._driver.serve_through(port)
 
-    def leave_port(self) -> None:
-        """Return once the driver's thread serves no port, and tell no more models."""
+    def leave_port(self, timeout_s: float) -> bool:
+        """Tell no more models; return once the driver's thread serves no port.
+
+        Returns False when it still serves one after `timeout_s`.
+        """
         self._catalogue.changed = lambda: None
-        self._driver.leave_port()
+        return self._driver.leave_port(timeout_s)
 
     def entry(self, token: int) -> ModelEntry | None:
         """Return the model of a token; None when it is served no more."""

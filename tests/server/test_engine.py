@@ -4,13 +4,14 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from bench.kit.waiting import with_growing_limits
 from serve.commands.configured import calibration_cache, device_of
-from serve.config import load_config
+from serve.config import ServerConfig, load_config
 from serve.core.commands import LaunchTask
 from serve.core.events import LaneSeen, SlowdownChanged, TaskArrived, TaskFinished, Tick
 from serve.core.lifecycle import State
@@ -26,15 +27,20 @@ from serve.errors import (
 )
 from serve.estimate.estimator import ModelEstimator
 from serve.journal import AnswerLeft, commands_of, decode
+from serve.native import front_lacks
 from serve.obs.journal import JournalWriter
+from serve.rpc import native_front
+from serve.rpc.server import GrpcServer
 from serve.server.api import InferCall, Tensor
 from serve.server.engine import Engine
 from serve.server.learning.alone import IDLE_NS
 from serve.server.ticket import WaitingTicket
 from serve.sim.replay import first_difference, recorded
+from serve.wire.messages import INFER_METHOD
 from tests.e2e.mischief import HOLD, RAISE, SLEEP
 from tests.e2e.support import Graph, random_graph
 from tests.processes import PATIENCE_S, wait_for
+from tests.rpc.fakes import FACTS
 from tests.server.conftest import assert_nothing_more_is_held, held_by_this_process
 
 CONFIG = """
@@ -441,3 +447,37 @@ def test_stopping_cancels_waiting_requests(tmp_path, trouble):
     assert not trouble.running()
     with pytest.raises(NotReady, match="starting or has stopped"):
         engine.submit(call(graph))
+
+
+@pytest.mark.skipif(bool(front_lacks()), reason=front_lacks())
+def test_a_stop_does_not_wait_for_a_driver_that_hangs(engine, trouble, monkeypatch, caplog):
+    server = GrpcServer(
+        engine,
+        lambda: FACTS,
+        lambda since_s: {},
+        ServerConfig(grpc_port=0, front="native"),
+        engine.plain,
+    )
+    target = f"127.0.0.1:{server.start()}"
+    front = server._front
+    take, hangs, goes_on = front.take, threading.Event(), threading.Event()
+
+    def hang():
+        hangs.set()
+        assert goes_on.wait(PATIENCE_S)
+        take()
+
+    monkeypatch.setattr(front, "take", hang)
+    monkeypatch.setattr(native_front, "_LEAVE_S", 0.1)
+    with grpc.insecure_channel(target) as channel:
+        asked = channel.unary_unary(INFER_METHOD).future(b"", timeout=PATIENCE_S)
+        assert hangs.wait(PATIENCE_S)
+        assert server.stop(0.0) == 0
+        assert "a thread hangs" in caplog.text
+        goes_on.set()
+        monkeypatch.undo()
+        front.stop()
+        assert front._front is None
+        assert asked.exception().code() is grpc.StatusCode.UNAVAILABLE
+    submit = engine.submit(call(trouble.graph()))
+    assert submit.result().output.shape == (3, 2)
