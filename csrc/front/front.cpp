@@ -29,8 +29,7 @@ constexpr std::uint64_t kOther = 2;
 
 }  // namespace
 
-Front::Front(FrontOptions options)
-    : options_(std::move(options)), buffer_(kReadBytes), most_fds_(most_descriptors()) {
+Front::Front(FrontOptions options) : options_(std::move(options)), buffer_(kReadBytes) {
     std::string why;
     api_ = h2_api(why);
     if (api_ == nullptr) {

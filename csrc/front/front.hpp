@@ -88,8 +88,8 @@ struct FrontCounts {
     std::atomic<std::uint64_t> open_connections{0}, open_calls{0};
 };
 
-// Descriptors that connections may take.
-std::size_t most_descriptors();
+// True for a descriptor that leaves too few to the rest of the process.
+bool is_one_of_the_last(int fd);
 
 class Front {
 public:
@@ -171,8 +171,6 @@ private:
     std::list<std::unique_ptr<Client>> clients_;
     // Numbers of connections, by where they come from.
     std::unordered_map<std::string, std::size_t> peers_;
-    // A connection with this descriptor, or a higher one, would leave too few to the process.
-    const std::size_t most_fds_;
     std::vector<Socket*> touched_;
     std::vector<std::unique_ptr<Socket>> ended_;
     std::unordered_map<std::uint64_t, Stream*> calls_;

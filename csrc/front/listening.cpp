@@ -10,8 +10,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <exception>
 #include <iterator>
-#include <limits>
 
 #include "peers.hpp"
 #include "system_calls.hpp"
@@ -22,7 +22,7 @@ namespace {
 constexpr int kTurnAccepts = 64;
 constexpr int kBacklog = 1024;
 // Descriptors left to the rest of the process, which needs some to start a lane again.
-constexpr std::size_t kKeptDescriptors = 64;
+constexpr rlim_t kKeptDescriptors = 64;
 
 // Whom connections from an address count for: an IPv4 address, or a network of IPv6, of which a
 // single client usually has all addresses.
@@ -42,13 +42,14 @@ std::string peer_of(const sockaddr_storage& address) {
 
 }  // namespace
 
-std::size_t most_descriptors() {
+bool is_one_of_the_last(int fd) {
     rlimit limit{};
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
-        return std::numeric_limits<std::size_t>::max();
+        return false;
     }
-    const auto most = static_cast<std::size_t>(limit.rlim_cur);
-    return most - std::min(most / 2, kKeptDescriptors);
+    // Numbers are given from the lowest: as many are taken.
+    return static_cast<rlim_t>(fd) + std::min(limit.rlim_cur / 2, kKeptDescriptors) >=
+           limit.rlim_cur;
 }
 
 void Front::listen() {
@@ -123,8 +124,7 @@ void Front::accept_some() {
 
 // Serves a connection, or closes it.
 void Front::admit(int fd, std::string peer) {
-    // Numbers are given from the lowest: this many are taken.
-    const bool few_left = static_cast<std::size_t>(fd) >= most_fds_;
+    const bool few_left = is_one_of_the_last(fd);
     const bool many = clients_.size() >= options_.max_connections || few_left;
     const auto at = peers_.find(peer);
     const bool many_of_peer = at != peers_.end() && at->second >= options_.max_connections_of_peer;
@@ -145,14 +145,27 @@ void Front::admit(int fd, std::string peer) {
         }
         fd = lower;
     }
-    clients_.push_back(std::make_unique<Client>(*this, fd));
-    Client& added = *clients_.back();
-    added.place = std::prev(clients_.end());
+    std::unique_ptr<Client> added;
+    try {
+        added = std::make_unique<Client>(*this, fd);
+    } catch (const std::exception&) {  // the system, or the library, is short of something
+        close(fd);
+        counts_.connections += 1;
+        return;
+    }
+    Client& client = *added;
+    clients_.push_back(std::move(added));
+    client.place = std::prev(clients_.end());
     peers_[peer] += 1;
-    added.peer = std::move(peer);
+    client.peer = std::move(peer);
     counts_.open_connections += 1;
-    watch(fd, &added, 0, false);
-    added.touched();
+    try {
+        watch(fd, &client, 0, false);
+        client.touched();
+    } catch (const std::exception&) {
+        counts_.connections += 1;
+        end(client);
+    }
 }
 
 // Ends the connection that has had no stream for the longest, of that peer or of all (null); false

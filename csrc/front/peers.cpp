@@ -10,12 +10,13 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
+#include <exception>
 #include <system_error>
 
 namespace gnnserve::front {
 namespace {
 
-int connect_abstract(const std::string& name, std::size_t most_fds) {
+int connect_abstract(const std::string& name) {
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
     if (name.size() + 1 > sizeof address.sun_path) {
@@ -24,7 +25,7 @@ int connect_abstract(const std::string& name, std::size_t most_fds) {
     std::memcpy(address.sun_path + 1, name.data(), name.size());
     const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
     const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    const bool few_left = fd >= 0 && static_cast<std::size_t>(fd) >= most_fds;
+    const bool few_left = fd >= 0 && is_one_of_the_last(fd);
     if (fd < 0 || few_left || connect(fd, reinterpret_cast<const sockaddr*>(&address), size) != 0) {
         const int error = few_left ? EMFILE : errno;
         if (fd >= 0) {
@@ -230,16 +231,29 @@ void Front::Client::give_up(Stream& stream, Forwarded& role) {
     connection->reset(stream, kEnhanceYourCalm);
 }
 
+// Connects to the server behind, if need be with the descriptor of an idle client.
+void Front::Client::connect_backend() {
+    try {
+        backend = std::make_unique<Backend>(front, *this);
+    } catch (const std::system_error& error) {
+        if (error.code().value() != EMFILE || !front.make_room(nullptr)) {
+            throw;
+        }
+        front.counts_.connections += 1;
+        backend = std::make_unique<Backend>(front, *this);
+    }
+}
+
 // Has the server behind serve the call.
 void Front::Client::forward(Stream& stream) {
     front.counts_.forwarded += 1;
     Stream* other = nullptr;
     try {
         if (backend == nullptr) {
-            backend = std::make_unique<Backend>(front, *this);
+            connect_backend();
         }
         other = backend->connection->request(stream.received, !stream.peer_ended);
-    } catch (const std::system_error&) {
+    } catch (const std::exception&) {
         // Told below.
     }
     if (other == nullptr) {
@@ -261,7 +275,7 @@ void Front::Client::refuse_media_type(Stream& stream) {
 }
 
 Front::Backend::Backend(Front& front, Client& client) : Socket(front), client(client) {
-    const int fd = connect_abstract(front.options_.backend, front.most_fds_);
+    const int fd = connect_abstract(front.options_.backend);
     ConnectionLimits limits;
     limits.header_bytes = 64 << 10;
     connection =

@@ -122,6 +122,7 @@ private:
     bool take_prefix(Stream& stream, Receiving& call, std::string_view& bytes);
     void take(Stream& stream, Receiving& call, std::string_view& bytes);
     void hand_over(Stream& stream, Call& call);
+    void connect_backend();
     void forward(Stream& stream);
     void give_up(Stream& stream, Forwarded& role);
     void refuse_media_type(Stream& stream);

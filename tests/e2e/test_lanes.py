@@ -2,16 +2,20 @@
 
 import os
 import re
+import resource
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import grpc
 import pytest
 
 from bench.kit.servers import ServerProcess
+from serve.native import front_lacks
 from tests.e2e.mischief import CRASH, DIE_ONCE, EXIT, HOLD, RAISE
-from tests.e2e.support import Troubled, assert_equal, infer, random_graph, raw_channel
-from tests.processes import descendants, metric, row, wait_for
+from tests.e2e.support import GOOD, Troubled, assert_equal, infer, random_graph, raw_channel
+from tests.processes import descendants, is_running, metric, row, wait_for
+from tests.rpc.http2 import Http2
 
 LANES = 2
 SHIPPED = ("gcn", "gat")
@@ -134,3 +138,33 @@ def lane_pids(server) -> set[int]:
     for child in descendants(server.pid):
         found |= descendants(child).keys()
     return found
+
+
+@pytest.mark.skipif(bool(front_lacks()), reason=front_lacks())
+def test_clients_that_take_descriptors_leave_enough_for_lanes_and_newcomers(
+    troubled, call, trouble
+):
+    limits = resource.prlimit(troubled.pid, resource.RLIMIT_NOFILE)
+    taken = len(os.listdir(f"/proc/{troubled.pid}/fd"))
+    resource.prlimit(troubled.pid, resource.RLIMIT_NOFILE, (taken + 100, limits[1]))
+    try:
+        with ExitStack() as stack:
+            for _ in range(200):
+                stack.enter_context(Http2(troubled.grpc_port))
+            before = metric(troubled, "gnnserve_lane_restarts_total")
+            victims = set(re.findall(r"lane \d: process (\d+) up", troubled.log.read_text()))
+            alive = [int(pid) for pid in victims if is_running(int(pid))]
+            assert len(alive) == 2
+            for pid in alive:
+                os.kill(pid, signal.SIGKILL)
+            wait_for(
+                lambda: (
+                    metric(troubled, "gnnserve_lane_restarts_total") == before + 2
+                    and metric(troubled, "gnnserve_lanes_up") == 2
+                ),
+                "the lanes",
+            )
+            with raw_channel(troubled) as newcomer:
+                assert infer(newcomer, "gcn", GOOD).outputs["output"].shape == (30, 5)
+    finally:
+        resource.prlimit(troubled.pid, resource.RLIMIT_NOFILE, limits)

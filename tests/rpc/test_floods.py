@@ -9,8 +9,9 @@ from contextlib import ExitStack
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from bench.kit.waiting import eventually
+from bench.kit.waiting import PATIENCE_S, eventually
 from serve.config import ServerConfig
 from serve.rpc import native_front
 from serve.rpc.server import GrpcServer
@@ -325,6 +326,10 @@ def test_connections_leave_descriptors_to_the_server(front, engine):
             stack.enter_context(Http2(port))
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             assert infer(channel) == "r"
+            # What the server behind answers needs two descriptors more.
+            health = health_pb2_grpc.HealthStub(channel)
+            said = health.Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S)
+            assert said.status == health_pb2.HealthCheckResponse.SERVING
         refused, free = map(int, process.communicate(b"\n")[0].split())
     assert refused > 100
     assert free >= 50
