@@ -37,6 +37,8 @@ class QosFacts:
     pmc_estimate_bytes: int = 0
     #: None when the lane could not measure it.
     pmc_measured_bytes: int | None = None
+    #: Values of the outputs that are NaN or infinite, unless the model checks none.
+    nonfinite_values: int = 0
     #: For requests by node id: the version of the graph, the seed of the sample (send it again for
     #: the same sample), and the size of the sample.
     graph: str = ""

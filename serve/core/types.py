@@ -289,6 +289,8 @@ class FailReason(Enum):
     INVALID_INPUT = "invalid_input"
     MODEL_ERROR = "model_error"
     OUT_OF_MEMORY = "out_of_memory"
+    #: Its output has values that are no finite numbers, which its model forbids.
+    NONFINITE = "nonfinite_output"
     LANE_LOST = "lane_lost"
     #: Its model went into quarantine while it waited.
     QUARANTINED = "quarantined"

@@ -234,6 +234,8 @@ class TaskDone(Message, frozen=True, tag=True, array_like=True):
     held_bytes: Count | None
     #: Monotonic time at which the run began, from which `run_ns` counts; 0 when that is not known.
     began_ns: Count = 0
+    #: Values of each part's outputs that are no finite numbers; empty when all are finite.
+    nonfinite: tuple[Count, ...] = ()
 
 
 class TaskError(Message, frozen=True, tag=True, array_like=True):

@@ -27,6 +27,7 @@ from serve.lane.loop import Lane
 from serve.lane.measure.where_measured import Processor, Site
 from serve.lane.models.loader import LoadedModel, load_model
 from serve.lane.models.union import run_union
+from serve.lane.nonfinite import nonfinite_counts, refused
 from serve.lane.place import HeldModel
 from serve.lane.process import enter, leave
 from serve.lane.process_heap import ProcessHeap
@@ -117,8 +118,11 @@ class ProcessorPlace:
             self._stop_word.end()
             if meter is not None:
                 meter.clear()
+        found = nonfinite_counts(task, rows, columns, model, self._tensors)
+        if found and model.loaded.spec.check_output == "finite":
+            return refused(task, rows, columns, self._tensors)
         run_ns = clock.now_ns() - started_ns
-        return TaskDone(task.task_id, rows, columns, run_ns, peak, held, started_ns)
+        return TaskDone(task.task_id, rows, columns, run_ns, peak, held, started_ns, found)
 
     def _forward(
         self, task: RunTask, graphs: list[dict[str, torch.Tensor]], model: HeldModel

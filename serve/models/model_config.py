@@ -16,6 +16,7 @@ from serve.toml_tables import Section, decode_table, read_toml
 
 CONFIG_FILE = "config.toml"
 
+CheckOutput = Literal["count", "finite", "off"]
 Dimension = Annotated[int, Meta(ge=1)]
 Fanout = Annotated[int, Meta(ge=-1)]
 
@@ -45,6 +46,8 @@ class ModelSection(Section, frozen=True):
     output: tuple[OutputSection, ...] = ()
     #: Columns of `x`; None to find it by probing.
     num_features: Dimension | None = None
+    #: NaN and infinity in outputs: `count` such answers, send `finite` ones only, or look for none.
+    check_output: CheckOutput = "count"
     #: One line for people.
     description: str = ""
 

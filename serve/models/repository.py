@@ -58,12 +58,16 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     weights: str
     weights_bytes: int
     num_features: int | None = None
+    #: As in config.toml: `count`, `finite` or `off`.
+    check_output: str = "count"
     description: str = ""
     #: As in config.toml; None to derive them from the model's receptive field.
     fanouts: tuple[int, ...] | dict[str, tuple[int, ...]] | Literal["all"] | None = None
     #: Paths of the server's copies of the weights and of the factory's file, see
     #: ``sealed_copies``; empty when the files of the repository are read.
     copied_weights: str = ""
+    #: Some names of weights with NaN or infinity; known once they are copied.
+    nonfinite_weights: tuple[str, ...] = ()
     copied_source: str = ""
 
     @property
@@ -259,6 +263,7 @@ def _read_version(folder: Path, version: int, config: ModelConfig) -> ModelSpec 
             weights=str(weights.absolute()),
             weights_bytes=weights.stat().st_size,
             num_features=model.num_features,
+            check_output=model.check_output,
             description=model.description,
             fanouts=config.sampling.fanouts,
         )

@@ -14,8 +14,10 @@ import msgspec
 from serve.errors import ConfigError, NotReady
 from serve.files import open_regular
 from serve.models.repository import ModelSpec
-from serve.models.weights_file import check_weights
+from serve.models.weights_file import check_weights, nonfinite_weights
 
+#: Most names of weights that are told.
+_MOST_NAMES = 8
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
 
@@ -41,6 +43,7 @@ class SealedCopies:
             self.spec = msgspec.structs.replace(
                 spec,
                 copied_weights=weights,
+                nonfinite_weights=nonfinite_weights(Path(weights))[:_MOST_NAMES],
                 copied_source="" if source is None else self._copy(source),
             )
         except BaseException:

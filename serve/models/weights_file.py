@@ -6,6 +6,7 @@ A file that passes can be memory-mapped without reading past its end.
 import os
 from pathlib import Path
 
+import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from serve.errors import ConfigError
@@ -62,3 +63,20 @@ def _read_dtypes(head: bytes, size_bytes: int) -> dict[str, str]:
             return {name: tensors.get_slice(name).get_dtype() for name in names}
     finally:
         os.close(copy_fd)
+
+
+def nonfinite_weights(path: Path) -> tuple[str, ...]:
+    """Return the names of float tensors with values that are no finite numbers.
+
+    `path` is a file that passed ``check_weights`` and that nobody changes.
+    """
+    with safe_open(path, framework="numpy") as tensors:
+        arrays = ((name, tensors.get_tensor(name)) for name in tensors.keys())  # noqa: SIM118
+        return tuple(
+            name
+            for name, array in arrays
+            if array.dtype.kind == "f"
+            # The sum alone may leave the range.
+            and not np.isfinite(array.sum())
+            and not np.isfinite(array).all()
+        )

@@ -35,6 +35,7 @@ REASONS = {
     "cancelled": "the client cancelled or disconnected",
     "invalid_input": "a tensor was malformed",
     "model_error": "the model raised, or returned an output of the wrong shape",
+    "nonfinite_output": "its output has NaN or infinity, which model.check_output refuses",
     "out_of_memory": "the run needed more memory than was reserved for it",
     "lane_lost": "its lane died or hung, twice",
     "time_limit": "its run exceeded the time limit of runs",

@@ -66,6 +66,9 @@ class Metrics:
         self._underestimates = counter(
             "memory_underestimates", "Runs that used more memory than was reserved", "model"
         )
+        self._nonfinite = counter(
+            "nonfinite_answers", "Answers with values that are NaN or infinite", "model"
+        )
         self._lane_busy = counter(
             "lane_busy_seconds", "Time spent running; its rate is the lane's utilization", "lane"
         )
@@ -99,6 +102,8 @@ class Metrics:
             self._rejections.labels(record.reason or record.status.lower()).inc()
         if record.lane >= 0:
             self._observe_run(record)
+        if record.nonfinite_values:
+            self._nonfinite.labels(record.model).inc()
         if record.status == "OK" and record.qos_target_ns > 0:
             slack_ns = record.qos_target_ns - record.latency_ns
             self._slack.observe(slack_ns / 1e9, record.model)

@@ -84,6 +84,8 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     reserve_bytes: int = 0
     #: None when the lane could not measure it; the request's share of a merged run.
     pmc_measured_bytes: int | None = None
+    #: Values of the answer that are NaN or infinite.
+    nonfinite_values: int = 0
     #: Id common to the rows of a joint request, which asked several models; else empty.
     joint_uid: str = ""
     #: Number of requests without a row that ended like this one before they reached a lane.

@@ -119,6 +119,8 @@ def qos_facts(record: RequestRecord) -> dict[str, ParameterValue | None]:
         "pmc_estimate_bytes": record.pmc_estimate_bytes,
         "pmc_measured_bytes": record.pmc_measured_bytes,
     }
+    if record.nonfinite_values:
+        facts["nonfinite_values"] = record.nonfinite_values
     if record.graph:
         facts |= {
             "graph": record.graph,

@@ -11,7 +11,7 @@ import grpc
 
 import serve
 from serve.access.principal import ANYBODY, Principal
-from serve.errors import InvalidInput, NotReady, RequestCancelled, ServeError, UnknownName
+from serve.errors import InvalidInput, RequestCancelled, ServeError, UnknownName
 from serve.models.repository import version_order
 from serve.obs.record import RequestRecord, ServerRun
 from serve.pb import grpc_service_pb2 as pb
@@ -71,14 +71,12 @@ class InferenceService:
 
         try:
             self._gate.enter()
-        except NotReady as error:
+            if not context.add_callback(ended):
+                ended()
+                raise RequestCancelled("the call ended before the server read it")
+        except ServeError as error:
             self.not_read(arrived_ns, error)
             raise
-        if not context.add_callback(ended):
-            ended()
-            gone = RequestCancelled("the call ended before the server read it")
-            self.not_read(arrived_ns, gone)
-            raise gone
         remaining_s = context.time_remaining()
         return self.infer(message, arrived_ns, cancellation, remaining_s, CALLER.get())
 
@@ -118,9 +116,7 @@ class InferenceService:
             remaining_s = context.time_remaining()
             return self._infer(request, arrived_ns, cancellation, remaining_s, caller)
 
-        stream = Stream(
-            infer, self._gate, self._workers, cancel=context.cancel, not_read=self.not_read
-        )
+        stream = Stream(infer, self._gate, self._workers, cancel=context.cancel, lost=self.not_read)
         if not self._streams.enter(context, stream):
             return
         context.add_callback(stream.close)

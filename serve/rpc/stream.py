@@ -60,11 +60,11 @@ class Stream:
         window: int = WINDOW,
         *,
         cancel: Callable[[], object] = lambda: None,
-        not_read: Callable[[int, ServeError], None] = lambda arrived_ns, error: None,
+        lost: Callable[[int, ServeError], None] = lambda arrived_ns, error: None,
     ) -> None:
         """`cancel` ends the call when its client does not read.
 
-        `not_read` keeps a record of a request that arrived and ended before `infer`.
+        `lost` keeps a record of a request that arrived and ended before `infer`.
         """
         self._infer = infer
         self._gate = gate
@@ -78,7 +78,7 @@ class Stream:
         self._unwritten = self._unsent = 0
         #: Time at which an answer was written last.
         self._progress_ns = now_ns()
-        self._cancel, self._not_read = cancel, not_read
+        self._cancel, self._lost = cancel, lost
         self._given_up = False
         self._cancellations: set[Cancellation] = set()
         #: Answers to write; None marks the end of the stream.
@@ -164,7 +164,7 @@ class Stream:
                     self._cancellations.add(cancellation)
                 if not self._workers.give(partial(self._serve, message, arrived_ns, cancellation)):
                     refused = QueueFull(_NO_THREAD, _RETRY_NS)
-                    self._not_read(arrived_ns, refused)
+                    self._lost(arrived_ns, refused)
                     self._end(cancellation, _Outgoing(refused, "", False))
         except grpc.RpcError:
             pass  # the client went away: `close` does the rest
@@ -181,11 +181,11 @@ class Stream:
             inside = True
             content: bytes | Exception = self._infer(request, arrived_ns, cancellation)
         except WireError as error:
-            self._not_read(arrived_ns, InvalidInput(str(error)))
+            self._lost(arrived_ns, InvalidInput(str(error)))
             content = error
         except Exception as error:
             if not inside and isinstance(error, NotReady):
-                self._not_read(arrived_ns, error)
+                self._lost(arrived_ns, error)
             content = error
         self._end(cancellation, _Outgoing(content, request_id, inside))
 

@@ -16,7 +16,12 @@ from serve.server.request_inputs import RequestInputs
 #: Reasons for the end of a run that leave the lane intact.
 _REASONS = frozenset(
     reason.value
-    for reason in (FailReason.MODEL_ERROR, FailReason.OUT_OF_MEMORY, FailReason.STOPPED)
+    for reason in (
+        FailReason.MODEL_ERROR,
+        FailReason.OUT_OF_MEMORY,
+        FailReason.NONFINITE,
+        FailReason.STOPPED,
+    )
 )
 _FLOAT_BYTES = 4
 
@@ -35,6 +40,7 @@ class RunMember(Protocol):
     inputs: RequestInputs
     task: Task
     output_shape: tuple[int, int]
+    nonfinite_values: int
 
 
 class LaneRun:
@@ -78,6 +84,8 @@ class LaneRun:
             return "" if end.reason in _REASONS else f"failed for the reason {end.reason!r}"
         if len(end.rows) != len(self.members):
             return f"ended {len(self.members)} requests with {len(end.rows)} outputs"
+        if len(end.nonfinite) not in (0, len(self.members)):
+            return f"counted {len(end.nonfinite)} outputs of {len(self.members)} requests"
         for member, rows in zip(self.members, end.rows, strict=True):
             size_bytes = _FLOAT_BYTES * rows * end.columns
             capacity_bytes = member.inputs.output_capacity_bytes
@@ -89,6 +97,8 @@ class LaneRun:
         """Note the shape of every output, and return the time and memory that the run took."""
         for member, rows in zip(self.members, done.rows, strict=True):
             member.output_shape = (rows, done.columns)
+        for member, count in zip(self.members, done.nonfinite, strict=False):
+            member.nonfinite_values = count
         self.began_ns = done.began_ns
         # A union's inputs are the lane's own joined copy, which it has counted.
         staged = self.members[0].inputs.input_bytes if len(self.members) == 1 else 0

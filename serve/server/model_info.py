@@ -91,6 +91,7 @@ def _describe(
         "deterministic": str(signature.deterministic).lower(),
         "replayed_up_to": str(entry.estimator.calibration.replay_most or ""),
         "executor_reason": entry.executor_reason,
+        "nonfinite_weights": ", ".join(spec.nonfinite_weights),
     }
     return ModelInfo(
         name=spec.name,

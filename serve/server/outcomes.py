@@ -27,6 +27,7 @@ _FAILURES: dict[FailReason, type[ServeError]] = {
     FailReason.INVALID_INPUT: InvalidInput,
     FailReason.MODEL_ERROR: ModelError,
     FailReason.OUT_OF_MEMORY: TooBig,
+    FailReason.NONFINITE: ModelError,
     FailReason.LANE_LOST: NotReady,
     FailReason.QUARANTINED: NotReady,
     FailReason.TIME_LIMIT: DeadlineExceeded,

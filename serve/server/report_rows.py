@@ -136,6 +136,7 @@ def _run_record(
         pmc_estimate_bytes=estimate.peak_bytes,
         reserve_bytes=estimate.reserve_bytes,
         pmc_measured_bytes=run.share_bytes(task, usage.peak_bytes),
+        nonfinite_values=ticket.nonfinite_values,
         joint_uid="" if ticket.joint is None else ticket.joint.uid,
     )
 

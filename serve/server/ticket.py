@@ -94,6 +94,8 @@ class RequestTicket(ABC):
         self.joint: JointRequest | None = None
         #: Rows and columns of the output, which the lane tells with the end of the task.
         self.output_shape = (0, 0)
+        #: Values of the outputs that are no finite numbers, which the lane tells too.
+        self.nonfinite_values = 0
         #: The run it was launched in last; None until a lane is told to run it.
         self.run: LaneRun | None = None
         #: The server had been idle for a while when it came, and no other came since.

@@ -36,6 +36,7 @@ from serve.lane.error_text import told
 from serve.lane.measure.where_measured import Processor, Site
 from serve.lane.models.loader import LoadedModel, load_model
 from serve.lane.models.union import run_union
+from serve.lane.nonfinite import nonfinite_counts, refused
 from serve.lane.place import HeldModel
 from serve.lane.process import leave
 from serve.lane.task import PoolTensors, check_shapes, expected_shapes, failed, stopped
@@ -92,9 +93,14 @@ class CudaPlace:
         if self.meter is not None and self.meter.clear():
             gc.collect()
             self._tell_memory(f"model {task.key}: after a run")
-        if isinstance(answer, TaskDone):
-            answer = msgspec.structs.replace(answer, run_ns=clock.now_ns() - started_ns)
-        return answer
+        if isinstance(answer, TaskError):
+            return answer
+        rows, columns = answer.rows, answer.columns
+        found = nonfinite_counts(task, rows, columns, model, self._tensors)
+        if found and model.loaded.spec.check_output == "finite":
+            return refused(task, rows, columns, self._tensors)
+        run_ns = clock.now_ns() - started_ns
+        return msgspec.structs.replace(answer, run_ns=run_ns, nonfinite=found)
 
     def _tell_memory(self, when: str) -> None:
         """Report memory that tasks can no longer have, when it has changed."""

@@ -1,5 +1,6 @@
 """The models on the lanes, and the files they are loaded from."""
 
+import logging
 import threading
 
 from serve.core.types import LaneId
@@ -9,6 +10,8 @@ from serve.models.repository import ModelSpec
 from serve.models.sealed_copies import SealedCopies
 from serve.server.lanes.pool import LanePool
 from serve.server.load_turns import LoadCancellation
+
+_log = logging.getLogger(__name__)
 
 
 class LaneModels:
@@ -61,6 +64,8 @@ class LaneModels:
         """
         copies = SealedCopies(spec)
         self._copies[copies.spec.copied_weights] = copies
+        if names := copies.spec.nonfinite_weights:
+            _log.warning("model %s: weights hold NaN or infinity: %s", spec.key, ", ".join(names))
         return copies.spec
 
     def close_files_of(self, spec: ModelSpec) -> None:
