@@ -13,6 +13,7 @@ import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
 from bench.kit.servers import ROOT, ServerProcess
+from serve import cli
 from serve.client import Client
 from serve.wire.messages import encode_request
 from tests.e2e.support import GOOD, Troubled, assert_answers, infer, random_graph, raw_channel
@@ -140,6 +141,15 @@ def serve(config, *arguments: str, command: str = "serve") -> subprocess.Complet
     )
 
 
+def refused(config, *, monkeypatch, command: str = "serve") -> int:
+    """Run a command in this process that is to fail before it builds anything; return its code."""
+    monkeypatch.setattr(sys, "argv", ["gnnserve", command, "--config", str(config)])
+    monkeypatch.setattr("serve.commands.serve.Application", None)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return ended.value.code
+
+
 @pytest.mark.parametrize("command", ["serve", "check"])
 def test_an_unknown_key_is_named_with_its_nearest(tmp_path, command):
     config = ServerProcess(tmp_path, sections={"scheduling": {"polcy": "fifo"}}).config
@@ -158,14 +168,23 @@ def test_an_unknown_key_is_named_with_its_nearest(tmp_path, command):
         ("server", "max_queue", "many", r"server\.max_queue: .*int.*str"),
         ("device", "memory_budget", "much", r"device\.memory_budget: 'much' is not a size"),
         ("device", "kind", "tpu", r"device\.kind: .*tpu"),
-        ("models", "repository", "/nowhere", r"/nowhere: .*models\.repository"),
         ("models", "load", "gcn", r"models\.load"),
     ],
 )
-def test_a_wrong_value_is_named_with_its_rule(tmp_path, section, key, value, words):
-    done = serve(ServerProcess(tmp_path, sections={section: {key: value}}).config)
+def test_a_wrong_value_is_named_with_its_rule(
+    tmp_path, monkeypatch, capsys, section, key, value, words
+):
+    config = ServerProcess(tmp_path, sections={section: {key: value}}).config
+    code = refused(config, monkeypatch=monkeypatch)
+    told = capsys.readouterr()
+    assert (code, told.out) == (2, "")
+    assert re.search(words, told.err), told.err
+
+
+def test_a_repository_that_is_not_there_is_named(tmp_path):
+    done = serve(ServerProcess(tmp_path, sections={"models": {"repository": "/nowhere"}}).config)
     assert (done.returncode, done.stdout) == (2, "")
-    assert re.search(words, done.stderr), done.stderr
+    assert re.search(r"/nowhere: .*models\.repository", done.stderr), done.stderr
 
 
 @pytest.mark.parametrize("name", ["grpc_port", "http_port"])

@@ -124,17 +124,6 @@ def test_metadata_that_nobody_knows_is_passed_over(channel):
     assert decode_response(answer).request_id == "r"
 
 
-@pytest.mark.slow
-def test_keepalive_pings_of_a_client_that_waits(server, engine):
-    engine.held = {"held"}
-    options = [("grpc.keepalive_time_ms", 10_000), ("grpc.http2.max_pings_without_data", 0)]
-    with grpc.insecure_channel(f"127.0.0.1:{server.port}", options) as channel:
-        call = channel.unary_unary(INFER_METHOD).future(request(2, "held"), timeout=PATIENCE_S)
-        threading.Event().wait(12)
-        engine.let_go()
-        assert decode_response(call.result()).request_id == "held"
-
-
 def test_a_draining_server_answers_what_it_accepted_and_tells_its_clients(server, channel, engine):
     engine.held = {"held"}
     infer = channel.unary_unary(INFER_METHOD)

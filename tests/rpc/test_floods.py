@@ -38,7 +38,7 @@ from tests.rpc.http2 import (
     reset,
     window,
 )
-from tests.rpc.requests import MESSAGE, infer, native
+from tests.rpc.requests import MESSAGE, infer, native, request
 
 MIB = 2**20
 
@@ -100,6 +100,20 @@ def test_pings_of_a_client_that_makes_calls_are_welcome(server):
     with Http2(server.port) as client:
         for _ in range(1500 if server.front == "native" else 1):
             infer_and_ping(client)
+
+
+def test_a_client_that_waits_for_its_answer_may_ping(server, engine):
+    engine.held = {"held"}
+    with Http2(server.port) as client:
+        stream = client.head(INFER_METHOD)
+        client.message(stream, request(2, "held"), end=True)
+        engine.wait_for_calls(1)
+        client.ping()
+        assert not is_over(client.came, stream)
+        engine.let_go()
+        client.read_until(lambda came: is_over(came, stream))
+        data = b"".join(content for kind, _, content in client.came[stream] if kind == DATA)
+    assert decode_response(data[5:]).request_id == "held"
 
 
 @pytest.mark.parametrize("kind", CONTROL)

@@ -15,7 +15,7 @@ def trouble(tmp_path_factory):
     return Troubled(tmp_path_factory.mktemp("repository"), "gcn")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def cores():
     """One or two cores for two lanes."""
     found = sorted(os.sched_getaffinity(0))

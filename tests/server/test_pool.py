@@ -157,7 +157,27 @@ def talk(cores, monkeypatch):
     found.end()
 
 
-def test_lanes_are_processes_of_their_own_pinned_to_their_cores(talk, cores):
+@pytest.fixture(scope="module")
+def lasting(cores):
+    """One pool for all tests that leave its lanes as they were."""
+    found = Talk(cores).start()
+    yield found
+    found.end()
+
+
+@pytest.fixture
+def unharmed(lasting, trouble):
+    """The lasting pool, with the model on its first lane; its lanes are the same ones afterwards."""
+    lasting.load(trouble)
+    # What lanes tell of their memory may come at any time.
+    lasting.said.clear()
+    before = lasting.pool.pids()
+    yield lasting
+    assert (lasting.pool.pids(), lasting.pool.restarts) == (before, 0)
+
+
+def test_lanes_are_processes_of_their_own_pinned_to_their_cores(unharmed, cores):
+    talk = unharmed
     pids = talk.pool.pids()
     assert pids.keys() == set(LANES)
     assert len({os.getpid(), *pids.values()}) == 3
@@ -165,8 +185,8 @@ def test_lanes_are_processes_of_their_own_pinned_to_their_cores(talk, cores):
         assert os.sched_getaffinity(pids[lane_id]) == {core}
 
 
-def test_a_lane_runs_a_task_on_the_shared_pool(talk, trouble):
-    talk.load(trouble)
+def test_a_lane_runs_a_task_on_the_shared_pool(unharmed, trouble):
+    talk = unharmed
     x = talk.run(0.5)
     done = talk.hear(LANES[0], TaskDone)
     assert (done.task_id, done.rows, done.columns) == (7, (NODES,), COLUMNS)
@@ -177,8 +197,8 @@ def test_a_lane_runs_a_task_on_the_shared_pool(talk, trouble):
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
-def test_what_a_model_raises_is_the_tasks_end_only(talk, trouble):
-    talk.load(trouble)
+def test_what_a_model_raises_is_the_tasks_end_only(unharmed):
+    talk = unharmed
     talk.run(RAISE)
     error = talk.hear(LANES[0], TaskError)
     assert (error.reason, error.message) == ("model_error", "ValueError: asked to fail at 3 nodes")
@@ -198,20 +218,18 @@ def test_what_a_model_raises_is_the_tasks_end_only(talk, trouble):
         (ROW_MORE, "model mischief:1: the output has 4 rows of 2; it must have 3 rows of 2"),
     ],
 )
-def test_whatever_a_model_does_wrong_costs_no_lane(talk, trouble, word, text):
-    talk.load(trouble)
-    before = talk.pool.pids()
+def test_whatever_a_model_does_wrong_costs_no_lane(unharmed, word, text):
+    talk = unharmed
     talk.run(word)
     error = talk.hear(LANES[0], TaskError)
     assert error.reason == "model_error"
     assert error.message.startswith(text)
     talk.run(0.5, task_id=8)
     assert talk.hear(LANES[0], TaskDone).task_id == 8
-    assert (talk.pool.pids(), talk.pool.restarts) == (before, 0)
 
 
-def test_what_a_run_changes_of_torch_is_brought_back(talk, trouble):
-    talk.load(trouble)
+def test_what_a_run_changes_of_torch_is_brought_back(unharmed):
+    talk = unharmed
     talk.run(TELL)
     before = talk.hear(LANES[0], TaskError).message
     assert "float32 cpu" in before
@@ -222,8 +240,8 @@ def test_what_a_run_changes_of_torch_is_brought_back(talk, trouble):
         assert talk.hear(LANES[0], TaskError).message == before
 
 
-def test_a_model_that_does_not_load_is_told(talk, trouble):
-    failed = talk.load_wrong(trouble, LANES[0])
+def test_a_model_that_does_not_load_is_told(unharmed, trouble):
+    failed = unharmed.load_wrong(trouble, LANES[0])
     assert failed.key == "wrong"
     assert "shapes" in failed.message
 
