@@ -77,6 +77,8 @@ def listening(command: str) -> Iterator[tuple[int, int]]:
 
 #: `models.calibration_s` of tests and quick runs, which so share what is cached.
 SHORT_CALIBRATION_S = 1.0
+#: Environment of commands of tests, for the same.
+SHORT_CALIBRATIONS = {"GNNSERVE__MODELS__CALIBRATION_S": str(SHORT_CALIBRATION_S)}
 
 
 class ServerProcess:

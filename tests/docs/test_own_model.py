@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from bench.kit.servers import ROOT, ServerProcess
+from bench.kit.servers import ROOT, SHORT_CALIBRATIONS, ServerProcess
 from serve.client import Client
 from serve.config import load_config
 from serve.lane.measure.probe_signature import probe_signature
@@ -49,7 +49,8 @@ def environment(tmp_path):
             f'exec "{sys.executable}" {arguments}"$@"\n'
         )
         tool.chmod(0o755)
-    return os.environ | {"PATH": f"{tools}:{os.environ['PATH']}", "PYTHONPATH": ""}
+    path = f"{tools}:{os.environ['PATH']}"
+    return os.environ | SHORT_CALIBRATIONS | {"PATH": path, "PYTHONPATH": ""}
 
 
 def accuracy(printed):

@@ -15,7 +15,7 @@ import grpc
 import numpy as np
 import torch
 
-from bench.kit.servers import ROOT, ServerProcess
+from bench.kit.servers import ROOT, SHORT_CALIBRATIONS, ServerProcess
 from serve.lane.models.loader import LoadedModel, load_model
 from serve.models.repository import find
 from serve.models.writer import write_model
@@ -77,7 +77,11 @@ def run_python(arguments: list[str], folder: Path, *modules: Path) -> str:
     done = subprocess.run(
         [sys.executable, *arguments],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, *modules)))},
+        env={
+            **os.environ,
+            **SHORT_CALIBRATIONS,
+            "PYTHONPATH": os.pathsep.join(map(str, (ROOT, *modules))),
+        },
         capture_output=True,
         text=True,
         timeout=_PAGE_TIMEOUT_S,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.kit.servers import SHORT_CALIBRATIONS
 from bench.kit.waiting import PATIENCE_S, wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -21,6 +22,7 @@ def start_demo(folder):
     return subprocess.Popen(
         command,
         cwd=ROOT,
+        env=os.environ | SHORT_CALIBRATIONS,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

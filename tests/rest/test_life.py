@@ -101,33 +101,39 @@ def test_sigterm_loses_no_answer_and_refuses_with_503(tmp_path, trouble):
     assert sum(told["status"] == "OK" for told in rows(server)) == len(statuses) + 1
 
 
-def test_a_killed_gateway_is_started_again(tmp_path):
-    with ServerProcess(tmp_path, sections={"models": {"load": ["gcn"]}}) as server:
-        assert ask(server)[0] == 200
-        before = gateway_pid(server)
-        os.kill(before, signal.SIGKILL)
-        wait_for(lambda: not is_running(before), "its end")
-        # Clients wait meanwhile, as the main process holds the port open.
-        assert ask(server)[0] == 200
-        assert gateway_pid(server) != before
-        assert metric(server, "gnnserve_rest_restarts_total") == 1
-        assert "the HTTP gateway ended (signal 9)" in server.log.read_text()
+@pytest.fixture(scope="module")
+def lasting(tmp_path_factory):
+    """One server for the tests after which it serves on."""
+    sections = {"models": {"load": ["gcn"]}}
+    with ServerProcess(tmp_path_factory.mktemp("lasting"), sections=sections) as server:
+        yield server
 
 
-def test_a_main_process_that_hangs_is_not_called_healthy(tmp_path):
-    with ServerProcess(tmp_path, sections={"models": {"load": ["gcn"]}}) as server:
-        os.kill(server.pid, signal.SIGSTOP)
-        try:
-            for path in ("/v2/health/live", "/v2/health/ready"):
-                status, body = http_get(server, path)
-                assert status == 503
-                assert "did not answer within" in json.loads(body)["error"]
-            # A time limit ends a request too.
-            assert ask(server, **{"Grpc-Timeout": "200m"})[0] == 504
-        finally:
-            os.kill(server.pid, signal.SIGCONT)
-        wait_for(lambda: http_get(server, "/v2/health/live")[0] == 200, "health")
-        assert ask(server)[0] == 200
+def test_a_killed_gateway_is_started_again(lasting):
+    assert ask(lasting)[0] == 200
+    before = gateway_pid(lasting)
+    os.kill(before, signal.SIGKILL)
+    wait_for(lambda: not is_running(before), "its end")
+    # Clients wait meanwhile, as the main process holds the port open.
+    assert ask(lasting)[0] == 200
+    assert gateway_pid(lasting) != before
+    assert metric(lasting, "gnnserve_rest_restarts_total") == 1
+    assert "the HTTP gateway ended (signal 9)" in lasting.log.read_text()
+
+
+def test_a_main_process_that_hangs_is_not_called_healthy(lasting):
+    os.kill(lasting.pid, signal.SIGSTOP)
+    try:
+        for path in ("/v2/health/live", "/v2/health/ready"):
+            status, body = http_get(lasting, path)
+            assert status == 503
+            assert "did not answer within" in json.loads(body)["error"]
+        # A time limit ends a request too.
+        assert ask(lasting, **{"Grpc-Timeout": "200m"})[0] == 504
+    finally:
+        os.kill(lasting.pid, signal.SIGCONT)
+    wait_for(lambda: http_get(lasting, "/v2/health/live")[0] == 200, "health")
+    assert ask(lasting)[0] == 200
 
 
 def test_nothing_of_the_gateway_outlives_a_killed_server(tmp_path, trouble):
@@ -168,13 +174,12 @@ def test_without_rest_the_port_has_health_metrics_and_report(tmp_path):
         assert not any("serve.rest" in each for each in descendants(server.pid).values())
 
 
-def test_a_request_has_its_row_with_client_and_tenant(tmp_path):
-    with ServerProcess(tmp_path, sections={"models": {"load": ["gcn"]}}) as server:
-        body = ONE | {"id": "from-curl", "parameters": {"tenant": "web"}}
-        assert ask(server, body=body)[0] == 200
-        told = row(server, "client_id = ?", "from-curl")
-        assert (told["tenant"], told["model"], told["status"]) == ("web", "gcn", "OK")
-        status, page = http_get(server, "/report.json?since=5m")
-        assert status == 200
-        assert json.loads(page)["requests"] == 1
-        assert http_get(server, "/report?since=soon")[0] == 400
+def test_a_request_has_its_row_with_client_and_tenant(lasting):
+    body = ONE | {"id": "from-curl", "parameters": {"tenant": "web"}}
+    assert ask(lasting, body=body)[0] == 200
+    told = row(lasting, "client_id = ?", "from-curl")
+    assert (told["tenant"], told["model"], told["status"]) == ("web", "gcn", "OK")
+    status, page = http_get(lasting, "/report.json?since=1h")
+    assert status == 200
+    assert json.loads(page)["requests"] == len(rows(lasting))
+    assert http_get(lasting, "/report?since=soon")[0] == 400

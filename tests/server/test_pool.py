@@ -167,7 +167,7 @@ def lasting(cores):
 
 @pytest.fixture
 def unharmed(lasting, trouble):
-    """The lasting pool, with the model on its first lane; its lanes are the same ones afterwards."""
+    """The lasting pool with the model on its first lane; afterwards its lanes are the same ones."""
     lasting.load(trouble)
     # What lanes tell of their memory may come at any time.
     lasting.said.clear()
