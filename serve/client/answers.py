@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from html import escape
 from typing import Any
 
@@ -78,9 +78,16 @@ class Answer:
     request_id: str
     #: Nodes of each graph, for a request that held several graphs as a list or a `Batch`.
     graph_nodes: tuple[int, ...] | None = None
+    #: Rows of each graph in outputs whose declaration tells them, by output.
+    graph_rows: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, response: Response, graph_nodes: Sequence[int] | None = None) -> "Answer":
+    def of(
+        cls,
+        response: Response,
+        graph_nodes: Sequence[int] | None = None,
+        graph_rows: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> "Answer":
         """Convert a decoded message; outputs are copies, half precision widened to FP32."""
         outputs = {name: _own(array) for name, array in response.outputs.items()}
         return cls(
@@ -90,6 +97,7 @@ class Answer:
             response.version,
             response.request_id,
             None if graph_nodes is None else tuple(graph_nodes),
+            graph_rows or {},
         )
 
     @property
@@ -111,17 +119,22 @@ class Answer:
     def split(self) -> tuple["Answer", ...]:
         """Return an answer for each graph of a request that held several.
 
-        Each output is cut by its rows: one a graph, or one a node. The parts share the request's
-        QoS facts, and the memory of this answer. Raises ValueError for a request of one graph, and
-        for an output that has neither.
+        Each output is cut by its rows: as the model declares them, such as one an edge, else one a
+        graph or one a node. The parts share the request's QoS facts, and the memory of this answer.
+        Raises ValueError for a request of one graph, and for an output with other rows.
         """
         if self.graph_nodes is None:
             raise ValueError("the request held no list of graphs and no Batch")
         parts: list[dict[str, Array]] = [{} for _ in self.graph_nodes]
         for name, array in self.outputs.items():
-            for part, rows in zip(parts, _cut(name, array, self.graph_nodes), strict=True):
+            counts = self.graph_rows.get(name)
+            if counts is not None and array.ndim and len(array) == sum(counts):
+                cut = np.split(array, np.cumsum(counts)[:-1])
+            else:
+                cut = _cut(name, array, self.graph_nodes)
+            for part, rows in zip(parts, cut, strict=True):
                 part[name] = rows
-        return tuple(replace(self, outputs=part, graph_nodes=None) for part in parts)
+        return tuple(replace(self, outputs=part, graph_nodes=None, graph_rows={}) for part in parts)
 
     def _repr_html_(self) -> str:
         outputs = {name: f"{a.dtype} {list(a.shape)}" for name, a in self.outputs.items()}

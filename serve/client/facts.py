@@ -48,7 +48,7 @@ class ModelInterface:
     @cached_property
     def optional(self) -> frozenset[str]:
         """Names of the inputs that a request may leave out, as far as the server tells."""
-        declared = self._declared()
+        declared = self.declared_inputs
         if not declared:
             return frozenset(name for name, each in INPUTS.items() if each.optional)
         return frozenset(each["name"] for each in declared if each.get("optional"))
@@ -56,18 +56,27 @@ class ModelInterface:
     @cached_property
     def narrowed(self) -> frozenset[str]:
         """Names of the inputs that a request may send as INT32 instead of INT64."""
-        declared = self._declared()
+        declared = self.declared_inputs
         if not declared:
             return frozenset(name for name, each in INPUTS.items() if each.also == "INT32")
         wide = {each.name for each in self.inputs if each.datatype == "INT64"}
         return frozenset(each["name"] for each in declared if each.get("index")) & wide
 
-    def _declared(self) -> list[dict[str, Any]]:
-        """Return the inputs that the model's author declared; empty for a short form."""
-        inputs: list[dict[str, Any]] = json.loads(self.properties.get("interface") or "{}").get(
-            "inputs", []
+    @property
+    def declared_inputs(self) -> list[dict[str, Any]]:
+        """What the model's author declared of each input; empty for a short form."""
+        return self._declared("inputs")
+
+    @property
+    def declared_outputs(self) -> list[dict[str, Any]]:
+        """What the model's author declared of each output; empty for a short form."""
+        return self._declared("outputs")
+
+    def _declared(self, kind: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(self.properties.get("interface") or "{}").get(
+            kind, []
         )
-        return inputs
+        return found
 
     @classmethod
     def of(cls, message: pb.ModelMetadataResponse) -> "ModelInterface":

@@ -28,7 +28,12 @@ class Answers(Mapping[str, Answer]):
         self.joint_uid = joint_uid
 
     @classmethod
-    def of(cls, response: Response, graph_nodes: Sequence[int] | None = None) -> "Answers":
+    def of(
+        cls,
+        response: Response,
+        graph_nodes: Sequence[int] | None = None,
+        graph_rows: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> "Answers":
         """Convert a decoded message; see ``Answer.of``."""
         parameters = response.parameters
         found: dict[str, Answer | ClientError] = {}
@@ -51,7 +56,7 @@ class Answers(Mapping[str, Answer]):
                 },
                 facts,
             )
-            found[name] = Answer.of(own, graph_nodes)
+            found[name] = Answer.of(own, graph_nodes, graph_rows)
         return cls(found, response.request_id, str(parameters.get("joint_uid", "")))
 
     @property

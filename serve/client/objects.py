@@ -6,7 +6,7 @@ cannot be sent is refused in PyG's terms.
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import numpy as np
@@ -45,6 +45,8 @@ class Graph:
     tensors: dict[str, Array]
     #: Nodes of each graph when there are several; None for one graph.
     graph_nodes: tuple[int, ...] | None = None
+    #: Rows of each of them in the outputs that the model declares by their things.
+    graph_rows: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def datatype_by_keyword(name: str) -> str:
@@ -74,7 +76,9 @@ def read_graph(data: Any, given: Mapping[str, Any], interface: ModelInterface) -
             datatype = spec.datatype
         array = array_for(name, value, datatype, narrow=name in model.narrowed)
         tensors[name] = _checked(name, array)
-    return Graph(tensors, graph_nodes)
+    if graph_nodes is None:
+        return Graph(tensors)
+    return Graph(tensors, graph_nodes, _graph_rows(data, interface, len(graph_nodes)))
 
 
 class _Model:
@@ -215,6 +219,29 @@ def _graph_nodes(data: Any) -> tuple[int, ...] | None:
     if ptr is None or not hasattr(ptr, "tolist"):
         return None
     return tuple(np.diff(ptr.tolist()).tolist())
+
+
+def _graph_rows(data: Any, interface: ModelInterface, graphs: int) -> dict[str, tuple[int, ...]]:
+    """Return how many rows each graph of a Batch has in each declared output, as far as it tells.
+
+    PyG keeps where each graph's part of an attribute begins. A declaration's symbols say what the
+    parts count: nodes, edges, or whatever else; and a symbol that is in no shape counts graphs.
+    """
+    begins: Any = getattr(data, "_slice_dict", None) or {}
+    shapes = {slot["name"]: slot.get("shape", ()) for slot in interface.declared_inputs}
+    counts: dict[str, tuple[int, ...]] = {}
+    for name, shape in shapes.items():
+        symbols = [dim for dim in shape if isinstance(dim, str)]
+        begin = begins.get(name)
+        if len(symbols) == 1 and hasattr(begin, "tolist"):
+            counts.setdefault(symbols[0], tuple(np.diff(begin.tolist()).tolist()))
+    bound = {dim for shape in shapes.values() for dim in shape}
+    for slot in interface.declared_inputs:
+        for symbol in set(slot.get("index", ())) - bound:
+            counts[symbol] = (1,) * graphs
+    outputs = ((slot["name"], slot.get("shape", ())) for slot in interface.declared_outputs)
+    rows = {name: counts.get(shape[0], ()) for name, shape in outputs if shape}
+    return {name: found for name, found in rows.items() if len(found) == graphs}
 
 
 def _keys(data: Any) -> list[str]:

@@ -1,6 +1,7 @@
 """Matching of a stream's answers to its requests; shared by both clients."""
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import replace
 
 from serve.client.answers import Answer
@@ -20,8 +21,8 @@ class PendingRequests:
         self._timeout_s = timeout_s
         self._count = 0
         self._sent: dict[str, int] = {}
-        #: Nodes of each graph, for requests that hold several, by id.
-        self._graph_nodes: dict[str, tuple[int, ...]] = {}
+        #: Nodes and rows of each graph, for requests that hold several, by id.
+        self._graphs: dict[str, tuple[tuple[int, ...], Mapping[str, tuple[int, ...]]]] = {}
         #: Outcomes of requests that could not be sent.
         self.unsent: deque[Outcome] = deque()
 
@@ -41,21 +42,26 @@ class PendingRequests:
         timeout_s = self._timeout_s if request.timeout_s is None else request.timeout_s
         return replace(request, request_id=request_id, timeout_s=timeout_s)
 
-    def sent(self, request: Request, graph_nodes: tuple[int, ...] | None) -> None:
-        """Note the nodes of each graph of a request that is about to be sent."""
+    def sent(
+        self,
+        request: Request,
+        graph_nodes: tuple[int, ...] | None,
+        graph_rows: Mapping[str, tuple[int, ...]],
+    ) -> None:
+        """Note the nodes and rows of each graph of a request that is about to be sent."""
         if graph_nodes is not None:
-            self._graph_nodes[request.request_id] = graph_nodes
+            self._graphs[request.request_id] = graph_nodes, graph_rows
 
     def drop(self, request: Request, error: ClientError) -> None:
         """Note that `request` could not be sent."""
-        self._graph_nodes.pop(request.request_id, None)
+        self._graphs.pop(request.request_id, None)
         self.unsent.append((self._sent.pop(request.request_id), error))
 
     def settle(self, message: bytes) -> Outcome:
         """Return the outcome that `message` carries."""
         found = decode_stream_answer(message)
         index = self._sent.pop(found.request_id, -1)
-        graph_nodes = self._graph_nodes.pop(found.request_id, None)
+        graphs = self._graphs.pop(found.request_id, (None, None))
         if isinstance(found, Failure):
             return index, from_failure(found)
-        return index, Answer.of(found, graph_nodes)
+        return index, Answer.of(found, *graphs)

@@ -151,12 +151,14 @@ class Client:
             raise InvalidRequest.local(f"model: {request.model!r} is no list of models")
         return Answers.of(*self._asked(request))
 
-    def _asked(self, request: Request) -> tuple[Response, tuple[int, ...] | None]:
-        """Return the response, and the nodes of each graph if it held several."""
+    def _asked(
+        self, request: Request
+    ) -> tuple[Response, tuple[int, ...] | None, Mapping[str, tuple[int, ...]]]:
+        """Return the response, and the nodes and rows of each graph if the request held several."""
         with self._connection.place(request.timeout_s) as limit:
             graph = request.read(self._inference.needed(request, limit))
             response = self._inference.send(request, graph.tensors, limit)
-        return decode_response(response), graph.graph_nodes
+        return decode_response(response), graph.graph_nodes, graph.graph_rows
 
     def infer_stream(
         self,
@@ -180,7 +182,7 @@ class Client:
                     try:
                         limit = TimeLimit(entered.timeout_s)
                         graph = entered.read(self._inference.needed(entered, limit))
-                        pending.sent(entered, graph.graph_nodes)
+                        pending.sent(entered, graph.graph_nodes, graph.graph_rows)
                         yield entered.encode(graph.tensors, self._max_message_bytes)
                     except ClientError as error:
                         pending.drop(entered, error)

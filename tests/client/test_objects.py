@@ -419,3 +419,48 @@ def test_answers_become_tensors_that_share_their_memory():
     assert found.torch("second").dtype == torch.int64
     with pytest.raises(KeyError):
         found.torch("third")
+
+
+def test_declared_outputs_are_cut_by_what_their_rows_count():
+    def slot(name, shape, index=()):
+        return {"name": name, "datatype": "FP32", "shape": shape, "index": index}
+
+    declared = {
+        "inputs": [
+            slot("x", ["N", 2]),
+            slot("edge_index", [2, "E"], ["N"]),
+            slot("pairs_index", [2, "P"], ["N"]),
+            slot("batch", ["N"], ["G"]),
+        ],
+        "outputs": [
+            slot("nodes", ["N", 4]), slot("edges", ["E"]), slot("pairs", ["P"]),
+            slot("graphs", ["G", 1]), slot("fixed", [3]),
+        ],
+    }  # fmt: skip
+    interface = ModelInterface(
+        "links", ("1",),
+        (
+            TensorFacts("x", "FP32", (-1, 2)), TensorFacts("edge_index", "INT64", (2, -1)),
+            TensorFacts("pairs_index", "INT64", (2, -1)), TensorFacts("batch", "INT64", (-1,)),
+        ),
+        (), {"interface": json.dumps(declared)},
+    )  # fmt: skip
+    # As many edges as nodes, and as many nodes in the second as there are graphs.
+    graphs = [
+        Data(x=torch.ones(n, 2), edge_index=torch.zeros(2, e).long(),
+             pairs_index=torch.zeros(2, p).long())
+        for n, e, p in ((1, 0, 2), (2, 3, 1))
+    ]  # fmt: skip
+    graph = read_graph(graphs, {}, interface)
+    assert graph.graph_rows == {
+        "nodes": (1, 2), "edges": (0, 3), "pairs": (2, 1), "graphs": (1, 1)
+    }  # fmt: skip
+    outputs = {name: np.arange(3.0) for name in ("nodes", "edges", "pairs")}
+    whole = Answer(
+        {**outputs, "graphs": np.arange(2.0)}, QosFacts(), "links", "1", "r", graph.graph_nodes,
+        graph.graph_rows,
+    )  # fmt: skip
+    first, second = whole.split()
+    assert [len(first.outputs[name]) for name in whole.outputs] == [1, 0, 2, 1]
+    assert [len(second.outputs[name]) for name in whole.outputs] == [2, 3, 1, 1]
+    assert read_graph(Data(x=X, edge_index=EDGES), {}, GCN).graph_rows == {}
