@@ -71,7 +71,7 @@ def sampled(node_type, ids, fanouts, seed):
 )
 def test_all_neighbours_give_the_answer_of_the_whole_graph(client, models, model, node_type):
     ids = np.array([3, 0, 3, 5])
-    answer = client.infer(model, graph="academic", nodes={node_type: ids}, fanouts=[-1, -1])
+    answer = client.infer(model, graph="academic", nodes={node_type: ids}, fanouts="all")
     output = "y" if model == "hgt" else node_type
     assert list(answer.outputs) == [output]
     assert_close(answer.output, academic.answers(models[1][model], ARRAYS)[output][ids])

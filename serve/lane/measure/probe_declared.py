@@ -7,6 +7,7 @@ import torch
 from serve.errors import ModelError
 from serve.interface import Interface
 from serve.lane.measure.probe_graphs import Shape, declared_graph
+from serve.lane.measure.typed_hops import probe_typed_reach
 from serve.lane.models.declared import Outputs
 from serve.lane.models.loader import LoadedModel
 from serve.lane.models.union import run_parts
@@ -47,6 +48,7 @@ def probe_declared(loaded: LoadedModel, interface: Interface) -> Signature:
             ) from error
     deterministic = all(map(is_close, run(interface.spread(*_OTHER)), found))
     nodes = interface.spread(*_FIRST)
+    hops, exact_hops = probe_typed_reach(loaded, interface)
     return Signature(
         num_features=0,
         edge_dim=None,
@@ -55,6 +57,8 @@ def probe_declared(loaded: LoadedModel, interface: Interface) -> Signature:
         accepts_empty=runs(interface.spread(0, 0)),
         accepts_edgeless=runs(interface.spread(interface.totals(nodes)[0], 0)),
         deterministic=deterministic,
+        hops=hops,
+        exact_hops=exact_hops,
         mergeable=deterministic and interface.is_joinable and _is_mergeable(loaded, interface),
     )
 
