@@ -252,12 +252,13 @@ class Front:
     def port(self) -> int:
         """The port it listens on."""
 
-    def poll(self, until_ns: int) -> tuple[bool, list[tuple[int, Message | PlainRequest | None, int, int, int, list[tuple[str, str]] | None]]]:
+    def poll(self, until_ns: int) -> tuple[bool, list[tuple[int, bytes]], list[tuple[int, Message | PlainRequest | None, int, int, int, list[tuple[str, str]] | None]]]:
         """
         Serve until something has to be decided, `wake` is called, or the monotonic clock
         shows `until_ns` (negative: no limit). One thread at a time.
 
-        Returns whether the descriptor of `watch_also` is readable, and a few events:
+        Returns whether the descriptor of `watch_also` is readable; the packets of
+        `watch_packets` by descriptor, empty when the other end is closed; and a few events:
         (handle, request, began_ns, timeout_ns, arrived_ns, credentials) for a call whose
         message was complete at arrived_ns, and (handle, None, …) when such a call has
         ended, answered or not. The request is a Message unless it is staged. timeout_ns
@@ -270,6 +271,15 @@ class Front:
 
     def watch_also(self, fd: int) -> None:
         """Have `poll` watch a descriptor too; -1: none. Not while it runs."""
+
+    def watch_packets(self, fd: int) -> None:
+        """
+        Have `poll` read the packets of a SEQPACKET socket, one at a time. Not while it
+        runs.
+        """
+
+    def unwatch_packets(self, fd: int) -> None:
+        """Have `poll` leave the socket alone. Not while it runs."""
 
     def set_models(self, models: list[tuple[str, str, PlainModel]]) -> None:
         """

@@ -93,7 +93,7 @@ def native(port: int) -> None:
         send_timeout_s=PATIENCE_S,
     )
     while True:
-        _, events = front.poll(-1)
+        *_, events = front.poll(-1)
         for handle, message, *_ in events:
             if message is not None:
                 front.answer(handle, ANSWER)

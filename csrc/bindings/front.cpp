@@ -116,13 +116,19 @@ public:
             found.append(nb::make_tuple(event.handle, content, event.began_ns, event.timeout_ns,
                                         event.arrived_ns, headers_of(event.credentials)));
         }
-        return nb::make_tuple(polled.other, found);
+        nb::list packets;
+        for (const auto& [fd, packet] : polled.packets) {
+            packets.append(nb::make_tuple(fd, nb::bytes(packet.data(), packet.size())));
+        }
+        return nb::make_tuple(polled.other, packets, found);
     }
 
     // The lock is kept: nothing waits here, and taking it back among busy threads costs more.
     void flush() { open().flush(); }
 
     void watch_also(int fd) { open().watch_also(fd); }
+    void watch_packets(int fd) { open().watch_packets(fd); }
+    void unwatch_packets(int fd) { open().unwatch_packets(fd); }
 
     void set_models(const nb::list& models) {
         auto table = std::make_shared<front::PlainModels>();
@@ -239,22 +245,29 @@ void bind_front(nb::module_& module) {
              "Listen. Raises OSError when the address cannot be had, RuntimeError when the\n"
              "library is missing.")
         .def_prop_ro("port", &Front::port, "The port it listens on.")
-        .def("poll", &Front::poll, nb::arg("until_ns"),
-             nb::sig("def poll(self, until_ns: int) -> tuple[bool, "
-                     "list[tuple[int, Message | PlainRequest | None, int, int, int, "
-                     "list[tuple[str, str]] | None]]]"),
-             "Serve until something has to be decided, `wake` is called, or the monotonic clock\n"
-             "shows `until_ns` (negative: no limit). One thread at a time.\n\n"
-             "Returns whether the descriptor of `watch_also` is readable, and a few events:\n"
-             "(handle, request, began_ns, timeout_ns, arrived_ns, credentials) for a call whose\n"
-             "message was complete at arrived_ns, and (handle, None, …) when such a call has\n"
-             "ended, answered or not. The request is a Message unless it is staged. timeout_ns\n"
-             "counts from began_ns; it is negative for a call without one. The credentials are\n"
-             "the headers that tell whom the call comes from, None when there are none.")
+        .def(
+            "poll", &Front::poll, nb::arg("until_ns"),
+            nb::sig("def poll(self, until_ns: int) -> tuple[bool, list[tuple[int, bytes]], "
+                    "list[tuple[int, Message | PlainRequest | None, int, int, int, "
+                    "list[tuple[str, str]] | None]]]"),
+            "Serve until something has to be decided, `wake` is called, or the monotonic clock\n"
+            "shows `until_ns` (negative: no limit). One thread at a time.\n\n"
+            "Returns whether the descriptor of `watch_also` is readable; the packets of\n"
+            "`watch_packets` by descriptor, empty when the other end is closed; and a few events:\n"
+            "(handle, request, began_ns, timeout_ns, arrived_ns, credentials) for a call whose\n"
+            "message was complete at arrived_ns, and (handle, None, …) when such a call has\n"
+            "ended, answered or not. The request is a Message unless it is staged. timeout_ns\n"
+            "counts from began_ns; it is negative for a call without one. The credentials are\n"
+            "the headers that tell whom the call comes from, None when there are none.")
         .def("flush", &Front::flush,
              "Send what was answered, without waiting. For the thread that polls.")
         .def("watch_also", &Front::watch_also, nb::arg("fd"),
              "Have `poll` watch a descriptor too; -1: none. Not while it runs.")
+        .def("watch_packets", &Front::watch_packets, nb::arg("fd"),
+             "Have `poll` read the packets of a SEQPACKET socket, one at a time. Not while it\n"
+             "runs.")
+        .def("unwatch_packets", &Front::unwatch_packets, nb::arg("fd"),
+             "Have `poll` leave the socket alone. Not while it runs.")
         .def("set_models", &Front::set_models, nb::arg("models"),
              nb::sig("def set_models(self, models: list[tuple[str, str, PlainModel]]) -> None"),
              "Stage plain requests of these models from now on: name, version, what it takes.\n"

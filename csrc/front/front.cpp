@@ -2,6 +2,7 @@
 
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -24,8 +25,8 @@ constexpr std::int64_t kLookEvery_ns = 500'000'000;
 constexpr std::int64_t kReads_ns = 1'000'000'000;
 // Told at once by `poll`.
 constexpr std::size_t kMostEvents = 4;
-// Stands for the other descriptor in the epoll set: no address of a socket.
-constexpr std::uint64_t kOther = 2;
+// Largest packet of `watch_packets`, as of lanes.
+constexpr std::size_t kPacketBytes = 128 << 10;
 
 }  // namespace
 
@@ -67,12 +68,19 @@ Front::~Front() {
     }
 }
 
-// Odd numbers in the epoll set are listeners, null is the bell, all else but kOther are sockets.
+// Null in the epoll set is the bell; what has a bit of kWatched is no socket.
 void Front::watch(int fd, Socket* socket, std::uint32_t events, bool known) {
     epoll_event event{};
     event.events = EPOLLIN | events;
     event.data.ptr = socket;
     checked(epoll_ctl(epoll_, known ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, fd, &event), "epoll_ctl");
+}
+
+void Front::watch_as(Watched what, int fd) {
+    epoll_event event{};
+    event.events = EPOLLIN;
+    event.data.u64 = static_cast<std::uint64_t>(fd) << 2 | static_cast<std::uint64_t>(what);
+    checked(epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event), "epoll_ctl");
 }
 
 void Front::watch_also(int fd) {
@@ -81,11 +89,28 @@ void Front::watch_also(int fd) {
     }
     other_ = fd;
     if (fd >= 0) {
-        epoll_event event{};
-        event.events = EPOLLIN;
-        event.data.u64 = kOther;
-        checked(epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event), "epoll_ctl");
+        watch_as(Watched::kOther, fd);
     }
+}
+
+void Front::watch_packets(int fd) {
+    packet_buffer_.resize(kPacketBytes);
+    watch_as(Watched::kPackets, fd);
+}
+
+void Front::unwatch_packets(int fd) { epoll_ctl(epoll_, EPOLL_CTL_DEL, fd, nullptr); }
+
+// Reads one packet: what follows the end of a run waits for the next turn.
+void Front::take_packet(int fd) {
+    ssize_t size = 0;
+    do {
+        size = recv(fd, packet_buffer_.data(), packet_buffer_.size(), MSG_DONTWAIT);
+    } while (size < 0 && errno == EINTR);
+    if (size < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+        return;
+    }
+    packets_.emplace_back(
+        fd, std::string(packet_buffer_.data(), size > 0 ? static_cast<std::size_t>(size) : 0));
 }
 
 Polled Front::poll(std::int64_t until_ns) {
@@ -109,7 +134,8 @@ Polled Front::poll(std::int64_t until_ns) {
             const std::lock_guard held(lock_);
             woken = std::exchange(woken_, false);
         }
-        if (!events_.empty() || other_ready_ || woken || (until_ns >= 0 && now_ns >= until_ns)) {
+        if (!events_.empty() || !packets_.empty() || other_ready_ || woken ||
+            (until_ns >= 0 && now_ns >= until_ns)) {
             if (!looked) {
                 // What was left of the last time must not hide the other descriptor.
                 wait(0);
@@ -120,6 +146,7 @@ Polled Front::poll(std::int64_t until_ns) {
             found.events.assign(std::make_move_iterator(events_.begin()),
                                 std::make_move_iterator(last));
             events_.erase(events_.begin(), last);
+            found.packets = std::exchange(packets_, {});
             found.other = std::exchange(other_ready_, false);
             return found;
         }
@@ -147,12 +174,21 @@ void Front::wait(std::int64_t wait_ns) {
         if (event.data.ptr == nullptr) {
             eventfd_t rung = 0;
             eventfd_read(wake_, &rung);
-        } else if (event.data.u64 & 1) {
-            accept_some();
-        } else if (event.data.u64 == kOther) {
-            other_ready_ = true;
-        } else {
-            take(*static_cast<Socket*>(event.data.ptr), event.events);
+            continue;
+        }
+        switch (static_cast<Watched>(event.data.u64 & kWatched)) {
+            case Watched::kSocket:
+                take(*static_cast<Socket*>(event.data.ptr), event.events);
+                break;
+            case Watched::kListener:
+                accept_some();
+                break;
+            case Watched::kOther:
+                other_ready_ = true;
+                break;
+            case Watched::kPackets:
+                take_packet(static_cast<int>(event.data.u64 >> 2));
+                break;
         }
     }
 }

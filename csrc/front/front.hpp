@@ -16,6 +16,7 @@
 #include <string>
 #include <thread>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "connection.hpp"
@@ -72,6 +73,8 @@ struct Event {
 // What `poll` has to tell.
 struct Polled {
     std::vector<Event> events;
+    // By descriptor of `watch_packets`; empty: its other end is closed.
+    std::vector<std::pair<int, std::string>> packets;
     // The descriptor of `watch_also` is readable.
     bool other = false;
 };
@@ -110,6 +113,10 @@ public:
     void flush();
     // Has `poll` watch a descriptor, negative: none. Not while it runs.
     void watch_also(int fd);
+    // Has `poll` read the packets of a socket that keeps them apart, one at a time; or not any
+    // more. Not while it runs.
+    void watch_packets(int fd);
+    void unwatch_packets(int fd);
 
     // Any thread: models whose plain requests are staged from now on.
     void set_models(std::shared_ptr<const PlainModels> models);
@@ -136,7 +143,12 @@ private:
         GrpcStatus status;
     };
 
+    // The low bits of what stands in the epoll set: of an address, or beside a descriptor.
+    enum class Watched : std::uint64_t { kSocket, kListener, kOther, kPackets };
+    static constexpr std::uint64_t kWatched = 3;
+
     void listen();
+    void watch_as(Watched what, int fd);
     void watch(int fd, Socket* socket, std::uint32_t events, bool known);
     void accept_some();
     void admit(int fd, std::string peer);
@@ -144,6 +156,7 @@ private:
     void leave(const std::string& peer);
     void keep_spare();
     void take(Socket& socket, std::uint32_t events);
+    void take_packet(int fd);
     void end(Socket& socket);
     void ring();
     void put(Reply reply);
@@ -183,6 +196,8 @@ private:
     std::vector<Event> events_;
     int other_ = -1;
     bool other_ready_ = false;
+    std::vector<char> packet_buffer_;
+    std::vector<std::pair<int, std::string>> packets_;
     FrontCounts counts_;
     // The thread that polls, or did so last.
     std::atomic<std::thread::id> poller_;

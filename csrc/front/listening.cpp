@@ -2,7 +2,6 @@
 #include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <sys/epoll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -88,10 +87,7 @@ void Front::listen() {
         socklen_t size = sizeof address;
         checked(getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size), "getsockname");
         port_ = ntohs(number);
-        epoll_event event{};
-        event.events = EPOLLIN;
-        event.data.u64 = static_cast<std::uint64_t>(fd) << 1 | 1;
-        checked(epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event), "epoll_ctl");
+        watch_as(Watched::kListener, fd);
     }
 }
 

@@ -169,6 +169,36 @@ void test_staged_calls_are_answered_from_the_pool(const H2Api& api) {
     CHECK(*next_call(front).message == plain_message());
 }
 
+void test_packets_are_read_one_at_a_time(const H2Api& api) {
+    Front front(options());
+    int ends[2];
+    CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends) == 0);
+    front.watch_packets(ends[0]);
+    CHECK(front.poll(0).packets.empty());
+    const std::string large(100'000, 'x');
+    for (const std::string& one : {std::string("one"), large}) {
+        CHECK(write(ends[1], one.data(), one.size()) == static_cast<ssize_t>(one.size()));
+    }
+    // Calls that wait to be told do not hide them.
+    Caller caller(api, front.port());
+    for (int i = 0; i < 20; ++i) {
+        caller.send(kMethod, "hold");
+    }
+    CHECK(caller.connection().flush());
+    for (const std::string& one : {std::string("one"), large}) {
+        const Polled polled = front.poll(-1);
+        CHECK(!polled.other && polled.packets.size() == 1);
+        CHECK(polled.packets[0].first == ends[0] && polled.packets[0].second == one);
+    }
+    close(ends[1]);
+    CHECK(front.poll(-1).packets[0].second.empty());
+    front.unwatch_packets(ends[0]);
+    while (!front.poll(0).events.empty()) {
+    }
+    CHECK(front.poll(0).packets.empty());
+    close(ends[0]);
+}
+
 void test_another_descriptor_is_watched(const H2Api& api) {
     Front front(options());
     int ends[2];
@@ -411,6 +441,7 @@ int main() {
     test_refusals(*api);
     test_staged_calls_are_answered_from_the_pool(*api);
     test_another_descriptor_is_watched(*api);
+    test_packets_are_read_one_at_a_time(*api);
     test_messages_must_come_in_time(*api);
     test_receiving_is_bounded(*api);
     test_cancelled_calls_end(*api);

@@ -56,6 +56,8 @@ _SEND_TIMEOUT_S = 30.0
 _LEAVE_S = 2.0
 _EXHAUSTED: int = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
 
+#: Stands for a call that nobody has to be told the end of.
+_NOBODY = Cancellation()
 #: Exit code of the process when the front's thread fails.
 EXIT_BUG = 70
 
@@ -207,11 +209,21 @@ class NativeFront:
         self._thread.join()
         self._front.watch_also(lanes_fd)
 
-    def poll(self, until_ns: int) -> bool:
+    def poll(self, until_ns: int) -> tuple[bool, list[tuple[int, bytes]]]:
         """See ``CallPort``."""
         assert self._front is not None
-        lanes, self._found = self._front.poll(until_ns)
-        return lanes
+        lanes, packets, self._found = self._front.poll(until_ns)
+        return lanes, packets
+
+    def watch_packets(self, fd: int) -> None:
+        """See ``CallPort``."""
+        assert self._front is not None
+        self._front.watch_packets(fd)
+
+    def unwatch_packets(self, fd: int) -> None:
+        """See ``CallPort``."""
+        assert self._front is not None
+        self._front.unwatch_packets(fd)
 
     def take(self) -> None:
         """See ``CallPort``."""
@@ -273,11 +285,12 @@ class NativeFront:
             self._service.not_read(arrived_ns, error)
             self._fail(handle, error)
             return
-        cancellation = self._open[handle] = Cancellation()
+        self._open[handle] = _NOBODY
         if isinstance(request, PlainRequest) and self._submit(
             handle, request, arrived_ns, remaining_s, caller
         ):
             return
+        cancellation = self._open[handle] = Cancellation()
         work = partial(self._serve, handle, request, arrived_ns, cancellation, remaining_s, caller)
         if not self._workers.give(work):
             self._refusals.count(NO_THREAD)
@@ -316,6 +329,8 @@ class NativeFront:
                 front.answer_staged(handle, head, request, size_bytes)
         except Exception as error:
             self._fail(handle, error)
+        if handle in self._open:
+            self._open[handle] = _NOBODY
 
     def _ended(self, handle: int) -> None:
         call = self._open.pop(handle, None)

@@ -13,26 +13,11 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn, Protocol
 
-from serve.core.commands import (
-    AnswerTask,
-    Command,
-    KillLane,
-    LaunchTask,
-    LookAtLane,
-    PrepareTask,
-    QuarantineModel,
-    RecycleLane,
-    ReleaseTask,
-    ResumeTask,
-    StopTask,
-    SuspendTask,
-)
 from serve.core.events import (
     Event,
-    LaneSeen,
     ModelUnloaded,
     TaskArrived,
     TaskCancelled,
@@ -41,12 +26,14 @@ from serve.core.events import (
 )
 from serve.core.fleet.fleet import make_scheduler
 from serve.core.params import SchedulerParams
-from serve.core.types import Completed, LaneId, Outcome, Sized, TaskId
+from serve.core.types import Completed, Outcome, Sized, TaskId
 from serve.obs.journal import JournalWriter
 from serve.obs.record import RequestRecord
 from serve.server import clock
 from serve.server.accepted import AcceptedRequests
+from serve.server.command_table import CommandTable
 from serve.server.lane_monitor import LaneMonitor
+from serve.server.lanes.listener import PacketPort, Reports
 from serve.server.lanes.pool import LanePool
 from serve.server.learning.learner import Learner
 from serve.server.report_rows import RecordKeeper
@@ -59,18 +46,20 @@ _log = logging.getLogger(__name__)
 _LESSONS = 8
 #: Exit code of the process when the driver's thread is lost.
 EXIT_BUG = 70
-_TO_LANES = (LaunchTask, SuspendTask, ResumeTask, StopTask)
 
 
-class CallPort(Protocol):
-    """A transport's port that the driver's thread serves. That thread calls all but `wake`."""
+class CallPort(PacketPort, Protocol):
+    """A transport's port that the driver's thread serves. That thread calls all methods."""
 
     def begin(self, lanes_fd: int) -> None:
         """Have only the calling thread serve the port; watch `lanes_fd` too."""
         ...
 
-    def poll(self, until_ns: int) -> bool:
-        """Wait for calls, for `lanes_fd` (then return True), for `wake`, or until `until_ns`."""
+    def poll(self, until_ns: int) -> tuple[bool, Sequence[tuple[int, bytes]]]:
+        """Wait for calls, for `lanes_fd`, for packets, or until `until_ns`.
+
+        Returns whether `lanes_fd` is readable, and packets by descriptor.
+        """
         ...
 
     def take(self) -> None:
@@ -104,6 +93,7 @@ class Driver:
         self.scheduler = make_scheduler(params if journal is None else journal.begin(params))
         self.requests = AcceptedRequests()
         self.lanes = lanes
+        self._commands = CommandTable(self.requests, lanes, pool)
         self._pool = pool
         self._learner = learner
         self._records = records
@@ -111,8 +101,6 @@ class Driver:
         self._journal = journal
         #: When the driver's thread wakes up at the latest; None: when something happens.
         self._armed_ns: int | None = None
-        #: Events that commands caused at once, to be handled when all of them are done.
-        self._next: list[Event] = []
         #: Plain requests that ended and are not answered yet. Appended to under the lock.
         self._ended: deque[tuple[PlainTicket, Outcome]] = deque()
         #: The port to serve, under the lock; and the one that the driver's thread serves.
@@ -246,16 +234,8 @@ class Driver:
         commands = self.scheduler.handle(event, now_ns)
         if self._journal is not None:
             self._journal.step(now_ns, event, commands)
-        # Lanes first: a thread that is woken takes the core and the interpreter lock, while a lane
-        # that could run waits.
-        for command in commands:
-            if isinstance(command, _TO_LANES):
-                self._execute(command)
-        for command in commands:
-            if not isinstance(command, _TO_LANES):
-                self._execute(command)
-        while self._next:
-            self._carry_out(self._next.pop())
+        for caused in self._commands.carry_out(commands):
+            self._carry_out(caused)
         if self.scheduler.drained:
             self._drained.set()
         wakeup_ns = self.scheduler.next_wakeup()
@@ -263,39 +243,6 @@ class Driver:
             self._armed_ns = wakeup_ns
             if threading.get_ident() != self._thread.ident:
                 self._pool.wake()
-
-    def _execute(self, command: Command) -> None:
-        """Under the lock."""
-        if isinstance(command, RecycleLane):
-            self.lanes.recycle(command.lane_id)
-            return
-        if isinstance(command, QuarantineModel):
-            self.lanes.quarantined(command.model, command.reason)
-            return
-        ticket = self.requests[command.task_id]
-        match command:
-            case PrepareTask():
-                if (prepared := ticket.command_prepare()) is not None:
-                    self._next.append(prepared)
-            case LaunchTask(_, lane_id, reserve_bytes=reserve_bytes, companions=companions):
-                others = (self.requests[task_id] for task_id in companions)
-                self.lanes.launch(lane_id, (ticket, *others), reserve_bytes)
-            case SuspendTask(_, lane_id):
-                self._pool.suspend(lane_id)
-            case ResumeTask(_, lane_id):
-                self._pool.resume(lane_id)
-            case StopTask(task_id, lane_id):
-                self._pool.stop_run(lane_id, task_id)
-            case LookAtLane(task_id, lane_id):
-                look = self._pool.look(lane_id, task_id)
-                if look is not None:
-                    self._next.append(LaneSeen(task_id, lane_id, look))
-            case KillLane(_, lane_id):
-                self._pool.kill(lane_id, f"a run of {ticket.entry.spec.key} stands still")
-            case AnswerTask(_, outcome):
-                ticket.command_answer(outcome)
-            case ReleaseTask(task_id):
-                self.requests.remove(task_id).release()
 
     # --- the driver's thread ------------------------------------------------------------------
 
@@ -324,29 +271,29 @@ class Driver:
             if port is not None:
                 self._left.clear()
         if served is not None:
+            self._pool.lend_channels(None)
             served.end()
         if port is None:
             self._left.set()
         else:
             port.begin(self._pool.fileno())
+            self._pool.lend_channels(port)
         return port
 
     def _turn(self, port: CallPort | None) -> None:
         """Wait for something to happen, and see to it: lanes first."""
-        until_ns = self._armed_ns
-        if port is not None:
-            until_ns = self._pool.due_ns(until_ns)
-            if not port.poll(until_ns) and clock.now_ns() < until_ns:
-                port.take()
-                self._answer_ended()
-                return
-            until_ns = 0
-        for lane_id, message in self._pool.poll(until_ns):
-            self._hear(lane_id, message)
-        self._answer_ended()
-        if port is not None:
-            port.take()
+        if port is None:
+            self._hear(self._pool.poll(self._armed_ns))
             self._answer_ended()
+            return
+        until_ns = self._pool.due_ns(self._armed_ns)
+        lanes_ready, packets = port.poll(until_ns)
+        self._hear(self._pool.taken(packets))
+        if lanes_ready or clock.now_ns() >= until_ns:
+            self._hear(self._pool.poll(0))
+        self._answer_ended()
+        port.take()
+        self._answer_ended()
 
     def _answer_ended(self) -> None:
         """Answer the plain requests that ended, send the answers, and only then learn."""
@@ -362,12 +309,13 @@ class Driver:
         for ticket, outcome in answered:
             self.release(ticket, outcome)
 
-    def _hear(self, lane_id: LaneId, message: object) -> None:
-        try:
-            self.lanes.hear(lane_id, message, self._carry_out)
-        except Exception:
-            # A bug; the server goes on with the requests it does not concern.
-            _log.exception("lane %d: message %s cannot be handled", lane_id, message)
+    def _hear(self, reports: Reports) -> None:
+        for lane_id, message in reports:
+            try:
+                self.lanes.hear(lane_id, message, self._carry_out)
+            except Exception:
+                # A bug; the server goes on with the requests it does not concern.
+                _log.exception("lane %d: message %s cannot be handled", lane_id, message)
 
     def _keep_time(self) -> None:
         """Tick when it is time, and arm for the next. Under the lock."""

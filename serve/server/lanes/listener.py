@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
+from typing import Protocol
 
 from serve.core.types import LaneId
 from serve.ipc import messages
@@ -41,6 +42,18 @@ class LaneDown:
     lane_ids: tuple[LaneId, ...]
 
 
+class PacketPort(Protocol):
+    """Reads lanes' channels in the listener's place. For the thread that polls."""
+
+    def watch_packets(self, fd: int) -> None:
+        """Read the packets of `fd`, for `LaneListener.taken`."""
+        ...
+
+    def unwatch_packets(self, fd: int) -> None:
+        """Leave `fd` alone."""
+        ...
+
+
 #: What a lane said, or what happened to it.
 Said = FromLane | LaneUp | LaneDown
 Reports = list[tuple[LaneId, Said]]
@@ -61,6 +74,8 @@ class LaneListener:
         self._process_by_fd: dict[int, LaneProcess] = {}
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._wake_fd, select.EPOLLIN)
+        #: Reads the channels; None: the listener does.
+        self._port: PacketPort | None = None
         self.restarts = Restarts(start, self.wake)
 
     def wake(self) -> None:
@@ -89,6 +104,26 @@ class LaneListener:
                 self._read(self._lane_by_fd[fd], reports)
         return reports
 
+    def lend_channels(self, port: PacketPort | None) -> None:
+        """Have `port` read the lanes' channels from now on; None: the listener again."""
+        fds = tuple(self._lane_by_fd)
+        for fd in fds:
+            self._unwatch(fd)
+        self._port = port
+        for fd in fds:
+            self._watch(fd)
+
+    def taken(self, packets: Sequence[tuple[int, bytes]]) -> Reports:
+        """Return what lanes said in packets that a port has read, by descriptor."""
+        reports: Reports = []
+        for fd, packet in packets:
+            lane = self._lane_by_fd[fd]
+            if packet:
+                self._take(lane, packet, reports)
+            else:
+                self._hung_up(lane, reports)
+        return reports
+
     def due_ns(self, until_ns: int | None) -> int:
         """Return when to poll though no lane says anything, at `until_ns` at the latest."""
         due_ns = clock.now_ns() + _WATCH_NS
@@ -115,7 +150,7 @@ class LaneListener:
         for lane, channel in zip(process.lanes, channels, strict=True):
             lane.connect(channel)
             self._lane_by_fd[channel.fileno()] = lane
-            self._epoll.register(channel, select.EPOLLIN)
+            self._watch(channel.fileno())
         assert child.pid is not None
         try:
             process.pidfd = os.pidfd_open(child.pid)
@@ -133,8 +168,7 @@ class LaneListener:
         child, process.child = process.child, None
         for lane in process.lanes:
             assert lane.channel is not None
-            with contextlib.suppress(FileNotFoundError):  # its other end closed first
-                self._epoll.unregister(lane.channel)
+            self._unwatch(lane.channel.fileno())
             del self._lane_by_fd[lane.channel.fileno()]
             lane.disconnect()
         if process.pidfd is not None:
@@ -150,6 +184,20 @@ class LaneListener:
         self._epoll.close()
         os.close(self._wake_fd)
 
+    def _watch(self, fd: int) -> None:
+        if self._port is None:
+            self._epoll.register(fd, select.EPOLLIN)
+        else:
+            self._port.watch_packets(fd)
+
+    def _unwatch(self, fd: int) -> None:
+        """Watch a lane's channel no more, unless that is so already."""
+        if self._port is None:
+            with contextlib.suppress(FileNotFoundError):
+                self._epoll.unregister(fd)
+        else:
+            self._port.unwatch_packets(fd)
+
     def _read(self, lane: LaneHandle, reports: Reports) -> None:
         """Report what the lane says now, up to the end of its run."""
         for _ in range(_PACKETS_AT_ONCE):
@@ -159,11 +207,15 @@ class LaneListener:
             if not packet:
                 self._hung_up(lane, reports)
                 return
-            message = self._decode(lane, packet)
-            if message is not None:
-                reports.append((lane.lane_id, message))
-            if isinstance(message, messages.TaskDone | messages.TaskError):
+            if self._take(lane, packet, reports):
                 return
+
+    def _take(self, lane: LaneHandle, packet: bytes, reports: Reports) -> bool:
+        """Report what a packet says; return True at the end of a run."""
+        message = self._decode(lane, packet)
+        if message is not None:
+            reports.append((lane.lane_id, message))
+        return isinstance(message, messages.TaskDone | messages.TaskError)
 
     def _decode(self, lane: LaneHandle, packet: bytes) -> FromLane | LaneUp | None:
         """Return the message of a packet; for an invalid one, kill the lane and return None."""
@@ -189,7 +241,7 @@ class LaneListener:
             return
         assert lane.channel is not None
         # It would be reported again and again until the process is gone.
-        self._epoll.unregister(lane.channel)
+        self._unwatch(lane.channel.fileno())
 
     def _lose(self, process: LaneProcess, reports: Reports) -> None:
         """Report the last messages of a process that is gone and its end; restart it."""
@@ -199,9 +251,7 @@ class LaneListener:
             for _ in range(_PACKETS_AT_ONCE):
                 if not (packet := lane.receive()):
                     break
-                message = self._decode(lane, packet)
-                if message is not None:
-                    reports.append((lane.lane_id, message))
+                self._take(lane, packet, reports)
         self.restarts.restart(process, self.detach(process))
         lane_ids = tuple(lane.lane_id for lane in process.lanes)
         reports.append((lane_ids[0], LaneDown(lane_ids)))

@@ -27,7 +27,7 @@ from serve.server import clock
 from serve.server.lanes import processes
 from serve.server.lanes.calibrators import Calibrator, Calibrators
 from serve.server.lanes.lane_handle import LaneHandle, LaneProcess
-from serve.server.lanes.listener import LaneListener, Reports
+from serve.server.lanes.listener import LaneListener, PacketPort, Reports
 from serve.server.lanes.process_state import look
 from serve.server.lanes.restarts import Started
 
@@ -140,6 +140,14 @@ class LanePool:
     def fileno(self) -> int:
         """Return a descriptor that is readable when `poll` would report something."""
         return self._listener.fileno()
+
+    def lend_channels(self, port: PacketPort | None) -> None:
+        """Have `port` read what lanes say, for `taken`; None: `poll` again. The polling thread."""
+        self._listener.lend_channels(port)
+
+    def taken(self, packets: Sequence[tuple[int, bytes]]) -> Reports:
+        """Return what lanes said in packets that a port has read, by descriptor."""
+        return self._listener.taken(packets)
 
     def due_ns(self, until_ns: int | None) -> int:
         """Return when `poll` must be called, at `until_ns` at the latest."""
