@@ -153,4 +153,4 @@ def test_safetensors_are_read_too(tmp_path, target):
 
 
 def test_forward_tells_what_it_requires():
-    assert required_parameters(Net()) == ("x", "edge_index")
+    assert required_parameters(Net().forward) == ("x", "edge_index")
