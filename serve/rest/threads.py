@@ -15,14 +15,21 @@ _Result = TypeVar("_Result")
 _LEAST_BYTES = 64 * 1024
 #: Two, so that one huge body does not hold up all others.
 _THREADS = 2
-#: As lanes have by default: a huge body takes no core from the server's own threads.
+#: Beside the policy, for systems that do not let threads change theirs.
 _NICENESS = 19
 
 
 def _give_way() -> None:
-    # Linux keeps niceness by thread. A limit on it may forbid changes.
+    """Have the calling thread run only where nobody else would, lanes of the largest niceness too.
+
+    A thread as nice as a lane takes half of the core on which that runs a small request.
+    """
+    thread_id = threading.get_native_id()
+    # Linux keeps both by thread. A limit may forbid changes.
     with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        os.setpriority(os.PRIO_PROCESS, thread_id, _NICENESS)
+    with suppress(OSError):
+        os.sched_setscheduler(thread_id, os.SCHED_IDLE, os.sched_param(0))
 
 
 _threads = ThreadPoolExecutor(_THREADS, "large-bodies", _give_way)
