@@ -69,12 +69,13 @@ def burst(connection, first, draw):
 
 def send_for_a_while(port, seed, until):
     draw, sent = random.Random(seed), Counter()
-    with Http2(port) as connection:
-        connection.send(window(0, 1 << 30))
-        first = 1
-        while time.monotonic() < until:
-            sent += burst(connection, first, draw)
-            first += 2 * BURST
+    while time.monotonic() < until:
+        # A connection that resets too many calls is ended by the server.
+        with Http2(port) as connection:
+            connection.send(window(0, 1 << 30))
+            for number in range(10):
+                sent += burst(connection, 1 + number * 2 * BURST, draw)
+            connection.ping()
     return sent
 
 
