@@ -5,6 +5,7 @@ import sys
 
 import torch
 
+from serve.lane.torch_state import without_onednn
 from serve.native import Meter
 from serve.server.lanes.processes import lane_environment
 
@@ -12,6 +13,7 @@ from serve.server.lanes.processes import lane_environment
 def become_lane(module: str) -> Meter:
     """Return the meter; first restart `python -m module` with a lane's allocator if needed."""
     torch.set_num_threads(1)
+    without_onednn()
     meter = Meter.attach()
     if meter is None:
         with lane_environment():

@@ -2,7 +2,7 @@
 
 Memory is in bytes and time in ns, both as functions of a request's counts: its nodes N and edges
 E, or whatever the model's declared inputs count (``serve.interface``). They never decrease in any
-count.
+count, but for paths in a curve: more nodes with the same edges have fewer.
 """
 
 from bisect import bisect_right
@@ -33,25 +33,35 @@ class Linear(msgspec.Struct, frozen=True):
 
 
 class Curve(msgspec.Struct, frozen=True):
-    """Bytes of a model whose memory is not linear: a quadratic in its counts, no term negative."""
+    """Bytes of a model whose memory is not linear: a sum of terms of its counts, none negative.
+
+    The terms are the counts, their products and, of a model with two counts, paths of two and of
+    four edges, as in a product of adjacency matrices, which has at most N² entries.
+    """
 
     constant: float
-    #: For each count.
+    #: For each of ``terms``.
     per: tuple[float, ...]
-    #: For each pair of counts, as ``pairs`` orders them.
-    products: tuple[float, ...]
 
     def at(self, *counts: int) -> float:
         """Return its value for a graph."""
         value = self.constant
-        for each, count in zip((*self.per, *self.products), (*counts, *pairs(counts)), strict=True):
-            value += each * count
+        for each, term in zip(self.per, terms(counts), strict=True):
+            value += each * term
         return value
 
 
-def pairs(counts: Sequence[Any]) -> list[Any]:
-    """Return the products of each count with itself and those after it."""
-    return [one * other for i, one in enumerate(counts) for other in counts[i:]]
+def terms(counts: Sequence[Any]) -> list[Any]:
+    """Return what a curve is a sum of, for counts that are numbers or arrays."""
+    found = [*counts, *(one * other for i, one in enumerate(counts) for other in counts[i:])]
+    if len(counts) == 2:
+        nodes, edges = counts
+        degree, square = edges / (nodes + 1e-9), nodes * nodes
+        # The lower of two numbers, or of two arrays.
+        found += [
+            square + paths - abs(square - paths) for paths in (edges * degree, edges * degree**3)
+        ]
+    return found
 
 
 class Ramp(msgspec.Struct, frozen=True):

@@ -9,10 +9,13 @@ from math import ceil
 from operator import add, mul
 from statistics import median
 
+import numpy as np
+
 from serve.core.types import Bytes, Nanos, TaskEstimate, align_bytes
 from serve.estimate.calibration import Calibration, Linear
 from serve.estimate.correction import Correction, Quantile
 from serve.estimate.slowdown import SlowdownEstimator
+from serve.estimate.solve import Floats
 from serve.estimate.timing import fit_overhead
 
 #: What is reserved above the estimated peak, as a factor.
@@ -29,6 +32,11 @@ _JOIN_NS, _JOIN_NS_PER_REQUEST, _JOIN_NS_PER_BYTE = 12_000, 3_500, 0.05
 NARROW_EDGE_SPARES_BYTES = 8
 #: Each tensor of a request lies at a multiple of 64 bytes.
 _PLACES_BYTES = 512
+
+
+#: Constant and coefficients of each plane; as a matrix where there are many of several counts.
+_Planes = tuple[tuple[float, ...], ...] | Floats
+_MANY_PLANES = 8
 
 
 #: Overhead until it is measured: base in ns, ns per KiB of inputs.
@@ -175,6 +183,16 @@ class ModelEstimator:
         counts = _summed(sizes)
         whole = self.estimate(*counts)
         staged = self.input_bytes(*counts) + _PLACES_BYTES * len(sizes)
+        if self.calibration.memory.curve is not None:
+            # Graphs of different density have more paths than one graph with all their edges.
+            alone = [self.memory(*one) for one in sizes]
+            peak, reserve = (sum(one) for one in zip(*alone, strict=True))
+            whole = TaskEstimate(
+                Bytes(max(whole.peak_bytes, peak)),
+                Bytes(max(whole.reserve_bytes, reserve)),
+                whole.run_ns,
+                whole.solo_ns,
+            )
         joining = self._joining_ns(sizes)
         return TaskEstimate(
             Bytes(whole.peak_bytes + staged),
@@ -340,22 +358,25 @@ def _summed(sizes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     return sizes[0] if len(sizes) == 1 else tuple(map(sum, zip(*sizes, strict=True)))
 
 
-def _raised(planes: Sequence[Linear], by: Linear) -> tuple[tuple[float, ...], ...]:
+def _raised(planes: Sequence[Linear], by: Linear) -> _Planes:
     """Return constant and coefficients of each plane plus `by`; of `by` alone without planes."""
     none = Linear((0.0,) * len(by.per), 0.0)
-    return tuple((p.constant + by.constant, *map(add, p.per, by.per)) for p in planes or [none])
+    rows = tuple((p.constant + by.constant, *map(add, p.per, by.per)) for p in planes or [none])
+    return rows if len(by.per) == 2 or len(rows) < _MANY_PLANES else np.array(rows)
 
 
-def _highest(planes: tuple[tuple[float, ...], ...], counts: tuple[int, ...]) -> float:
+def _highest(planes: _Planes, counts: tuple[int, ...]) -> float:
     """Return the largest value of any of them, at least 0."""
     highest = 0.0
-    if len(counts) == 2:
+    if len(counts) == 2 and isinstance(planes, tuple):
         num_nodes, num_edges = counts
         for constant, nodes, edges in planes:
             value = nodes * num_nodes + edges * num_edges + constant
             if value > highest:
                 highest = value
         return highest
-    for constant, *per in planes:
-        highest = max(highest, constant + sum(map(mul, per, counts)))
-    return highest
+    if isinstance(planes, tuple):
+        for constant, *per in planes:
+            highest = max(highest, constant + sum(map(mul, per, counts)))
+        return highest
+    return max(0.0, float((planes @ (1, *counts)).max()))

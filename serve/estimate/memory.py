@@ -13,11 +13,11 @@ seen often enough is fitted by itself. What cannot be explained so is reported, 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, combinations, pairwise
 
 import numpy as np
 
-from serve.estimate.calibration import Curve, Linear, pairs
+from serve.estimate.calibration import Curve, Linear, terms
 from serve.estimate.solve import Floats, nonnegative
 
 #: Allocators round sizes up by a constant; this much per pass is not a deviation.
@@ -25,7 +25,11 @@ SLACK_BYTES = 8192
 #: Nor is this share of the peak.
 SLACK_SHARE = 0.005
 #: What a curve fitted to peaks is raised by, since nothing explains it.
-_CURVE_MARGIN = 1.1
+_CURVE_MARGIN = 1.2
+#: Times that it is fitted.
+_CURVE_ROUNDS = 60
+#: Most places that are looked at for the corners of the polytope of planes.
+_MOST_CORNERS = 200_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +95,8 @@ def _fit_branch(members: Sequence[MemoryTrace], sizes: Floats) -> tuple[list[Lin
     # Fewer bytes for a larger graph cannot be relied on.
     planes[:-1] = planes[:-1].clip(min=0.0)
     residual = live - sizes @ planes
-    planes[-1] += residual.max(axis=0, initial=-math.inf)
+    # Where the content decides too, others may lie as far above those seen as these lie apart.
+    planes[-1] += 2 * residual.max(axis=0) - residual.min(axis=0)
     # Only moments that matter somewhere can make the model nonlinear.
     matter = (live >= 0.5 * live.max(axis=1, keepdims=True)).any(axis=0)
     linear = bool((residual.max(axis=0) - residual.min(axis=0) <= 2 * slack.min())[matter].all())
@@ -148,30 +153,75 @@ def _allowed(estimate_bytes: float) -> float:
 
 
 def fit_curve(peaks: Sequence[tuple[int, ...]]) -> Curve:
-    """Fit a quadratic to (counts …, peak bytes), at least 10 % above each of them."""
-    *counts, peak = np.array(peaks, dtype=np.float64).T
-    terms = np.stack([np.ones_like(peak), *counts, *pairs(counts)], axis=1)
-    weight = 1.0 / np.maximum(peak, 1.0)
-    found = nonnegative(terms * weight[:, None], np.ones_like(peak))
-    raise_by = _CURVE_MARGIN * float((peak / np.maximum(terms @ found, 1.0)).max())
-    constant, *rest = (float(value) * raise_by for value in found)
-    return Curve(constant, tuple(rest[: len(counts)]), tuple(rest[len(counts) :]))
+    """Fit a curve to (counts …, peak bytes), at least 20 % above each of them.
+
+    Of several peaks with the same counts the largest decides. Peaks that the curve is far below
+    get more weight, until it is near all of them.
+    """
+    most: dict[tuple[int, ...], int] = {}
+    for *at, held in peaks:
+        most[tuple(at)] = max(held, most.get(tuple(at), 0))
+    counts = np.array(list(most), dtype=np.float64).T
+    peak = np.maximum(1.0, np.array(list(most.values()), dtype=np.float64))
+    columns = np.stack([np.ones_like(peak), *terms(list(counts))], axis=1) / peak[:, None]
+    weight, best, best_above = np.ones_like(peak), np.zeros(columns.shape[1]), math.inf
+    for _ in range(_CURVE_ROUNDS):
+        found = nonnegative(columns * weight[:, None], weight)
+        fitted = np.maximum(columns @ found, 1e-9)
+        raise_by = _CURVE_MARGIN / float(fitted.min())
+        above = float(np.log(fitted * raise_by).mean())
+        if above < best_above:
+            best, best_above = found * raise_by, above
+        weight = weight / fitted.clip(0.2, 5.0)
+        weight = (weight / weight.max()).clip(min=1e-3)
+    constant, *per = best.tolist()
+    return Curve(constant, tuple(per))
 
 
 def fit_held(samples: Sequence[tuple[int, ...]]) -> tuple[Linear, ...]:
     """Planes through the origin on or above measured (counts …, bytes held at the peak)."""
     if samples and len(samples[0]) != 3:
-        return _fit_held_plane(samples)
+        return _fit_held_planes(samples)
     return _fit_held_edges([(n, e, held) for n, e, held in samples])
 
 
-def _fit_held_plane(samples: Sequence[tuple[int, ...]]) -> tuple[Linear, ...]:
+def _fit_held_planes(samples: Sequence[tuple[int, ...]]) -> tuple[Linear, ...]:
+    """Fit planes to what is held for several counts.
+
+    As the largest of several linear functions of the counts, what is held for a sum of graphs is at
+    most the sum of what is held for each. So what is held for any counts c is at most the smallest
+    Σ w·held over samples whose weighted sum is at least c. By duality that is the largest p · c
+    over all planes p >= 0 through the origin that lie below no sample's held bytes: over the
+    corners of that polytope.
+    """
+    most: dict[tuple[int, ...], int] = {}
+    for *counts, found in samples:
+        most[tuple(counts)] = max(found, most.get(tuple(counts), 0))
+    sizes = np.array(list(most), dtype=np.float64)
+    held = np.maximum(1.0, np.array(list(most.values()), dtype=np.float64))
+    # Coefficients in units in which all numbers are about 1.
+    unit = held.max() / sizes.max(axis=0, initial=1.0)
+    # Rows of `rules` @ plane <= `limits`: at each sample, and nonnegative coefficients.
+    count = sizes.shape[1]
+    rules = np.concatenate([sizes * unit / held[:, None], -np.eye(count)])
+    limits = np.concatenate([np.ones(len(held)), np.zeros(count)])
+    if math.comb(len(limits), count) > _MOST_CORNERS:
+        return _one_plane(sizes, held)
+    met = np.array(list(combinations(range(len(limits)), count)))
+    met = met[np.abs(np.linalg.det(rules[met])) > 1e-12]
+    corners = np.linalg.solve(rules[met], limits[met][:, :, None])[:, :, 0]
+    corners = corners[(corners @ rules.T <= limits + 1e-9).all(axis=1)].clip(min=0.0)
+    kept = np.unique((corners * unit).round(9), axis=0)
+    # Samples that contradict each other are covered all the same.
+    kept *= max(1.0, float((held / np.maximum((sizes @ kept.T).max(axis=1), 1e-9)).max()))
+    return tuple(Linear(tuple(map(float, plane)), 0.0) for plane in kept)
+
+
+def _one_plane(sizes: Floats, held: Floats) -> tuple[Linear, ...]:
     """Fit one plane on or above all samples, close to them where many things are counted."""
-    *counts, held = np.array(samples, dtype=np.float64).T
-    columns = np.stack(counts, axis=1)
     weight = 1.0 / np.maximum(held, 1.0)
-    found = nonnegative(columns * weight[:, None], np.ones_like(held))
-    fitted = columns @ found
+    found = nonnegative(sizes * weight[:, None], np.ones_like(held))
+    fitted = sizes @ found
     raise_by = max(1.0, float((held / np.maximum(fitted, 1e-9))[fitted > 0].max(initial=1.0)))
     return (Linear(tuple(float(value) * raise_by for value in found), 0.0),)
 

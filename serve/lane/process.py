@@ -13,6 +13,7 @@ import torch
 
 from serve.ipc.setup import LaneSetup, PassedFile
 from serve.ipc.shared_pool import map_pool
+from serve.lane.torch_state import without_onednn
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -35,10 +36,7 @@ def enter(setup: LaneSetup, pool_file: PassedFile) -> tuple[mmap.mmap, int]:
     if setup.cores:
         os.sched_setaffinity(0, setup.cores)
     torch.set_num_threads(setup.threads)
-    # It compiles a kernel for every new shape and keeps it. That memory is no request's, so a small
-    # request would pass its limit, and the library does not survive an allocation that fails.
-    mkldnn: Any = torch.backends.mkldnn
-    mkldnn.set_flags(False)
+    without_onednn()
     pool_fd = pool_file.detach()
     return map_pool(pool_fd, setup.pool_capacity_bytes), pool_fd
 

@@ -42,3 +42,13 @@ class TorchState:
         torch.use_deterministic_algorithms(self.deterministic)
         torch.set_grad_enabled(self.grad)
         return ", ".join(f"{name} {now} was {was}" for name, was, now in pairs if was != now)
+
+
+def without_onednn() -> None:
+    """Have torch do without oneDNN, as all lanes do.
+
+    It compiles a kernel for every new shape and keeps it. That memory is no request's, so a small
+    request would pass its limit, and the library does not survive an allocation that fails.
+    """
+    mkldnn: Any = torch.backends.mkldnn
+    mkldnn.set_flags(False)

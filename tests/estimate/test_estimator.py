@@ -260,7 +260,9 @@ def test_overhead_without_samples_stays_as_it_was():
 
 def test_a_curve_counts_where_it_is_higher(calibration):
     memory = msgspec.structs.replace(
-        calibration.memory, curve=Curve(0, (0, 0), (4, 0, 0)), warning="memory is a fitted bound"
+        calibration.memory,
+        curve=Curve(0, (0, 0, 4, 0, 0, 0, 0)),
+        warning="memory is a fitted bound",
     )
     curved = ModelEstimator(msgspec.structs.replace(calibration, memory=memory), Overhead())
     assert curved.estimate(100_000, 10).peak_bytes == 4 * 10**10 + 128 * 10**5 + 160

@@ -135,7 +135,7 @@ def test_a_square_is_noticed_and_bounded():
     curve = fit_curve([(*t.counts, t.peak_bytes) for t in traces])
     for nodes, edges in ((10**4, 10**5), (10**5, 10)):
         ratio = curve.at(nodes, edges) / square(nodes, edges).peak_bytes
-        assert 1.0 <= ratio <= 1.2
+        assert 1.0 <= ratio <= 1.25
 
 
 held_planes = st.lists(
@@ -155,6 +155,34 @@ def test_what_is_held_is_bounded_between_the_graphs_that_were_measured(planes, n
         assert peak_at(found, *size) == pytest.approx(held(*size), rel=1e-6, abs=1)
     size = nodes, int(nodes * ratio)
     assert peak_at(found, *size) >= (1 - 1e-6) * held(*size) - 1
+
+
+@given(
+    st.lists(st.tuples(*[st.integers(1, 10**4)] * 3), min_size=1, max_size=6),
+    st.tuples(*[st.integers(1, 10**5)] * 3),
+)
+def test_what_is_held_for_three_counts_is_bounded_for_all(moments, size):
+    """The largest of several moments, at counts unlike those measured."""
+
+    def held(*counts):
+        return max(int(np.dot(moment, counts)) for moment in moments)
+
+    sizes = [(1000, 1000, 1000), (900, 10, 1000), (5, 500, 50)]
+    sizes += [tuple(500 * n if i == k else n for i, n in enumerate((99, 90, 80))) for k in range(3)]
+    found = fit_held([(*one, held(*one)) for one in sizes])
+    for one in sizes:
+        assert peak_at(found, *one) <= (1 + 1e-4) * held(*one) + 10
+    assert peak_at(found, *size) >= (1 - 1e-4) * held(*size) - 1
+
+
+def test_paths_of_sparse_graphs_do_not_count_as_squares():
+    def paths(nodes, edges):
+        return int(100 * nodes + 50 * min(nodes * nodes, edges * edges / nodes))
+
+    sizes = [(n, int(n * r)) for n in (10, 60, 300, 2_000, 6_000) for r in (0.5, 3, 10, 30)]
+    curve = fit_curve([(*size, paths(*size)) for size in sizes])
+    for size in ((37, 250), (1_000, 4_000), (5_000, 2_500), (20_000, 100_000), (100, 9_000)):
+        assert 1.0 <= curve.at(*size) / paths(*size) <= 1.3
 
 
 def test_measurements_of_what_is_held_are_covered_even_where_they_contradict_each_other():
@@ -203,5 +231,6 @@ def test_what_is_held_for_several_counts_is_bounded():
     found = fit_held(
         [(*counts, int(per @ counts)) for counts in rng.integers(10, 10**5, (9, 3)).tolist()]
     )
-    assert peak_at(found, 10, 20, 30) == pytest.approx(per @ (10, 20, 30), rel=1e-6)
+    # Near the edge of what was measured, the bound is a little higher.
+    assert 1 - 1e-6 <= peak_at(found, 10, 20, 30) / (per @ (10, 20, 30)) <= 1.05
     assert peak_at(fit_held([(10, 500), (100, 4000)]), 1000) == pytest.approx(50_000)

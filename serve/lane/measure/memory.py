@@ -37,6 +37,12 @@ _Held = dict[Shape, list[tuple[int, ...]]]
 _TRACED = ((60, 150), (60, 600), (90, 150), (130, 900), (200, 400), (60, 40), (200, 120))
 #: Larger sizes, for models that switch to other kernels as graphs grow.
 _TRACED_LARGE = tuple((8 * nodes, 8 * edges) for nodes, edges in _TRACED)
+#: Further sizes for models whose memory is not linear: from tiny to large, sparse to dense.
+_TRACED_CURVED = (
+    *((8, 8), (10, 60), (10, 300), (20, 150), (30, 60), (30, 600), (60, 3_000), (100, 1_000)),
+    *((100, 6_000), (300, 200), (300, 4_000), (300, 20_000), (1_000, 500), (1_000, 3_000)),
+    *((1_000, 30_000), (2_000, 8_000), (6_000, 3_000), (6_000, 18_000)),
+)
 #: Shapes that are extreme in properties other than N and E.
 _FAMILIES = (Shape.PLAIN, Shape.LOOPS, Shape.SINGLES)
 #: Nodes, and edges per node, of graphs held out to check the planes.
@@ -51,6 +57,8 @@ _LOOSE = 0.05
 #: Activations of the graphs that reveal memory which tracing misses, and their edges per node.
 _HELD_BYTES = 12 << 20
 _HELD_RATIOS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 1000.0)
+#: And how much more of one count than of the others, where there are several.
+_HELD_FACTORS = (5, 500)
 #: The size from which ``_shrunk`` starts.
 _MANY_NODES = 1_000_000
 
@@ -96,7 +104,11 @@ def measure_memory(
     curve, peaks = None, []
     warning = ""
     if problem or not _all_covered(planes, checked):
-        seen = [*checked, *_traces(probe, (*traced, *traced_large))]
+        further = [
+            _shrunk(size, need_for(inputs, planes), min(max_bytes, _TRACED_BYTES))
+            for size in varied(loaded.spec, _TRACED_CURVED)
+        ]
+        seen = [*checked, *_traces(probe, (*traced, *traced_large, *further))]
         peaks = [(*t.counts, t.peak_bytes) for t in seen]
         curve = fit_curve(peaks)
         problem = problem or "planes fitted to small graphs do not hold for large ones"
@@ -122,7 +134,8 @@ def measure_memory(
     held = _measure_held(probe, need, max_bytes, allocator)
     loopless = None
     if curve is not None:
-        curve, held = fit_curve([*peaks, *_of_all(held)]), {}
+        # What was fitted to moments that do not line up says nothing of other graphs.
+        curve, held, planes = fit_curve([*peaks, *_of_all(held)]), {}, ()
     elif loaded.spec.interface is None:
         loopless = _without_loops(probe, families, held, size, allocator)
     return MemoryFit(
@@ -276,7 +289,7 @@ def _measure_held(probe: ModelProbe, need: Need, max_bytes: int, allocator: Allo
     held_by = allocator.held_by
     found: _Held = {}
     graphs = [(_MANY_NODES, int(_MANY_NODES * ratio)) for ratio in _HELD_RATIOS]
-    for many in varied(probe.loaded.spec, graphs):
+    for many in varied(probe.loaded.spec, graphs, _HELD_FACTORS):
         size = _shrunk(many, need, limit)
         for shape in filter(probe.takes, _FAMILIES):
             run = probe.runner(probe.site.place(probe.graph(size, shape)))

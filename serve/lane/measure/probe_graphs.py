@@ -101,17 +101,18 @@ def counts_for(spec: ModelSpec, num_nodes: int, num_edges: int) -> tuple[int, ..
     return spec.interface.spread(num_nodes, num_edges)
 
 
-def varied(spec: ModelSpec, sizes: Sequence[tuple[int, int]]) -> list[tuple[int, ...]]:
+def varied(
+    spec: ModelSpec, sizes: Sequence[tuple[int, int]], factors: Sequence[int] = (3, 5)
+) -> list[tuple[int, ...]]:
     """Return counts for these numbers of nodes and edges, in which each count varies by itself.
 
-    For a model with more counts than two, graphs with three and five times as much of each are
-    added.
+    For a model with more counts than two, graphs with `factors` times as much of each are added.
     """
     found = [counts_for(spec, *size) for size in sizes]
     usual = found[len(found) // 2]
     if len(usual) > 2:
         for position in range(len(usual)):
-            for factor in (3, 5):
+            for factor in factors:
                 more = list(usual)
                 more[position] = max(1, more[position]) * factor
                 found.append(tuple(more))

@@ -1,0 +1,130 @@
+"""How exact are estimates of models that declare their inputs, on requests of random sizes?
+
+    python -m bench.models.gallery_accuracy [--quick] [--names rgcn,hgt] [--executors eager,csr]
+
+Each model of the gallery is measured as at load, then estimated and run on 200 requests whose
+counts vary each by itself (`bench.kit.random_requests`), in a process with a lane's allocator and
+meter. Memory: estimate ÷ measured − 1 of the peak of inputs and tensors, and what a run needed, with
+what kernels took besides and the answer, ÷ what would be reserved for it. Time: |estimate ÷
+measured − 1| of the median of three runs.
+"""
+
+import argparse
+import time
+from typing import Any
+
+import numpy as np
+
+from bench.kit import gallery
+from bench.kit.as_lane import become_lane
+from bench.kit.random_requests import random_requests
+from bench.kit.script import Script, Table
+from serve.estimate import ModelEstimator, Overhead
+from serve.lane.executors import CannotRun, with_executor
+from serve.lane.measure.calibrate import calibrate
+from serve.lane.measure.memory import Allocator
+from serve.lane.measure.probe_signature import probe_signature
+from serve.native import Meter
+
+#: Requests that are estimated to need more are drawn again.
+LIMIT_BYTES = 256 << 20
+#: Below this, constants and rounding rule; the worst error is given above it only.
+LARGE_BYTES = 1_000_000
+REPEATS = 3
+SCRIPT = Script(
+    "gallery_accuracy",
+    full={"names": tuple(gallery.GALLERY), "executors": ("eager", "csr"), "requests": 200,
+          "budget": 3.0},
+    quick={"names": ("rgcn", "links"), "executors": ("csr",), "requests": 6, "budget": 0.2},
+    tables=[
+        Table("Models that declare their inputs: estimate ÷ measured − 1", "models", {
+            "model": "{model}", "executor": "{executor}", "requests": "{requests}",
+            "memory, median": "{memory_median:.2%}", "worst over 1 MB": "{memory_worst:.2%}",
+            "lowest": "{memory_low:.2%}", "need ÷ reserve": "{need_share_of_reserve_max:.3f}",
+            "time, median": "{time_median:.1%}", "p95": "{time_p95:.0%}",
+        })
+    ],
+)  # fmt: skip
+
+
+def row(name: str, executor: str, options: argparse.Namespace, meter: Meter) -> dict[str, Any]:
+    """Return the errors of one model on one executor; raises CannotRun."""
+    loaded = with_executor(gallery.load(name), executor)
+    signature = probe_signature(loaded)
+    calibration = calibrate(
+        loaded,
+        signature,
+        budget_s=options.budget,
+        max_bytes=LIMIT_BYTES,
+        allocator=Allocator(meter.held_by),
+    )
+    estimator = ModelEstimator(calibration, Overhead())
+    memory, large, needs, times = [], [], [], []
+    requests = random_requests(
+        gallery.interface(loaded),
+        options.requests,
+        seed=11,
+        fits=lambda counts: estimator.memory(*counts)[1] <= LIMIT_BYTES,
+    )
+    for counts, inputs in requests:
+
+        def run(inputs: Any = inputs) -> Any:
+            return loaded.outputs(inputs)
+
+        staged = sum(tensor.nbytes for tensor in inputs.values())
+        live = meter.live_bytes()
+        held = staged + meter.held_by(run)
+        measured = staged + meter.peak_bytes() - live
+        peak, reserve = estimator.memory(*counts)
+        memory.append(peak / measured - 1)
+        if measured >= LARGE_BYTES:
+            large.append(memory[-1])
+        needs.append((held + estimator.output_bytes(*counts)) / reserve)
+        times.append(abs(calibration.time.at(*counts) / _median_ns(run) - 1))
+    return {
+        "model": name,
+        "executor": executor,
+        "requests": len(memory),
+        "memory_median": _rounded(np.median(memory)),
+        "memory_worst": _rounded(max(large, default=max(memory))),
+        "memory_low": _rounded(min(memory)),
+        "below_measured": sum(error < 0 for error in memory),
+        "above_reserve": sum(need > 1 for need in needs),
+        "need_share_of_reserve_max": _rounded(max(needs)),
+        "time_median": _rounded(np.median(times)),
+        "time_p95": _rounded(np.quantile(times, 0.95)),
+        "warning": calibration.warning,
+    }
+
+
+def _median_ns(run: Any) -> float:
+    """Return the median processor time of a run."""
+    found = []
+    for _ in range(REPEATS):
+        started_ns = time.thread_time_ns()
+        run()
+        found.append(time.thread_time_ns() - started_ns)
+    return float(np.median(found))
+
+
+def _rounded(value: Any) -> float:
+    return round(float(value), 5)
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Return a row for each model and executor that runs it."""
+    meter = become_lane("bench.models.gallery_accuracy")
+    rows: list[dict[str, Any]] = []
+    refused: dict[str, str] = {}
+    for name in options.names:
+        for executor in options.executors:
+            try:
+                rows.append(row(name, executor, options, meter))
+            except CannotRun as error:
+                refused[f"{executor} {name}"] = str(error)
+    return {"models": rows, "cannot_run": refused}
+
+
+if __name__ == "__main__":
+    become_lane("bench.models.gallery_accuracy")
+    SCRIPT.main(measure, __doc__)
