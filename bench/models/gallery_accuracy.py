@@ -4,8 +4,8 @@
 
 Each model of the gallery is measured as at load, then estimated and run on 200 requests whose
 counts vary each by itself (`bench.kit.random_requests`), in a process with a lane's allocator and
-meter. Memory: estimate ÷ measured − 1 of the peak of inputs and tensors, and what a run needed, with
-what kernels took besides and the answer, ÷ what would be reserved for it. Time: |estimate ÷
+meter. Memory: estimate ÷ measured − 1 of the peak of inputs and tensors, and what a run needed,
+with what kernels took besides and the answer, ÷ what would be reserved for it. Time: |estimate ÷
 measured − 1| of the median of three runs.
 """
 

@@ -68,7 +68,7 @@ def test_answers_equal_pyg_and_need_no_more_than_estimated(gallery, call, name):
         assert facts["pmc_measured_bytes"] <= reserved(facts["pmc_estimate_bytes"]), (size, facts)
         if name not in NOT_LINEAR:
             measured = facts["pmc_measured_bytes"]
-            assert facts["pmc_estimate_bytes"] <= 1.03 * measured + 1024, (size, facts)
+            assert facts["pmc_estimate_bytes"] <= 1.03 * measured + 8192, (size, facts)
 
 
 @pytest.mark.parametrize("name", GALLERY)
