@@ -233,6 +233,20 @@ def front_lacks() -> str:
     Return why the native front cannot run on this machine; empty when it can.
     """
 
+def tls_lacks() -> str:
+    """
+    Return why the native front cannot encrypt on this machine; empty when it can.
+    """
+
+class TlsContext:
+    """A server's certificate and key, for connections that begin."""
+
+    def __init__(self, certificate: str, key: str, client_ca: str = '') -> None:
+        """
+        Read files in PEM format. With `client_ca`, clients must show a certificate of its
+        authorities. Raises RuntimeError when the files, or the library, cannot be used.
+        """
+
 class Front:
     """
     HTTP/2 and gRPC for clients on one thread, which polls it.
@@ -240,9 +254,14 @@ class Front:
     Unary calls of `method` come out of `poll`; all others go to the gRPC
     server on the abstract Unix socket `backend`. Plain requests of the models
     of `set_models` are staged in `pool`.
+
+    With `tls` connections are encrypted, but those to the abstract Unix socket
+    `inside`, which takes processes of this user. The headers `certified` are
+    added to calls of clients that show a certificate, whose alternative names
+    are the second one's value.
     """
 
-    def __init__(self, *, host: str, port: int, backend: str, method: str, max_message_bytes: int, max_receiving_bytes: int, max_connections: int, max_connections_of_peer: int, max_streams: int, receive_timeout_s: float, receive_bytes_per_s: int, send_timeout_s: float, pool: BlockPool | None = None, check_finite: bool = True) -> None:
+    def __init__(self, *, host: str, port: int, backend: str, method: str, max_message_bytes: int, max_receiving_bytes: int, max_connections: int, max_connections_of_peer: int, max_streams: int, receive_timeout_s: float, receive_bytes_per_s: int, send_timeout_s: float, pool: BlockPool | None = None, check_finite: bool = True, tls: TlsContext | None = None, inside: str = '', certified: Sequence[tuple[str, str]] = []) -> None:
         """
         Listen. Raises OSError when the address cannot be had, RuntimeError when the
         library is missing.
@@ -280,6 +299,9 @@ class Front:
 
     def unwatch_packets(self, fd: int) -> None:
         """Have `poll` leave the socket alone. Not while it runs."""
+
+    def set_tls(self, tls: TlsContext) -> None:
+        """Begin connections with these certificates from now on. Any thread."""
 
     def set_models(self, models: list[tuple[str, str, PlainModel]]) -> None:
         """

@@ -32,6 +32,7 @@ OffsetAllocator = _core.OffsetAllocator
 PlainModel = _core.PlainModel
 PlainRequest = _core.PlainRequest
 Sample = _core.Sample
+TlsContext = _core.TlsContext
 Topology = _core.Topology
 TypedSample = _core.TypedSample
 
@@ -47,6 +48,8 @@ Infer = tuple[
 
 #: Returns why the native front cannot run on this machine, empty when it can.
 front_lacks = _core.front_lacks
+#: Returns why it cannot encrypt on this machine, empty when it can.
+tls_lacks = _core.tls_lacks
 
 #: Sizes of a `PlainModel`'s input that a request determines.
 NODES, EDGES = _core.NODES, _core.EDGES

@@ -1,6 +1,9 @@
 #include "front.hpp"
 
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <cerrno>
 #include <cstring>
@@ -69,7 +72,8 @@ public:
           std::size_t max_message_bytes, std::size_t max_receiving_bytes,
           std::size_t max_connections, std::size_t max_connections_of_peer,
           std::uint32_t max_streams, double receive_timeout_s, std::size_t receive_bytes_per_s,
-          double send_timeout_s, const PythonPool* pool, bool check_finite) {
+          double send_timeout_s, const PythonPool* pool, bool check_finite,
+          std::shared_ptr<front::TlsContext> tls, std::string inside, front::Headers certified) {
         FrontOptions options;
         options.host = std::move(host);
         options.port = port;
@@ -85,6 +89,9 @@ public:
         options.send_timeout_ns = static_cast<std::int64_t>(send_timeout_s * 1e9);
         options.pool = pool == nullptr ? nullptr : pool->get();
         options.check_finite = check_finite;
+        options.tls = std::move(tls);
+        options.inside = std::move(inside);
+        options.certified = std::move(certified);
         try {
             front_ = std::make_unique<front::Front>(std::move(options));
         } catch (const std::system_error& error) {
@@ -140,6 +147,8 @@ public:
         }
         open().set_models(std::move(table));
     }
+
+    void set_tls(std::shared_ptr<front::TlsContext> tls) { open().set_tls(std::move(tls)); }
 
     void answer(std::uint64_t handle, const nb::bytes& message) {
         open().answer(handle, piece_of(message));
@@ -228,20 +237,35 @@ void bind_front(nb::module_& module) {
             return why;
         },
         "Return why the native front cannot run on this machine; empty when it can.");
-    nb::class_<Front>(module, "Front",
-                      "HTTP/2 and gRPC for clients on one thread, which polls it.\n\n"
-                      "Unary calls of `method` come out of `poll`; all others go to the gRPC\n"
-                      "server on the abstract Unix socket `backend`. Plain requests of the models\n"
-                      "of `set_models` are staged in `pool`.")
+    module.def("tls_lacks", front::tls_lacks,
+               "Return why the native front cannot encrypt on this machine; empty when it can.");
+    nb::class_<front::TlsContext>(module, "TlsContext",
+                                  "A server's certificate and key, for connections that begin.")
+        .def(nb::init<const std::string&, const std::string&, const std::string&>(),
+             nb::arg("certificate"), nb::arg("key"), nb::arg("client_ca") = "",
+             "Read files in PEM format. With `client_ca`, clients must show a certificate of its\n"
+             "authorities. Raises RuntimeError when the files, or the library, cannot be used.");
+    nb::class_<Front>(
+        module, "Front",
+        "HTTP/2 and gRPC for clients on one thread, which polls it.\n\n"
+        "Unary calls of `method` come out of `poll`; all others go to the gRPC\n"
+        "server on the abstract Unix socket `backend`. Plain requests of the models\n"
+        "of `set_models` are staged in `pool`.\n\n"
+        "With `tls` connections are encrypted, but those to the abstract Unix socket\n"
+        "`inside`, which takes processes of this user. The headers `certified` are\n"
+        "added to calls of clients that show a certificate, whose alternative names\n"
+        "are the second one's value.")
         .def(nb::init<std::string, int, std::string, std::string, std::size_t, std::size_t,
                       std::size_t, std::size_t, std::uint32_t, double, std::size_t, double,
-                      const PythonPool*, bool>(),
+                      const PythonPool*, bool, std::shared_ptr<front::TlsContext>, std::string,
+                      front::Headers>(),
              nb::kw_only(), nb::arg("host"), nb::arg("port"), nb::arg("backend"), nb::arg("method"),
              nb::arg("max_message_bytes"), nb::arg("max_receiving_bytes"),
              nb::arg("max_connections"), nb::arg("max_connections_of_peer"), nb::arg("max_streams"),
              nb::arg("receive_timeout_s"), nb::arg("receive_bytes_per_s"),
              nb::arg("send_timeout_s"), nb::arg("pool") = nb::none(),
-             nb::arg("check_finite") = true,
+             nb::arg("check_finite") = true, nb::arg("tls") = nb::none(), nb::arg("inside") = "",
+             nb::arg("certified") = front::Headers{},
              "Listen. Raises OSError when the address cannot be had, RuntimeError when the\n"
              "library is missing.")
         .def_prop_ro("port", &Front::port, "The port it listens on.")
@@ -268,6 +292,8 @@ void bind_front(nb::module_& module) {
              "runs.")
         .def("unwatch_packets", &Front::unwatch_packets, nb::arg("fd"),
              "Have `poll` leave the socket alone. Not while it runs.")
+        .def("set_tls", &Front::set_tls, nb::arg("tls"),
+             "Begin connections with these certificates from now on. Any thread.")
         .def("set_models", &Front::set_models, nb::arg("models"),
              nb::sig("def set_models(self, models: list[tuple[str, str, PlainModel]]) -> None"),
              "Stage plain requests of these models from now on: name, version, what it takes.\n"

@@ -19,6 +19,9 @@ namespace {
 // session, which ends the connection when a thousand of them are answers to pings and settings.
 constexpr std::size_t kMostPieces = 64;
 constexpr std::size_t kMostSmallBytes = 64 << 10;
+// Most bytes of a TLS record, and encrypted bytes that wait for the socket.
+constexpr std::size_t kRecordBytes = 16 << 10;
+constexpr std::size_t kMostEncryptedBytes = 256 << 10;
 // Copies of less than this share memory.
 constexpr std::size_t kSharedCopyBytes = 16 << 10;
 // Largest frame of a body: others' frames go between two of them.
@@ -293,8 +296,9 @@ H2Option* Connection::option(const H2Api& api) {
 }
 
 Connection::Connection(const H2Api& api, int fd, Side side, const ConnectionLimits& limits,
-                       ConnectionEvents& events)
+                       ConnectionEvents& events, std::unique_ptr<TlsSession> tls)
     : api_(api),
+      tls_(std::move(tls)),
       fd_(fd),
       side_(side),
       limits_(limits),
@@ -344,9 +348,8 @@ bool Connection::receive(char* buffer, std::size_t size, std::size_t most) {
         if (got <= 0) {
             return false;
         }
-        const auto taken = api_.session_mem_recv(
-            session_, reinterpret_cast<const std::uint8_t*>(buffer), static_cast<std::size_t>(got));
-        if (taken < 0) {
+        const auto count = static_cast<std::size_t>(got);
+        if (!(tls_ == nullptr ? take(buffer, count) : decrypt(buffer, count))) {
             flush();  // what it has to say of it
             return false;
         }
@@ -358,7 +361,29 @@ bool Connection::receive(char* buffer, std::size_t size, std::size_t most) {
     return true;
 }
 
+bool Connection::take(const char* bytes, std::size_t size) {
+    return api_.session_mem_recv(session_, reinterpret_cast<const std::uint8_t*>(bytes), size) >= 0;
+}
+
+bool Connection::decrypt(const char* bytes, std::size_t size) {
+    tls_->put(bytes, size);
+    std::array<char, kRecordBytes> plain;
+    for (;;) {
+        const ssize_t got = tls_->read(plain.data(), plain.size());
+        if (got <= 0) {
+            return got == 0;
+        }
+        if (!take(plain.data(), static_cast<std::size_t>(got))) {
+            return false;
+        }
+    }
+}
+
 bool Connection::flush() {
+    if (tls_ != nullptr && !tls_->ready()) {
+        tls_->collect(encrypted_);
+        return send_encrypted();
+    }
     for (;;) {
         if (api_.session_send(session_) != 0) {
             return false;
@@ -469,7 +494,7 @@ void Connection::append_small(const std::uint8_t* data, std::size_t size) {
 }
 
 std::size_t Connection::blocked_bytes() const {
-    std::size_t bytes = 0;
+    std::size_t bytes = encrypted_.size();
     for (std::size_t i = first_; i < pieces_.size(); ++i) {
         bytes += pieces_[i].piece.size;
     }
@@ -498,6 +523,9 @@ void Connection::forget_sent() {
 
 // Hands pieces to the socket; false when the connection is over.
 bool Connection::write_out() {
+    if (tls_ != nullptr) {
+        return encrypt_out();
+    }
     while (blocked()) {
         std::array<iovec, kMostPieces> list;
         std::size_t count = 0;
@@ -518,21 +546,82 @@ bool Connection::write_out() {
             return errno == EAGAIN || errno == EWOULDBLOCK;
         }
         progress_ns_ = now_ns();
-        for (auto left = static_cast<std::size_t>(written); left > 0;) {
-            Out& out = pieces_[first_];
-            const std::size_t part = std::min(left, out.piece.size);
-            out.offset += part;
-            out.piece.size -= part;
-            left -= part;
-            if (out.piece.size == 0) {
-                out.piece.owner.reset();
-                ++first_;
-            }
-        }
+        this->written(static_cast<std::size_t>(written));
     }
     pieces_.clear();
     small_.clear();
     first_ = 0;
+    return true;
+}
+
+// Goes past that many bytes of the pieces.
+void Connection::written(std::size_t left) {
+    while (left > 0) {
+        Out& out = pieces_[first_];
+        const std::size_t part = std::min(left, out.piece.size);
+        out.offset += part;
+        out.piece.size -= part;
+        left -= part;
+        if (out.piece.size == 0) {
+            out.piece.owner.reset();
+            ++first_;
+        }
+    }
+}
+
+// The same as `write_out`, encrypted: a record's bytes are put together, as each costs.
+bool Connection::encrypt_out() {
+    std::array<char, kRecordBytes> plain;
+    tls_->collect(encrypted_);
+    while (first_ < pieces_.size() && encrypted_.size() < kMostEncryptedBytes) {
+        std::size_t size = 0;
+        for (std::size_t i = first_; i < pieces_.size() && size < plain.size(); ++i) {
+            const Out& out = pieces_[i];
+            const char* base = out.piece.data ? out.piece.data : small_.data();
+            const std::size_t part = std::min(out.piece.size, plain.size() - size);
+            std::memcpy(plain.data() + size, base + out.offset, part);
+            size += part;
+        }
+        if (!tls_->write(plain.data(), size)) {
+            return false;
+        }
+        written(size);
+        tls_->collect(encrypted_);
+        const bool last = first_ == pieces_.size();
+        if ((last || encrypted_.size() >= kMostEncryptedBytes) && !send_encrypted()) {
+            return false;
+        }
+    }
+    if (!send_encrypted()) {
+        return false;
+    }
+    if (first_ < pieces_.size()) {
+        forget_sent();
+        return true;
+    }
+    pieces_.clear();
+    small_.clear();
+    first_ = 0;
+    return true;
+}
+
+// Hands encrypted bytes to the socket; false when the connection is over.
+bool Connection::send_encrypted() {
+    std::size_t sent = 0;
+    while (sent < encrypted_.size()) {
+        const ssize_t count = send(fd_, encrypted_.data() + sent, encrypted_.size() - sent,
+                                   MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (count < 0 && errno == EINTR) {
+            continue;
+        }
+        if (count < 0) {
+            encrypted_.erase(0, sent);
+            return errno == EAGAIN || errno == EWOULDBLOCK;
+        }
+        progress_ns_ = now_ns();
+        sent += static_cast<std::size_t>(count);
+    }
+    encrypted_.clear();
     return true;
 }
 

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "nghttp2_api.hpp"
+#include "tls.hpp"
 
 namespace gnnserve::front {
 
@@ -140,9 +141,9 @@ class Connection {
 public:
     enum class Side { kServer, kClient };
 
-    // Takes the socket. Throws std::runtime_error.
+    // Takes the socket, which `tls` encrypts if it is not null. Throws std::runtime_error.
     Connection(const H2Api& api, int fd, Side side, const ConnectionLimits& limits,
-               ConnectionEvents& events);
+               ConnectionEvents& events, std::unique_ptr<TlsSession> tls = nullptr);
     ~Connection();
     Connection(const Connection&) = delete;
     Connection& operator=(const Connection&) = delete;
@@ -153,7 +154,7 @@ public:
         return streams_;
     }
     // Bytes wait for the peer to take what was sent before.
-    bool blocked() const { return first_ < pieces_.size(); }
+    bool blocked() const { return first_ < pieces_.size() || !encrypted_.empty(); }
     std::size_t blocked_bytes() const;
     // Nanoseconds of `now_ns` when the peer last took bytes, or when there was nothing to take.
     std::int64_t progress_ns() const { return progress_ns_; }
@@ -177,6 +178,9 @@ public:
     // Tells the peer to begin nothing new here.
     void announce_end();
 
+    // Names of the certificate that the peer showed, with commas between them.
+    std::string certificate_names() { return tls_ == nullptr ? std::string() : tls_->names(); }
+
     static std::int64_t now_ns();
 
 private:
@@ -192,7 +196,12 @@ private:
     Stream* find(std::int32_t id);
     void append_small(const std::uint8_t* data, std::size_t size);
     bool full() const;
+    bool take(const char* bytes, std::size_t size);
+    bool decrypt(const char* bytes, std::size_t size);
     bool write_out();
+    bool encrypt_out();
+    bool send_encrypted();
+    void written(std::size_t bytes);
     void forget_sent();
     void resume(Stream& stream);
     ssize_t read_body(Stream& stream, std::size_t length, std::uint32_t& flags);
@@ -200,6 +209,9 @@ private:
     void count(Tokens& tokens, void (ConnectionEvents::*flood)());
 
     const H2Api& api_;
+    const std::unique_ptr<TlsSession> tls_;
+    // Encrypted bytes that the socket has not taken.
+    std::string encrypted_;
     const int fd_;
     const Side side_;
     const ConnectionLimits limits_;

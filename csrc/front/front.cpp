@@ -30,7 +30,8 @@ constexpr std::size_t kPacketBytes = 128 << 10;
 
 }  // namespace
 
-Front::Front(FrontOptions options) : options_(std::move(options)), buffer_(kReadBytes) {
+Front::Front(FrontOptions options)
+    : options_(std::move(options)), buffer_(kReadBytes), tls_(options_.tls) {
     std::string why;
     api_ = h2_api(why);
     if (api_ == nullptr) {
@@ -369,6 +370,11 @@ void Front::apply_replies() {
 void Front::set_models(std::shared_ptr<const PlainModels> models) {
     const std::lock_guard held(lock_);
     models_ = std::move(models);
+}
+
+void Front::set_tls(std::shared_ptr<const TlsContext> tls) {
+    const std::lock_guard held(lock_);
+    tls_ = std::move(tls);
 }
 
 void Front::answer(std::uint64_t handle, Piece head, Piece rest) {

@@ -51,6 +51,13 @@ struct FrontOptions {
     std::shared_ptr<BlockPool> pool;
     // Features of plain requests must be finite numbers.
     bool check_finite = true;
+    // For encrypted connections; null: they are not encrypted.
+    std::shared_ptr<const TlsContext> tls;
+    // Abstract Unix socket on which processes of this user connect without encryption; empty: none.
+    std::string inside;
+    // Headers after those of a call from a client with a certificate: the first one as it is, the
+    // second one with the certificate's names.
+    Headers certified;
 };
 
 // A call whose message is complete; later its end, answered or not.
@@ -120,6 +127,8 @@ public:
 
     // Any thread: models whose plain requests are staged from now on.
     void set_models(std::shared_ptr<const PlainModels> models);
+    // Any thread: what connections get that begin from now on.
+    void set_tls(std::shared_ptr<const TlsContext> tls);
     // Any thread; nothing happens when the call has ended meanwhile. The message is `head`, then
     // `rest`.
     void answer(std::uint64_t handle, Piece head, Piece rest = {});
@@ -148,10 +157,11 @@ private:
     static constexpr std::uint64_t kWatched = 3;
 
     void listen();
+    void listen_inside();
     void watch_as(Watched what, int fd);
     void watch(int fd, Socket* socket, std::uint32_t events, bool known);
     void accept_some();
-    void admit(int fd, std::string peer);
+    void admit(int fd, std::string peer, bool inside);
     bool make_room(const std::string* peer);
     void leave(const std::string& peer);
     void keep_spare();
@@ -205,6 +215,7 @@ private:
     std::mutex lock_;
     std::vector<Reply> replies_;
     std::shared_ptr<const PlainModels> models_;
+    std::shared_ptr<const TlsContext> tls_;
     bool ends_ = false;
     bool woken_ = false;
 };

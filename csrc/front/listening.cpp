@@ -4,10 +4,12 @@
 #include <netinet/in.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 #include <exception>
 #include <iterator>
@@ -37,6 +39,13 @@ std::string peer_of(const sockaddr_storage& address) {
         return IN6_IS_ADDR_V4MAPPED(&six) ? bytes(&six.s6_addr[12], 4) : bytes(&six, 8);
     }
     return {};
+}
+
+// The process at the other end of a Unix socket is of this user; any process can read its name.
+bool is_ours(int fd) {
+    ucred peer{};
+    socklen_t size = sizeof peer;
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == geteuid();
 }
 
 }  // namespace
@@ -89,6 +98,28 @@ void Front::listen() {
         port_ = ntohs(number);
         watch_as(Watched::kListener, fd);
     }
+    if (!options_.inside.empty()) {
+        listen_inside();
+    }
+}
+
+// Listens for processes of this user, without encryption.
+void Front::listen_inside() {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    if (options_.inside.size() + 1 > sizeof address.sun_path) {
+        errno = ENAMETOOLONG;
+        fail_with(options_.inside);
+    }
+    std::memcpy(address.sun_path + 1, options_.inside.data(), options_.inside.size());
+    const auto size =
+        static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + options_.inside.size());
+    const int fd =
+        checked(socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), "socket");
+    listeners_.push_back(fd);
+    checked(bind(fd, reinterpret_cast<const sockaddr*>(&address), size), "bind");
+    checked(::listen(fd, kBacklog), "listen");
+    watch_as(Watched::kListener, fd);
 }
 
 // Takes connections, within the limits on their number.
@@ -113,13 +144,18 @@ void Front::accept_some() {
             if (fd < 0) {
                 break;
             }
-            admit(fd, peer_of(address));
+            const bool inside = address.ss_family == AF_UNIX;
+            if (inside && !is_ours(fd)) {
+                close(fd);
+                continue;
+            }
+            admit(fd, peer_of(address), inside);
         }
     }
 }
 
 // Serves a connection, or closes it.
-void Front::admit(int fd, std::string peer) {
+void Front::admit(int fd, std::string peer, bool inside) {
     const bool few_left = is_one_of_the_last(fd);
     const bool many = clients_.size() >= options_.max_connections || few_left;
     const auto at = peers_.find(peer);
@@ -141,9 +177,14 @@ void Front::admit(int fd, std::string peer) {
         }
         fd = lower;
     }
+    std::shared_ptr<const TlsContext> tls;
+    if (!inside) {
+        const std::lock_guard held(lock_);
+        tls = tls_;
+    }
     std::unique_ptr<Client> added;
     try {
-        added = std::make_unique<Client>(*this, fd);
+        added = std::make_unique<Client>(*this, fd, tls.get());
     } catch (const std::exception&) {  // the system, or the library, is short of something
         close(fd);
         counts_.connections += 1;

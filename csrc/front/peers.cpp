@@ -88,18 +88,29 @@ void Front::Forwarded::part(Stream& own) {
     hold(0);
 }
 
-Front::Client::Client(Front& front, int fd) : Socket(front) {
+Front::Client::Client(Front& front, int fd, const TlsContext* tls) : Socket(front) {
     keep_alive(fd);
     ConnectionLimits limits;
     limits.streams = front.options_.max_streams;
     connection =
-        std::make_unique<Connection>(*front.api_, fd, Connection::Side::kServer, limits, *this);
+        std::make_unique<Connection>(*front.api_, fd, Connection::Side::kServer, limits, *this,
+                                     tls == nullptr ? nullptr : std::make_unique<TlsSession>(*tls));
+}
+
+// Tells of the certificate that the client showed, after whatever it says itself.
+void Front::Client::add_certificate(Headers& headers) {
+    const std::string names = connection->certificate_names();
+    if (!names.empty() && front.options_.certified.size() == 2) {
+        headers.push_back(front.options_.certified[0]);
+        headers.emplace_back(front.options_.certified[1].first, names);
+    }
 }
 
 void Front::Client::headers(Stream& stream, bool first) {
     if (!first) {
         return;  // trailers of a request mean nothing in gRPC
     }
+    add_certificate(stream.received);
     CallHead head = read_head(stream.received);
     if (!head.grpc) {
         refuse_media_type(stream);

@@ -91,7 +91,8 @@ struct Front::Forwarded : Held {
 
 class Front::Client final : public Front::Socket {
 public:
-    Client(Front& front, int fd);
+    // The connection is encrypted unless `tls` is null.
+    Client(Front& front, int fd, const TlsContext* tls);
 
     void headers(Stream& stream, bool first) override;
     void data(Stream& stream, std::string_view bytes) override;
@@ -118,6 +119,7 @@ public:
     std::size_t held_bytes = 0;
 
 private:
+    void add_certificate(Headers& headers);
     void receive(Stream& stream, Receiving& call, std::string_view bytes);
     bool take_prefix(Stream& stream, Receiving& call, std::string_view& bytes);
     void take(Stream& stream, Receiving& call, std::string_view& bytes);

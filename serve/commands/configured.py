@@ -4,8 +4,10 @@ import logging
 
 from serve.access.certificates import CertificateFiles
 from serve.access.settings import AccessSettings
+from serve.access.tokens import TenantLimits
 from serve.config import Config
 from serve.core.disciplines import get_discipline
+from serve.core.types import TenantRules
 from serve.models.cache import CalibrationCache
 from serve.models.model_signature import PACKAGED
 from serve.server.device import Device, find_device
@@ -61,3 +63,8 @@ def certificate_files(config: Config) -> CertificateFiles | None:
         return None
     client_ca = None if tls.client_ca is None else str(config.path(tls.client_ca))
     return CertificateFiles(str(config.path(tls.certificate)), str(config.path(tls.key)), client_ca)
+
+
+def tenant_rules(limits: TenantLimits) -> TenantRules:
+    """Return what the scheduler must know of a tenant."""
+    return TenantRules(limits.name, limits.weight, limits.max_in_queue, limits.requests_per_s)

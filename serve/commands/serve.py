@@ -22,6 +22,7 @@ from serve.commands.configured import (
     calibration_cache,
     certificate_files,
     device_of,
+    tenant_rules,
 )
 from serve.commands.service_manager import ServiceManager
 from serve.config import Config, ServerConfig
@@ -151,7 +152,7 @@ class Application:
                 callers,
                 certificates,
             )
-            callers.start()
+            self._callers = callers
             undo.callback(callers.stop)
             if certificates is not None:
                 certificates.start()
@@ -194,6 +195,9 @@ class Application:
         if self._gateway is not None:
             self._gateway.start(self._rpc.own_address)
         self._engine.start(progress)
+        self._callers.start(
+            lambda tenants: self._engine.limit_tenants(tuple(map(tenant_rules, tenants)))
+        )
         # These objects live as long as the server: the collector need not visit them again.
         gc.collect()
         gc.freeze()

@@ -11,7 +11,7 @@ from serve.core.launcher import Launcher
 from serve.core.parts import SchedulerParts
 from serve.core.rules.admission import admit
 from serve.core.rules.demand import target_class
-from serve.core.rules.packing import less_urgent
+from serve.core.rules.packing import behind_others, less_urgent
 from serve.core.state.record import Record
 from serve.core.types import Nanos, Rejected, Task
 
@@ -77,7 +77,14 @@ class Arrivals:
             return rejected
         estimate = task.estimate
         overloaded = totals.demand.asked(estimate.solo_ns, now_ns, totals.slots)
-        totals.shares.asks(task.tenant)
+        shares = totals.shares
+        if (tenant := shares.place(task.tenant)) != task.tenant:
+            task = replace(task, tenant=tenant)
+        shares.asks(tenant)
+        if totals.rates.any and not self.draining:
+            own = shares.count(tenant) + beside
+            if (limited := totals.rates.refusal(tenant, own, now_ns)) is not None:
+                return limited
         budget_bytes = self._board.ledger.budget_bytes
         unanswered = totals.unanswered + beside
         # Most requests enter: whether one may is asked only where something is short.
@@ -94,16 +101,16 @@ class Arrivals:
                 budget_bytes=budget_bytes,
                 unanswered=unanswered,
                 max_queue=params.max_queue,
-                has_share=totals.shares.may_queue(task.tenant, params.max_queue),
+                has_share=shares.may_queue(tenant, params.max_queue),
                 urgent_ns=Nanos(totals.demand.there_ns(at) // totals.slots) if sheds else None,
                 backlog_ns=Nanos(tasks.work_ns // self._board.slots),
                 draining=self.draining,
             )
             if refusal is not None:
                 return refusal
-            if overloaded and totals.shares.is_over(task.tenant):
+            if overloaded and shares.is_over(tenant) and not shares.is_ahead(tenant):
                 return less_urgent(task)
-        return task
+        return behind_others(task) if shares.is_ahead(tenant) else task
 
     def _enter(self, task: Task, started_ns: Nanos | None) -> None:
         """Accept the task, and launch it where nothing stands in the way."""

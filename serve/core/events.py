@@ -17,6 +17,7 @@ from serve.core.types import (
     Sized,
     Task,
     TaskId,
+    TenantRules,
     Usage,
 )
 
@@ -134,6 +135,12 @@ class SlowdownChanged(msgspec.Struct, frozen=True):
         check_slowdown(self.slowdown)
 
 
+class TenantsChanged(msgspec.Struct, frozen=True):
+    """Weights and limits of tenants, instead of those before; all others have none."""
+
+    tenants: tuple[TenantRules, ...]
+
+
 class ModelUnloaded(msgspec.Struct, frozen=True):
     """A model was unloaded: its quarantine ends, should it be loaded again."""
 
@@ -163,6 +170,7 @@ Event = (
     | LaneSeen
     | BudgetChanged
     | SlowdownChanged
+    | TenantsChanged
     | ModelUnloaded
     | DrainStarted
     | Tick

@@ -33,6 +33,7 @@ from serve.core.events import (
     TaskOverran,
     TaskPrepared,
     TasksArrived,
+    TenantsChanged,
     Tick,
 )
 from serve.core.launcher import Launcher
@@ -88,6 +89,7 @@ class EventHandlers:
             LaneSeen: self._on_lane_seen,
             BudgetChanged: self._on_budget_changed,
             SlowdownChanged: self._on_slowdown_changed,
+            TenantsChanged: self._on_tenants_changed,
             ModelUnloaded: self._on_model_unloaded,
             DrainStarted: self._on_drain_started,
             Tick: self._on_tick,
@@ -272,6 +274,10 @@ class EventHandlers:
     def _on_slowdown_changed(self, event: SlowdownChanged) -> None:
         self._board.set_slowdown(event.slowdown, self._tasks.now_ns)
         self._tasks.moved = True
+
+    def _on_tenants_changed(self, event: TenantsChanged) -> None:
+        self._totals.shares.set_rules(event.tenants)
+        self._totals.rates.set_rules(event.tenants)
 
     def _on_model_unloaded(self, event: ModelUnloaded) -> None:
         self._quarantine.forget(event.model)

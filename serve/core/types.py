@@ -273,11 +273,24 @@ class LaneLook(msgspec.Struct, frozen=True):
     turns: int
 
 
+class TenantRules(msgspec.Struct, frozen=True):
+    """Weight and limits of a tenant; None for no limit."""
+
+    name: str
+    #: Share of the lanes under load, in proportion to the others' weights, 1 by default.
+    weight: float = 1.0
+    #: Accepted requests without an answer.
+    max_in_queue: int | None = None
+    requests_per_s: float | None = None
+
+
 class RejectReason(Enum):
     """Reason for rejecting a task before it was accepted."""
 
     TOO_BIG = "too_big"
     QUEUE_FULL = "queue_full"
+    #: Its tenant has as many as it may, or sends more a second, see ``tenants``.
+    TENANT_LIMIT = "tenant_limit"
     DRAINING = "draining"
     #: Its model is in quarantine, see ``quarantine``.
     QUARANTINED = "quarantined"

@@ -30,6 +30,7 @@ CAUSES = {
 REASONS = {
     "too_big": "needs more memory than the budget can ever give",
     "queue_full": "the queue was full; the client was told when to try again",
+    "tenant_limit": "its tenant had as many requests, or sent as many a second, as it may",
     "draining": "the server was stopping",
     "deadline": "the client's own time limit passed",
     "cancelled": "the client cancelled or disconnected",

@@ -12,6 +12,7 @@ from serve.obs.record import RequestRecord
 _REASONS = {
     "too_big": "REJECTED",
     "queue_full": "REJECTED",
+    "tenant_limit": "REJECTED",
     "draining": "REJECTED",
     "deadline": "REJECTED",
     "cancelled": "CANCELED",

@@ -19,12 +19,13 @@ from typing import cast
 
 import grpc
 
-from serve.access.callers import Callers
+from serve.access.callers import INSIDE, PEER, Callers
+from serve.access.certificates import Certificates
 from serve.access.principal import ANYBODY, Principal
 from serve.access.rules import decide
 from serve.core.types import Outcome
 from serve.errors import NotReady
-from serve.native import Front, Message, PlainRequest
+from serve.native import Front, Message, PlainRequest, TlsContext
 from serve.rpc.cancellation import Cancellation
 from serve.rpc.gate import Gate
 from serve.rpc.guard import count_refusal
@@ -96,6 +97,7 @@ class NativeFront:
         callers: Callers,
         plain: PlainCalls | None,
         limits: FrontLimits,
+        certificates: Certificates | None = None,
     ) -> None:
         """Prepare without listening.
 
@@ -107,6 +109,7 @@ class NativeFront:
             callers: Finds whom calls come from.
             plain: Takes requests that the front has staged; None to have none staged.
             limits: What clients may do.
+            certificates: For encrypted connections; None for others.
         """
         self._service, self._gate = service, gate
         self._workers, self._refusals = workers, refusals
@@ -114,6 +117,7 @@ class NativeFront:
         self._inside = callers.inside
         self._plain = plain
         self._limits = limits
+        self._certificates = certificates
         name = f"gnnserve-{secrets.token_hex(16)}"
         self._backend = name
         #: Address of the gRPC server behind, as gRPC writes it. Known to this process alone.
@@ -128,8 +132,13 @@ class NativeFront:
         self._lent = False
         self._thread = threading.Thread(target=self._poll, name="front", daemon=True)
 
-    def start(self, host: str, port: int) -> int:
-        """Listen, and return the port. Raises OSError when the address cannot be bound."""
+    def start(self, host: str, port: int, inside: str = "") -> int:
+        """Listen, and return the port. Raises OSError when the address cannot be bound.
+
+        With certificates, processes of this user also connect to the abstract Unix socket `inside`,
+        without encryption.
+        """
+        encrypted = self._certificates is not None
         limits = self._limits
         self._front = Front(
             host=host,
@@ -148,12 +157,26 @@ class NativeFront:
             send_timeout_s=_SEND_TIMEOUT_S,
             pool=None if self._plain is None else self._plain.plain.blocks,
             check_finite=self._plain is None or self._plain.plain.check_finite,
+            tls=None if self._certificates is None else _tls_of(self._certificates),
+            inside=inside if encrypted else "",
+            certified=[(INSIDE, self._inside), (PEER, "")],
         )
+        if self._certificates is not None:
+            self._certificates.on_change(self._renew)
         self._thread.start()
         if self._plain is not None:
             self._plain.plain.tell_models(self._front.set_models)
             self._plain.plain.serve_through(self)
         return int(self._front.port)
+
+    def _renew(self) -> None:
+        """Begin connections with the newest certificates from now on."""
+        if (front := self._front) is None or self._certificates is None:
+            return
+        try:
+            front.set_tls(_tls_of(self._certificates))
+        except RuntimeError as error:  # the files are being replaced once more
+            _log.error("the certificates stay as they were: %s", error)
 
     def announce_end(self) -> None:
         """Tell clients to begin nothing new on their connections."""
@@ -366,6 +389,12 @@ class NativeFront:
     def _fail_with(self, handle: int, code: int, text: str, retry_ms: int = -1) -> None:
         if (front := self._front) is not None:
             front.fail(handle, code, text, retry_ms)
+
+
+def _tls_of(certificates: Certificates) -> TlsContext:
+    """Return what the newest files say; raises RuntimeError when they cannot be used."""
+    files = certificates.files
+    return TlsContext(files.certificate, files.key, files.client_ca or "")
 
 
 def _as_message(request: Message | PlainRequest) -> Message:

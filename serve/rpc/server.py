@@ -22,7 +22,7 @@ from serve.access.callers import AUTHORIZATION, Callers
 from serve.access.certificates import Certificates
 from serve.config import FrontKind, ServerConfig
 from serve.errors import ConfigError, NotReady
-from serve.native import front_lacks
+from serve.native import front_lacks, tls_lacks
 from serve.obs.record import ServerRun
 from serve.pb import POOL
 from serve.pb import gnnserve_pb2 as _gnnserve_pb2  # noqa: F401  registers the service
@@ -58,6 +58,7 @@ _CLOSE_S = 1.0
 _OWN_TIMEOUT_S = 30.0
 #: How to get the native front's library.
 _REMEDY = "install it with `apt install libnghttp2-14` or your system's package of that library"
+_TLS_REMEDY = "install OpenSSL 3 with `apt install libssl3` or your system's package of it"
 #: Loopback address of a server that listens on all interfaces.
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
@@ -95,7 +96,8 @@ class GrpcServer:
         self._callers = callers = callers or Callers()
         self._certificates = certificates
         #: Where this server's own processes reach it without encryption.
-        self._inside = f"unix-abstract:gnnserve-{secrets.token_hex(16)}"
+        self._inside_name = f"gnnserve-{secrets.token_hex(16)}"
+        self._inside = f"unix-abstract:{self._inside_name}"
         self._gate = Gate()
         self._refusals = Refusals()
         self._pools = ThreadPools(config.max_queue)
@@ -129,6 +131,7 @@ class GrpcServer:
                     max_connections_of_peer=config.max_connections_of_peer,
                     receive_timeout_s=config.receive_timeout_s,
                 ),
+                certificates,
             )
         self._health = Health(self._inference, engine.models, engine.served)
         self._watchdog = Watchdog()
@@ -262,7 +265,7 @@ class GrpcServer:
         try:
             if self._front is not None:
                 self._server.add_insecure_port(self._front.backend_address)
-                return self._front.start(self._host, self._port)
+                return self._front.start(self._host, self._port, self._inside_name)
             address = _address(self._host, self._port)
             if self._certificates is None:
                 return self._server.add_insecure_port(address)
@@ -308,16 +311,13 @@ def _is_native(front: FrontKind, *, encrypted: bool) -> bool:
     """Decide `auto`; raises ConfigError when `native` is asked for and cannot be had."""
     if front == "python":
         return False
-    lacks = front_lacks()
-    if encrypted and not lacks:
-        if front == "native":
-            raise ConfigError("server.front: 'native' does not encrypt; remove it or server.tls")
-        _log.info("the native front is off, and gRPC's own serves, which encrypts")
-        return False
+    lacks, remedy = front_lacks(), _REMEDY
+    if encrypted and not lacks and (lacks := tls_lacks()):
+        remedy = _TLS_REMEDY
     if lacks and front == "native":
-        raise ConfigError(f"server.front: 'native': {lacks}; {_REMEDY}")
+        raise ConfigError(f"server.front: 'native': {lacks}; {remedy}")
     if lacks:
-        _log.info("the native front is off, and gRPC's own serves: %s; %s", lacks, _REMEDY)
+        _log.info("the native front is off, and gRPC's own serves: %s; %s", lacks, remedy)
     return not lacks
 
 

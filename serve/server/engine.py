@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from serve.config import Config
-from serve.core.events import DrainStarted
+from serve.core.events import DrainStarted, TenantsChanged
+from serve.core.types import TenantRules
 from serve.errors import ConfigError, NotReady, ServeError
 from serve.estimate.estimator import ModelEstimator
 from serve.graphs.typed_updates import TypedChange
@@ -179,6 +180,10 @@ class Engine:
         self.pool.stop()
         self._rollout.close()
         self._parts.shared.close()
+
+    def limit_tenants(self, rules: tuple[TenantRules, ...]) -> None:
+        """Replace weights and limits of tenants."""
+        self.driver.handle(TenantsChanged(rules))
 
     # --- api.Inference --------------------------------------------------------------------
 

@@ -47,7 +47,7 @@ def error_of(outcome: Outcome) -> ServeError:
     match outcome:
         case Rejected(RejectReason.TOO_BIG, message):
             return TooBig(message)
-        case Rejected(RejectReason.QUEUE_FULL, message, retry_after_ns):
+        case Rejected(RejectReason.QUEUE_FULL | RejectReason.TENANT_LIMIT, message, retry_after_ns):
             return QueueFull(message, retry_after_ns or 0)
         case Rejected(_, message):
             return NotReady(message)

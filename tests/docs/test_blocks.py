@@ -14,7 +14,7 @@ from tests.docs.pages import PAGES, PROSE, blocks, texts
 TRIED = {
     "README.md": {"sh install", "sh serve", "sh demo", "python server"},
     "CONTRIBUTING.md": {"sh", "python test", "python policy"},
-    "docs/access.md": {"toml tls", "toml tokens", "sh access"},
+    "docs/access.md": {"toml tls", "toml tokens", "toml tenant", "sh access"},
     "docs/client.md": {"python server", "python targets"},
     "docs/import.md": {
         "python file=net.py", "python file=train.py",

@@ -15,6 +15,7 @@ from serve.access.certificates import CertificateFiles, Certificates
 from serve.client import Client, TlsFiles
 from serve.config import ServerConfig
 from serve.errors import ConfigError
+from serve.native import front_lacks, tls_lacks
 from serve.rpc import service
 from serve.rpc.server import GrpcServer
 from serve.wire.messages import INFER_METHOD, STREAM_METHOD
@@ -64,7 +65,18 @@ class Encrypted:
         return grpc.secure_channel(f"127.0.0.1:{self.port}", credentials, options)
 
 
-FRONTS = pytest.mark.parametrize("front", ["python"])
+FRONTS = pytest.mark.parametrize(
+    "front",
+    [
+        "python",
+        pytest.param(
+            "native",
+            marks=pytest.mark.skipif(
+                bool(front_lacks() or tls_lacks()), reason="a library is missing"
+            ),
+        ),
+    ],
+)
 
 
 @pytest.fixture
@@ -291,3 +303,35 @@ def test_our_client_with_a_certificate(tmp_path, front):
             assert client.describe().version == FACTS.version
     finally:
         server.close()
+
+
+@FRONTS
+def test_large_messages_go_both_ways_beside_small_ones(encrypted):
+    rows = 300_000
+    x = np.random.default_rng(1).standard_normal((rows, 4), dtype=np.float32)
+    edges = np.zeros((2, 0), np.int64)
+    with Client(
+        f"https://127.0.0.1:{encrypted.port}", credentials=encrypted.authority.certificate
+    ) as client:
+        for _ in range(3):
+            answer = client.infer("gcn", x=x, edge_index=edges)
+            np.testing.assert_array_equal(answer.output, x[:, :3])
+            small = client.infer("gcn", x=x[:5], edge_index=edges)
+            np.testing.assert_array_equal(small.output, x[:5, :3])
+
+
+@FRONTS
+def test_noise_and_silence_harm_nobody(encrypted):
+    rng = np.random.default_rng(2)
+    silent = []
+    try:
+        for size in (0, 1, 5, 100, 20_000):
+            connection = socket.create_connection(("127.0.0.1", encrypted.port), PATIENCE_S)
+            silent.append(connection)
+            # The head of a handshake record, with anything in it.
+            connection.sendall((b"\x16\x03\x01\x20\x00" + rng.bytes(size))[:size])
+        with encrypted.channel() as channel:
+            assert code(channel) == "OK"
+    finally:
+        for connection in silent:
+            connection.close()

@@ -34,6 +34,7 @@ from serve.core.events import (
     TaskFinished,
     TaskPrepared,
     TasksArrived,
+    TenantsChanged,
     Tick,
 )
 from serve.core.fleet.moving import TaskMover
@@ -168,8 +169,8 @@ class Fleet:
                 holder = self._holder(task_id)
                 self._mover.bring_urgent(holder, task_id)
                 return [holder]
-            case ModelUnloaded():
-                return self._views[:1]  # the quarantine is that of all devices
+            case ModelUnloaded() | TenantsChanged():
+                return self._views[:1]  # quarantine and tenants are those of all devices
             case SlowdownChanged() | DrainStarted() | Tick():
                 return self._views
             case TaskPrepared(task_id, found) if found is not None:

@@ -14,7 +14,7 @@ from operator import itemgetter
 
 from serve.core.policies.base import Contender, Policy, register_policy
 from serve.core.rules.most_in_time import MARGIN, SlotJob, most_in_time
-from serve.core.rules.packing import DEFAULT_PRIORITY, pack
+from serve.core.rules.packing import DEFAULT_PRIORITY, YIELDING, pack
 from serve.core.state.ordered import Key, SortedKeys
 from serve.core.types import Capacity, Group, Nanos, Task
 
@@ -54,7 +54,7 @@ class Slack(Policy):
     def rank(self, task: Task, left_ns: Nanos, now_ns: Nanos) -> Key:
         """Rank tasks in time before late ones, by class, then due time; late ones by time left."""
         level, due_ns = task.qos.priority or DEFAULT_PRIORITY, _run_due_ns(task)
-        late = now_ns + left_ns > due_ns
+        late = now_ns + left_ns > due_ns or level >= YIELDING
         return late, level, left_ns if late else due_ns, task.task_id
 
     def arrange(self, ranked: list[Contender], slots: int, now_ns: Nanos) -> Sequence[Contender]:

@@ -10,6 +10,8 @@ from serve.core.types import Bytes, Capacity, Group, Task
 
 #: Where priority 0, the default, stands: priority 1 is more urgent, 3 and above less.
 DEFAULT_PRIORITY = 2
+#: Priorities from here on are of tasks that yield to all others, late ones too; see ``shares``.
+YIELDING = 1 << 32
 
 
 def urgency(task: Task) -> int:
@@ -20,6 +22,11 @@ def urgency(task: Task) -> int:
 def less_urgent(task: Task) -> Task:
     """The task one priority class later."""
     return replace(task, qos=replace(task.qos, priority=urgency(task) + 1))
+
+
+def behind_others(task: Task) -> Task:
+    """The task in a class that runs after all that clients can ask for."""
+    return replace(task, qos=replace(task.qos, priority=YIELDING + urgency(task)))
 
 
 def in_turn(tasks: Iterable[Task], key: Callable[[Task], Any]) -> list[Task]:

@@ -7,6 +7,7 @@ share and an overload are the server's and not one device's.
 from serve.core.rules.demand import Demand
 from serve.core.rules.quarantine import Quarantine
 from serve.core.rules.shares import Shares
+from serve.core.rules.tenants import TenantRates
 from serve.core.state.device_state import Board
 from serve.core.state.history import History
 from serve.core.types import GroupId, TaskId
@@ -22,6 +23,7 @@ class Totals:
         "history",
         "newest_id",
         "quarantine",
+        "rates",
         "shares",
         "unanswered",
     )
@@ -29,6 +31,7 @@ class Totals:
     def __init__(self) -> None:
         self.demand = Demand()
         self.shares = Shares()
+        self.rates = TenantRates()
         self.quarantine = Quarantine()
         self.history = History()
         #: Accepted tasks without an answer.
