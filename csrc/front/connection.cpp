@@ -1,13 +1,10 @@
 #include "connection.hpp"
 
-#include <sys/socket.h>
-#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstring>
 #include <mutex>
 #include <stdexcept>
@@ -15,13 +12,6 @@
 namespace gnnserve::front {
 namespace {
 
-// Pieces of one `sendmsg`, and bytes of frames other than bodies; frames beyond wait in the
-// session, which ends the connection when a thousand of them are answers to pings and settings.
-constexpr std::size_t kMostPieces = 64;
-constexpr std::size_t kMostSmallBytes = 64 << 10;
-// Most bytes of a TLS record, and encrypted bytes that wait for the socket.
-constexpr std::size_t kRecordBytes = 16 << 10;
-constexpr std::size_t kMostEncryptedBytes = 256 << 10;
 // Copies of less than this share memory.
 constexpr std::size_t kSharedCopyBytes = 16 << 10;
 // Largest frame of a body: others' frames go between two of them.
@@ -336,95 +326,6 @@ Stream* Connection::find(std::int32_t id) {
     return at == streams_.end() ? nullptr : at->second.get();
 }
 
-bool Connection::receive(char* buffer, std::size_t size, std::size_t most) {
-    for (std::size_t total = 0; total < most;) {
-        const ssize_t got = recv(fd_, buffer, size, MSG_DONTWAIT);
-        if (got < 0 && errno == EINTR) {
-            continue;
-        }
-        if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
-            return true;
-        }
-        if (got <= 0) {
-            return false;
-        }
-        const auto count = static_cast<std::size_t>(got);
-        if (!(tls_ == nullptr ? take(buffer, count) : decrypt(buffer, count))) {
-            flush();  // what it has to say of it
-            return false;
-        }
-        total += static_cast<std::size_t>(got);
-        if (static_cast<std::size_t>(got) < size) {
-            return true;
-        }
-    }
-    return true;
-}
-
-bool Connection::take(const char* bytes, std::size_t size) {
-    return api_.session_mem_recv(session_, reinterpret_cast<const std::uint8_t*>(bytes), size) >= 0;
-}
-
-bool Connection::decrypt(const char* bytes, std::size_t size) {
-    tls_->put(bytes, size);
-    std::array<char, kRecordBytes> plain;
-    for (;;) {
-        const ssize_t got = tls_->read(plain.data(), plain.size());
-        if (got <= 0) {
-            return got == 0;
-        }
-        if (!take(plain.data(), static_cast<std::size_t>(got))) {
-            return false;
-        }
-    }
-}
-
-bool Connection::flush() {
-    if (tls_ != nullptr && !tls_->ready()) {
-        tls_->collect(encrypted_);
-        return send_encrypted();
-    }
-    for (;;) {
-        if (api_.session_send(session_) != 0) {
-            return false;
-        }
-        const bool more = full();
-        if (!write_out()) {
-            return false;
-        }
-        if (blocked()) {
-            return !flooded_;
-        }
-        progress_ns_ = now_ns();
-        if (!more) {
-            return api_.session_want_read(session_) || api_.session_want_write(session_);
-        }
-    }
-}
-
-void Connection::keep_lent() {
-    if (lending_.empty()) {
-        return;
-    }
-    const auto keep = [](Piece& piece) {
-        if (piece.lent) {
-            piece = Piece::of(std::string(piece.data, piece.size));
-        }
-    };
-    for (std::size_t i = first_; i < pieces_.size(); ++i) {
-        Out& out = pieces_[i];
-        if (out.piece.lent) {
-            out.piece.data += std::exchange(out.offset, 0);
-            keep(out.piece);
-        }
-    }
-    for (const std::int32_t id : std::exchange(lending_, {})) {
-        if (Stream* stream = find(id)) {
-            std::for_each(stream->body_.begin(), stream->body_.end(), keep);
-        }
-    }
-}
-
 Stream* Connection::request(const Headers& headers, bool has_body) {
     const auto list = fields(headers);
     const H2Provider provider{{}, Hooks::read};
@@ -491,138 +392,6 @@ void Connection::append_small(const std::uint8_t* data, std::size_t size) {
         pieces_.push_back({{nullptr, size, nullptr, false}, small_.size()});
     }
     small_.append(reinterpret_cast<const char*>(data), size);
-}
-
-std::size_t Connection::blocked_bytes() const {
-    std::size_t bytes = encrypted_.size();
-    for (std::size_t i = first_; i < pieces_.size(); ++i) {
-        bytes += pieces_[i].piece.size;
-    }
-    return bytes;
-}
-
-bool Connection::full() const {
-    return pieces_.size() - first_ + 8 > kMostPieces || small_.size() > kMostSmallBytes;
-}
-
-// Makes `pieces_` and `small_` no longer than what waits, for a peer that never catches up.
-void Connection::forget_sent() {
-    if (first_ < kMostPieces) {
-        return;
-    }
-    pieces_.erase(pieces_.begin(), pieces_.begin() + static_cast<std::ptrdiff_t>(first_));
-    first_ = 0;
-    const auto is_small = [](const Out& out) { return out.piece.data == nullptr; };
-    const auto at = std::find_if(pieces_.begin(), pieces_.end(), is_small);
-    const std::size_t gone = at == pieces_.end() ? small_.size() : at->offset;
-    small_.erase(0, gone);
-    for (Out& out : pieces_) {
-        out.offset -= is_small(out) ? gone : 0;
-    }
-}
-
-// Hands pieces to the socket; false when the connection is over.
-bool Connection::write_out() {
-    if (tls_ != nullptr) {
-        return encrypt_out();
-    }
-    while (blocked()) {
-        std::array<iovec, kMostPieces> list;
-        std::size_t count = 0;
-        for (std::size_t i = first_; i < pieces_.size() && count < list.size(); ++i, ++count) {
-            const Out& out = pieces_[i];
-            const char* base = out.piece.data ? out.piece.data : small_.data();
-            list[count] = {const_cast<char*>(base + out.offset), out.piece.size};
-        }
-        msghdr message{};
-        message.msg_iov = list.data();
-        message.msg_iovlen = count;
-        ssize_t written = sendmsg(fd_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (written < 0) {
-            if (errno == EINTR) {
-                continue;
-            }
-            forget_sent();
-            return errno == EAGAIN || errno == EWOULDBLOCK;
-        }
-        progress_ns_ = now_ns();
-        this->written(static_cast<std::size_t>(written));
-    }
-    pieces_.clear();
-    small_.clear();
-    first_ = 0;
-    return true;
-}
-
-// Goes past that many bytes of the pieces.
-void Connection::written(std::size_t left) {
-    while (left > 0) {
-        Out& out = pieces_[first_];
-        const std::size_t part = std::min(left, out.piece.size);
-        out.offset += part;
-        out.piece.size -= part;
-        left -= part;
-        if (out.piece.size == 0) {
-            out.piece.owner.reset();
-            ++first_;
-        }
-    }
-}
-
-// The same as `write_out`, encrypted: a record's bytes are put together, as each costs.
-bool Connection::encrypt_out() {
-    std::array<char, kRecordBytes> plain;
-    tls_->collect(encrypted_);
-    while (first_ < pieces_.size() && encrypted_.size() < kMostEncryptedBytes) {
-        std::size_t size = 0;
-        for (std::size_t i = first_; i < pieces_.size() && size < plain.size(); ++i) {
-            const Out& out = pieces_[i];
-            const char* base = out.piece.data ? out.piece.data : small_.data();
-            const std::size_t part = std::min(out.piece.size, plain.size() - size);
-            std::memcpy(plain.data() + size, base + out.offset, part);
-            size += part;
-        }
-        if (!tls_->write(plain.data(), size)) {
-            return false;
-        }
-        written(size);
-        tls_->collect(encrypted_);
-        const bool last = first_ == pieces_.size();
-        if ((last || encrypted_.size() >= kMostEncryptedBytes) && !send_encrypted()) {
-            return false;
-        }
-    }
-    if (!send_encrypted()) {
-        return false;
-    }
-    if (first_ < pieces_.size()) {
-        forget_sent();
-        return true;
-    }
-    pieces_.clear();
-    small_.clear();
-    first_ = 0;
-    return true;
-}
-
-// Hands encrypted bytes to the socket; false when the connection is over.
-bool Connection::send_encrypted() {
-    std::size_t sent = 0;
-    while (sent < encrypted_.size()) {
-        const ssize_t count = send(fd_, encrypted_.data() + sent, encrypted_.size() - sent,
-                                   MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (count < 0 && errno == EINTR) {
-            continue;
-        }
-        if (count < 0) {
-            encrypted_.erase(0, sent);
-            return errno == EAGAIN || errno == EWOULDBLOCK;
-        }
-        progress_ns_ = now_ns();
-        sent += static_cast<std::size_t>(count);
-    }
-    encrypted_.clear();
-    return true;
 }
 
 void Connection::resume(Stream& stream) {
