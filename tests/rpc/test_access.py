@@ -113,7 +113,7 @@ class Graphless(FakeEngine):
     def update_graph(self, name, change, if_version):
         self.estimate_sample("", "", name, 0)
 
-    def unload(self, name):
+    def unload(self, name, cancellation=None):
         self.model(name)
 
 
