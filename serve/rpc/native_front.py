@@ -162,21 +162,12 @@ class NativeFront:
             certified=[(INSIDE, self._inside), (PEER, "")],
         )
         if self._certificates is not None:
-            self._certificates.on_change(self._renew)
+            self._certificates.on_change(partial(_renew, self._front, self._certificates))
         self._thread.start()
         if self._plain is not None:
             self._plain.plain.tell_models(self._front.set_models)
             self._plain.plain.serve_through(self)
         return int(self._front.port)
-
-    def _renew(self) -> None:
-        """Begin connections with the newest certificates from now on."""
-        if (front := self._front) is None or self._certificates is None:
-            return
-        try:
-            front.set_tls(_tls_of(self._certificates))
-        except RuntimeError as error:  # the files are being replaced once more
-            _log.error("the certificates stay as they were: %s", error)
 
     def announce_end(self) -> None:
         """Tell clients to begin nothing new on their connections."""
@@ -395,6 +386,16 @@ def _tls_of(certificates: Certificates) -> TlsContext:
     """Return what the newest files say; raises RuntimeError when they cannot be used."""
     files = certificates.files
     return TlsContext(files.certificate, files.key, files.client_ca or "")
+
+
+def _renew(front: Front, certificates: Certificates) -> None:
+    """Begin connections with the newest certificates from now on."""
+    try:
+        front.set_tls(_tls_of(certificates))
+    except ValueError:
+        pass  # the front is closed
+    except RuntimeError as error:  # the files are being replaced once more
+        _log.error("the certificates stay as they were: %s", error)
 
 
 def _as_message(request: Message | PlainRequest) -> Message:
