@@ -251,9 +251,9 @@ class Front:
     """
     HTTP/2 and gRPC for clients on one thread, which polls it.
 
-    Unary calls of `method` come out of `poll`; all others go to the gRPC
-    server on the abstract Unix socket `backend`. Plain requests of the models
-    of `set_models` are staged in `pool`.
+    Unary calls of `method` and messages of streams of `stream_method` come out
+    of `poll`; all others go to the gRPC server on the abstract Unix socket
+    `backend`. Plain requests of the models of `set_models` are staged in `pool`.
 
     With `tls` connections are encrypted, but those to the abstract Unix socket
     `inside`, which takes processes of this user. The headers `certified` are
@@ -261,7 +261,7 @@ class Front:
     are the second one's value.
     """
 
-    def __init__(self, *, host: str, port: int, backend: str, method: str, max_message_bytes: int, max_receiving_bytes: int, max_connections: int, max_connections_of_peer: int, max_streams: int, receive_timeout_s: float, receive_bytes_per_s: int, send_timeout_s: float, pool: BlockPool | None = None, check_finite: bool = True, tls: TlsContext | None = None, inside: str = '', certified: Sequence[tuple[str, str]] = []) -> None:
+    def __init__(self, *, host: str, port: int, backend: str, method: str, stream_method: str = '', max_open_streams: int = 64, stream_window: int = 256, unread_timeout_s: float = 10.0, max_message_bytes: int, max_receiving_bytes: int, max_connections: int, max_connections_of_peer: int, max_streams: int, receive_timeout_s: float, receive_bytes_per_s: int, send_timeout_s: float, pool: BlockPool | None = None, check_finite: bool = True, tls: TlsContext | None = None, inside: str = '', certified: Sequence[tuple[str, str]] = []) -> None:
         """
         Listen. Raises OSError when the address cannot be had, RuntimeError when the
         library is missing.
@@ -271,18 +271,20 @@ class Front:
     def port(self) -> int:
         """The port it listens on."""
 
-    def poll(self, until_ns: int) -> tuple[bool, list[tuple[int, bytes]], list[tuple[int, Message | PlainRequest | None, int, int, int, list[tuple[str, str]] | None]]]:
+    def poll(self, until_ns: int) -> tuple[bool, list[tuple[int, bytes]], list[tuple[int, Message | PlainRequest | None, int, int, int, list[tuple[str, str]] | None, bool, bool]]]:
         """
         Serve until something has to be decided, `wake` is called, or the monotonic clock
         shows `until_ns` (negative: no limit). One thread at a time.
 
         Returns whether the descriptor of `watch_also` is readable; the packets of
         `watch_packets` by descriptor, empty when the other end is closed; and a few events:
-        (handle, request, began_ns, timeout_ns, arrived_ns, credentials) for a call whose
-        message was complete at arrived_ns, and (handle, None, …) when such a call has
-        ended, answered or not. The request is a Message unless it is staged. timeout_ns
-        counts from began_ns; it is negative for a call without one. The credentials are
-        the headers that tell whom the call comes from, None when there are none.
+        (handle, request, began_ns, timeout_ns, arrived_ns, credentials, in_stream, raises)
+        for a call, or a message of a stream, that was complete at arrived_ns;
+        (handle, None, …) when it has ended, answered or not. The request is a Message
+        unless it is staged. timeout_ns counts from began_ns; it is negative for a call
+        without one. The credentials are the headers that tell whom the call comes from,
+        None when there are none. With in_stream and not raises, an error is for `tell`;
+        `fail` ends the whole stream.
         """
 
     def flush(self) -> None:
@@ -323,6 +325,11 @@ class Front:
 
     def fail(self, handle: int, code: int, text: str, retry_after_ms: int = -1) -> None:
         """End a call with a status code of gRPC. Any thread."""
+
+    def tell(self, handle: int, message: bytes) -> None:
+        """
+        Send a message of a stream in place of an answer to one of its requests. Any thread.
+        """
 
     def wake(self) -> None:
         """Make `poll` return. Any thread."""

@@ -69,7 +69,8 @@ nb::object headers_of(const front::Headers& headers) {
 class Front {
 public:
     Front(std::string host, int port, std::string backend, std::string method,
-          std::size_t max_message_bytes, std::size_t max_receiving_bytes,
+          std::string stream_method, std::size_t max_open_streams, std::size_t stream_window,
+          double unread_timeout_s, std::size_t max_message_bytes, std::size_t max_receiving_bytes,
           std::size_t max_connections, std::size_t max_connections_of_peer,
           std::uint32_t max_streams, double receive_timeout_s, std::size_t receive_bytes_per_s,
           double send_timeout_s, const PythonPool* pool, bool check_finite,
@@ -79,6 +80,10 @@ public:
         options.port = port;
         options.backend = std::move(backend);
         options.method = std::move(method);
+        options.stream_method = std::move(stream_method);
+        options.max_open_streams = max_open_streams;
+        options.stream_window = stream_window;
+        options.unread_timeout_ns = static_cast<std::int64_t>(unread_timeout_s * 1e9);
         options.max_message_bytes = max_message_bytes;
         options.max_receiving_bytes = max_receiving_bytes;
         options.max_connections = max_connections;
@@ -121,7 +126,8 @@ public:
                 content = nb::cast(Message{std::move(event.message)});
             }
             found.append(nb::make_tuple(event.handle, content, event.began_ns, event.timeout_ns,
-                                        event.arrived_ns, headers_of(event.credentials)));
+                                        event.arrived_ns, headers_of(event.credentials),
+                                        event.in_stream, event.raises));
         }
         nb::list packets;
         for (const auto& [fd, packet] : polled.packets) {
@@ -171,6 +177,10 @@ public:
         open().fail(handle, {code, std::move(text), retry_after_ms});
     }
 
+    void tell(std::uint64_t handle, const nb::bytes& message) {
+        open().tell(handle, piece_of(message));
+    }
+
     void wake() { open().wake(); }
     void announce_end() { open().announce_end(); }
 
@@ -182,7 +192,10 @@ public:
         };
         add("called", counts.called);
         add("plain", counts.plain);
+        add("streams", counts.streams);
         add("forwarded", counts.forwarded);
+        add("open_calls_refused", counts.open_calls_refused);
+        add("idle_stream", counts.idle_stream);
         add("open_connections", counts.open_connections);
         add("open_calls", counts.open_calls);
         add("no_message", counts.no_message);
@@ -248,18 +261,20 @@ void bind_front(nb::module_& module) {
     nb::class_<Front>(
         module, "Front",
         "HTTP/2 and gRPC for clients on one thread, which polls it.\n\n"
-        "Unary calls of `method` come out of `poll`; all others go to the gRPC\n"
-        "server on the abstract Unix socket `backend`. Plain requests of the models\n"
-        "of `set_models` are staged in `pool`.\n\n"
+        "Unary calls of `method` and messages of streams of `stream_method` come out\n"
+        "of `poll`; all others go to the gRPC server on the abstract Unix socket\n"
+        "`backend`. Plain requests of the models of `set_models` are staged in `pool`.\n\n"
         "With `tls` connections are encrypted, but those to the abstract Unix socket\n"
         "`inside`, which takes processes of this user. The headers `certified` are\n"
         "added to calls of clients that show a certificate, whose alternative names\n"
         "are the second one's value.")
-        .def(nb::init<std::string, int, std::string, std::string, std::size_t, std::size_t,
-                      std::size_t, std::size_t, std::uint32_t, double, std::size_t, double,
-                      const PythonPool*, bool, std::shared_ptr<front::TlsContext>, std::string,
-                      front::Headers>(),
+        .def(nb::init<std::string, int, std::string, std::string, std::string, std::size_t,
+                      std::size_t, double, std::size_t, std::size_t, std::size_t, std::size_t,
+                      std::uint32_t, double, std::size_t, double, const PythonPool*, bool,
+                      std::shared_ptr<front::TlsContext>, std::string, front::Headers>(),
              nb::kw_only(), nb::arg("host"), nb::arg("port"), nb::arg("backend"), nb::arg("method"),
+             nb::arg("stream_method") = "", nb::arg("max_open_streams") = 64,
+             nb::arg("stream_window") = 256, nb::arg("unread_timeout_s") = 10.0,
              nb::arg("max_message_bytes"), nb::arg("max_receiving_bytes"),
              nb::arg("max_connections"), nb::arg("max_connections_of_peer"), nb::arg("max_streams"),
              nb::arg("receive_timeout_s"), nb::arg("receive_bytes_per_s"),
@@ -273,16 +288,18 @@ void bind_front(nb::module_& module) {
             "poll", &Front::poll, nb::arg("until_ns"),
             nb::sig("def poll(self, until_ns: int) -> tuple[bool, list[tuple[int, bytes]], "
                     "list[tuple[int, Message | PlainRequest | None, int, int, int, "
-                    "list[tuple[str, str]] | None]]]"),
+                    "list[tuple[str, str]] | None, bool, bool]]]"),
             "Serve until something has to be decided, `wake` is called, or the monotonic clock\n"
             "shows `until_ns` (negative: no limit). One thread at a time.\n\n"
             "Returns whether the descriptor of `watch_also` is readable; the packets of\n"
             "`watch_packets` by descriptor, empty when the other end is closed; and a few events:\n"
-            "(handle, request, began_ns, timeout_ns, arrived_ns, credentials) for a call whose\n"
-            "message was complete at arrived_ns, and (handle, None, …) when such a call has\n"
-            "ended, answered or not. The request is a Message unless it is staged. timeout_ns\n"
-            "counts from began_ns; it is negative for a call without one. The credentials are\n"
-            "the headers that tell whom the call comes from, None when there are none.")
+            "(handle, request, began_ns, timeout_ns, arrived_ns, credentials, in_stream, raises)\n"
+            "for a call, or a message of a stream, that was complete at arrived_ns;\n"
+            "(handle, None, …) when it has ended, answered or not. The request is a Message\n"
+            "unless it is staged. timeout_ns counts from began_ns; it is negative for a call\n"
+            "without one. The credentials are the headers that tell whom the call comes from,\n"
+            "None when there are none. With in_stream and not raises, an error is for `tell`;\n"
+            "`fail` ends the whole stream.")
         .def("flush", &Front::flush,
              "Send what was answered, without waiting. For the thread that polls.")
         .def("watch_also", &Front::watch_also, nb::arg("fd"),
@@ -307,6 +324,8 @@ void bind_front(nb::module_& module) {
              "of the request's output. Its block stays until they are sent.")
         .def("fail", &Front::fail, nb::arg("handle"), nb::arg("code"), nb::arg("text"),
              nb::arg("retry_after_ms") = -1, "End a call with a status code of gRPC. Any thread.")
+        .def("tell", &Front::tell, nb::arg("handle"), nb::arg("message"),
+             "Send a message of a stream in place of an answer to one of its requests. Any thread.")
         .def("wake", &Front::wake, "Make `poll` return. Any thread.")
         .def("announce_end", &Front::announce_end,
              "Tell all clients to begin no more calls on their connections. Any thread.")

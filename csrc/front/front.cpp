@@ -120,8 +120,7 @@ Polled Front::poll(std::int64_t until_ns) {
     for (;;) {
         apply_replies();
         flush_touched();
-        if (!waiting_.empty()) {
-            retry_waiting();
+        while (resume_some()) {
             flush_touched();
         }
         const std::int64_t now_ns = Connection::now_ns();
@@ -266,6 +265,7 @@ void Front::look(std::int64_t now_ns) {
         client->refuse_late(now_ns);
     }
     end_those_in_the_way(now_ns);
+    end_late_streams(now_ns);
     end_slow_readers(now_ns);
 }
 
@@ -290,7 +290,9 @@ void Front::end_slow_readers(std::int64_t now_ns) {
             count({connection.progress_ns(), client.get(), nullptr, connection.blocked_bytes()});
         }
         for (const auto& [id, stream] : connection.open_streams()) {
-            if (stream->finished() && stream->waiting_bytes() > 0) {
+            const bool answers =
+                stream->finished() || dynamic_cast<StreamCall*>(stream->role.get()) != nullptr;
+            if (answers && stream->waiting_bytes() > 0) {
                 count({stream->progress_ns(), client.get(), stream.get(), stream->waiting_bytes()});
             }
         }
@@ -298,7 +300,9 @@ void Front::end_slow_readers(std::int64_t now_ns) {
     std::sort(slow.begin(), slow.end(),
               [](const Slow& a, const Slow& b) { return a.since_ns < b.since_ns; });
     for (const Slow& one : slow) {
-        const bool ends = now_ns - one.since_ns >= options_.send_timeout_ns ||
+        // A stream that is open may wait until its place is needed.
+        const bool timed = one.stream == nullptr || one.stream->finished();
+        const bool ends = (timed && now_ns - one.since_ns >= options_.send_timeout_ns) ||
                           unsent_bytes > options_.max_receiving_bytes;
         if (!ends || one.client->over) {
             continue;
@@ -350,7 +354,11 @@ void Front::apply_replies() {
             continue;
         }
         Stream& stream = *at->second;
-        if (one.failed) {
+        if (auto* streaming = dynamic_cast<StreamCall*>(stream.role.get())) {
+            streaming->client.answer(stream, *streaming, std::move(one));
+            continue;
+        }
+        if (one.way == Reply::Way::kFailure) {
             reply(stream, one.status);
             continue;
         }
@@ -378,11 +386,15 @@ void Front::set_tls(std::shared_ptr<const TlsContext> tls) {
 }
 
 void Front::answer(std::uint64_t handle, Piece head, Piece rest) {
-    put({handle, false, std::move(head), std::move(rest), {}});
+    put({handle, Reply::Way::kAnswer, std::move(head), std::move(rest), {}});
 }
 
 void Front::fail(std::uint64_t handle, GrpcStatus status) {
-    put({handle, true, {}, {}, std::move(status)});
+    put({handle, Reply::Way::kFailure, {}, {}, std::move(status)});
+}
+
+void Front::tell(std::uint64_t handle, Piece message) {
+    put({handle, Reply::Way::kMessage, std::move(message), {}, {}});
 }
 
 void Front::put(Reply reply) {

@@ -32,6 +32,14 @@ struct FrontOptions {
     std::string backend;
     // Path of the unary method whose calls come out of `poll`.
     std::string method;
+    // Path of the method whose streams' messages do, too; empty: it is forwarded.
+    std::string stream_method;
+    // Streams of it at once, of all clients; beyond it, the one that is idle for the longest ends.
+    std::size_t max_open_streams = 64;
+    // Requests of a stream that are not answered, or whose answers are not sent.
+    std::size_t stream_window = 256;
+    // After which a client that reads no answer of its stream may lose it.
+    std::int64_t unread_timeout_ns = 10'000'000'000;
     std::size_t max_message_bytes = 64 << 20;
     // Bytes in memory of calls that are not complete, and of answers that are not sent, of all
     // clients. Beyond it, whoever has the most of the former loses a call, and whoever has read
@@ -75,6 +83,8 @@ struct Event {
     std::int64_t arrived_ns = 0;
     // Headers that tell whom the call comes from.
     Headers credentials = {};
+    // It is a stream's: errors are messages in it, unless the first one is to end it.
+    bool in_stream = false, raises = false;
 };
 
 // What `poll` has to tell.
@@ -88,11 +98,12 @@ struct Polled {
 
 // Why calls or connections were refused here, with how many were.
 struct FrontCounts {
-    // `called` counts all that came out of `poll`, `plain` those of them that were staged.
-    std::atomic<std::uint64_t> called{0}, plain{0}, forwarded{0};
+    // `called` counts all that came out of `poll`, `plain` those of them that were staged. Both
+    // count the messages of `streams`.
+    std::atomic<std::uint64_t> called{0}, plain{0}, streams{0}, forwarded{0};
     std::atomic<std::uint64_t> no_message{0}, message_size{0}, malformed{0}, header_size{0},
         receiving_bytes{0}, connections{0}, peer_connections{0}, media_type{0}, resets{0},
-        control_frames{0}, slow_reader{0};
+        control_frames{0}, slow_reader{0}, open_calls_refused{0}, idle_stream{0};
     // Calls that ended, not refused, before their message was there.
     std::atomic<std::uint64_t> unread{0};
     std::atomic<std::uint64_t> open_connections{0}, open_calls{0};
@@ -132,7 +143,10 @@ public:
     // Any thread; nothing happens when the call has ended meanwhile. The message is `head`, then
     // `rest`.
     void answer(std::uint64_t handle, Piece head, Piece rest = {});
+    // Ends the call, which may be a whole stream.
     void fail(std::uint64_t handle, GrpcStatus status);
+    // Sends a message of the stream instead of an answer to one of its requests.
+    void tell(std::uint64_t handle, Piece message);
     void wake();
     // Tells all clients to begin nothing new on their connections.
     void announce_end();
@@ -143,11 +157,13 @@ private:
     struct Held;
     struct Receiving;
     struct Call;
+    struct StreamCall;
     struct Forwarded;
     struct Socket;
     struct Reply {
+        enum class Way { kAnswer, kFailure, kMessage };
         std::uint64_t handle;
-        bool failed;
+        Way way;
         Piece head, rest;
         GrpcStatus status;
     };
@@ -176,6 +192,10 @@ private:
     std::shared_ptr<const PlainModels> plain_models();
     bool find_room(Receiving& call);
     void retry_waiting();
+    bool resume_some();
+    void end_request(std::uint64_t handle);
+    bool make_stream_room();
+    void end_late_streams(std::int64_t now_ns);
     void end_those_in_the_way(std::int64_t now_ns);
     void look(std::int64_t now_ns);
     void end_slow_readers(std::int64_t now_ns);
@@ -202,6 +222,8 @@ private:
     // Blocks of messages that are not complete, and the calls that wait for one, the oldest first.
     std::int64_t receiving_blocks_ = 0;
     std::map<std::uint64_t, Stream*> waiting_;
+    // Open streams of requests, and those whose bytes can be taken on, by a key of their own.
+    std::map<std::uint64_t, Stream*> streams_, resumable_;
     std::int64_t next_look_ns_ = 0;
     std::vector<Event> events_;
     int other_ = -1;

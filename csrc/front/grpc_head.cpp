@@ -66,6 +66,10 @@ CallHead read_head(const Headers& headers) {
             head.grpc = protobuf || rest[0] == '+';
         } else if (name == "grpc-encoding") {
             identity = value == "identity";
+        } else if (name == "triton_grpc_error") {
+            head.raises = value.size() == 4 && (value[0] | 0x20) == 't' &&
+                          (value[1] | 0x20) == 'r' && (value[2] | 0x20) == 'u' &&
+                          (value[3] | 0x20) == 'e';
         } else if (name == "grpc-timeout") {
             head.timeout_ns = parse_timeout(value);
             identity = identity && head.timeout_ns.has_value();
@@ -115,6 +119,16 @@ Headers error_headers(const GrpcStatus& status) {
     for (auto& one : trailers_of(status)) {
         found.push_back(std::move(one));
     }
+    return found;
+}
+
+std::string stream_answer_prefix(std::size_t size) {
+    constexpr char kInferResponse = 2 << 3 | 2;
+    std::string found(1, kInferResponse);
+    for (; size >= 0x80; size >>= 7) {
+        found.push_back(static_cast<char>(size | 0x80));
+    }
+    found.push_back(static_cast<char>(size));
     return found;
 }
 

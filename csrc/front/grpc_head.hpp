@@ -40,6 +40,8 @@ struct CallHead {
     std::optional<std::int64_t> timeout_ns;
     // Headers that tell whom the call comes from.
     Headers credentials;
+    // Asks for the first error of a stream as the stream's status (`triton_grpc_error`).
+    bool raises = false;
 };
 
 CallHead read_head(const Headers& headers);
@@ -55,6 +57,9 @@ std::string percent_encoded(std::string_view text);
 Headers response_headers();
 Headers trailers_of(const GrpcStatus& status);
 Headers error_headers(const GrpcStatus& status);
+
+// What precedes a serialized response of that size in a ModelStreamInferResponse.
+std::string stream_answer_prefix(std::size_t size);
 
 // The five bytes before a message of that size.
 std::string message_head(std::size_t size);

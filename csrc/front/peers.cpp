@@ -116,12 +116,16 @@ void Front::Client::headers(Stream& stream, bool first) {
         refuse_media_type(stream);
         return;
     }
+    if (head.path == front.options_.stream_method && head.plain) {
+        begin_stream(stream, head);
+        return;
+    }
     if (head.path != front.options_.method || !head.plain) {
         forward(stream);
         return;
     }
     auto call = std::make_unique<Call>(*this, front.next_handle_++);
-    call->since_ns = Connection::now_ns();
+    call->began_ns = call->since_ns = Connection::now_ns();
     call->timeout_ns = head.timeout_ns.value_or(-1);
     call->credentials = std::move(head.credentials);
     awaited_.emplace(stream.id(), &stream);
@@ -155,6 +159,10 @@ void Front::Client::ended(Stream& stream) {
         }
         return;
     }
+    if (auto* streaming = dynamic_cast<StreamCall*>(stream.role.get())) {
+        end_stream(stream, *streaming);
+        return;
+    }
     auto* call = dynamic_cast<Call*>(stream.role.get());
     if (call == nullptr || call->over) {
         return;
@@ -178,15 +186,17 @@ void Front::Client::closed(Stream& stream, std::uint32_t error_code) {
                 other->connection().reset(*other, kCancel);
             }
         }
-    } else if (auto* call = dynamic_cast<Call*>(stream.role.get())) {
+    } else if (auto* call = dynamic_cast<Receiving*>(stream.role.get())) {
         awaited_.erase(stream.id());
         front.waiting_.erase(call->handle);
-        front.calls_.erase(call->handle);
         front.counts_.open_calls -= 1;
-        if (call->handed) {
-            front.events_.push_back({Event::Kind::kEnded, call->handle, nullptr, nullptr});
-        } else if (!call->over) {
-            front.counts_.unread += 1;
+        if (auto* streaming = dynamic_cast<StreamCall*>(call)) {
+            closed_stream(*streaming);
+        } else if (static_cast<Call*>(call)->handed) {
+            front.end_request(call->handle);
+        } else {
+            front.calls_.erase(call->handle);
+            front.counts_.unread += call->over ? 0 : 1;
         }
     }
 }

@@ -2,7 +2,9 @@
 // forwarded.
 #pragma once
 
+#include <deque>
 #include <optional>
+#include <unordered_set>
 
 #include "front.hpp"
 #include "incoming.hpp"
@@ -24,7 +26,7 @@ struct Front::Socket : ConnectionEvents {
     bool over = false;
 
     void touched() final;
-    void sent(Stream& stream, std::size_t bytes) final;
+    void sent(Stream& stream, std::size_t bytes) override;
 };
 
 // What a stream has in memory of its client's: it counts against the client and against all.
@@ -47,6 +49,8 @@ struct Front::Receiving : Held {
 
     // Of the message that is received, or comes next.
     std::uint64_t handle;
+    // When the call began, and its time from there (negative: any).
+    std::int64_t began_ns = 0, timeout_ns = -1;
     // When the message, or its call, began.
     std::int64_t since_ns = 0;
     std::string head;
@@ -71,10 +75,31 @@ struct Front::Receiving : Held {
 struct Front::Call : Receiving {
     using Receiving::Receiving;
 
-    std::int64_t timeout_ns = -1;
     Headers credentials;
     // Came out of `poll`.
     bool handed = false;
+};
+
+// A stream of requests.
+struct Front::StreamCall : Receiving {
+    using Receiving::Receiving;
+
+    std::uint64_t key = 0;
+    // The first error ends it with its status.
+    bool raises = false;
+    // Requests that came out of `poll`: those without an answer, and those whose answers are not
+    // all on their way.
+    struct Unsent {
+        std::uint64_t handle;
+        std::size_t bytes;
+    };
+    std::unordered_set<std::uint64_t> unanswered;
+    std::deque<Unsent> unsent;
+    // When an answer was sent last, or was the only one to send.
+    std::int64_t progress_ns = 0;
+
+    bool is_full() const;
+    bool is_idle(std::int64_t now_ns) const;
 };
 
 // One of two streams that carry the same call, on the client's side or behind.
@@ -106,8 +131,13 @@ public:
     void refuse_late(std::int64_t now_ns);
     // Refuses calls whose blocks others need, and which come too slowly to be complete in time.
     void refuse_slow(std::int64_t now_ns);
-    // Takes on with a call that had to wait.
+    // Goes on with a call that had to wait.
     void resume(Stream& stream);
+    void sent(Stream& stream, std::size_t bytes) override;
+    void answer(Stream& stream, StreamCall& call, Reply reply);
+    void end_stream(Stream& stream, StreamCall& call, const GrpcStatus& status);
+    // Drops what came of the call's message, and what is still to come.
+    void stop_receiving(Stream& stream, Receiving& call);
     // Refuses the call that holds the most bytes; false when there is none.
     bool refuse_largest();
 
@@ -123,8 +153,15 @@ private:
     void receive(Stream& stream, Receiving& call, std::string_view bytes);
     bool take_prefix(Stream& stream, Receiving& call, std::string_view& bytes);
     void take(Stream& stream, Receiving& call, std::string_view& bytes);
+    void take_messages(Stream& stream, StreamCall& call, std::string_view& bytes);
+    bool take_message(Stream& stream, Receiving& call, std::string_view& bytes);
+    Event received(Stream& stream, Receiving& call);
     void hand_over(Stream& stream, Call& call);
     void connect_backend();
+    void hand_over(Stream& stream, StreamCall& call);
+    void begin_stream(Stream& stream, const CallHead& head);
+    void end_stream(Stream& stream, StreamCall& call);
+    void closed_stream(StreamCall& call);
     void forward(Stream& stream);
     void give_up(Stream& stream, Forwarded& role);
     void refuse_media_type(Stream& stream);

@@ -64,6 +64,9 @@ void Front::Client::receive(Stream& stream, Receiving& call, std::string_view by
         call.unread = bytes;
     }
     call.hold_received();
+    if (auto* streaming = dynamic_cast<StreamCall*>(&call)) {
+        end_stream(stream, *streaming);
+    }
     front.bound_receiving();
 }
 
@@ -102,10 +105,37 @@ bool Front::Client::take_prefix(Stream& stream, Receiving& call, std::string_vie
     return true;
 }
 
-// Takes bytes of the call's message, unless it has to wait for a block.
 void Front::Client::take(Stream& stream, Receiving& call, std::string_view& bytes) {
+    if (auto* streaming = dynamic_cast<StreamCall*>(&call)) {
+        take_messages(stream, *streaming, bytes);
+    } else if (take_message(stream, call, bytes) && !bytes.empty()) {
+        refuse(stream, GrpcCode::kUnimplemented,
+               '"' + front.options_.method + "\" requires exactly one request message.",
+               front.counts_.malformed);
+    }
+}
+
+// Takes messages as long as the stream may have more of them in flight.
+void Front::Client::take_messages(Stream& stream, StreamCall& call, std::string_view& bytes) {
+    while (!call.over) {
+        if (!call.incoming && call.head.empty()) {
+            if (bytes.empty() || call.is_full()) {
+                return;
+            }
+            call.since_ns = Connection::now_ns();
+            awaited_.emplace(stream.id(), &stream);
+        }
+        if (!take_message(stream, call, bytes) || !call.incoming->complete()) {
+            return;
+        }
+        hand_over(stream, call);
+    }
+}
+
+// Takes bytes of the call's message; false when the call is over or waits for a block.
+bool Front::Client::take_message(Stream& stream, Receiving& call, std::string_view& bytes) {
     if (!call.incoming && !take_prefix(stream, call, bytes)) {
-        return;
+        return false;
     }
     Incoming& incoming = *call.incoming;
     front.waiting_.erase(call.handle);
@@ -119,35 +149,47 @@ void Front::Client::take(Stream& stream, Receiving& call, std::string_view& byte
                 incoming.keep_bytes();
             } else {
                 front.waiting_.emplace(call.handle, &stream);
-                return;
+                return false;
             }
         }
         incoming.take(bytes);
     }
-    if (!bytes.empty()) {
-        refuse(stream, GrpcCode::kUnimplemented,
-               '"' + front.options_.method + "\" requires exactly one request message.",
-               front.counts_.malformed);
-    }
+    return true;
 }
 
 // Makes the complete message's event: staged when it is plain, else as bytes.
-void Front::Client::hand_over(Stream& stream, Call& call) {
+Event Front::Client::received(Stream& stream, Receiving& call) {
     awaited_.erase(stream.id());
-    Event event{Event::Kind::kCall, call.handle, nullptr, nullptr, call.since_ns, call.timeout_ns};
+    Event event{Event::Kind::kCall, call.handle, nullptr, nullptr, call.began_ns, call.timeout_ns};
     event.arrived_ns = Connection::now_ns();
-    event.credentials = std::move(call.credentials);
     event.plain = call.incoming->plain();
     event.message = call.incoming->bytes();
     front.counts_.called += 1;
     if (event.plain != nullptr && event.plain->valid()) {
         front.counts_.plain += 1;
     }
-    front.events_.push_back(std::move(event));
-    call.handed = call.over = true;
     call.incoming.reset();
     call.received_block();
+    return event;
+}
+
+void Front::Client::hand_over(Stream& stream, Call& call) {
+    Event event = received(stream, call);
+    event.credentials = std::move(call.credentials);
+    front.events_.push_back(std::move(event));
+    call.handed = call.over = true;
     call.hold(0);
+}
+
+void Front::Client::hand_over(Stream& stream, StreamCall& call) {
+    Event event = received(stream, call);
+    event.in_stream = true;
+    event.raises = call.raises;
+    front.events_.push_back(std::move(event));
+    front.calls_.emplace(call.handle, &stream);
+    call.unanswered.insert(call.handle);
+    call.handle = front.next_handle_++;
+    call.head.clear();
 }
 
 void Front::Client::refuse_late(std::int64_t now_ns) {
@@ -214,16 +256,23 @@ void Front::Client::refuse_slow(std::int64_t now_ns) {
 
 void Front::Client::refuse(Stream& stream, GrpcCode code, std::string text,
                            std::atomic<std::uint64_t>& count, std::int64_t retry_after_ms) {
-    awaited_.erase(stream.id());
     count += 1;
-    auto& call = static_cast<Receiving&>(*stream.role);
+    stop_receiving(stream, static_cast<Receiving&>(*stream.role));
+    front.reply(stream, {static_cast<int>(code), std::move(text), retry_after_ms});
+}
+
+void Front::Client::stop_receiving(Stream& stream, Receiving& call) {
+    awaited_.erase(stream.id());
     front.waiting_.erase(call.handle);
+    if (const auto* streaming = dynamic_cast<StreamCall*>(&call)) {
+        front.streams_.erase(streaming->key);
+        front.resumable_.erase(streaming->key);
+    }
     call.over = true;
     call.incoming.reset();
     call.unread = {};
     call.received_block();
     call.hold(0);
-    front.reply(stream, {static_cast<int>(code), std::move(text), retry_after_ms});
 }
 
 std::shared_ptr<const PlainModels> Front::plain_models() {

@@ -41,7 +41,7 @@ using gnnserve::BlockPool;
 namespace {
 
 constexpr int kSkipped = 77;
-constexpr char kMethod[] = "/test.Service/Infer";
+constexpr char kMethod[] = "/test.Service/Infer", kStreamMethod[] = "/test.Service/Stream";
 constexpr char kBackend[] = "gnnserve-fuzz-";
 constexpr std::int64_t kPoolBytes = 1 << 20;
 // What a case may cost: constants for its connections, and for each byte that was sent.
@@ -165,7 +165,8 @@ std::string grpc_message(Dice& dice) {
 }
 
 std::string request_head(Dice& dice) {
-    static const char* const kPaths[] = {kMethod, kMethod, kMethod, "/test.Service/Other", "", "*"};
+    static const char* const kPaths[] = {
+        kMethod, kMethod, kStreamMethod, kStreamMethod, "/test.Service/Other", "", "*"};
     static const char* const kTypes[] = {"application/grpc", "application/grpc+proto",
                                          "application/grpc-web", "text/html"};
     static const char* const kTimeouts[] = {"1S", "10m", "99999999H", "0n", "-1S", "x", ""};
@@ -210,11 +211,22 @@ std::string conversation(Dice& dice, bool client) {
             dice.one_in(3) ? dice.pick(kStreams) : std::max<std::uint64_t>(next, 3) - 2;
         std::string one;
         if (client && dice.one_in(3)) {  // a whole call, all of it as it should be
-            found += frame(1, 4, next,
-                           literal(":method", "POST") + literal(":scheme", "http") +
-                               literal(":path", kMethod) + literal(":authority", "x") +
-                               literal("content-type", "application/grpc")) +
-                     frame(0, 1, next, grpc_message(dice));
+            const bool streams = dice.one_in(3);
+            std::string content = grpc_message(dice);
+            for (std::size_t more = streams ? dice(12) : 0; more > 0; --more) {
+                content += grpc_message(dice);
+            }
+            found +=
+                frame(1, 4, next,
+                      literal(":method", "POST") + literal(":scheme", "http") +
+                          literal(":path", streams ? kStreamMethod : kMethod) +
+                          literal(":authority", "x") + literal("content-type", "application/grpc"));
+            for (std::size_t at = 0; at < content.size();) {
+                const std::size_t part =
+                    std::min<std::size_t>(1 + dice(16'384), content.size() - at);
+                found += frame(0, at + part == content.size(), next, content.substr(at, part));
+                at += part;
+            }
             next += 2;
             continue;
         }
@@ -361,7 +373,9 @@ private:
         while (!calls_.empty() && !dice.one_in(3)) {
             const Event event = std::move(calls_.back());
             calls_.pop_back();
-            if (dice.one_in(4)) {
+            if (event.in_stream && dice.one_in(4)) {
+                front_.tell(event.handle, Piece::of(dice.bytes(100)));
+            } else if (dice.one_in(4)) {
                 front_.fail(event.handle, {static_cast<int>(dice(17)), dice.bytes(40), -1});
             } else {
                 front_.answer(event.handle, Piece::of(dice.bytes(100)),
@@ -479,6 +493,9 @@ FrontOptions options(std::uint64_t seed) {
     found.host = "127.0.0.1";
     found.backend = kBackend + std::to_string(getpid()) + "-" + std::to_string(seed);
     found.method = kMethod;
+    found.stream_method = kStreamMethod;
+    found.max_open_streams = 4;
+    found.stream_window = 8;
     found.max_message_bytes = 1 << 20;
     found.max_receiving_bytes = 4 << 20;
     found.max_streams = 16;
@@ -505,11 +522,14 @@ int fuzz(double seconds, std::uint64_t seed) {
         }
     }
     const FrontCounts& counts = target.counts();
-    std::fprintf(stderr, "\r%zu conversations; calls %llu, staged %llu, forwarded %llu\n",
+    std::fprintf(stderr,
+                 "\r%zu conversations; calls %llu, staged %llu, streams %llu, forwarded %llu\n",
                  target.cases(), static_cast<unsigned long long>(counts.called),
                  static_cast<unsigned long long>(counts.plain),
+                 static_cast<unsigned long long>(counts.streams),
                  static_cast<unsigned long long>(counts.forwarded));
-    CHECK(target.cases() < 200 || (counts.called > 0 && counts.plain > 0 && counts.forwarded > 0));
+    CHECK(target.cases() < 200 ||
+          (counts.called > 0 && counts.plain > 0 && counts.streams > 0 && counts.forwarded > 0));
     return 0;
 }
 

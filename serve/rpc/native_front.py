@@ -1,10 +1,11 @@
 """The native front: compiled code owns the gRPC port, and the gRPC server stands behind it.
 
 One thread polls `serve._core.Front`, which owns all connections: the engine's driver, or a thread
-of its own until that runs. A plain ModelInfer request comes staged and is decided and answered on
-that thread. Any other message of that method goes to a worker thread, which runs the same service
-as the gRPC server does. Calls of other methods, and calls with compressed messages, are forwarded
-stream by stream to the gRPC server on an abstract Unix socket.
+of its own until that runs. A plain request, of ModelInfer or on a ModelStreamInfer stream, comes
+staged and is decided and answered on that thread. Any other message of these methods goes to a
+worker thread, which runs the same service as the gRPC server does. Calls of other methods, and
+calls with compressed messages, are forwarded stream by stream to the gRPC server on an abstract
+Unix socket. So are streams where not everybody may call.
 """
 
 import logging
@@ -15,7 +16,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import NamedTuple, cast
 
 import grpc
 
@@ -24,8 +25,9 @@ from serve.access.certificates import Certificates
 from serve.access.principal import ANYBODY, Principal
 from serve.access.rules import decide
 from serve.core.types import Outcome
-from serve.errors import NotReady
+from serve.errors import InvalidInput, NotReady
 from serve.native import Front, Message, PlainRequest, TlsContext
+from serve.rpc import stream
 from serve.rpc.cancellation import Cancellation
 from serve.rpc.gate import Gate
 from serve.rpc.guard import count_refusal
@@ -35,13 +37,15 @@ from serve.rpc.refusals import (
     MALFORMED,
     NO_THREAD,
     NO_THREAD_TEXT,
+    OPEN_CALLS,
     Refusals,
 )
 from serve.rpc.service import InferenceService
-from serve.rpc.status import status_of
-from serve.rpc.workers import Workers
+from serve.rpc.status import Status, status_of
+from serve.rpc.thread_pools import MAX_STREAMS
+from serve.rpc.workers import Work, Workers
 from serve.server.ticket import PlainTicket
-from serve.wire.messages import INFER_METHOD, WireError
+from serve.wire.messages import INFER_METHOD, STREAM_METHOD, WireError, decode_request
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +59,6 @@ _RECEIVE_BYTES_PER_S = 64 << 10
 _SEND_TIMEOUT_S = 30.0
 #: Seconds that a stop waits for the thread that polls.
 _LEAVE_S = 2.0
-_EXHAUSTED: int = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
 
 #: Stands for a call that nobody has to be told the end of.
 _NOBODY = Cancellation()
@@ -64,9 +67,18 @@ EXIT_BUG = 70
 
 #: Headers of a call that tell whom it comes from.
 _Credentials = list[tuple[str, str]] | None
-#: A call: handle, request (None: it ended), times of its beginning, limit and arrival in ns, and
-#: its credentials.
-_Event = tuple[int, Message | PlainRequest | None, int, int, int, _Credentials]
+#: A request: handle, content (None: it ended), times of its call's beginning, limit and arrival in
+#: ns, the call's credentials, and whether it is a stream's and is to end that by an error.
+_Event = tuple[int, Message | PlainRequest | None, int, int, int, _Credentials, bool, bool]
+
+
+class _Sender(NamedTuple):
+    """Where an answer goes."""
+
+    handle: int
+    #: To a stream, which takes errors as messages unless the first one is to end it.
+    in_stream: bool
+    raises: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +157,11 @@ class NativeFront:
             port=port,
             backend=self._backend,
             method=INFER_METHOD,
+            # The server behind tells who may begin one.
+            stream_method=STREAM_METHOD if self._callers is None else "",
+            max_open_streams=MAX_STREAMS,
+            stream_window=stream.WINDOW,
+            unread_timeout_s=stream.UNREAD_NS / 1e9,
             max_message_bytes=limits.max_message_bytes,
             max_receiving_bytes=max(
                 _RECEIVING_MESSAGES * limits.max_message_bytes, _RECEIVING_BYTES
@@ -199,10 +216,15 @@ class NativeFront:
     def counts(self) -> Mapping[str, int]:
         """Return the counts of refused calls and connections, by reason."""
         counts = self._last_counts if self._front is None else self._front.counts()
-        return {reason: counts.get(reason, 0) for reason in FRONT_REASONS}
+        found = {reason: counts.get(reason, 0) for reason in FRONT_REASONS}
+        # By its own name the front counts those that are open.
+        return {**found, OPEN_CALLS: counts.get("open_calls_refused", 0)}
 
     def ways(self) -> Mapping[str, int]:
-        """Return the number of calls so far, by the way that they took."""
+        """Return the number of calls so far, by the way that they took.
+
+        Messages of streams count as calls, and the streams by themselves.
+        """
         if self._front is None:
             return {}
         counts = self._front.counts()
@@ -210,6 +232,7 @@ class NativeFront:
         return {
             "plain": plain,
             "message": counts["called"] - plain,
+            "stream": counts["streams"],
             "forwarded": counts["forwarded"],
         }
 
@@ -242,7 +265,8 @@ class NativeFront:
     def take(self) -> None:
         """See ``CallPort``."""
         found, self._found = self._found, []
-        for handle, request, began_ns, timeout_ns, arrived_ns, credentials in found:
+        for handle, request, began_ns, timeout_ns, arrived_ns, credentials, *stream_facts in found:
+            sender = _Sender(handle, *stream_facts)
             try:
                 if request is None:
                     self._ended(handle)
@@ -250,9 +274,9 @@ class NativeFront:
                     remaining_s = math.inf
                     if timeout_ns >= 0:
                         remaining_s = (timeout_ns - (arrived_ns - began_ns)) / 1e9
-                    self._begin(handle, request, arrived_ns, remaining_s, credentials)
+                    self._begin(sender, request, arrived_ns, remaining_s, credentials)
             except Exception as error:  # a bug; the front goes on with all other calls
-                self._fail(handle, error)
+                self._fail(sender, error)
 
     def flush(self) -> None:
         """See ``CallPort``."""
@@ -278,7 +302,7 @@ class NativeFront:
 
     def _begin(
         self,
-        handle: int,
+        sender: _Sender,
         request: Message | PlainRequest,
         arrived_ns: int,
         remaining_s: float,
@@ -289,30 +313,50 @@ class NativeFront:
             caller = self._callers.of_metadata(credentials or ())
             if (refused := decide(INFER_METHOD, caller)) is not None:
                 count_refusal(refused, self._refusals)
-                if isinstance(request, PlainRequest):
-                    request.release()
-                self._fail(handle, refused)
+                self._refuse(sender, request, refused)
                 return
         try:
             self._gate.enter()
         except NotReady as error:
             self._service.not_read(arrived_ns, error)
-            self._fail(handle, error)
+            self._refuse(sender, request, error)
             return
-        self._open[handle] = _NOBODY
+        self._open[sender.handle] = _NOBODY
         if isinstance(request, PlainRequest) and self._submit(
-            handle, request, arrived_ns, remaining_s, caller
+            sender, request, arrived_ns, remaining_s, caller
         ):
             return
-        cancellation = self._open[handle] = Cancellation()
-        work = partial(self._serve, handle, request, arrived_ns, cancellation, remaining_s, caller)
-        if not self._workers.give(work):
+        cancellation = self._open[sender.handle] = Cancellation()
+        work = partial(self._serve, sender, request, arrived_ns, cancellation, remaining_s, caller)
+        self._give(sender, work)
+
+    def _give(self, sender: _Sender, work: Work) -> None:
+        workers = self._service.stream_workers if sender.in_stream else self._workers
+        if not workers.give(work):
             self._refusals.count(NO_THREAD)
-            self._fail_with(handle, _EXHAUSTED, NO_THREAD_TEXT)
+            self._end(sender, Status(grpc.StatusCode.RESOURCE_EXHAUSTED, NO_THREAD_TEXT))
+
+    def _refuse(self, sender: _Sender, request: Message | PlainRequest, error: Exception) -> None:
+        """Refuse a request unread; a stream's client is told its id."""
+        if isinstance(request, PlainRequest):
+            request.release()
+            self._fail(sender, error, request.client_id)
+        elif sender.in_stream:
+            self._give(sender, partial(self._refuse_message, sender, request, error))
+        else:
+            self._fail(sender, error)
+
+    def _refuse_message(self, sender: _Sender, message: Message, error: Exception) -> None:
+        request_id = ""
+        try:
+            request_id = decode_request(memoryview(cast("bytes", message))).request_id
+        except WireError as malformed:
+            error = malformed
+        self._fail(sender, error, request_id)
 
     def _submit(
         self,
-        handle: int,
+        sender: _Sender,
         request: PlainRequest,
         arrived_ns: int,
         remaining_s: float,
@@ -323,28 +367,28 @@ class NativeFront:
             return False
         assert self._plain is not None
         try:
-            answer = partial(self._answer, handle, request)
+            answer = partial(self._answer, sender, request)
             ticket = self._plain.submit(request, arrived_ns, remaining_s, answer, caller)
         except Exception as error:
             request.release()
-            self._fail(handle, error)
+            self._fail(sender, error, request.client_id)
             return True
         if ticket is not None:
-            self._open[handle] = ticket
+            self._open[sender.handle] = ticket
         return ticket is not None
 
     def _answer(
-        self, handle: int, request: PlainRequest, ticket: PlainTicket, outcome: Outcome
+        self, sender: _Sender, request: PlainRequest, ticket: PlainTicket, outcome: Outcome
     ) -> None:
         assert self._plain is not None
         try:
             head, size_bytes = self._plain.finished(ticket, outcome)
             if (front := self._front) is not None:
-                front.answer_staged(handle, head, request, size_bytes)
+                front.answer_staged(sender.handle, head, request, size_bytes)
         except Exception as error:
-            self._fail(handle, error)
-        if handle in self._open:
-            self._open[handle] = _NOBODY
+            self._fail(sender, error, request.client_id)
+        if sender.handle in self._open:
+            self._open[sender.handle] = _NOBODY
 
     def _ended(self, handle: int) -> None:
         call = self._open.pop(handle, None)
@@ -354,32 +398,43 @@ class NativeFront:
 
     def _serve(
         self,
-        handle: int,
+        sender: _Sender,
         request: Message | PlainRequest,
         arrived_ns: int,
         cancellation: Cancellation,
         remaining_s: float,
         caller: Principal,
     ) -> None:
+        request_id = ""
         try:
-            message = memoryview(cast("bytes", _as_message(request)))
-            answer = self._service.infer(message, arrived_ns, cancellation, remaining_s, caller)
+            decoded = decode_request(memoryview(cast("bytes", _as_message(request))))
+            request_id = decoded.request_id
+            answer = self._service.infer(decoded, arrived_ns, cancellation, remaining_s, caller)
         except Exception as error:
             if isinstance(error, WireError):
-                self._refusals.count(MALFORMED)
-            self._fail(handle, error)
+                self._note_malformed(sender, arrived_ns, error)
+            self._fail(sender, error, request_id)
         else:
             if (front := self._front) is not None:
-                front.answer(handle, answer)
+                front.answer(sender.handle, answer)
 
-    def _fail(self, handle: int, error: Exception) -> None:
-        status = status_of(error)
-        retry_ms = -1 if status.retry_after_ms is None else status.retry_after_ms
-        self._fail_with(handle, status.code.value[0], status.text, retry_ms)
+    def _note_malformed(self, sender: _Sender, arrived_ns: int, error: WireError) -> None:
+        if sender.in_stream:
+            self._service.not_read(arrived_ns, InvalidInput(str(error)))
+        else:
+            self._refusals.count(MALFORMED)
 
-    def _fail_with(self, handle: int, code: int, text: str, retry_ms: int = -1) -> None:
-        if (front := self._front) is not None:
-            front.fail(handle, code, text, retry_ms)
+    def _fail(self, sender: _Sender, error: Exception, request_id: str = "") -> None:
+        self._end(sender, status_of(error), request_id)
+
+    def _end(self, sender: _Sender, status: Status, request_id: str = "") -> None:
+        if (front := self._front) is None:
+            return
+        if sender.in_stream and not sender.raises:
+            front.tell(sender.handle, stream.encode_failure(status, request_id))
+        else:
+            retry_ms = -1 if status.retry_after_ms is None else status.retry_after_ms
+            front.fail(sender.handle, status.code.value[0], status.text, retry_ms)
 
 
 def _tls_of(certificates: Certificates) -> TlsContext:

@@ -53,7 +53,7 @@ class InferenceService:
         self._facts = facts
         self._gate = gate
         #: Threads for the requests of streams; each stream has two more of its own.
-        self._workers = workers
+        self.stream_workers = workers
         self._streams = streams
         self._statistics = Statistics()
         self._joint = JointCalls(engine, regions, self.succeeded, self.failed)
@@ -77,30 +77,8 @@ class InferenceService:
         except ServeError as error:
             self.not_read(arrived_ns, error)
             raise
-        remaining_s = context.time_remaining()
-        return self.infer(message, arrived_ns, cancellation, remaining_s, CALLER.get())
-
-    def infer(
-        self,
-        message: bytes | memoryview,
-        arrived_ns: int,
-        cancellation: Cancellation,
-        remaining_s: float,
-        caller: Principal = ANYBODY,
-    ) -> bytes:
-        """Answer a serialized request whose call is counted by the gate already.
-
-        Args:
-            message: `ModelInferRequest`, serialized.
-            arrived_ns: Time at which the message was complete.
-            cancellation: Passes the call's cancellation on.
-            remaining_s: Seconds until the call's deadline.
-            caller: Whom the call comes from.
-
-        Returns `ModelInferResponse`, serialized. Raises ServeError or WireError.
-        """
-        request = decode_request(message)
-        return self._infer(request, arrived_ns, cancellation, remaining_s, caller)
+        request, remaining_s = decode_request(message), context.time_remaining()
+        return self.infer(request, arrived_ns, cancellation, remaining_s, CALLER.get())
 
     def ModelStreamInfer(
         self, messages: Iterator[bytes], context: grpc.ServicerContext
@@ -114,23 +92,35 @@ class InferenceService:
 
         def infer(request: WireRequest, arrived_ns: int, cancellation: Cancellation) -> bytes:
             remaining_s = context.time_remaining()
-            return self._infer(request, arrived_ns, cancellation, remaining_s, caller)
+            return self.infer(request, arrived_ns, cancellation, remaining_s, caller)
 
-        stream = Stream(infer, self._gate, self._workers, cancel=context.cancel, lost=self.not_read)
+        stream = Stream(
+            infer, self._gate, self.stream_workers, cancel=context.cancel, lost=self.not_read
+        )
         if not self._streams.enter(context, stream):
             return
         context.add_callback(stream.close)
         yield from stream.answers(messages, raise_errors=_wants_statuses(context))
 
-    def _infer(
+    def infer(
         self,
         request: WireRequest,
         arrived_ns: int,
         cancellation: Cancellation,
         remaining_s: float,
-        caller: Principal,
+        caller: Principal = ANYBODY,
     ) -> bytes:
-        """Run one request to its end and return the serialized response."""
+        """Run a request whose call is counted by the gate already, to its end.
+
+        Args:
+            request: Decoded request.
+            arrived_ns: Time at which the message was complete.
+            cancellation: Passes the call's cancellation on.
+            remaining_s: Seconds until the call's deadline.
+            caller: Whom the call comes from.
+
+        Returns `ModelInferResponse`, serialized. Raises ServeError.
+        """
         if MODELS in request.parameters:
             return self._joint.infer(request, arrived_ns, cancellation, remaining_s, caller)
         model, call, ticket = self._submit(request, arrived_ns, remaining_s, caller)

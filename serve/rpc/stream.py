@@ -16,7 +16,7 @@ import grpc
 from serve.errors import InvalidInput, NotReady, QueueFull, ServeError
 from serve.rpc.cancellation import Cancellation
 from serve.rpc.gate import Gate
-from serve.rpc.status import status_of
+from serve.rpc.status import Status, status_of
 from serve.rpc.workers import Workers
 from serve.server.clock import now_ns
 from serve.wire.messages import (
@@ -32,9 +32,9 @@ from serve.wire.messages import (
 Infer = Callable[[WireRequest, int, Cancellation], bytes]
 #: Most requests of one stream that are in flight or answered and not yet written.
 WINDOW = 256
-
 #: Time after which a client that reads nothing of what it was answered may lose its stream.
-_UNREAD_NS = 10_000_000_000
+UNREAD_NS = 10_000_000_000
+
 _IDLE = "the stream was idle, and its place was needed; open another one"
 _NO_THREAD = "no thread is available for this request; try again later"
 _RETRY_NS = 1_000_000_000
@@ -104,7 +104,7 @@ class Stream:
             elif raise_errors:
                 raise answer.content
             else:
-                yield _encode_failure(answer.content, answer.request_id)
+                yield encode_failure(status_of(answer.content), answer.request_id)
             self._sent(answer)
         if self._given_up:
             raise QueueFull(_IDLE, _RETRY_NS)
@@ -135,7 +135,7 @@ class Stream:
 
     def _is_idle(self) -> bool:
         in_flight = self._busy > 1
-        unread = self._unwritten > 0 and now_ns() - self._progress_ns < _UNREAD_NS
+        unread = self._unwritten > 0 and now_ns() - self._progress_ns < UNREAD_NS
         return not (in_flight or unread)
 
     def close(self) -> None:
@@ -221,9 +221,8 @@ class Stream:
             self._answers.put(None)
 
 
-def _encode_failure(error: Exception, request_id: str) -> bytes:
-    """Return the stream message for `error`."""
-    status = status_of(error)
+def encode_failure(status: Status, request_id: str) -> bytes:
+    """Return the message of a stream for a request that ended with `status`."""
     parameters: dict[str, ParameterValue] = {"status": status.code.name}
     if status.retry_after_ms is not None:
         parameters["retry_after_ms"] = status.retry_after_ms

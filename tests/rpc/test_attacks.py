@@ -41,7 +41,9 @@ def half_open(server, path, count):
     server._threads.submit = lambda *args: (submitted.append(args[2]), submit(*args))[1]
 
     def begun():
-        in_front = server._front._front.counts()["open_calls"] if server._front else 0
+        counts = server._front._front.counts() if server._front else {}
+        # Of streams that are idle, most have given their places up.
+        in_front = counts.get("streams") or counts.get("open_calls", 0)
         # The watchdog calls the server too.
         paths = [event.call_details.method for event in submitted]
         return paths.count(path.encode()) + in_front
@@ -211,6 +213,8 @@ def test_health_and_metadata_are_answered_while_requests_have_all_threads(server
 
 @pytest.mark.parametrize("path", [INFER_METHOD, STREAM_METHOD])
 def test_a_thread_that_cannot_be_started_ends_one_call(server, channel, monkeypatch, path):
+    if path == STREAM_METHOD and server.front == "native":
+        pytest.skip("a stream takes no thread there")
     start, failures = threading.Thread.start, [3]
 
     def scarce(thread):

@@ -17,7 +17,13 @@ from serve.pb import grpc_service_pb2 as pb
 from serve.rpc.server import GrpcServer
 from serve.server.engine import Engine
 from serve.server.ticket import RequestTicket
-from serve.wire.messages import INFER_METHOD, decode_response
+from serve.wire.messages import (
+    INFER_METHOD,
+    STREAM_METHOD,
+    Failure,
+    decode_response,
+    decode_stream_answer,
+)
 from tests.e2e.support import random_graph
 from tests.processes import wait_for
 from tests.rpc.fakes import FACTS
@@ -33,7 +39,7 @@ TIMES = {
 
 @pytest.fixture(scope="module")
 def fronts(tmp_path_factory, trouble):
-    """ModelInfer through the Python front and the native one, and the native one's server."""
+    """ModelInfer through the Python front and the native one; the native server, the other."""
     if lacks := front_lacks():
         pytest.skip(lacks)
     path = tmp_path_factory.mktemp("fronts") / "server.toml"
@@ -49,7 +55,7 @@ def fronts(tmp_path_factory, trouble):
         server = GrpcServer(engine, lambda: FACTS, lambda since_s: {}, options, engine.plain)
         channels.append(grpc.insecure_channel(f"127.0.0.1:{server.start()}"))
         servers.append(server)
-    yield [channel.unary_unary(INFER_METHOD) for channel in channels], servers[1]
+    yield [channel.unary_unary(INFER_METHOD) for channel in channels], *servers[::-1]
     for channel in channels:
         channel.close()
     for server in servers:
@@ -81,6 +87,11 @@ def outcome(call, content):
         found = decode_response(call(content, timeout=PATIENCE_S))
     except grpc.RpcError as error:
         return error.code(), error.details()
+    return decoded(found)
+
+
+def decoded(found):
+    """Return an answer without what differs from one to the next."""
     outputs = {name: (one.dtype, one.shape, one.tobytes()) for name, one in found.outputs.items()}
     told = {name: value for name, value in found.parameters.items() if name not in TIMES}
     return found.model, found.version, found.request_id, outputs, told, set(found.parameters)
@@ -148,7 +159,7 @@ def swapped(m):
 
 def doubled(m):
     m.inputs.add().CopyFrom(m.inputs[0])
-    m.raw_input_contents.append(m.raw_input_contents[0])
+    m.raw_input_contents.extend(m.raw_input_contents[:1])
 
 
 def as_numbers(m):
@@ -200,7 +211,7 @@ BENDS = st.one_of(
     st.binary(max_size=3), st.integers(0, 40),
 )  # fmt: skip
 def test_random_messages(fronts, seed, dtype, bends, more, cut):
-    calls, _ = fronts
+    calls, *_ = fronts
     sent = message(seed, dtype=dtype)
     for bend in bends:
         if sent.inputs:
@@ -212,7 +223,7 @@ def test_random_messages(fronts, seed, dtype, bends, more, cut):
 
 
 def test_ordinary_messages_are_staged_however_large_they_are(fronts):
-    calls, server = fronts
+    calls, server, _ = fronts
     counts = server._front._front.counts
     for content, staged in (
         (message().SerializeToString(), 1),
@@ -231,7 +242,7 @@ def test_ordinary_messages_are_staged_however_large_they_are(fronts):
 
 
 def test_an_answered_request_is_freed_without_the_collector(fronts):
-    calls, _ = fronts
+    calls, *_ = fronts
     gc.collect()
     gc.disable()
     try:
@@ -244,6 +255,42 @@ def test_an_answered_request_is_freed_without_the_collector(fronts):
         wait_for(lambda: not left(), "requests to be freed")
     finally:
         gc.enable()
+
+
+def sent_on_a_stream(server, contents):
+    """Return the outputs and all else that comes of the messages on one stream, by id."""
+    outputs, found = {}, {}
+    with grpc.insecure_channel(server.own_address) as channel:
+        for answer in channel.stream_stream(STREAM_METHOD)(iter(contents), timeout=PATIENCE_S):
+            told = decode_stream_answer(answer)
+            request_id = told.request_id
+            if not isinstance(told, Failure):
+                outputs[request_id] = told.outputs["output"]
+                model, version, _, _, *told = decoded(told)
+                told = model, version, *told
+            found.setdefault(request_id, []).append(told)
+    return outputs, {request_id: sorted(ones, key=str) for request_id, ones in found.items()}
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.tuples(st.lists(BENDS, max_size=2), st.integers(1, 2000)), max_size=4))
+def test_random_messages_on_a_stream(fronts, sent):
+    _, native, python = fronts
+    contents = []
+    for number, (bends, num_nodes) in enumerate(sent):
+        one = message(number, num_nodes)
+        for bend in bends:
+            if one.inputs:
+                bend(one)
+        one.id = f"{number} {one.id}"
+        contents.append(one.SerializeToString())
+    streams = native.ways["stream"]
+    outputs, told = sent_on_a_stream(native, contents)
+    expected_outputs, expected = sent_on_a_stream(python, contents)
+    assert told == expected
+    for request_id, output in outputs.items():  # which others it ran with may differ
+        np.testing.assert_allclose(output, expected_outputs[request_id], rtol=1e-3, atol=1e-3)
+    assert native.ways["stream"] == streams + 1
 
 
 class Framed:
@@ -278,7 +325,7 @@ class Framed:
     st.lists(st.integers(1, 5000), max_size=30),
 )  # fmt: skip
 def test_messages_in_frames_of_any_size(fronts, num_nodes, num_edges, dtype, bend, sizes):
-    calls, server = fronts
+    calls, server, _ = fronts
     sent = message(1, num_nodes, num_edges, dtype)
     if bend is not None:
         bend(sent)
