@@ -16,7 +16,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, cast
+from typing import cast
 
 import grpc
 
@@ -40,8 +40,9 @@ from serve.rpc.refusals import (
     OPEN_CALLS,
     Refusals,
 )
+from serve.rpc.replies import Sender, as_message, end_request, fail, refuse
 from serve.rpc.service import InferenceService
-from serve.rpc.status import Status, status_of
+from serve.rpc.status import Status
 from serve.rpc.thread_pools import MAX_STREAMS
 from serve.rpc.workers import Work, Workers
 from serve.server.ticket import PlainTicket
@@ -62,6 +63,7 @@ _LEAVE_S = 2.0
 
 #: Stands for a call that nobody has to be told the end of.
 _NOBODY = Cancellation()
+_NO_THREAD = Status(grpc.StatusCode.RESOURCE_EXHAUSTED, NO_THREAD_TEXT)
 #: Exit code of the process when the front's thread fails.
 EXIT_BUG = 70
 
@@ -70,15 +72,6 @@ _Credentials = list[tuple[str, str]] | None
 #: A request: handle, content (None: it ended), times of its call's beginning, limit and arrival in
 #: ns, the call's credentials, and whether it is a stream's and is to end that by an error.
 _Event = tuple[int, Message | PlainRequest | None, int, int, int, _Credentials, bool, bool]
-
-
-class _Sender(NamedTuple):
-    """Where an answer goes."""
-
-    handle: int
-    #: To a stream, which takes errors as messages unless the first one is to end it.
-    in_stream: bool
-    raises: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,14 +210,10 @@ class NativeFront:
         """Return the counts of refused calls and connections, by reason."""
         counts = self._last_counts if self._front is None else self._front.counts()
         found = {reason: counts.get(reason, 0) for reason in FRONT_REASONS}
-        # By its own name the front counts those that are open.
         return {**found, OPEN_CALLS: counts.get("open_calls_refused", 0)}
 
     def ways(self) -> Mapping[str, int]:
-        """Return the number of calls so far, by the way that they took.
-
-        Messages of streams count as calls, and the streams by themselves.
-        """
+        """Return the number of calls and of messages of streams, by the way that they took."""
         if self._front is None:
             return {}
         counts = self._front.counts()
@@ -266,7 +255,7 @@ class NativeFront:
         """See ``CallPort``."""
         found, self._found = self._found, []
         for handle, request, began_ns, timeout_ns, arrived_ns, credentials, *stream_facts in found:
-            sender = _Sender(handle, *stream_facts)
+            sender = Sender(handle, *stream_facts)
             try:
                 if request is None:
                     self._ended(handle)
@@ -276,7 +265,7 @@ class NativeFront:
                         remaining_s = (timeout_ns - (arrived_ns - began_ns)) / 1e9
                     self._begin(sender, request, arrived_ns, remaining_s, credentials)
             except Exception as error:  # a bug; the front goes on with all other calls
-                self._fail(sender, error)
+                fail(self._front, sender, error)
 
     def flush(self) -> None:
         """See ``CallPort``."""
@@ -302,7 +291,7 @@ class NativeFront:
 
     def _begin(
         self,
-        sender: _Sender,
+        sender: Sender,
         request: Message | PlainRequest,
         arrived_ns: int,
         remaining_s: float,
@@ -313,13 +302,13 @@ class NativeFront:
             caller = self._callers.of_metadata(credentials or ())
             if (refused := decide(INFER_METHOD, caller)) is not None:
                 count_refusal(refused, self._refusals)
-                self._refuse(sender, request, refused)
+                refuse(self._front, sender, request, refused, self._service.stream_workers)
                 return
         try:
             self._gate.enter()
         except NotReady as error:
             self._service.not_read(arrived_ns, error)
-            self._refuse(sender, request, error)
+            refuse(self._front, sender, request, error, self._service.stream_workers)
             return
         self._open[sender.handle] = _NOBODY
         if isinstance(request, PlainRequest) and self._submit(
@@ -330,33 +319,15 @@ class NativeFront:
         work = partial(self._serve, sender, request, arrived_ns, cancellation, remaining_s, caller)
         self._give(sender, work)
 
-    def _give(self, sender: _Sender, work: Work) -> None:
+    def _give(self, sender: Sender, work: Work) -> None:
         workers = self._service.stream_workers if sender.in_stream else self._workers
         if not workers.give(work):
             self._refusals.count(NO_THREAD)
-            self._end(sender, Status(grpc.StatusCode.RESOURCE_EXHAUSTED, NO_THREAD_TEXT))
-
-    def _refuse(self, sender: _Sender, request: Message | PlainRequest, error: Exception) -> None:
-        """Refuse a request unread; a stream's client is told its id."""
-        if isinstance(request, PlainRequest):
-            request.release()
-            self._fail(sender, error, request.client_id)
-        elif sender.in_stream:
-            self._give(sender, partial(self._refuse_message, sender, request, error))
-        else:
-            self._fail(sender, error)
-
-    def _refuse_message(self, sender: _Sender, message: Message, error: Exception) -> None:
-        request_id = ""
-        try:
-            request_id = decode_request(memoryview(cast("bytes", message))).request_id
-        except WireError as malformed:
-            error = malformed
-        self._fail(sender, error, request_id)
+            end_request(self._front, sender, _NO_THREAD)
 
     def _submit(
         self,
-        sender: _Sender,
+        sender: Sender,
         request: PlainRequest,
         arrived_ns: int,
         remaining_s: float,
@@ -371,14 +342,14 @@ class NativeFront:
             ticket = self._plain.submit(request, arrived_ns, remaining_s, answer, caller)
         except Exception as error:
             request.release()
-            self._fail(sender, error, request.client_id)
+            fail(self._front, sender, error, request.client_id)
             return True
         if ticket is not None:
             self._open[sender.handle] = ticket
         return ticket is not None
 
     def _answer(
-        self, sender: _Sender, request: PlainRequest, ticket: PlainTicket, outcome: Outcome
+        self, sender: Sender, request: PlainRequest, ticket: PlainTicket, outcome: Outcome
     ) -> None:
         assert self._plain is not None
         try:
@@ -386,7 +357,7 @@ class NativeFront:
             if (front := self._front) is not None:
                 front.answer_staged(sender.handle, head, request, size_bytes)
         except Exception as error:
-            self._fail(sender, error, request.client_id)
+            fail(self._front, sender, error, request.client_id)
         if sender.handle in self._open:
             self._open[sender.handle] = _NOBODY
 
@@ -398,7 +369,7 @@ class NativeFront:
 
     def _serve(
         self,
-        sender: _Sender,
+        sender: Sender,
         request: Message | PlainRequest,
         arrived_ns: int,
         cancellation: Cancellation,
@@ -407,34 +378,18 @@ class NativeFront:
     ) -> None:
         request_id = ""
         try:
-            decoded = decode_request(memoryview(cast("bytes", _as_message(request))))
+            decoded = decode_request(memoryview(cast("bytes", as_message(request))))
             request_id = decoded.request_id
             answer = self._service.infer(decoded, arrived_ns, cancellation, remaining_s, caller)
         except Exception as error:
-            if isinstance(error, WireError):
-                self._note_malformed(sender, arrived_ns, error)
-            self._fail(sender, error, request_id)
+            if isinstance(error, WireError) and sender.in_stream:
+                self._service.not_read(arrived_ns, InvalidInput(str(error)))
+            elif isinstance(error, WireError):
+                self._refusals.count(MALFORMED)
+            fail(self._front, sender, error, request_id)
         else:
             if (front := self._front) is not None:
                 front.answer(sender.handle, answer)
-
-    def _note_malformed(self, sender: _Sender, arrived_ns: int, error: WireError) -> None:
-        if sender.in_stream:
-            self._service.not_read(arrived_ns, InvalidInput(str(error)))
-        else:
-            self._refusals.count(MALFORMED)
-
-    def _fail(self, sender: _Sender, error: Exception, request_id: str = "") -> None:
-        self._end(sender, status_of(error), request_id)
-
-    def _end(self, sender: _Sender, status: Status, request_id: str = "") -> None:
-        if (front := self._front) is None:
-            return
-        if sender.in_stream and not sender.raises:
-            front.tell(sender.handle, stream.encode_failure(status, request_id))
-        else:
-            retry_ms = -1 if status.retry_after_ms is None else status.retry_after_ms
-            front.fail(sender.handle, status.code.value[0], status.text, retry_ms)
 
 
 def _tls_of(certificates: Certificates) -> TlsContext:
@@ -451,12 +406,3 @@ def _renew(front: Front, certificates: Certificates) -> None:
         pass  # the front is closed
     except RuntimeError as error:  # the files are being replaced once more
         _log.error("the certificates stay as they were: %s", error)
-
-
-def _as_message(request: Message | PlainRequest) -> Message:
-    """Return the message; the place of a staged one is given up."""
-    if isinstance(request, Message):
-        return request
-    message = request.message()
-    request.release()
-    return message
