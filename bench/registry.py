@@ -77,7 +77,7 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
         Entry("How exact are memory estimates?",
               "models.pmc_accuracy", "estimates.md"),
         Entry("How exact are estimates of models that declare their inputs?",
-              "models.gallery_accuracy", "estimates.md", ()),
+              "models.gallery_accuracy", "estimates.md"),
         Entry("Which classes of PyG serve as models of their own?",
               "models.coverage", "/docs/serve-your-own-model.md"),
         Entry("How exact are run-time estimates?",

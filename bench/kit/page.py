@@ -5,6 +5,7 @@ A table stands between `<!-- table: NAME -->` and `<!-- end -->`.
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 Row = Mapping[str, Any]
@@ -60,5 +61,16 @@ def tables_of(page: str) -> list[str]:
 
 
 def written(page: str, tables: Mapping[str, Callable[[], str]]) -> str:
-    """Return the page with each table made anew; raises KeyError for an unknown table."""
-    return _PLACE.sub(lambda found: found[1] + tables[found[2]]() + found[3], page)
+    """Return the page with each table made anew; raises KeyError for an unknown table.
+
+    A table without a stored result says so in its place.
+    """
+
+    def made(name: str) -> str:
+        make = tables[name]
+        try:
+            return make()
+        except FileNotFoundError as error:
+            return f"Not measured yet: {Path(error.filename).name} is not among the results."
+
+    return _PLACE.sub(lambda found: found[1] + made(found[2]) + found[3], page)

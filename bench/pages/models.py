@@ -150,6 +150,17 @@ def time_accuracy() -> str:
     })  # fmt: skip
 
 
+def gallery_accuracy() -> str:
+    """Return errors of both estimates for models that declare their inputs."""
+    return flat(read_result("gallery_accuracy")["models"], {
+        "model": "{model}", "executor": "`{executor}`", "requests": "{requests}",
+        "memory, median": "{memory_median:.2%}", "worst over 1 MB": "{memory_worst:.2%}",
+        "below measured": "{below_measured}", "above reserve": "{above_reserve}",
+        "need ÷ reserve, at most": "{need_share_of_reserve_max:.3f}",
+        "time, median": "{time_median:.1%}", "95th percentile": "{time_p95:.0%}",
+    })  # fmt: skip
+
+
 def sampling() -> str:
     """Return sampling rates, and other samplers' time ÷ ours with 5th and 95th percentile."""
     rows = [
@@ -210,6 +221,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "memory estimates by graphs": pmc_by_graphs,
     "memory estimates by model": pmc_by_model,
     "time estimates": time_accuracy,
+    "estimates of declared models": gallery_accuracy,
     "sampling": sampling,
     "gathering": lambda: flat(read_result("sampling")["gathering"], {
         "graph": "{graph}", "ids": "{ids:,}", "GB/s": "{gb_per_s[ours]:.1f}",

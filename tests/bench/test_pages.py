@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from bench.kit.page import filled, flat, grid, markdown, tables_of, written
-from bench.kit.result import ROOT
+from bench.kit.result import ROOT, read_result
 from bench.pages.__main__ import TABLES, pages
 
 PAGES = [page for page in pages() if tables_of(page.read_text(encoding="utf-8"))]
@@ -27,6 +27,14 @@ def test_a_table_is_replaced_and_the_rest_stays():
     made = written(page, {"a": lambda: markdown(["x", "y"], [["1", "2"]])})
     assert made == (
         "before\n<!-- table: a -->\n| x | y |\n|---|---|\n| 1 | 2 |\n<!-- end -->\nafter\n"
+    )
+
+
+def test_a_table_without_its_result_says_so():
+    place = "<!-- table: a -->\n{}\n<!-- end -->"
+    made = written(place.format(""), {"a": lambda: read_result("never_measured")})
+    assert made == place.format(
+        "Not measured yet: never_measured.json is not among the results."
     )
 
 
