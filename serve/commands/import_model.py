@@ -20,6 +20,7 @@ import msgspec
 
 from serve.errors import ConfigError, ModelError
 from serve.inputs import INPUTS, Size
+from serve.interface import InputSlot
 from serve.models.model_config import CONFIG_FILE
 from serve.models.model_signature import Signature
 from serve.models.reading import ReadModel, ReadOrder
@@ -337,8 +338,8 @@ def _arguments(found: Imported) -> list[str]:
             interface.spread(3 * len(interface.nodes), 2 * len(interface.counts))
         )
         arrays = (
-            f'            "{slot.name}": np.full({slot.shape_for(counts)},'
-            f" {slot.low or 0:g}, np.{_numpy(slot.dtype)}),\n"
+            f"            {json.dumps(slot.name)}: np.full({slot.shape_for(counts)},"
+            f" {_lowest(slot)}, np.{_numpy(slot.dtype)}),\n"
             for slot in interface.inputs
         )
         return ["{\n" + "".join(arrays) + "        }"]
@@ -348,6 +349,12 @@ def _arguments(found: Imported) -> list[str]:
         f"{name}=np.zeros({INPUTS[name].shape_of(sizes)}, np.{INPUTS[name].dtype})"
         for name in found.spec.inputs
     ]
+
+
+def _lowest(slot: InputSlot) -> str:
+    """Return the least value that the input may have, exactly, as source code."""
+    low = slot.low or 0
+    return str(int(low)) if low == int(low) else repr(low)
 
 
 def _numpy(dtype: str) -> str:

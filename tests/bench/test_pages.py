@@ -33,9 +33,7 @@ def test_a_table_is_replaced_and_the_rest_stays():
 def test_a_table_without_its_result_says_so():
     place = "<!-- table: a -->\n{}\n<!-- end -->"
     made = written(place.format(""), {"a": lambda: read_result("never_measured")})
-    assert made == place.format(
-        "Not measured yet: never_measured.json is not among the results."
-    )
+    assert made == place.format("Not measured yet: never_measured.json is not among the results.")
 
 
 def test_an_unknown_table_is_an_error():

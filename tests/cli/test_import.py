@@ -9,12 +9,20 @@ import msgspec
 import pytest
 
 from serve import cli
-from serve.commands.import_model import hub_source, mlflow_source, parse_arguments
+from serve.commands.import_model import (
+    Imported,
+    client_snippet,
+    hub_source,
+    mlflow_source,
+    parse_arguments,
+)
 from serve.commands.init import starting_configuration
 from serve.config import Config, load_config
 from serve.errors import ConfigError
-from serve.models.repository import find
+from serve.interface import InputSlot, Interface, TensorSlot
+from serve.models.repository import ModelSpec, find
 from tests.e2e.support import run_python
+from tests.estimate.conftest import SIGNATURE
 
 NET = textwrap.dedent(
     """
@@ -168,6 +176,25 @@ def test_other_inputs_are_declared_in_a_file(trained, tmp_path, monkeypatch, cap
     declaration.write_text(DECLARATION + "[qos]\nfactor = 3.0\n")
     assert gnnserve(monkeypatch, trained, *command, "--declaration", str(declaration)) == 2
     assert "holds qos; a declaration is" in re.sub(r"\s+", " ", capfd.readouterr().err)
+
+
+def test_values_in_the_program_are_exact():
+    slots = [
+        InputSlot("t", "INT64", ("N",), low=1_234_567, high=2_000_000),
+        InputSlot("p", "FP64", ("N",), low=0.1234567891, high=1.0),
+        InputSlot("q", "FP32", ("N",), low=-5.0, high=5.0),
+        InputSlot("mask", "BOOL", ("N",)),
+    ]
+    interface = Interface(tuple(slots), (TensorSlot("y", "FP32", ("N",)),))
+    spec = ModelSpec(
+        name="m", version=1, folder="", factory="", args={}, weights="", weights_bytes=0,
+        inputs=(), interface=interface, qos_factor=None,
+    )  # fmt: skip
+    told = client_snippet(Imported(spec=spec, signature=SIGNATURE, tensors=0, notes=()))
+    assert '"t": np.full((3,), 1234567, np.int64)' in told
+    assert '"p": np.full((3,), 0.1234567891, np.float64)' in told
+    assert '"q": np.full((3,), -5, np.float32)' in told
+    assert '"mask": np.full((3,), 0, np.bool_)' in told
 
 
 @pytest.mark.slow

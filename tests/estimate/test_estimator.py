@@ -68,6 +68,33 @@ def test_a_union_takes_what_its_graphs_take_as_one_and_joining_them(estimator):
     assert union.reserve_bytes % ALIGNMENT_BYTES == 0
 
 
+def test_a_union_under_a_curve_takes_what_its_graphs_take_alone_at_least(calibration):
+    # Paths of two edges: E²/N. A small dense graph has more than the same edges on all nodes.
+    per = (0.0,) * 5 + (50.0, 0.0)
+    fit = msgspec.structs.replace(
+        calibration.memory, activations=(), held=(), curve=Curve(4_096.0, per)
+    )
+    estimator = ModelEstimator(
+        msgspec.structs.replace(calibration, memory=fit), Overhead(), safety=1.0
+    )
+    sizes = [(100, 5_000), (20_000, 10)]
+    alone = [estimator.estimate(*size) for size in sizes]
+    whole = estimator.estimate(20_100, 5_010)
+    assert whole.peak_bytes - estimator.input_bytes(20_100, 5_010) < alone[0].peak_bytes / 2
+    union, staged = estimator.union(sizes), estimator.input_bytes(20_100, 5_010)
+    for name in ("peak_bytes", "reserve_bytes"):
+        # What was staged is held beside the joined copy.
+        assert getattr(union, name) - staged >= sum(getattr(one, name) for one in alone)
+    # Where the joined graph needs more, that counts: products of counts grow faster than sums.
+    fit = msgspec.structs.replace(fit, curve=Curve(4_096.0, (0.0, 0.0, 8.0, 0.0, 0.0, 0.0, 0.0)))
+    estimator = ModelEstimator(msgspec.structs.replace(calibration, memory=fit), Overhead())
+    union, whole = estimator.union([(300, 10), (300, 10)]), estimator.estimate(600, 20)
+    alone = estimator.estimate(300, 10)
+    assert whole.peak_bytes > 2 * alone.peak_bytes
+    assert union.peak_bytes >= whole.peak_bytes
+    assert union.reserve_bytes >= whole.reserve_bytes
+
+
 def test_runs_of_unions_are_learned_from_without_the_joining(estimator):
     sizes = [(100, 1_000)] * 8
     before = estimator.estimate(800, 8_000).run_ns
