@@ -106,6 +106,11 @@ class InputSlot(TensorSlot):
         return self.index
 
     @property
+    def is_kind(self) -> bool:
+        """True for integers that are no index, such as types of edges, and for booleans."""
+        return not self.index and not is_float(self.datatype)
+
+    @property
     def bounds(self) -> tuple[float, float]:
         """Range to draw values from: as declared, else [0, 1)."""
         return (

@@ -1,6 +1,7 @@
 """Requests of random sizes and contents for models that declare their inputs."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import torch
@@ -20,7 +21,8 @@ def random_requests(
     """Yield `count` pairs of counts and inputs, where `fits` says so.
 
     Each count is drawn by itself, evenly in the logarithm; ends of edges, values and the number of
-    graphs are uniform.
+    graphs are uniform. In every fourth request all integers of an input are equal, as where all
+    edges are of one type.
     """
     rng = np.random.default_rng(seed)
     while count:
@@ -28,7 +30,13 @@ def random_requests(
         if not fits(counts):
             continue
         count -= 1
-        arrays = declared_inputs(interface, counts, rng, graphs=lambda things: _graphs(things, rng))
+        arrays = declared_inputs(
+            interface,
+            counts,
+            rng,
+            graphs=lambda things: _graphs(things, rng),
+            integers=partial(_equal, rng) if count % 4 == 0 else None,
+        )
         yield counts, {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
@@ -40,6 +48,13 @@ def _counts(interface: Interface, rng: np.random.Generator) -> tuple[int, ...]:
     others = len(interface.counts) - len(nodes)
     most = [sum(nodes) * between(*_OTHERS_PER_NODE) for _ in range(others)]
     return (*nodes, *(max(1, min(_MOST_OTHERS, int(one))) for one in most))
+
+
+def _equal(
+    rng: np.random.Generator, low: int, high: int, shape: tuple[int, ...]
+) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+    """Return one integer of [low, high) everywhere."""
+    return np.full(shape, rng.integers(low, high))
 
 
 def _graphs(things: int, rng: np.random.Generator) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 #: Raise when what is stored, or how it is measured, changes; others on disk are then ignored.
-FORMAT = 10
+FORMAT = 11
 
 
 class Linear(msgspec.Struct, frozen=True):

@@ -14,6 +14,8 @@ from serve.interface import InputSlot, Interface, is_float
 Links = Callable[[int, int, int, bool], NDArray[np.int64]]
 #: Makes int64 [things], the graph that each of so many things is in.
 Graphs = Callable[[int], NDArray[np.int64]]
+#: Makes an array of that shape of integers in [low, high).
+Integers = Callable[[int, int, tuple[int, ...]], NDArray[np.integer[Any]]]
 
 
 def random_inputs(
@@ -53,13 +55,16 @@ def declared_inputs(
     *,
     links: Links | None = None,
     graphs: Graphs | None = None,
+    integers: Integers | None = None,
 ) -> dict[str, NDArray[Any]]:
     """Make all inputs that a model declares, for a request with these counts.
 
     Values are uniform in the declared ranges, [0, 1) for floats without one; links are uniform, and
-    everything is in one graph, unless `links` and `graphs` say otherwise.
+    everything is in one graph, unless `links` and `graphs` say otherwise. `integers` makes those
+    that are no index, and booleans as 0 and 1.
     """
     sizes = interface.sizes(tuple(counts))
+    drawn: Integers = integers or rng.integers
 
     def made(slot: InputSlot) -> NDArray[Any]:
         shape = slot.shape_for(sizes)
@@ -75,13 +80,13 @@ def declared_inputs(
                 bounds = bounds.reshape(-1, *(1,) * (len(shape) - 1))
             found = rng.integers(0, bounds, shape) if 0 not in shape else np.zeros(shape)
         elif slot.datatype == "BOOL":
-            found = rng.random(shape) < 0.5
+            found = drawn(0, 2, shape)
         elif is_float(slot.datatype):
             low, high = slot.bounds
             found = low + (high - low) * rng.random(shape)
         else:
             low, high = slot.bounds
-            found = rng.integers(int(low), int(high), shape)
+            found = drawn(int(low), int(high), shape)
         return found.astype(slot.dtype)
 
     return {slot.name: made(slot) for slot in interface.inputs}

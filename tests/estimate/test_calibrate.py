@@ -12,9 +12,10 @@ from bench.kit.architectures import ARCHITECTURES, BOUNDED, NODE_INPUTS, load, w
 from serve.errors import ModelError
 from serve.estimate import Calibration, ModelEstimator, Overhead
 from serve.estimate.calibration import Ramp, TimeFit
+from serve.interface import InputSlot, Interface, TensorSlot
 from serve.lane.measure.calibrate import calibrate
 from serve.lane.measure.memory import Allocator, measure_memory
-from serve.lane.measure.probe_graphs import Shape, probe_graph
+from serve.lane.measure.probe_graphs import Shape, declared_graph, probe_graph
 from serve.lane.measure.tracing import trace
 from tests.metered import run_metered
 
@@ -177,7 +178,8 @@ def metered():
         from bench.kit.architectures import load
         from serve.lane.measure.memory import Allocator, measure_memory
         from serve.lane.executors import with_executor
-        from serve.lane.measure.probe_graphs import Shape, probe_graph
+        from serve.interface import InputSlot, Interface, TensorSlot
+from serve.lane.measure.probe_graphs import Shape, declared_graph, probe_graph
         from serve.native import Meter
         from serve.lane.warm_up import warm_up
         torch.set_num_threads(1)
@@ -306,6 +308,26 @@ def test_probe_graphs_have_the_shape_they_are_named_for():
     assert np.bincount(draw(Shape.LOPSIDED)[1]).tolist() == [26, *[1] * 24]
     loops = (draw(Shape.MIXED)[0][0] == draw(Shape.MIXED)[0][1]).mean()
     assert 0.2 < loops < 0.5
+
+
+def test_declared_kinds_are_all_alike_in_the_extreme_shapes():
+    slots = (
+        InputSlot("kind", "INT64", ("E",), low=2, high=7),
+        InputSlot("mask", "BOOL", ("E",)),
+        InputSlot("at", "INT64", ("E",), index=("N",)),
+        InputSlot("x", "FP32", ("N", 2), low=0.0, high=9.0),
+    )
+    declared = Interface(slots, (TensorSlot("y", "FP32", ("N",)),))
+    made = {shape: declared_graph(declared, (30, 90), shape) for shape in Shape}
+    assert set(made[Shape.PLAIN]["kind"].tolist()) == {2, 3, 4, 5, 6}
+    assert set(made[Shape.LOWEST]["kind"].tolist()) == {2}
+    assert set(made[Shape.HIGHEST]["kind"].tolist()) == {6}
+    assert not made[Shape.LOWEST]["mask"].any()
+    assert made[Shape.HIGHEST]["mask"].all()
+    assert 10 < made[Shape.PLAIN]["mask"].sum() < 80
+    for found in made.values():
+        assert len(found["at"].unique()) > 10
+        assert len(found["x"].unique()) > 10
 
 
 def test_tracing_names_the_layer_and_leaves_no_hook_behind():

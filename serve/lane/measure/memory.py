@@ -44,7 +44,7 @@ _TRACED_CURVED = (
     *((1_000, 30_000), (2_000, 8_000), (6_000, 3_000), (6_000, 18_000)),
 )
 #: Shapes that are extreme in properties other than N and E.
-_FAMILIES = (Shape.PLAIN, Shape.LOOPS, Shape.SINGLES)
+_FAMILIES = (Shape.PLAIN, Shape.LOOPS, Shape.SINGLES, Shape.LOWEST, Shape.HIGHEST)
 #: Nodes, and edges per node, of graphs held out to check the planes.
 _CHECKED_NODES = 3_000
 _CHECKED_RATIOS = (0.5, 4.0, 12.0, 30.0)

@@ -61,9 +61,14 @@ class ModelProbe:
         if shape is Shape.PLAIN:
             return True
         of_graphs = shape in (Shape.SINGLES, Shape.LOPSIDED)
+        of_kinds = shape in (Shape.LOWEST, Shape.HIGHEST)
         if (interface := self.loaded.spec.interface) is not None:
             slots = interface.inputs
+            if of_kinds:
+                return any(slot.is_kind for slot in slots)
             return bool(interface.graphs) if of_graphs else any(slot.is_links for slot in slots)
+        if of_kinds:
+            return False
         needs = "batch" if of_graphs else "edge_index"
         return needs in self.loaded.spec.inputs
 

@@ -1,8 +1,9 @@
 """Random graphs for measuring a model: seeded, of any size, in the shapes that matter for memory.
 
-Memory may depend on more than N and E: on self-loops S (PyG's layers drop and add them) and on
-the number of graphs G in `batch`. Live bytes are linear in those too, so their extremes bound
-everything between: no loops or only loops, one graph or one per node.
+Memory may depend on more than N and E: on self-loops S (PyG's layers drop and add them), on the
+number of graphs G in `batch`, and on how many things are of each kind, as the types of edges in a
+relational layer. Live bytes are linear in those too, so their extremes bound everything between: no
+loops or only loops, one graph or one per node, all things of one kind.
 """
 
 from collections.abc import Sequence
@@ -34,6 +35,10 @@ class Shape(Enum):
     STAR = "star"
     #: One graph of half the nodes in `batch`, the others alone.
     LOPSIDED = "lopsided"
+    #: Every integer that is no index is the least that its input may have, every boolean False.
+    LOWEST = "all of the first kind"
+    #: Every such integer is the greatest, every boolean True.
+    HIGHEST = "all of the last kind"
 
 
 def probe_graph(
@@ -78,9 +83,15 @@ def declared_graph(
             ends[1] = 0
         return ends
 
-    made = declared_inputs(
-        interface, counts, rng, links=links, graphs=lambda things: _graphs(things, shape)
-    )
+    def integers(low: int, high: int, size: tuple[int, ...]) -> NDArray[np.int64]:
+        if shape is Shape.LOWEST:
+            return np.full(size, low)
+        return np.full(size, high - 1) if shape is Shape.HIGHEST else rng.integers(low, high, size)
+
+    def graphs(things: int) -> NDArray[np.int64]:
+        return _graphs(things, shape)
+
+    made = declared_inputs(interface, counts, rng, links=links, graphs=graphs, integers=integers)
     return {name: torch.from_numpy(array) for name, array in made.items()}
 
 
