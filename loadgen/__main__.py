@@ -20,7 +20,7 @@ import msgspec
 import typer
 
 from loadgen.loop import Loop
-from loadgen.options import LoadOptions
+from loadgen.options import DEFAULT_IDS, LoadOptions
 from loadgen.rows import write_rows
 from loadgen.show import progress_line, show_summary
 from loadgen.verdict import FIGURES, Condition, TriedRate, find_limit
@@ -75,6 +75,18 @@ def load(
     data: Annotated[
         Path | None, typer.Option(envvar="GNNSERVE_DATA", help="Folder of real graphs (.npz).")
     ] = None,
+    graph: Annotated[
+        str, typer.Option(help="Ask about nodes of this graph of the server, by their ids.")
+    ] = "",
+    node_type: Annotated[
+        str, typer.Option(help="The type of the nodes, in a graph with several.")
+    ] = "",
+    ids: Annotated[
+        str, typer.Option(help=f"Ids in a request: 16, or from 1-64; default {DEFAULT_IDS}.")
+    ] = "",
+    fanouts: Annotated[
+        str, typer.Option(help="In-neighbours to sample at each hop, such as 10,5; or all.")
+    ] = "",
     native: Annotated[
         bool,
         typer.Option(
@@ -116,6 +128,10 @@ def load(
         requests=requests,
         arrivals=arrivals,
         seed=seed,
+        graph=graph,
+        node_type=node_type,
+        ids=ids,
+        fanouts=fanouts,
         pool=pool,
         data=data,
         trace=trace,

@@ -19,7 +19,7 @@ from loadgen.lateness import Lateness, show_in
 from loadgen.measure import Sample
 from loadgen.native_green import NativeGreenLoop
 from loadgen.open_loop import OpenLoop
-from loadgen.options import LoadOptions
+from loadgen.options import DEFAULT_IDS, LoadOptions
 from loadgen.plan import make_plan
 from loadgen.show import show_summary
 from loadgen.target import Target
@@ -75,6 +75,10 @@ def _add_options(parser: LocustArgumentParser) -> None:
     add("--max-nodes", type=int, default=_POOL.max_nodes, help="most nodes of a subgraph")
     add("--max-edges", type=int, default=_POOL.max_edges, help="most edges of a subgraph")
     add("--data", env_var="GNNSERVE_DATA", default="", help="folder of real graphs")
+    add("--graph", default="", help="graph of the server to ask about by node ids; empty: none")
+    add("--node-type", default="", help="type of the nodes, in a graph with several")
+    add("--ids", default="", help=f"ids in a request: 16, or from 1-64; empty: {DEFAULT_IDS}")
+    add("--fanouts", default="", help="fan-outs such as 10,5, or all; empty: the model's own")
     add("--timeout", type=float, default=30.0, help="time limit of a request, in seconds")
     add("--native", action="store_true", help="send from compiled code, over libnghttp2")
     add("--late-fails", action="store_true", help="count late answers as failures")
@@ -144,6 +148,10 @@ def _options(environment: Any) -> LoadOptions:
         requests=given.requests or None,
         arrivals=given.arrivals,
         seed=given.seed,
+        graph=given.graph,
+        node_type=given.node_type,
+        ids=given.ids,
+        fanouts=given.fanouts,
         pool=PoolSpec(scale=given.scale, max_nodes=given.max_nodes, max_edges=given.max_edges),
         data=Path(given.data) if given.data else None,
         trace=Path(given.trace) if replays else None,

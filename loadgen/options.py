@@ -8,6 +8,10 @@ from pathlib import Path
 from serve.errors import ConfigError
 from serve.workload import ARRIVALS, MIX, PoolSpec
 
+#: Ids of a request unless told, and the most that a request of a load may have.
+DEFAULT_IDS = "1-64"
+MOST_IDS = 1_000_000
+
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
@@ -29,6 +33,14 @@ class LoadOptions:
     requests: int | None = None
     arrivals: str = "poisson"
     seed: int = 0
+    #: Graph of the server whose nodes are asked about; empty to send subgraphs.
+    graph: str = ""
+    #: Type of these nodes, in a graph with several.
+    node_type: str = ""
+    #: Number of ids in a request: one number, or the fewest and the most, as 1-64.
+    ids: str = ""
+    #: Fan-outs as the request parameter; empty for the model's own.
+    fanouts: str = ""
     #: Settings of the graph pool.
     pool: PoolSpec = field(default_factory=PoolSpec)
     #: Folder of real graphs.
@@ -52,6 +64,7 @@ class LoadOptions:
                 raise ConfigError("end-to-end: only rho needs solo times")
         elif self.end_to_end or self.rate_hz is not None or self.rho is not None:
             raise ConfigError("a trace has its own send times: give no rate and no rho with it")
+        self._check_resident()
         if self.without and (self.workload != MIX or self.trace is not None):
             raise ConfigError(f"without {', '.join(self.without)}: only {MIX} has several models")
         for name in ("rate_hz", "rho", "duration_s", "requests", "timeout_s"):
@@ -60,6 +73,39 @@ class LoadOptions:
                 raise ConfigError(
                     f"{name.partition('_')[0]}: {value} must be finite and more than 0"
                 )
+
+    @property
+    def id_range(self) -> tuple[int, int]:
+        """Fewest and most ids of a request; raises ConfigError."""
+        low, mark, high = (self.ids or DEFAULT_IDS).partition("-")
+        try:
+            fewest, most = int(low), int(high if mark else low)
+        except ValueError:
+            fewest, most = 0, 0
+        if not 1 <= fewest <= most <= MOST_IDS:
+            raise ConfigError(
+                f"ids: '{self.ids}' is neither a number from 1 to {MOST_IDS} nor two of them, the"
+                " fewest first, as 1-64"
+            )
+        return fewest, most
+
+    def _check_resident(self) -> None:
+        """Raise ConfigError for options of subgraphs and of node ids that do not go together."""
+        if not self.graph:
+            for name in ("node_type", "ids", "fanouts"):
+                if value := getattr(self, name):
+                    told = name.replace("_", "-")
+                    raise ConfigError(
+                        f"{told} {value}: has no meaning without a graph of the server"
+                    )
+            return
+        if self.trace is not None:
+            raise ConfigError(f"graph {self.graph}: a trace says what it asks about")
+        if self.data is not None:
+            raise ConfigError(
+                f"data {self.data}: graph {self.graph} is the server's; give one only"
+            )
+        _ = self.id_range
 
 
 def _one_of(name: str, value: str, known: Iterable[str]) -> None:

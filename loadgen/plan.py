@@ -1,31 +1,30 @@
 """Plan of a run, made before it starts: a trace and the bytes of each request."""
 
 import statistics
-import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
-import numpy as np
 
-from loadgen.inputs import Shapes, make_tensors, makeable, takes_edges
+from loadgen.inputs import Shapes, makeable
 from loadgen.options import LoadOptions
+from loadgen.requests import RequestSource, ResidentRequests, SubgraphRequests
 from serve.errors import ConfigError
 from serve.graphs.pool import GraphPool
-from serve.wire.messages import ParameterValue, encode_request
 from serve.workload import (
     MIX,
+    PoolSpec,
+    ResidentSpec,
     Trace,
     TraceHeader,
-    TraceItem,
     WorkloadTask,
     build_trace,
     rate_for_rho,
     workload_tasks,
 )
 
-_Inputs = Mapping[str, Shapes]
+FoundT = TypeVar("FoundT")
 
 
 class ServerUnderLoad(Protocol):
@@ -45,6 +44,14 @@ class ServerUnderLoad(Protocol):
 
     def solo_s(self, model: str, num_nodes: int, num_edges: int) -> float:
         """Return the estimated solo time of a request, in seconds."""
+        ...
+
+    def graph(self, name: str, node_type: str) -> tuple[int, str]:
+        """Return the number of nodes of a graph, of one type if it has several, and its origin."""
+        ...
+
+    def sample_solo_s(self, model: str, spec: ResidentSpec, num_ids: int) -> float:
+        """Return the estimated solo time of a request by node ids, in seconds."""
         ...
 
     def lone_s(self, message: bytes) -> float:
@@ -68,18 +75,64 @@ def make_plan(options: LoadOptions, server: ServerUnderLoad) -> LoadPlan:
     """
     options.check()
     if options.trace is None:
-        inputs = _inputs(_models(options, server), server)
-        pool = GraphPool(options.pool, options.data)
-        trace = _draw(options, inputs, pool, server)
+        models = _models(options, server)
+        resident = _resident(options, server)
+        source = _source(models, resident, options.pool, options, server)
+        trace = _draw(options, models, resident, source, server)
     else:
         trace = _shortened(Trace.load(options.trace), options)
-        inputs = _inputs({item.model for item in trace.items}, server)
-        pool = GraphPool(trace.header.pool, options.data)
+        header = trace.header
+        asked = {item.model for item in trace.items}
+        source = _source(asked, header.resident, header.pool, options, server)
     if not trace.items:
         raise ConfigError("no request falls into this run: make it longer or the rate higher")
     if options.save_trace is not None:
         trace.save(options.save_trace)
-    return LoadPlan(trace, _encode(trace, inputs, pool))
+    return LoadPlan(trace, _encode(trace, source))
+
+
+def _resident(options: LoadOptions, server: ServerUnderLoad) -> ResidentSpec | None:
+    """Return what requests by node ids ask about; None to send subgraphs."""
+    if not options.graph:
+        return None
+    num_nodes, _ = server.graph(options.graph, options.node_type)
+    if num_nodes < 1:
+        raise ConfigError(f"graph '{options.graph}': it has no node of that type")
+    fewest, most = options.id_range
+    return ResidentSpec(
+        graph=options.graph,
+        node_type=options.node_type,
+        fanouts=options.fanouts,
+        num_nodes=num_nodes,
+        min_ids=fewest,
+        max_ids=most,
+    )
+
+
+def _source(
+    models: Iterable[str],
+    resident: ResidentSpec | None,
+    pool: PoolSpec,
+    options: LoadOptions,
+    server: ServerUnderLoad,
+) -> RequestSource:
+    """Return what makes the requests; raises ConfigError that names all models it cannot ask."""
+    if resident is None:
+        inputs = _each(models, lambda model: makeable(model, server.inputs(model)))
+        return SubgraphRequests(GraphPool(pool, options.data), inputs, server.solo_s)
+    spec = resident
+    num_nodes, origin = server.graph(spec.graph, spec.node_type)
+    if num_nodes < spec.num_nodes:
+        raise ConfigError(
+            f"graph '{spec.graph}': the trace asks for nodes below {spec.num_nodes}, the server has"
+            f" {num_nodes}"
+        )
+
+    def estimate_s(model: str, num_ids: int) -> float:
+        return server.sample_solo_s(model, spec, num_ids)
+
+    _each(models, lambda model: estimate_s(model, spec.min_ids))
+    return ResidentRequests(spec, origin, estimate_s)
 
 
 def _models(options: LoadOptions, server: ServerUnderLoad) -> tuple[str, ...]:
@@ -97,13 +150,13 @@ def _models(options: LoadOptions, server: ServerUnderLoad) -> tuple[str, ...]:
     return models
 
 
-def _inputs(models: Iterable[str], server: ServerUnderLoad) -> _Inputs:
-    """Return the inputs to send to each model; raises ConfigError that names all it cannot make."""
-    found: dict[str, Shapes] = {}
+def _each(models: Iterable[str], ask: Callable[[str], FoundT]) -> dict[str, FoundT]:
+    """Return what `ask` finds for each model; raises ConfigError that names all it fails for."""
+    found: dict[str, FoundT] = {}
     faults: dict[str, str] = {}
     for model in models:
         try:
-            found[model] = makeable(model, server.inputs(model))
+            found[model] = ask(model)
         except ConfigError as error:
             faults[model] = str(error)
     if faults:
@@ -113,19 +166,26 @@ def _inputs(models: Iterable[str], server: ServerUnderLoad) -> _Inputs:
     return found
 
 
-def _draw(options: LoadOptions, inputs: _Inputs, pool: GraphPool, server: ServerUnderLoad) -> Trace:
-    tasks = workload_tasks(options.workload, pool.refs, options.seed, tuple(inputs))
+def _draw(
+    options: LoadOptions,
+    models: tuple[str, ...],
+    resident: ResidentSpec | None,
+    source: RequestSource,
+    server: ServerUnderLoad,
+) -> Trace:
+    tasks = workload_tasks(options.workload, source.refs, options.seed, models)
     header = TraceHeader(
         workload=options.workload,
         seed=options.seed,
         arrivals=options.arrivals,
         rate_hz=options.rate_hz or 1.0,
         pool=options.pool,
-        sources=pool.sources,
+        resident=resident,
+        sources=source.sources,
     )
     if options.rho is not None:
         lanes = server.lanes()
-        mean_s = _mean_solo_s(tasks, header, options, inputs, pool, server)
+        mean_s = _mean_solo_s(tasks, header, options, source, server)
         header = msgspec.structs.replace(
             header,
             rate_hz=rate_for_rho(options.rho, mean_s, lanes),
@@ -140,22 +200,14 @@ def _mean_solo_s(
     tasks: tuple[WorkloadTask, ...],
     header: TraceHeader,
     options: LoadOptions,
-    inputs: _Inputs,
-    pool: GraphPool,
+    source: RequestSource,
     server: ServerUnderLoad,
 ) -> float:
     """Return the mean solo time: estimated by the server, or measured by sending each task once."""
     if options.end_to_end:
         trace = build_trace(header, tasks, count=len(tasks))
-        return statistics.fmean(map(server.lone_s, _encode(trace, inputs, pool)))
-    return statistics.fmean(
-        server.solo_s(
-            task.model,
-            task.graph.num_nodes,
-            task.graph.num_edges if takes_edges(inputs[task.model]) else 0,
-        )
-        for task in tasks
-    )
+        return statistics.fmean(map(server.lone_s, _encode(trace, source)))
+    return statistics.fmean(map(source.solo_s, tasks))
 
 
 def _shortened(trace: Trace, options: LoadOptions) -> Trace:
@@ -166,23 +218,13 @@ def _shortened(trace: Trace, options: LoadOptions) -> Trace:
     return Trace(trace.header, items)
 
 
-def _encode(trace: Trace, inputs: _Inputs, pool: GraphPool) -> tuple[bytes, ...]:
+def _encode(trace: Trace, source: RequestSource) -> tuple[bytes, ...]:
     """Encode each distinct request once."""
     made: dict[tuple[object, ...], bytes] = {}
     messages = []
     for item in trace.items:
         key = (item.model, item.graph, item.qos_target_us)
         if key not in made:
-            made[key] = _message(item, pool, inputs[item.model])
+            made[key] = source.message(item)
         messages.append(made[key])
     return tuple(messages)
-
-
-def _message(item: TraceItem, pool: GraphPool, shapes: Shapes) -> bytes:
-    """Encode one request: its graph, random features seeded by the graph, and its target if set."""
-    rng = np.random.default_rng([pool.spec.seed, zlib.crc32(item.dataset.encode()), item.index])
-    tensors = make_tensors(shapes, item.num_nodes, pool.edges(item.graph), rng)
-    parameters: dict[str, ParameterValue] = {}
-    if item.qos_target_us is not None:
-        parameters["qos_target_us"] = item.qos_target_us
-    return encode_request(item.model, tensors, parameters=parameters)

@@ -8,12 +8,15 @@ import grpc
 import msgspec
 
 from loadgen.inputs import Shapes
-from serve.errors import NotReady, UnknownName
+from serve.errors import ConfigError, NotReady, UnknownName
 from serve.interface import Interface
 from serve.pb import gnnserve_pb2, gnnserve_pb2_grpc, grpc_service_pb2, grpc_service_pb2_grpc
 from serve.wire.messages import INFER_METHOD
+from serve.workload import ResidentSpec
 
 _RATE_INSTEAD = "rho needs a gnnserve server: give a rate"
+#: What another request would mend.
+_REFUSED = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION)
 ResultT = TypeVar("ResultT")
 
 _CONNECT_S = 10.0
@@ -80,6 +83,36 @@ class Target:
         )
         return float(self._ask(self._own.Estimate, request, _RATE_INSTEAD).solo_ns) / 1e9
 
+    def graph(self, name: str, node_type: str) -> tuple[int, str]:
+        """Return the number of nodes of a graph, of one type if it has several, and its origin.
+
+        Raises UnknownName or NotReady, and ConfigError for a type that the graph lacks.
+        """
+        request = gnnserve_pb2.ListGraphsRequest(name=name)
+        (found,) = self._ask(self._own.ListGraphs, request, "send subgraphs").graphs
+        if not found.node_types and not node_type:
+            return int(found.num_nodes), str(found.source)
+        if node_type not in found.node_types:
+            known = ", ".join(sorted(found.node_types))
+            has = f"it has nodes of {known}" if known else "it has one type of nodes"
+            told = f"node type '{node_type}'" if node_type else "give a node type"
+            raise ConfigError(f"graph '{name}': {told}; {has}")
+        return int(found.node_types[node_type]), str(found.source)
+
+    def sample_solo_s(self, model: str, spec: ResidentSpec, num_ids: int) -> float:
+        """Return the server's estimate of the solo time of a request by node ids, in seconds.
+
+        Raises ConfigError when the model cannot be asked about that graph.
+        """
+        request = gnnserve_pb2.EstimateRequest(
+            model=model,
+            graph=spec.graph,
+            num_ids=num_ids,
+            fanouts=spec.fanouts,
+            node_type=spec.node_type,
+        )
+        return float(self._ask(self._own.Estimate, request, _RATE_INSTEAD).solo_ns) / 1e9
+
     def lone_s(self, message: bytes) -> float:
         """Send an encoded request after a pause; returns its latency in seconds.
 
@@ -100,4 +133,6 @@ class Target:
                 raise UnknownName(text) from None
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 raise NotReady(f"{text}; {instead}" if instead else text) from None
+            if error.code() in _REFUSED:
+                raise ConfigError(text) from None
             raise NotReady(f"{text} ({error.code().name})") from None

@@ -65,6 +65,23 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_edges: Annotated[int, Meta(ge=0)] = 200_000
 
 
+class ResidentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Recipe for requests by node ids of a graph that the server holds."""
+
+    graph: str
+    #: Type of the nodes, in a graph with several.
+    node_type: str = ""
+    #: As the request parameter; empty for the model's own.
+    fanouts: str = ""
+    #: Ids are below it.
+    num_nodes: Annotated[int, Meta(ge=1)]
+    #: Fewest and most ids of a request.
+    min_ids: Annotated[int, Meta(ge=1)] = 1
+    max_ids: Annotated[int, Meta(ge=1)] = 64
+    #: Of the ids.
+    seed: int = 0
+
+
 class TraceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Header of a trace: what it was made from; its first line."""
 
@@ -80,6 +97,9 @@ class TraceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     mean_solo_s: float | None = None
     lanes: int | None = None
     pool: PoolSpec = PoolSpec()
+    #: Instead of the pool, for requests by node ids: an item's graph is then a list of ids, and its
+    #: number of nodes their number.
+    resident: ResidentSpec | None = None
     #: Per dataset, the file or generator its graphs came from.
     sources: dict[str, str] = {}
 

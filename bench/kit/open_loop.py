@@ -18,6 +18,7 @@ from loadgen.measure import Sample
 from loadgen.native import NativeSender
 from loadgen.options import LoadOptions
 from loadgen.plan import LoadPlan, make_plan
+from serve.workload import ResidentSpec
 
 #: After this long without an answer a request counts as failed.
 TIMEOUT_S = 20.0
@@ -132,6 +133,12 @@ class Shapes:
 
     def solo_s(self, model: str, num_nodes: int, num_edges: int) -> float:
         raise AssertionError("a trace has its rate")
+
+    def sample_solo_s(self, model: str, spec: ResidentSpec, num_ids: int) -> float:
+        raise AssertionError("a trace has its rate")
+
+    def graph(self, name: str, node_type: str) -> tuple[int, str]:
+        raise AssertionError("its requests bring their graphs")
 
     def lone_s(self, message: bytes) -> float:
         raise AssertionError("a trace has its rate")

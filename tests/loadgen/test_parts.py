@@ -2,6 +2,7 @@
 
 import io
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -42,6 +43,14 @@ class FakeServer:
 
     def lone_s(self, message):
         return 0.5
+
+    def graph(self, name, node_type):
+        return 40, "a file"
+
+    def sample_solo_s(self, model, spec, num_ids):
+        if model == "points":
+            raise ConfigError("model 'points' takes no graph")
+        return num_ids / 100
 
     def models(self):
         return tuple(INPUTS)
@@ -205,6 +214,70 @@ def test_a_trace_from_other_graphs_is_refused(tmp_path):
 def test_options_that_make_no_run(change, message):
     with pytest.raises(ConfigError, match=message):
         make_plan(replace(OPTIONS, **change), FakeServer())
+
+
+BY_IDS = replace(OPTIONS, graph="g", node_type="paper", ids="3-9", fanouts="4,2", requests=300)
+
+
+def test_requests_by_ids_name_graph_ids_and_fanouts(tmp_path):
+    plan = make_plan(BY_IDS, FakeServer())
+    assert plan == make_plan(BY_IDS, FakeServer())
+    seen = set()
+    for item, message in zip(plan.trace.items, plan.messages, strict=True):
+        request = decode_request(message)
+        (tensor,) = request.inputs
+        assert (tensor.name, tensor.shape) == ("node_ids.paper", (item.num_nodes,))
+        ids = np.frombuffer(request.raws[0], np.int64)
+        assert 0 <= ids.min() <= ids.max() < 40
+        assert request.parameters == {"graph": "g", "fanouts": "4,2", "seed": item.index}
+        seen.add(len(ids))
+    assert seen == set(range(3, 10))
+    assert plan.trace.header.sources == {"g": "a file"}
+    plan.trace.save(tmp_path / "a.trace")
+    again = make_plan(LoadOptions("host:1", trace=tmp_path / "a.trace"), FakeServer())
+    assert again == plan
+
+
+def test_rho_of_requests_by_ids_follows_from_their_number():
+    options = replace(BY_IDS, ids="50", rate_hz=None, rho=0.5)
+    header = make_plan(options, FakeServer()).trace.header
+    assert (header.rate_hz, header.mean_solo_s) == (4.0, 0.5)
+
+
+class Shrunk(FakeServer):
+    def graph(self, name, node_type):
+        return 39, ""
+
+
+def test_requests_by_ids_that_cannot_be_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"takes no graph\n.*--without points"):
+        make_plan(replace(BY_IDS, workload="mix"), FakeServer())
+    path = tmp_path / "a.trace"
+    make_plan(BY_IDS, FakeServer()).trace.save(path)
+    with pytest.raises(ConfigError, match="asks for nodes below 40, the server has 39"):
+        make_plan(LoadOptions("host:1", trace=path), Shrunk())
+    trace = Trace.load(path)
+    other = msgspec.structs.replace(trace.items[0], dataset="h")
+    Trace(trace.header, (other,)).save(path)
+    with pytest.raises(ConfigError, match=r"graph h/.* the trace is for nodes of 'g'"):
+        make_plan(LoadOptions("host:1", trace=path), FakeServer())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"graph": ""}, "node-type paper: has no meaning without a graph"),
+        ({"ids": "0"}, "ids: '0' is neither a number from 1"),
+        ({"ids": "9-3"}, "ids: '9-3' is neither"),
+        ({"ids": "some"}, "ids: 'some' is neither"),
+        ({"ids": "1-2000000"}, "ids: '1-2000000' is neither"),
+        ({"data": Path("d")}, "data d: graph g is the server's"),
+        ({"trace": Path("t"), "rate_hz": None}, "graph g: a trace says"),
+    ],
+)
+def test_options_of_requests_by_ids_that_contradict(change, message):
+    with pytest.raises(ConfigError, match=message):
+        make_plan(replace(BY_IDS, **change), FakeServer())
 
 
 def sample(latency_ms, target_us=10_000, status="OK", lag_ms=0.1, model="gcn", due_s=1.0):

@@ -1,0 +1,118 @@
+"""What requests hold: a subgraph each, or ids of nodes of a graph that the server holds."""
+
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from loadgen.inputs import Shapes, make_tensors, takes_edges
+from serve.errors import ConfigError
+from serve.graphs.pool import GraphPool
+from serve.typed_names import typed_name
+from serve.wire.messages import ParameterValue, encode_request
+from serve.workload import TASKS_PER_LIST, GraphRef, ResidentSpec, TraceItem, WorkloadTask
+
+
+class RequestSource(Protocol):
+    """What makes the requests of a run."""
+
+    @property
+    def refs(self) -> tuple[GraphRef, ...]:
+        """What tasks may ask about."""
+        ...
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Origin of each graph."""
+        ...
+
+    def solo_s(self, task: WorkloadTask) -> float:
+        """Return the server's estimate of the task's solo time, in seconds."""
+        ...
+
+    def message(self, item: TraceItem) -> bytes:
+        """Encode one request; raises ConfigError for an item of another source."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SubgraphRequests:
+    """Requests that bring a graph of a pool, with random features."""
+
+    pool: GraphPool
+    #: Inputs of each model.
+    inputs: Mapping[str, Shapes]
+    #: Estimates a request by model, nodes and edges.
+    estimate_s: Callable[[str, int, int], float]
+
+    @property
+    def refs(self) -> tuple[GraphRef, ...]:
+        """All graphs of the pool."""
+        return self.pool.refs
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """File or generator of each dataset."""
+        return self.pool.sources
+
+    def solo_s(self, task: WorkloadTask) -> float:
+        """Return the server's estimate of the task's solo time, in seconds."""
+        edges = task.graph.num_edges if takes_edges(self.inputs[task.model]) else 0
+        return self.estimate_s(task.model, task.graph.num_nodes, edges)
+
+    def message(self, item: TraceItem) -> bytes:
+        """Encode a graph, random features seeded by the graph, and the target if set."""
+        rng = np.random.default_rng(
+            [self.pool.spec.seed, zlib.crc32(item.dataset.encode()), item.index]
+        )
+        shapes = self.inputs[item.model]
+        tensors = make_tensors(shapes, item.num_nodes, self.pool.edges(item.graph), rng)
+        return encode_request(item.model, tensors, parameters=_target_of(item))
+
+
+@dataclass(frozen=True, slots=True)
+class ResidentRequests:
+    """Requests for random nodes of a graph that the server holds; some ids may come twice."""
+
+    spec: ResidentSpec
+    #: Where the server has the graph from.
+    origin: str
+    #: Estimates a request by model and number of ids.
+    estimate_s: Callable[[str, int], float]
+
+    @property
+    def refs(self) -> tuple[GraphRef, ...]:
+        """Lists of ids, whose numbers are evenly spread from the fewest to the most."""
+        spec = self.spec
+        numbers = np.linspace(spec.min_ids, spec.max_ids, TASKS_PER_LIST).round().astype(int)
+        return tuple(GraphRef(spec.graph, i, int(k), 0) for i, k in enumerate(numbers))
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Origin of the graph."""
+        return {self.spec.graph: self.origin}
+
+    def solo_s(self, task: WorkloadTask) -> float:
+        """Return the server's estimate of the task's solo time, in seconds."""
+        return self.estimate_s(task.model, task.graph.num_nodes)
+
+    def message(self, item: TraceItem) -> bytes:
+        """Encode random ids, and a seed, so that equal requests get equal samples."""
+        spec = self.spec
+        if item.dataset != spec.graph or item.index < 0:
+            raise ConfigError(
+                f"graph {item.dataset}/{item.index}: the trace is for nodes of '{spec.graph}'"
+            )
+        rng = np.random.default_rng([spec.seed, item.index])
+        ids = rng.integers(0, spec.num_nodes, item.num_nodes)
+        parameters = _target_of(item) | {"graph": spec.graph, "seed": item.index}
+        if spec.fanouts:
+            parameters["fanouts"] = spec.fanouts
+        name = typed_name("node_ids", spec.node_type)
+        return encode_request(item.model, {name: ids}, parameters=parameters)
+
+
+def _target_of(item: TraceItem) -> dict[str, ParameterValue]:
+    return {} if item.qos_target_us is None else {"qos_target_us": item.qos_target_us}
