@@ -17,7 +17,8 @@ from pathlib import Path
 
 import msgspec
 
-from serve.commands.configured import device_of
+from serve.access.tokens import read_tokens
+from serve.commands.configured import certificate_files, device_of
 from serve.config import Config, SchedulingConfig, read_config
 from serve.config_settings import Setting
 from serve.core.disciplines import DISCIPLINES
@@ -68,6 +69,8 @@ def check_config(
     where = f"{path}: "
     budget_bytes = _budget_bytes(config, report, where)
     report.gather(lambda: _wrong_files(config), where)
+    report.gather(lambda: _wrong_tokens(config), where)
+    report.gather(lambda: _wrong_certificates(config), where)
     report.gather(lambda: _wrong_graphs(config, report), where)
     if not os.access(_nearest_existing(config.cache_path()), os.W_OK):
         report.warnings.append(
@@ -126,6 +129,22 @@ def _wrong_files(config: Config) -> Iterator[str]:
         journal = config.path(config.report.journal)
         if problem := _cannot_write(journal):
             yield f"report.journal: {problem}"
+
+
+def _wrong_tokens(config: Config) -> Iterator[str]:
+    """Yield every problem of the tokens file."""
+    if config.auth.tokens_file is not None:
+        try:
+            read_tokens(config.path(config.auth.tokens_file))
+        except ConfigError as error:
+            yield from (f"auth.tokens_file: {line}" for line in str(error).splitlines())
+
+
+def _wrong_certificates(config: Config) -> Iterator[str]:
+    """Raise ConfigError when the files for encryption cannot be used; yields nothing."""
+    if (files := certificate_files(config)) is not None:
+        files.load()
+    yield from ()
 
 
 def _cannot_write(path: Path) -> str:

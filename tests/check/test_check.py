@@ -15,10 +15,13 @@ import torch
 from safetensors.torch import save_file
 
 from bench.kit.servers import ROOT
+from serve.access.tokens import Token, TokensFile, write_tokens
 from serve.commands import check as checks
 from serve.commands.check import check_config
 from serve.server import trial
 from serve.server.gpus import NoCuda, find_gpus
+from tests.access.certs import Authority, needs_openssl
+from tests.access.support import write_file
 from tests.processes import is_running, wait_for
 
 CODE = """
@@ -34,6 +37,8 @@ class Net(torch.nn.Module):
         return self.linear(x)
 """
 MODEL = '[model]\nfactory = "./model.py:Net"\n'
+#: A server of a trusted network.
+REACHED = '[server]\ninsecure = true\nhost = "{}"'
 _COMMAND_TIMEOUT_S = 600.0
 
 
@@ -120,6 +125,8 @@ FILE_MISTAKES = {
 SERVER_MISTAKES = {
     "load": ("models.load: 'nope' is not in", "it holds: args, "),
     "host": ("server.host: 'nowhere.invalid' cannot be resolved",),
+    "no encryption": ("server.host: 'nowhere.invalid' is reached by", "server.insecure = true"),
+    "tokens": ("auth.tokens_file: ", "tokens.toml: token[0].hash and token[0].cert"),
     "server key": ("'server.max_qeue'", "did you mean 'server.max_queue'?"),
     "port 70000": ("server.grpc_port", "<= 65535"),
     "port as text": ("server.http_port", "Expected `int`, got `str`"),
@@ -143,6 +150,9 @@ def found(tmp_path_factory):
         change(add_model(root, name))
     add_model(root, "good")
     (folder / "journal").mkdir()
+    write_tokens(
+        folder / "tokens.toml", TokensFile(token=(Token(principal="a", roles=("infer",)),))
+    )
     names = [*MODEL_MISTAKES, *FILE_MISTAKES, "good", "nope"]
     (folder / "server.toml").write_text(f"""
         [server]
@@ -150,6 +160,8 @@ def found(tmp_path_factory):
         max_qeue = 3
         grpc_port = 70000
         http_port = "8002"
+        [auth]
+        tokens_file = "tokens.toml"
         [models]
         load = {names}
         cache = "cache"
@@ -271,7 +283,7 @@ def started_with(token):
 
 def test_fast_reads_files_only(config, monkeypatch):
     (config.parent / "models" / "good" / "model.py").write_text("raise RuntimeError\n")
-    config.write_text(config.read_text().replace("[server]", '[server]\nhost = "nowhere.invalid"'))
+    config.write_text(config.read_text().replace("[server]", REACHED.format("nowhere.invalid")))
     monkeypatch.setattr(checks, "Trials", None)
     monkeypatch.setattr(checks.socket, "getaddrinfo", None)
     found = check_config(config, nothing_told, fast=True)
@@ -369,9 +381,38 @@ def test_a_port_in_use_is_a_warning(config, without_models):
 
 
 def test_an_address_of_another_machine_is_told(config, without_models):
-    config.write_text(config.read_text().replace("[server]", '[server]\nhost = "192.0.2.1"'))
+    config.write_text(config.read_text().replace("[server]", REACHED.format("192.0.2.1")))
     (error,) = check_config(config, nothing_told).errors
     assert error.startswith(f"{config}: server.host: cannot listen on 192.0.2.1:0: ")
+
+
+@needs_openssl
+def test_files_of_access_are_read(config, without_models):
+    """Good ones give no finding, and each wrong one a finding with its key."""
+    folder = config.parent
+    authority = Authority(folder, "authority")
+    certificate, key = authority.sign("server")
+    _, other_key = authority.sign("other")
+    good_key = shutil.copy(key, folder / "good.key")
+    tokens = write_file(folder)
+    config.write_text(
+        f'{config.read_text()}\n[auth]\ntokens_file = "{tokens}"\n[server.tls]\n'
+        f'certificate = "{certificate}"\nkey = "{key}"\nclient_ca = "{authority.certificate}"\n'
+    )
+    assert check_config(config, nothing_told).errors == []
+    shutil.copy(other_key, key)
+    authority.certificate.write_text("no authority")
+    tokens.chmod(0o622)
+    errors = check_config(config, nothing_told, fast=True).errors
+    assert len(errors) == 2
+    assert f"{config}: auth.tokens_file: {tokens}: its mode is 0622" in errors[0]
+    assert "server.tls.certificate" in errors[1]
+    assert "key values mismatch" in errors[1]
+    shutil.copy(good_key, key)
+    tokens.unlink()
+    tokens_error, certificate_error = check_config(config, nothing_told, fast=True).errors
+    assert f"auth.tokens_file: {tokens}: cannot be read: No such file" in tokens_error
+    assert f"server.tls.client_ca: {authority.certificate}: " in certificate_error
 
 
 def test_a_name_that_nobody_answers_for_is_not_waited_for(config, without_models, monkeypatch):

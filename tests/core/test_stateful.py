@@ -17,14 +17,25 @@ from serve.core.events import (
     SlowdownChanged,
     TaskCancelled,
     TaskFailed,
+    TenantsChanged,
 )
 from serve.core.policies import POLICIES
-from serve.core.types import Bytes, Failed, FailReason, InputBlock, Rejected, RejectReason, TaskId
+from serve.core.types import (
+    Bytes,
+    Failed,
+    FailReason,
+    InputBlock,
+    Rejected,
+    RejectReason,
+    TaskId,
+    TenantRules,
+)
 from tests.builders import MS, US, params, sized, task, unions_saving
 from tests.core.world import World
 
 BUDGET = 20
 LANES = 3
+TENANTS = ("", "first", "second")
 SLOWDOWNS = [(1.0,), (1.0, 1.3), (1.0, 1.6, 2.2)]
 
 
@@ -84,6 +95,15 @@ class History(RuleBasedStateMachine):
         for lane in sorted(self.lanes):
             self.world.lane_ready(lane)
         self.draining = False
+        #: Limits on their unanswered requests, by tenant.
+        self.most_of = {}
+
+    def unanswered_of(self, tenant):
+        world = self.world
+        return sum(
+            one.tenant == tenant and task_id not in world.answers
+            for task_id, one in world.tasks.items()
+        )
 
     @rule(
         reserve=st.integers(0, BUDGET + 1),
@@ -91,12 +111,14 @@ class History(RuleBasedStateMachine):
         timeout_ns=st.sampled_from([None, None, 1, 3 * MS, 20 * MS]),
         priority=st.sampled_from([0, 0, 1, 3]),
         model=st.sampled_from(["gcn:1", "gcn:1", "gat:1"]),
+        tenant=st.sampled_from(TENANTS),
         count=st.integers(1, 4),
         prepared=st.booleans(),
     )
-    def arrive(self, reserve, run_ns, timeout_ns, priority, model, count, prepared):
+    def arrive(self, reserve, run_ns, timeout_ns, priority, model, tenant, count, prepared):
         world = self.world
         for _ in range(count):
+            unanswered = self.unanswered_of(tenant)
             arriving = task(
                 len(world.tasks),
                 reserve=reserve,
@@ -104,11 +126,19 @@ class History(RuleBasedStateMachine):
                 timeout_ns=timeout_ns,
                 priority=priority,
                 model=model,
+                tenant=tenant,
                 arrived_ns=world.now,
             )
             world.arrive(arriving, world.now if prepared else None)
             outcome = world.answers.get(arriving.task_id)
             refused = isinstance(outcome, Rejected)
+            most = self.most_of.get(tenant)
+            if refused and outcome.reason is RejectReason.TENANT_LIMIT:
+                assert most is not None
+                assert not self.draining
+                assert unanswered >= most
+                continue
+            assert refused or most is None or unanswered < most
             if world.now < world.quarantined.get(model, 0):
                 assert refused
                 assert outcome.reason is RejectReason.QUARANTINED
@@ -247,6 +277,21 @@ class History(RuleBasedStateMachine):
     @rule(slowdown=st.sampled_from(SLOWDOWNS))
     def slowdown_changed(self, slowdown):
         self.world.tell(SlowdownChanged(slowdown))
+
+    @rule(
+        most_of=st.dictionaries(st.sampled_from(TENANTS), st.integers(0, 3)),
+        weights=st.lists(st.sampled_from([0.1, 1.0, 50.0]), min_size=3, max_size=3),
+    )
+    def tenants_changed(self, most_of, weights):
+        self.most_of = most_of
+        self.world.tell(
+            TenantsChanged(
+                tuple(
+                    TenantRules(name, weight, most_of.get(name))
+                    for name, weight in zip(TENANTS, weights, strict=True)
+                )
+            )
+        )
 
     @rule(model=st.sampled_from(["gcn:1", "gat:1"]))
     def model_unloaded(self, model):
