@@ -8,8 +8,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -18,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from serve.commands.apart import read_apart
 from serve.errors import ConfigError, ModelError
 from serve.inputs import INPUTS, Size
 from serve.interface import InputSlot
@@ -29,8 +28,6 @@ from serve.progress import Progress
 from serve.server.trial import Trials
 from serve.toml_tables import read_toml, toml_readings
 
-#: Time limit for reading the weights and building the model.
-_READ_S = 300.0
 #: Names under which others keep weights in a folder, the first that exists being read.
 _HUB_WEIGHTS = ("model.safetensors", "model.pth", "pytorch_model.bin")
 _MLFLOW_WEIGHTS = ("state_dict.pth", "extra_files/state_dict.pth", "data/model.pth")
@@ -69,21 +66,9 @@ class Imported(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]
 
 
-def read_apart(order: ReadOrder) -> ReadModel:
+def read_model_apart(order: ReadOrder) -> ReadModel:
     """Have a process with torch convert the weights; raises ModelError when it does not end."""
-    command = [sys.executable, "-P", "-m", "serve.lane.models.importing"]
-    try:
-        done = subprocess.run(
-            command, input=msgspec.json.encode(order), stdout=subprocess.PIPE, timeout=_READ_S
-        )
-        found = msgspec.json.decode(done.stdout, type=ReadModel)
-    except subprocess.TimeoutExpired as error:
-        raise ModelError(f"{order.source}: not read within {_READ_S:g} s") from error
-    except msgspec.DecodeError as error:
-        raise ModelError(
-            f"{order.source}: the process that read it ended with code {done.returncode}"
-        ) from error
-    return found
+    return read_apart("serve.lane.models.importing", order, order.source, ReadModel)
 
 
 def import_model(
@@ -92,7 +77,7 @@ def import_model(
     source: Source,
     progress: Progress,
     *,
-    read: Callable[[ReadOrder], ReadModel] = read_apart,
+    read: Callable[[ReadOrder], ReadModel] = read_model_apart,
     trial: Callable[[ModelSpec], Signature] | None = None,
 ) -> Imported:
     """Bring `source` into the repository `root` as the newest version of model `name`.

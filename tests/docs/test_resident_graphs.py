@@ -9,6 +9,7 @@ import pytest
 
 from bench.kit.servers import ROOT, ServerProcess
 from serve.config import load_config
+from serve.graphs.load import OpenOptions, open_graph
 from serve.models.community import community_graph
 from tests.docs.pages import blocks, texts
 from tests.e2e.support import run_python
@@ -26,7 +27,12 @@ def test_its_python_runs(server, tmp_path):
     printed = "".join(run_python(at(server, text), tmp_path) for text in shown)
     assert "(3, 5)" in printed
     assert "2 2001" in printed, "the version and nodes after the change"
-    assert (tmp_path / "mine.safetensors").exists()
+    (command,) = texts(PAGE, "sh", "import")
+    said = run_python(["-m", "serve", *command.split()[1:]], tmp_path)
+    (tmp_path / "found.toml").write_text(said)
+    (graph,) = load_config(tmp_path / "found.toml").graph
+    found = open_graph(graph.name, tmp_path / graph.file, OpenOptions(), lambda *_: None)
+    assert (graph.name, found.snapshot.num_nodes) == ("mine", 4)
 
 
 def test_its_configuration_is_one(tmp_path):

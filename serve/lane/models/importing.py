@@ -61,7 +61,7 @@ def convert(source: Path, target: Path, strip: str = "") -> tuple[int, tuple[str
     Tensors that share memory are written once each. Returns their number, and notes on what was
     changed. Raises ConfigError for a file that holds anything but tensors.
     """
-    state = _read_safetensors(source) if source.suffix == ".safetensors" else _read_pickle(source)
+    state = _read_safetensors(source) if source.suffix == ".safetensors" else _pickled_state(source)
     notes: list[str] = []
     for wrapper in (*_WRAPPERS, strip):
         if wrapper and state and all(name.startswith(wrapper) for name in state):
@@ -98,23 +98,30 @@ def required_parameters(method: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(p.name for p in parameters if p.kind in positional and p.default is p.empty)
 
 
-def _read_pickle(source: Path) -> dict[str, torch.Tensor]:
+def read_pickle(source: Path, what: str, advice: str) -> Any:
+    """Return what `torch.save` wrote to `source`, as long as it holds no code.
+
+    Raises ConfigError otherwise, saying that `what` is wanted, and with the advice what to save.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = torch.load(source, map_location="cpu", weights_only=True)
+            return torch.load(source, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
         raise ConfigError(f"{source}: does not exist") from error
     except UnpicklingError as error:
         code = _CODE.search(str(error))
-        what = f"'{code[1]}'" if code else "objects that are no tensors"
+        held = f"'{code[1]}'" if code else "objects that are no tensors"
         raise ConfigError(
-            f"{source}: it holds {what}, which would be code to run; nothing was loaded. Save the"
-            " state dict alone: torch.save(model.state_dict(), …)"
+            f"{source}: it holds {held}, which would be code to run; nothing was loaded. {advice}"
         ) from error
     except (OSError, RuntimeError, EOFError, ValueError, KeyError, AttributeError) as error:
-        raise ConfigError(f"{source}: cannot be read as weights: {_first_line(error)}") from error
-    return _state_of(found, source)
+        raise ConfigError(f"{source}: cannot be read as {what}: {_first_line(error)}") from error
+
+
+def _pickled_state(source: Path) -> dict[str, torch.Tensor]:
+    advice = "Save the state dict alone: torch.save(model.state_dict(), …)"
+    return _state_of(read_pickle(source, "weights", advice), source)
 
 
 def _state_of(found: Any, source: Path) -> dict[str, torch.Tensor]:
