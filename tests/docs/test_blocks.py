@@ -28,7 +28,7 @@ TRIED = {
     "docs/resident-graphs.md": {
         "sh dev", "sh cora", "toml cora", "python cora", "python server", "python alone",
         "toml config", "python file=models/fields/model.py", "python file=train.py", "sh typed",
-        "toml typed", "python typed",
+        "toml typed", "python typed", "sh import",
     },
     "docs/scheduling.md": {"python simulator"},
     "docs/serve-your-own-model.md": {
