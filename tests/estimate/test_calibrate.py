@@ -178,8 +178,7 @@ def metered():
         from bench.kit.architectures import load
         from serve.lane.measure.memory import Allocator, measure_memory
         from serve.lane.executors import with_executor
-        from serve.interface import InputSlot, Interface, TensorSlot
-from serve.lane.measure.probe_graphs import Shape, declared_graph, probe_graph
+        from serve.lane.measure.probe_graphs import Shape, probe_graph
         from serve.native import Meter
         from serve.lane.warm_up import warm_up
         torch.set_num_threads(1)
