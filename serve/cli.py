@@ -223,17 +223,29 @@ def estimate(
 @app.command()
 def report(
     db: Annotated[Path, typer.Option("--db", help="The server's database.")] = Path("gnnserve.db"),
-    since: Annotated[str | None, typer.Option(help="Only the last 90s, 10m, 2h or 1d.")] = None,
+    since: Annotated[str, typer.Option(help="Only the last 90s, 10m, 2h or 1d.")] = "",
+    from_time: Annotated[
+        str, typer.Option("--from", help="Only from 2026-01-31T08:00 on; UTC, or with a zone.")
+    ] = "",
+    until: Annotated[str, typer.Option(help="Only before this time.")] = "",
+    model: Annotated[str, typer.Option(help="Only this model.")] = "",
+    version: Annotated[str, typer.Option(help="Only this version.")] = "",
+    tenant: Annotated[str, typer.Option(help="Only this tenant.")] = "",
+    client: Annotated[str, typer.Option(help="Only this id that a client sent.")] = "",
+    cause: Annotated[str, typer.Option(help="Only answers late for this cause.")] = "",
     as_json: JsonOption = False,
     html: Annotated[Path | None, typer.Option(help="Write a self-contained page here.")] = None,
     csv: Annotated[Path | None, typer.Option(help="Write a row for every request here.")] = None,
 ) -> None:
     """Report which requests met their targets, which missed them, and why."""
     from serve.obs.cli_report import run_report
-    from serve.units import parse_duration
+    from serve.obs.selection import selection_of
 
-    since_s = None if since is None else parse_duration(since)
-    raise typer.Exit(run_report(db, since_s, as_json, html, csv))
+    filters = {
+        "since": since, "from": from_time, "until": until, "model": model, "version": version,
+        "tenant": tenant, "client": client, "cause": cause,
+    }  # fmt: skip
+    raise typer.Exit(run_report(db, selection_of(filters), as_json, html, csv))
 
 
 @app.command(

@@ -34,6 +34,7 @@ from serve.obs.metrics import Metrics
 from serve.obs.offline import make_report
 from serve.obs.record import ServerRun
 from serve.obs.scraped import PortSnapshot
+from serve.obs.selection import last
 from serve.obs.sink import RecordSink
 from serve.obs.store import RecordStore
 from serve.progress import Progress
@@ -146,7 +147,7 @@ class Application:
                 lambda: msgspec.structs.replace(
                     run, budget_bytes=self._engine.snapshot().budget_bytes
                 ),
-                lambda since_s: msgspec.json.decode(make_report(database, "json", since_s)),
+                lambda since_s: msgspec.json.decode(make_report(database, "json", last(since_s))),
                 _with_socket_path(config),
                 self._engine.plain,
                 callers,

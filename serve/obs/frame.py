@@ -1,6 +1,6 @@
 """Request records as columns, with times and stages derived from them.
 
-Columns make a report over 50,000 rows arithmetic on arrays instead of a walk over objects.
+Columns make a report arithmetic on arrays instead of a walk over objects.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,7 +33,7 @@ DTYPES = _dtypes()
 
 
 class Frame:
-    """Columns of equal length: one for each field of `RequestRecord`, and `run_id`."""
+    """Columns of equal length: some or all fields of `RequestRecord`, and `run_id`."""
 
     def __init__(self, columns: dict[str, Column]) -> None:
         self._columns = columns
@@ -49,13 +49,8 @@ class Frame:
             }
         )
 
-    @classmethod
-    def of_records(cls, records: Iterable[RequestRecord]) -> "Frame":
-        """Make a frame from the records of one run of the server."""
-        return cls.of_rows((0, *msgspec.structs.astuple(record)) for record in records)
-
     def __len__(self) -> int:
-        return len(self._columns["run_id"])
+        return len(next(iter(self._columns.values())))
 
     def __getitem__(self, name: str) -> Column:
         return self._columns[name]
@@ -63,11 +58,6 @@ class Frame:
     def where(self, mask: Column) -> "Frame":
         """Select rows by a boolean mask, or by an array of positions in its order."""
         return Frame({name: column[mask] for name, column in self._columns.items()})
-
-    @property
-    def requests(self) -> int:
-        """Number of requests, including those without a row of their own."""
-        return len(self) + int(self["left_out"].sum())
 
     @property
     def answered(self) -> Column:

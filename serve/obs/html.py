@@ -5,23 +5,22 @@ from datetime import UTC, datetime
 from html import escape
 from importlib.resources import files
 
-import numpy as np
-
 from serve.core.rules.cause import CAUSES
 from serve.obs import explanations, plots
-from serve.obs.frame import STAGES, Frame
+from serve.obs.frame import STAGES
 from serve.obs.memory_plot import memory_plot
 from serve.obs.record import ServerRun
 from serve.obs.render import verdict
 from serve.obs.report import Report
+from serve.obs.summary import Summary
 from serve.obs.timeline import timeline
 from serve.units import format_bytes, format_ms, format_seconds
 
 Legend = Iterable[tuple[str, str]]
 
 
-def render_html(frame: Frame, runs: Sequence[ServerRun], report: Report) -> str:
-    """Return the page for the `report` made of `frame`."""
+def render_html(summary: Summary, runs: Sequence[ServerRun], report: Report) -> str:
+    """Return the page for the `report` made of `summary`."""
     assets = files("serve.obs") / "assets"
     style = (assets / "report.css").read_text(encoding="utf-8")
     script = (assets / "report.js").read_text(encoding="utf-8")
@@ -31,7 +30,7 @@ def render_html(frame: Frame, runs: Sequence[ServerRun], report: Report) -> str:
             _header(runs, report),
             f'<p class="verdict">{_verdict(report)}</p>',
             _tiles(report),
-            f'<div class="grid">{"".join(_figures(frame, runs, report))}</div>',
+            f'<div class="grid">{"".join(_figures(summary, runs, report))}</div>',
             f"<footer>Made on {_day(now)} at {now:%H:%M:%S}. "
             "Latency is the time from arrival until the answer was handed to the transport. "
             "All times are UTC.</footer>",
@@ -107,10 +106,7 @@ def _tiles(report: Report) -> str:
     )
 
 
-def _figures(frame: Frame, runs: Sequence[ServerRun], report: Report) -> list[str]:
-    answered = frame.where(frame.answered)
-    launched = frame.where(frame.launched)
-    measured = bool(np.any(launched["pmc_measured_bytes"] > 0))
+def _figures(summary: Summary, runs: Sequence[ServerRun], report: Report) -> list[str]:
     models = [(name, f"m{i % 8}") for i, name in enumerate(sorted(report.by_model))]
     stages = [(explanations.STAGES[stage], f"s-{stage}") for stage in STAGES]
     ends = [("in time", "kept"), ("late", "late"), ("without a result", "none")]
@@ -120,21 +116,21 @@ def _figures(frame: Frame, runs: Sequence[ServerRun], report: Report) -> list[st
         _figure(
             "Latency in multiples of the QoS target",
             "Histogram of all answers. Those right of the line are late.",
-            plots.distribution(answered) if len(answered) else "",
+            plots.distribution(summary) if report.answered else "",
         ),
         _figure(
             "Memory: reserved and measured",
             "One point per run. The median reservation is "
             f"{abs(excess):.1%} {'above' if excess >= 0 else 'below'} the measured peak; "
             f"{report.memory.underestimates:,} runs used more than was reserved.",
-            memory_plot(launched) if measured else "",
+            memory_plot(summary.points, summary.excess_counts) if len(summary.points) else "",
             models,
             "No run was measured.",
         ),
         _figure(
             "Over time",
             "Outcomes of requests by arrival time, and the causes of late answers.",
-            plots.over_time(frame) if len(frame) else "",
+            plots.over_time(summary.over_time) if report.requests else "",
             [*ends, *((cause, f"c-{cause}") for cause in CAUSES)],
             wide=True,
         ),
@@ -142,7 +138,7 @@ def _figures(frame: Frame, runs: Sequence[ServerRun], report: Report) -> list[st
             "Where the time went",
             "Mean shares of the latency. Preparation counts only while an idle lane waited for "
             f"it; {hidden:.0%} of it was hidden behind other work.",
-            plots.stage_shares(answered) if len(answered) else "",
+            plots.stage_shares(summary.stages) if report.answered else "",
             stages,
         ),
         _figure(
@@ -156,10 +152,10 @@ def _figures(frame: Frame, runs: Sequence[ServerRun], report: Report) -> list[st
             "Lanes and groups",
             "The seconds with the most late answers. Colours distinguish groups; a red edge marks "
             "a late answer. Point at a run to see its group.",
-            timeline(frame, runs) if len(launched) else "",
+            timeline(summary.shown, summary.window, runs) if summary.window else "",
             wide=True,
         ),
-        *_tables(frame, report),
+        *_tables(report),
     ]
 
 
@@ -180,7 +176,7 @@ def _figure(
     )
 
 
-def _tables(frame: Frame, report: Report) -> list[str]:
+def _tables(report: Report) -> list[str]:
     total = max(report.violations, 1)
     models = [
         (escape(name), f"{m.requests:,}", f"{m.violations:,}", f"{m.violation_rate:.2%}",

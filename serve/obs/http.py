@@ -6,7 +6,8 @@ It is the HTTP port of a server without the gateway (``serve.rest``), and what t
 ``/v2/health/live``    200 while the process works, else 503
 ``/v2/health/ready``   200 while requests are accepted: warmed up, not draining; else 503
 ``/metrics``           Prometheus text format
-``/report``            the QoS report as a page; ``?since=10m`` limits it
+``/report``            the QoS report as a page; ``?since=10m`` limits it, as do the other
+                       filters of ``selection``; ``?format=json`` and ``?format=csv``
 ``/report.json``       the same numbers as JSON
 =====================  ============================================================
 
@@ -30,7 +31,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Condition, Thread
-from typing import Any, Literal
+from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
 
 from serve.access.callers import Callers
@@ -38,16 +39,18 @@ from serve.access.certificates import Certificates, names_of
 from serve.access.rules import decide
 from serve.errors import ConfigError, ErrorCode, ServeError
 from serve.obs.metrics import CONTENT_TYPE as METRICS_TYPE
-from serve.obs.offline import make_report
-from serve.units import parse_duration
+from serve.obs.offline import Form, make_report
+from serve.obs.selection import selection_of
 
 _log = logging.getLogger(__name__)
 
-_REPORT_TYPES: dict[str, tuple[Literal["html", "json"], str]] = {
-    "/report": ("html", "text/html; charset=utf-8"),
-    "/report.json": ("json", "application/json"),
+_REPORTS = {"/report": "html", "/report.json": "json"}
+_REPORT_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "json": "application/json",
+    "csv": "text/csv; charset=utf-8",
 }
-_PATHS = ("/v2/health/live", "/v2/health/ready", "/metrics", *_REPORT_TYPES)
+_PATHS = ("/v2/health/live", "/v2/health/ready", "/metrics", *_REPORTS)
 #: Schemes of credentials that are taken: a browser asks for the second one's.
 CHALLENGE = 'Bearer realm="gnnserve", Basic realm="gnnserve"'
 #: Alternative names of a client's certificate.
@@ -152,17 +155,22 @@ class HttpPort:
             return _health(self._ready())
         if url.path == "/metrics":
             return HTTPStatus.OK, METRICS_TYPE, self._metrics()
-        if url.path in _REPORT_TYPES:
-            return self._report(*_REPORT_TYPES[url.path], parse_qs(url.query).get("since", [""])[0])
+        if url.path in _REPORTS:
+            return self._report(_REPORTS[url.path], url.query)
         known = " ".join(_PATHS)
         return _text(HTTPStatus.NOT_FOUND, f"nothing at {url.path}; known paths: {known}")
 
-    def _report(self, form: Literal["html", "json"], content_type: str, since: str) -> HttpAnswer:
+    def _report(self, form: str, query: str) -> HttpAnswer:
+        filters = {name: values[-1] for name, values in parse_qs(query).items()}
+        form = filters.pop("format", form)
         try:
-            since_s = parse_duration(since) if since else 0.0
-            return HTTPStatus.OK, content_type, make_report(self._database, form, since_s)
+            if form not in _REPORT_TYPES:
+                known = ", ".join(_REPORT_TYPES)
+                raise ConfigError(f"unknown format {form!r}; known formats: {known}")
+            made = make_report(self._database, cast("Form", form), selection_of(filters))
         except ServeError as error:
             return _text(HTTPStatus(error.code.http_status), str(error))
+        return HTTPStatus.OK, _REPORT_TYPES[form], made
 
 
 class _HttpServer(ThreadingHTTPServer):

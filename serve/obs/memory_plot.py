@@ -4,25 +4,24 @@ import math
 
 import numpy as np
 
-from serve.obs.frame import Column, Frame, ratio
+from serve.obs.frame import Column, Frame
 from serve.obs.plots import HALF
+from serve.obs.summary import EXCESS_EDGES
 from serve.obs.svg import Canvas, Scale, doubling_ticks, number, tag, text
 from serve.units import format_bytes
 
-#: Most points drawn; more are thinned out evenly, keeping the extreme ones.
-MAX_POINTS = 2500
 
-
-def memory_plot(launched: Frame) -> str:
+def memory_plot(known: Frame, excess_counts: Column) -> str:
     """Draw measured peak against reservation on logarithmic axes, and a histogram of their ratio.
 
     Points above the diagonal, and bars right of 1, are runs that used more than was reserved.
+
+    Args:
+        known: Runs to draw as points, whose measured peak is positive.
+        excess_counts: Counts of all runs by measured ÷ reserved, between `EXCESS_EDGES`.
     """
     canvas = Canvas(HALF, 350, left=74, right=32, top=26, bottom=144)
-    known = launched.where(launched["pmc_measured_bytes"] > 0)
-    excess = ratio(known["pmc_measured_bytes"], np.maximum(known["reserve_bytes"], 1))
-    spread = _excess(canvas, excess)
-    known = known.where(_thin(excess))
+    spread = _excess(canvas, excess_counts)
     took, held = known["pmc_measured_bytes"], np.maximum(known["reserve_bytes"], 1)
     lo = 4.0 ** math.floor(math.log(min(took.min(), held.min()), 4))
     hi = 4.0 ** math.ceil(math.log(max(took.max(), held.max()) * 1.001, 4))
@@ -58,11 +57,9 @@ def memory_plot(launched: Frame) -> str:
     )
 
 
-def _excess(canvas: Canvas, excess: Column) -> str:
+def _excess(canvas: Canvas, counts: Column) -> str:
     """Draw the lower panel, a histogram of measured ÷ reserved around 1."""
     base, top = canvas.height - 40, canvas.height - 92
-    edges = np.linspace(0.5, 1.2, 71)
-    counts = np.histogram(np.clip(excess, 0.5, 1.2 - 1e-9), edges)[0]
     x = Scale(0.5, 1.2, canvas.left, canvas.x_end)
     y = Scale(0, float(counts.max()), base, top)
     bars = (
@@ -75,7 +72,7 @@ def _excess(canvas: Canvas, excess: Column) -> str:
             cls="late" if left > 0.999 else "held",
             data_t=f"measured {left:.0%} to {right:.0%} of the reservation\n{count:,} runs",
         )
-        for left, right, count in zip(edges[:-1], edges[1:], counts, strict=True)
+        for left, right, count in zip(EXCESS_EDGES[:-1], EXCESS_EDGES[1:], counts, strict=True)
         if count
     )
     ticks = [
@@ -85,12 +82,3 @@ def _excess(canvas: Canvas, excess: Column) -> str:
     ]
     line = tag("path", d=f"M{number(x(1))} {number(base)}V{number(top - 6)}", cls="target")
     return "".join([*bars, line, canvas.x_axis(x, ticks, "measured ÷ reserved", base)])
-
-
-def _thin(excess: Column) -> Column:
-    """Return the positions of at most MAX_POINTS rows, those with the largest `excess` included."""
-    if len(excess) <= MAX_POINTS:
-        return np.arange(len(excess))
-    extreme = np.argsort(-excess, kind="stable")[: MAX_POINTS // 5]
-    even = np.linspace(0, len(excess) - 1, MAX_POINTS - len(extreme)).astype(np.int64)
-    return np.union1d(even, extreme)

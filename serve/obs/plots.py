@@ -1,4 +1,4 @@
-"""Figures of the report: each function draws a frame and returns SVG text.
+"""Figures of the report: each function returns SVG text.
 
 See ``memory_plot`` and ``timeline`` for two more figures, ``svg`` for drawing and ``html`` for the
 page.
@@ -12,39 +12,41 @@ import numpy as np
 
 from serve.core.rules.cause import CAUSES
 from serve.obs import explanations
-from serve.obs.frame import STAGES, Frame, ratio
+from serve.obs.frame import STAGES
+from serve.obs.intervals import BAR_SECONDS, Intervals
+from serve.obs.summary import OVER_EDGES, StageSums, Summary
 from serve.obs.svg import (
     Canvas,
     Scale,
     count_ticks,
     doubling_ticks,
     linear_ticks,
-    nice_step,
     number,
     tag,
     text,
 )
 from serve.obs.violations import Violation
-from serve.quantiles import quantiles
 from serve.units import format_ms
 
 #: Widths of a figure in half a page and of one across the page.
 HALF = 540.0
 _WIDE = 1104.0
 _FRACTIONS = {0.03125: "1⁄32", 0.0625: "1⁄16", 0.125: "⅛", 0.25: "¼", 0.5: "½"}
-_BAR_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600,
-                7200, 21600, 86400, 604800)  # fmt: skip
-_MIN_BARS = 20
 
 
-def distribution(answered: Frame) -> str:
+def distribution(summary: Summary) -> str:
     """Draw a histogram of latency ÷ QoS target; answers right of 1 are late."""
     canvas = Canvas(HALF, 376, top=34)
-    over = answered.over_target
-    lo = 2.0 ** min(max(math.floor(math.log2(max(over.min(), 1e-3))), -5), -2)
-    hi = 2.0 ** max(min(math.ceil(math.log2(max(over.max(), 1e-3))), 6), 1)
-    edges = np.geomspace(lo, hi, round(math.log2(hi / lo)) * 8 + 1)
-    counts = np.histogram(np.clip(over, lo, hi * (1 - 1e-9)), edges)[0]
+    least, most = summary.over_range
+    lo = 2.0 ** min(max(math.floor(math.log2(max(least, 1e-3))), -5), -2)
+    hi = 2.0 ** max(min(math.ceil(math.log2(max(most, 1e-3))), 6), 1)
+    shown = (lo * 0.999 < OVER_EDGES) & (hi * 1.001 > OVER_EDGES)
+    edges = OVER_EDGES[shown]
+    within = np.flatnonzero(shown[:-1] & shown[1:])
+    counts = summary.over_counts[within]
+    counts[0] += summary.over_counts[: within[0]].sum()
+    counts[-1] += summary.over_counts[within[-1] + 1 :].sum()
+    answered = summary.all.over.count
     x = Scale(lo, hi, canvas.left, canvas.x_end, log=True)
     y = Scale(0, float(counts.max()) * 1.04, canvas.y_end, canvas.top)
     bars = (
@@ -56,12 +58,12 @@ def distribution(answered: Frame) -> str:
             height=canvas.y_end - y(count),
             cls="late" if left > 0.999 else "kept",
             data_t=f"{left:.2f} to {right:.2f} × target\n{count:,} answers"
-            f" ({count / len(over):.1%})",
+            f" ({count / answered:.1%})",
         )
         for left, right, count in zip(edges[:-1], edges[1:], counts, strict=True)
         if count
     )
-    late = float(np.mean(answered["violated"]))
+    late = summary.all.violations / answered
     target = number(x(1))
     marks = [
         tag("path", d=f"M{target} {number(canvas.y_end)}V{canvas.top - 20}", cls="target"),
@@ -70,7 +72,7 @@ def distribution(answered: Frame) -> str:
     ]
     shares = (0.5, 0.9, 0.99)
     for row, (share, value) in enumerate(
-        zip(shares, quantiles(over.tolist(), shares), strict=True)
+        zip(shares, summary.all.over.quantiles(shares), strict=True)
     ):
         at = x(value)
         height = canvas.top + 12 + 15 * row
@@ -82,7 +84,7 @@ def distribution(answered: Frame) -> str:
                  "end" if before else None),
         ]  # fmt: skip
     ticks = doubling_ticks(lo, hi, 2, _fraction)
-    if over.max() > hi:
+    if most > hi:
         ticks[-1] = (hi, f"≥ {hi:g}")
     return canvas.svg(
         "Latency divided by QoS target",
@@ -93,29 +95,21 @@ def distribution(answered: Frame) -> str:
     )
 
 
-def over_time(frame: Frame) -> str:
+def over_time(intervals: Intervals) -> str:
     """Draw requests per interval by outcome, and below them late answers by cause."""
     canvas = Canvas(_WIDE, 330, bottom=44)
-    arrived = frame["arrived_unix_ns"] / 1e9
-    first, width, bars = _intervals(float(arrived.min()), float(arrived.max()))
-    slot = np.clip(((arrived - first) / width).astype(np.int64), 0, bars - 1)
+    first, width, bars = intervals.start_s, intervals.width_s, intervals.bars
     x = Scale(0, bars, canvas.left, canvas.x_end)
-    ended = {
-        "kept": frame.answered & ~frame["violated"],
-        "late": frame.violated,
-        "none": ~frame.answered,
-    }
     named = {"kept": "in time", "late": "late", "none": "without a result"}
-    causes = {f"c-{cause}": frame.violated & (frame["cause"] == cause) for cause in CAUSES}
+    causes = {f"c-{cause}": cause for cause in CAUSES}
     split = canvas.top + 150
     panels = (
-        (ended, named, "requests", canvas.top + 14, split),
-        (causes, {f"c-{cause}": cause for cause in CAUSES}, "late, by cause", split + 34,
-         canvas.y_end),
-    )  # fmt: skip
+        (named, "requests", canvas.top + 14, split),
+        (causes, "late, by cause", split + 34, canvas.y_end),
+    )
     parts: list[str] = []
-    for masks, labels, title, top, base in panels:
-        stacks = {cls: np.bincount(slot[mask], minlength=bars) for cls, mask in masks.items()}
+    for labels, title, top, base in panels:
+        stacks = {cls: intervals.counts(cls) for cls in labels}
         total = np.sum(list(stacks.values()), axis=0)
         y = Scale(0, max(float(total.max()), 1.0), base, top)
         parts.append(canvas.y_axis(y, count_ticks(y.hi, 3)))
@@ -137,7 +131,7 @@ def over_time(frame: Frame) -> str:
                 )
             below += counts
         parts.append(tag("path", d=f"M{canvas.left} {number(base)}H{canvas.x_end}", cls="axis"))
-    apart = next((s for s in _BAR_SECONDS if bars * width / s <= 10), bars * width / 10)
+    apart = next((s for s in BAR_SECONDS if bars * width / s <= 10), bars * width / 10)
     begin = math.ceil(first / apart - 1e-9) * apart
     marks = (
         begin + i * apart for i in range(math.floor((first + bars * width - begin) / apart) + 1)
@@ -150,23 +144,18 @@ def over_time(frame: Frame) -> str:
     )
 
 
-def stage_shares(answered: Frame) -> str:
+def stage_shares(stages: dict[str, StageSums]) -> str:
     """Draw the mean share of the latency by stage, for late answers and for those in time."""
     canvas = Canvas(HALF, 200, left=72, top=8)
     x = Scale(0, 1, canvas.left, canvas.x_end)
     parts: list[str] = []
-    late = answered["violated"]
-    rows = (("late", answered.where(late)), ("in time", answered.where(~late)), ("all", answered))
-    for row, (label, group) in enumerate(rows):
+    for row, (label, group) in enumerate(stages.items()):
         top = canvas.top + row * 50
         parts.append(text(canvas.left - 9, top + 26, label, "tick", "end"))
-        if not len(group):
+        if not group.count:
             parts.append(text(canvas.left, top + 26, "none", "tick"))
             continue
-        means = {
-            stage: float(ratio(time, group["latency_ns"]).mean())
-            for stage, time in group.stage_ns().items()
-        }
+        means = group.means()
         tips = {stage: f"{label}: {share:.1%} of the latency" for stage, share in means.items()}
         parts.append(_stack(x, top, 42, means, tips))
         at = 0.0
@@ -223,14 +212,6 @@ def _stack(
             )
         at += parts[stage]
     return "".join(rects)
-
-
-def _intervals(first: float, last: float) -> tuple[float, float, int]:
-    """Return start, width in seconds and number of equal intervals that cover a time span."""
-    span = max(last - first, 0.01)
-    width = next((w for w in _BAR_SECONDS if span / w <= 72), nice_step(span, 72))
-    start = math.floor(first / width) * width
-    return start, width, max(_MIN_BARS, math.floor((last - start) / width) + 1)
 
 
 def _fraction(value: float) -> str:

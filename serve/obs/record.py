@@ -124,3 +124,5 @@ class ServerRun(msgspec.Struct, frozen=True, kw_only=True):
     window: str
     qos_factor: float
     pid: int
+    #: Rows that this run's database could not take, as far as it could say.
+    rows_lost: int = 0

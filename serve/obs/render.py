@@ -38,9 +38,15 @@ def verdict(report: Report) -> str:
     """Summarize the report in a few sentences, with emphasis between asterisks."""
     lost = {reason: report.rejected.get(reason, 0) for reason in STATUS_BY_REASON}
     told = ", ".join(f"{reason} {count:,}" for reason, count in lost.items() if count)
+    rows = (
+        f"*{report.rows_lost:,} rows are missing here*, because the database could not take them. "
+        if report.rows_lost
+        else ""
+    )
     if not told:
-        return _verdict(report)
-    return f"{_verdict(report)} {sum(lost.values()):,} calls ended before they were read ({told})."
+        return f"{rows}{_verdict(report)}"
+    unread = f"{sum(lost.values()):,} calls ended before they were read ({told})."
+    return f"{rows}{_verdict(report)} {unread}"
 
 
 def _verdict(report: Report) -> str:

@@ -10,29 +10,26 @@ again in `expired_late`, so that giving up early cannot flatter the server.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from serve.core.rules.cause import CAUSES
-from serve.obs.frame import Column, Frame, ratio
-from serve.obs.read import read_database
-from serve.obs.record import RequestRecord, ServerRun
-from serve.obs.violations import Violation, worst_violations
-from serve.quantiles import quantiles
-
-#: Number of violations described one by one.
-WORST = 10
-#: Shortest overlap for which two runs count as concurrent. Times of records come from the wall
-#: clock at arrival, which cannot distinguish "right after" from "at the same time".
-_OVERLAP_NS = 50_000
+from serve.obs.read import read_runs, reading
+from serve.obs.record import ServerRun
+from serve.obs.selection import Selection
+from serve.obs.sketch import Sketch
+from serve.obs.summary import ModelTotals, Summary
+from serve.obs.violations import Violation, violations_of
 
 
 class Quantiles(msgspec.Struct, frozen=True):
-    """Percentiles over all answered requests; zeros when there are none."""
+    """Percentiles over all answered requests; zeros when there are none.
+
+    Exact for up to 20,000 answers, beyond that within 0.25 %.
+    """
 
     p50: float = 0.0
     p90: float = 0.0
@@ -72,6 +69,8 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Totals over all requests, by model and by cause."""
 
+    #: Rows that the database could not take, in the runs of the server that the report is about.
+    rows_lost: int
     requests: int
     answered: int
     violations: int
@@ -106,14 +105,16 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     worst: list[Violation]
 
 
-def build_report(records: Iterable[RequestRecord], runs: Sequence[ServerRun]) -> Report:
-    """Make the report over records of one run of the server."""
-    return report_of(Frame.of_records(records), runs)
+def load_report(path: Path, chosen: Selection | None = None) -> Report:
+    """Make the report over the chosen requests of a database, or all; raises ConfigError."""
+    summary, runs = read_summary(path, chosen or Selection())
+    return report_of(summary, runs)
 
 
-def load_report(path: Path, since_s: float | None = None) -> Report:
-    """Make the report over a database or its last `since_s` seconds; raises ConfigError."""
-    return report_of(*read_database(path, since_s))
+def read_summary(path: Path, chosen: Selection) -> tuple[Summary, list[ServerRun]]:
+    """Return what the report shows, and the server's runs; raises ConfigError."""
+    with reading(path) as db:
+        return Summary(db, chosen), read_runs(db, chosen)
 
 
 def report_dict(report: Report) -> dict[str, Any]:
@@ -122,36 +123,34 @@ def report_dict(report: Report) -> dict[str, Any]:
     return plain
 
 
-def report_of(frame: Frame, runs: Sequence[ServerRun]) -> Report:
-    """Make the report over a frame; the budget is that of the newest of `runs`."""
-    answered = frame.where(frame.answered)
-    violations = int(np.count_nonzero(answered["violated"]))
-    kept = len(answered) - violations
-    rate = violations / len(answered) if len(answered) else 0.0
-    causes = Counter[str](answered["cause"][answered["violated"]].tolist())
-    unanswered = frame.where(~frame.answered)
-    arrivals = frame["arrived_unix_ns"]
+def report_of(summary: Summary, runs: Sequence[ServerRun]) -> Report:
+    """Make the report; the budget is that of the newest of `runs`."""
+    total = summary.all
+    answered, violations = total.over.count, total.violations
+    rate = violations / answered if answered else 0.0
+    causes = Counter(summary.by_cause)
     return Report(
-        requests=frame.requests,
-        answered=len(answered),
+        rows_lost=sum(run.rows_lost for run in runs),
+        requests=total.requests,
+        answered=answered,
         violations=violations,
         violation_rate=rate,
-        attainment=kept / len(answered) if len(answered) else 1.0,
-        attainment_interval=wilson_interval(kept, len(answered)),
-        expired_late=_expired_late(unanswered),
-        latency_over_qt=_quantiles(answered.over_target),
-        latency_ms=_quantiles(answered["latency_ns"] / 1e6),
-        jct_over_qt_mean=_mean(answered.over_target),
-        quet_over_qt_mean=_mean(ratio(answered["quet_ns"], answered["qos_target_ns"])),
-        run_over_estimate=_quantiles(ratio(answered["run_ns"], answered["run_estimate_ns"])),
-        by_model=_by_model(frame),
+        attainment=(answered - violations) / answered if answered else 1.0,
+        attainment_interval=wilson_interval(answered - violations, answered),
+        expired_late=summary.expired_late,
+        latency_over_qt=_quantiles(total.over),
+        latency_ms=_quantiles(total.latency_ms),
+        jct_over_qt_mean=total.over.mean,
+        quet_over_qt_mean=summary.quet_over_target.mean,
+        run_over_estimate=_quantiles(summary.run_over_estimate),
+        by_model={name: _model_report(one) for name, one in sorted(summary.by_model.items())},
         by_cause={cause: causes.pop(cause, 0) for cause in CAUSES} | dict(causes),
-        memory=_memory(frame.where(frame.launched), runs),
-        rejected=_rejected(unanswered),
-        overhead=_overhead(answered),
-        first_unix_ns=int(arrivals.min()) if len(frame) else 0,
-        last_unix_ns=int(arrivals.max()) if len(frame) else 0,
-        worst=worst_violations(frame, WORST),
+        memory=_memory(summary, runs),
+        rejected=dict(summary.rejected.most_common()),
+        overhead=_overhead(summary),
+        first_unix_ns=summary.first_unix_ns,
+        last_unix_ns=summary.last_unix_ns,
+        worst=violations_of(summary.worst, summary.mates),
     )
 
 
@@ -166,88 +165,40 @@ def wilson_interval(successes: int, trials: int, z: float = 1.96) -> tuple[float
     return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
 
 
-def peak_concurrent(start_ns: Column, end_ns: Column, weight: Column) -> int:
-    """Return the largest sum of `weight` over intervals that overlap."""
-    if not len(weight):
-        return 0
-    end_ns = np.maximum(end_ns - _OVERLAP_NS, start_ns)
-    times = np.concatenate([end_ns, start_ns])
-    # Ends come first and the sort is stable, so at equal times memory is freed before it is taken.
-    order = np.argsort(times, kind="stable")
-    held = np.cumsum(np.concatenate([-weight, weight])[order])
-    return max(0, int(held.max()))
+def _model_report(model: ModelTotals) -> ModelReport:
+    answered = model.over.count
+    return ModelReport(
+        requests=model.requests,
+        answered=answered,
+        violations=model.violations,
+        violation_rate=model.violations / answered if answered else 0.0,
+        latency_over_qt=_quantiles(model.over),
+        latency_ms=_quantiles(model.latency_ms),
+    )
 
 
-def _by_model(frame: Frame) -> dict[str, ModelReport]:
-    return {
-        model: _model_report(frame.where(frame["model"] == model))
-        for model in sorted(set(frame["model"].tolist()))
+def _memory(summary: Summary, runs: Sequence[ServerRun]) -> MemoryReport:
+    newest = max(runs, key=lambda run: run.started_unix_ns, default=None)
+    over = summary.reserved_over_measured
+    return MemoryReport(
+        budget_bytes=newest.budget_bytes if newest else 0,
+        peak_bytes=summary.reserved_peak.highest,
+        peak_measured_bytes=summary.measured_peak.highest,
+        measured=summary.measured,
+        underestimates=summary.underestimates,
+        estimate_exceeded=summary.estimate_exceeded,
+        overestimate_p50=over.quantiles((0.5,))[0] - 1.0 if over.count else 0.0,
+    )
+
+
+def _overhead(summary: Summary) -> dict[str, float]:
+    answered = summary.stages["all"]
+    prepared = summary.prepare_ns
+    return answered.means() | {
+        "prepare_hidden": summary.hidden_share / max(answered.count, 1),
+        "prepare_hidden_share": summary.hidden_ns / prepared if prepared else 0.0,
     }
 
 
-def _model_report(frame: Frame) -> ModelReport:
-    answered = frame.where(frame.answered)
-    violations = int(np.count_nonzero(answered["violated"]))
-    return ModelReport(
-        requests=frame.requests,
-        answered=len(answered),
-        violations=violations,
-        violation_rate=violations / len(answered) if len(answered) else 0.0,
-        latency_over_qt=_quantiles(answered.over_target),
-        latency_ms=_quantiles(answered["latency_ns"] / 1e6),
-    )
-
-
-def _memory(launched: Frame, runs: Sequence[ServerRun]) -> MemoryReport:
-    measured = launched.where(~np.isnan(launched["pmc_measured_bytes"]))
-    took = measured["pmc_measured_bytes"]
-    reserved = measured["reserve_bytes"]
-    newest = max(runs, key=lambda run: run.started_unix_ns, default=None)
-    over = ratio(reserved, took)[took > 0] - 1.0
-    return MemoryReport(
-        budget_bytes=newest.budget_bytes if newest else 0,
-        peak_bytes=_peak(launched, "reserve_bytes"),
-        peak_measured_bytes=_peak(measured, "pmc_measured_bytes"),
-        measured=len(measured),
-        underestimates=int(np.count_nonzero(took > reserved)),
-        estimate_exceeded=int(np.count_nonzero(took > measured["pmc_estimate_bytes"])),
-        overestimate_p50=float(np.median(over)) if len(over) else 0.0,
-    )
-
-
-def _peak(launched: Frame, column: str) -> int:
-    return peak_concurrent(
-        launched.launched_unix_ns, launched.finished_unix_ns, launched[column].astype(np.int64)
-    )
-
-
-def _rejected(unanswered: Frame) -> dict[str, int]:
-    columns = (unanswered[name].tolist() for name in ("reason", "status", "left_out"))
-    counted = Counter[str]()
-    for reason, status, left_out in zip(*columns, strict=True):
-        counted[reason or status.lower()] += 1 + left_out
-    return dict(counted.most_common())
-
-
-def _expired_late(unanswered: Frame) -> int:
-    late = unanswered["latency_ns"] > unanswered["qos_target_ns"]
-    promised = unanswered["qos_target_ns"] > 0
-    return unanswered.where((unanswered["reason"] == "deadline") & promised & late).requests
-
-
-def _overhead(answered: Frame) -> dict[str, float]:
-    latency = answered["latency_ns"]
-    shares = {stage: _mean(ratio(time, latency)) for stage, time in answered.stage_ns().items()}
-    hidden = answered["prepare_ns"] - answered["prepare_exposed_ns"]
-    shares["prepare_hidden"] = _mean(ratio(hidden, latency))
-    prepared = int(answered["prepare_ns"].sum())
-    shares["prepare_hidden_share"] = int(hidden.sum()) / prepared if prepared else 0.0
-    return shares
-
-
-def _quantiles(values: Column) -> Quantiles:
-    return Quantiles(*quantiles(values.tolist(), (0.5, 0.9, 0.99)))
-
-
-def _mean(values: Column) -> float:
-    return float(values.mean()) if len(values) else 0.0
+def _quantiles(values: Sketch) -> Quantiles:
+    return Quantiles(*values.quantiles((0.5, 0.9, 0.99)))

@@ -101,6 +101,7 @@ class RecordSink:
         """Store and commit what is left."""
         for record in self._lost():
             self._store.insert(record)
+        self._store.overflowed = self._overflowed
         self._store.commit()
 
     def _observe(self, record: RequestRecord) -> None:

@@ -28,6 +28,8 @@ def _insert(table: str, names: tuple[str, ...]) -> str:
 _INSERT_REQUEST = _insert("request", ("run_id", *field_names(RequestRecord)))
 _INSERT_RUN = _insert("server", field_names(ServerRun))
 
+_TELL_LOST = "UPDATE server SET rows_lost = ? WHERE run_id = ?"
+
 
 class RecordStore:
     """Writes one server run: its own row in `server`, and one row per request."""
@@ -41,6 +43,9 @@ class RecordStore:
         self.path = path
         #: Rows lost since the start because the database could not take them.
         self.dropped = 0
+        #: Rows lost before they came here, which the run's row counts too.
+        self.overflowed = 0
+        self._lost_told = 0
         self._uncommitted = 0
         self._failing = False
         try:
@@ -85,15 +90,19 @@ class RecordStore:
 
     def commit(self) -> None:
         """Make the inserted rows durable. Never raises."""
-        if not self._uncommitted:
+        lost = self.dropped + self.overflowed
+        if not self._uncommitted and lost == self._lost_told:
             return
         try:
+            if lost != self._lost_told:
+                self._db.execute(_TELL_LOST, (lost, self._run_id))
             self._db.commit()
         except sqlite3.Error as error:
             self._lose(0, error)
             return
-        self._uncommitted = 0
-        if self._failing:
+        self._lost_told = lost
+        written, self._uncommitted = self._uncommitted, 0
+        if self._failing and written:
             self._failing = False
             _log.warning("%s: written again; %d rows were lost so far", self.path, self.dropped)
 

@@ -18,18 +18,16 @@ from serve.obs.svg import (
 )
 from serve.units import format_bytes, format_ms
 
-WINDOW_NS = 2_000_000_000
-MAX_RUNS = 300
 _LANE_HEIGHT = 26.0
 
 
-def timeline(frame: Frame, runs: Sequence[ServerRun]) -> str:
-    """Draw the window with the most late answers.
+def timeline(frame: Frame, window: tuple[int, int], runs: Sequence[ServerRun]) -> str:
+    """Draw the requests of a window, given by its begin and end in ns since the epoch.
 
     Colours distinguish groups; a red edge marks a late answer.
     """
     launched = frame.where(frame.launched)
-    begin, end = busiest_window(launched)
+    begin, end = window
     shown = launched.where((launched.launched_unix_ns < end) & (launched.finished_unix_ns > begin))
     lanes = sorted(set(shown["lane"].tolist()))
     lanes_end = 30 + _LANE_HEIGHT * len(lanes)
@@ -60,28 +58,6 @@ def timeline(frame: Frame, runs: Sequence[ServerRun]) -> str:
         *parts,
         canvas.x_axis(x, ticks, f"after {started}"),
     )
-
-
-def busiest_window(launched: Frame) -> tuple[int, int]:
-    """Return begin and end of the window with the most late answers, in ns since the epoch.
-
-    Ties go to the window with the most runs. A window is at most WINDOW_NS long and holds about
-    MAX_RUNS runs at most.
-    """
-    order = np.argsort(launched.launched_unix_ns, kind="stable")
-    starts = launched.launched_unix_ns[order]
-    late = np.concatenate([[0], np.cumsum(launched.violated[order])])
-    after = np.minimum(
-        np.searchsorted(starts, starts + WINDOW_NS), np.arange(len(starts)) + MAX_RUNS
-    )
-    first = np.arange(len(starts))
-    score = (late[after] - late[first]) * (len(starts) + 1) + (after - first)
-    best = int(np.argmax(score))
-    chosen = order[best : after[best]]
-    begin = int(starts[best])
-    end = int(min(launched.finished_unix_ns[chosen].max(), begin + WINDOW_NS))
-    margin = max((end - begin) // 100, 1000)
-    return begin - margin, end + margin
 
 
 def _lanes(canvas: Canvas, x: Scale, shown: Frame, lanes: list[int], begin: int) -> str:

@@ -1,11 +1,10 @@
 """Details of the worst late answers, for the report."""
 
+from collections.abc import Sequence
+
 import msgspec
-import numpy as np
 
 from serve.obs.frame import Column, Frame
-
-_MATES = 8
 
 
 class Violation(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,11 +34,8 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
     group_mates: list[str]
 
 
-def worst_violations(frame: Frame, count: int) -> list[Violation]:
-    """Return the late answers furthest beyond their target, worst first."""
-    late = frame.where(frame.violated)
-    order = np.argsort(-late.over_target, kind="stable")[:count]
-    late = late.where(order)
+def violations_of(late: Frame, mates: Sequence[list[str]]) -> list[Violation]:
+    """Return the details of late answers, and of each the ids of its `mates`."""
     stages = {stage: _ms(time) for stage, time in late.stage_ns().items()}
     names = ("latency_ns", "qos_target_ns", "solo_estimate_ns", "run_estimate_ns", "backlog_ns")
     latency, target, solo, run, backlog = (_ms(late[name]) for name in names)
@@ -65,19 +61,10 @@ def worst_violations(frame: Frame, count: int) -> list[Violation]:
             group_id=int(late["group_id"][i]),
             group_size=int(late["group_size"][i]),
             co_runners=int(late["co_runners"][i]),
-            group_mates=_mates(frame, late, i),
+            group_mates=mates[i],
         )
         for i in range(len(late))
     ]
-
-
-def _mates(frame: Frame, late: Frame, i: int) -> list[str]:
-    group = late["group_id"][i]
-    if group < 0:
-        return []
-    same = (frame["group_id"] == group) & (frame["run_id"] == late["run_id"][i])
-    uids = frame["request_uid"][same].tolist()
-    return [uid for uid in uids if uid != late["request_uid"][i]][:_MATES]
 
 
 def _ms(values: Column) -> list[float]:

@@ -2,8 +2,20 @@
 
 import heapq
 import random
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
 
+import msgspec
+
+from serve.obs.frame import Frame
+from serve.obs.read import read_rows, read_runs, reading
 from serve.obs.record import RequestRecord, ServerRun
+from serve.obs.report import Report, report_of
+from serve.obs.schema import migrate
+from serve.obs.selection import Selection
+from serve.obs.summary import Summary
 
 MS = 1_000_000
 START_UNIX_NS = 1_790_000_000 * 1_000_000_000
@@ -162,3 +174,27 @@ def _finish(
         cause=cause,
         pmc_measured_bytes=int(estimate * rng.lognormvariate(-0.02, 0.03)),
     )
+
+
+def summary_of(rows: Sequence[RequestRecord], chosen: Selection | None = None) -> Summary:
+    """Return what a report shows of records, by way of a database in memory."""
+    names = ("run_id", *RequestRecord.__struct_fields__)
+    with closing(sqlite3.connect(":memory:")) as db:
+        migrate(db)
+        db.executemany(
+            f"INSERT INTO request ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})",
+            ((0, *msgspec.structs.astuple(row)) for row in rows),
+        )
+        return Summary(db, chosen or Selection())
+
+
+def build_report(rows: Sequence[RequestRecord], runs: Sequence[ServerRun]) -> Report:
+    """Return the report over records."""
+    return report_of(summary_of(rows), runs)
+
+
+def read_database(path: Path, chosen: Selection | None = None) -> tuple[Frame, list[ServerRun]]:
+    """Return the chosen rows of a database, and its runs."""
+    with reading(path) as db:
+        runs = read_runs(db, chosen or Selection())
+    return Frame.of_rows(read_rows(path, chosen)), runs

@@ -14,6 +14,7 @@ import pytest
 import serve.obs.http
 from bench.kit.waiting import PATIENCE_S, wait_for
 from serve.errors import ConfigError
+from serve.obs import offline
 from serve.obs.http import HttpPort, listening_socket
 
 
@@ -71,6 +72,37 @@ def test_the_report_as_page_and_as_json(port):
     status, kind, body = get(port, "/report?since=5m")
     assert (status, kind) == (200, "text/html; charset=utf-8")
     assert body.startswith("<!doctype html>")
+
+
+def test_filters_and_csv(port, monkeypatch):
+    whole = json.loads(get(port, "/report.json")[2])
+    some = json.loads(get(port, "/report.json?model=gat")[2])
+    assert some["requests"] == whole["by_model"]["gat"]["requests"]
+    assert list(some["by_model"]) == ["gat"]
+    status, kind, body = get(port, "/report?format=csv&model=gat")
+    assert (status, kind) == (200, "text/csv; charset=utf-8")
+    assert body.startswith("run_id,request_uid,")
+    assert len(body.splitlines()) > 100
+    assert get(port, "/report?model=%00%27")[0] == 200
+    assert "unknown filter 'modle'" in get(port, "/report?modle=gat")[2]
+    assert "known formats: html, json, csv" in get(port, "/report?format=pdf")[2]
+
+
+def test_reports_of_a_large_database_are_kept_for_a_minute(port, database, monkeypatch):
+    made = []
+    monkeypatch.setattr(offline, "_made", lambda *what: made.append(what) or b"{}")
+    monkeypatch.setattr(offline, "_recent", offline._Recent())
+    for _ in range(3):
+        get(port, "/report.json")
+    assert len(made) == 3
+    monkeypatch.setattr(offline, "LARGE_BYTES", 1)
+    for _ in range(3):
+        get(port, "/report.json")
+        get(port, "/report.json?model=gat")
+    assert len(made) == 5
+    monkeypatch.setattr(offline, "KEPT_S", 0.0)
+    get(port, "/report.json")
+    assert len(made) == 6
 
 
 def test_a_wrong_duration_or_path_is_said(port):

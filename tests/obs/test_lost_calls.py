@@ -3,12 +3,12 @@
 from serve.obs.explanations import REASONS
 from serve.obs.lost_calls import STATUS_BY_REASON, LostCalls
 from serve.obs.render import verdict
-from serve.obs.report import build_report, load_report
+from serve.obs.report import load_report
 from serve.obs.sink import RecordSink
 from serve.obs.store import RecordStore
 from serve.rpc.refusals import FRONT_REASONS
 from serve.rpc.refusals import REASONS as REFUSALS
-from tests.obs.builders import RUN, record
+from tests.obs.builders import RUN, build_report, record
 
 
 def test_new_calls_have_a_row_for_each_reason():

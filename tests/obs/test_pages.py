@@ -9,23 +9,33 @@ from xml.etree import ElementTree
 import pytest
 
 from serve.obs.cli_report import run_report
-from serve.obs.frame import DTYPES, Frame
+from serve.obs.frame import DTYPES
 from serve.obs.html import render_html
-from serve.obs.memory_plot import MAX_POINTS
 from serve.obs.render import render_report
-from serve.obs.report import build_report, report_of
+from serve.obs.report import report_of
 from serve.obs.store import RecordStore
-from serve.obs.timeline import MAX_RUNS, busiest_window
+from serve.obs.sweeps import MAX_RUNS
+from serve.obs.thinning import MAX_POINTS
 from serve.terminal import Console
-from tests.obs.builders import MS, RUN, START_UNIX_NS, late, record, traffic, unanswered
+from tests.obs.builders import (
+    MS,
+    RUN,
+    START_UNIX_NS,
+    build_report,
+    late,
+    record,
+    summary_of,
+    traffic,
+    unanswered,
+)
 
 LANES = "Lanes, waiting requests and reserved memory over time"
 MEMORY = "Reserved against measured memory"
 
 
 def page(rows, runs=(RUN,)):
-    frame = Frame.of_records(rows)
-    return render_html(frame, runs, report_of(frame, runs))
+    summary = summary_of(rows)
+    return render_html(summary, runs, report_of(summary, runs))
 
 
 def pictures(html):
@@ -123,7 +133,7 @@ def test_the_timeline_shows_the_window_with_most_late_answers():
     burst = START_UNIX_NS + 60_000 * MS
     rows = [record(str(i), arrived_unix_ns=START_UNIX_NS + i * 100 * MS) for i in range(100)]
     rows += [late(f"l{i}", arrived_unix_ns=burst + i) for i in range(3)]
-    begin, end = busiest_window(Frame.of_records(rows))
+    begin, end = summary_of(rows).window
     assert begin <= burst + 32 * MS < burst + 39 * MS <= end
     assert end - begin < 1000 * MS
 

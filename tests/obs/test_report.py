@@ -4,10 +4,19 @@ import msgspec
 import pytest
 
 from serve.core.rules.cause import CAUSES
-from serve.obs.read import read_database
-from serve.obs.report import build_report, load_report, report_dict, wilson_interval
+from serve.obs.report import load_report, report_dict, wilson_interval
 from serve.obs.store import RecordStore
-from tests.obs.builders import MS, RUN, START_UNIX_NS, late, record, traffic, unanswered
+from tests.obs.builders import (
+    MS,
+    RUN,
+    START_UNIX_NS,
+    build_report,
+    late,
+    read_database,
+    record,
+    traffic,
+    unanswered,
+)
 
 CONTRACT = {
     "requests", "answered", "violations", "violation_rate", "attainment", "latency_over_qt",

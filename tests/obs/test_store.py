@@ -12,12 +12,14 @@ import pytest
 
 from bench.kit.waiting import wait_for
 from serve.errors import ConfigError
-from serve.obs.read import read_database, read_rows
-from serve.obs.report import report_of
+from serve.obs.read import read_rows
+from serve.obs.render import verdict
+from serve.obs.report import load_report
 from serve.obs.schema import SCHEMA_VERSION
+from serve.obs.selection import last
 from serve.obs.sink import COMMIT_INTERVAL_S, RecordSink
 from serve.obs.store import RecordStore
-from tests.obs.builders import RUN, late, record, unanswered
+from tests.obs.builders import RUN, late, read_database, record, unanswered
 
 
 def store_all(path, *records):
@@ -46,8 +48,8 @@ def test_since_keeps_recent_arrivals_only(tmp_path):
     now = time.time_ns()
     rows = [record("old", arrived_unix_ns=now - 3600 * 10**9), record("new", arrived_unix_ns=now)]
     store_all(tmp_path / "r.db", *rows)
-    assert read_database(tmp_path / "r.db", since_s=60.0)[0]["request_uid"].tolist() == ["new"]
-    assert len(read_database(tmp_path / "r.db", since_s=0.0)[0]) == 2
+    assert read_database(tmp_path / "r.db", last(60.0))[0]["request_uid"].tolist() == ["new"]
+    assert len(read_database(tmp_path / "r.db", last(0.0))[0]) == 2
 
 
 def test_reading_works_while_the_server_writes(tmp_path):
@@ -153,6 +155,9 @@ def test_a_full_disk_costs_rows_is_said_once_and_passes(tmp_path, caplog):
     store.insert(record("kept too"))
     store.close()
     assert set(read_database(tmp_path / "r.db")[0]["request_uid"]) == {"kept", "kept too"}
+    report = load_report(tmp_path / "r.db")
+    assert report.rows_lost == 3
+    assert verdict(report).startswith("*3 rows are missing here*")
 
 
 def test_a_row_no_column_can_hold_costs_only_itself(tmp_path):
@@ -219,12 +224,12 @@ def test_a_flood_of_refusals_gets_few_rows_and_is_counted_in_full(tmp_path):
     for row in flood + kept:
         sink.put(row)
     sink.close()
-    frame, runs = read_database(tmp_path / "r.db")
+    frame, _ = read_database(tmp_path / "r.db")
     assert sink.dropped == 0
     assert {row.request_uid for row in kept} <= set(frame["request_uid"]), "they were on lanes"
     # The number of batches, each of a quarter of a second, depends on the machine.
     assert len(frame) < len(kept) + len(flood) / 10
-    report = report_of(frame, runs)
+    report = load_report(tmp_path / "r.db")
     assert report.requests == len(flood) + len(kept)
     assert report.by_model["gcn"].requests == report.requests
     assert report.rejected == {

@@ -98,7 +98,8 @@ def test_all_messages_equal_those_of_another_implementation():
 
 
 def test_report_fields_follow_the_report():
-    from serve.obs.report import build_report, report_dict
+    from serve.obs.report import report_dict
+    from tests.obs.builders import build_report
 
     report = report_dict(build_report([], []))
     fields = {f.name: f for f in gnnserve_pb2.ReportResponse.DESCRIPTOR.fields}
