@@ -10,7 +10,7 @@ from serve.obs import explanations, plots
 from serve.obs.frame import STAGES
 from serve.obs.memory_plot import memory_plot
 from serve.obs.record import ServerRun
-from serve.obs.render import verdict
+from serve.obs.render import missing_rows, verdict
 from serve.obs.report import Report
 from serve.obs.summary import Summary
 from serve.obs.timeline import timeline
@@ -46,7 +46,7 @@ def render_html(summary: Summary, runs: Sequence[ServerRun], report: Report) -> 
 
 
 def _verdict(report: Report) -> str:
-    parts = escape(verdict(report)).split("*")
+    parts = escape(f"{missing_rows(report)} {verdict(report)}".strip()).split("*")
     return "".join(f"<b>{part}</b>" if i % 2 else part for i, part in enumerate(parts))
 
 

@@ -38,15 +38,17 @@ def verdict(report: Report) -> str:
     """Summarize the report in a few sentences, with emphasis between asterisks."""
     lost = {reason: report.rejected.get(reason, 0) for reason in STATUS_BY_REASON}
     told = ", ".join(f"{reason} {count:,}" for reason, count in lost.items() if count)
-    rows = (
-        f"*{report.rows_lost:,} rows are missing here*, because the database could not take them. "
-        if report.rows_lost
-        else ""
-    )
     if not told:
-        return f"{rows}{_verdict(report)}"
+        return _verdict(report)
     unread = f"{sum(lost.values()):,} calls ended before they were read ({told})."
-    return f"{rows}{_verdict(report)} {unread}"
+    return f"{_verdict(report)} {unread}"
+
+
+def missing_rows(report: Report) -> str:
+    """Return a sentence on rows that the database could not take; empty when it took all."""
+    if not report.rows_lost:
+        return ""
+    return f"*{report.rows_lost:,} rows are missing here*: the database could not take them."
 
 
 def _verdict(report: Report) -> str:
@@ -72,6 +74,8 @@ def _verdict(report: Report) -> str:
 
 def _headline(report: Report, runs: Sequence[ServerRun]) -> RenderableType:
     lines = Text()
+    if told := missing_rows(report):
+        lines.append(told.replace("*", "") + "\n", "bold red")
     if report.answered:
         low, high = report.attainment_interval
         good = report.attainment >= 0.99

@@ -1,5 +1,6 @@
 """The database: written rows survive, also a kill; other applications' databases are refused."""
 
+import io
 import logging
 import sqlite3
 import subprocess
@@ -13,12 +14,13 @@ import pytest
 from bench.kit.waiting import wait_for
 from serve.errors import ConfigError
 from serve.obs.read import read_rows
-from serve.obs.render import verdict
+from serve.obs.render import render_report
 from serve.obs.report import load_report
 from serve.obs.schema import SCHEMA_VERSION
 from serve.obs.selection import last
 from serve.obs.sink import COMMIT_INTERVAL_S, RecordSink
 from serve.obs.store import RecordStore
+from serve.terminal import Console
 from tests.obs.builders import RUN, late, read_database, record, unanswered
 
 
@@ -157,7 +159,9 @@ def test_a_full_disk_costs_rows_is_said_once_and_passes(tmp_path, caplog):
     assert set(read_database(tmp_path / "r.db")[0]["request_uid"]) == {"kept", "kept too"}
     report = load_report(tmp_path / "r.db")
     assert report.rows_lost == 3
-    assert verdict(report).startswith("*3 rows are missing here*")
+    out = io.StringIO()
+    Console(file=out).print(render_report(report, []))
+    assert out.getvalue().startswith("3 rows are missing here")
 
 
 def test_a_row_no_column_can_hold_costs_only_itself(tmp_path):
