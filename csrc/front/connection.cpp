@@ -8,6 +8,7 @@
 #include <cstring>
 #include <mutex>
 #include <stdexcept>
+#include <tuple>
 
 namespace gnnserve::front {
 namespace {
@@ -256,19 +257,38 @@ struct Connection::Hooks {
     }
 };
 
+// A callback of which no exception goes through the library, which is C: instead, what called the
+// library hears that the session is over. The library passes `user` last.
+template <typename Result, typename... Arguments, Result (*hook)(Arguments...)>
+struct Connection::Guarded<hook> {
+    static Result call(Arguments... arguments) noexcept {
+        try {
+            return hook(arguments...);
+        } catch (...) {
+            void* const user = std::get<sizeof...(arguments) - 1>(std::tie(arguments...));
+            Hooks::self(user).events_.out_of_memory();
+            return kSessionFails;
+        }
+    }
+};
+
 H2Callbacks* Connection::callbacks(const H2Api& api) {
     static H2Callbacks* const made = [&api] {
         H2Callbacks* one = nullptr;
         check(api.session_callbacks_new(&one), "session_callbacks_new");
-        api.session_callbacks_set_send_callback(one, Hooks::send);
-        api.session_callbacks_set_send_data_callback(one, Hooks::send_data);
-        api.session_callbacks_set_data_source_read_length_callback(one, Hooks::length);
-        api.session_callbacks_set_on_begin_headers_callback(one, Hooks::begin_headers);
-        api.session_callbacks_set_on_header_callback(one, Hooks::header);
-        api.session_callbacks_set_on_data_chunk_recv_callback(one, Hooks::data_chunk);
-        api.session_callbacks_set_on_frame_recv_callback(one, Hooks::frame_received);
-        api.session_callbacks_set_on_frame_send_callback(one, Hooks::frame_sent);
-        api.session_callbacks_set_on_stream_close_callback(one, Hooks::stream_closed);
+        api.session_callbacks_set_send_callback(one, Guarded<Hooks::send>::call);
+        api.session_callbacks_set_send_data_callback(one, Guarded<Hooks::send_data>::call);
+        api.session_callbacks_set_data_source_read_length_callback(one,
+                                                                   Guarded<Hooks::length>::call);
+        api.session_callbacks_set_on_begin_headers_callback(one,
+                                                            Guarded<Hooks::begin_headers>::call);
+        api.session_callbacks_set_on_header_callback(one, Guarded<Hooks::header>::call);
+        api.session_callbacks_set_on_data_chunk_recv_callback(one,
+                                                              Guarded<Hooks::data_chunk>::call);
+        api.session_callbacks_set_on_frame_recv_callback(one, Guarded<Hooks::frame_received>::call);
+        api.session_callbacks_set_on_frame_send_callback(one, Guarded<Hooks::frame_sent>::call);
+        api.session_callbacks_set_on_stream_close_callback(one,
+                                                           Guarded<Hooks::stream_closed>::call);
         return one;
     }();
     return made;
@@ -306,11 +326,17 @@ Connection::Connection(const H2Api& api, int fd, Side side, const ConnectionLimi
     }};
     // A client takes no streams: it leaves out their number.
     const std::size_t skipped = side == Side::kServer ? 0 : 1;
-    check(api_.submit_settings(session_, 0, settings.data() + skipped, settings.size() - skipped),
-          "submit_settings");
-    check(api_.session_set_local_window_size(
-              session_, 0, 0, static_cast<std::int32_t>(limits.connection_window_bytes)),
-          "session_set_local_window_size");
+    try {
+        check(
+            api_.submit_settings(session_, 0, settings.data() + skipped, settings.size() - skipped),
+            "submit_settings");
+        check(api_.session_set_local_window_size(
+                  session_, 0, 0, static_cast<std::int32_t>(limits.connection_window_bytes)),
+              "session_set_local_window_size");
+    } catch (...) {
+        api_.session_del(session_);
+        throw;
+    }
 }
 
 Connection::~Connection() {
@@ -328,7 +354,7 @@ Stream* Connection::find(std::int32_t id) {
 
 Stream* Connection::request(const Headers& headers, bool has_body) {
     const auto list = fields(headers);
-    const H2Provider provider{{}, Hooks::read};
+    const H2Provider provider{{}, Guarded<Hooks::read>::call};
     const std::int32_t id = api_.submit_request(session_, nullptr, list.data(), list.size(),
                                                 has_body ? &provider : nullptr, nullptr);
     if (id < 0) {
@@ -342,7 +368,7 @@ Stream* Connection::request(const Headers& headers, bool has_body) {
 
 void Connection::respond(Stream& stream, const Headers& headers, bool has_body) {
     const auto list = fields(headers);
-    const H2Provider provider{{}, Hooks::read};
+    const H2Provider provider{{}, Guarded<Hooks::read>::call};
     stream.begun = true;
     events_.touched();
     api_.submit_response(session_, stream.id(), list.data(), list.size(),

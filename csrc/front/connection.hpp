@@ -105,6 +105,8 @@ public:
     virtual void control_flood() {}
     // A header list is larger than is taken; the stream is reset.
     virtual void headers_too_large() {}
+    // There was no memory for what the peer sent or is sent: the connection ends.
+    virtual void out_of_memory() noexcept {}
     // The peer begins nothing new on this connection.
     virtual void going_away() {}
 };
@@ -190,6 +192,8 @@ private:
         std::size_t offset = 0;
     };
     struct Hooks;
+    template <auto hook>
+    struct Guarded;
 
     static H2Callbacks* callbacks(const H2Api& api);
     static H2Option* option(const H2Api& api);

@@ -185,15 +185,21 @@ void Front::admit(int fd, std::string peer, bool inside) {
     std::unique_ptr<Client> added;
     try {
         added = std::make_unique<Client>(*this, fd, tls.get());
+        peers_.try_emplace(peer, 0);
+        clients_.push_back(std::move(added));
     } catch (const std::exception&) {  // the system, or the library, is short of something
-        close(fd);
+        if (added == nullptr) {
+            close(fd);
+        }
+        if (const auto at = peers_.find(peer); at != peers_.end() && at->second == 0) {
+            peers_.erase(at);
+        }
         counts_.connections += 1;
         return;
     }
-    Client& client = *added;
-    clients_.push_back(std::move(added));
+    Client& client = *clients_.back();
     client.place = std::prev(clients_.end());
-    peers_[peer] += 1;
+    peers_.find(peer)->second += 1;
     client.peer = std::move(peer);
     counts_.open_connections += 1;
     try {

@@ -80,7 +80,8 @@ inline constexpr std::uint32_t kNoError = 0, kProtocolError = 1, kInternalError 
                                kFlowControlError = 3, kStreamClosed = 5, kFrameSizeError = 6,
                                kCancel = 8, kEnhanceYourCalm = 11;
 inline constexpr std::uint32_t kDataEnds = 1, kNoEndStream = 2, kNoCopy = 4;
-inline constexpr int kWouldBlock = -504, kDeferred = -508, kStreamFails = -521;
+inline constexpr int kWouldBlock = -504, kDeferred = -508, kStreamFails = -521,
+                     kSessionFails = -902;
 
 // The functions, each under its name in the library without `nghttp2_`.
 struct H2Api {

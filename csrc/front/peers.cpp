@@ -299,8 +299,13 @@ Front::Backend::Backend(Front& front, Client& client) : Socket(front), client(cl
     const int fd = connect_abstract(front.options_.backend);
     ConnectionLimits limits;
     limits.header_bytes = 64 << 10;
-    connection =
-        std::make_unique<Connection>(*front.api_, fd, Connection::Side::kClient, limits, *this);
+    try {
+        connection =
+            std::make_unique<Connection>(*front.api_, fd, Connection::Side::kClient, limits, *this);
+    } catch (...) {
+        close(fd);
+        throw;
+    }
     front.watch(fd, this, 0, false);
 }
 

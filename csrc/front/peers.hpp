@@ -26,6 +26,7 @@ struct Front::Socket : ConnectionEvents {
     bool over = false;
 
     void touched() final;
+    void out_of_memory() noexcept final { front.counts_.connections += 1; }
     void sent(Stream& stream, std::size_t bytes) override;
 };
 

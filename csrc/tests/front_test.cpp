@@ -37,6 +37,7 @@ static_assert(sizeof(H2Provider) == sizeof(nghttp2_data_provider));
 static_assert(sizeof(H2Setting) == sizeof(nghttp2_settings_entry));
 static_assert(kDeferred == NGHTTP2_ERR_DEFERRED && kWouldBlock == NGHTTP2_ERR_WOULDBLOCK);
 static_assert(kStreamFails == NGHTTP2_ERR_TEMPORAL_CALLBACK_FAILURE);
+static_assert(kSessionFails == NGHTTP2_ERR_CALLBACK_FAILURE);
 static_assert(kDataEnds == NGHTTP2_DATA_FLAG_EOF && kNoCopy == NGHTTP2_DATA_FLAG_NO_COPY);
 static_assert(kNoEndStream == NGHTTP2_DATA_FLAG_NO_END_STREAM);
 static_assert(kInitialWindowSize == NGHTTP2_SETTINGS_INITIAL_WINDOW_SIZE);
