@@ -12,12 +12,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from serve.core.types import Expired, Failed, FailReason, Rejected, RejectReason, Withdrawn
+from serve.errors import NotReady
 from serve.obs.http import HttpPort, listening_socket
+from serve.obs.lost_calls import STATUS_BY_REASON
 from serve.obs.metrics import Metrics
 from serve.obs.report import load_report, report_dict
 from serve.obs.scraped import EngineSnapshot, PortSnapshot
 from serve.rest.counts import Counts
-from serve.server.outcomes import error_of, reason_of
+from serve.server.outcomes import error_of, reason_of, refusal_reason
 from tests.docs.pages import PAGES, texts
 from tests.obs.builders import RUN, late, record, unanswered
 from tests.sim.test_engine import mixed
@@ -164,8 +166,13 @@ def test_reasons_have_the_status_that_clients_get():
         Expired("queued"),
         Withdrawn("queued"),
     ]
-    told = set(re.findall(r"^\| `(\w+)` \|.*\| ([A-Z_]+) \|$", PAGE, re.M))
-    assert told == {(reason_of(one), error_of(one).code.status) for one in outcomes}
+    statuses = {reason_of(one): error_of(one).code.status for one in outcomes}
+    starting = NotReady("")
+    statuses[refusal_reason(starting)] = starting.code.status
+    statuses |= STATUS_BY_REASON | {"unread": "CANCELLED, DEADLINE_EXCEEDED"}
+    table = PAGE[PAGE.index("| reason | meaning |") :].split("\n\n")[0]
+    told = dict(re.findall(r"^\| `(\w+)` \|.*\| ([A-Z_, ]+) \|$", table, re.M))
+    assert told == statuses
 
 
 def test_the_json_names_told_exist(database):
