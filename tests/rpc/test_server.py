@@ -229,9 +229,11 @@ def test_what_is_not_done_in_time_is_cancelled_and_counted(server, channel, engi
 
 def test_servers_come_and_go_without_leaving_threads():
     names = ("rpc", "health", "stream")
+    before = set(threading.enumerate())
     for _ in range(3):
         server = make_server(FakeEngine(), grpc_port=0)
         with grpc.insecure_channel(f"127.0.0.1:{server.start()}") as channel:
             channel.unary_unary(INFER_METHOD)(message())
         server.stop(1.0)
-    eventually(lambda: not [t for t in threading.enumerate() if t.name.startswith(names)])
+    begun = lambda: set(threading.enumerate()) - before  # noqa: E731
+    eventually(lambda: not [t for t in begun() if t.name.startswith(names)])
