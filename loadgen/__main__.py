@@ -73,7 +73,8 @@ def load(
     max_nodes: Annotated[int, typer.Option(help="Most nodes of a subgraph.")] = _POOL.max_nodes,
     max_edges: Annotated[int, typer.Option(help="Most edges of a subgraph.")] = _POOL.max_edges,
     data: Annotated[
-        Path | None, typer.Option(envvar="GNNSERVE_DATA", help="Folder of real graphs (.npz).")
+        Path | None,
+        typer.Option(envvar="GNNSERVE_DATA", help="Folder of graphs (.npz); not for --graph."),
     ] = None,
     graph: Annotated[
         str, typer.Option(help="Ask about nodes of this graph of the server, by their ids.")

@@ -101,10 +101,6 @@ class LoadOptions:
             return
         if self.trace is not None:
             raise ConfigError(f"graph {self.graph}: a trace says what it asks about")
-        if self.data is not None:
-            raise ConfigError(
-                f"data {self.data}: graph {self.graph} is the server's; give one only"
-            )
         _ = self.id_range
 
 

@@ -27,7 +27,7 @@ def application(tmp_path):
 
 def test_live_and_ready_are_so_only_while_the_grpc_port_answers(application, monkeypatch):
     def asked(path):
-        status, _, body = application._http._answer(path)
+        status, _, body = application._http._answer(path, None, ())
         return status, body
 
     monkeypatch.setattr(Engine, "live", True)

@@ -271,7 +271,6 @@ def test_requests_by_ids_that_cannot_be_are_refused(tmp_path):
         ({"ids": "9-3"}, "ids: '9-3' is neither"),
         ({"ids": "some"}, "ids: 'some' is neither"),
         ({"ids": "1-2000000"}, "ids: '1-2000000' is neither"),
-        ({"data": Path("d")}, "data d: graph g is the server's"),
         ({"trace": Path("t"), "rate_hz": None}, "graph g: a trace says"),
     ],
 )

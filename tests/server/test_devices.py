@@ -137,11 +137,11 @@ def test_each_device_has_its_process_lanes_and_memory(served):
 def test_what_a_device_holds_beside_the_plan_is_no_tasks(served):
     before = served.budgets()
     hear = served.engine.driver._hear
-    hear(LaneId(1), MemoryTaken(5000))
+    hear([(LaneId(1), MemoryTaken(5000))])
     assert served.budgets() == [before[0], before[1] - 5000]
-    hear(LaneId(1), MemoryTaken(1 << 60))
+    hear([(LaneId(1), MemoryTaken(1 << 60))])
     assert served.budgets() == [before[0], 0]
-    hear(LaneId(1), MemoryTaken(0))
+    hear([(LaneId(1), MemoryTaken(0))])
     assert served.budgets() == before
 
 

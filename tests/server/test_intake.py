@@ -22,7 +22,15 @@ class World:
         self.entries = []
         self.accepted = []
         self.scheduler = SimpleNamespace(prepares_at_once=True)
-        self.intake = Intake(self, self, pool, self, lock=self.lock, check_finite=True)
+        self.intake = Intake(
+            self,
+            self,
+            pool,
+            self,
+            lock=self.lock,
+            check_finite=True,
+            counts_shared_once=True,
+        )
 
     def serve(self, **facts):
         signature = SimpleNamespace(narrow_edges=False, accepts_empty=False, accepts_edgeless=False)
@@ -45,8 +53,9 @@ class World:
     def factor_of(self, entry):
         return 2.0
 
-    def accept(self, ticket):
+    def accept(self, event, ticket):
         assert self.lock.locked()
+        assert event.task == ticket.task
         self.accepted.append(ticket)
 
 

@@ -48,7 +48,8 @@ def staged(
 ):
     order = ("x", "edge_index", "edge_weight", "batch")
     layout = plan_layout(shapes(request), order, output_bytes=40, narrow_edges=narrow_edges)
-    return stage(request, layout, pool, take_block(pool, layout), check_finite=check_finite)
+    block = take_block(pool, layout.size_bytes)
+    return stage(request, layout, pool, block, check_finite=check_finite, staged_before=set())
 
 
 @pytest.mark.parametrize(
@@ -173,10 +174,10 @@ def test_empty_tensors_take_no_room(pool):
 def test_a_full_pool_refuses_with_the_numbers_and_recovers(pool):
     request = call()
     layout = plan_layout(shapes(request), ("x",), output_bytes=600_000)
-    block = take_block(pool, layout)
+    block = take_block(pool, layout.size_bytes)
     with pytest.raises(QueueFull, match=str(layout.size_bytes)) as caught:
-        take_block(pool, layout)
+        take_block(pool, layout.size_bytes)
     assert caught.value.retry_after_ns > 0
     pool.free(block)
     assert pool.used_bytes == 0
-    pool.free(take_block(pool, layout))
+    pool.free(take_block(pool, layout.size_bytes))
