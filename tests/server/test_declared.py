@@ -16,7 +16,8 @@ from serve.estimate.estimator import ModelEstimator
 from serve.server.engine import Engine
 from serve.server.learning.alone import call_of
 from tests.server.test_engine import CONFIG
-from tests.server.test_repeats import GRAPH_SECTION, all_at_once
+from tests.server.test_repeats import GRAPH_SECTION
+from tests.server.together import all_at_once
 
 #: Authors, papers and three kinds of edges.
 UNEVEN = ((12, 3, 30, 9, 21), (4, 40, 8, 90, 17), (7, 8, 5, 6, 4))

@@ -1,7 +1,6 @@
 """Outputs and weights with NaN or infinity: counted, refused or let pass, and told."""
 
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ from msgspec.structs import replace
 
 from serve.commands.configured import calibration_cache, device_of
 from serve.config import load_config
-from serve.core.lifecycle import State
 from serve.errors import ModelError
 from serve.estimate.estimator import ModelEstimator
 from serve.models.model_config import CONFIG_FILE
@@ -19,10 +17,11 @@ from serve.obs.metrics import Metrics
 from serve.rpc.convert import qos_facts
 from serve.server.engine import Engine
 from tests.e2e.support import Graph
-from tests.processes import PATIENCE_S, wait_for
+from tests.processes import PATIENCE_S
 from tests.rpc.fakes import FACTS
 from tests.server import divide
 from tests.server.test_engine import CONFIG, call
+from tests.server.together import ended_together
 
 HALVES = """
 [[model.input]]
@@ -152,17 +151,8 @@ def test_of_merged_requests_only_those_concerned_are_told(engine, trouble, monke
         replace(call(one, name), qos_target_ns=int(PATIENCE_S * 1e9))
         for one in (graph(), graph((1,)), graph(nodes=3))
     ]
-    with ThreadPoolExecutor(4) as threads:
-        with trouble.holding() as held:
-            first = threads.submit(engine.submit(call(held)).result)
-            wait_for(trouble.running, "a running request")
-            tickets = [engine.submit(one) for one in made]
-            answers = [threads.submit(ticket.result) for ticket in tickets]
-            state = engine.driver.scheduler.state
-            for ticket in tickets:
-                wait_for(lambda t=ticket: state(t.task.task_id) is State.READY, "a prepared task")
-        first.result(PATIENCE_S)
-        found = [one.exception(PATIENCE_S) or one.result().record for one in answers]
+    ended = ended_together(engine, trouble, made)
+    found = [one.exception() or one.result().record for one in ended]
     good, bad, other = found
     assert (good.nonfinite_values, other.nonfinite_values) == (0, 0)
     if name == "counted":

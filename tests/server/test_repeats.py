@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from serve.commands.configured import calibration_cache, device_of
 from serve.config import ServerConfig, load_config
-from serve.core.lifecycle import State
 from serve.estimate.estimator import ModelEstimator
 from serve.models.writer import write_model
 from serve.native import front_lacks
@@ -28,6 +27,7 @@ from tests.processes import PATIENCE_S, wait_for
 from tests.rpc.fakes import FACTS
 from tests.server import changeling
 from tests.server.test_engine import CONFIG, call
+from tests.server.together import all_at_once
 
 GRAPH_SECTION = """
 [[graph]]
@@ -184,21 +184,6 @@ def by_ids(number):
 
 #: Nobody is late, so that on a busy machine too all may join a union.
 PATIENT = {"qos_target_ns": int(PATIENCE_S * 1e9)}
-
-
-def all_at_once(engine, trouble, calls):
-    """Return the answers to the calls, all prepared before the lane is free."""
-    with ThreadPoolExecutor(4) as threads:
-        with trouble.holding() as held:
-            first = threads.submit(engine.submit(call(held)).result)
-            wait_for(trouble.running, "a running request")
-            tickets = [engine.submit(one) for one in calls]
-            answers = [threads.submit(ticket.result) for ticket in tickets]
-            state = engine.driver.scheduler.state
-            for ticket in tickets:
-                wait_for(lambda t=ticket: state(t.task.task_id) is State.READY, "a prepared task")
-        first.result(PATIENCE_S)
-        return [answer.result(PATIENCE_S) for answer in answers]
 
 
 @pytest.mark.parametrize("source", [by_tensors, by_ids])
