@@ -1,0 +1,197 @@
+"""Requests that the native front hands over: taken in, and answered or refused."""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import cast
+
+import grpc
+
+from serve.access.callers import Callers
+from serve.access.principal import ANYBODY, Principal
+from serve.access.rules import decide
+from serve.core.types import Outcome
+from serve.errors import InvalidInput, NotReady
+from serve.native import Front, Message, PlainRequest
+from serve.rpc.cancellation import Cancellation
+from serve.rpc.gate import Gate
+from serve.rpc.guard import count_refusal
+from serve.rpc.plain_calls import PlainCalls
+from serve.rpc.refusals import MALFORMED, NO_THREAD, NO_THREAD_TEXT, Refusals
+from serve.rpc.replies import Sender, as_message, end_request, fail, refuse
+from serve.rpc.service import InferenceService
+from serve.rpc.status import Status
+from serve.rpc.workers import Work, Workers
+from serve.server.ticket import PlainTicket
+from serve.wire.messages import INFER_METHOD, WireError, decode_request
+
+#: Stands for a call that nobody has to be told the end of.
+_NOBODY = Cancellation()
+_NO_THREAD = Status(grpc.StatusCode.RESOURCE_EXHAUSTED, NO_THREAD_TEXT)
+
+#: Headers of a call that tell whom it comes from.
+_Credentials = list[tuple[str, str]] | None
+#: A request: handle, content (None: it ended), times of its call's beginning, limit and arrival in
+#: ns, the call's credentials, and whether it is a stream's and is to end that by an error.
+Event = tuple[int, Message | PlainRequest | None, int, int, int, _Credentials, bool, bool]
+
+
+class FrontCalls:
+    """Serves requests of a native front. One thread at a time calls `take`."""
+
+    def __init__(
+        self,
+        service: InferenceService,
+        gate: Gate,
+        workers: Workers,
+        refusals: Refusals,
+        callers: Callers,
+        plain: PlainCalls | None,
+    ) -> None:
+        """Have no front yet.
+
+        Args:
+            service: Answers the messages.
+            gate: Counts requests in flight.
+            workers: Threads for the messages.
+            refusals: Counts calls for which there is no thread, or which their caller may not make.
+            callers: Finds whom calls come from.
+            plain: Takes requests that the front has staged; None to have none staged.
+        """
+        self._service, self._gate = service, gate
+        self._workers, self._refusals = workers, refusals
+        self._callers = callers if callers.limited else None
+        self.plain = plain
+        #: Secret of this server's processes.
+        self.inside = callers.inside
+        #: Where answers go; None: nowhere, as the port is closed.
+        self.front: Front | None = None
+        #: What is in flight, by call.
+        self._open: dict[int, Cancellation | PlainTicket] = {}
+
+    @property
+    def open_to_all(self) -> bool:
+        """True when everybody may make every call."""
+        return self._callers is None
+
+    def take(self, events: Sequence[Event]) -> None:
+        """Take in requests, and the ends of calls; raises nothing."""
+        for handle, request, began_ns, timeout_ns, arrived_ns, credentials, *stream_facts in events:
+            sender = Sender(handle, *stream_facts)
+            try:
+                if request is None:
+                    self._ended(handle)
+                else:
+                    remaining_s = math.inf
+                    if timeout_ns >= 0:
+                        remaining_s = (timeout_ns - (arrived_ns - began_ns)) / 1e9
+                    self._begin(sender, request, arrived_ns, remaining_s, credentials)
+            except Exception as error:  # a bug; the front goes on with all other calls
+                fail(self.front, sender, error)
+
+    def cancel_all(self) -> None:
+        """Cancel the calls in flight, which have nowhere to go."""
+        for handle in list(self._open):
+            self._ended(handle)
+
+    def _begin(
+        self,
+        sender: Sender,
+        request: Message | PlainRequest,
+        arrived_ns: int,
+        remaining_s: float,
+        credentials: _Credentials,
+    ) -> None:
+        caller = ANYBODY
+        if self._callers is not None:
+            caller = self._callers.of_metadata(credentials or ())
+            if (refused := decide(INFER_METHOD, caller)) is not None:
+                count_refusal(refused, self._refusals)
+                refuse(self.front, sender, request, refused, self._service.stream_workers)
+                return
+        try:
+            self._gate.enter()
+        except NotReady as error:
+            self._service.not_read(arrived_ns, error)
+            refuse(self.front, sender, request, error, self._service.stream_workers)
+            return
+        self._open[sender.handle] = _NOBODY
+        if isinstance(request, PlainRequest) and self._submit(
+            sender, request, arrived_ns, remaining_s, caller
+        ):
+            return
+        cancellation = self._open[sender.handle] = Cancellation()
+        work = partial(self._serve, sender, request, arrived_ns, cancellation, remaining_s, caller)
+        self._give(sender, work)
+
+    def _give(self, sender: Sender, work: Work) -> None:
+        workers = self._service.stream_workers if sender.in_stream else self._workers
+        if not workers.give(work):
+            self._refusals.count(NO_THREAD)
+            end_request(self.front, sender, _NO_THREAD)
+
+    def _submit(
+        self,
+        sender: Sender,
+        request: PlainRequest,
+        arrived_ns: int,
+        remaining_s: float,
+        caller: Principal,
+    ) -> bool:
+        """Submit a staged request; returns False for one that must go the way of messages."""
+        if not request.valid:
+            return False
+        assert self.plain is not None
+        try:
+            answer = partial(self._answer, sender, request)
+            ticket = self.plain.submit(request, arrived_ns, remaining_s, answer, caller)
+        except Exception as error:
+            request.release()
+            fail(self.front, sender, error, request.client_id)
+            return True
+        if ticket is not None:
+            self._open[sender.handle] = ticket
+        return ticket is not None
+
+    def _answer(
+        self, sender: Sender, request: PlainRequest, ticket: PlainTicket, outcome: Outcome
+    ) -> None:
+        assert self.plain is not None
+        try:
+            head, size_bytes = self.plain.finished(ticket, outcome)
+            if (front := self.front) is not None:
+                front.answer_staged(sender.handle, head, request, size_bytes)
+        except Exception as error:
+            fail(self.front, sender, error, request.client_id)
+        if sender.handle in self._open:
+            self._open[sender.handle] = _NOBODY
+
+    def _ended(self, handle: int) -> None:
+        call = self._open.pop(handle, None)
+        if call is not None:
+            self._gate.leave()
+            call.cancel()
+
+    def _serve(
+        self,
+        sender: Sender,
+        request: Message | PlainRequest,
+        arrived_ns: int,
+        cancellation: Cancellation,
+        remaining_s: float,
+        caller: Principal,
+    ) -> None:
+        request_id = ""
+        try:
+            decoded = decode_request(memoryview(cast("bytes", as_message(request))))
+            request_id = decoded.request_id
+            answer = self._service.infer(decoded, arrived_ns, cancellation, remaining_s, caller)
+        except Exception as error:
+            if isinstance(error, WireError) and sender.in_stream:
+                self._service.not_read(arrived_ns, InvalidInput(str(error)))
+            elif isinstance(error, WireError):
+                self._refusals.count(MALFORMED)
+            fail(self.front, sender, error, request_id)
+        else:
+            if (front := self.front) is not None:
+                front.answer(sender.handle, answer)
