@@ -39,6 +39,8 @@ class AdminSocket:
             refusals: Counts refused calls.
         """
         self._path = path
+        #: True while the socket's file is this server's.
+        self._bound = False
         self._server = grpc.server(
             threads,  # type: ignore[arg-type]  # gRPC needs an Executor, no thread pool
             handlers=list(handlers),
@@ -64,13 +66,15 @@ class AdminSocket:
             raise ConfigError(f"server.admin_socket: cannot listen on {path}: {error}") from error
         finally:
             os.umask(mask)
+        self._bound = True
         self._server.start()
 
     def stop(self, grace_s: float) -> None:
-        """Close the socket, and remove its file. Idempotent."""
+        """Close the socket, and remove its file if this server made it. Idempotent."""
         self._server.stop(grace_s).wait()
-        if self._path is not None:
+        if self._bound and self._path is not None:
             self._path.unlink(missing_ok=True)
+            self._bound = False
 
 
 def _remove_left_behind(path: Path) -> None:

@@ -30,6 +30,7 @@ from serve.rpc import gnnserve_service as own
 from serve.rpc import service
 from serve.rpc.admin_socket import AdminSocket
 from serve.rpc.call_threads import CallThreads
+from serve.rpc.front_calls import FrontCalls
 from serve.rpc.gate import Gate
 from serve.rpc.guard import Guard
 from serve.rpc.handlers import service_handler
@@ -91,6 +92,7 @@ class GrpcServer:
 
         Raises ConfigError when `front` is `native` and libnghttp2 is missing.
         """
+        native = _is_native(config.front, encrypted=certificates is not None)
         self._host, self._port = config.host, config.grpc_port
         self._max_message_bytes = max_message_bytes = config.max_message_bytes
         self._callers = callers = callers or Callers()
@@ -116,14 +118,17 @@ class GrpcServer:
             Regions(offered=config.offers_shared_memory),
         )
         self._front: NativeFront | None = None
-        if _is_native(config.front, encrypted=certificates is not None):
-            self._front = NativeFront(
+        if native:
+            calls = FrontCalls(
                 self._inference,
                 self._gate,
                 self._pools.ordinary,
                 self._refusals,
                 callers,
                 None if plain is None else PlainCalls(plain, engine.refused, self._inference),
+            )
+            self._front = NativeFront(
+                calls,
                 FrontLimits(
                     max_message_bytes,
                     max_streams=self._pools.calls_of_a_connection,
@@ -197,14 +202,21 @@ class GrpcServer:
         return "python" if self._front is None else "native"
 
     def start(self) -> int:
-        """Listen and serve; returns the port. Raises ConfigError when it cannot be bound."""
-        self._port = self._bind()
-        self._pools.probes.start_kept()
-        self._health.start()
-        self._server.start()
-        if self._admin is not None:
-            self._admin.start(self._port)
-        self._watchdog.start(self.own_address)
+        """Listen and serve; returns the port. Raises ConfigError when it cannot be bound.
+
+        A start that fails leaves no port, thread or file behind.
+        """
+        try:
+            self._port = self._bind()
+            self._pools.probes.start_kept()
+            self._health.start()
+            self._server.start()
+            if self._admin is not None:
+                self._admin.start(self._port)
+            self._watchdog.start(self.own_address)
+        except BaseException:
+            self.stop(0.0)
+            raise
         return self._port
 
     @contextmanager
@@ -235,7 +247,7 @@ class GrpcServer:
 
         The server is not ready at once: health says NOT_SERVING and new requests get UNAVAILABLE.
         Requests in flight have `grace_s` seconds to be answered. Health and metadata are served
-        meanwhile.
+        meanwhile. Idempotent.
         """
         deadline_ns = now_ns() + int(grace_s * 1e9)
 

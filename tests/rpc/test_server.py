@@ -15,6 +15,7 @@ from serve.errors import ConfigError, ModelError, NotReady
 from serve.pb import grpc_service_pb2 as pb
 from serve.pb import grpc_service_pb2_grpc
 from serve.rpc.server import GrpcServer
+from serve.rpc.watchdog import Watchdog
 from serve.wire.messages import INFER_METHOD, STREAM_METHOD, decode_response, encode_request
 from tests.rpc.fakes import FACTS, FakeEngine
 from tests.rpc.requests import TENSORS
@@ -50,6 +51,34 @@ def test_a_taken_port_is_a_precise_error(server, engine):
     assert f"127.0.0.1:{server.port}" in text
     assert "Address already in use" in text
     second.stop(0.0)
+
+
+def test_a_start_that_fails_leaves_nothing(server, engine, front, monkeypatch, tmp_path):
+    """Whichever step fails: no thread is left, and the port can be had again."""
+    before = set(threading.enumerate())
+
+    def left():
+        return set(threading.enumerate()) - before
+
+    with pytest.raises(ConfigError, match="Address already in use"):
+        make_server(engine, grpc_port=server.port, front=front).start()
+    eventually(lambda: not left())
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+
+    def fail(*_):
+        raise ConfigError("the last step")
+
+    monkeypatch.setattr(Watchdog, "start", fail)
+    with pytest.raises(ConfigError, match="the last step"):
+        make_server(engine, grpc_port=port, front=front).start()
+    eventually(lambda: not left())
+    monkeypatch.undo()
+    again = make_server(engine, grpc_port=port, front=front)
+    assert again.start() == port
+    again.stop(0.0)
+    again.stop(0.0)
 
 
 def test_an_address_that_is_not_ours_is_a_precise_error(engine):
