@@ -85,15 +85,16 @@ class Callers:
         self._names: dict[str, _Known] = {}
         #: Limits of tenants, as the file has them now.
         self.tenants: tuple[TenantLimits, ...] = ()
-        self._told: Callable[[tuple[TenantLimits, ...]], None] = lambda tenants: None
+        self._told: list[Callable[[tuple[TenantLimits, ...]], None]] = []
         #: Token of the server's own requests.
         self.own_token = secrets.token_urlsafe(32)
         #: What the processes of this server show one another.
         self.inside = inside or secrets.token_hex(16)
-        self._watch: WatchedFiles | None = None
+        #: For a ``FileWatcher``: empty without a tokens file.
+        self.watched: tuple[WatchedFiles, ...] = ()
         if tokens_file is not None:
             # First, so that no change after the reading is missed.
-            self._watch = WatchedFiles((tokens_file,), self.reload)
+            self.watched = (WatchedFiles((tokens_file,), self.reload),)
             self._take(read_tokens(tokens_file))
 
     @property
@@ -106,18 +107,10 @@ class Callers:
         """True when calls need a token or a certificate."""
         return self._file is not None or self._certificates
 
-    def start(self, told: Callable[[tuple[TenantLimits, ...]], None] | None = None) -> None:
-        """Follow changes of the file until `stop`; `told` hears the tenants now and then."""
-        if told is not None:
-            self._told = told
-            told(self.tenants)
-        if self._watch is not None:
-            self._watch.start()
-
-    def stop(self) -> None:
-        """Follow the file no more. Idempotent."""
-        if self._watch is not None:
-            self._watch.stop()
+    def on_change(self, told: Callable[[tuple[TenantLimits, ...]], None]) -> None:
+        """Call `told` with the limits of tenants now, and after each change of the file."""
+        self._told.append(told)
+        told(self.tenants)
 
     def reload(self) -> None:
         """Read the file again; keeps the credentials when it cannot be used, which is logged."""
@@ -128,7 +121,8 @@ class Callers:
             _log.error("the tokens stay as they were: %s", error)
             return
         _log.info("read %d credentials of %s", len(self._tokens) + len(self._names), self._file)
-        self._told(self.tenants)
+        for told in self._told:
+            told(self.tenants)
 
     def find(self, authorization: str | None, names: Sequence[str] = ()) -> Principal:
         """Return whom a call comes from.

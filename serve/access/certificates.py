@@ -78,23 +78,15 @@ class Certificates:
     def __init__(self, files: CertificateFiles) -> None:
         """Read the files; raises ConfigError when they cannot be used."""
         self.files = files
-        # First, so that no change after the reading is missed.
-        self._watch = WatchedFiles(files.paths, self.reload)
+        #: For a ``FileWatcher``. First, so that no change after the reading is missed.
+        self.watched = WatchedFiles(files.paths, self.reload)
         #: What new connections get.
         self.now = files.load()
         self._told: list[Callable[[], None]] = []
 
     def on_change(self, told: Callable[[], None]) -> None:
-        """Call `told` after each change, on a thread of its own."""
+        """Call `told` after each change, on the watcher's thread."""
         self._told.append(told)
-
-    def start(self) -> None:
-        """Follow changes of the files until `stop`."""
-        self._watch.start()
-
-    def stop(self) -> None:
-        """Follow the files no more. Idempotent."""
-        self._watch.stop()
 
     def reload(self) -> None:
         """Read the files again; keeps the content when they cannot be used, which is logged."""

@@ -17,6 +17,7 @@ from rich.text import Text
 
 import serve
 from serve.access.certificates import Certificates
+from serve.access.watching import FileWatcher
 from serve.commands.configured import (
     access_settings,
     calibration_cache,
@@ -154,10 +155,10 @@ class Application:
                 certificates,
             )
             self._callers = callers
-            undo.callback(callers.stop)
-            if certificates is not None:
-                certificates.start()
-                undo.callback(certificates.stop)
+            watched = [*callers.watched, *(() if certificates is None else [certificates.watched])]
+            watcher = FileWatcher(*watched)
+            watcher.start()
+            undo.callback(watcher.stop)
             metrics.show_port(
                 lambda: PortSnapshot(
                     answers=self._rpc.answers,
@@ -196,7 +197,7 @@ class Application:
         if self._gateway is not None:
             self._gateway.start(self._rpc.own_address)
         self._engine.start(progress)
-        self._callers.start(
+        self._callers.on_change(
             lambda tenants: self._engine.limit_tenants(tuple(map(tenant_rules, tenants)))
         )
         # These objects live as long as the server: the collector need not visit them again.

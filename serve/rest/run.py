@@ -14,6 +14,7 @@ import msgspec
 import uvicorn
 
 from serve.access.certificates import Certificates, CurrentContext
+from serve.access.watching import FileWatcher
 from serve.ipc.signals import DRAINING, IGNORED
 from serve.obs.log import setup_logging
 from serve.rest.app import make_app
@@ -59,7 +60,6 @@ async def _serve(settings: Settings) -> None:
     tally = Counts()
     most_bytes = settings.max_message_bytes
     callers = settings.access.callers(os.environ.pop(INSIDE_VARIABLE, None) or None)
-    callers.start()
     backend = Backend(settings.grpc_target, settings.http_backend, most_bytes)
     bodies = BodyReader(tally, most_bytes, _HELD_MESSAGES * most_bytes, settings.receive_timeout_s)
     connections = Connections(tally, settings.receive_timeout_s)
@@ -79,12 +79,14 @@ async def _serve(settings: Settings) -> None:
         proxy_headers=False,
         timeout_keep_alive=IDLE_S,
     )
-    certificates = None
+    watched = list(callers.watched)
     if settings.certificates is not None:
         certificates = Certificates(settings.certificates)
-        certificates.start()
+        watched.append(certificates.watched)
         config.load()
         config.ssl = CurrentContext.of(certificates)
+    watcher = FileWatcher(*watched)
+    watcher.start()
     server = _Server(config)
     listener = socket.socket(fileno=settings.listener_fd)
     with socket.socket(fileno=settings.lifeline_fd) as lifeline:
@@ -98,9 +100,7 @@ async def _serve(settings: Settings) -> None:
         for task in tasks:
             task.cancel()
         await backend.close()
-    callers.stop()
-    if certificates is not None:
-        certificates.stop()
+    watcher.stop()
 
 
 async def _tell_alive(lifeline: socket.socket, server: uvicorn.Server) -> None:

@@ -9,6 +9,7 @@ from serve.access.callers import INSIDE, PEER, Callers
 from serve.access.principal import CLIENT_ROLES, EVERY_ROLE, Role
 from serve.access.settings import AccessSettings
 from serve.access.tokens import Token, TokensFile, hash_of, read_tokens, write_tokens
+from serve.access.watching import FileWatcher
 from serve.errors import ConfigError
 from tests.access.support import TENANT, TOKENS, callers_of
 
@@ -107,7 +108,9 @@ def test_a_changed_file_counts_at_once_and_a_broken_one_not(tmp_path, caplog):
     row = Token(principal="a", roles=("infer",), hash=hash_of("old"))
     write_tokens(path, TokensFile(token=(row,)))
     callers, told = Callers(path), []
-    callers.start(told.append)
+    callers.on_change(told.append)
+    watcher = FileWatcher(*callers.watched)
+    watcher.start()
     try:
         renewed = Token(principal="a", roles=("infer",), hash=hash_of("new"))
         write_tokens(path, TokensFile(token=(renewed,)))
@@ -121,7 +124,7 @@ def test_a_changed_file_counts_at_once_and_a_broken_one_not(tmp_path, caplog):
         write_tokens(path, TokensFile(token=(row,)))
         wait_for(lambda: callers.find("Bearer old").name == "a", "the file after it was gone")
     finally:
-        callers.stop()
+        watcher.stop()
     assert "old" not in caplog.text.replace(str(path), "")
     assert "sha256" not in caplog.text
 

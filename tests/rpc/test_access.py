@@ -19,6 +19,7 @@ from serve.access.callers import Callers
 from serve.access.principal import CLIENT_ROLES
 from serve.access.rules import ROLES
 from serve.access.tokens import Token, TokensFile, hash_of, read_tokens, write_tokens
+from serve.access.watching import FileWatcher
 from serve.config import ServerConfig
 from serve.errors import ConfigError, InvalidInput
 from serve.native import front_lacks
@@ -259,7 +260,8 @@ def test_revoking_counts_under_load_and_renewing_loses_nothing(guarded, tmp_path
     """Tokens come and go while another client asks without a pause; none of its calls fail."""
     path = guarded._callers._file
     content = read_tokens(path)
-    guarded._callers.start()
+    watcher = FileWatcher(*guarded._callers.watched)
+    watcher.start()
     codes = []
     try:
         with grpc.insecure_channel(f"127.0.0.1:{guarded.port}") as channel:
@@ -281,7 +283,7 @@ def test_revoking_counts_under_load_and_renewing_loses_nothing(guarded, tmp_path
                     assert ask(f"token {turn - 1}") == NOBODY
     finally:
         write_tokens(path, content)
-        guarded._callers.stop()
+        watcher.stop()
     assert set(codes) == {OK}
 
 
@@ -362,6 +364,8 @@ def test_a_socket_in_use_is_not_taken_and_one_left_behind_is(tmp_path):
     try:
         with pytest.raises(ConfigError, match="another server listens"):
             serving(callers_of(tmp_path), admin=path)
+        with grpc.insecure_channel(f"unix:{path}") as channel:
+            assert status(channel, f"/{service.NAME}/ServerLive") == OK
     finally:
         first.stop(2.0)
     with suppress(FileNotFoundError):

@@ -12,6 +12,7 @@ import pytest
 from bench.kit.waiting import PATIENCE_S, wait_for
 from serve.access.callers import Callers
 from serve.access.certificates import CertificateFiles, Certificates
+from serve.access.watching import FileWatcher
 from serve.client import Client, TlsFiles
 from serve.config import ServerConfig
 from serve.errors import ConfigError
@@ -39,7 +40,8 @@ class Encrypted:
             str(certificate), str(key), str(self.authority.certificate) if client_ca else None
         )
         self.certificates = Certificates(files)
-        self.certificates.start()
+        self.watcher = FileWatcher(self.certificates.watched)
+        self.watcher.start()
         self.engine = FakeEngine()
         config = ServerConfig(
             grpc_port=0, front=front, max_queue=16, admin_socket=str(folder / "admin.sock")
@@ -53,7 +55,7 @@ class Encrypted:
     def close(self):
         self.engine.let_go()
         self.server.stop(2.0)
-        self.certificates.stop()
+        self.watcher.stop()
 
     def channel(self, client=None):
         pair = {}
