@@ -3,7 +3,9 @@
 Columns make a report arithmetic on arrays instead of a walk over objects.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -109,3 +111,13 @@ def ratio(numerator: Column, denominator: Column) -> Column:
     out = np.zeros(len(numerator))
     np.divide(numerator, denominator, out=out, where=np.asarray(denominator > 0))
     return out
+
+
+def codes_of(names: Sequence[Any]) -> tuple[Column, list[Any]]:
+    """Return a code for each name, and the names by code; None has the code -1."""
+    codes: defaultdict[Any, int] = defaultdict(count().__next__)
+    if None in names:
+        found = (-1 if name is None else codes[name] for name in names)
+    else:
+        found = (codes[name] for name in names)
+    return np.fromiter(found, np.int64, len(names)), list(codes)

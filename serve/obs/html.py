@@ -123,14 +123,16 @@ def _figures(summary: Summary, runs: Sequence[ServerRun], report: Report) -> lis
             "One point per run. The median reservation is "
             f"{abs(excess):.1%} {'above' if excess >= 0 else 'below'} the measured peak; "
             f"{report.memory.underestimates:,} runs used more than was reserved.",
-            memory_plot(summary.points, summary.excess_counts) if len(summary.points) else "",
+            memory_plot(summary.points, summary.memory.excess_counts)
+            if len(summary.points)
+            else "",
             models,
             "No run was measured.",
         ),
         _figure(
             "Over time",
             "Outcomes of requests by arrival time, and the causes of late answers.",
-            plots.over_time(summary.over_time) if report.requests else "",
+            plots.over_time(summary.outcomes.over_time) if report.requests else "",
             [*ends, *((cause, f"c-{cause}") for cause in CAUSES)],
             wide=True,
         ),
@@ -138,7 +140,7 @@ def _figures(summary: Summary, runs: Sequence[ServerRun], report: Report) -> lis
             "Where the time went",
             "Mean shares of the latency. Preparation counts only while an idle lane waited for "
             f"it; {hidden:.0%} of it was hidden behind other work.",
-            plots.stage_shares(summary.stages) if report.answered else "",
+            plots.stage_shares(summary.answers.stages) if report.answered else "",
             stages,
         ),
         _figure(

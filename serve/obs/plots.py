@@ -14,7 +14,7 @@ from serve.core.rules.cause import CAUSES
 from serve.obs import explanations
 from serve.obs.frame import STAGES
 from serve.obs.intervals import BAR_SECONDS, Intervals
-from serve.obs.summary import OVER_EDGES, StageSums, Summary
+from serve.obs.summary import Summary
 from serve.obs.svg import (
     Canvas,
     Scale,
@@ -25,6 +25,7 @@ from serve.obs.svg import (
     tag,
     text,
 )
+from serve.obs.totals import OVER_EDGES, StageSums
 from serve.obs.violations import Violation
 from serve.units import format_ms
 
@@ -37,16 +38,17 @@ _FRACTIONS = {0.03125: "1⁄32", 0.0625: "1⁄16", 0.125: "⅛", 0.25: "¼", 0.5
 def distribution(summary: Summary) -> str:
     """Draw a histogram of latency ÷ QoS target; answers right of 1 are late."""
     canvas = Canvas(HALF, 376, top=34)
-    least, most = summary.over_range
+    answers, total = summary.answers, summary.all
+    least, most = answers.over_range
     lo = 2.0 ** min(max(math.floor(math.log2(max(least, 1e-3))), -5), -2)
     hi = 2.0 ** max(min(math.ceil(math.log2(max(most, 1e-3))), 6), 1)
     shown = (lo * 0.999 < OVER_EDGES) & (hi * 1.001 > OVER_EDGES)
     edges = OVER_EDGES[shown]
     within = np.flatnonzero(shown[:-1] & shown[1:])
-    counts = summary.over_counts[within]
-    counts[0] += summary.over_counts[: within[0]].sum()
-    counts[-1] += summary.over_counts[within[-1] + 1 :].sum()
-    answered = summary.all.over.count
+    counts = answers.over_counts[within]
+    counts[0] += answers.over_counts[: within[0]].sum()
+    counts[-1] += answers.over_counts[within[-1] + 1 :].sum()
+    answered = total.over.count
     x = Scale(lo, hi, canvas.left, canvas.x_end, log=True)
     y = Scale(0, float(counts.max()) * 1.04, canvas.y_end, canvas.top)
     bars = (
@@ -63,7 +65,7 @@ def distribution(summary: Summary) -> str:
         for left, right, count in zip(edges[:-1], edges[1:], counts, strict=True)
         if count
     )
-    late = summary.all.violations / answered
+    late = total.violations / answered
     target = number(x(1))
     marks = [
         tag("path", d=f"M{target} {number(canvas.y_end)}V{canvas.top - 20}", cls="target"),
@@ -71,9 +73,7 @@ def distribution(summary: Summary) -> str:
         text(x(1) + 8, canvas.top - 12, f"{late:.2%} late", "strong bad"),
     ]
     shares = (0.5, 0.9, 0.99)
-    for row, (share, value) in enumerate(
-        zip(shares, summary.all.over.quantiles(shares), strict=True)
-    ):
+    for row, (share, value) in enumerate(zip(shares, total.over.quantiles(shares), strict=True)):
         at = x(value)
         height = canvas.top + 12 + 15 * row
         line = f"M{number(at)} {number(canvas.y_end)}V{number(height - 9)}"

@@ -21,7 +21,8 @@ from serve.obs.read import read_runs, reading
 from serve.obs.record import ServerRun
 from serve.obs.selection import Selection
 from serve.obs.sketch import Sketch
-from serve.obs.summary import ModelTotals, Summary
+from serve.obs.summary import Summary
+from serve.obs.totals import AnswerTotals, MemoryTotals, ModelTotals
 from serve.obs.violations import Violation, violations_of
 
 
@@ -125,10 +126,10 @@ def report_dict(report: Report) -> dict[str, Any]:
 
 def report_of(summary: Summary, runs: Sequence[ServerRun]) -> Report:
     """Make the report; the budget is that of the newest of `runs`."""
-    total = summary.all
+    total, answers, outcomes = summary.all, summary.answers, summary.outcomes
     answered, violations = total.over.count, total.violations
     rate = violations / answered if answered else 0.0
-    causes = Counter(summary.by_cause)
+    causes = Counter(outcomes.by_cause)
     return Report(
         rows_lost=sum(run.rows_lost for run in runs),
         requests=total.requests,
@@ -137,17 +138,17 @@ def report_of(summary: Summary, runs: Sequence[ServerRun]) -> Report:
         violation_rate=rate,
         attainment=(answered - violations) / answered if answered else 1.0,
         attainment_interval=wilson_interval(answered - violations, answered),
-        expired_late=summary.expired_late,
+        expired_late=outcomes.expired_late,
         latency_over_qt=_quantiles(total.over),
         latency_ms=_quantiles(total.latency_ms),
         jct_over_qt_mean=total.over.mean,
-        quet_over_qt_mean=summary.quet_over_target.mean,
-        run_over_estimate=_quantiles(summary.run_over_estimate),
+        quet_over_qt_mean=answers.quet_over_target.mean,
+        run_over_estimate=_quantiles(answers.run_over_estimate),
         by_model={name: _model_report(one) for name, one in sorted(summary.by_model.items())},
         by_cause={cause: causes.pop(cause, 0) for cause in CAUSES} | dict(causes),
-        memory=_memory(summary, runs),
-        rejected=dict(summary.rejected.most_common()),
-        overhead=_overhead(summary),
+        memory=_memory(summary.memory, runs),
+        rejected=dict(outcomes.rejected.most_common()),
+        overhead=_overhead(answers),
         first_unix_ns=summary.first_unix_ns,
         last_unix_ns=summary.last_unix_ns,
         worst=violations_of(summary.worst, summary.mates),
@@ -177,26 +178,26 @@ def _model_report(model: ModelTotals) -> ModelReport:
     )
 
 
-def _memory(summary: Summary, runs: Sequence[ServerRun]) -> MemoryReport:
+def _memory(totals: MemoryTotals, runs: Sequence[ServerRun]) -> MemoryReport:
     newest = max(runs, key=lambda run: run.started_unix_ns, default=None)
-    over = summary.reserved_over_measured
+    over = totals.reserved_over_measured
     return MemoryReport(
         budget_bytes=newest.budget_bytes if newest else 0,
-        peak_bytes=summary.reserved_peak.highest,
-        peak_measured_bytes=summary.measured_peak.highest,
-        measured=summary.measured,
-        underestimates=summary.underestimates,
-        estimate_exceeded=summary.estimate_exceeded,
+        peak_bytes=totals.reserved_peak.highest,
+        peak_measured_bytes=totals.measured_peak.highest,
+        measured=totals.measured,
+        underestimates=totals.underestimates,
+        estimate_exceeded=totals.estimate_exceeded,
         overestimate_p50=over.quantiles((0.5,))[0] - 1.0 if over.count else 0.0,
     )
 
 
-def _overhead(summary: Summary) -> dict[str, float]:
-    answered = summary.stages["all"]
-    prepared = summary.prepare_ns
+def _overhead(answers: AnswerTotals) -> dict[str, float]:
+    answered = answers.stages["all"]
+    prepared = answers.prepare_ns
     return answered.means() | {
-        "prepare_hidden": summary.hidden_share / max(answered.count, 1),
-        "prepare_hidden_share": summary.hidden_ns / prepared if prepared else 0.0,
+        "prepare_hidden": answers.hidden_share / max(answered.count, 1),
+        "prepare_hidden_share": answers.hidden_ns / prepared if prepared else 0.0,
     }
 
 

@@ -6,31 +6,23 @@ show whole are read by their ids afterwards.
 """
 
 import sqlite3
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
-from itertools import count
 from typing import Any
 
 import numpy as np
 
-from serve.core.rules.cause import CAUSES
-from serve.obs.frame import STAGES, Column, Frame, ratio
-from serve.obs.intervals import Intervals
+from serve.obs.frame import Column, Frame, codes_of, ratio
 from serve.obs.read import first_and_last, read_frame, read_present, request_table
 from serve.obs.selection import Selection
-from serve.obs.sketch import Sketch
-from serve.obs.sweeps import END_NS, BusiestWindow, ConcurrentPeak
-from serve.obs.thinning import Thinning
+from serve.obs.sweeps import END_NS, BusiestWindow
+from serve.obs.totals import AnswerTotals, MemoryTotals, ModelTotals, OutcomeTotals
 
 #: Number of violations described one by one.
 WORST = 10
 #: Rows of a batch, and rows that SQLite hands over at once, few enough to stay in the cache.
 _BATCH = 16_384
 _FETCHED = 512
-#: Edges of the histogram of latency ÷ target: eight bins for each doubling.
-OVER_EDGES = np.geomspace(2.0**-5, 2.0**6, 11 * 8 + 1)
-#: Edges of the histogram of measured ÷ reserved memory.
-EXCESS_EDGES = np.linspace(0.5, 1.2, 71)
 
 #: Bits of the column `flags`; the rest of it is the number of requests left out.
 _OK, _LATE, _LAUNCHED, _EXCEEDED, _LEFT_OUT = 1, 2, 4, 8, 16
@@ -54,41 +46,6 @@ _LABEL = (
 )
 
 
-class ModelTotals:
-    """Totals of one model, or of all."""
-
-    def __init__(self) -> None:
-        self.requests = 0
-        self.violations = 0
-        self.over = Sketch()
-        self.latency_ms = Sketch()
-
-    def add(self, requests: int, over: Column, latency_ms: Column, violations: int) -> None:
-        """Add requests, and the answers among them."""
-        self.requests += requests
-        self.violations += violations
-        self.over.add(over)
-        self.latency_ms.add(latency_ms)
-
-
-class StageSums:
-    """Sums over answers of each stage's share of the latency."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._sums = dict.fromkeys(STAGES, 0.0)
-
-    def add(self, answers: Frame) -> None:
-        """Add answers."""
-        self.count += len(answers)
-        for stage, time in answers.stage_ns().items():
-            self._sums[stage] += float(ratio(time, answers["latency_ns"]).sum())
-
-    def means(self) -> dict[str, float]:
-        """Return the mean share by stage."""
-        return {stage: total / max(self.count, 1) for stage, total in self._sums.items()}
-
-
 class Summary:
     """Everything that the report shows of the chosen requests."""
 
@@ -96,41 +53,26 @@ class Summary:
         """Read the requests of `chosen`."""
         self.all = ModelTotals()
         self.by_model: defaultdict[str, ModelTotals] = defaultdict(ModelTotals)
-        self.by_cause = Counter[str]()
-        self.rejected = Counter[str]()
-        self.expired_late = 0
-        self.run_over_estimate = Sketch()
-        self.quet_over_target = Sketch()
         self.first_unix_ns, self.last_unix_ns = first_and_last(db, chosen)
-        self.stages = {name: StageSums() for name in ("late", "in time", "all")}
-        self.prepare_ns = self.hidden_ns = 0
-        self.hidden_share = 0.0
-        # Memory.
-        self.measured = self.underestimates = self.estimate_exceeded = 0
-        self.reserved_over_measured = Sketch()
-        self.reserved_peak, self.measured_peak = ConcurrentPeak(), ConcurrentPeak()
-        self.excess_counts = np.zeros(len(EXCESS_EDGES) - 1, np.int64)
-        self._points = Thinning()
-        # Pictures.
-        self.over_counts = np.zeros(len(OVER_EDGES) - 1, np.int64)
-        self.over_range = (np.inf, 0.0)
-        self.over_time = Intervals(self.first_unix_ns / 1e9, self.last_unix_ns / 1e9)
+        self.answers = AnswerTotals()
+        self.outcomes = OutcomeTotals(self.first_unix_ns, self.last_unix_ns)
+        self.memory = MemoryTotals()
         self._window = BusiestWindow()
         self._longest_ns = 0
         self._late = (np.zeros(0), np.zeros(0, np.int64))
         for models, labels, numbers in _batches(db, chosen):
             self._add(models, labels, numbers)
-        self._finish(db, chosen)
+        self.memory.finish()
+        self._read_shown(db, chosen)
 
-    def _finish(self, db: sqlite3.Connection, chosen: Selection) -> None:
+    def _read_shown(self, db: sqlite3.Connection, chosen: Selection) -> None:
+        """Read the rows that pictures and tables show whole."""
         nothing = np.zeros(0, np.int64)
-        for peak in (self.reserved_peak, self.measured_peak):
-            peak.add(nothing, nothing, nothing, END_NS)
         self._window.add(nothing, nothing, nothing.astype(np.bool_), END_NS)
         self.worst = read_frame(db, self._late[1])
         self.worst = self.worst.where(np.argsort(-self.worst.over_target, kind="stable"))
         self.mates = [_mates(db, self.worst, i, self._longest_ns) for i in range(len(self.worst))]
-        self.points = read_frame(db, self._points.chosen())
+        self.points = read_frame(db, self.memory.points.chosen())
         self.window = self._window.window()
         begin, end = self.window or (0, 0)
         self.shown = read_present(db, chosen, begin, end, self._longest_ns)
@@ -139,10 +81,10 @@ class Summary:
         flags = numbers["flags"]
         ok, launched = flags & _OK != 0, flags & _LAUNCHED != 0
         late = ok & (flags & _LATE != 0)
-        self._longest_ns = max(self._longest_ns, int(numbers["latency_ns"].max()))
-        over = ratio(numbers["latency_ns"], numbers["qos_target_ns"])
         requests = 1 + flags // _LEFT_OUT
-        codes, names = _encode(models)
+        over = ratio(numbers["latency_ns"], numbers["qos_target_ns"])
+        self._longest_ns = max(self._longest_ns, int(numbers["latency_ns"].max()))
+        codes, names = codes_of(models)
         for code, name in enumerate(names):
             rows = np.flatnonzero(codes == code) if len(names) > 1 else np.arange(len(codes))
             mine = rows[ok[rows]]
@@ -150,71 +92,18 @@ class Summary:
                      int(np.count_nonzero(late[mine])))  # fmt: skip
             self.by_model[name].add(*facts)
             self.all.add(*facts)
-        self._answers(numbers.where(ok), over[ok], late[ok])
-        self._reasons(labels, numbers, requests, ok, late)
-        self._worst(over, late, numbers["row_id"])
-        self._runs(numbers.where(launched), late[launched], int(numbers["arrived_unix_ns"][-1]))
+        self.answers.add(numbers.where(ok), over[ok], late[ok])
+        self.outcomes.add(labels, numbers, requests, ok, late)
+        self._keep_worst(over[late], numbers["row_id"][late])
+        runs, horizon_ns = numbers.where(launched), int(numbers["arrived_unix_ns"][-1])
+        self._window.add(runs.launched_unix_ns, runs.finished_unix_ns, late[launched], horizon_ns)
+        self.memory.add(runs, runs["flags"] & _EXCEEDED != 0, horizon_ns)
 
-    def _answers(self, answers: Frame, over: Column, late: Column) -> None:
-        if not len(answers):
-            return
-        lo, hi = OVER_EDGES[0], OVER_EDGES[-1] * (1 - 1e-9)
-        self.over_counts += np.histogram(np.clip(over, lo, hi), OVER_EDGES)[0]
-        least, most = self.over_range
-        self.over_range = (min(least, float(over.min())), max(most, float(over.max())))
-        self.quet_over_target.add(ratio(answers["quet_ns"], answers["qos_target_ns"]))
-        self.run_over_estimate.add(ratio(answers["run_ns"], answers["run_estimate_ns"]))
-        self.stages["late"].add(answers.where(late))
-        self.stages["in time"].add(answers.where(~late))
-        self.stages["all"].add(answers)
-        hidden = answers["prepare_ns"] - answers["prepare_exposed_ns"]
-        self.prepare_ns += int(answers["prepare_ns"].sum())
-        self.hidden_ns += int(hidden.sum())
-        self.hidden_share += float(ratio(hidden, answers["latency_ns"]).sum())
-
-    def _reasons(
-        self, labels: tuple[Any, ...], numbers: Frame, requests: Column, ok: Column, late: Column
-    ) -> None:
-        """Count requests by reason, late answers by cause, and both over time."""
-        at = self.over_time.slots(numbers["arrived_unix_ns"])
-        self.over_time.add("kept", at[ok & ~late])
-        self.over_time.add("late", at[late])
-        self.over_time.add("none", at[~ok])
-        codes, names = _encode(labels)
-        for code, name in enumerate(names):
-            mine = codes == code
-            if caused := int(np.count_nonzero(mine & late)):
-                self.by_cause[name] += caused
-                if name in CAUSES:
-                    self.over_time.add(f"c-{name}", at[mine & late])
-            if ended := int(requests[mine & ~ok].sum()):
-                self.rejected[name] += ended
-            if name == "deadline":
-                target = numbers["qos_target_ns"]
-                expired = mine & ~ok & (target > 0) & (numbers["latency_ns"] > target)
-                self.expired_late += int(requests[expired].sum())
-
-    def _worst(self, over: Column, late: Column, row_id: Column) -> None:
-        over = np.concatenate([self._late[0], over[late]])
-        row_id = np.concatenate([self._late[1], row_id[late]])
+    def _keep_worst(self, over: Column, row_id: Column) -> None:
+        over = np.concatenate([self._late[0], over])
+        row_id = np.concatenate([self._late[1], row_id])
         order = np.argsort(-over, kind="stable")[:WORST]
         self._late = (over[order], row_id[order])
-
-    def _runs(self, runs: Frame, late: Column, horizon_ns: int) -> None:
-        start, end = runs.launched_unix_ns, runs.finished_unix_ns
-        self._window.add(start, end, late, horizon_ns)
-        self.reserved_peak.add(start, end, runs["reserve_bytes"], horizon_ns)
-        known = runs["measured_bytes"] >= 0
-        took, held = runs["measured_bytes"][known], runs["reserve_bytes"][known]
-        self.measured_peak.add(start[known], end[known], took, horizon_ns)
-        self.measured += len(took)
-        self.underestimates += int(np.count_nonzero(took > held))
-        self.estimate_exceeded += int(np.count_nonzero(runs["flags"][known] & _EXCEEDED))
-        some = took > 0
-        self.reserved_over_measured.add(held[some] / took[some])
-        excess = ratio(took[some], np.maximum(held[some], 1))
-        self.excess_counts += np.histogram(np.clip(excess, 0.5, 1.2 - 1e-9), EXCESS_EDGES)[0]
-        self._points.add(excess, runs["row_id"][known][some])
 
 
 def _batches(
@@ -245,16 +134,6 @@ def _batches(
             texts, parts, size = [(), ()], [], 0
     if size:
         yield batch()
-
-
-def _encode(names: tuple[Any, ...]) -> tuple[Column, list[Any]]:
-    """Return a code for each name, and the names by code; None has the code -1."""
-    codes: defaultdict[Any, int] = defaultdict(count().__next__)
-    if None in names:
-        found = (-1 if name is None else codes[name] for name in names)
-    else:
-        found = (codes[name] for name in names)
-    return np.fromiter(found, np.int64, len(names)), list(codes)
 
 
 def _mates(db: sqlite3.Connection, worst: Frame, i: int, longest_ns: int) -> list[str]:

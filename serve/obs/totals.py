@@ -1,0 +1,176 @@
+"""Totals of the report, added up from batches of requests so that no row has to be kept."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from serve.core.rules.cause import CAUSES
+from serve.obs.frame import STAGES, Column, Frame, codes_of, ratio
+from serve.obs.intervals import Intervals
+from serve.obs.sketch import Sketch
+from serve.obs.sweeps import END_NS, ConcurrentPeak
+from serve.obs.thinning import Thinning
+
+#: Edges of the histogram of latency ÷ target: eight bins for each doubling.
+OVER_EDGES = np.geomspace(2.0**-5, 2.0**6, 11 * 8 + 1)
+#: Edges of the histogram of measured ÷ reserved memory.
+EXCESS_EDGES = np.linspace(0.5, 1.2, 71)
+
+
+class ModelTotals:
+    """Totals of one model, or of all."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.violations = 0
+        self.over = Sketch()
+        self.latency_ms = Sketch()
+
+    def add(self, requests: int, over: Column, latency_ms: Column, violations: int) -> None:
+        """Add requests, and the answers among them."""
+        self.requests += requests
+        self.violations += violations
+        self.over.add(over)
+        self.latency_ms.add(latency_ms)
+
+
+class StageSums:
+    """Sums over answers of each stage's share of the latency."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._sums = dict.fromkeys(STAGES, 0.0)
+
+    def add(self, answers: Frame) -> None:
+        """Add answers."""
+        self.count += len(answers)
+        for stage, time in answers.stage_ns().items():
+            self._sums[stage] += float(ratio(time, answers["latency_ns"]).sum())
+
+    def means(self) -> dict[str, float]:
+        """Return the mean share by stage."""
+        return {stage: total / max(self.count, 1) for stage, total in self._sums.items()}
+
+
+class AnswerTotals:
+    """Where the time of answers went, and how their times compare with targets and estimates."""
+
+    def __init__(self) -> None:
+        self.quet_over_target = Sketch()
+        self.run_over_estimate = Sketch()
+        #: Latency ÷ target: counts between OVER_EDGES, those beyond in the outermost; range.
+        self.over_counts = np.zeros(len(OVER_EDGES) - 1, np.int64)
+        self.over_range = (np.inf, 0.0)
+        self.stages = {name: StageSums() for name in ("late", "in time", "all")}
+        #: Preparation, and the part of it during which the request waited in the queue anyway.
+        self.prepare_ns = self.hidden_ns = 0
+        #: Sum of that part ÷ latency.
+        self.hidden_share = 0.0
+
+    def add(self, answers: Frame, over: Column, late: Column) -> None:
+        """Add answers, their latency ÷ target, and which of them were late."""
+        if not len(answers):
+            return
+        self.over_counts += _histogram(over, OVER_EDGES)
+        least, most = self.over_range
+        self.over_range = (min(least, float(over.min())), max(most, float(over.max())))
+        self.quet_over_target.add(ratio(answers["quet_ns"], answers["qos_target_ns"]))
+        self.run_over_estimate.add(ratio(answers["run_ns"], answers["run_estimate_ns"]))
+        self.stages["late"].add(answers.where(late))
+        self.stages["in time"].add(answers.where(~late))
+        self.stages["all"].add(answers)
+        hidden = answers["prepare_ns"] - answers["prepare_exposed_ns"]
+        self.prepare_ns += int(answers["prepare_ns"].sum())
+        self.hidden_ns += int(hidden.sum())
+        self.hidden_share += float(ratio(hidden, answers["latency_ns"]).sum())
+
+
+class OutcomeTotals:
+    """Why answers were late, why requests have no result, and both over time."""
+
+    def __init__(self, first_unix_ns: int, last_unix_ns: int) -> None:
+        """Cover requests that arrive between these times."""
+        self.by_cause = Counter[str]()
+        self.rejected = Counter[str]()
+        #: Requests that ended at the client's own limit, after their target.
+        self.expired_late = 0
+        self.over_time = Intervals(first_unix_ns / 1e9, last_unix_ns / 1e9)
+
+    def add(
+        self, labels: tuple[Any, ...], numbers: Frame, requests: Column, ok: Column, late: Column
+    ) -> None:
+        """Add rows.
+
+        Args:
+            labels: Why each has no result, or why it was late; None for others.
+            numbers: Columns of the rows.
+            requests: How many requests each row stands for.
+            ok: Which were answered.
+            late: Which were answered late.
+        """
+        at = self.over_time.slots(numbers["arrived_unix_ns"])
+        self.over_time.add("kept", at[ok & ~late])
+        self.over_time.add("late", at[late])
+        self.over_time.add("none", at[~ok])
+        codes, names = codes_of(labels)
+        for code, name in enumerate(names):
+            mine = codes == code
+            if caused := int(np.count_nonzero(mine & late)):
+                self.by_cause[name] += caused
+                if name in CAUSES:
+                    self.over_time.add(f"c-{name}", at[mine & late])
+            if ended := int(requests[mine & ~ok].sum()):
+                self.rejected[name] += ended
+            if name == "deadline":
+                target = numbers["qos_target_ns"]
+                expired = mine & ~ok & (target > 0) & (numbers["latency_ns"] > target)
+                self.expired_late += int(requests[expired].sum())
+
+
+class MemoryTotals:
+    """What runs reserved, and what they took."""
+
+    def __init__(self) -> None:
+        #: Runs whose peak was measured; those above their reservation; those above the estimate.
+        self.measured = self.underestimates = self.estimate_exceeded = 0
+        self.reserved_over_measured = Sketch()
+        self.reserved_peak, self.measured_peak = ConcurrentPeak(), ConcurrentPeak()
+        #: Measured ÷ reserved: counts between EXCESS_EDGES, those beyond in the outermost.
+        self.excess_counts = np.zeros(len(EXCESS_EDGES) - 1, np.int64)
+        #: Runs that stand for all in a picture.
+        self.points = Thinning()
+
+    def add(self, runs: Frame, exceeded: Column, horizon_ns: int) -> None:
+        """Add runs in order of arrival.
+
+        Args:
+            runs: Rows that reached a lane; `measured_bytes` is negative where nobody measured.
+            exceeded: Which took more than was estimated.
+            horizon_ns: Earliest start of the runs of later calls.
+        """
+        start, end = runs.launched_unix_ns, runs.finished_unix_ns
+        self.reserved_peak.add(start, end, runs["reserve_bytes"], horizon_ns)
+        known = runs["measured_bytes"] >= 0
+        took, held = runs["measured_bytes"][known], runs["reserve_bytes"][known]
+        self.measured_peak.add(start[known], end[known], took, horizon_ns)
+        self.measured += len(took)
+        self.underestimates += int(np.count_nonzero(took > held))
+        self.estimate_exceeded += int(np.count_nonzero(exceeded[known]))
+        some = took > 0
+        self.reserved_over_measured.add(held[some] / took[some])
+        excess = ratio(took[some], np.maximum(held[some], 1))
+        self.excess_counts += _histogram(excess, EXCESS_EDGES)
+        self.points.add(excess, runs["row_id"][known][some])
+
+    def finish(self) -> None:
+        """Settle the concurrent peaks: no more runs come."""
+        nothing = np.zeros(0, np.int64)
+        for peak in (self.reserved_peak, self.measured_peak):
+            peak.add(nothing, nothing, nothing, END_NS)
+
+
+def _histogram(values: Column, edges: Column) -> Column:
+    """Return counts between the edges, with values beyond them in the outermost bins."""
+    inside = np.clip(values, edges[0], edges[-1] * (1 - 1e-9))
+    return np.histogram(inside, edges)[0]
