@@ -20,7 +20,7 @@ import msgspec
 import typer
 
 from loadgen.loop import Loop
-from loadgen.options import DEFAULT_IDS, LoadOptions
+from loadgen.options import DATA_VARIABLE, DEFAULT_IDS, LoadOptions
 from loadgen.rows import write_rows
 from loadgen.show import progress_line, show_summary
 from loadgen.verdict import FIGURES, Condition, TriedRate, find_limit
@@ -74,7 +74,7 @@ def load(
     max_edges: Annotated[int, typer.Option(help="Most edges of a subgraph.")] = _POOL.max_edges,
     data: Annotated[
         Path | None,
-        typer.Option(envvar="GNNSERVE_DATA", help="Folder of graphs (.npz); not for --graph."),
+        typer.Option(envvar=DATA_VARIABLE, help="Folder of graphs (.npz); not for --graph."),
     ] = None,
     graph: Annotated[
         str, typer.Option(help="Ask about nodes of this graph of the server, by their ids.")

@@ -19,7 +19,7 @@ from loadgen.lateness import Lateness, show_in
 from loadgen.measure import Sample
 from loadgen.native_green import NativeGreenLoop
 from loadgen.open_loop import OpenLoop
-from loadgen.options import DEFAULT_IDS, LoadOptions
+from loadgen.options import DATA_VARIABLE, DEFAULT_IDS, LoadOptions
 from loadgen.plan import make_plan
 from loadgen.show import show_summary
 from loadgen.target import Target
@@ -74,7 +74,7 @@ def _add_options(parser: LocustArgumentParser) -> None:
     add("--scale", type=float, default=_POOL.scale, help="size of generated graphs")
     add("--max-nodes", type=int, default=_POOL.max_nodes, help="most nodes of a subgraph")
     add("--max-edges", type=int, default=_POOL.max_edges, help="most edges of a subgraph")
-    add("--data", env_var="GNNSERVE_DATA", default="", help="folder of graphs; not for --graph")
+    add("--data", env_var=DATA_VARIABLE, default="", help="folder of graphs; not for --graph")
     add("--graph", default="", help="graph of the server to ask about by node ids; empty: none")
     add("--node-type", default="", help="type of the nodes, in a graph with several")
     add("--ids", default="", help=f"ids in a request: 16, or from 1-64; empty: {DEFAULT_IDS}")

@@ -1,6 +1,7 @@
 """Options of a load run."""
 
 import math
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,8 @@ from serve.workload import ARRIVALS, MIX, PoolSpec
 #: Ids of a request unless told, and the most that a request of a load may have.
 DEFAULT_IDS = "1-64"
 MOST_IDS = 1_000_000
+#: Variable with the folder of real graphs.
+DATA_VARIABLE = "GNNSERVE_DATA"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,8 @@ class LoadOptions:
     fanouts: str = ""
     #: Settings of the graph pool.
     pool: PoolSpec = field(default_factory=PoolSpec)
-    #: Folder of real graphs.
+    #: Folder of real graphs. With a graph of the server only the environment may name one, for
+    #: other runs.
     data: Path | None = None
     #: Trace to replay.
     trace: Path | None = None
@@ -99,6 +103,10 @@ class LoadOptions:
                         f"{told} {value}: has no meaning without a graph of the server"
                     )
             return
+        if self.data is not None and str(self.data) != os.environ.get(DATA_VARIABLE):
+            raise ConfigError(
+                f"data {self.data}: has no meaning with graph {self.graph}, which the server has"
+            )
         if self.trace is not None:
             raise ConfigError(f"graph {self.graph}: a trace says what it asks about")
         _ = self.id_range

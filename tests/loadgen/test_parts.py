@@ -11,7 +11,7 @@ from numpy.random import default_rng
 
 from loadgen.inputs import make_tensors, makeable
 from loadgen.measure import Sample, summarise
-from loadgen.options import LoadOptions
+from loadgen.options import DATA_VARIABLE, LoadOptions
 from loadgen.plan import make_plan
 from loadgen.show import progress_line, show_summary
 from serve.errors import ConfigError, UnknownName
@@ -272,11 +272,20 @@ def test_requests_by_ids_that_cannot_be_are_refused(tmp_path):
         ({"ids": "some"}, "ids: 'some' is neither"),
         ({"ids": "1-2000000"}, "ids: '1-2000000' is neither"),
         ({"trace": Path("t"), "rate_hz": None}, "graph g: a trace says"),
+        ({"data": Path("d")}, "data d: has no meaning with graph g"),
     ],
 )
-def test_options_of_requests_by_ids_that_contradict(change, message):
+def test_options_of_requests_by_ids_that_contradict(change, message, monkeypatch):
+    monkeypatch.setenv(DATA_VARIABLE, "other")
     with pytest.raises(ConfigError, match=message):
         make_plan(replace(BY_IDS, **change), FakeServer())
+
+
+def test_a_folder_that_the_environment_names_is_for_other_runs(monkeypatch):
+    monkeypatch.setenv(DATA_VARIABLE, "d")
+    assert make_plan(replace(BY_IDS, data=Path("d")), FakeServer()) == make_plan(
+        BY_IDS, FakeServer()
+    )
 
 
 def sample(latency_ms, target_us=10_000, status="OK", lag_ms=0.1, model="gcn", due_s=1.0):
