@@ -56,7 +56,17 @@ class Topology:
 
     def __init__(self, num_nodes: int, indptr: serve.native.BytesLike, indices: serve.native.BytesLike, is_int32: bool, patched: serve.native.BytesLike, patched_indptr: serve.native.BytesLike, patched_indices: serve.native.BytesLike) -> None: ...
 
-class Sample:
+class SeedPlaces:
+    """Where the requested nodes are in a sampled subgraph."""
+
+    @property
+    def num_seeds(self) -> int:
+        """Number of distinct requested nodes."""
+
+    def write_positions(self, target: serve.native.BytesLike) -> None:
+        """Write the local id of each requested id, int64."""
+
+class Sample(SeedPlaces):
     """A sampled subgraph."""
 
     @property
@@ -67,20 +77,13 @@ class Sample:
     def num_edges(self) -> int:
         """Number of edges; they are sorted by destination."""
 
-    @property
-    def num_seeds(self) -> int:
-        """Number of distinct requested nodes."""
-
     def write_nodes(self, target: serve.native.BytesLike) -> None:
         """Write the node of each local id, int64."""
-
-    def write_positions(self, target: serve.native.BytesLike) -> None:
-        """Write the local id of each requested id, int64."""
 
     def write_edges(self, target: serve.native.BytesLike, is_int32: bool) -> None:
         """Write the edges [2, E] in local ids, int32 or int64."""
 
-class TypedSample:
+class TypedSample(SeedPlaces):
     """A sampled subgraph with nodes and edges of several types."""
 
     def num_nodes(self, type: int) -> int:
@@ -89,15 +92,8 @@ class TypedSample:
     def num_edges(self, relation: int) -> int:
         """Return the number of edges of a relation, sorted by destination."""
 
-    @property
-    def num_seeds(self) -> int:
-        """Number of distinct requested nodes."""
-
     def write_nodes(self, type: int, target: serve.native.BytesLike) -> None:
         """Write the node of each local id of a type, int64."""
-
-    def write_positions(self, target: serve.native.BytesLike) -> None:
-        """Write the local id of each requested id, int64."""
 
     def write_edges(self, relation: int, target: serve.native.BytesLike, is_int32: bool) -> None:
         """Write the edges [2, E] of a relation in local ids, int32 or int64."""

@@ -193,16 +193,26 @@ void bind_graphs(nb::module_& module) {
                      "indices: serve.native.BytesLike, is_int32: bool, "
                      "patched: serve.native.BytesLike, patched_indptr: serve.native.BytesLike, "
                      "patched_indices: serve.native.BytesLike) -> None"));
-    nb::class_<Sample>(module, "Sample", "A sampled subgraph.")
+    nb::class_<SeedPlaces>(module, "SeedPlaces",
+                           "Where the requested nodes are in a sampled subgraph.")
+        .def_prop_ro(
+            "num_seeds", [](const SeedPlaces& self) { return self.num_seeds; },
+            "Number of distinct requested nodes.")
+        .def(
+            "write_positions",
+            [](const SeedPlaces& self, nb::handle target) {
+                write<std::int64_t, std::int32_t>(target, self.positions, {});
+            },
+            "target"_a,
+            nb::sig("def write_positions(self, target: serve.native.BytesLike) -> None"),
+            "Write the local id of each requested id, int64.");
+    nb::class_<Sample, SeedPlaces>(module, "Sample", "A sampled subgraph.")
         .def_prop_ro(
             "num_nodes", [](const Sample& self) { return self.nodes.size(); },
             "Number of nodes; the requested ones come first.")
         .def_prop_ro(
             "num_edges", [](const Sample& self) { return self.sources.size(); },
             "Number of edges; they are sorted by destination.")
-        .def_prop_ro(
-            "num_seeds", [](const Sample& self) { return self.num_seeds; },
-            "Number of distinct requested nodes.")
         .def(
             "write_nodes",
             [](const Sample& self, nb::handle target) {
@@ -210,14 +220,6 @@ void bind_graphs(nb::module_& module) {
             },
             "target"_a, nb::sig("def write_nodes(self, target: serve.native.BytesLike) -> None"),
             "Write the node of each local id, int64.")
-        .def(
-            "write_positions",
-            [](const Sample& self, nb::handle target) {
-                write<std::int64_t, std::int32_t>(target, self.positions, {});
-            },
-            "target"_a,
-            nb::sig("def write_positions(self, target: serve.native.BytesLike) -> None"),
-            "Write the local id of each requested id, int64.")
         .def(
             "write_edges",
             [](const Sample& self, nb::handle target, bool is_int32) {
@@ -227,8 +229,8 @@ void bind_graphs(nb::module_& module) {
             nb::sig(
                 "def write_edges(self, target: serve.native.BytesLike, is_int32: bool) -> None"),
             "Write the edges [2, E] in local ids, int32 or int64.");
-    nb::class_<TypedSample>(module, "TypedSample",
-                            "A sampled subgraph with nodes and edges of several types.")
+    nb::class_<TypedSample, SeedPlaces>(module, "TypedSample",
+                                        "A sampled subgraph with nodes and edges of several types.")
         .def(
             "num_nodes",
             [](const TypedSample& self, std::size_t type) { return at(self.nodes, type).size(); },
@@ -239,9 +241,6 @@ void bind_graphs(nb::module_& module) {
                 return at(self.edges, relation).sources.size();
             },
             "relation"_a, "Return the number of edges of a relation, sorted by destination.")
-        .def_prop_ro(
-            "num_seeds", [](const TypedSample& self) { return self.num_seeds; },
-            "Number of distinct requested nodes.")
         .def(
             "write_nodes",
             [](const TypedSample& self, std::size_t type, nb::handle target) {
@@ -250,14 +249,6 @@ void bind_graphs(nb::module_& module) {
             "type"_a, "target"_a,
             nb::sig("def write_nodes(self, type: int, target: serve.native.BytesLike) -> None"),
             "Write the node of each local id of a type, int64.")
-        .def(
-            "write_positions",
-            [](const TypedSample& self, nb::handle target) {
-                write<std::int64_t, std::int32_t>(target, self.positions, {});
-            },
-            "target"_a,
-            nb::sig("def write_positions(self, target: serve.native.BytesLike) -> None"),
-            "Write the local id of each requested id, int64.")
         .def(
             "write_edges",
             [](const TypedSample& self, std::size_t relation, nb::handle target, bool is_int32) {

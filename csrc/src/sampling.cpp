@@ -324,8 +324,8 @@ Sample sample_neighbours(const Topology& topology, std::span<const std::int64_t>
     check(seeds, fanouts, 1);
     const Relation relation{&topology};
     TypedSample found = sample_typed(1, {&relation, 1}, seeds, fanouts, seed);
-    return {std::move(found.nodes[0]), std::move(found.edges[0].sources),
-            std::move(found.edges[0].destinations), std::move(found.positions), found.num_seeds};
+    return {SeedPlaces{std::move(found.positions), found.num_seeds}, std::move(found.nodes[0]),
+            std::move(found.edges[0].sources), std::move(found.edges[0].destinations)};
 }
 
 }  // namespace gnnserve

@@ -14,18 +14,22 @@ namespace gnnserve {
 // The fan-out that takes every neighbour.
 inline constexpr std::int64_t kAllNeighbours = -1;
 
-// A sampled subgraph. Local ids number its nodes in the order in which they were reached, so the
-// requested nodes come first. Edges are sorted by destination.
-struct Sample {
+// Where the requested nodes are in a sampled subgraph. Local ids number the nodes of a type in the
+// order in which they were reached, so the requested nodes come first.
+struct SeedPlaces {
+    // The local id of each requested id, repeated ones included.
+    std::vector<std::int32_t> positions;
+    // Number of distinct requested nodes; their local ids are below it.
+    std::size_t num_seeds = 0;
+};
+
+// A sampled subgraph. Edges are sorted by destination.
+struct Sample : SeedPlaces {
     // The node of each local id.
     std::vector<std::int64_t> nodes;
     // Both ends of each edge, as local ids.
     std::vector<std::int32_t> sources;
     std::vector<std::int32_t> destinations;
-    // The local id of each requested id, repeated ones included.
-    std::vector<std::int32_t> positions;
-    // Number of distinct requested nodes; their local ids are below it.
-    std::size_t num_seeds = 0;
 };
 
 // `fanouts` has one entry per hop: a number of in-neighbours, drawn without replacement, or
@@ -47,7 +51,7 @@ struct Relation {
 };
 
 // A sampled subgraph with nodes and edges of several types. Each type has local ids of its own.
-struct TypedSample {
+struct TypedSample : SeedPlaces {
     struct Edges {
         std::vector<std::int32_t> sources;
         std::vector<std::int32_t> destinations;
@@ -56,8 +60,6 @@ struct TypedSample {
     std::vector<std::vector<std::int64_t>> nodes;
     // By relation, as in Sample.
     std::vector<Edges> edges;
-    std::vector<std::int32_t> positions;
-    std::size_t num_seeds = 0;
 };
 
 // Nodes to begin a sample with: `ids` of one type, which has `num_nodes` nodes.
