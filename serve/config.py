@@ -222,6 +222,10 @@ class ReportConfig(Section, frozen=True):
     database: str = "gnnserve.db"
     #: File for every event and command of the scheduler, to replay them; None: no journal.
     journal: str | None = None
+    #: File for a line of JSON about each finished request; None: no access log.
+    access_log: str | None = None
+    #: Share of the requests answered in time that get such a line; late and failed ones always do.
+    access_log_share: Annotated[float, Meta(ge=0, le=1)] = 1.0
 
 
 class GraphConfig(Section, frozen=True):

@@ -125,10 +125,10 @@ def _wrong_files(config: Config) -> Iterator[str]:
     database = config.path(config.report.database)
     if problem := _cannot_write(database) or _not_ours(database):
         yield f"report.database: {problem}"
-    if config.report.journal is not None:
-        journal = config.path(config.report.journal)
-        if problem := _cannot_write(journal):
-            yield f"report.journal: {problem}"
+    for key in ("journal", "access_log"):
+        name = getattr(config.report, key)
+        if name is not None and (problem := _cannot_write(config.path(name))):
+            yield f"report.{key}: {problem}"
 
 
 def _wrong_tokens(config: Config) -> Iterator[str]:

@@ -28,6 +28,7 @@ from serve.commands.configured import (
 from serve.commands.service_manager import ServiceManager
 from serve.config import Config, ServerConfig
 from serve.errors import ServeError
+from serve.obs.access_log import AccessLog
 from serve.obs.http import HttpPort, listening_socket, private_socket
 from serve.obs.journal import JournalWriter
 from serve.obs.lost_calls import LostCalls
@@ -101,7 +102,12 @@ class Application:
         )
         with ExitStack() as undo:
             metrics = Metrics(run, lambda: self._engine.snapshot(sink.dropped))
-            observers = metrics.observe, lambda record: self._engine.learn(record)
+            observers = [metrics.observe, lambda record: self._engine.learn(record)]
+            if config.report.access_log is not None:
+                path = config.path(config.report.access_log)
+                access_log = AccessLog(path, config.report.access_log_share)
+                undo.callback(access_log.close)
+                observers.append(access_log.write)
             sink: RecordSink = RecordSink(RecordStore(database, run), observers)
             undo.callback(sink.close)
             journal = None

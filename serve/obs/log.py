@@ -40,14 +40,19 @@ def extras(record: logging.LogRecord) -> dict[str, object]:
     return {name: value for name, value in vars(record).items() if name not in _STANDARD}
 
 
+def rfc3339(unix_s: float) -> str:
+    """Return a time as `2026-01-31T12:00:01.234Z`."""
+    seconds, millis = divmod(int(unix_s * 1000), 1000)
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{millis:03d}Z"
+
+
 class JsonFormatter(logging.Formatter):
     """Formats a JSON object per line: time (RFC 3339, UTC), level, logger, message, extras."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line without its end."""
-        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         fields: dict[str, object] = {
-            "time": f"{seconds}.{int(record.msecs):03d}Z",
+            "time": rfc3339(record.created),
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),

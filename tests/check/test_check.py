@@ -134,6 +134,7 @@ SERVER_MISTAKES = {
     "policy": ("scheduling.policy: 'lifo' is not one of", "fifo"),
     "database": ("report.database", "nowhere/report.db", "does not exist"),
     "journal": ("report.journal", "it is a folder"),
+    "access log": ("report.access_log", "logs does not exist"),
     "graph": ("graph[0].file", "absent.npz: no such file"),
 }
 NO_CUDA = ("device.kind: 'cuda': ",)
@@ -173,6 +174,7 @@ def found(tmp_path_factory):
         [report]
         database = "nowhere/report.db"
         journal = "journal"
+        access_log = "logs/access.jsonl"
         [[graph]]
         name = "g"
         file = "absent.npz"
