@@ -133,23 +133,31 @@ class BlockPool:
 class Message:
     """A call's message; a buffer of its bytes."""
 
-NODES: int = -1
-
-EDGES: int = -2
-
 class PlainModel:
     """What the front must know of a model to stage its plain requests."""
 
-    def __init__(self, *, token: int, narrow_edges: bool, counts_loops: bool, output: tuple[float, float, float]) -> None:
+    def __init__(self, *, token: int, counts: int, node_counts: int, narrow_edges: bool = False, counts_loops: bool = False) -> None:
         """
-        Describe a model without inputs. `output`: bytes of the output for each node, for
-        each edge, and besides.
+        Describe a model without inputs and outputs.
+
+        A request's shapes tell `counts` numbers; the first `node_counts` are of nodes. With
+        `narrow_edges` INT32 edges stay so; with `counts_loops` self-loops are counted. Both
+        need the second count to be that of edges.
         """
 
-    def add_input(self, name: str, shape: list[int], *, indices: bool, also_int32: bool, required: bool) -> None:
+    def add_input(self, name: str, datatype: str, shape: list[int], *, required: bool, also_int32: bool = False, below: list[int] = [], low: int = 0, high: int = 1, numbers_graphs: bool = False) -> None:
         """
-        Add the next input: indices of nodes (INT64), or features (FP32). Its sizes are
-        NODES, EDGES or positive.
+        Add the next input. A size of its shape that is the n-th count is -1 - n.
+
+        Values of indices are `below` these counts, one for each row or one for all; those of
+        other integers are in [low, high]. With `numbers_graphs` the largest is told. Raises
+        ValueError for what cannot be.
+        """
+
+    def add_output(self, name: str, constant: float, per: list[float]) -> None:
+        """
+        Add the next output, of at most constant + Σ per · count bytes. Raises
+        ValueError.
         """
 
 class PlainRequest:
@@ -172,12 +180,18 @@ class PlainRequest:
         """Parameters of the request by name."""
 
     @property
-    def num_nodes(self) -> int:
-        """Nodes of its graph."""
+    def counts(self) -> tuple[int, ...]:
+        """The model's counts, as its shapes tell them."""
 
     @property
-    def num_edges(self) -> int:
-        """Edges of its graph."""
+    def largest(self) -> dict[str, int]:
+        """
+        Largest value, by name, of each index that numbers graphs and has values.
+        """
+
+    @property
+    def wanted(self) -> list[str]:
+        """Names of the outputs asked for; empty for all."""
 
     @property
     def num_loops(self) -> int | None:
@@ -193,11 +207,11 @@ class PlainRequest:
 
     @property
     def output_offset_bytes(self) -> int:
-        """Place of the output in the pool."""
+        """Place of the outputs in the pool."""
 
     @property
     def output_capacity_bytes(self) -> int:
-        """Size of the output's place."""
+        """Size of the outputs' place."""
 
     @property
     def block_bytes(self) -> int:
@@ -313,10 +327,11 @@ class Front:
         has ended.
         """
 
-    def answer_staged(self, handle: int, head: bytes, request: PlainRequest, size_bytes: int) -> None:
+    def answer_staged(self, handle: int, head: bytes, request: PlainRequest, outputs: list[tuple[int, int]]) -> None:
         """
-        Answer a call with the message `head`, and as its only raw contents the first bytes
-        of the request's output. Its block stays until they are sent.
+        Answer a call with the message `head`, and as its raw contents these places in the
+        pool, offset and size of each, within that of the request's outputs. Its block stays
+        until they are sent.
         """
 
     def fail(self, handle: int, code: int, text: str, retry_after_ms: int = -1) -> None:

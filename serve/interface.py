@@ -100,7 +100,7 @@ class InputSlot(TensorSlot):
     @property
     def row_bounds(self) -> tuple[str, ...]:
         """Symbol that bounds each row of an index of several rows, or all of it."""
-        rows = self.shape[0]
+        rows = self.shape[0] if self.shape else None
         if len(self.index) == 1 and isinstance(rows, int):
             return self.index * rows
         return self.index
@@ -201,18 +201,29 @@ class Interface:
                         )
         return tuple(found[symbol][0] for symbol in self.counts)
 
-    def graph_counts(self, arrays: Mapping[str, Any], sizes: dict[str, int]) -> None:
-        """Set the numbers of graphs in `sizes`, by the values of the indices in `arrays`.
+    def largest(self, arrays: Mapping[str, Any]) -> dict[str, int]:
+        """Return the largest value, by name, of each index in `arrays` that numbers graphs.
+
+        One without values has none.
+        """
+        found = {slot.name: arrays.get(slot.name) for slot in self.graphs.values()}
+        return {
+            name: int(values.max())
+            for name, values in found.items()
+            if values is not None and values.shape[0]
+        }
+
+    def graph_counts(self, largest: Mapping[str, int], sizes: dict[str, int]) -> None:
+        """Set the numbers of graphs in `sizes`, by what ``largest`` returns.
 
         An index that a request leaves out means one graph, none where there is nothing to point.
         """
         for symbol, slot in self.graphs.items():
-            things = prod(slot.shape_for(sizes))
-            values = arrays.get(slot.name)
-            if values is None or not things:
-                sizes[symbol] = min(1, things)
+            value = largest.get(slot.name)
+            if value is None:
+                sizes[symbol] = min(1, prod(slot.shape_for(sizes)))
             else:
-                sizes[symbol] = max(sizes.get(symbol, 0), int(values.max()) + 1)
+                sizes[symbol] = max(sizes.get(symbol, 0), value + 1)
 
     def bytes_per(self, slots: Iterable[TensorSlot]) -> tuple[tuple[float, ...], float]:
         """Return the bytes of `slots` for one more of each count, and those of fixed size.

@@ -51,9 +51,6 @@ front_lacks = _core.front_lacks
 #: Returns why it cannot encrypt on this machine, empty when it can.
 tls_lacks = _core.tls_lacks
 
-#: Sizes of a `PlainModel`'s input that a request determines.
-NODES, EDGES = _core.NODES, _core.EDGES
-
 #: Upper bound of the attention heads that the kernels along edges take.
 MOST_HEADS = _core.MOST_HEADS
 

@@ -248,11 +248,11 @@ def write(root: Path, name: str) -> LoadedModel:
             inputs=tuple(line.split()[0] for line in entry.inputs) if entry.short else (),
             declaration="" if entry.short else declaration(entry),
         )
-        import_model(root, name, source, lambda *_: None, read=read_model, trial=_tried)
+        import_model(root, name, source, lambda *_: None, read=read_model, trial=tried)
     return load_model(find(root, name))
 
 
-def _tried(spec: ModelSpec) -> Signature:
+def tried(spec: ModelSpec) -> Signature:
     """Run a model on small graphs in this process."""
     return probe_signature(load_model(spec))
 

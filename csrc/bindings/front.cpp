@@ -157,20 +157,29 @@ public:
     void set_tls(std::shared_ptr<front::TlsContext> tls) { open().set_tls(std::move(tls)); }
 
     void answer(std::uint64_t handle, const nb::bytes& message) {
-        open().answer(handle, piece_of(message));
+        open().answer(handle, {piece_of(message)});
     }
 
     void answer_staged(std::uint64_t handle, const nb::bytes& head,
-                       const std::shared_ptr<front::PlainRequest>& request, std::int64_t size) {
+                       const std::shared_ptr<front::PlainRequest>& request,
+                       const std::vector<std::pair<std::int64_t, std::int64_t>>& outputs) {
         const auto block = request->block();
-        if (block == nullptr || size < 0 || size > request->output_capacity()) {
-            throw nb::value_error("size: there is no such output of this request");
-        }
+        const std::int64_t first = request->output_offset();
+        const std::int64_t end = first + request->output_capacity();
+        // Each message of raw contents follows the bytes that precede it.
         std::string text(head.c_str(), head.size());
-        text += raw_prefix(InferKind::kResponse, static_cast<std::size_t>(size));
-        const auto* output = reinterpret_cast<const char*>(block->at(request->output_offset()));
-        open().answer(handle, Piece::of(std::move(text)),
-                      Piece{output, static_cast<std::size_t>(size), block, true});
+        std::vector<Piece> pieces;
+        for (const auto& [offset, size] : outputs) {
+            if (block == nullptr || size < 0 || offset < first || offset > end - size) {
+                throw nb::value_error("outputs: there is no such output of this request");
+            }
+            text += raw_prefix(InferKind::kResponse, static_cast<std::size_t>(size));
+            pieces.push_back(Piece::of(std::exchange(text, {})));
+            const auto* output = reinterpret_cast<const char*>(block->at(offset));
+            pieces.push_back({output, static_cast<std::size_t>(size), block, true});
+        }
+        pieces.push_back(Piece::of(std::move(text)));
+        open().answer(handle, std::move(pieces));
     }
 
     void fail(std::uint64_t handle, int code, std::string text, std::int64_t retry_after_ms) {
@@ -318,10 +327,14 @@ void bind_front(nb::module_& module) {
         .def("answer", &Front::answer, nb::arg("handle"), nb::arg("message"),
              "Answer a call with a serialized message. Any thread; nothing happens when the call\n"
              "has ended.")
-        .def("answer_staged", &Front::answer_staged, nb::arg("handle"), nb::arg("head"),
-             nb::arg("request"), nb::arg("size_bytes"),
-             "Answer a call with the message `head`, and as its only raw contents the first bytes\n"
-             "of the request's output. Its block stays until they are sent.")
+        .def(
+            "answer_staged", &Front::answer_staged, nb::arg("handle"), nb::arg("head"),
+            nb::arg("request"), nb::arg("outputs"),
+            nb::sig("def answer_staged(self, handle: int, head: bytes, request: PlainRequest, "
+                    "outputs: list[tuple[int, int]]) -> None"),
+            "Answer a call with the message `head`, and as its raw contents these places in the\n"
+            "pool, offset and size of each, within that of the request's outputs. Its block stays\n"
+            "until they are sent.")
         .def("fail", &Front::fail, nb::arg("handle"), nb::arg("code"), nb::arg("text"),
              nb::arg("retry_after_ms") = -1, "End a call with a status code of gRPC. Any thread.")
         .def("tell", &Front::tell, nb::arg("handle"), nb::arg("message"),

@@ -6,17 +6,65 @@ namespace gnnserve::bindings {
 namespace {
 
 namespace nb = nanobind;
+using front::PlainInput;
 using front::PlainModel;
 using front::PlainRequest;
+
+// Throws for what would have the front look beyond the model's counts or the tensor's rows.
+void check(const PlainModel& model, const PlainInput& input) {
+    const auto fail = [&input](const char* what) {
+        throw nb::value_error((input.name + ": " + what).c_str());
+    };
+    if (input.element == nullptr) {
+        fail("no tensor has this datatype");
+    }
+    const bool wide = input.element->datatype == "INT64";
+    if ((input.also_int32 || input.numbers_graphs) && !input.is_index()) {
+        fail("only indices may come as INT32 or number graphs");
+    }
+    if ((input.also_int32 && !wide) ||
+        (input.is_index() && !wide && input.element->datatype != "INT32")) {
+        fail("indices are INT64, or INT32");
+    }
+    for (const std::int64_t size : input.shape) {
+        if (size == 0 || (size < 0 && front::count_of_size(size) >= model.counts)) {
+            fail("a size is positive, or one of the model's counts");
+        }
+    }
+    for (const std::size_t count : input.below) {
+        if (count >= model.counts) {
+            fail("its values are below one of the model's counts");
+        }
+    }
+    if (input.below.size() > 1 &&
+        (input.shape.empty() || input.shape[0] != static_cast<std::int64_t>(input.below.size()))) {
+        fail("each row has a count, or all rows have one");
+    }
+}
 
 nb::list tensors_of(const PlainRequest& request) {
     nb::list found;
     for (const PlainRequest::Tensor& tensor : request.tensors()) {
-        const char* dtype = !tensor.input->indices ? "float32"
-                            : tensor.stays_int32   ? "int32"
-                                                   : "int64";
-        found.append(nb::make_tuple(to_str(tensor.input->name), dtype, to_shape(tensor.shape),
-                                    tensor.offset));
+        found.append(nb::make_tuple(to_str(tensor.input->name), to_str(tensor.element->dtype),
+                                    to_shape(tensor.shape), tensor.offset));
+    }
+    return found;
+}
+
+nb::dict largest_of(const PlainRequest& request) {
+    nb::dict found;
+    for (const PlainRequest::Tensor& tensor : request.tensors()) {
+        if (tensor.largest >= 0) {
+            found[to_str(tensor.input->name)] = tensor.largest;
+        }
+    }
+    return found;
+}
+
+nb::list wanted_of(const PlainRequest& request) {
+    nb::list found;
+    for (const InferTensor& output : request.head().requested) {
+        found.append(to_str(output.name));
     }
     return found;
 }
@@ -35,39 +83,66 @@ PyType_Slot message_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(get_mes
 void bind_plain(nb::module_& module) {
     nb::class_<Message>(module, "Message", nb::type_slots(message_slots),
                         "A call's message; a buffer of its bytes.");
-    module.attr("NODES") = front::kNodes;
-    module.attr("EDGES") = front::kEdges;
     nb::class_<PlainModel>(module, "PlainModel",
                            "What the front must know of a model to stage its plain requests.")
         .def(
             "__init__",
-            [](PlainModel* self, std::uint64_t token, bool narrow_edges, bool counts_loops,
-               std::tuple<double, double, double> output) {
-                new (self) PlainModel{token,
-                                      {},
-                                      narrow_edges,
-                                      counts_loops,
-                                      std::get<0>(output),
-                                      std::get<1>(output),
-                                      std::get<2>(output)};
+            [](PlainModel* self, std::uint64_t token, std::size_t counts, std::size_t node_counts,
+               bool narrow_edges, bool counts_loops) {
+                if (node_counts > counts) {
+                    throw nb::value_error("node_counts: there are not so many counts");
+                }
+                new (self)
+                    PlainModel{token, counts, node_counts, {}, {}, narrow_edges, counts_loops};
             },
-            nb::kw_only(), nb::arg("token"), nb::arg("narrow_edges"), nb::arg("counts_loops"),
-            nb::arg("output"),
-            "Describe a model without inputs. `output`: bytes of the output for each node, for\n"
-            "each edge, and besides.")
+            nb::kw_only(), nb::arg("token"), nb::arg("counts"), nb::arg("node_counts"),
+            nb::arg("narrow_edges") = false, nb::arg("counts_loops") = false,
+            "Describe a model without inputs and outputs.\n\n"
+            "A request's shapes tell `counts` numbers; the first `node_counts` are of nodes. With\n"
+            "`narrow_edges` INT32 edges stay so; with `counts_loops` self-loops are counted. Both\n"
+            "need the second count to be that of edges.")
         .def(
             "add_input",
-            [](PlainModel& self, std::string name, std::vector<std::int64_t> shape, bool indices,
-               bool also_int32, bool required) {
-                self.inputs.push_back(
-                    {std::move(name), indices, also_int32, required, std::move(shape)});
+            [](PlainModel& self, std::string name, const std::string& datatype,
+               std::vector<std::int64_t> shape, bool required, bool also_int32,
+               std::vector<std::size_t> below, std::int64_t low, std::int64_t high,
+               bool numbers_graphs) {
+                PlainInput input{std::move(name),
+                                 front::find_element(datatype),
+                                 also_int32,
+                                 required,
+                                 std::move(shape),
+                                 std::move(below),
+                                 low,
+                                 high,
+                                 numbers_graphs};
+                check(self, input);
+                self.inputs.push_back(std::move(input));
             },
-            nb::arg("name"), nb::arg("shape"), nb::kw_only(), nb::arg("indices"),
-            nb::arg("also_int32"), nb::arg("required"),
-            nb::sig("def add_input(self, name: str, shape: list[int], *, indices: bool, "
-                    "also_int32: bool, required: bool) -> None"),
-            "Add the next input: indices of nodes (INT64), or features (FP32). Its sizes are\n"
-            "NODES, EDGES or positive.");
+            nb::arg("name"), nb::arg("datatype"), nb::arg("shape"), nb::kw_only(),
+            nb::arg("required"), nb::arg("also_int32") = false,
+            nb::arg("below") = std::vector<std::size_t>{}, nb::arg("low") = 0, nb::arg("high") = 1,
+            nb::arg("numbers_graphs") = false,
+            nb::sig("def add_input(self, name: str, datatype: str, shape: list[int], *, "
+                    "required: bool, also_int32: bool = False, below: list[int] = [], "
+                    "low: int = 0, high: int = 1, numbers_graphs: bool = False) -> None"),
+            "Add the next input. A size of its shape that is the n-th count is -1 - n.\n\n"
+            "Values of indices are `below` these counts, one for each row or one for all; those "
+            "of\n"
+            "other integers are in [low, high]. With `numbers_graphs` the largest is told. Raises\n"
+            "ValueError for what cannot be.")
+        .def(
+            "add_output",
+            [](PlainModel& self, std::string name, double constant, std::vector<double> per) {
+                if (per.size() != self.counts) {
+                    throw nb::value_error("per: it must have a number for each count");
+                }
+                self.outputs.push_back({std::move(name), constant, std::move(per)});
+            },
+            nb::arg("name"), nb::arg("constant"), nb::arg("per"),
+            nb::sig("def add_output(self, name: str, constant: float, per: list[float]) -> None"),
+            "Add the next output, of at most constant + \u03a3 per \u00b7 count bytes. Raises\n"
+            "ValueError.");
     nb::class_<PlainRequest>(module, "PlainRequest",
                              "A request whose tensors the front has staged.")
         .def_prop_ro(
@@ -83,8 +158,14 @@ void bind_plain(nb::module_& module) {
             "parameters", [](const PlainRequest& self) { return to_dict(self.head().parameters); },
             nb::sig("def parameters(self) -> dict[str, bool | int | str | float]"),
             "Parameters of the request by name.")
-        .def_prop_ro("num_nodes", &PlainRequest::nodes, "Nodes of its graph.")
-        .def_prop_ro("num_edges", &PlainRequest::edges, "Edges of its graph.")
+        .def_prop_ro(
+            "counts", [](const PlainRequest& self) { return to_shape(self.counts()); },
+            nb::sig("def counts(self) -> tuple[int, ...]"),
+            "The model's counts, as its shapes tell them.")
+        .def_prop_ro("largest", &largest_of, nb::sig("def largest(self) -> dict[str, int]"),
+                     "Largest value, by name, of each index that numbers graphs and has values.")
+        .def_prop_ro("wanted", &wanted_of, nb::sig("def wanted(self) -> list[str]"),
+                     "Names of the outputs asked for; empty for all.")
         .def_prop_ro(
             "num_loops",
             [](const PlainRequest& self) -> nb::object {
@@ -97,9 +178,9 @@ void bind_plain(nb::module_& module) {
                      nb::sig("def tensors(self) -> list[tuple[str, str, tuple[int, ...], int]]"),
                      "Name, dtype, shape and offset in the pool of each tensor.")
         .def_prop_ro("output_offset_bytes", &PlainRequest::output_offset,
-                     "Place of the output in the pool.")
+                     "Place of the outputs in the pool.")
         .def_prop_ro("output_capacity_bytes", &PlainRequest::output_capacity,
-                     "Size of the output's place.")
+                     "Size of the outputs' place.")
         .def_prop_ro("block_bytes", &PlainRequest::block_size, "Size of its block.")
         .def_prop_ro("valid", &PlainRequest::valid,
                      "Whether the model can take every value; if not, the message is to be refused "

@@ -363,9 +363,8 @@ void Front::apply_replies() {
             continue;
         }
         stream.connection().respond(stream, response_headers(), true);
-        stream.write(Piece::of(message_head(one.head.size + one.rest.size)));
-        stream.write(std::move(one.head));
-        stream.write(std::move(one.rest));
+        stream.write(Piece::of(message_head(one.size())));
+        one.write_to(stream);
         stream.finish({{"grpc-status", "0"}});
     }
     if (ends) {
@@ -385,16 +384,30 @@ void Front::set_tls(std::shared_ptr<const TlsContext> tls) {
     tls_ = std::move(tls);
 }
 
-void Front::answer(std::uint64_t handle, Piece head, Piece rest) {
-    put({handle, Reply::Way::kAnswer, std::move(head), std::move(rest), {}});
+std::size_t Front::Reply::size() const {
+    std::size_t found = 0;
+    for (const Piece& piece : message) {
+        found += piece.size;
+    }
+    return found;
+}
+
+void Front::Reply::write_to(Stream& stream) {
+    for (Piece& piece : message) {
+        stream.write(std::move(piece));
+    }
+}
+
+void Front::answer(std::uint64_t handle, std::vector<Piece> message) {
+    put({handle, Reply::Way::kAnswer, std::move(message), {}});
 }
 
 void Front::fail(std::uint64_t handle, GrpcStatus status) {
-    put({handle, Reply::Way::kFailure, {}, {}, std::move(status)});
+    put({handle, Reply::Way::kFailure, {}, std::move(status)});
 }
 
 void Front::tell(std::uint64_t handle, Piece message) {
-    put({handle, Reply::Way::kMessage, std::move(message), {}, {}});
+    put({handle, Reply::Way::kMessage, {std::move(message)}, {}});
 }
 
 void Front::put(Reply reply) {

@@ -140,9 +140,8 @@ public:
     void set_models(std::shared_ptr<const PlainModels> models);
     // Any thread: what connections get that begin from now on.
     void set_tls(std::shared_ptr<const TlsContext> tls);
-    // Any thread; nothing happens when the call has ended meanwhile. The message is `head`, then
-    // `rest`.
-    void answer(std::uint64_t handle, Piece head, Piece rest = {});
+    // Any thread; nothing happens when the call has ended meanwhile. Sends a message of pieces.
+    void answer(std::uint64_t handle, std::vector<Piece> message);
     // Ends the call, which may be a whole stream.
     void fail(std::uint64_t handle, GrpcStatus status);
     // Sends a message of the stream instead of an answer to one of its requests.
@@ -164,8 +163,13 @@ private:
         enum class Way { kAnswer, kFailure, kMessage };
         std::uint64_t handle;
         Way way;
-        Piece head, rest;
+        std::vector<Piece> message;
         GrpcStatus status;
+
+        // Of the message.
+        std::size_t size() const;
+        // Writes the message, once.
+        void write_to(Stream& stream);
     };
 
     // The low bits of what stands in the epoll set: of an address, or beside a descriptor.

@@ -14,7 +14,6 @@ namespace {
 
 // Characters of a client's id that are taken; longer ones are refused by Python.
 constexpr std::size_t kMostIdBytes = 256;
-constexpr std::string_view kOutput = "output";
 // Bytes of a tensor that go into its fingerprint together.
 constexpr std::int64_t kHashedBytes = 64 << 10;
 
@@ -33,18 +32,12 @@ std::int64_t aligned(std::int64_t size) {
     return (size + kTensorAlignment - 1) / kTensorAlignment * kTensorAlignment;
 }
 
-std::string key_of(std::string_view name, std::string_view version) {
-    std::string key(name);
-    key.push_back('\0');
-    key.append(version);
-    return key;
-}
-
-// Number of elements of a shape of positive sizes; -1 for one beyond what a message can hold.
+// Number of elements of a shape; -1 for one beyond what a message can hold, or with a negative
+// size.
 std::int64_t count_of(const std::vector<std::int64_t>& shape) {
     std::int64_t count = 1;
     for (const std::int64_t size : shape) {
-        if (size <= 0 || __builtin_mul_overflow(count, size, &count) || count > INT64_MAX / 16) {
+        if (size < 0 || __builtin_mul_overflow(count, size, &count) || count > INT64_MAX / 16) {
             return -1;
         }
     }
@@ -53,6 +46,31 @@ std::int64_t count_of(const std::vector<std::int64_t>& shape) {
 
 std::span<const std::byte> bytes_of(std::string_view text) {
     return {reinterpret_cast<const std::byte*>(text.data()), text.size()};
+}
+
+IndexWidth width_of(const Element& element) {
+    return element.bytes == 4 ? IndexWidth::k32 : IndexWidth::k64;
+}
+
+// Copies elements that no check is for, or that were checked.
+void copy_elements(const PlainRequest::Tensor& tensor, std::span<const std::byte> source,
+                   std::span<std::byte> target) {
+    if (tensor.sent == tensor.element) {
+        std::copy(source.begin(), source.end(), target.begin());
+    } else {
+        copy_indices(source, width_of(*tensor.sent), target, width_of(*tensor.element));
+    }
+}
+
+template <typename Index>
+std::int64_t largest_of(std::span<const std::byte> staged) {
+    std::int64_t largest = -1;
+    for (std::size_t at = 0; at < staged.size(); at += sizeof(Index)) {
+        Index one = 0;
+        std::memcpy(&one, staged.data() + at, sizeof one);
+        largest = std::max(largest, std::int64_t{one});
+    }
+    return largest;
 }
 
 // Columns from `from` to `to` of edges, two rows of `count`, whose ends are the same.
@@ -67,8 +85,8 @@ std::int64_t loops_of(const std::byte* edges, std::int64_t count, std::int64_t f
     return found;
 }
 
-// Mixes whole words of 32 bits into `before`: sums, and sums of the sums, which tell their order.
-// The lanes are independent, so that compilers vectorise the loop.
+// Mixes words of 32 bits, the last one maybe in part, into `before`: sums, and sums of the sums,
+// which tell their order. The lanes are independent, so that compilers vectorise the loop.
 std::uint64_t fingerprint_of(const std::byte* bytes, std::int64_t size, std::uint64_t before) {
     constexpr std::int64_t kLanes = 8, kWord = 4;
     std::array<std::uint32_t, kLanes> sums{}, orders{};
@@ -91,24 +109,13 @@ std::uint64_t fingerprint_of(const std::byte* bytes, std::int64_t size, std::uin
     }
     for (; at < size; at += kWord) {
         std::uint32_t word = 0;
-        std::memcpy(&word, bytes + at, sizeof word);
+        std::memcpy(&word, bytes + at, static_cast<std::size_t>(std::min(kWord, size - at)));
         mix(word);
     }
     return before;
 }
 
 }  // namespace
-
-void PlainModels::add(const std::string& name, const std::string& version,
-                      std::shared_ptr<const PlainModel> model) {
-    models_[key_of(name, version)] = std::move(model);
-}
-
-std::shared_ptr<const PlainModel> PlainModels::find(std::string_view name,
-                                                    std::string_view version) const {
-    const auto at = models_.find(key_of(name, version));
-    return at == models_.end() ? nullptr : at->second;
-}
 
 std::shared_ptr<PlainRequest> PlainRequest::plan(const PlainModels& models, std::string_view head,
                                                  std::size_t size, bool check_finite) {
@@ -137,14 +144,19 @@ std::shared_ptr<PlainRequest> PlainRequest::plan(const PlainModels& models, std:
 }
 
 bool PlainRequest::take_head(std::size_t size) {
-    const auto& requested = parsed_.requested;
+    const auto& outputs = model_->outputs;
+    const auto is_ordinary = [&outputs](const InferTensor& wanted) {
+        return wanted.parameters.empty() &&
+               std::any_of(outputs.begin(), outputs.end(),
+                           [&wanted](const PlainOutput& one) { return one.name == wanted.name; });
+    };
     if (!parsed_.raws.empty() || parsed_.id.size() > kMostIdBytes || !is_ascii(parsed_.id) ||
-        !are_ascii(parsed_.parameters) || requested.size() > 1 ||
-        (requested.size() == 1 &&
-         (requested[0].name != kOutput || !requested[0].parameters.empty()))) {
+        !are_ascii(parsed_.parameters) ||
+        !std::all_of(parsed_.requested.begin(), parsed_.requested.end(), is_ordinary)) {
         return false;
     }
     tensors_.resize(model_->inputs.size());
+    counts_.assign(model_->counts, -1);
     for (std::size_t i = 0; i < parsed_.tensors.size(); ++i) {
         if (!take_tensor(parsed_.tensors[i], i)) {
             return false;
@@ -168,7 +180,17 @@ bool PlainRequest::take_head(std::size_t size) {
         }
         left -= whole;
     }
-    return left == 0 && nodes_ > 0 && edges_ > 0;
+    const auto known = [](std::int64_t count) { return count >= 0; };
+    return left == 0 && std::all_of(counts_.begin(), counts_.end(), known) && has_things();
+}
+
+// True for a request with nodes, and with other things where the model takes any. Some models take
+// requests without them.
+bool PlainRequest::has_things() const {
+    const auto none = [](std::int64_t count) { return count == 0; };
+    const auto nodes_end = counts_.begin() + static_cast<std::ptrdiff_t>(model_->node_counts);
+    return !std::all_of(counts_.begin(), nodes_end, none) &&
+           (nodes_end == counts_.end() || !std::all_of(nodes_end, counts_.end(), none));
 }
 
 bool PlainRequest::take_tensor(const InferTensor& tensor, std::size_t position) {
@@ -184,8 +206,10 @@ bool PlainRequest::take_tensor(const InferTensor& tensor, std::size_t position) 
     if (taken.input != nullptr) {
         return false;
     }
-    taken.is_int32 = at->also_int32 && tensor.datatype == "INT32";
-    if (!taken.is_int32 && tensor.datatype != (at->indices ? "INT64" : "FP32")) {
+    taken.sent = taken.element = at->element;
+    if (at->also_int32 && tensor.datatype == "INT32") {
+        taken.sent = find_element("INT32");
+    } else if (tensor.datatype != at->element->datatype) {
         return false;
     }
     for (std::size_t axis = 0; axis < at->shape.size(); ++axis) {
@@ -196,7 +220,7 @@ bool PlainRequest::take_tensor(const InferTensor& tensor, std::size_t position) 
             }
             continue;
         }
-        std::int64_t& size = wanted == kNodes ? nodes_ : edges_;
+        std::int64_t& size = counts_[count_of_size(wanted)];
         if (size >= 0 && size != given) {
             return false;
         }
@@ -206,26 +230,31 @@ bool PlainRequest::take_tensor(const InferTensor& tensor, std::size_t position) 
     if (count < 0) {
         return false;
     }
-    taken.stays_int32 = taken.is_int32 && model_->narrow_edges && at->is_edges();
-    narrow_ = narrow_ || taken.stays_int32;
+    if (taken.sent != taken.element && model_->narrow_edges && at->is_edges()) {
+        taken.element = taken.sent;
+        narrow_ = true;
+    }
     taken.shape = tensor.shape;
     taken.position = position;
     taken.input = &*at;
-    taken.raw_size = count * taken.raw_item();
-    taken.size = count * taken.item();
+    taken.raw_size = count * taken.sent->bytes;
+    taken.size = count * taken.element->bytes;
     return true;
 }
 
-// Lays the tensors and the output out, relative to a block.
+// Lays the tensors and the outputs out, relative to a block.
 bool PlainRequest::plan_places() {
-    const double output = model_->output_constant +
-                          model_->output_nodes * static_cast<double>(nodes_) +
-                          model_->output_edges * static_cast<double>(edges_);
-    constexpr double kMost = 1LL << 50;
-    if (!(output >= 0 && output <= kMost)) {
-        return false;
+    for (const PlainOutput& one : model_->outputs) {
+        double size = one.constant;
+        for (std::size_t i = 0; i < counts_.size(); ++i) {
+            size += one.per[i] * static_cast<double>(counts_[i]);
+        }
+        constexpr double kMost = 1LL << 50;
+        if (!(size >= 0 && size <= kMost)) {
+            return false;
+        }
+        output_capacity_ += aligned(static_cast<std::int64_t>(std::ceil(size)));
     }
-    output_capacity_ = aligned(static_cast<std::int64_t>(std::ceil(output)));
     for (Tensor& tensor : tensors_) {
         tensor.offset = block_size_;
         block_size_ += aligned(tensor.size);
@@ -284,7 +313,7 @@ bool PlainRequest::take(std::string_view& bytes) {
 
 // Stages bytes that may begin and end within an element.
 void PlainRequest::stage_bytes(Tensor& tensor, std::string_view bytes) {
-    const auto item = static_cast<std::size_t>(tensor.raw_item());
+    const auto item = static_cast<std::size_t>(tensor.sent->bytes);
     const auto cut = [&](std::size_t size) {
         std::copy_n(bytes.data(), size, cut_.data() + cut_size_);
         cut_size_ += size;
@@ -306,26 +335,20 @@ void PlainRequest::stage_bytes(Tensor& tensor, std::string_view bytes) {
 
 void PlainRequest::stage_items(Tensor& tensor, std::string_view bytes) {
     const auto source = bytes_of(bytes);
-    const std::int64_t count = static_cast<std::int64_t>(bytes.size()) / tensor.raw_item();
+    const std::int64_t item = tensor.element->bytes;
+    const std::int64_t count = static_cast<std::int64_t>(bytes.size()) / tensor.sent->bytes;
     const std::span<std::byte> target(block_->at(tensor.offset + tensor.staged),
-                                      static_cast<std::size_t>(count * tensor.item()));
-    const IndexWidth from = tensor.is_int32 ? IndexWidth::k32 : IndexWidth::k64;
-    const IndexWidth to = tensor.stays_int32 ? IndexWidth::k32 : IndexWidth::k64;
-    if (valid_) {
-        const std::ptrdiff_t bad = tensor.input->indices
-                                       ? stage_indices(source, from, nodes_, target, to)
-                                       : stage_features(source, target, check_finite_);
-        valid_ = bad == kAllGood;
-    }
+                                      static_cast<std::size_t>(count * item));
+    valid_ = valid_ && stage_valid(tensor, source, target);
     if (!valid_) {
-        if (tensor.input->indices) {
-            copy_indices(source, from, target, to);
-        } else {
-            stage_features(source, target, false);
-        }
+        copy_elements(tensor, source, target);
     }
-    const std::int64_t before = tensor.staged / tensor.item();
-    tensor.staged += count * tensor.item();
+    const std::int64_t before = tensor.staged / item;
+    tensor.staged += count * item;
+    if (tensor.input->numbers_graphs) {
+        tensor.largest = std::max(tensor.largest, item == 4 ? largest_of<std::int32_t>(target)
+                                                            : largest_of<std::int64_t>(target));
+    }
     if (loops_ >= 0 && tensor.input->is_edges()) {
         count_loops(tensor, before, before + count);
     }
@@ -334,13 +357,53 @@ void PlainRequest::stage_items(Tensor& tensor, std::string_view bytes) {
     }
 }
 
+// Stages elements as far as the model can take them; false when it cannot take all.
+bool PlainRequest::stage_valid(const Tensor& tensor, std::span<const std::byte> source,
+                               std::span<std::byte> target) const {
+    const PlainInput& input = *tensor.input;
+    const auto bytes = static_cast<std::size_t>(tensor.element->bytes);
+    if (input.is_index()) {
+        return stage_rows(tensor, source, target);
+    }
+    if (tensor.element->kind == Element::Kind::kFloat) {
+        return stage_features(source, target, check_finite_, bytes) == kAllGood;
+    }
+    const bool is_signed = tensor.element->kind == Element::Kind::kSigned;
+    return stage_integers(source, bytes, is_signed, input.low, input.high, target) == kAllGood;
+}
+
+// Stages indices, of which each row may point to other things.
+bool PlainRequest::stage_rows(const Tensor& tensor, std::span<const std::byte> source,
+                              std::span<std::byte> target) const {
+    const std::vector<std::size_t>& below = tensor.input->below;
+    const IndexWidth from = width_of(*tensor.sent), to = width_of(*tensor.element);
+    const auto from_bytes = static_cast<std::size_t>(from), to_bytes = static_cast<std::size_t>(to);
+    // A tensor with elements has rows.
+    const std::size_t row =
+        static_cast<std::size_t>(tensor.size) / to_bytes / (below.size() > 1 ? below.size() : 1);
+    std::size_t at = static_cast<std::size_t>(tensor.staged) / to_bytes;
+    while (!source.empty()) {
+        const std::size_t part = std::min(source.size() / from_bytes, row - at % row);
+        const std::int64_t bound = counts_[below[below.size() > 1 ? at / row : 0]];
+        if (stage_indices(source.first(part * from_bytes), from, bound,
+                          target.first(part * to_bytes), to) != kAllGood) {
+            return false;
+        }
+        source = source.subspan(part * from_bytes);
+        target = target.subspan(part * to_bytes);
+        at += part;
+    }
+    return true;
+}
+
 // Counts the self-loops whose ends are both staged with the elements from `from` to `to`.
 void PlainRequest::count_loops(const Tensor& tensor, std::int64_t from, std::int64_t to) {
-    from = std::max(from, edges_) - edges_;
-    to -= edges_;
+    const std::int64_t edges = counts_[count_of_size(kEdges)];
+    from = std::max(from, edges) - edges;
+    to -= edges;
     const std::byte* staged = block_->at(tensor.offset);
-    loops_ += tensor.stays_int32 ? loops_of<std::int32_t>(staged, edges_, from, to)
-                                 : loops_of<std::int64_t>(staged, edges_, from, to);
+    loops_ += tensor.element->bytes == 4 ? loops_of<std::int32_t>(staged, edges, from, to)
+                                         : loops_of<std::int64_t>(staged, edges, from, to);
 }
 
 // Brings the fingerprint up to what is staged, in steps that do not depend on how it came.
@@ -381,12 +444,7 @@ bool PlainRequest::stage() {
         const auto source = bytes_of(std::string_view(kept_).substr(at, size));
         const std::span<std::byte> target(block_->at(tensor.offset),
                                           static_cast<std::size_t>(tensor.size));
-        if (tensor.input->indices) {
-            copy_indices(source, tensor.is_int32 ? IndexWidth::k32 : IndexWidth::k64, target,
-                         tensor.stays_int32 ? IndexWidth::k32 : IndexWidth::k64);
-        } else {
-            stage_features(source, target, false);
-        }
+        copy_elements(tensor, source, target);
         at += size;
     }
     return true;
@@ -402,12 +460,12 @@ std::string PlainRequest::message() const {
         const auto size = static_cast<std::size_t>(tensor.raw_size);
         found += raw_prefix(InferKind::kRequest, size);
         const std::byte* staged = block_->at(tensor.offset);
-        if (tensor.item() == tensor.raw_item()) {
+        if (tensor.element == tensor.sent) {
             found.append(reinterpret_cast<const char*>(staged), size);
             continue;
         }
         // It was INT32.
-        for (std::int64_t at = 0; at < tensor.size; at += tensor.item()) {
+        for (std::int64_t at = 0; at < tensor.size; at += tensor.element->bytes) {
             std::int64_t wide = 0;
             std::memcpy(&wide, staged + at, sizeof wide);
             const auto narrow = static_cast<std::int32_t>(wide);

@@ -6,61 +6,22 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "gnnserve/block_pool.hpp"
 #include "gnnserve/infer_message.hpp"
+#include "plain_model.hpp"
 
 namespace gnnserve::front {
 
-// Sizes of a shape that the request determines; all others are fixed, and positive.
-inline constexpr std::int64_t kNodes = -1, kEdges = -2;
 // Every tensor is staged at a multiple of this.
 inline constexpr std::int64_t kTensorAlignment = 64;
 // Messages up to this size are kept, and staged again from there. Of larger ones, which would fill
 // the memory, only the staged tensors are had, and a fingerprint that tells if they were changed.
 inline constexpr std::size_t kMostKeptBytes = 256 << 10;
-
-// What a model takes under one name.
-struct PlainInput {
-    std::string name;
-    // Indices of nodes, INT64, and not features, FP32.
-    bool indices = false;
-    // Indices may come as INT32.
-    bool also_int32 = false;
-    bool required = true;
-    std::vector<std::int64_t> shape;
-
-    bool is_edges() const { return indices && shape.size() == 2 && shape[1] == kEdges; }
-};
-
-// What the front must know of a model to stage its plain requests.
-struct PlainModel {
-    // Names it in what comes out of the front.
-    std::uint64_t token = 0;
-    // In the order in which they are staged.
-    std::vector<PlainInput> inputs;
-    // INT32 edges stay INT32.
-    bool narrow_edges = false;
-    bool counts_loops = false;
-    // Upper bound of the output's bytes: constant + nodes · N + edges · E.
-    double output_nodes = 0, output_edges = 0, output_constant = 0;
-};
-
-// Models by name and version; the default version also under the empty one.
-class PlainModels {
-public:
-    void add(const std::string& name, const std::string& version,
-             std::shared_ptr<const PlainModel> model);
-    // Returns null for an unknown one.
-    std::shared_ptr<const PlainModel> find(std::string_view name, std::string_view version) const;
-
-private:
-    std::unordered_map<std::string, std::shared_ptr<const PlainModel>> models_;
-};
 
 // A request whose tensors are put in the pool: planned from the message's head, then given a block,
 // then the raw contents in pieces of any size.
@@ -72,7 +33,9 @@ public:
     struct Tensor {
         const PlainInput* input = nullptr;
         std::vector<std::int64_t> shape;
-        bool is_int32 = false, stays_int32 = false;
+        // Of the message, and of the pool.
+        const Element* sent = nullptr;
+        const Element* element = nullptr;
         // In the message: its size, and which of the raw contents it is.
         std::int64_t raw_size = 0;
         std::size_t position = 0;
@@ -81,9 +44,8 @@ public:
         // Of the first `hashed` bytes staged.
         std::uint64_t fingerprint = 0;
         std::int64_t hashed = 0;
-
-        std::int64_t raw_item() const { return input->indices && !is_int32 ? 8 : 4; }
-        std::int64_t item() const { return input->indices && !stays_int32 ? 8 : 4; }
+        // The largest value of an index that numbers graphs; -1 for one without values.
+        std::int64_t largest = -1;
     };
 
     // Plans a message of `size` bytes that begins with the fields `head` and goes on with the raw
@@ -117,14 +79,14 @@ public:
     // Without raw contents.
     const InferMessage& head() const { return parsed_; }
     const std::vector<Tensor>& tensors() const { return tensors_; }
-    std::int64_t nodes() const { return nodes_; }
-    std::int64_t edges() const { return edges_; }
+    // What its shapes tell, in the model's order.
+    const std::vector<std::int64_t>& counts() const { return counts_; }
     // Self-loops among the edges; -1 where the model's are not counted.
     std::int64_t loops() const { return loops_; }
     bool narrow() const { return narrow_; }
     // Null once it is given up.
     std::shared_ptr<BlockPool::Block> block() const { return block_; }
-    // The output's place is the last of the block.
+    // The outputs' place is the last of the block.
     std::int64_t output_offset() const { return output_offset_; }
     std::int64_t output_capacity() const { return output_capacity_; }
 
@@ -132,10 +94,15 @@ private:
     PlainRequest() = default;
     bool take_head(std::size_t size);
     bool take_tensor(const InferTensor& tensor, std::size_t position);
+    bool has_things() const;
     bool plan_places();
     void begin_raw();
     void stage_bytes(Tensor& tensor, std::string_view bytes);
     void stage_items(Tensor& tensor, std::string_view bytes);
+    bool stage_valid(const Tensor& tensor, std::span<const std::byte> source,
+                     std::span<std::byte> target) const;
+    bool stage_rows(const Tensor& tensor, std::span<const std::byte> source,
+                    std::span<std::byte> target) const;
     void count_loops(const Tensor& tensor, std::int64_t from, std::int64_t to);
     void hash(Tensor& tensor) const;
     bool is_intact(const Tensor& tensor) const;
@@ -150,7 +117,9 @@ private:
     std::vector<Tensor> tensors_;
     bool check_finite_ = false;
     bool valid_ = true;
-    std::int64_t nodes_ = -1, edges_ = -1, loops_ = -1;
+    // -1: not known.
+    std::vector<std::int64_t> counts_;
+    std::int64_t loops_ = -1;
     bool narrow_ = false;
     std::shared_ptr<BlockPool::Block> block_;
     std::int64_t block_size_ = 0, output_offset_ = 0, output_capacity_ = 0;

@@ -78,7 +78,7 @@ void Front::Client::answer(Stream& stream, StreamCall& call, Reply reply) {
     if (call.unsent.size() == 1) {
         call.progress_ns = Connection::now_ns();
     }
-    std::size_t size = reply.head.size + reply.rest.size;
+    std::size_t size = reply.size();
     std::string prefix;
     if (reply.way == Reply::Way::kAnswer) {
         prefix = stream_answer_prefix(size);
@@ -89,8 +89,7 @@ void Front::Client::answer(Stream& stream, StreamCall& call, Reply reply) {
     }
     call.unsent.back().bytes = kMessageHead + size;
     stream.write(Piece::of(message_head(size) + prefix));
-    stream.write(std::move(reply.head));
-    stream.write(std::move(reply.rest));
+    reply.write_to(stream);
     end_stream(stream, call);
 }
 

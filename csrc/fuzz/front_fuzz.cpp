@@ -30,6 +30,8 @@
 #include "dice.hpp"
 #include "front.hpp"
 #include "incoming.hpp"
+#include "plain_models.hpp"
+#include "requests.hpp"
 
 #if defined(__SANITIZE_ADDRESS__)
 // Its header is not installed with every compiler.
@@ -82,32 +84,6 @@ std::string literal(const std::string& name, const std::string& value) {
         return big_endian(std::min<std::size_t>(one.size(), 126), 1) + one.substr(0, 126);
     };
     return std::string(1, '\0') + text(name) + text(value);
-}
-
-std::string field(int number, const std::string& content) {
-    std::string size;
-    std::size_t left = content.size();
-    for (; left >= 128; left >>= 7) {
-        size.push_back(static_cast<char>(128 | (left & 127)));
-    }
-    size.push_back(static_cast<char>(left));
-    return static_cast<char>(number << 3 | 2) + size + content;
-}
-
-// A request that is staged, as long as nothing is changed in it.
-std::string request(Dice& dice) {
-    const auto tensor = [](const char* name, const char* type, const std::string& shape) {
-        return field(5, field(1, name) + field(2, type) + field(3, shape));
-    };
-    const std::size_t nodes = dice(100), edges = dice(120);
-    std::string found = field(1, dice.one_in(8) ? dice.bytes(20) : "gcn");
-    found += field(3, "r");
-    found += tensor("x", "FP32", std::string{static_cast<char>(nodes), 4});
-    found += tensor("edge_index", dice.one_in(3) ? "INT32" : "INT64",
-                    std::string{2, static_cast<char>(edges)});
-    found += field(7, std::string(nodes * 16, '\0'));
-    found += field(7, std::string(edges * 2 * (dice.one_in(3) ? 4 : 8), '\0'));
-    return dice.one_in(2) ? found : dice.damaged(std::move(found));
 }
 
 std::string grpc_message(Dice& dice) {
@@ -246,16 +222,7 @@ int listen_behind(const std::string& name) {
     return fd;
 }
 
-std::shared_ptr<const PlainModels> plain_models() {
-    auto model = std::make_shared<PlainModel>();
-    model->inputs = {
-        {.name = "x", .shape = {kNodes, 4}},
-        {.name = "edge_index", .indices = true, .also_int32 = true, .shape = {2, kEdges}}};
-    model->output_nodes = 16;
-    auto found = std::make_shared<PlainModels>();
-    found->add("gcn", "", model);
-    return found;
-}
+std::shared_ptr<const PlainModels> plain_models() { return served(short_form(4, 16)); }
 
 // The front and both of its sides, all on this thread.
 class Fuzz {
@@ -333,8 +300,8 @@ private:
             } else if (dice.one_in(4)) {
                 front_.fail(event.handle, {static_cast<int>(dice(17)), dice.bytes(40), -1});
             } else {
-                front_.answer(event.handle, Piece::of(dice.bytes(100)),
-                              Piece::of(std::string(dice(100'000), 'a')));
+                front_.answer(event.handle, {Piece::of(dice.bytes(100)),
+                                             Piece::of(std::string(dice(100'000), 'a'))});
             }
         }
         for (int fd = accept(behind_, nullptr, nullptr); fd >= 0;
@@ -378,7 +345,7 @@ private:
             for (const Event& event : front_.poll(Connection::now_ns() + 1'000'000).events) {
                 if (event.kind == Event::Kind::kCall) {
                     CHECK(event.message != nullptr && *event.message == "good");
-                    front_.answer(event.handle, Piece::of("the answer"));
+                    front_.answer(event.handle, {Piece::of("the answer")});
                 }
             }
             std::string came(1 << 16, '\0');
@@ -435,7 +402,9 @@ void fuzz_heads_and_messages(Dice& dice, BlockPool& pool,
     }
     CHECK(incoming.complete());
     if (const auto plain = incoming.plain()) {
-        CHECK(plain->nodes() > 0 && plain->edges() > 0);
+        const auto& counts = plain->counts();
+        CHECK(counts.size() == plain->model().counts);
+        CHECK(std::any_of(counts.begin(), counts.end(), [](std::int64_t one) { return one > 0; }));
         CHECK(plain->message() == message && plain->stage());
     } else {
         CHECK(*incoming.bytes() == message);
@@ -523,7 +492,7 @@ int threads(std::uint64_t events) {
                         (void)front.counts().called.load();
                         break;
                     default:
-                        front.answer(1 + dice(1000), Piece::of("an answer"));
+                        front.answer(1 + dice(1000), {Piece::of("an answer")});
                 }
             }
         });

@@ -11,6 +11,7 @@
 
 #include "caller.hpp"
 #include "check.hpp"
+#include "plain_models.hpp"
 
 #if __has_include(<nghttp2/nghttp2.h>)
 #include <nghttp2/nghttp2.h>
@@ -87,7 +88,8 @@ private:
         if (*event.message == "fail") {
             front.fail(event.handle, {8, "full: 100 %", 25});
         } else {
-            front.answer(event.handle, Piece::of({event.message->rbegin(), event.message->rend()}));
+            front.answer(event.handle,
+                         {Piece::of({event.message->rbegin(), event.message->rend()})});
         }
     }
 
@@ -110,12 +112,8 @@ std::string plain_message() {
 }
 
 void set_model(Front& front) {
-    auto model = std::make_shared<PlainModel>();
-    model->output_constant = kOutputBytes;
-    model->inputs = {{"x", false, false, true, {kNodes, 1}},
-                     {"edge_index", true, false, true, {2, kEdges}}};
     auto models = std::make_shared<PlainModels>();
-    models->add("m", "", model);
+    models->add("m", "", std::make_shared<PlainModel>(short_form(1, 0, kOutputBytes)));
     front.set_models(std::move(models));
 }
 
@@ -145,9 +143,15 @@ void test_staged_calls_are_answered_from_the_pool(const H2Api& api) {
     const std::int64_t at = event.plain->output_offset();
     std::memset(event.plain->block()->at(at), 'o', kOutputBytes);
     const char* output = reinterpret_cast<const char*>(event.plain->block()->at(at));
-    front.answer(event.handle, Piece::of("head"),
-                 {output, kOutputBytes, event.plain->block(), true});
+    // Two outputs, with something before each.
+    constexpr std::size_t kPart = kOutputBytes / 2;
+    auto block = event.plain->block();
+    front.answer(event.handle, {Piece::of("head"),
+                                {output, kPart, block, true},
+                                Piece::of("next"),
+                                {output + kPart, kPart, block, true}});
     event.plain->release();
+    block.reset();
     // The client has read nothing yet, and the block is free all the same.
     front.flush();
     CHECK(staging.pool->used() == 0);
@@ -157,8 +161,9 @@ void test_staged_calls_are_answered_from_the_pool(const H2Api& api) {
         front.poll(Connection::now_ns() + 10'000'000);
     }
     reader.join();
-    CHECK(caller.replies[id].body ==
-          message_head(4 + kOutputBytes) + "head" + std::string(kOutputBytes, 'o'));
+    CHECK(caller.replies[id].body == message_head(8 + kOutputBytes) + "head" +
+                                         std::string(kOutputBytes / 2, 'o') + "next" +
+                                         std::string(kOutputBytes / 2, 'o'));
     CHECK(front.counts().plain == 1 && front.counts().called == 1);
     // Not plain, and a plain one for which there is no room.
     caller.send(kMethod, "odd");

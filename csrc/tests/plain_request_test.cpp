@@ -9,6 +9,7 @@
 
 #include "check.hpp"
 #include "incoming.hpp"
+#include "plain_models.hpp"
 
 using namespace gnnserve;
 using namespace gnnserve::front;
@@ -29,19 +30,14 @@ struct Memory {
 };
 
 PlainModels models(bool narrow = true, bool counts_loops = true) {
-    auto model = std::make_shared<PlainModel>();
-    model->token = 7;
-    model->narrow_edges = narrow;
-    model->counts_loops = counts_loops;
-    model->output_nodes = 8;
-    model->output_constant = 1.5;
-    model->inputs = {{"x", false, false, true, {kNodes, kFeatures}},
-                     {"edge_index", true, true, true, {2, kEdges}},
-                     {"edge_weight", false, false, false, {kEdges}},
-                     {"batch", true, false, false, {kNodes}}};
-    PlainModels found;
-    found.add("gcn", "", model);
-    found.add("gcn", "1", model);
+    PlainModel model = short_form(kFeatures, 8, 1.5);
+    model.token = 7;
+    model.narrow_edges = narrow;
+    model.counts_loops = counts_loops;
+    model.inputs.push_back(optional(elements_of("edge_weight", "FP32", {kEdges})));
+    model.inputs.push_back(optional(indices_of("batch", {kNodes}, {0}, false)));
+    PlainModels found = *served(model);
+    found.add("gcn", "1", std::make_shared<PlainModel>(model));
     return found;
 }
 
@@ -132,7 +128,7 @@ void test_a_plain_request_is_staged() {
     const auto request = take(memory, good());
     CHECK(request != nullptr);
     CHECK(request->model().token == 7);
-    CHECK(request->nodes() == 2 && request->edges() == 3 && request->loops() == 1);
+    CHECK((request->counts() == std::vector<std::int64_t>{2, 3}) && request->loops() == 1);
     CHECK(request->narrow());
     CHECK(staged<float>(*request, 0) == kX);
     CHECK(staged<std::int32_t>(*request, 1) == kEdges32);
@@ -178,6 +174,129 @@ void test_a_model_that_worked_in_place_is_undone() {
     CHECK(staged<float>(*request, 0) == kX);
     CHECK(staged<std::int32_t>(*request, 1) == kEdges32);
     CHECK(request->loops() == 1);
+}
+
+// Two authors, three papers and four edges between them.
+Sent typed() {
+    Sent sent;
+    sent.head.model = "typed";
+    sent.head.tensors = {{"writes", "INT32", {2, 4}, {}}, {"x.author", "FP16", {2, 3}, {}},
+                         {"known", "BOOL", {3}, {}},      {"kind", "INT8", {2}, {}},
+                         {"graph", "INT64", {3}, {}},     {"year", "INT16", {3}, {}},
+                         {"score", "FP64", {4}, {}},      {"level", "UINT8", {3}, {}},
+                         {"number", "INT32", {3}, {}},    {"serial", "INT64", {3}, {}}};
+    sent.raws = {raw<std::int32_t>({0, 1, 1, 0, 2, 2, 0, 1}),
+                 raw<std::uint16_t>({0, 0x3c00, 0x7bff, 0x8001, 0xfbff, 1}),
+                 raw<std::uint8_t>({1, 0, 1}),
+                 raw<std::int8_t>({-5, 90}),
+                 raw<std::int64_t>({0, 2, 1}),
+                 raw<std::int16_t>({1900, 2000, 2100}),
+                 raw<double>({-1e300, 0, 1e300, 1}),
+                 raw<std::uint8_t>({3, 200, 130}),
+                 raw<std::int32_t>({-100, 0, 1 << 30}),
+                 raw<std::int64_t>({INT64_MIN, 0, 1 << 30})};
+    return sent;
+}
+
+void test_a_declared_request_is_staged() {
+    const Memory memory;
+    const auto request = take(memory, typed());
+    CHECK(request != nullptr);
+    CHECK((request->counts() == std::vector<std::int64_t>{2, 3, 4}));
+    CHECK(request->loops() == -1 && !request->narrow());
+    const auto& tensors = request->tensors();
+    CHECK(tensors.size() == 10 && tensors[2].input->name == "writes");
+    CHECK((staged<std::int64_t>(*request, 2) == std::vector<std::int64_t>{0, 1, 1, 0, 2, 2, 0, 1}));
+    CHECK(tensors[1].element->dtype == "int8" && tensors[3].element->dtype == "bool");
+    CHECK((staged<std::int8_t>(*request, 1) == std::vector<std::int8_t>{-5, 90}));
+    CHECK(tensors[4].largest == 2);
+    CHECK(request->message() == *typed().message());
+    // A line of 64 bytes for each tensor and each output.
+    CHECK(request->output_capacity() == 128 && request->block_size() == 12 * 64);
+    // Without what may be left out.
+    Sent few = typed();
+    few.head.tensors.resize(5), few.raws.resize(5);
+    CHECK(take(memory, few) != nullptr && take(memory, few)->tensors().size() == 5);
+    // Some counts may be 0, as long as there are nodes and other things.
+    Sent sparse = typed();
+    sparse.head.tensors = {{"x.author", "FP16", {0, 3}, {}},
+                           {"kind", "INT8", {0}, {}},
+                           {"writes", "INT64", {2, 0}, {}},
+                           {"known", "BOOL", {3}, {}},
+                           {"graph", "INT64", {3}, {}}};
+    sparse.raws = {"", "", "", raw<std::uint8_t>({1, 0, 1}), raw<std::int64_t>({0, 2, 1})};
+    CHECK(take(memory, sparse) == nullptr);
+    sparse.head.tensors[2].shape = {2, 1};
+    sparse.raws[2] = raw<std::int64_t>({0, 0});
+    const auto whole = receive(memory, *sparse.message());
+    CHECK(whole.plain() != nullptr && !whole.plain()->valid());  // there is no author 0
+    CHECK(given(whole) == *sparse.message());
+    CHECK(take(memory, good()) != nullptr);
+}
+
+template <typename Number>
+std::function<void(Sent&)> last(std::size_t raw, Number value) {
+    return [raw, value](Sent& sent) {
+        std::string& found = sent.raws[raw];
+        std::memcpy(found.data() + found.size() - sizeof value, &value, sizeof value);
+    };
+}
+
+// What a model cannot take, as a change of `typed`.
+const std::vector<std::function<void(Sent&)>>& typed_bends() {
+    static const std::vector<std::function<void(Sent&)>> found{
+        // The first row points to authors, the second to papers.
+        [](Sent& s) { s.raws[0][0] = 2; },
+        [](Sent& s) { s.raws[0][12] = 2; },
+        last<std::int32_t>(0, 3),
+        last<std::int32_t>(0, -1),
+        last<std::uint16_t>(1, 0x7c00),
+        last<std::uint16_t>(1, 0xfe01),
+        last<std::uint8_t>(2, 2),
+        last<std::uint8_t>(2, 255),
+        last<std::int8_t>(3, -6),
+        last<std::int8_t>(3, 91),
+        last<std::int64_t>(4, 3),
+        last<std::int64_t>(4, -1),
+        last<std::int16_t>(5, 1899),
+        last<std::int16_t>(5, 2101),
+        last<double>(6, std::numeric_limits<double>::infinity()),
+        last<double>(6, std::numeric_limits<double>::quiet_NaN()),
+        last<std::uint8_t>(7, 2),
+        last<std::uint8_t>(7, 201),
+        last<std::int32_t>(8, -101),
+        last<std::int32_t>(8, (1 << 30) + 1),
+        last<std::int64_t>(9, (1 << 30) + 1),
+        last<std::int64_t>(9, INT64_MAX),
+    };
+    return found;
+}
+
+void test_values_that_a_declared_model_cannot_take_are_left_alone() {
+    const Memory memory;
+    for (std::size_t i = 0; i < typed_bends().size(); ++i) {
+        Sent sent = typed();
+        typed_bends()[i](sent);
+        const auto plain = receive(memory, *sent.message()).plain();
+        if (plain == nullptr || plain->valid()) {
+            std::fprintf(stderr, "bend %zu was taken\n", i);
+        }
+        CHECK(plain != nullptr && !plain->valid() && plain->message() == *sent.message());
+    }
+    const std::vector<std::function<void(Sent&)>> odd{
+        [](Sent& s) { s.head.tensors[3].datatype = "UINT8"; },
+        [](Sent& s) { s.head.tensors[8].datatype = "INT64"; },
+        [](Sent& s) { s.head.tensors[3].shape = {3}, s.raws[3] += '\0'; },
+        [](Sent& s) { s.head.tensors[5].name = "years"; },
+        [](Sent& s) { s.head.tensors[0].shape = {4, 2}; },
+        [](Sent& s) { s.head.tensors.erase(s.head.tensors.begin()), s.raws.erase(s.raws.begin()); },
+    };
+    for (const auto& bend : odd) {
+        Sent sent = typed();
+        bend(sent);
+        CHECK(receive(memory, *sent.message()).plain() == nullptr);
+    }
+    CHECK(memory.pool->used() == 0);
 }
 
 const std::vector<std::function<void(Sent&)>>& bends() {
@@ -251,6 +370,10 @@ void test_every_cut_of_a_message() {
     for (const auto& bend : bends()) {
         bend(all.emplace_back(good()));
     }
+    all.push_back(typed());
+    for (const auto& bend : typed_bends()) {
+        bend(all.emplace_back(typed()));
+    }
     for (const bool narrow : {true, false}) {
         for (const Sent& sent : all) {
             const std::string message = *sent.message();
@@ -273,6 +396,7 @@ void test_every_cut_of_a_message() {
                     CHECK(plain->loops() == whole.plain()->loops());
                     for (std::size_t i = 0; i < plain->tensors().size(); ++i) {
                         CHECK(staged<char>(*plain, i) == staged<char>(*whole.plain(), i));
+                        CHECK(plain->tensors()[i].largest == whole.plain()->tensors()[i].largest);
                     }
                 }
             }
@@ -345,6 +469,32 @@ void test_large_messages_are_not_kept() {
     CHECK(memory.pool->used() == 0);
 }
 
+// Tensors of bytes, whose last word of the fingerprint is not whole.
+void test_large_declared_messages_are_not_kept() {
+    const Memory memory(8 << 20);
+    for (const std::int64_t papers : {30'001, 30'002, 30'003}) {
+        Sent sent = typed();
+        const auto count = static_cast<std::size_t>(papers);
+        sent.head.tensors.resize(5), sent.raws.resize(5);
+        sent.head.tensors[2].shape = sent.head.tensors[4].shape = {papers};
+        sent.raws[2].assign(count, '\1');
+        sent.raws[4].assign(8 * count, '\0');
+        const std::string message = *sent.message();
+        const auto plain = receive(memory, message, {100'000, 200'003}).plain();
+        CHECK(message.size() > kMostKeptBytes && plain->valid() && plain->message() == message);
+        CHECK(plain->held_bytes() < 1000 && plain->stage());
+        const auto& known = plain->tensors()[3];
+        CHECK(known.input->name == "known");
+        for (const std::int64_t at : {std::int64_t{0}, papers - 1, papers - 2, papers - 3}) {
+            std::byte& one = *plain->block()->at(known.offset + at);
+            one ^= std::byte{1};
+            CHECK(!plain->stage());
+            one ^= std::byte{1};
+            CHECK(plain->stage());
+        }
+    }
+}
+
 void test_a_block_stays_while_anybody_holds_it() {
     Memory memory;
     auto request = take(memory, good());
@@ -384,9 +534,12 @@ int main() {
     test_edges_are_widened_where_the_model_wants_them_wide();
     test_order_optional_inputs_and_options_do_not_matter();
     test_a_model_that_worked_in_place_is_undone();
+    test_a_declared_request_is_staged();
     test_what_is_odd_or_wrong_is_left_alone();
+    test_values_that_a_declared_model_cannot_take_are_left_alone();
     test_every_cut_of_a_message();
     test_large_messages_are_not_kept();
+    test_large_declared_messages_are_not_kept();
     test_a_block_stays_while_anybody_holds_it();
     test_threads_share_a_pool();
     return 0;

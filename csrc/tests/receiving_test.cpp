@@ -6,6 +6,7 @@
 #include "caller.hpp"
 #include "check.hpp"
 #include "front.hpp"
+#include "plain_models.hpp"
 
 using namespace gnnserve;
 using namespace gnnserve::front;
@@ -24,11 +25,8 @@ struct Staging {
         : memory(std::make_shared<std::vector<std::byte>>(static_cast<std::size_t>(pool_bytes))),
           pool(std::make_shared<BlockPool>(memory->data(), pool_bytes, kTensorAlignment, memory)),
           front(options(receive_timeout_ns)) {
-        auto model = std::make_shared<PlainModel>();
-        model->inputs = {{"x", false, false, true, {kNodes, kFeatures}},
-                         {"edge_index", true, true, true, {2, kEdges}}};
         auto models = std::make_shared<PlainModels>();
-        models->add("m", "", model);
+        models->add("m", "", std::make_shared<PlainModel>(short_form(kFeatures)));
         front.set_models(std::move(models));
     }
 

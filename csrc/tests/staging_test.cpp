@@ -4,6 +4,7 @@
 #include <cstring>
 #include <limits>
 #include <random>
+#include <type_traits>
 #include <vector>
 
 #include "check.hpp"
@@ -12,6 +13,7 @@ using gnnserve::IndexWidth;
 using gnnserve::kAllGood;
 using gnnserve::stage_features;
 using gnnserve::stage_indices;
+using gnnserve::stage_integers;
 
 namespace {
 
@@ -88,6 +90,65 @@ void test_extreme_bounds() {
     CHECK(stage_indices(source.span(), IndexWidth::k64, 1, target.span()) == kAllGood);
 }
 
+template <typename Number>
+void test_integers() {
+    constexpr auto kLeast = std::numeric_limits<Number>::min();
+    constexpr auto kMost = std::numeric_limits<Number>::max();
+    constexpr bool kSigned = std::is_signed_v<Number>;
+    const auto staged = [](Bytes& source, std::int64_t low, std::int64_t high, Bytes& target) {
+        return stage_integers(source.span(), sizeof(Number), kSigned, low, high, target.span());
+    };
+    for (const std::size_t size : kSizes) {
+        for (const std::size_t shift : kShifts) {
+            Bytes source(size * sizeof(Number), shift), target(size * sizeof(Number), shift);
+            for (std::size_t i = 0; i < size; ++i) {
+                put(source.span(), i, static_cast<Number>(3 + i % 100));
+            }
+            CHECK(staged(source, 3, 102, target) == kAllGood);
+            CHECK(size == 0 || std::memcmp(source.span().data(), target.span().data(),
+                                           size * sizeof(Number)) == 0);
+            for (const Number bad : {Number{2}, Number{103}, kLeast, kMost}) {
+                for (std::size_t i = 0; i < size; i += 1 + size / 7) {
+                    const auto kept = get<Number>(source.span(), i);
+                    put(source.span(), i, bad);
+                    CHECK(staged(source, 3, 102, target) == static_cast<std::ptrdiff_t>(i));
+                    CHECK(staged(source, kLeast, INT64_MAX, target) == kAllGood);
+                    put(source.span(), i, kept);
+                }
+            }
+            // Ranges beyond what the type holds, on one side or on both.
+            CHECK(staged(source, INT64_MIN, INT64_MAX, target) == kAllGood);
+            CHECK(staged(source, 1000, 2000, target) == (size == 0 ? kAllGood : 0));
+            CHECK(staged(source, 5, 4, target) == (size == 0 ? kAllGood : 0));
+        }
+    }
+}
+
+// Floats by their bits: the largest finite one is below `infinity`.
+template <typename Word>
+void test_floats(Word infinity) {
+    const auto top = static_cast<Word>(Word{1} << (8 * sizeof(Word) - 1));
+    for (const std::size_t size : kSizes) {
+        Bytes source(size * sizeof(Word), 1), target(size * sizeof(Word), 7);
+        for (std::size_t i = 0; i < size; ++i) {
+            put(source.span(), i, static_cast<Word>((infinity - 1) | (i % 2 == 0 ? top : Word{0})));
+        }
+        CHECK(stage_features(source.span(), target.span(), true, sizeof(Word)) == kAllGood);
+        for (std::size_t i = 0; i < size; i += 1 + size / 7) {
+            for (const Word bad : {infinity, static_cast<Word>(infinity | top),
+                                   static_cast<Word>(infinity + 1), static_cast<Word>(~Word{0})}) {
+                const Word kept = get<Word>(source.span(), i);
+                put(source.span(), i, bad);
+                CHECK(stage_features(source.span(), target.span(), true, sizeof(Word)) ==
+                      static_cast<std::ptrdiff_t>(i));
+                CHECK(stage_features(source.span(), target.span(), false, sizeof(Word)) ==
+                      kAllGood);
+                put(source.span(), i, kept);
+            }
+        }
+    }
+}
+
 void test_features() {
     using limits = std::numeric_limits<float>;
     for (const std::size_t size : kSizes) {
@@ -125,4 +186,13 @@ int main() {
     test_indices<std::int64_t>(IndexWidth::k64);
     test_extreme_bounds();
     test_features();
+    test_integers<std::int8_t>();
+    test_integers<std::uint8_t>();
+    test_integers<std::int16_t>();
+    test_integers<std::uint16_t>();
+    test_integers<std::int32_t>();
+    test_integers<std::int64_t>();
+    test_floats<std::uint16_t>(0x7c00);
+    test_floats<std::uint32_t>(0x7f800000);
+    test_floats<std::uint64_t>(0x7ff0000000000000);
 }

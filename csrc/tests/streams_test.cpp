@@ -59,7 +59,7 @@ struct Server {
         until(caller, [&left] { return --left == 0; });
     }
     void answer(std::size_t i, const std::string& content) {
-        front.answer(events[i].handle, Piece::of(content));
+        front.answer(events[i].handle, {Piece::of(content)});
     }
 
     Front front;

@@ -4,12 +4,15 @@ Decoding is one path: ``parameters`` checks the request parameters, ``tensors`` 
 place of the output, and ``decode_call`` puts both together.
 """
 
+from collections.abc import Sequence
+
 from serve.access.principal import ANYBODY, Principal
 from serve.errors import InvalidInput
+from serve.ipc.messages import TensorRef
 from serve.obs.record import RequestRecord
 from serve.rpc.parameters import MAX_TEXT, decode_parameters
 from serve.rpc.tensors import decode_tensors, output_place
-from serve.server.api import OUTPUT, InferCall, InferResult, ModelInfo
+from serve.server.api import InferCall, InferResult, ModelInfo
 from serve.server.regions import RegionPart, Regions
 from serve.wire.messages import (
     ParameterValue,
@@ -87,12 +90,13 @@ def encode_answer(request_id: str, result: InferResult, place: RegionPart | None
     )
 
 
-def encode_answer_head(request_id: str, record: RequestRecord, shape: tuple[int, ...]) -> bytes:
-    """Serialize the response up to the output of that shape, FP32, whose raw form follows."""
+def encode_answer_head(
+    request_id: str, record: RequestRecord, outputs: Sequence[TensorRef]
+) -> bytes:
+    """Serialize the response up to the raw forms of its outputs, which follow in this order."""
     return encode_response_head(
         record.model,
-        OUTPUT,
-        shape,
+        [(ref.name, ref.dtype, ref.shape) for ref in outputs],
         version=record.version,
         request_id=request_id or record.request_uid,
         parameters=qos_facts(record),

@@ -158,9 +158,9 @@ class FrontCalls:
     ) -> None:
         assert self.plain is not None
         try:
-            head, size_bytes = self.plain.finished(ticket, outcome)
+            head, outputs = self.plain.finished(ticket, outcome)
             if (front := self.front) is not None:
-                front.answer_staged(sender.handle, head, request, size_bytes)
+                front.answer_staged(sender.handle, head, request, outputs)
         except Exception as error:
             fail(self.front, sender, error, request.client_id)
         if sender.handle in self._open:

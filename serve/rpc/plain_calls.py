@@ -16,6 +16,8 @@ from serve.server.ticket import Answer, PlainTicket
 
 #: Keeps a record of a refused request; see ``api.Inference.refused``.
 Refused = Callable[[str, str, str, int, ServeError], None]
+#: Offset in the pool and size of an output, in bytes.
+Place = tuple[int, int]
 
 
 class PlainCalls:
@@ -55,6 +57,7 @@ class PlainCalls:
                 tensors={},
                 arrived_ns=arrived_ns,
                 client_id=client_id,
+                wanted=tuple(request.wanted),
                 **parameters._asdict(),
             )
             return self.plain.submit(call, entry, request, answer)
@@ -63,15 +66,15 @@ class PlainCalls:
             self._service.failed(name, str(entry.spec.version), arrived_ns)
             raise
 
-    def finished(self, ticket: PlainTicket, outcome: Outcome) -> tuple[bytes, int]:
-        """Return the head of the answer and the bytes of the output; raises ServeError."""
+    def finished(self, ticket: PlainTicket, outcome: Outcome) -> tuple[bytes, list[Place]]:
+        """Return the head of the answer and the places of its outputs; raises ServeError."""
         try:
             record = ticket.finished(outcome)
-            shape = ticket.output_shape
-            head = encode_answer_head(ticket.call.client_id, record, shape)
+            outputs = ticket.inputs.output_places(ticket.output_shape)
+            head = encode_answer_head(ticket.call.client_id, record, outputs)
         except Exception:
             spec = ticket.entry.spec
             self._service.failed(spec.name, str(spec.version), ticket.call.arrived_ns)
             raise
         self._service.succeeded(record)
-        return head, 4 * shape[0] * shape[1]
+        return head, [(ref.offset_bytes, ref.size_bytes) for ref in outputs]

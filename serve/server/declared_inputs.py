@@ -16,15 +16,58 @@ from serve.errors import InvalidInput, InvariantViolation
 from serve.interface import InputSlot, Interface, TensorSlot, is_float
 from serve.ipc.messages import TensorRef
 from serve.ipc.shared_pool import SharedPool
+from serve.native import PlainRequest
 from serve.server.api import InferCall, Tensor
 from serve.server.catalogue import ModelEntry
-from serve.server.request_inputs import LaidOutInputs
+from serve.server.request_inputs import LaidOutInputs, SentInputs, StagedInputs
 from serve.server.staging import Staged, aligned, key_of, plan_layout
 
 _Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class DeclaredInputs(LaidOutInputs):
+class CountedInputs(SentInputs):
+    """The inputs of a request whose size is more than nodes and edges."""
+
+    #: In the order of ``Interface.counts``.
+    _counts: tuple[int, ...]
+    #: Numbers of nodes and of all other things.
+    _totals: tuple[int, int]
+    #: Places of the outputs; empty until the number of graphs is known, when staged.
+    _outputs: tuple[TensorRef, ...] = ()
+
+    @property
+    def output_refs(self) -> tuple[TensorRef, ...]:
+        """See ``RequestInputs``."""
+        return self._outputs
+
+    def expected(self) -> Sized:
+        """See ``RequestInputs``."""
+        estimate = self.entry.estimator.estimate(*self._counts)
+        return Sized(*self._totals, estimate, self._counts)
+
+    def exact(self, task: Task) -> Sized:
+        """Return what was expected: the shapes tell the exact size."""
+        return Sized(*self._totals, task.estimate, self._counts)
+
+
+class StagedDeclaredInputs(CountedInputs, StagedInputs):
+    """The declared inputs of a request that the front has checked and staged."""
+
+    def __init__(
+        self, call: InferCall, entry: ModelEntry, pool: SharedPool, request: PlainRequest
+    ) -> None:
+        """`request` is staged in `pool`; this owns its block from now on."""
+        super().__init__(call, entry, pool, request)
+        interface = _interface_of(entry)
+        self._counts = request.counts
+        self._totals = interface.totals(self._counts)
+        sizes = dict(zip(interface.counts, self._counts, strict=True))
+        interface.graph_counts(request.largest, sizes)
+        assert self.staged is not None
+        self._outputs = output_refs(interface.outputs, sizes, self.staged)
+
+
+class DeclaredInputs(CountedInputs, LaidOutInputs):
     """The inputs of a request that brings the tensors that its model declares."""
 
     def __init__(
@@ -36,10 +79,7 @@ class DeclaredInputs(LaidOutInputs):
         things that the model cannot take.
         """
         super().__init__(call, entry, pool)
-        interface = entry.spec.interface
-        if interface is None:
-            raise InvariantViolation(f"model {entry.spec.key} declares no inputs")
-        self._interface: Interface = interface
+        self._interface = interface = _interface_of(entry)
         self._check_finite = check_finite
         shapes = {name: tensor.shape for name, tensor in call.tensors.items()}
         self._counts = _checked_counts(call, entry, interface, shapes)
@@ -50,18 +90,6 @@ class DeclaredInputs(LaidOutInputs):
             output_bytes(interface.outputs, interface.sizes(self._counts)),
             dtypes={slot.name: slot.dtype for slot in interface.inputs},
         )
-        #: Places of the outputs; empty until the number of graphs is known, when staged.
-        self._outputs: tuple[TensorRef, ...] = ()
-
-    @property
-    def output_refs(self) -> tuple[TensorRef, ...]:
-        """See ``RequestInputs``."""
-        return self._outputs
-
-    def expected(self) -> Sized:
-        """See ``RequestInputs``."""
-        estimate = self.entry.estimator.estimate(*self._counts)
-        return Sized(*self._totals, estimate, self._counts)
 
     def stage(self) -> bool:
         """See ``RequestInputs``."""
@@ -76,25 +104,10 @@ class DeclaredInputs(LaidOutInputs):
         except BaseException:
             self._drop_block(block)
             raise
-        self._interface.graph_counts(arrays, sizes)
+        self._interface.graph_counts(self._interface.largest(arrays), sizes)
         self._outputs = output_refs(self._interface.outputs, sizes, staged)
         self.staged = replace(staged, is_shared=self.joint is not None)
         return False
-
-    def exact(self, task: Task) -> Sized:
-        """Return what was expected: the shapes tell the exact size."""
-        return Sized(*self._totals, task.estimate, self._counts)
-
-    def read_outputs(self, shape: tuple[int, int]) -> dict[str, _Array] | None:
-        """See ``RequestInputs``."""
-        if self.staged is None:
-            return None
-        wanted = self.call.wanted
-        return {
-            ref.name: self._pool.array(ref.offset_bytes, ref.dtype, ref.shape).copy()
-            for ref in self._outputs
-            if not wanted or ref.name in wanted
-        }
 
     def _staged(self, slot: InputSlot, ref: TensorRef, sizes: Mapping[str, int]) -> _Array:
         """Copy one tensor to its place and check it there; returns it."""
@@ -118,6 +131,12 @@ class DeclaredInputs(LaidOutInputs):
         # No more graphs than things in them: whatever is in none has no part in the answer.
         graphs = sizes.get(slot.symbols[0], 0) if slot.symbols else 0
         return [(symbol, sizes.get(symbol, graphs)) for symbol in slot.row_bounds]
+
+
+def _interface_of(entry: ModelEntry) -> Interface:
+    if entry.spec.interface is None:
+        raise InvariantViolation(f"model {entry.spec.key} declares no inputs")
+    return entry.spec.interface
 
 
 def _checked_counts(

@@ -4,13 +4,15 @@ The front knows from `models` what each served model takes. It stages what fits 
 unusual in it; all else comes as a message, to be decoded and refused in words.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
-from serve.inputs import INPUTS, Input, Size
+from serve.inputs import INPUTS, Size
+from serve.interface import InputSlot, Interface, is_float
 from serve.ipc.shared_pool import SharedPool
-from serve.native import EDGES, NODES, BlockPool, PlainModel, PlainRequest
-from serve.server.api import InferCall
+from serve.native import BlockPool, PlainModel, PlainRequest
+from serve.server.api import OUTPUT, InferCall
 from serve.server.catalogue import ModelCatalogue, ModelEntry
+from serve.server.declared_inputs import StagedDeclaredInputs
 from serve.server.driver import CallPort, Driver
 from serve.server.intake import Intake
 from serve.server.request_inputs import StagedInputs
@@ -83,7 +85,8 @@ class PlainRequests:
         Returns None when the model was retired; raises NotReady when no request is taken now.
         """
         self._admit(call)
-        inputs = StagedInputs(call, entry, self._pool, request)
+        kind = StagedInputs if entry.spec.interface is None else StagedDeclaredInputs
+        inputs = kind(call, entry, self._pool, request)
         return self._intake.submit_staged(call, inputs, answer)
 
     def _models(self) -> Iterator[tuple[str, str, PlainModel]]:
@@ -104,28 +107,82 @@ class PlainRequests:
 def _describe(entry: ModelEntry, token: int) -> PlainModel | None:
     """Return what the front must know; None for a model that it cannot serve by itself."""
     if entry.spec.interface is not None:
-        return None
+        return _declared(entry.spec.interface, token)
     signature = entry.signature
-    output = entry.estimator.calibration.memory.output
-    nodes, edges = output.per
-    model = PlainModel(
-        token=token,
-        narrow_edges=signature.narrow_edges,
-        counts_loops=entry.estimator.counts_loops,
-        output=(nodes, edges, output.constant),
-    )
-    sizes: dict[Size, int] = {"N": NODES, "E": EDGES, "F": signature.num_features}
+    inputs = [INPUTS[name] for name in entry.spec.inputs]
+    has_edges = any(each.per[0] == "E" for each in inputs)
+    if not (has_edges or signature.accepts_edgeless):
+        return None
+    sizes: dict[Size, int] = {"N": _size_of_count(0), "F": signature.num_features}
+    if has_edges:
+        sizes["E"] = _size_of_count(1)
     if signature.edge_dim is not None:
         sizes["D"] = signature.edge_dim
-    for name in entry.spec.inputs:
-        each: Input = INPUTS[name]
+    model = PlainModel(
+        token=token,
+        counts=1 + has_edges,
+        node_counts=1,
+        narrow_edges=signature.narrow_edges,
+        counts_loops=has_edges and entry.estimator.counts_loops,
+    )
+    for each in inputs:
         if any(isinstance(size, str) and size not in sizes for size in each.shape):
             return None
         model.add_input(
-            name,
+            each.name,
+            each.datatype,
             list(each.shape_of(sizes)),
-            indices=each.ids_below is not None,
-            also_int32=each.also == "INT32",
             required=not each.optional,
+            also_int32=each.also == "INT32",
+            # No more graphs than nodes.
+            below=[] if each.ids_below is None else [0],
         )
+    output = entry.estimator.calibration.memory.output
+    model.add_output(OUTPUT, output.constant, list(output.per[: 1 + has_edges]))
     return model
+
+
+def _declared(interface: Interface, token: int) -> PlainModel:
+    """Return what the front must know of a model that declares its inputs."""
+    place = {symbol: number for number, symbol in enumerate(interface.counts)}
+    model = PlainModel(token=token, counts=len(place), node_counts=len(interface.nodes))
+    for slot in interface.inputs:
+        low, high = _range(slot)
+        model.add_input(
+            slot.name,
+            slot.datatype,
+            [_size_of_count(place[dim]) if isinstance(dim, str) else dim for dim in slot.shape],
+            required=not slot.optional,
+            also_int32=bool(slot.index) and slot.datatype == "INT64",
+            below=_below(slot, place),
+            low=low,
+            high=high,
+            numbers_graphs=any(slot is each for each in interface.graphs.values()),
+        )
+    for output in interface.outputs:
+        per, constant = interface.bytes_per((output,))
+        model.add_output(output.name, constant, list(per))
+    return model
+
+
+def _below(slot: InputSlot, place: Mapping[str, int]) -> list[int]:
+    """Return the counts that the values of each row are below, or of all rows."""
+    # No more graphs than things in them.
+    found = [
+        place[symbol] if symbol in place else place[slot.symbols[0]] for symbol in slot.row_bounds
+    ]
+    return found[:1] if len(set(found)) == 1 else found
+
+
+def _range(slot: InputSlot) -> tuple[int, int]:
+    """Return the least and the greatest value of integers that are no index."""
+    if slot.index or is_float(slot.datatype) or slot.datatype == "BOOL":
+        return 0, 1
+    low, end = (int(bound) for bound in slot.bounds)
+    low, high = max(low, -(2**63)), min(end - 1, 2**63 - 1)
+    return (low, high) if low <= high else (1, 0)
+
+
+def _size_of_count(number: int) -> int:
+    """Return what stands in a shape for a count; see ``PlainModel.add_input``."""
+    return -1 - number

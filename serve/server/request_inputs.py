@@ -105,15 +105,25 @@ class RequestInputs(ABC):
             return 0
         return NARROW_EDGE_SPARES_BYTES * num_edges
 
-    def read_outputs(self, shape: tuple[int, int]) -> dict[str, _Output] | None:
-        """Return a copy of each output by name: of one, FP32 of `shape`, or those declared.
+    def output_places(self, shape: tuple[int, int]) -> tuple[TensorRef, ...]:
+        """Return the place of each output that the client wants: of declared ones, or of `shape`.
 
-        Returns None when nothing was staged.
+        The inputs are staged.
         """
+        assert self.staged is not None
+        if not self.output_refs:
+            return (TensorRef(OUTPUT, "float32", shape, self.staged.output_offset_bytes),)
+        wanted = self.call.wanted
+        return tuple(ref for ref in self.output_refs if not wanted or ref.name in wanted)
+
+    def read_outputs(self, shape: tuple[int, int]) -> dict[str, _Output] | None:
+        """Return a copy of each output by name, see ``output_places``; None when not staged."""
         if self.staged is None:
             return None
-        place = self._pool.array(self.staged.output_offset_bytes, "float32", shape)
-        return {OUTPUT: self._answer(place)}
+        return {
+            ref.name: self._answer(self._pool.array(ref.offset_bytes, ref.dtype, ref.shape))
+            for ref in self.output_places(shape)
+        }
 
     def release(self) -> None:
         """Give the pool its block back. Idempotent."""
@@ -252,7 +262,8 @@ class StagedInputs(SentInputs):
         self.request = request
         self.num_loops = request.num_loops
         self.early_ns = Nanos(call.arrived_ns)
-        self._size = request.num_nodes, request.num_edges
+        # A model without edges counts none.
+        self._size: tuple[int, int] = (request.counts[0], sum(request.counts[1:2]))
         inputs = tuple(TensorRef(*place) for place in request.tensors)
         output_offset_bytes = request.output_offset_bytes
         start_bytes = inputs[0].offset_bytes

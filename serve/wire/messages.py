@@ -214,16 +214,18 @@ def encode_response(
 
 def encode_response_head(
     model: str,
-    output: str,
-    shape: tuple[int, ...],
+    outputs: Sequence[tuple[str, str, tuple[int, ...]]],
     *,
     version: str,
     request_id: str,
     parameters: Mapping[str, ParameterValue | None],
 ) -> bytes:
-    """Serialize a `ModelInferResponse` up to the raw form of its only output, FP32."""
-    head = WireTensor(output, "FP32", shape, {})
-    return _encode(False, model, version, request_id, parameters, [head], [])
+    """Serialize a `ModelInferResponse` up to the raw forms of its outputs.
+
+    `outputs` are name, numpy's name of the dtype, and shape of each.
+    """
+    heads = [WireTensor(name, _NAMES[np.dtype(dtype)], shape, {}) for name, dtype, shape in outputs]
+    return _encode(False, model, version, request_id, parameters, heads, [])
 
 
 def decode_wire_response(message: bytes | memoryview) -> WireResponse:

@@ -26,10 +26,15 @@ std::ptrdiff_t stage_indices(std::span<const std::byte> source, IndexWidth width
 void copy_indices(std::span<const std::byte> source, IndexWidth width, std::span<std::byte> target,
                   IndexWidth to);
 
-// Copies 32-bit floats to `target`; with `check_finite` it also looks for NaN and infinities.
-// Requires equal sizes, a multiple of 4, and no overlap. Returns kAllGood, or the flat position of
-// the first value that is not finite; `target` is then only partly written.
+// Copies floats of `bytes` bytes, 2, 4 or 8, to `target`; with `check_finite` it also looks for NaN
+// and infinities. Requires equal sizes, a multiple of `bytes`, and no overlap. Returns kAllGood, or
+// the flat position of the first value that is not finite; `target` is then only partly written.
 std::ptrdiff_t stage_features(std::span<const std::byte> source, std::span<std::byte> target,
-                              bool check_finite);
+                              bool check_finite, std::size_t bytes = 4);
+
+// Copies integers of `bytes` bytes, 1, 2, 4 or 8, to `target` and checks low <= integer <= high.
+// Requires equal sizes, a multiple of `bytes`, and no overlap. Returns as `stage_features` does.
+std::ptrdiff_t stage_integers(std::span<const std::byte> source, std::size_t bytes, bool is_signed,
+                              std::int64_t low, std::int64_t high, std::span<std::byte> target);
 
 }  // namespace gnnserve

@@ -62,7 +62,7 @@ class DeclaredForward:
                 raise InvalidInput(f"model '{self._key}' needs the tensor '{slot.name}'")
         counts = self.interface.counts_of({name: tuple(t.shape) for name, t in inputs.items()})
         sizes = dict(zip(self.interface.counts, counts, strict=True))
-        self.interface.graph_counts(inputs, sizes)
+        self.interface.graph_counts(self.interface.largest(inputs), sizes)
         return sizes
 
     def __call__(self, module: torch.nn.Module, inputs: Inputs) -> Outputs:

@@ -1,0 +1,206 @@
+"""Both fronts give the same answers and refusals for models that declare their inputs."""
+
+import shutil
+import tomllib
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bench.kit import gallery
+from serve.commands.import_model import Source, import_model
+from serve.graphs.random_inputs import declared_inputs
+from serve.interface import DTYPES
+from serve.lane.models.importing import read_model
+from serve.models.declaration import InputSection, OutputSection, interface_of
+from serve.pb import grpc_service_pb2 as pb
+from tests.server import kinds
+from tests.server.test_fronts_agree import (
+    Framed,
+    both_fronts,
+    doubled,
+    outcome,
+    sent_on_a_stream,
+    set_raw,
+    swapped,
+)
+
+#: The model of every datatype; pooled by a batch; a dict of types; one that returns two tensors,
+#: of which one may go in again.
+MODELS = ("kinds", "molecules", "to_hetero", "recurrent")
+WIRE = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def interface(name):
+    if name != "kinds":
+        return gallery.described(name)
+    sections = tomllib.loads(gallery.declaration(kinds.KINDS))["model"]
+    return interface_of(
+        msgspec.convert(sections["input"], tuple[InputSection, ...]),
+        msgspec.convert(sections["output"], tuple[OutputSection, ...]),
+        name,
+    )
+
+
+@pytest.fixture(scope="module")
+def fronts(tmp_path_factory, trouble):
+    for name in MODELS[1:]:
+        gallery.write(trouble.root, name)
+    folder = tmp_path_factory.mktemp("kinds")
+    torch.save(kinds.build().state_dict(), folder / "weights.pt")
+    source = Source(
+        factory=f"{kinds.__file__}:build",
+        weights=folder / "weights.pt",
+        args={},
+        inputs=(),
+        declaration=gallery.declaration(kinds.KINDS),
+    )
+    import_model(
+        trouble.root, "kinds", source, lambda *_: None, read=read_model, trial=gallery.tried
+    )
+    with both_fronts(folder, trouble.root) as found:
+        yield found
+    for name in MODELS:
+        shutil.rmtree(trouble.root / name)
+
+
+def message(name, counts, seed, *, narrow=False, leave_out=0):
+    """A request of these counts; the bits of `leave_out` say which optional inputs are left out."""
+    declared = interface(name)
+    rng = np.random.default_rng(seed)
+    arrays = declared_inputs(
+        declared, counts, rng, graphs=lambda things: np.arange(things) * 3 // max(1, things)
+    )
+    found = pb.ModelInferRequest(model_name=name, id="one")
+    optional = [slot.name for slot in declared.inputs if slot.optional]
+    for slot in declared.inputs:
+        if slot.optional and leave_out >> optional.index(slot.name) & 1:
+            continue
+        array = arrays[slot.name]
+        if narrow and slot.index:
+            array = array.astype(np.int32)
+        found.inputs.add(name=slot.name, datatype=WIRE[array.dtype.name], shape=array.shape)
+        found.raw_input_contents.append(array.tobytes())
+    return found
+
+
+def counts_of(name, sizes):
+    return tuple(sizes[: len(interface(name).counts)])
+
+
+@st.composite
+def bends(draw):
+    """One change of a message, of any of its tensors."""
+    number = draw(st.integers(0, 12))
+    content, at = draw(st.binary(min_size=1, max_size=8)), draw(st.integers(0, 400))
+
+    def of_input(change):
+        def apply(m):
+            change(m.inputs[number % len(m.inputs)])
+
+        return apply
+
+    def overwrite(raw):
+        start = at % max(1, len(raw))
+        raw[start : start + len(content)] = content[: len(raw) - start]
+
+    def add_to_shape(one):
+        if one.shape:
+            one.shape[at % len(one.shape)] += content[0] % 5 - 2
+
+    def leave_out(m):
+        if len(m.inputs) > 1:
+            del m.inputs[number % len(m.inputs)]
+            if m.raw_input_contents:
+                del m.raw_input_contents[number % len(m.raw_input_contents)]
+
+    wanted = draw(st.sampled_from(["y", "z", "papers", "h_next", "author", "paper", "output"]))
+    return draw(
+        st.sampled_from(
+            [
+                lambda m: set_raw(number % max(1, len(m.raw_input_contents)), overwrite)(m),
+                lambda m: set_raw(number % max(1, len(m.raw_input_contents)), overwrite)(m),
+                of_input(lambda one: setattr(one, "datatype", [*DTYPES, "BF16", ""][at % 11])),
+                of_input(lambda one: setattr(one, "name", f"{one.name}s")),
+                of_input(add_to_shape),
+                leave_out, swapped, doubled,
+                lambda m: m.outputs.add(name=wanted), lambda m: m.outputs.add(name=wanted),
+            ]
+        )
+    )  # fmt: skip
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.sampled_from(MODELS), st.integers(0, 9),
+    st.lists(st.sampled_from([0, 1, 2, 5, 30]), min_size=5, max_size=5),
+    st.booleans(), st.integers(0, 63), st.lists(bends(), max_size=2),
+)  # fmt: skip
+def test_random_messages(fronts, name, seed, sizes, narrow, leave_out, changes):
+    calls, *_ = fronts
+    try:
+        sent = message(name, counts_of(name, sizes), seed, narrow=narrow, leave_out=leave_out)
+    except ValueError:  # edges between nodes of which there are none
+        sent = message(name, counts_of(name, (3,) * 5), seed)
+    for change in changes:
+        change(sent)
+    content = sent.SerializeToString()
+    python, native = (outcome(call, content) for call in calls)
+    assert native == python
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_ordinary_messages_are_staged_however_large_they_are(fronts, name):
+    calls, server, _ = fronts
+    counts = server._front._front.counts
+    outputs = [slot.name for slot in interface(name).outputs]
+    for number, size in enumerate((4, 40, 9_000)):
+        for narrow in (False, True):
+            sent = message(name, counts_of(name, (size,) * 5), number, narrow=narrow)
+            if number == 1:
+                sent.outputs.add(name=outputs[-1])
+            before = counts()["plain"]
+            python, native = (outcome(call, sent.SerializeToString()) for call in calls)
+            assert native == python
+            told = native[3]
+            assert list(told) == (outputs[-1:] if number == 1 else outputs)
+            assert counts()["plain"] == before + 1
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_stream_is_answered_alike(fronts, name):
+    _, native, python = fronts
+    contents = []
+    for number, size in enumerate((3, 500, 40)):
+        one = message(name, counts_of(name, (size,) * 5), number)
+        if number == 2:
+            one.inputs[0].name = "other"
+        one.id = str(number)
+        contents.append(one.SerializeToString())
+    staged = native._front._front.counts()["plain"]
+    outputs, told = sent_on_a_stream(native, contents)
+    expected_outputs, expected = sent_on_a_stream(python, contents)
+    assert told == expected
+    assert native._front._front.counts()["plain"] == staged + 2
+    for request_id, found in outputs.items():  # which others it ran with may differ
+        for output, wanted in expected_outputs[request_id].items():
+            np.testing.assert_allclose(found[output], wanted, rtol=1e-3, atol=1e-3)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.integers(1, 4000), max_size=20), st.integers(0, 63), st.booleans())
+def test_messages_in_frames_of_any_size(fronts, sizes, leave_out, narrow):
+    calls, server, _ = fronts
+    sent = message("kinds", (40, 70, 90), 1, narrow=narrow, leave_out=leave_out)
+    content = sent.SerializeToString()
+    expected = outcome(calls[0], content)
+    framed = Framed(server.own_address.rpartition(":")[2])
+    try:
+        found = framed.outcome(content, sizes)
+    finally:
+        framed.close()
+    assert found is not None
+    assert found == {name: told[2] for name, told in expected[3].items()}
