@@ -18,6 +18,7 @@ from serve.config_settings import Setting, apply_settings, keys_of
 from serve.core.types import Nanos
 from serve.errors import ConfigError
 from serve.toml_tables import Section, decode_sound, read_toml
+from serve.units import parse_duration
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Count = Annotated[int, Meta(ge=1)]
@@ -26,6 +27,8 @@ NotNegative = Annotated[float, Meta(ge=0)]
 #: Front end of the gRPC port; see `server.front`.
 FrontKind = Literal["auto", "native", "python"]
 
+#: A smaller database would hold no useful number of rows.
+_LEAST_DATABASE_BYTES = 2**20
 #: Keys that hold a size in memory or on disk.
 SIZE_KEYS = frozenset(
     {
@@ -220,12 +223,36 @@ class ReportConfig(Section, frozen=True):
     """Section `[report]`: the files that record what the server did."""
 
     database: str = "gnnserve.db"
+    #: Age at which rows of the database are deleted, such as "30d"; None: at no age.
+    keep: str | None = None
+    #: Size of the database beyond which its oldest rows are deleted; `off`: it may grow for ever.
+    max_size: str = "2 GiB"
     #: File for every event and command of the scheduler, to replay them; None: no journal.
     journal: str | None = None
     #: File for a line of JSON about each finished request; None: no access log.
     access_log: str | None = None
     #: Share of the requests answered in time that get such a line; late and failed ones always do.
     access_log_share: Annotated[float, Meta(ge=0, le=1)] = 1.0
+
+    @property
+    def keep_ns(self) -> int | None:
+        """`keep` in ns; None when rows are kept at any age."""
+        if self.keep is None:
+            return None
+        try:
+            return int(parse_duration(self.keep) * 1e9)
+        except ConfigError as error:
+            raise ConfigError(f"report.keep: {error}") from None
+
+    @property
+    def max_size_bytes(self) -> int | None:
+        """`max_size` in bytes; None when the database may grow for ever."""
+        if self.max_size == "off":
+            return None
+        size_bytes = parse_bytes(self.max_size, "report.max_size")
+        if size_bytes < _LEAST_DATABASE_BYTES:
+            raise ConfigError(f"report.max_size: {self.max_size!r} is less than 1 MiB")
+        return size_bytes
 
 
 class GraphConfig(Section, frozen=True):
@@ -384,6 +411,8 @@ def _broken_rules(config: Config) -> Iterator[str]:
         lambda: config.device.memory_budget_bytes,
         lambda: config.device.max_lane_memory_bytes,
         lambda: config.models.cache_limit_bytes,
+        lambda: config.report.keep_ns,
+        lambda: config.report.max_size_bytes,
         *(lambda graph=graph: graph.hot_memory_bytes for graph in config.graph),
     ]
     for size in sizes:

@@ -35,6 +35,7 @@ from serve.obs.lost_calls import LostCalls
 from serve.obs.metrics import Metrics
 from serve.obs.offline import make_report
 from serve.obs.record import ServerRun
+from serve.obs.retention import Retention
 from serve.obs.scraped import PortSnapshot
 from serve.obs.selection import last
 from serve.obs.sink import RecordSink
@@ -108,7 +109,8 @@ class Application:
                 access_log = AccessLog(path, config.report.access_log_share)
                 undo.callback(access_log.close)
                 observers.append(access_log.write)
-            sink: RecordSink = RecordSink(RecordStore(database, run), observers)
+            kept = Retention(config.report.keep_ns, config.report.max_size_bytes)
+            sink: RecordSink = RecordSink(RecordStore(database, run, retention=kept), observers)
             undo.callback(sink.close)
             journal = None
             if config.report.journal is not None:

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from queue import Empty, SimpleQueue
@@ -103,6 +104,7 @@ class RecordSink:
             self._store.insert(record)
         self._store.overflowed = self._overflowed
         self._store.commit()
+        self._store.trim(time.time_ns())
 
     def _observe(self, record: RequestRecord) -> None:
         for observer in self._observers:

@@ -13,6 +13,7 @@ import msgspec
 
 from serve.errors import ConfigError
 from serve.obs.record import RequestRecord, ServerRun
+from serve.obs.retention import KEEP_ALL, PIECE_ROWS, Retention, Trimmer, give_back_pages
 from serve.obs.schema import check_ours, field_names, migrate
 
 _log = logging.getLogger(__name__)
@@ -34,7 +35,13 @@ _TELL_LOST = "UPDATE server SET rows_lost = ? WHERE run_id = ?"
 class RecordStore:
     """Writes one server run: its own row in `server`, and one row per request."""
 
-    def __init__(self, path: Path, facts: ServerRun, busy_timeout_s: float = 5.0) -> None:
+    def __init__(
+        self,
+        path: Path,
+        facts: ServerRun,
+        busy_timeout_s: float = 5.0,
+        retention: Retention = KEEP_ALL,
+    ) -> None:
         """Open or create the database at `path` and write this run's row.
 
         Raises ConfigError naming the path and the reason when the database cannot be written, is
@@ -47,6 +54,8 @@ class RecordStore:
         self.overflowed = 0
         self._lost_told = 0
         self._uncommitted = 0
+        #: Rows inserted since the last piece was deleted.
+        self._inserted = 0
         self._failing = False
         try:
             self._db = sqlite3.connect(path, timeout=busy_timeout_s, check_same_thread=False)
@@ -54,6 +63,7 @@ class RecordStore:
             raise ConfigError(f"{path}: cannot be opened: {_reason(path, error)}") from error
         try:
             self._run_id = self._prepare(facts)
+            self._trimmer = Trimmer(self._db, retention)
         except sqlite3.Error as error:
             self._db.close()
             raise ConfigError(f"{path}: cannot be used: {_reason(path, error)}") from error
@@ -68,6 +78,8 @@ class RecordStore:
             found = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
             if found != "ok":
                 raise sqlite3.DatabaseError(f"corrupt: {found}")
+        if not pages:
+            give_back_pages(self._db)
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")
         migrate(self._db)
@@ -87,6 +99,7 @@ class RecordStore:
             self._lose(1, error)
         else:
             self._uncommitted += 1
+            self._inserted += 1
 
     def commit(self) -> None:
         """Make the inserted rows durable. Never raises."""
@@ -105,6 +118,18 @@ class RecordStore:
         if self._failing and written:
             self._failing = False
             _log.warning("%s: written again; %d rows were lost so far", self.path, self.dropped)
+
+    def trim(self, now_unix_ns: int) -> None:
+        """Delete a piece of what is not kept any longer. Never raises.
+
+        A piece is larger than what was inserted since the last call.
+        """
+        most_rows = PIECE_ROWS + 2 * self._inserted
+        self._inserted = 0
+        try:
+            self._trimmer.trim(now_unix_ns, most_rows)
+        except sqlite3.Error as error:
+            self._lose(0, error)
 
     def close(self) -> None:
         """Commit and close, which leaves the database in one file."""
