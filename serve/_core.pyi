@@ -265,13 +265,17 @@ class Front:
     of `poll`; all others go to the gRPC server on the abstract Unix socket
     `backend`. Plain requests of the models of `set_models` are staged in `pool`.
 
+    With `asks` a call waits, once its headers are there, until `admit` or `fail`. Calls of
+    the same method and credentials on the same connection do not wait again, but those
+    of `stream_method`.
+
     With `tls` connections are encrypted, but those to the abstract Unix socket
     `inside`, which takes processes of this user. The headers `certified` are
     added to calls of clients that show a certificate, whose alternative names
     are the second one's value.
     """
 
-    def __init__(self, *, host: str, port: int, backend: str, method: str, stream_method: str = '', max_open_streams: int = 64, stream_window: int = 256, unread_timeout_s: float = 10.0, max_message_bytes: int, max_receiving_bytes: int, max_connections: int, max_connections_of_peer: int, max_streams: int, receive_timeout_s: float, receive_bytes_per_s: int, send_timeout_s: float, pool: BlockPool | None = None, check_finite: bool = True, tls: TlsContext | None = None, inside: str = '', certified: Sequence[tuple[str, str]] = []) -> None:
+    def __init__(self, *, host: str, port: int, backend: str, method: str, stream_method: str = '', max_open_streams: int = 64, stream_window: int = 256, unread_timeout_s: float = 10.0, max_message_bytes: int, max_receiving_bytes: int, max_connections: int, max_connections_of_peer: int, max_streams: int, receive_timeout_s: float, receive_bytes_per_s: int, send_timeout_s: float, pool: BlockPool | None = None, check_finite: bool = True, asks: bool = False, tls: TlsContext | None = None, inside: str = '', certified: Sequence[tuple[str, str]] = []) -> None:
         """
         Listen. Raises OSError when the address cannot be had, RuntimeError when the
         library is missing.
@@ -281,20 +285,22 @@ class Front:
     def port(self) -> int:
         """The port it listens on."""
 
-    def poll(self, until_ns: int) -> tuple[bool, list[tuple[int, bytes]], list[tuple[int, Message | PlainRequest | None, int, int, int, list[tuple[str, str]] | None, bool, bool]]]:
+    def poll(self, until_ns: int) -> tuple[bool, list[tuple[int, bytes]], list[tuple[int, Message | PlainRequest | str | None, int, int, int, list[tuple[str, str]] | None, int, bool]]]:
         """
         Serve until something has to be decided, `wake` is called, or the monotonic clock
         shows `until_ns` (negative: no limit). One thread at a time.
 
         Returns whether the descriptor of `watch_also` is readable; the packets of
         `watch_packets` by descriptor, empty when the other end is closed; and a few events:
-        (handle, request, began_ns, timeout_ns, arrived_ns, credentials, in_stream, raises)
+        (handle, request, began_ns, timeout_ns, arrived_ns, credentials, stream, raises)
         for a call, or a message of a stream, that was complete at arrived_ns;
-        (handle, None, …) when it has ended, answered or not. The request is a Message
-        unless it is staged. timeout_ns counts from began_ns; it is negative for a call
+        (handle, method, …) for a call that waits for `admit`, which for one of
+        `stream_method` has its handle in `stream`, too; (handle, None, …) when it has ended,
+        answered or not, or a stream that was asked for has. The request is a Message
+        unless it is staged. stream is the handle of a message's stream, 0 for a call. timeout_ns counts from began_ns; it is negative for a call
         without one. The credentials are the headers that tell whom the call comes from,
-        None when there are none. With in_stream and not raises, an error is for `tell`;
-        `fail` ends the whole stream.
+        None when there are none; a stream's messages have none. In a stream an error is
+        for `tell`, unless `raises`; `fail` ends the whole stream.
         """
 
     def flush(self) -> None:
@@ -336,6 +342,18 @@ class Front:
 
     def fail(self, handle: int, code: int, text: str, retry_after_ms: int = -1) -> None:
         """End a call with a status code of gRPC. Any thread."""
+
+    def admit(self, handle: int) -> None:
+        """Have a call go on that waits for it. Any thread."""
+
+    def finish(self, handle: int, code: int, text: str) -> None:
+        """
+        Read no more of a stream, and end it with a status code of gRPC once its requests
+        are answered. Any thread.
+        """
+
+    def forget_admitted(self) -> None:
+        """Have each kind of call wait for `admit` once more. Any thread."""
 
     def tell(self, handle: int, message: bytes) -> None:
         """

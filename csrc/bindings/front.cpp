@@ -50,18 +50,20 @@ private:
     std::vector<PyObject*> objects_;
 };
 
-// Names and values, of which each byte is one character; None when there are none.
+// Text of which each byte is one character.
+nb::object text_of(const std::string& bytes) {
+    return nb::steal(
+        PyUnicode_DecodeLatin1(bytes.data(), static_cast<Py_ssize_t>(bytes.size()), nullptr));
+}
+
+// Names and values; None when there are none.
 nb::object headers_of(const front::Headers& headers) {
     if (headers.empty()) {
         return nb::none();
     }
-    const auto text = [](const std::string& bytes) {
-        return nb::steal(
-            PyUnicode_DecodeLatin1(bytes.data(), static_cast<Py_ssize_t>(bytes.size()), nullptr));
-    };
     nb::list found;
     for (const auto& [name, value] : headers) {
-        found.append(nb::make_tuple(text(name), text(value)));
+        found.append(nb::make_tuple(text_of(name), text_of(value)));
     }
     return found;
 }
@@ -73,7 +75,7 @@ public:
           double unread_timeout_s, std::size_t max_message_bytes, std::size_t max_receiving_bytes,
           std::size_t max_connections, std::size_t max_connections_of_peer,
           std::uint32_t max_streams, double receive_timeout_s, std::size_t receive_bytes_per_s,
-          double send_timeout_s, const PythonPool* pool, bool check_finite,
+          double send_timeout_s, const PythonPool* pool, bool check_finite, bool asks,
           std::shared_ptr<front::TlsContext> tls, std::string inside, front::Headers certified) {
         FrontOptions options;
         options.host = std::move(host);
@@ -94,6 +96,7 @@ public:
         options.send_timeout_ns = static_cast<std::int64_t>(send_timeout_s * 1e9);
         options.pool = pool == nullptr ? nullptr : pool->get();
         options.check_finite = check_finite;
+        options.asks = asks;
         options.tls = std::move(tls);
         options.inside = std::move(inside);
         options.certified = std::move(certified);
@@ -124,10 +127,12 @@ public:
                 content = nb::cast(std::move(event.plain));
             } else if (event.kind == Event::Kind::kCall) {
                 content = nb::cast(Message{std::move(event.message)});
+            } else if (event.kind == Event::Kind::kAsked) {
+                content = text_of(event.path);
             }
             found.append(nb::make_tuple(event.handle, content, event.began_ns, event.timeout_ns,
                                         event.arrived_ns, headers_of(event.credentials),
-                                        event.in_stream, event.raises));
+                                        event.stream, event.raises));
         }
         nb::list packets;
         for (const auto& [fd, packet] : polled.packets) {
@@ -185,6 +190,14 @@ public:
     void fail(std::uint64_t handle, int code, std::string text, std::int64_t retry_after_ms) {
         open().fail(handle, {code, std::move(text), retry_after_ms});
     }
+
+    void admit(std::uint64_t handle) { open().admit(handle); }
+
+    void finish(std::uint64_t handle, int code, std::string text) {
+        open().finish(handle, {code, std::move(text), -1});
+    }
+
+    void forget_admitted() { open().forget_admitted(); }
 
     void tell(std::uint64_t handle, const nb::bytes& message) {
         open().tell(handle, piece_of(message));
@@ -273,13 +286,16 @@ void bind_front(nb::module_& module) {
         "Unary calls of `method` and messages of streams of `stream_method` come out\n"
         "of `poll`; all others go to the gRPC server on the abstract Unix socket\n"
         "`backend`. Plain requests of the models of `set_models` are staged in `pool`.\n\n"
+        "With `asks` a call waits, once its headers are there, until `admit` or `fail`. Calls of\n"
+        "the same method and credentials on the same connection do not wait again, but those\n"
+        "of `stream_method`.\n\n"
         "With `tls` connections are encrypted, but those to the abstract Unix socket\n"
         "`inside`, which takes processes of this user. The headers `certified` are\n"
         "added to calls of clients that show a certificate, whose alternative names\n"
         "are the second one's value.")
         .def(nb::init<std::string, int, std::string, std::string, std::string, std::size_t,
                       std::size_t, double, std::size_t, std::size_t, std::size_t, std::size_t,
-                      std::uint32_t, double, std::size_t, double, const PythonPool*, bool,
+                      std::uint32_t, double, std::size_t, double, const PythonPool*, bool, bool,
                       std::shared_ptr<front::TlsContext>, std::string, front::Headers>(),
              nb::kw_only(), nb::arg("host"), nb::arg("port"), nb::arg("backend"), nb::arg("method"),
              nb::arg("stream_method") = "", nb::arg("max_open_streams") = 64,
@@ -288,27 +304,31 @@ void bind_front(nb::module_& module) {
              nb::arg("max_connections"), nb::arg("max_connections_of_peer"), nb::arg("max_streams"),
              nb::arg("receive_timeout_s"), nb::arg("receive_bytes_per_s"),
              nb::arg("send_timeout_s"), nb::arg("pool") = nb::none(),
-             nb::arg("check_finite") = true, nb::arg("tls") = nb::none(), nb::arg("inside") = "",
-             nb::arg("certified") = front::Headers{},
+             nb::arg("check_finite") = true, nb::arg("asks") = false, nb::arg("tls") = nb::none(),
+             nb::arg("inside") = "", nb::arg("certified") = front::Headers{},
              "Listen. Raises OSError when the address cannot be had, RuntimeError when the\n"
              "library is missing.")
         .def_prop_ro("port", &Front::port, "The port it listens on.")
         .def(
             "poll", &Front::poll, nb::arg("until_ns"),
             nb::sig("def poll(self, until_ns: int) -> tuple[bool, list[tuple[int, bytes]], "
-                    "list[tuple[int, Message | PlainRequest | None, int, int, int, "
-                    "list[tuple[str, str]] | None, bool, bool]]]"),
+                    "list[tuple[int, Message | PlainRequest | str | None, int, int, int, "
+                    "list[tuple[str, str]] | None, int, bool]]]"),
             "Serve until something has to be decided, `wake` is called, or the monotonic clock\n"
             "shows `until_ns` (negative: no limit). One thread at a time.\n\n"
             "Returns whether the descriptor of `watch_also` is readable; the packets of\n"
             "`watch_packets` by descriptor, empty when the other end is closed; and a few events:\n"
-            "(handle, request, began_ns, timeout_ns, arrived_ns, credentials, in_stream, raises)\n"
+            "(handle, request, began_ns, timeout_ns, arrived_ns, credentials, stream, raises)\n"
             "for a call, or a message of a stream, that was complete at arrived_ns;\n"
-            "(handle, None, …) when it has ended, answered or not. The request is a Message\n"
-            "unless it is staged. timeout_ns counts from began_ns; it is negative for a call\n"
+            "(handle, method, …) for a call that waits for `admit`, which for one of\n"
+            "`stream_method` has its handle in `stream`, too; (handle, None, …) when it has "
+            "ended,\n"
+            "answered or not, or a stream that was asked for has. The request is a Message\n"
+            "unless it is staged. stream is the handle of a message's stream, 0 for a call. "
+            "timeout_ns counts from began_ns; it is negative for a call\n"
             "without one. The credentials are the headers that tell whom the call comes from,\n"
-            "None when there are none. With in_stream and not raises, an error is for `tell`;\n"
-            "`fail` ends the whole stream.")
+            "None when there are none; a stream's messages have none. In a stream an error is\n"
+            "for `tell`, unless `raises`; `fail` ends the whole stream.")
         .def("flush", &Front::flush,
              "Send what was answered, without waiting. For the thread that polls.")
         .def("watch_also", &Front::watch_also, nb::arg("fd"),
@@ -337,6 +357,13 @@ void bind_front(nb::module_& module) {
             "until they are sent.")
         .def("fail", &Front::fail, nb::arg("handle"), nb::arg("code"), nb::arg("text"),
              nb::arg("retry_after_ms") = -1, "End a call with a status code of gRPC. Any thread.")
+        .def("admit", &Front::admit, nb::arg("handle"),
+             "Have a call go on that waits for it. Any thread.")
+        .def("finish", &Front::finish, nb::arg("handle"), nb::arg("code"), nb::arg("text"),
+             "Read no more of a stream, and end it with a status code of gRPC once its requests\n"
+             "are answered. Any thread.")
+        .def("forget_admitted", &Front::forget_admitted,
+             "Have each kind of call wait for `admit` once more. Any thread.")
         .def("tell", &Front::tell, nb::arg("handle"), nb::arg("message"),
              "Send a message of a stream in place of an answer to one of its requests. Any thread.")
         .def("wake", &Front::wake, "Make `poll` return. Any thread.")

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstring>
 #include <mutex>
+#include <new>
 #include <stdexcept>
 #include <tuple>
 
@@ -342,7 +343,11 @@ Connection::Connection(const H2Api& api, int fd, Side side, const ConnectionLimi
 Connection::~Connection() {
     api_.session_del(std::exchange(session_, nullptr));
     for (auto left = std::move(streams_); auto& [id, stream] : left) {
-        events_.closed(*stream, kCancel);
+        try {
+            events_.closed(*stream, kCancel);
+        } catch (const std::bad_alloc&) {
+            events_.out_of_memory();
+        }
     }
     close(fd_);
 }

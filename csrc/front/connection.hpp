@@ -98,7 +98,7 @@ public:
     // That many bytes of the stream's body were put on their way.
     virtual void sent(Stream& stream, std::size_t bytes) = 0;
     // There may be something to flush.
-    virtual void touched() = 0;
+    virtual void touched() noexcept = 0;
     // The peer resets streams faster than anybody gives up on requests, or sends more frames that
     // belong to no call than calls need: the connection ends.
     virtual void reset_flood() {}
@@ -167,6 +167,13 @@ public:
     bool flush();
     // Copies lent pieces that `flush` has left.
     void keep_lent();
+    // `flush` has left bytes that the socket may take, as it had sent many.
+    bool yields() const { return yields_; }
+    // Has `flush` tell that the connection is over.
+    void abandon() noexcept {
+        abandoned_ = true;
+        events_.touched();
+    }
     // Begins a request; returns null when the peer takes no more of them.
     Stream* request(const Headers& headers, bool has_body);
     void respond(Stream& stream, const Headers& headers, bool has_body);
@@ -202,8 +209,8 @@ private:
     bool full() const;
     bool take(const char* bytes, std::size_t size);
     bool decrypt(const char* bytes, std::size_t size);
-    bool write_out();
-    bool encrypt_out();
+    bool write_out(std::size_t& most);
+    bool encrypt_out(std::size_t& most);
     bool send_encrypted();
     void written(std::size_t bytes);
     void forget_sent();
@@ -230,7 +237,7 @@ private:
     std::int64_t progress_ns_;
     // Of streams that the peer resets or has us reset, and of frames that belong to no call.
     Tokens resets_, control_;
-    bool flooded_ = false;
+    bool flooded_ = false, abandoned_ = false, yields_ = false;
 };
 
 }  // namespace gnnserve::front

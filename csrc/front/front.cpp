@@ -1,5 +1,6 @@
 #include "front.hpp"
 
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -9,6 +10,7 @@
 #include <array>
 #include <cerrno>
 #include <iterator>
+#include <new>
 #include <stdexcept>
 
 #include "peers.hpp"
@@ -27,6 +29,8 @@ constexpr std::int64_t kReads_ns = 1'000'000'000;
 constexpr std::size_t kMostEvents = 4;
 // Largest packet of `watch_packets`, as of lanes.
 constexpr std::size_t kPacketBytes = 128 << 10;
+// Until memory is asked for again.
+constexpr int kShortOfMemory_ms = 1;
 
 }  // namespace
 
@@ -60,7 +64,7 @@ Front::~Front() {
     while (!clients_.empty()) {
         end(*clients_.front());
     }
-    ended_.clear();
+    ended_clients_.clear();
     for (const int fd : listeners_) {
         close(fd);
     }
@@ -103,6 +107,7 @@ void Front::unwatch_packets(int fd) { epoll_ctl(epoll_, EPOLL_CTL_DEL, fd, nullp
 
 // Reads one packet: what follows the end of a run waits for the next turn.
 void Front::take_packet(int fd) {
+    packets_.reserve(packets_.size() + 1);
     ssize_t size = 0;
     do {
         size = recv(fd, packet_buffer_.data(), packet_buffer_.size(), MSG_DONTWAIT);
@@ -110,53 +115,71 @@ void Front::take_packet(int fd) {
     if (size < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
         return;
     }
-    packets_.emplace_back(
-        fd, std::string(packet_buffer_.data(), size > 0 ? static_cast<std::size_t>(size) : 0));
+    std::string packet;
+    try {
+        packet.assign(packet_buffer_.data(), size > 0 ? static_cast<std::size_t>(size) : 0);
+    } catch (const std::bad_alloc&) {
+        // What cannot be told is told as the other end's end, of which everybody knows what to do.
+    }
+    packets_.emplace_back(fd, std::move(packet));
 }
 
 Polled Front::poll(std::int64_t until_ns) {
     poller_ = std::this_thread::get_id();
-    bool looked = false;
-    for (;;) {
-        apply_replies();
-        flush_touched();
-        while (resume_some()) {
-            flush_touched();
-        }
-        const std::int64_t now_ns = Connection::now_ns();
-        if (now_ns >= next_look_ns_) {
-            look(now_ns);
-            flush_touched();
-            next_look_ns_ = now_ns + kLookEvery_ns;
-        }
-        bool woken = false;
-        {
-            const std::lock_guard held(lock_);
-            woken = std::exchange(woken_, false);
-        }
-        if (!events_.empty() || !packets_.empty() || other_ready_ || woken ||
-            (until_ns >= 0 && now_ns >= until_ns)) {
-            if (!looked) {
-                // What was left of the last time must not hide the other descriptor.
-                wait(0);
+    for (bool looked = false;;) {
+        try {
+            if (auto found = turn(until_ns, looked)) {
+                return std::move(*found);
             }
-            const auto last = events_.begin() +
-                              static_cast<std::ptrdiff_t>(std::min(events_.size(), kMostEvents));
-            Polled found;
-            found.events.assign(std::make_move_iterator(events_.begin()),
-                                std::make_move_iterator(last));
-            events_.erase(events_.begin(), last);
-            found.packets = std::exchange(packets_, {});
-            found.other = std::exchange(other_ready_, false);
-            return found;
+        } catch (const std::bad_alloc&) {
+            // Nothing was lost that is not there the next time.
+            ::poll(nullptr, 0, kShortOfMemory_ms);
         }
-        looked = true;
-        std::int64_t wait_ns = clients_.empty() ? -1 : next_look_ns_ - now_ns;
-        if (until_ns >= 0 && (wait_ns < 0 || until_ns - now_ns < wait_ns)) {
-            wait_ns = until_ns - now_ns;
-        }
-        wait(wait_ns);
     }
+}
+
+// Does what there is to do, and waits for more. Returns what there is to tell.
+std::optional<Polled> Front::turn(std::int64_t until_ns, bool& looked) {
+    apply_replies();
+    flush_touched();
+    const bool waits = resume_some();
+    flush_touched();
+    const std::int64_t now_ns = Connection::now_ns();
+    if (now_ns >= next_look_ns_) {
+        look(now_ns);
+        flush_touched();
+        next_look_ns_ = now_ns + kLookEvery_ns;
+    }
+    bool woken = false;
+    {
+        const std::lock_guard held(lock_);
+        woken = woken_;
+    }
+    if (!events_.empty() || !packets_.empty() || other_ready_ || woken ||
+        (until_ns >= 0 && now_ns >= until_ns)) {
+        if (!looked) {
+            // What was left of the last time must not hide the other descriptor.
+            wait(0);
+        }
+        std::optional<Polled> found(std::in_place);
+        const auto last =
+            events_.begin() + static_cast<std::ptrdiff_t>(std::min(events_.size(), kMostEvents));
+        found->events.reserve(kMostEvents);
+        std::move(events_.begin(), last, std::back_inserter(found->events));
+        events_.erase(events_.begin(), last);
+        found->packets = std::exchange(packets_, {});
+        found->other = std::exchange(other_ready_, false);
+        const std::lock_guard held(lock_);
+        woken_ = false;
+        return found;
+    }
+    looked = true;
+    std::int64_t wait_ns = clients_.empty() ? -1 : next_look_ns_ - now_ns;
+    if (until_ns >= 0 && (wait_ns < 0 || until_ns - now_ns < wait_ns)) {
+        wait_ns = until_ns - now_ns;
+    }
+    wait(waits || !resumable_.empty() ? 0 : wait_ns);
+    return std::nullopt;
 }
 
 // Takes what the sockets have, after at most `wait_ns` (negative: for ever).
@@ -203,59 +226,75 @@ void Front::take(Socket& socket, std::uint32_t events) {
         return;
     }
     socket.touched();
-    if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) &&
-        !socket.connection->receive(buffer_.data(), buffer_.size(), kTurnBytes)) {
-        end(socket);
+    try {
+        if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) &&
+            !socket.connection->receive(buffer_.data(), buffer_.size(), kTurnBytes)) {
+            end(socket);
+        }
+    } catch (const std::bad_alloc&) {
+        short_of_memory(*socket.connection);
     }
 }
 
 void Front::flush_touched() {
-    while (!touched_.empty()) {
-        for (Socket* socket : std::exchange(touched_, {})) {
-            socket->is_touched = false;
-            if (socket->over) {
-                continue;
-            }
-            if (!socket->connection->flush()) {
-                end(*socket);
-                continue;
-            }
-            socket->connection->keep_lent();
-            if (const bool blocked = socket->connection->blocked(); blocked != socket->wants_room) {
-                socket->wants_room = blocked;
-                watch(socket->connection->fd(), socket,
-                      blocked ? static_cast<std::uint32_t>(EPOLLOUT) : 0u, true);
-            }
+    while (touched_ != nullptr) {
+        Socket& socket = *std::exchange(touched_, touched_->next_touched);
+        socket.is_touched = false;
+        if (socket.over) {
+            continue;
+        }
+        try {
+            flush(socket);
+        } catch (const std::bad_alloc&) {
+            counts_.connections += 1;
+            end(socket);
         }
     }
-    ended_.clear();
+    ended_clients_.clear();
+    while (ended_backends_ != nullptr) {
+        ended_backends_ = std::move(ended_backends_->ended_before);
+    }
+}
+
+void Front::flush(Socket& socket) {
+    Connection& connection = *socket.connection;
+    if (!connection.flush()) {
+        end(socket);
+        return;
+    }
+    if (!connection.yields()) {
+        connection.keep_lent();
+    }
+    if (const bool waits = connection.yields() || connection.blocked();
+        waits != socket.wants_room) {
+        socket.wants_room = waits;
+        watch(connection.fd(), &socket, waits ? static_cast<std::uint32_t>(EPOLLOUT) : 0u, true);
+    }
+}
+
+// Ends a connection for which there is no memory, but not at once, as its caller may use it.
+void Front::short_of_memory(Connection& connection) noexcept {
+    counts_.connections += 1;
+    connection.abandon();
 }
 
 // Closes the connection; the socket itself lives to the end of this turn, as others may name it.
-void Front::end(Socket& socket) {
+void Front::end(Socket& socket) noexcept {
     socket.over = true;
-    socket.is_touched = true;  // never again
     epoll_ctl(epoll_, EPOLL_CTL_DEL, socket.connection->fd(), nullptr);
     if (auto* client = dynamic_cast<Client*>(&socket)) {
-        auto kept = std::move(*client->place);
-        clients_.erase(client->place);
+        ended_clients_.splice(ended_clients_.end(), clients_, client->place);
         leave(client->peer);
         counts_.open_connections -= 1;
-        auto backend = std::move(client->backend);
         client->connection.reset();
-        if (backend != nullptr) {
-            if (!backend->over) {
-                end(*backend);
-            }
-            ended_.push_back(std::move(backend));
+        if (client->backend != nullptr) {
+            end(*client->backend);
         }
-        ended_.push_back(std::move(kept));
     } else {
         auto& backend = static_cast<Backend&>(socket);
         socket.connection.reset();
-        if (backend.client.backend.get() == &backend) {
-            ended_.push_back(std::move(backend.client.backend));
-        }
+        backend.ended_before = std::move(ended_backends_);
+        ended_backends_ = std::move(backend.client.backend);
     }
 }
 
@@ -331,12 +370,16 @@ void Front::bound_receiving() {
 }
 
 // Ends a call with an error, before or instead of an answer.
-void Front::reply(Stream& stream, const GrpcStatus& status) {
-    if (stream.begun) {
-        stream.finish(trailers_of(status));
-    } else {
-        stream.finish({});
-        stream.connection().respond(stream, error_headers(status), false);
+void Front::reply(Stream& stream, const GrpcStatus& status) noexcept {
+    try {
+        if (stream.begun) {
+            stream.finish(trailers_of(status));
+        } else {
+            stream.finish({});
+            stream.connection().respond(stream, error_headers(status), false);
+        }
+    } catch (const std::bad_alloc&) {
+        short_of_memory(stream.connection());
     }
 }
 
@@ -353,24 +396,36 @@ void Front::apply_replies() {
         if (at == calls_.end() || at->second->finished()) {
             continue;
         }
-        Stream& stream = *at->second;
-        if (auto* streaming = dynamic_cast<StreamCall*>(stream.role.get())) {
-            streaming->client.answer(stream, *streaming, std::move(one));
-            continue;
+        Connection& connection = at->second->connection();
+        try {
+            apply(*at->second, std::move(one));
+        } catch (const std::bad_alloc&) {
+            short_of_memory(connection);
         }
-        if (one.way == Reply::Way::kFailure) {
-            reply(stream, one.status);
-            continue;
-        }
-        stream.connection().respond(stream, response_headers(), true);
-        stream.write(Piece::of(message_head(one.size())));
-        one.write_to(stream);
-        stream.finish({{"grpc-status", "0"}});
     }
     if (ends) {
         for (const auto& client : clients_) {
             client->connection->announce_end();
         }
+    }
+}
+
+void Front::apply(Stream& stream, Reply reply) {
+    if (auto* asked = dynamic_cast<Unadmitted*>(stream.role.get())) {
+        asked->client.decided(stream, std::move(reply));
+        return;
+    }
+    if (auto* streaming = dynamic_cast<StreamCall*>(stream.role.get())) {
+        streaming->client.answer(stream, *streaming, std::move(reply));
+        return;
+    }
+    if (reply.way == Reply::Way::kFailure) {
+        this->reply(stream, reply.status);
+    } else if (reply.way == Reply::Way::kAnswer) {
+        stream.connection().respond(stream, response_headers(), true);
+        stream.write(Piece::of(message_head(reply.size())));
+        reply.write_to(stream);
+        stream.finish({{"grpc-status", "0"}});
     }
 }
 
@@ -409,6 +464,14 @@ void Front::fail(std::uint64_t handle, GrpcStatus status) {
 void Front::tell(std::uint64_t handle, Piece message) {
     put({handle, Reply::Way::kMessage, {std::move(message)}, {}});
 }
+
+void Front::admit(std::uint64_t handle) { put({handle, Reply::Way::kAdmit, {}, {}}); }
+
+void Front::finish(std::uint64_t handle, GrpcStatus status) {
+    put({handle, Reply::Way::kFinish, {}, std::move(status)});
+}
+
+void Front::forget_admitted() { admissions_ += 1; }
 
 void Front::put(Reply reply) {
     {

@@ -1,9 +1,10 @@
 // The front end: one thread that speaks HTTP/2 and gRPC to clients, polled by Python.
 //
-// Unary calls of one method come out of `poll`: staged, where their message is a plain request,
-// else as bytes. They are answered by `answer` or `fail` from any thread. Every other call is
-// forwarded, stream by stream, to a gRPC server behind it on an abstract Unix socket, over a
-// connection of its own for each client.
+// Unary calls of one method, and the messages of one method's streams, come out of `poll`: staged,
+// where they are plain requests, else as bytes. They are answered by `answer` or `fail` from any
+// thread. Where not everybody may call, each call comes out of `poll` once its headers are there,
+// and goes on when it is admitted. Every other call is forwarded, stream by stream, to a gRPC
+// server behind it on an abstract Unix socket, over a connection of its own for each client.
 #pragma once
 
 #include <atomic>
@@ -13,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -59,6 +61,9 @@ struct FrontOptions {
     std::shared_ptr<BlockPool> pool;
     // Features of plain requests must be finite numbers.
     bool check_finite = true;
+    // Calls wait for `admit`, but those for which the same was asked on their connection before;
+    // calls of `stream_method` always do.
+    bool asks = false;
     // For encrypted connections; null: they are not encrypted.
     std::shared_ptr<const TlsContext> tls;
     // Abstract Unix socket on which processes of this user connect without encryption; empty: none.
@@ -68,9 +73,10 @@ struct FrontOptions {
     Headers certified;
 };
 
-// A call whose message is complete; later its end, answered or not.
+// A call that waits for `admit`; a call whose message is complete; its end, answered or not. With
+// `asks`, streams end too.
 struct Event {
-    enum class Kind { kCall, kEnded };
+    enum class Kind { kAsked, kCall, kEnded };
     Kind kind;
     std::uint64_t handle;
     // One of them, of a call. A staged request may have values that its model cannot take.
@@ -83,8 +89,12 @@ struct Event {
     std::int64_t arrived_ns = 0;
     // Headers that tell whom the call comes from.
     Headers credentials = {};
-    // It is a stream's: errors are messages in it, unless the first one is to end it.
-    bool in_stream = false, raises = false;
+    // Handle of its stream, which is its own when the stream itself is asked for; 0: it is unary.
+    // In a stream errors are messages, unless the first one is to end it.
+    std::uint64_t stream = 0;
+    bool raises = false;
+    // Of a call that is asked for.
+    std::string path = {};
 };
 
 // What `poll` has to tell.
@@ -142,8 +152,14 @@ public:
     void set_tls(std::shared_ptr<const TlsContext> tls);
     // Any thread; nothing happens when the call has ended meanwhile. Sends a message of pieces.
     void answer(std::uint64_t handle, std::vector<Piece> message);
-    // Ends the call, which may be a whole stream.
+    // Ends the call, which may be a whole stream or one that waits for `admit`.
     void fail(std::uint64_t handle, GrpcStatus status);
+    // Has a call go on that was asked for.
+    void admit(std::uint64_t handle);
+    // Reads no more of the stream, and ends it once its requests are answered.
+    void finish(std::uint64_t handle, GrpcStatus status);
+    // Asks for all calls that begin from now on.
+    void forget_admitted();
     // Sends a message of the stream instead of an answer to one of its requests.
     void tell(std::uint64_t handle, Piece message);
     void wake();
@@ -155,12 +171,13 @@ private:
     class Backend;
     struct Held;
     struct Receiving;
+    struct Unadmitted;
     struct Call;
     struct StreamCall;
     struct Forwarded;
     struct Socket;
     struct Reply {
-        enum class Way { kAnswer, kFailure, kMessage };
+        enum class Way { kAnswer, kFailure, kMessage, kAdmit, kFinish };
         std::uint64_t handle;
         Way way;
         std::vector<Piece> message;
@@ -187,24 +204,29 @@ private:
     void keep_spare();
     void take(Socket& socket, std::uint32_t events);
     void take_packet(int fd);
-    void end(Socket& socket);
+    void end(Socket& socket) noexcept;
+    void short_of_memory(Connection& connection) noexcept;
     void ring();
     void put(Reply reply);
     void apply_replies();
+    void apply(Stream& stream, Reply reply);
     void flush_touched();
+    void flush(Socket& socket);
+    std::optional<Polled> turn(std::int64_t until_ns, bool& looked);
     void wait(std::int64_t wait_ns);
     std::shared_ptr<const PlainModels> plain_models();
     bool find_room(Receiving& call);
-    void retry_waiting();
+    bool retry_waiting(std::size_t most_bytes);
     bool resume_some();
-    void end_request(std::uint64_t handle);
+    void expect_end();
+    void end_request(std::uint64_t handle) noexcept;
     bool make_stream_room();
     void end_late_streams(std::int64_t now_ns);
     void end_those_in_the_way(std::int64_t now_ns);
     void look(std::int64_t now_ns);
     void end_slow_readers(std::int64_t now_ns);
     void bound_receiving();
-    void reply(Stream& stream, const GrpcStatus& status);
+    void reply(Stream& stream, const GrpcStatus& status) noexcept;
 
     const FrontOptions options_;
     const H2Api* api_ = nullptr;
@@ -218,8 +240,11 @@ private:
     std::list<std::unique_ptr<Client>> clients_;
     // Numbers of connections, by where they come from.
     std::unordered_map<std::string, std::size_t> peers_;
-    std::vector<Socket*> touched_;
-    std::vector<std::unique_ptr<Socket>> ended_;
+    // The first socket that may have something to flush; each names the next one.
+    Socket* touched_ = nullptr;
+    // Those that ended in this turn.
+    std::list<std::unique_ptr<Client>> ended_clients_;
+    std::unique_ptr<Backend> ended_backends_;
     std::unordered_map<std::uint64_t, Stream*> calls_;
     std::uint64_t next_handle_ = 1;
     std::size_t receiving_bytes_ = 0;
@@ -229,7 +254,10 @@ private:
     // Open streams of requests, and those whose bytes can be taken on, by a key of their own.
     std::map<std::uint64_t, Stream*> streams_, resumable_;
     std::int64_t next_look_ns_ = 0;
+    // Has room for the end of each call in `calls_`, which thus can always be told.
     std::vector<Event> events_;
+    // Counts calls of `forget_admitted`.
+    std::atomic<std::uint64_t> admissions_{0};
     int other_ = -1;
     bool other_ready_ = false;
     std::vector<char> packet_buffer_;

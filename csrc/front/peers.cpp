@@ -50,10 +50,11 @@ void keep_alive(int fd) {
 
 }  // namespace
 
-void Front::Socket::touched() {
+void Front::Socket::touched() noexcept {
     if (!is_touched && connection != nullptr) {
         is_touched = true;
-        front.touched_.push_back(this);
+        next_touched = front.touched_;
+        front.touched_ = this;
     }
 }
 
@@ -114,24 +115,38 @@ void Front::Client::headers(Stream& stream, bool first) {
     CallHead head = read_head(stream.received);
     if (!head.grpc) {
         refuse_media_type(stream);
-        return;
+    } else if (front.options_.asks && !is_admitted(head)) {
+        ask(stream, head);
+    } else {
+        begin(stream, std::move(head), stream.received, !stream.peer_ended, front.next_handle_++,
+              Connection::now_ns());
     }
-    if (head.path == front.options_.stream_method && head.plain) {
-        begin_stream(stream, head);
-        return;
+}
+
+// Serves a call whose caller may make it.
+void Front::Client::begin(Stream& stream, CallHead head, const Headers& headers, bool has_body,
+                          std::uint64_t handle, std::int64_t began_ns) {
+    const FrontOptions& options = front.options_;
+    if (head.plain && head.path == options.stream_method) {
+        begin_stream(stream, head, handle, began_ns);
+    } else if (head.plain && head.path == options.method) {
+        begin_unary(stream, std::move(head), handle, began_ns);
+    } else {
+        forward(stream, headers, has_body);
     }
-    if (head.path != front.options_.method || !head.plain) {
-        forward(stream);
-        return;
-    }
-    auto call = std::make_unique<Call>(*this, front.next_handle_++);
-    call->began_ns = call->since_ns = Connection::now_ns();
+}
+
+void Front::Client::begin_unary(Stream& stream, CallHead head, std::uint64_t handle,
+                                std::int64_t began_ns) {
+    auto call = std::make_unique<Call>(*this, handle);
+    call->began_ns = call->since_ns = began_ns;
     call->timeout_ns = head.timeout_ns.value_or(-1);
     call->credentials = std::move(head.credentials);
-    awaited_.emplace(stream.id(), &stream);
-    front.calls_.emplace(call->handle, &stream);
-    front.counts_.open_calls += 1;
     stream.role = std::move(call);
+    front.counts_.open_calls += 1;
+    front.expect_end();
+    front.calls_.emplace(handle, &stream);
+    awaited_.emplace(stream.id(), &stream);
     front.bound_receiving();
 }
 
@@ -143,6 +158,12 @@ void Front::Client::data(Stream& stream, std::string_view bytes) {
             front.bound_receiving();
             return;
         }
+    } else if (auto* asked = dynamic_cast<Unadmitted*>(stream.role.get());
+               asked != nullptr && !asked->over) {
+        asked->unread.append(bytes);
+        asked->hold(Held::kCallBytes + asked->unread.size());
+        front.bound_receiving();
+        return;
     } else if (auto* call = dynamic_cast<Receiving*>(stream.role.get())) {
         // Its own window opens as bytes are taken.
         connection->consumed(bytes.size());
@@ -185,6 +206,13 @@ void Front::Client::closed(Stream& stream, std::uint32_t error_code) {
             if (!whole) {
                 other->connection().reset(*other, kCancel);
             }
+        }
+    } else if (auto* asked = dynamic_cast<Unadmitted*>(stream.role.get())) {
+        stream.connection().consumed(asked->unread.size());
+        if (asked->streams) {
+            front.end_request(asked->handle);
+        } else {
+            front.calls_.erase(asked->handle);
         }
     } else if (auto* call = dynamic_cast<Receiving*>(stream.role.get())) {
         awaited_.erase(stream.id());
@@ -232,11 +260,15 @@ bool Front::Client::refuse_largest() {
         give_up(*largest, *forwarded);
         return true;
     }
-    refuse(*largest, GrpcCode::kResourceExhausted,
-           "message: " + std::to_string(front.receiving_bytes_) +
-               " bytes of messages are being received, at most " +
-               std::to_string(front.options_.max_receiving_bytes) + " may be",
-           front.counts_.receiving_bytes);
+    std::string text = "message: " + std::to_string(front.receiving_bytes_) +
+                       " bytes of messages are being received, at most " +
+                       std::to_string(front.options_.max_receiving_bytes) + " may be";
+    if (auto* asked = dynamic_cast<Unadmitted*>(largest->role.get())) {
+        front.counts_.receiving_bytes += 1;
+        refuse(*largest, *asked, {static_cast<int>(GrpcCode::kResourceExhausted), std::move(text)});
+        return true;
+    }
+    refuse(*largest, GrpcCode::kResourceExhausted, std::move(text), front.counts_.receiving_bytes);
     return true;
 }
 
@@ -266,14 +298,14 @@ void Front::Client::connect_backend() {
 }
 
 // Has the server behind serve the call.
-void Front::Client::forward(Stream& stream) {
+void Front::Client::forward(Stream& stream, const Headers& headers, bool has_body) {
     front.counts_.forwarded += 1;
     Stream* other = nullptr;
     try {
         if (backend == nullptr) {
             connect_backend();
         }
-        other = backend->connection->request(stream.received, !stream.peer_ended);
+        other = backend->connection->request(headers, has_body);
     } catch (const std::exception&) {
         // Told below.
     }

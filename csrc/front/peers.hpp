@@ -18,14 +18,15 @@ struct Front::Socket : ConnectionEvents {
     Front& front;
     // Null for listeners and the like.
     std::unique_ptr<Connection> connection;
-    // Waits in `touched_`.
+    // Waits in `touched_`, before that one.
     bool is_touched = false;
+    Socket* next_touched = nullptr;
     // Asks epoll for room to write, too.
     bool wants_room = false;
     // Is over, and gone at the end of this turn.
     bool over = false;
 
-    void touched() final;
+    void touched() noexcept final;
     void out_of_memory() noexcept final { front.counts_.connections += 1; }
     void sent(Stream& stream, std::size_t bytes) override;
 };
@@ -41,6 +42,20 @@ struct Front::Held : StreamRole {
 
     Client& client;
     std::size_t bytes = 0;
+};
+
+// A call that begins when Python admits it. Its bytes wait, and its windows with them.
+struct Front::Unadmitted : Held {
+    Unadmitted(Client& client, std::uint64_t handle) : Held(client, kCallBytes), handle(handle) {}
+
+    const std::uint64_t handle;
+    // Its messages come out of `poll`.
+    bool streams = false;
+    std::int64_t began_ns = 0;
+    Headers headers;
+    std::string unread;
+    // Was refused: whatever comes is dropped.
+    bool over = false;
 };
 
 // A call whose messages are received here.
@@ -85,7 +100,10 @@ struct Front::Call : Receiving {
 struct Front::StreamCall : Receiving {
     using Receiving::Receiving;
 
+    // Handle of the stream itself.
     std::uint64_t key = 0;
+    // How it ends once its requests are answered, although its client would send more.
+    std::optional<GrpcStatus> last;
     // The first error ends it with its status.
     bool raises = false;
     // Requests that came out of `poll`: those without an answer, and those whose answers are not
@@ -137,6 +155,9 @@ public:
     void sent(Stream& stream, std::size_t bytes) override;
     void answer(Stream& stream, StreamCall& call, Reply reply);
     void end_stream(Stream& stream, StreamCall& call, const GrpcStatus& status);
+    // Begins or refuses a call that was asked for.
+    void decided(Stream& stream, Reply reply);
+    void finish_stream(Stream& stream, StreamCall& call, GrpcStatus status);
     // Drops what came of the call's message, and what is still to come.
     void stop_receiving(Stream& stream, Receiving& call);
     // Refuses the call that holds the most bytes; false when there is none.
@@ -151,6 +172,13 @@ public:
 
 private:
     void add_certificate(Headers& headers);
+    bool is_admitted(const CallHead& head);
+    void remember(const CallHead& head);
+    void ask(Stream& stream, const CallHead& head);
+    void refuse(Stream& stream, Unadmitted& call, const GrpcStatus& status);
+    void begin(Stream& stream, CallHead head, const Headers& headers, bool has_body,
+               std::uint64_t handle, std::int64_t began_ns);
+    void begin_unary(Stream& stream, CallHead head, std::uint64_t handle, std::int64_t began_ns);
     void receive(Stream& stream, Receiving& call, std::string_view bytes);
     bool take_prefix(Stream& stream, Receiving& call, std::string_view& bytes);
     void take(Stream& stream, Receiving& call, std::string_view& bytes);
@@ -160,10 +188,11 @@ private:
     void hand_over(Stream& stream, Call& call);
     void connect_backend();
     void hand_over(Stream& stream, StreamCall& call);
-    void begin_stream(Stream& stream, const CallHead& head);
+    void begin_stream(Stream& stream, const CallHead& head, std::uint64_t handle,
+                      std::int64_t began_ns);
     void end_stream(Stream& stream, StreamCall& call);
     void closed_stream(StreamCall& call);
-    void forward(Stream& stream);
+    void forward(Stream& stream, const Headers& headers, bool has_body);
     void give_up(Stream& stream, Forwarded& role);
     void refuse_media_type(Stream& stream);
     void refuse(Stream& stream, GrpcCode code, std::string text, std::atomic<std::uint64_t>& count,
@@ -171,6 +200,10 @@ private:
 
     // Streams whose message is not complete.
     std::unordered_map<std::int32_t, Stream*> awaited_;
+    // Methods and credentials of calls that were admitted, the oldest first, and what
+    // `Front::admissions_` was then.
+    std::deque<std::string> admitted_;
+    std::uint64_t admissions_ = 0;
 };
 
 class Front::Backend final : public Front::Socket {
@@ -184,6 +217,8 @@ public:
     void closed(Stream& stream, std::uint32_t error_code) override;
 
     Client& client;
+    // Ended before this one, in the same turn.
+    std::unique_ptr<Backend> ended_before;
 };
 
 }  // namespace gnnserve::front

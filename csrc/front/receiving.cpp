@@ -1,6 +1,7 @@
 // Calls whose messages are received here: from bytes to events, and what bounds them meanwhile.
 
 #include <algorithm>
+#include <new>
 #include <string>
 #include <utility>
 #include <vector>
@@ -71,7 +72,12 @@ void Front::Client::receive(Stream& stream, Receiving& call, std::string_view by
 }
 
 void Front::Client::resume(Stream& stream) {
-    receive(stream, static_cast<Receiving&>(*stream.role), {});
+    try {
+        receive(stream, static_cast<Receiving&>(*stream.role), {});
+    } catch (const std::bad_alloc&) {
+        stop_receiving(stream, static_cast<Receiving&>(*stream.role));
+        front.short_of_memory(*connection);
+    }
 }
 
 // Takes the size that stands before a message; false when it is not complete or the call is over.
@@ -176,6 +182,7 @@ Event Front::Client::received(Stream& stream, Receiving& call) {
 void Front::Client::hand_over(Stream& stream, Call& call) {
     Event event = received(stream, call);
     event.credentials = std::move(call.credentials);
+    front.expect_end();
     front.events_.push_back(std::move(event));
     call.handed = call.over = true;
     call.hold(0);
@@ -183,11 +190,12 @@ void Front::Client::hand_over(Stream& stream, Call& call) {
 
 void Front::Client::hand_over(Stream& stream, StreamCall& call) {
     Event event = received(stream, call);
-    event.in_stream = true;
+    event.stream = call.key;
     event.raises = call.raises;
-    front.events_.push_back(std::move(event));
-    front.calls_.emplace(call.handle, &stream);
+    front.expect_end();
     call.unanswered.insert(call.handle);
+    front.calls_.emplace(call.handle, &stream);
+    front.events_.push_back(std::move(event));
     call.handle = front.next_handle_++;
     call.head.clear();
 }
@@ -302,15 +310,22 @@ bool Front::find_room(Receiving& call) {
     return true;
 }
 
-// Goes on with those that wait for a block, as far as there is room.
-void Front::retry_waiting() {
-    while (!waiting_.empty()) {
+// Goes on with those that wait for a block, as far as there is room, and until about so many bytes
+// were taken; true when there may be room for more.
+bool Front::retry_waiting(std::size_t most_bytes) {
+    for (std::size_t bytes = 0; !waiting_.empty();) {
+        if (bytes >= most_bytes) {
+            return true;
+        }
         const auto [handle, stream] = *waiting_.begin();
-        static_cast<Receiving&>(*stream->role).client.resume(*stream);
+        auto& call = static_cast<Receiving&>(*stream->role);
+        bytes += call.unread.size();
+        call.client.resume(*stream);
         if (!waiting_.empty() && waiting_.begin()->first == handle) {
-            return;
+            return false;
         }
     }
+    return false;
 }
 
 // Blocks are for those who send: whoever claims one and sends next to nothing loses it to others.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <utility>
 
@@ -20,6 +21,8 @@ constexpr std::size_t kMostSmallBytes = 64 << 10;
 // Most bytes of a TLS record, and encrypted bytes that wait for the socket.
 constexpr std::size_t kRecordBytes = 16 << 10;
 constexpr std::size_t kMostEncryptedBytes = 256 << 10;
+// Sent at once before other connections have their turn.
+constexpr std::size_t kTurnBytes = 4 << 20;
 
 }  // namespace
 
@@ -67,19 +70,24 @@ bool Connection::decrypt(const char* bytes, std::size_t size) {
 }
 
 bool Connection::flush() {
+    yields_ = false;
+    if (abandoned_) {
+        return false;
+    }
     if (tls_ != nullptr && !tls_->ready()) {
         tls_->collect(encrypted_);
         return send_encrypted();
     }
-    for (;;) {
+    for (std::size_t most = side_ == Side::kServer ? kTurnBytes : SIZE_MAX;;) {
         if (api_.session_send(session_) != 0) {
             return false;
         }
         const bool more = full();
-        if (!write_out()) {
+        if (!write_out(most)) {
             return false;
         }
-        if (blocked()) {
+        yields_ = most == 0;
+        if (yields_ || blocked()) {
             return !flooded_;
         }
         progress_ns_ = now_ns();
@@ -140,12 +148,17 @@ void Connection::forget_sent() {
     }
 }
 
-// Hands pieces to the socket; false when the connection is over.
-bool Connection::write_out() {
+// Hands pieces to the socket; false when the connection is over. Goes on until about `most` bytes
+// are sent, and takes those off it.
+bool Connection::write_out(std::size_t& most) {
     if (tls_ != nullptr) {
-        return encrypt_out();
+        return encrypt_out(most);
     }
     while (blocked()) {
+        if (most == 0) {
+            forget_sent();
+            return true;
+        }
         std::array<iovec, kMostPieces> list;
         std::size_t count = 0;
         for (std::size_t i = first_; i < pieces_.size() && count < list.size(); ++i, ++count) {
@@ -166,6 +179,7 @@ bool Connection::write_out() {
         }
         progress_ns_ = now_ns();
         this->written(static_cast<std::size_t>(written));
+        most -= std::min(most, static_cast<std::size_t>(written));
     }
     pieces_.clear();
     small_.clear();
@@ -189,10 +203,10 @@ void Connection::written(std::size_t left) {
 }
 
 // The same as `write_out`, encrypted: a record's bytes are put together, as each costs.
-bool Connection::encrypt_out() {
+bool Connection::encrypt_out(std::size_t& most) {
     std::array<char, kRecordBytes> plain;
     tls_->collect(encrypted_);
-    while (first_ < pieces_.size() && encrypted_.size() < kMostEncryptedBytes) {
+    while (first_ < pieces_.size() && encrypted_.size() < kMostEncryptedBytes && most > 0) {
         std::size_t size = 0;
         for (std::size_t i = first_; i < pieces_.size() && size < plain.size(); ++i) {
             const Out& out = pieces_[i];
@@ -205,6 +219,7 @@ bool Connection::encrypt_out() {
             return false;
         }
         written(size);
+        most -= std::min(most, size);
         tls_->collect(encrypted_);
         const bool last = first_ == pieces_.size();
         if ((last || encrypted_.size() >= kMostEncryptedBytes) && !send_encrypted()) {

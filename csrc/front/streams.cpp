@@ -13,6 +13,8 @@ namespace {
 
 // When a stream that was refused or ended is worth opening again.
 constexpr std::int64_t kRetryAfter_ms = 1000;
+// Taken of calls that had to wait before others have their turn.
+constexpr std::size_t kTurnBytes = 1 << 20;
 
 }  // namespace
 
@@ -26,7 +28,8 @@ bool Front::StreamCall::is_full() const {
     return unanswered.size() + unsent.size() >= client.front.options_.stream_window;
 }
 
-void Front::Client::begin_stream(Stream& stream, const CallHead& head) {
+void Front::Client::begin_stream(Stream& stream, const CallHead& head, std::uint64_t handle,
+                                 std::int64_t began_ns) {
     const std::size_t most = front.options_.max_open_streams;
     if (front.streams_.size() >= most && !front.make_stream_room()) {
         front.counts_.open_calls_refused += 1;
@@ -36,14 +39,17 @@ void Front::Client::begin_stream(Stream& stream, const CallHead& head) {
         return;
     }
     auto call = std::make_unique<StreamCall>(*this, front.next_handle_++);
-    call->began_ns = call->progress_ns = Connection::now_ns();
+    call->began_ns = began_ns;
+    call->progress_ns = Connection::now_ns();
     call->timeout_ns = head.timeout_ns.value_or(-1);
     call->raises = head.raises;
-    call->key = call->handle;
-    front.streams_.emplace(call->key, &stream);
+    call->key = handle;
+    stream.role = std::move(call);
     front.counts_.open_calls += 1;
     front.counts_.streams += 1;
-    stream.role = std::move(call);
+    front.expect_end();
+    front.calls_.emplace(handle, &stream);
+    front.streams_.emplace(handle, &stream);
     front.bound_receiving();
 }
 
@@ -65,12 +71,35 @@ void Front::Client::end_stream(Stream& stream, StreamCall& call, const GrpcStatu
     front.reply(stream, status);
 }
 
+// Reads no more of the stream, and ends it once its requests are answered.
+void Front::Client::finish_stream(Stream& stream, StreamCall& call, GrpcStatus status) {
+    const bool ends_anyway =
+        stream.peer_ended && !call.incoming && call.head.empty() && call.unread.empty();
+    if (call.over || ends_anyway) {
+        return;
+    }
+    stop_receiving(stream, call);
+    call.last = std::move(status);
+    if (call.unanswered.empty()) {
+        front.reply(stream, *call.last);
+    }
+}
+
 // Sends the answer to one of the stream's requests, or an error that ends the stream.
 void Front::Client::answer(Stream& stream, StreamCall& call, Reply reply) {
-    if (call.unanswered.erase(reply.handle) == 0) {
+    if (reply.handle == call.key) {
+        if (reply.way == Reply::Way::kFinish) {
+            finish_stream(stream, call, std::move(reply.status));
+        } else if (reply.way == Reply::Way::kFailure) {
+            end_stream(stream, call, reply.status);
+        }
+        return;
+    }
+    if (!call.unanswered.contains(reply.handle)) {
         return;
     }
     call.unsent.push_back({reply.handle, 0});
+    call.unanswered.erase(reply.handle);
     if (reply.way == Reply::Way::kFailure) {
         end_stream(stream, call, reply.status);
         return;
@@ -90,7 +119,11 @@ void Front::Client::answer(Stream& stream, StreamCall& call, Reply reply) {
     call.unsent.back().bytes = kMessageHead + size;
     stream.write(Piece::of(message_head(size) + prefix));
     reply.write_to(stream);
-    end_stream(stream, call);
+    if (call.last && call.unanswered.empty()) {
+        front.reply(stream, *call.last);
+    } else {
+        end_stream(stream, call);
+    }
 }
 
 void Front::Client::sent(Stream& stream, std::size_t bytes) {
@@ -119,6 +152,11 @@ void Front::Client::sent(Stream& stream, std::size_t bytes) {
 void Front::Client::closed_stream(StreamCall& call) {
     front.streams_.erase(call.key);
     front.resumable_.erase(call.key);
+    if (front.options_.asks) {
+        front.end_request(call.key);
+    } else {
+        front.calls_.erase(call.key);
+    }
     for (const std::uint64_t handle : call.unanswered) {
         front.end_request(handle);
     }
@@ -127,7 +165,15 @@ void Front::Client::closed_stream(StreamCall& call) {
     }
 }
 
-void Front::end_request(std::uint64_t handle) {
+// Makes room for the events of a call, and of its end, which must not fail.
+void Front::expect_end() {
+    const std::size_t needed = events_.size() + calls_.size() + 2;
+    if (events_.capacity() < needed) {
+        events_.reserve(2 * needed);
+    }
+}
+
+void Front::end_request(std::uint64_t handle) noexcept {
     calls_.erase(handle);
     events_.push_back({Event::Kind::kEnded, handle, nullptr, nullptr});
 }
@@ -178,17 +224,18 @@ void Front::end_late_streams(std::int64_t now_ns) {
     }
 }
 
-// Goes on with calls whose bytes had to wait; false when nothing came of it.
+// Goes on with calls whose bytes had to wait, as far as others can wait meanwhile; true when it is
+// to be called again soon.
 bool Front::resume_some() {
-    const bool any = !resumable_.empty();
-    while (!resumable_.empty()) {
+    std::size_t bytes = 0;
+    while (!resumable_.empty() && bytes < kTurnBytes) {
         Stream& stream = *resumable_.begin()->second;
         resumable_.erase(resumable_.begin());
-        static_cast<StreamCall&>(*stream.role).client.resume(stream);
+        auto& call = static_cast<StreamCall&>(*stream.role);
+        bytes += call.unread.size();
+        call.client.resume(stream);
     }
-    const std::size_t waiting = waiting_.size();
-    retry_waiting();
-    return any || waiting_.size() != waiting;
+    return retry_waiting(kTurnBytes) || !resumable_.empty();
 }
 
 }  // namespace gnnserve::front

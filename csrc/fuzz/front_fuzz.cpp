@@ -290,12 +290,21 @@ private:
         for (const Event& event : polled.events) {
             if (event.kind == Event::Kind::kCall) {
                 calls_.push_back(event);
+            } else if (event.kind == Event::Kind::kAsked && !dice.one_in(8)) {
+                if (dice.one_in(4)) {
+                    front_.fail(event.handle, {16, dice.bytes(40), -1});
+                } else {
+                    front_.admit(event.handle);
+                }
+                if (dice.one_in(6)) {
+                    front_.finish(event.handle, {16, dice.bytes(40), -1});
+                }
             }
         }
         while (!calls_.empty() && !dice.one_in(3)) {
             const Event event = std::move(calls_.back());
             calls_.pop_back();
-            if (event.in_stream && dice.one_in(4)) {
+            if (event.stream != 0 && dice.one_in(4)) {
                 front_.tell(event.handle, Piece::of(dice.bytes(100)));
             } else if (dice.one_in(4)) {
                 front_.fail(event.handle, {static_cast<int>(dice(17)), dice.bytes(40), -1});
@@ -343,7 +352,9 @@ private:
         for (int tries = 0; !answered; ++tries) {
             CHECK(tries < 10'000);
             for (const Event& event : front_.poll(Connection::now_ns() + 1'000'000).events) {
-                if (event.kind == Event::Kind::kCall) {
+                if (event.kind == Event::Kind::kAsked) {
+                    front_.admit(event.handle);
+                } else if (event.kind == Event::Kind::kCall) {
                     CHECK(event.message != nullptr && *event.message == "good");
                     front_.answer(event.handle, {Piece::of("the answer")});
                 }
@@ -434,13 +445,15 @@ FrontOptions options(std::uint64_t seed) {
 int fuzz(double seconds, std::uint64_t seed) {
     const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
     const FrontOptions chosen = options(seed);
+    FrontOptions guarded = options(seed + 1);
+    guarded.asks = true;
     const auto models = plain_models();
-    Fuzz target(chosen);
+    Fuzz target(chosen), asking(guarded);
     std::uint64_t one = seed;
     for (; std::chrono::steady_clock::now() < until; ++one) {
         std::fprintf(stderr, "\rseed %llu", static_cast<unsigned long long>(one));
         Dice dice(one);
-        target.run(dice);
+        (one % 2 == 0 ? target : asking).run(dice);
         for (int i = 0; i < 20; ++i) {
             fuzz_heads_and_messages(dice, *chosen.pool, models);
         }
@@ -452,6 +465,7 @@ int fuzz(double seconds, std::uint64_t seed) {
                  static_cast<unsigned long long>(counts.plain),
                  static_cast<unsigned long long>(counts.streams),
                  static_cast<unsigned long long>(counts.forwarded));
+    CHECK(asking.cases() < 200 || (asking.counts().called > 0 && asking.counts().streams > 0));
     CHECK(target.cases() < 200 ||
           (counts.called > 0 && counts.plain > 0 && counts.streams > 0 && counts.forwarded > 0));
     return 0;
@@ -460,7 +474,9 @@ int fuzz(double seconds, std::uint64_t seed) {
 // What other threads may call, all at once, beside a thread that polls.
 int threads(std::uint64_t events) {
     constexpr std::uint64_t kThreads = 4;
-    Front front(options(0));
+    FrontOptions chosen = options(0);
+    chosen.asks = true;
+    Front front(chosen);
     std::atomic<bool> stopping{false};
     std::atomic<std::uint64_t> polls{0};
     std::thread poller([&] {
@@ -475,7 +491,7 @@ int threads(std::uint64_t events) {
             Dice dice(t);
             const auto models = plain_models();
             for (std::uint64_t i = 0; i < events / kThreads; ++i) {
-                switch (dice(8)) {
+                switch (dice(11)) {
                     case 0:
                         front.wake();
                         break;
@@ -489,6 +505,15 @@ int threads(std::uint64_t events) {
                         front.fail(1 + dice(1000), {14, "gone", 5});
                         break;
                     case 4:
+                        front.admit(1 + dice(1000));
+                        break;
+                    case 5:
+                        front.finish(1 + dice(1000), {16, "revoked"});
+                        break;
+                    case 6:
+                        front.forget_admitted();
+                        break;
+                    case 7:
                         (void)front.counts().called.load();
                         break;
                     default:

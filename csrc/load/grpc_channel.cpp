@@ -287,7 +287,7 @@ private:
             }
         }
 
-        void touched() override {
+        void touched() noexcept override {
             if (!is_touched && !lost) {
                 is_touched = true;
                 channel.touched_.push_back(this);

@@ -86,6 +86,7 @@ public:
     }
 
     Connection& connection() { return *connection_; }
+    char* buffer() { return buffer_; }
     std::map<std::int32_t, Reply> replies;
 
     void headers(Stream& stream, bool) override {
@@ -103,7 +104,7 @@ public:
         replies[stream.id()].error_code = error_code;
     }
     void sent(Stream&, std::size_t) override {}
-    void touched() override {}
+    void touched() noexcept override {}
 
 private:
     std::unique_ptr<Connection> connection_;

@@ -167,7 +167,7 @@ public:
         }
     }
     void sent(Stream&, std::size_t) override {}
-    void touched() override {}
+    void touched() noexcept override {}
 
 private:
     void answer(Stream& stream, const std::string& message) {

@@ -1,12 +1,17 @@
-// Connections without memory: each allocation of a session fails once, and the connection ends.
+// A front without memory: each allocation of a session, and of all that the front's thread does,
+// fails once. The connection ends, and nothing that was told is lost.
 
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <map>
 #include <new>
 
+#include "caller.hpp"
 #include "check.hpp"
 #include "connection.hpp"
+#include "front.hpp"
 
 namespace {
 
@@ -15,7 +20,8 @@ long left = -1;
 
 }  // namespace
 
-void* operator new(std::size_t size) {
+// Not inlined, or gcc takes `free` for the wrong end of what `new` returned.
+[[gnu::noinline]] void* operator new(std::size_t size) {
     if (left >= 0 && left-- == 0) {
         throw std::bad_alloc();
     }
@@ -24,8 +30,8 @@ void* operator new(std::size_t size) {
     }
     throw std::bad_alloc();
 }
-void operator delete(void* at) noexcept { std::free(at); }
-void operator delete(void* at, std::size_t) noexcept { std::free(at); }
+[[gnu::noinline]] void operator delete(void* at) noexcept { std::free(at); }
+[[gnu::noinline]] void operator delete(void* at, std::size_t) noexcept { std::free(at); }
 
 using namespace gnnserve::front;
 
@@ -65,7 +71,7 @@ struct End : ConnectionEvents {
     }
     void closed(Stream&, std::uint32_t) override { over += 1; }
     void sent(Stream&, std::size_t) override {}
-    void touched() override {}
+    void touched() noexcept override {}
     void out_of_memory() noexcept override { short_of_memory += 1; }
 
     Connection connection;
@@ -110,6 +116,89 @@ bool converse(const H2Api& api, long at) {
     return false;
 }
 
+constexpr char kMethod[] = "/test.Service/Infer", kStreamMethod[] = "/test.Service/Stream";
+
+FrontOptions front_options() {
+    FrontOptions found;
+    found.host = "127.0.0.1";
+    found.backend = "gnnserve-test-nobody-listens-here";
+    found.method = kMethod;
+    found.stream_method = kStreamMethod;
+    found.stream_window = 2;
+    found.asks = true;
+    return found;
+}
+
+// A client's calls, a stream of messages and a call for the server behind, during which allocation
+// number `at` of `poll` fails (negative: none does). Returns false when there were fewer.
+bool serve(Front& front, const H2Api& api, long at) {
+    std::map<std::uint64_t, int> told, ended;
+    bool failed = false;
+    const auto turn = [&](long& unused) {
+        left = unused;
+        // No exception comes out of it.
+        const Polled polled = front.poll(Connection::now_ns() + 200'000);
+        unused = left;
+        left = -1;
+        for (const Event& event : polled.events) {
+            if (event.kind == Event::Kind::kEnded) {
+                ended[event.handle] += 1;
+            } else if (event.kind == Event::Kind::kAsked) {
+                front.admit(event.handle);
+            } else {
+                told[event.handle] += 1;
+                front.answer(event.handle, {Piece::of(std::string(kBody))});
+            }
+        }
+    };
+    long unused = at;
+    {
+        Caller caller(api, front.port());
+        const std::string message = message_head(kBody.size()) + kBody;
+        std::vector<std::int32_t> ids;
+        for (int i = 0; i < 2; ++i) {
+            ids.push_back(caller.send(kMethod, kBody));
+        }
+        ids.push_back(caller.send("/test.Service/Other", kBody));
+        Stream* stream = caller.begin(kStreamMethod);
+        ids.push_back(stream->id());
+        for (int i = 0; i < kCalls; ++i) {
+            stream->write(Piece::of(std::string(message)));
+        }
+        stream->finish({});
+        const auto over = [&] {
+            return std::all_of(ids.begin(), ids.end(),
+                               [&](auto id) { return caller.replies[id].over; });
+        };
+        while (!over()) {
+            if (!caller.connection().flush()) {
+                break;
+            }
+            turn(unused);
+            if (!caller.connection().receive(caller.buffer(), 1 << 16, 1 << 16)) {
+                break;
+            }
+        }
+        failed = at >= 0 && unused < 0;
+        CHECK(over() || failed);
+        if (!failed) {
+            CHECK(told.size() == 2 + kCalls);
+        }
+    }
+    long none = -1;
+    while (front.counts().open_connections > 0) {
+        turn(none);
+    }
+    turn(none);
+    turn(none);
+    // Whatever was told has ended, once.
+    CHECK(front.counts().open_calls == 0);
+    for (const auto& [handle, count] : told) {
+        CHECK(count == 1 && ended[handle] == 1);
+    }
+    return failed;
+}
+
 }  // namespace
 
 int main() {
@@ -127,5 +216,11 @@ int main() {
         CHECK(!converse(*api, -1));
     }
     CHECK(failed > 50);
+    Front front(front_options());
+    CHECK(!serve(front, *api, -1));
+    for (failed = 0; serve(front, *api, failed); ++failed) {
+        CHECK(!serve(front, *api, -1));
+    }
+    CHECK(failed > 100);
     return 0;
 }

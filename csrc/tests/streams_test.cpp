@@ -22,10 +22,10 @@ std::string answered(const std::string& content) {
 }
 
 struct Server {
-    explicit Server(std::size_t max_open_streams = 64, std::int64_t unread_timeout_ns = 0)
-        : front(options(max_open_streams, unread_timeout_ns)) {}
+    explicit Server(std::size_t max_open_streams = 64, bool asks = false)
+        : front(options(max_open_streams, asks)) {}
 
-    static FrontOptions options(std::size_t max_open_streams, std::int64_t unread_timeout_ns) {
+    static FrontOptions options(std::size_t max_open_streams, bool asks) {
         FrontOptions found;
         found.host = "127.0.0.1";
         found.backend = "gnnserve-test-nobody-listens-here";
@@ -33,7 +33,8 @@ struct Server {
         found.stream_method = kStreamMethod;
         found.max_open_streams = max_open_streams;
         found.stream_window = kWindow;
-        found.unread_timeout_ns = unread_timeout_ns;
+        found.unread_timeout_ns = 0;
+        found.asks = asks;
         found.max_message_bytes = 8 << 20;
         return found;
     }
@@ -49,6 +50,8 @@ struct Server {
         for (Event& event : front.poll(Connection::now_ns() + 1'000'000).events) {
             if (event.kind == Event::Kind::kEnded) {
                 ended.insert(event.handle);
+            } else if (event.kind == Event::Kind::kAsked) {
+                asked.push_back(std::move(event));
             } else {
                 events.push_back(std::move(event));
             }
@@ -63,7 +66,7 @@ struct Server {
     }
 
     Front front;
-    std::vector<Event> events;
+    std::vector<Event> events, asked;
     std::set<std::uint64_t> ended;
 };
 
@@ -81,7 +84,7 @@ void test_requests_are_answered_as_they_are_done(const H2Api& api) {
     stream->write(Piece::of(sent.substr(12)));
     server.until(caller, [&] { return server.events.size() == 3; });
     for (const Event& event : server.events) {
-        CHECK(event.in_stream && !event.raises);
+        CHECK(event.stream != 0 && !event.raises);
     }
     CHECK(*server.events[0].message == "a" && server.events[1].message->empty());
     CHECK(*server.events[2].message == large);
@@ -125,7 +128,7 @@ void test_no_more_than_the_window_is_read(const H2Api& api) {
     // Other calls of the connection go on.
     caller.send(kMethod, "unary");
     server.until(caller, [&] { return server.events.size() == kWindow + 1; });
-    CHECK(*server.events.back().message == "unary" && !server.events.back().in_stream);
+    CHECK(*server.events.back().message == "unary" && server.events.back().stream == 0);
     std::size_t next = 0;
     server.until(caller, [&] {
         for (; next < server.events.size(); ++next) {
@@ -221,6 +224,129 @@ void test_idle_streams_give_way(const H2Api& api) {
     CHECK(server.front.counts().open_calls_refused == 1);
 }
 
+void test_calls_wait_to_be_admitted(const H2Api& api) {
+    Server server(64, true);
+    Caller caller(api, server.front.port());
+    const Headers token{{"authorization", "Bearer one"}};
+    // The whole message is there before the answer, and counts once it is.
+    const auto id = caller.send(kMethod, "first", token);
+    server.until(caller, [&] { return server.asked.size() == 1; });
+    server.settle(caller);
+    CHECK(server.events.empty() && server.asked[0].path == kMethod);
+    CHECK(server.asked[0].credentials == token && server.asked[0].stream == 0);
+    server.front.admit(server.asked[0].handle);
+    server.until(caller, [&] { return server.events.size() == 1; });
+    CHECK(*server.events[0].message == "first" && server.events[0].credentials == token);
+    CHECK(server.events[0].began_ns == server.asked[0].began_ns);
+    server.answer(0, "done");
+    server.until(caller, [&] { return caller.replies[id].over; });
+    CHECK(caller.replies[id].fields.at("grpc-status") == "0");
+    // The same again does not wait; anything else does, as does the same after a change.
+    caller.send(kMethod, "second", token);
+    server.until(caller, [&] { return server.events.size() == 2; });
+    CHECK(server.asked.size() == 1);
+    caller.send(kMethod, "other token", {{"authorization", "Bearer two"}});
+    server.until(caller, [&] { return server.asked.size() == 2; });
+    caller.send("/test.Service/Other", "other method", token);
+    server.until(caller, [&] { return server.asked.size() == 3; });
+    CHECK(server.asked[2].path == "/test.Service/Other");
+    server.front.forget_admitted();
+    caller.send(kMethod, "after a change", token);
+    server.until(caller, [&] { return server.asked.size() == 4; });
+    // One that is gone meanwhile is not missed.
+    Caller gone(api, server.front.port());
+    Stream* stream = gone.begin(kMethod);
+    stream->write(Piece::of(message("gone")));
+    server.until(gone, [&] { return server.asked.size() == 5; });
+    gone.connection().reset(*stream, kCancel);
+    server.settle(gone);
+    for (const Event& event : server.asked) {
+        server.front.admit(event.handle);
+    }
+    server.until(caller, [&] { return server.events.size() == 4; });
+    server.settle(caller);
+    CHECK(server.events.size() == 4);
+}
+
+void test_who_is_refused_sends_no_body(const H2Api& api) {
+    Server server(64, true);
+    Caller caller(api, server.front.port());
+    const std::string large(7 << 20, 'x');
+    for (const char* path : {kMethod, kStreamMethod, "/test.Service/Other"}) {
+        Stream* stream = caller.begin(path);
+        stream->write(Piece::of(message(large)));
+        const auto id = stream->id();
+        server.until(caller, [&] { return !server.asked.empty(); });
+        server.settle(caller);
+        CHECK(stream->waiting_bytes() >= large.size() - (1 << 20));
+        server.front.fail(server.asked[0].handle, {16, "who are you", -1});
+        server.until(caller, [&] { return caller.replies[id].over; });
+        CHECK(caller.replies[id].fields.at("grpc-status") == "16");
+        CHECK(caller.replies[id].fields.at("grpc-message") == "who are you");
+        server.asked.clear();
+    }
+    CHECK(server.events.empty() && server.front.counts().called == 0);
+    CHECK(server.front.counts().forwarded == 0);
+    // What they sent is forgotten: the connection's window is open for whoever may call.
+    for (int i = 0; i < 4; ++i) {
+        caller.send(kMethod, large);
+        server.until(caller, [&] { return server.asked.size() == (i == 0 ? 1 : 0); });
+        for (const Event& event : server.asked) {
+            server.front.admit(event.handle);
+        }
+        server.asked.clear();
+        server.until(caller, [&] { return server.events.size() == 1; });
+        CHECK(server.events[0].message->size() == large.size());
+        server.events.clear();
+    }
+}
+
+void test_a_stream_ends_after_its_answers(const H2Api& api) {
+    Server server(64, true);
+    Caller caller(api, server.front.port());
+    const auto ask = [&](bool all) {
+        Stream* stream = caller.begin(kStreamMethod);
+        stream->write(Piece::of(message("a") + message("b")));
+        if (all) {
+            stream->finish({});
+        }
+        server.until(caller, [&] { return server.asked.size() == 1; });
+        server.front.admit(server.asked[0].handle);
+        server.until(caller, [&] { return server.events.size() == 2; });
+        CHECK(server.events[0].stream == server.asked[0].handle);
+        server.front.finish(server.asked[0].handle, {16, "revoked"});
+        server.settle(caller);
+        CHECK(!caller.replies[stream->id()].over);
+        if (!all) {  // is not read any more
+            stream->write(Piece::of(message("c")));
+        }
+        server.answer(0, "A");
+        server.answer(1, "B");
+        const auto id = stream->id();
+        server.until(caller, [&] { return caller.replies[id].over; });
+        CHECK(caller.replies[id].body == answered("A") + answered("B"));
+        // A client that has sent all gets the end that it expects.
+        CHECK(caller.replies[id].fields.at("grpc-status") == (all ? "0" : "16"));
+        server.until(caller, [&] { return server.ended.size() == 3; });
+        CHECK(server.ended.contains(server.asked[0].handle) && server.events.size() == 2);
+        server.events.clear();
+        server.asked.clear();
+        server.ended.clear();
+    };
+    ask(false);
+    ask(true);
+    // Of an idle one at once.
+    const auto id = caller.begin(kStreamMethod)->id();
+    server.until(caller, [&] { return server.asked.size() == 1; });
+    server.front.admit(server.asked[0].handle);
+    server.settle(caller);
+    server.front.finish(server.asked[0].handle, {16, "revoked"});
+    server.until(caller, [&] { return caller.replies[id].over; });
+    CHECK(caller.replies[id].fields.at("grpc-status") == "16");
+    server.until(caller, [&] { return server.ended.size() == 1; });
+    CHECK(server.front.counts().open_calls == 0);
+}
+
 }  // namespace
 
 int main() {
@@ -236,5 +362,8 @@ int main() {
     test_no_more_than_the_window_is_read(*api);
     test_ends_of_streams(*api);
     test_idle_streams_give_way(*api);
+    test_calls_wait_to_be_admitted(*api);
+    test_who_is_refused_sends_no_body(*api);
+    test_a_stream_ends_after_its_answers(*api);
     return 0;
 }

@@ -20,6 +20,7 @@ from serve.access.principal import (
     Role,
     Tenant,
 )
+from serve.access.rules import decide
 from serve.access.tokens import TenantLimits, Token, TokensFile, read_tokens
 from serve.access.watching import WatchedFiles
 from serve.errors import ConfigError
@@ -86,6 +87,8 @@ class Callers:
         #: Limits of tenants, as the file has them now.
         self.tenants: tuple[TenantLimits, ...] = ()
         self._told: list[Callable[[tuple[TenantLimits, ...]], None]] = []
+        #: When credentials were last looked at for having expired.
+        self._looked_s = clock_s()
         #: Token of the server's own requests.
         self.own_token = secrets.token_urlsafe(32)
         #: What the processes of this server show one another.
@@ -94,7 +97,7 @@ class Callers:
         self.watched: tuple[WatchedFiles, ...] = ()
         if tokens_file is not None:
             # First, so that no change after the reading is missed.
-            self.watched = (WatchedFiles((tokens_file,), self.reload),)
+            self.watched = (WatchedFiles((tokens_file,), self.reload, self._look_for_expired),)
             self._take(read_tokens(tokens_file))
 
     @property
@@ -108,7 +111,10 @@ class Callers:
         return self._file is not None or self._certificates
 
     def on_change(self, told: Callable[[tuple[TenantLimits, ...]], None]) -> None:
-        """Call `told` with the limits of tenants now, and after each change of the file."""
+        """Call `told` with the limits of tenants now, and whenever credentials may say otherwise.
+
+        That is after a new file, and after one has expired, on the watcher's thread.
+        """
         self._told.append(told)
         told(self.tenants)
 
@@ -121,8 +127,22 @@ class Callers:
             _log.error("the tokens stay as they were: %s", error)
             return
         _log.info("read %d credentials of %s", len(self._tokens) + len(self._names), self._file)
-        for told in self._told:
-            told(self.tenants)
+        self._tell()
+
+    def admit(
+        self,
+        method: str,
+        metadata: Iterable[tuple[str, str | bytes]],
+        names: Sequence[str] = (),
+    ) -> Principal:
+        """Return whom a call of `method` comes from; see ``of_metadata``.
+
+        Raises NotIdentified or NotPermitted when they may not make it.
+        """
+        caller = self.of_metadata(metadata, names)
+        if (error := decide(method, caller)) is not None:
+            raise error
+        return caller
 
     def find(self, authorization: str | None, names: Sequence[str] = ()) -> Principal:
         """Return whom a call comes from.
@@ -188,6 +208,19 @@ class Callers:
         if known.expires_s is not None and self._clock_s() >= known.expires_s:
             return _nobody(f"authorization: the credential has expired, at {known.expires}")
         return known.principal
+
+    def _look_for_expired(self) -> None:
+        before_s, self._looked_s = self._looked_s, self._clock_s()
+        known = (*self._tokens.values(), *self._names.values())
+        if any(
+            one.expires_s is not None and before_s < one.expires_s <= self._looked_s
+            for one in known
+        ):
+            self._tell()
+
+    def _tell(self) -> None:
+        for told in self._told:
+            told(self.tenants)
 
     def _take(self, content: TokensFile) -> None:
         limits = {tenant.name: tenant for tenant in content.tenant}

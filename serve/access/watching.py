@@ -15,21 +15,28 @@ _Seen = tuple[tuple[int, int, int] | None, ...]
 class WatchedFiles:
     """Files that belong together, and what to call when one of them has changed."""
 
-    def __init__(self, paths: Sequence[Path], changed: Callable[[], None]) -> None:
-        """Remember how the files are now."""
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        changed: Callable[[], None],
+        looked: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Remember how the files are now; `looked` is called after each look at them."""
         self._paths = tuple(paths)
         self._changed = changed
+        self._looked = looked
         self._seen = self._look()
 
     def look(self) -> None:
         """Call the function when a file has changed and none is missing."""
         now = self._look()
         # A file that is missing is being replaced: wait for the new one.
-        if now == self._seen or None in now:
-            return
-        self._seen = now
+        changed = now != self._seen and None not in now
         try:
-            self._changed()
+            if changed:
+                self._seen = now
+                self._changed()
+            self._looked()
         except Exception:  # a bug; the next change is looked at all the same
             _log.exception("changed files could not be read")
 

@@ -9,13 +9,12 @@ import grpc
 
 from serve.access.callers import Callers
 from serve.access.principal import ANYBODY, Principal
-from serve.access.rules import decide
 from serve.core.types import Outcome
-from serve.errors import InvalidInput, NotReady
+from serve.errors import InvalidInput, NotReady, ServeError
 from serve.native import Front, Message, PlainRequest
 from serve.rpc.cancellation import Cancellation
+from serve.rpc.front_callers import Credentials, FrontCallers
 from serve.rpc.gate import Gate
-from serve.rpc.guard import count_refusal
 from serve.rpc.plain_calls import PlainCalls
 from serve.rpc.refusals import MALFORMED, NO_THREAD, NO_THREAD_TEXT, Refusals
 from serve.rpc.replies import Sender, as_message, end_request, fail, refuse
@@ -23,17 +22,16 @@ from serve.rpc.service import InferenceService
 from serve.rpc.status import Status
 from serve.rpc.workers import Work, Workers
 from serve.server.ticket import PlainTicket
-from serve.wire.messages import INFER_METHOD, WireError, decode_request
+from serve.wire.messages import WireError, decode_request
 
 #: Stands for a call that nobody has to be told the end of.
 _NOBODY = Cancellation()
 _NO_THREAD = Status(grpc.StatusCode.RESOURCE_EXHAUSTED, NO_THREAD_TEXT)
 
-#: Headers of a call that tell whom it comes from.
-_Credentials = list[tuple[str, str]] | None
-#: A request: handle, content (None: it ended), times of its call's beginning, limit and arrival in
-#: ns, the call's credentials, and whether it is a stream's and is to end that by an error.
-Event = tuple[int, Message | PlainRequest | None, int, int, int, _Credentials, bool, bool]
+#: What the front tells: handle; a request, the method of a call that waits to be admitted, or None
+#: for an end; times of the call's beginning, limit and arrival in ns; its credentials, the handle
+#: of its stream (0: none), and whether an error ends that.
+Event = tuple[int, Message | PlainRequest | str | None, int, int, int, Credentials, int, bool]
 
 
 class FrontCalls:
@@ -60,7 +58,8 @@ class FrontCalls:
         """
         self._service, self._gate = service, gate
         self._workers, self._refusals = workers, refusals
-        self._callers = callers if callers.limited else None
+        #: Decides who may call; None: everybody may make every call.
+        self.callers = FrontCallers(callers, refusals) if callers.limited else None
         self.plain = plain
         #: Secret of this server's processes.
         self.inside = callers.inside
@@ -69,22 +68,35 @@ class FrontCalls:
         #: What is in flight, by call.
         self._open: dict[int, Cancellation | PlainTicket] = {}
 
-    @property
-    def open_to_all(self) -> bool:
-        """True when everybody may make every call."""
-        return self._callers is None
+    def serve(self, front: Front) -> None:
+        """Answer through `front` from now on."""
+        self.front = front
+        if self.callers is not None:
+            self.callers.serve(front)
+
+    def leave(self) -> None:
+        """Answer nowhere, as the front is going to be closed."""
+        self.front = None
+        if self.callers is not None:
+            self.callers.leave()
 
     def take(self, events: Sequence[Event]) -> None:
-        """Take in requests, and the ends of calls; raises nothing."""
-        for handle, request, began_ns, timeout_ns, arrived_ns, credentials, *stream_facts in events:
-            sender = Sender(handle, *stream_facts)
+        """Take in requests, and the beginnings and ends of calls; raises nothing."""
+        if self.callers is not None:
+            self.callers.follow()
+        for handle, request, began_ns, limit_ns, arrived_ns, credentials, within, raises in events:
+            asked = isinstance(request, str)
+            sender = Sender(handle, 0 if asked else within, raises)
             try:
                 if request is None:
                     self._ended(handle)
+                elif isinstance(request, str):
+                    assert self.callers is not None
+                    self.callers.decide(handle, request, credentials, stays=within != 0)
                 else:
                     remaining_s = math.inf
-                    if timeout_ns >= 0:
-                        remaining_s = (timeout_ns - (arrived_ns - began_ns)) / 1e9
+                    if limit_ns >= 0:
+                        remaining_s = (limit_ns - (arrived_ns - began_ns)) / 1e9
                     self._begin(sender, request, arrived_ns, remaining_s, credentials)
             except Exception as error:  # a bug; the front goes on with all other calls
                 fail(self.front, sender, error)
@@ -100,19 +112,16 @@ class FrontCalls:
         request: Message | PlainRequest,
         arrived_ns: int,
         remaining_s: float,
-        credentials: _Credentials,
+        credentials: Credentials,
     ) -> None:
         caller = ANYBODY
-        if self._callers is not None:
-            caller = self._callers.of_metadata(credentials or ())
-            if (refused := decide(INFER_METHOD, caller)) is not None:
-                count_refusal(refused, self._refusals)
-                refuse(self.front, sender, request, refused, self._service.stream_workers)
-                return
         try:
+            if self.callers is not None:
+                caller = self.callers.caller(sender.stream, credentials)
             self._gate.enter()
-        except NotReady as error:
-            self._service.not_read(arrived_ns, error)
+        except ServeError as error:
+            if isinstance(error, NotReady):
+                self._service.not_read(arrived_ns, error)
             refuse(self.front, sender, request, error, self._service.stream_workers)
             return
         self._open[sender.handle] = _NOBODY
@@ -125,7 +134,7 @@ class FrontCalls:
         self._give(sender, work)
 
     def _give(self, sender: Sender, work: Work) -> None:
-        workers = self._service.stream_workers if sender.in_stream else self._workers
+        workers = self._service.stream_workers if sender.stream else self._workers
         if not workers.give(work):
             self._refusals.count(NO_THREAD)
             end_request(self.front, sender, _NO_THREAD)
@@ -167,6 +176,8 @@ class FrontCalls:
             self._open[sender.handle] = _NOBODY
 
     def _ended(self, handle: int) -> None:
+        if self.callers is not None:
+            self.callers.ended(handle)
         call = self._open.pop(handle, None)
         if call is not None:
             self._gate.leave()
@@ -187,7 +198,7 @@ class FrontCalls:
             request_id = decoded.request_id
             answer = self._service.infer(decoded, arrived_ns, cancellation, remaining_s, caller)
         except Exception as error:
-            if isinstance(error, WireError) and sender.in_stream:
+            if isinstance(error, WireError) and sender.stream:
                 self._service.not_read(arrived_ns, InvalidInput(str(error)))
             elif isinstance(error, WireError):
                 self._refusals.count(MALFORMED)

@@ -5,7 +5,8 @@ of its own until that runs. A plain request, of ModelInfer or on a ModelStreamIn
 staged and is decided and answered on that thread. Any other message of these methods goes to a
 worker thread, which runs the same service as the gRPC server does. Calls of other methods, and
 calls with compressed messages, are forwarded stream by stream to the gRPC server on an abstract
-Unix socket. So are streams where not everybody may call.
+Unix socket. Where not everybody may call, a call waits at its headers until the thread that polls
+has looked at whom it comes from.
 """
 
 import logging
@@ -99,8 +100,7 @@ class NativeFront:
             port=port,
             backend=self._backend,
             method=INFER_METHOD,
-            # The server behind tells who may begin one.
-            stream_method=STREAM_METHOD if self._calls.open_to_all else "",
+            stream_method=STREAM_METHOD,
             max_open_streams=MAX_STREAMS,
             stream_window=stream.WINDOW,
             unread_timeout_s=stream.UNREAD_NS / 1e9,
@@ -116,13 +116,14 @@ class NativeFront:
             send_timeout_s=_SEND_TIMEOUT_S,
             pool=None if plain is None else plain.plain.blocks,
             check_finite=plain is None or plain.plain.check_finite,
+            asks=self._calls.callers is not None,
             tls=None if self._certificates is None else _tls_of(self._certificates),
             inside=inside if encrypted else "",
             certified=[(INSIDE, self._calls.inside), (PEER, "")],
         )
         if self._certificates is not None:
             self._certificates.on_change(partial(_renew, front, self._certificates))
-        self._calls.front = front
+        self._calls.serve(front)
         self._thread.start()
         if plain is not None:
             plain.plain.tell_models(front.set_models)
@@ -152,7 +153,8 @@ class NativeFront:
             _log.error("a thread hangs, and the gRPC port's connections stay open until the end")
             return
         self._last_counts = front.counts()
-        self._front = self._calls.front = None
+        self._front = None
+        self._calls.leave()
         front.close()
         self._calls.cancel_all()
 

@@ -14,8 +14,9 @@ class Sender(NamedTuple):
     """Where an answer goes."""
 
     handle: int
-    #: To a stream, which takes errors as messages unless the first one is to end it.
-    in_stream: bool
+    #: Handle of its stream, which takes errors as messages unless the first one is to end it; 0: it
+    #: has none.
+    stream: int
     raises: bool
 
 
@@ -23,7 +24,7 @@ def end_request(front: Front | None, sender: Sender, status: Status, request_id:
     """Tell the sender that its request ended with `status`; does nothing without a front."""
     if front is None:
         return
-    if sender.in_stream and not sender.raises:
+    if sender.stream and not sender.raises:
         front.tell(sender.handle, encode_failure(status, request_id))
     else:
         retry_ms = -1 if status.retry_after_ms is None else status.retry_after_ms
@@ -46,7 +47,7 @@ def refuse(
     if isinstance(request, PlainRequest):
         request.release()
         fail(front, sender, error, request.client_id)
-    elif not sender.in_stream or not workers.give(
+    elif not sender.stream or not workers.give(
         partial(_refuse_message, front, sender, request, error)
     ):
         fail(front, sender, error)

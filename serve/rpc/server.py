@@ -138,6 +138,7 @@ class GrpcServer:
                 ),
                 certificates,
             )
+        callers.on_change(lambda tenants: self._inference.stream_rights.look_again())
         self._health = Health(self._inference, engine.models, engine.served)
         self._watchdog = Watchdog()
         options = [
@@ -146,7 +147,7 @@ class GrpcServer:
         ]
         self._server = grpc.server(
             self._threads,  # type: ignore[arg-type]  # gRPC needs an Executor, no thread pool
-            interceptors=[Guard(callers, self._refusals)] if callers.limited else [],
+            interceptors=self._guards(),
             options=options,
         )
         watches = OpenCallLimit(MAX_WATCHERS, "health watches", self._refusals)
@@ -167,6 +168,13 @@ class GrpcServer:
             self._admin = AdminSocket(path, self._threads, handlers, options, self._refusals)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, _Unregistered(self._server))
         self._enable_reflection()
+
+    def _guards(self) -> list[grpc.ServerInterceptor]:
+        if not self._callers.limited:
+            return []
+        files = None if self._certificates is None else self._certificates.files
+        shown = files is not None and files.client_ca is not None and self._front is None
+        return [Guard(self._callers, self._refusals, sees_names_late=shown)]
 
     @property
     def in_flight(self) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import grpc
 
 import serve
+from serve.access.open_rights import OpenRights
 from serve.access.principal import ANYBODY, Principal
 from serve.errors import InvalidInput, RequestCancelled, ServeError, UnknownName
 from serve.models.repository import version_order
@@ -19,7 +20,7 @@ from serve.rpc import describe
 from serve.rpc.cancellation import Cancellation
 from serve.rpc.convert import decode_call, encode_answer
 from serve.rpc.gate import Gate
-from serve.rpc.guard import CALLER
+from serve.rpc.guard import ADMIT, CALLER
 from serve.rpc.joint_calls import MODELS, JointCalls
 from serve.rpc.open_calls import OpenCallLimit
 from serve.rpc.statistics import Statistics
@@ -55,6 +56,8 @@ class InferenceService:
         #: Threads for the requests of streams; each stream has two more of its own.
         self.stream_workers = workers
         self._streams = streams
+        #: Of the streams that are open here.
+        self.stream_rights = OpenRights()
         self._statistics = Statistics()
         self._joint = JointCalls(engine, regions, self.succeeded, self.failed)
 
@@ -88,11 +91,11 @@ class InferenceService:
         Errors are sent as messages of the stream. With the metadata `triton_grpc_error: true` the
         first error ends the stream with its status instead.
         """
-        caller = CALLER.get()
+        rights = self.stream_rights
 
         def infer(request: WireRequest, arrived_ns: int, cancellation: Cancellation) -> bytes:
             remaining_s = context.time_remaining()
-            return self.infer(request, arrived_ns, cancellation, remaining_s, caller)
+            return self.infer(request, arrived_ns, cancellation, remaining_s, opened.caller)
 
         stream = Stream(
             infer, self._gate, self.stream_workers, cancel=context.cancel, lost=self.not_read
@@ -100,7 +103,11 @@ class InferenceService:
         if not self._streams.enter(context, stream):
             return
         context.add_callback(stream.close)
-        yield from stream.answers(messages, raise_errors=_wants_statuses(context))
+        opened = rights.add(stream, ADMIT.get(), stream.end)
+        try:
+            yield from stream.answers(messages, raise_errors=_wants_statuses(context))
+        finally:
+            rights.remove(stream)
 
     def infer(
         self,

@@ -80,6 +80,9 @@ class Stream:
         self._progress_ns = now_ns()
         self._cancel, self._lost = cancel, lost
         self._given_up = False
+        #: Why the stream ends although its client would send more.
+        self._last: ServeError | None = None
+        self._reading = True
         self._cancellations: set[Cancellation] = set()
         #: Answers to write; None marks the end of the stream.
         self._answers: SimpleQueue[_Outgoing | None] = SimpleQueue()
@@ -108,6 +111,8 @@ class Stream:
             self._sent(answer)
         if self._given_up:
             raise QueueFull(_IDLE, _RETRY_NS)
+        if self._last is not None:
+            raise self._last
 
     @property
     def idle_since_ns(self) -> int | None:
@@ -132,6 +137,16 @@ class Stream:
         if unread:
             self._cancel()
         return True
+
+    def end(self, error: ServeError) -> None:
+        """Read no more, and end with `error` once all requests are answered.
+
+        A stream whose client has sent all ends as it would have.
+        """
+        with self._lock:
+            if not self._closed and self._reading and self._last is None:
+                self._last = error
+                self._tell_end()
 
     def _is_idle(self) -> bool:
         in_flight = self._busy > 1
@@ -158,7 +173,7 @@ class Stream:
                 self._window.acquire()
                 cancellation = Cancellation()
                 with self._lock:
-                    if self._closed:
+                    if self._closed or self._last is not None:
                         break
                     self._busy += 1
                     self._cancellations.add(cancellation)
@@ -169,6 +184,8 @@ class Stream:
         except grpc.RpcError:
             pass  # the client went away: `close` does the rest
         finally:
+            with self._lock:
+                self._reading = False
             self._done()
 
     def _serve(self, message: bytes, arrived_ns: int, cancellation: Cancellation) -> None:
@@ -216,8 +233,13 @@ class Stream:
         """Note that the reader or a request is finished; the last one ends the stream."""
         with self._lock:
             self._busy -= 1
-            last = self._busy == 0
-        if last:
+            self._tell_end()
+
+    def _tell_end(self) -> None:
+        """End the stream when nothing is to be answered any more. Under the lock."""
+        # Of a stream that reads no more, the reader may still wait for its client.
+        waits = self._last is not None and self._reading
+        if self._busy == int(waits):
             self._answers.put(None)
 
 

@@ -1,0 +1,104 @@
+// Calls that wait until Python has looked at whom they come from.
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "peers.hpp"
+
+namespace gnnserve::front {
+namespace {
+
+// Kinds of calls that a connection's client is known to be allowed, and the largest of them that
+// is remembered.
+constexpr std::size_t kMostAdmitted = 8, kMostBytes = 2048;
+
+std::string kind_of(const CallHead& head) {
+    std::string kind(head.path);
+    for (const auto& [name, value] : head.credentials) {
+        kind.append(1, '\n').append(name).append(1, ' ').append(value);
+    }
+    return kind;
+}
+
+}  // namespace
+
+// What is told of a request when it is complete decides about it. This spares others, whose caller
+// was allowed the same a moment ago, the question before it is received.
+bool Front::Client::is_admitted(const CallHead& head) {
+    if (const std::uint64_t now = front.admissions_; now != admissions_) {
+        admitted_.clear();
+        admissions_ = now;
+    }
+    if (head.plain && head.path == front.options_.stream_method) {
+        return false;
+    }
+    const std::string kind = kind_of(head);
+    return std::find(admitted_.begin(), admitted_.end(), kind) != admitted_.end();
+}
+
+void Front::Client::remember(const CallHead& head) {
+    std::string kind = kind_of(head);
+    if (kind.size() > kMostBytes || is_admitted(head)) {
+        return;
+    }
+    if (admitted_.size() == kMostAdmitted) {
+        admitted_.pop_front();
+    }
+    admitted_.push_back(std::move(kind));
+}
+
+void Front::Client::ask(Stream& stream, const CallHead& head) {
+    auto call = std::make_unique<Unadmitted>(*this, front.next_handle_++);
+    call->began_ns = Connection::now_ns();
+    call->streams = head.plain && head.path == front.options_.stream_method;
+    Event event{Event::Kind::kAsked, call->handle, nullptr, nullptr, call->began_ns};
+    event.path = head.path;
+    event.credentials = head.credentials;
+    event.stream = call->streams ? call->handle : 0;
+    call->headers = std::move(stream.received);
+    const std::uint64_t handle = call->handle;
+    stream.role = std::move(call);
+    front.expect_end();
+    front.calls_.emplace(handle, &stream);
+    front.events_.push_back(std::move(event));
+    front.bound_receiving();
+}
+
+void Front::Client::decided(Stream& stream, Reply reply) {
+    if (reply.way != Reply::Way::kAdmit) {
+        refuse(stream, static_cast<Unadmitted&>(*stream.role), reply.status);
+        return;
+    }
+    auto& asked = static_cast<Unadmitted&>(*stream.role);
+    if (asked.over) {
+        return;
+    }
+    const Headers headers = std::move(asked.headers);
+    const std::string unread = std::exchange(asked.unread, {});
+    CallHead head = read_head(headers);
+    front.calls_.erase(asked.handle);
+    remember(head);
+    asked.over = true;
+    begin(stream, std::move(head), headers, !stream.peer_ended || !unread.empty(), asked.handle,
+          asked.began_ns);
+    if (!unread.empty()) {
+        data(stream, unread);
+    }
+    if (stream.peer_ended) {
+        ended(stream);
+    }
+}
+
+void Front::Client::refuse(Stream& stream, Unadmitted& call, const GrpcStatus& status) {
+    if (call.over) {
+        return;
+    }
+    call.over = true;
+    const std::string unread = std::exchange(call.unread, {});
+    connection->consumed(stream, unread.size());
+    call.hold(0);
+    front.reply(stream, status);
+}
+
+}  // namespace gnnserve::front
