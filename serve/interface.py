@@ -40,6 +40,10 @@ DTYPES = {
 Dim = int | str
 
 
+#: Most kinds of things whose mix estimates are made for; each of them is in every traced graph.
+MOST_KINDS = 64
+
+
 def is_float(datatype: str) -> bool:
     """Return True for a datatype of floating-point numbers."""
     return datatype.startswith("FP")
@@ -111,12 +115,33 @@ class InputSlot(TensorSlot):
         return not self.index and not is_float(self.datatype)
 
     @property
+    def num_kinds(self) -> int:
+        """Kinds that a value tells apart, where `is_kind`."""
+        low, high = (0, 2) if self.datatype == "BOOL" else self.bounds
+        return int(high) - int(low)
+
+    @property
     def bounds(self) -> tuple[float, float]:
         """Range to draw values from: as declared, else [0, 1)."""
         return (
             0.0 if self.low is None else self.low,
             1.0 if self.high is None else self.high,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class KindCounts:
+    """How many things of a request are of the same kind, for each of ``Interface.kinds``."""
+
+    #: Things of the first kind, which has the least value.
+    firsts: tuple[int, ...]
+    #: Things of the most common one of the other kinds.
+    others: tuple[int, ...]
+
+    @property
+    def most(self) -> tuple[int, ...]:
+        """Things of the most common kind."""
+        return tuple(map(max, self.firsts, self.others))
 
 
 @dataclass(frozen=True)
@@ -153,6 +178,31 @@ class Interface:
             for symbol in slot.index
             if symbol not in self.counts
         }
+
+    @cached_property
+    def kinds(self) -> tuple[InputSlot, ...]:
+        """Inputs that say of what kind each of some things is, at most one for each symbol."""
+        found = {
+            slot.symbols[0]: slot
+            for slot in reversed(self.inputs)
+            if slot.is_kind
+            and len(slot.symbols) == len(slot.shape) == 1
+            and 2 <= slot.num_kinds <= MOST_KINDS
+        }
+        return tuple(slot for slot in self.inputs if slot in found.values())
+
+    def kind_counts(self, arrays: Mapping[str, Any]) -> KindCounts | None:
+        """Count things by kind; values are in their declared ranges.
+
+        Returns None when a request leaves out one of the inputs that tell kinds.
+        """
+        if any(slot.name not in arrays for slot in self.kinds):
+            return None
+        counted = [_by_kind(np.asarray(arrays[slot.name]), slot) for slot in self.kinds]
+        return KindCounts(
+            tuple(int(counts[0]) for counts in counted),
+            tuple(int(counts[1:].max()) for counts in counted),
+        )
 
     def totals(self, counts: Sequence[int]) -> tuple[int, int]:
         """Return the number of nodes and of all other things, for reports."""
@@ -245,6 +295,13 @@ class Interface:
 def interface_json(interface: Interface) -> str:
     """Return the interface as JSON, as clients find it in a model's metadata."""
     return msgspec.json.encode(interface).decode()
+
+
+def _by_kind(values: np.ndarray[Any, Any], slot: InputSlot) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return the number of things of each kind, from the least value on."""
+    low = 0 if slot.datatype == "BOOL" else int(slot.bounds[0])
+    counted = values if low == 0 else values.astype(np.int64) - low
+    return np.bincount(counted, minlength=slot.num_kinds)
 
 
 def _shares(total: int, count: int) -> list[int]:

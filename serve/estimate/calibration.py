@@ -7,12 +7,13 @@ count, but for paths in a curve: more nodes with the same edges have fewer.
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from operator import mul
 from typing import Any
 
 import msgspec
 
 #: Raise when what is stored, or how it is measured, changes; others on disk are then ignored.
-FORMAT = 11
+FORMAT = 12
 
 
 class Linear(msgspec.Struct, frozen=True):
@@ -94,6 +95,15 @@ class Loopless(msgspec.Struct, frozen=True, kw_only=True):
     loop_held: float
 
 
+class ByKind(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory of graphs in which things were counted by kind, see ``KindCounts``."""
+
+    #: As in `MemoryFit`, with a coefficient for each of ``KindCounts.firsts`` and then ``others``.
+    activations: tuple[Linear, ...]
+    #: With a coefficient for the most common kind of each.
+    held: tuple[Linear, ...]
+
+
 class MemoryFit(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes a request needs at once, in three parts, whatever self-loops it has."""
 
@@ -108,6 +118,8 @@ class MemoryFit(msgspec.Struct, frozen=True, kw_only=True):
     held: tuple[Linear, ...] = ()
     #: Less, for a graph whose loops were counted; None: loops take what other edges take.
     loopless: Loopless | None = None
+    #: Less, for a graph whose things of each kind were counted; None: their mix decides nothing.
+    by_kind: ByKind | None = None
     #: Set when the moments alone do not hold: the larger of the two counts, workspace included.
     curve: Curve | None = None
     #: Relative errors on graphs not fitted to: estimate ÷ measured − 1, lowest and highest.
@@ -118,7 +130,7 @@ class MemoryFit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TimeFit(msgspec.Struct, frozen=True, kw_only=True):
-    """Median time of a forward pass: a constant and a ramp for each count."""
+    """Median time of a forward pass: a constant, a ramp for each count, and products of counts."""
 
     constant_ns: float
     ramps: tuple[Ramp, ...]
@@ -130,12 +142,16 @@ class TimeFit(msgspec.Struct, frozen=True, kw_only=True):
     #: Graphs measured, and the largest of each count.
     samples: int
     largest: tuple[int, ...]
+    #: For each of ``terms`` after the counts themselves; empty when the ramps suffice.
+    products: tuple[float, ...] = ()
 
     def at(self, *counts: int) -> float:
         """Return the nanoseconds for a graph."""
         value = self.constant_ns
         for ramp, count in zip(self.ramps, counts, strict=True):
             value += ramp.at(count)
+        if self.products:
+            value += sum(map(mul, self.products, terms(counts)[len(counts) :]))
         return value
 
 

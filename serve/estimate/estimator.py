@@ -5,8 +5,9 @@ Called under the driver's lock: nothing here locks, and nothing here may be slow
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from math import ceil
-from operator import add, mul
+from operator import mul
 from statistics import median
 
 import numpy as np
@@ -17,6 +18,7 @@ from serve.estimate.correction import Correction, Quantile
 from serve.estimate.slowdown import SlowdownEstimator
 from serve.estimate.solve import Floats
 from serve.estimate.timing import fit_overhead
+from serve.interface import KindCounts
 
 #: What is reserved above the estimated peak, as a factor.
 SAFETY_FACTOR = 1.03
@@ -38,6 +40,10 @@ _PLACES_BYTES = 512
 _Planes = tuple[tuple[float, ...], ...] | Floats
 _MANY_PLANES = 8
 
+
+#: What was counted in a request's tensors: self-loops, and things by kind.
+_Content = tuple[int | None, KindCounts | None]
+_UNKNOWN: _Content = (None, None)
 
 #: Overhead until it is measured: base in ns, ns per KiB of inputs.
 ASSUMED_OVERHEAD = (200_000, 100)
@@ -134,6 +140,12 @@ class ModelEstimator:
             edge_bytes = memory.inputs.per[1]
             self._loop = loopless.loop_activations + edge_bytes
             self._loop_held = loopless.loop_held + edge_bytes
+        mixed = memory.by_kind
+        #: Whether it is worth while to count how many things are of each kind.
+        self.counts_kinds = mixed is not None
+        if mixed is not None:
+            self._mixed_planes = _raised(mixed.activations, memory.inputs)
+            self._mixed_held = _raised(mixed.held, memory.inputs)
         self._run = Correction()
         #: By itself: runs are learned at any load, on cores that load keeps warm.
         self._solo = Correction()
@@ -146,24 +158,39 @@ class ModelEstimator:
         return self._run.factor
 
     def estimate(
-        self, *counts: int, num_loops: int | None = None, narrow_edges: bool = False
+        self,
+        *counts: int,
+        num_loops: int | None = None,
+        narrow_edges: bool = False,
+        by_kind: KindCounts | None = None,
     ) -> TaskEstimate:
         """Return peak memory, reservation, median run and solo time of one request.
 
         `counts` are its nodes and edges, or whatever the model counts. `num_loops` of the edges are
         self-loops; None: any number may be. `narrow_edges`: they are staged as int32.
+        `by_kind`: its things of each kind; None: all may be of one.
         """
         return TaskEstimate(
-            *self.memory(*counts, num_loops=num_loops, narrow_edges=narrow_edges),
+            *self.memory(
+                *counts,
+                num_loops=num_loops,
+                narrow_edges=narrow_edges,
+                by_kind=by_kind,
+            ),
             *self.times(*counts),
         )
 
     def memory(
-        self, *counts: int, num_loops: int | None = None, narrow_edges: bool = False
+        self,
+        *counts: int,
+        num_loops: int | None = None,
+        narrow_edges: bool = False,
+        by_kind: KindCounts | None = None,
     ) -> tuple[Bytes, Bytes]:
         """Return its peak and its reservation, in bytes."""
-        peak = self._peak(counts, num_loops)
-        need = self._need(counts, num_loops, peak)
+        content = num_loops, by_kind
+        peak = self._peak(counts, content)
+        need = self._need(counts, content, peak)
         spared = NARROW_EDGE_SPARES_BYTES * counts[1] if narrow_edges else 0
         reserve = self._with_margin(need - spared) + self.output_bytes(*counts)
         return Bytes(peak - spared), align_bytes(reserve)
@@ -209,16 +236,19 @@ class ModelEstimator:
         held_bytes: int | None = None,
         beside: float = 0.0,
         num_loops: int | None = None,
+        by_kind: KindCounts | None = None,
     ) -> None:
         """Learn from a finished run over one request or several.
 
-        `peak_bytes` and `held_bytes` count the inputs once: staged, or joined. `num_loops` as the
-        run was estimated.
+        `peak_bytes` and `held_bytes` count the inputs once: staged, or joined. `num_loops` and
+        `by_kind` as the run was estimated.
         """
         if len(sizes) > 1:
             run_ns -= self._joining_ns(sizes)
         counts = _summed(sizes)
-        self.observe_run(counts, run_ns, peak_bytes, held_bytes, beside, num_loops)
+        self.observe_run(
+            counts, run_ns, peak_bytes, held_bytes, beside, num_loops, by_kind
+        )
 
     def _joining_ns(self, sizes: Sequence[tuple[int, ...]]) -> int:
         copied = self.input_bytes(*_summed(sizes))
@@ -252,7 +282,7 @@ class ModelEstimator:
             input_bytes=inputs,
             output_bytes=self.output_bytes(*counts),
             activation_bytes=max(0, peak - inputs),
-            workspace_bytes=self._need(counts, None, peak) - peak,
+            workspace_bytes=self._need(counts, _UNKNOWN, peak) - peak,
             peak_bytes=peak,
             reserve_bytes=estimate.reserve_bytes,
             peak_where=top.where if top is not None else "",
@@ -271,6 +301,7 @@ class ModelEstimator:
         held_bytes: int | None = None,
         beside: float = 0.0,
         num_loops: int | None = None,
+        by_kind: KindCounts | None = None,
     ) -> None:
         """Learn from a finished run over one graph.
 
@@ -281,7 +312,7 @@ class ModelEstimator:
         """
         if peak_bytes is not None:
             held_bytes = held_bytes or peak_bytes
-            self._observe_peak(counts, num_loops, peak_bytes, held_bytes)
+            self._observe_peak(counts, (num_loops, by_kind), peak_bytes, held_bytes)
         run_ns = max(1, run_ns)
         fitted = self.fitted_ns(*counts)
         ratio = run_ns / self._run.at(fitted)
@@ -306,9 +337,12 @@ class ModelEstimator:
         self._run.observe(max(1, run_ns), self.fitted_ns(*counts))
         self.observe_solo(counts, solo_ns)
 
-    def _peak(self, counts: tuple[int, ...], num_loops: int | None) -> int:
+    def _peak(self, counts: tuple[int, ...], content: _Content) -> int:
         """Staged inputs and tensors."""
+        num_loops, by_kind = content
         peak = _highest(self._planes, counts)
+        if by_kind is not None and self.counts_kinds:
+            peak = min(peak, _highest(self._mixed_planes, counts + by_kind.firsts + by_kind.others))
         if num_loops is not None and self.counts_loops:
             others = _highest(self._plain_planes, (counts[0], counts[1] - num_loops))
             peak = min(peak, others + self._loop * num_loops)
@@ -318,9 +352,12 @@ class ModelEstimator:
             peak = max(peak, staged + curve.at(*counts))
         return ceil(peak * self.memory_scale) + self.memory_added_bytes
 
-    def _need(self, counts: tuple[int, ...], num_loops: int | None, peak: int) -> int:
+    def _need(self, counts: tuple[int, ...], content: _Content, peak: int) -> int:
         """Return the need with what kernels take besides."""
+        num_loops, by_kind = content
         held = _highest(self._held, counts)
+        if by_kind is not None and self.counts_kinds:
+            held = min(held, _highest(self._mixed_held, counts + by_kind.most))
         if num_loops is not None and self.counts_loops:
             others = _highest(self._plain_held, (counts[0], counts[1] - num_loops))
             held = min(held, others + self._loop_held * num_loops)
@@ -332,12 +369,12 @@ class ModelEstimator:
     def _observe_peak(
         self,
         counts: tuple[int, ...],
-        num_loops: int | None,
+        content: _Content,
         peak_bytes: int,
         held_bytes: int,
     ) -> None:
-        peak = self._peak(counts, num_loops)
-        need = self._need(counts, num_loops, peak)
+        peak = self._peak(counts, content)
+        need = self._need(counts, content, peak)
         # The answer's place, reserved besides, is not the run's to use.
         if peak_bytes <= self._with_margin(peak) and held_bytes <= self._with_margin(need):
             return
@@ -359,10 +396,16 @@ def _summed(sizes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def _raised(planes: Sequence[Linear], by: Linear) -> _Planes:
-    """Return constant and coefficients of each plane plus `by`; of `by` alone without planes."""
+    """Return constant and coefficients of each plane plus `by`; of `by` alone without planes.
+
+    Planes may have further coefficients than `by`.
+    """
     none = Linear((0.0,) * len(by.per), 0.0)
-    rows = tuple((p.constant + by.constant, *map(add, p.per, by.per)) for p in planes or [none])
-    return rows if len(by.per) == 2 or len(rows) < _MANY_PLANES else np.array(rows)
+    rows = tuple(
+        (p.constant + by.constant, *map(sum, zip_longest(p.per, by.per, fillvalue=0.0)))
+        for p in planes or [none]
+    )
+    return rows if len(rows[0]) == 3 or len(rows) < _MANY_PLANES else np.array(rows)
 
 
 def _highest(planes: _Planes, counts: tuple[int, ...]) -> float:

@@ -53,8 +53,25 @@ class MemoryTrace:
         return tuple((size > 0, label) for size, label in zip(self.sizes, self.labels, strict=True))
 
 
-def fit_planes(traces: Sequence[MemoryTrace]) -> tuple[tuple[Linear, ...], str]:
-    """Planes over every trace, and what is wrong with them: empty when all moments are linear."""
+@dataclass(frozen=True, slots=True)
+class KindColumn:
+    """A count of the things of the first kind, at a place among a trace's counts."""
+
+    at: int
+    #: Place of the count of these things of all kinds.
+    of: int
+    num_kinds: int
+
+
+def fit_planes(
+    traces: Sequence[MemoryTrace], kinds: Sequence[KindColumn] = ()
+) -> tuple[tuple[Linear, ...], str]:
+    """Planes over every trace, and what is wrong with them: empty when all moments are linear.
+
+    Where counts are of `kinds`, traces have the same number of things of each other kind. The
+    planes then have one more coefficient for each of `kinds`, after all others, and are for any
+    mix, if the model treats the other kinds alike: for the things of their most common one.
+    """
     branches: dict[tuple[tuple[bool, str], ...], list[MemoryTrace]] = {}
     for trace in traces:
         branches.setdefault(trace.branch, []).append(trace)
@@ -64,18 +81,37 @@ def fit_planes(traces: Sequence[MemoryTrace]) -> tuple[tuple[Linear, ...], str]:
         sizes = _sizes(members)
         if len(members) <= sizes.shape[1] or np.linalg.matrix_rank(sizes) < sizes.shape[1]:
             continue
-        fitted, linear = _fit_branch(members, sizes)
+        fitted, linear = _fit_branch(members, sizes, kinds)
         planes += fitted
         if not linear:
             problem = "live bytes are not linear in the graph's size"
-    hull = upper_hull(planes)
+    hull = upper_hull(_by_most_common(plane, kinds) for plane in planes)
     for trace in traces:
-        if trace.peak_bytes > _allowed(peak_at(hull, *trace.counts)):
+        of_others = [(trace.counts[k.of] - trace.counts[k.at]) // (k.num_kinds - 1) for k in kinds]
+        if trace.peak_bytes > _allowed(peak_at(hull, *trace.counts, *of_others)):
             problem = problem or "the order of allocations changes from graph to graph"
     return hull, problem
 
 
-def _fit_branch(members: Sequence[MemoryTrace], sizes: Floats) -> tuple[list[Linear], bool]:
+def _by_most_common(plane: Linear, kinds: Sequence[KindColumn]) -> Linear:
+    """Return the plane with a coefficient for the things of the most common other kind.
+
+    A moment that holds things of another kind than the first holds fewer the more are of the
+    first: each other kind has the same share of the rest. It holds most where this other kind is
+    the most common one.
+    """
+    per = list(plane.per)
+    for kind in kinds:
+        fewer = max(0.0, -per[kind.at])
+        per[kind.at] = max(0.0, per[kind.at])
+        per[kind.of] = max(0.0, per[kind.of] - fewer)
+        per.append((kind.num_kinds - 1) * fewer)
+    return Linear(tuple(per), plane.constant, plane.where)
+
+
+def _fit_branch(
+    members: Sequence[MemoryTrace], sizes: Floats, kinds: Sequence[KindColumn]
+) -> tuple[list[Linear], bool]:
     """Fit a plane per local maximum of live bytes, covering all; say if they are linear."""
     live = np.cumsum(np.array([trace.sizes for trace in members], dtype=np.float64), axis=1)
     grows = [size > 0 for size in members[0].sizes] + [False]
@@ -88,12 +124,17 @@ def _fit_branch(members: Sequence[MemoryTrace], sizes: Floats) -> tuple[list[Lin
     # Coefficients are whole bytes but for rounding in the allocator; take them if they explain
     # the measurements as well.
     whole = planes.copy()
-    whole[:-1] = np.rint(whole[:-1])
+    # A share of the things of other kinds need not be whole.
+    shares = {place for kind in kinds for place in (kind.at, kind.of)}
+    rounded = [place for place in range(len(whole) - 1) if place not in shares]
+    whole[rounded] = np.rint(whole[rounded])
     whole[-1] = (live - sizes[:, :-1] @ whole[:-1]).max(axis=0, initial=-math.inf)
     fits = (np.abs(live - sizes @ whole) <= slack).all(axis=0)
     planes = np.where(fits, whole, planes)
-    # Fewer bytes for a larger graph cannot be relied on.
-    planes[:-1] = planes[:-1].clip(min=0.0)
+    # Fewer bytes for a larger graph cannot be relied on, but for fewer things of another kind.
+    least = np.zeros(sizes.shape[1] - 1)
+    least[[kind.at for kind in kinds]] = -np.inf
+    planes[:-1] = np.maximum(planes[:-1], least[:, None])
     residual = live - sizes @ planes
     # Where the content decides too, others may lie as far above those seen as these lie apart.
     planes[-1] += 2 * residual.max(axis=0) - residual.min(axis=0)

@@ -1,5 +1,8 @@
 """Run time as a function of graph size: a constant and, for each count, a piecewise linear ramp.
 
+A model whose work is not linear in its counts, as attention between all pairs, may get products of
+counts besides.
+
 Small graphs are all overhead, large ones fall out of the caches, so the cost of one more edge
 is not the same everywhere; it is never negative, though, which keeps the fit monotone. Relative
 errors count, and single disturbed measurements must not: weights 1 ÷ time, then reweighting.
@@ -8,10 +11,11 @@ errors count, and single disturbed measurements must not: weights 1 ÷ time, the
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
-from serve.estimate.calibration import Ramp, TimeFit
+from serve.estimate.calibration import Ramp, TimeFit, terms
 from serve.estimate.solve import Floats, nonnegative
 
 #: Relative errors beyond this lose weight (Huber).
@@ -34,34 +38,41 @@ class Timed:
         return float(np.median(self.runs_ns))
 
 
-def fit_time(samples: Sequence[Timed]) -> TimeFit:
-    """Fit at least four samples; the number of pieces is the one that predicts best."""
+def fit_time(samples: Sequence[Timed], *, products: bool = False) -> TimeFit:
+    """Fit at least four samples; the number of pieces is the one that predicts best.
+
+    With `products`, these are tried too: of the counts, and paths, as in a curve of memory.
+    """
     sizes = np.array([s.counts for s in samples], dtype=np.float64).T
     t = np.array([s.median_ns for s in samples], dtype=np.float64)
     # Folds go through sizes in order, so that each holds out small, middle and large graphs.
     fold = np.empty(len(t), dtype=np.int64)
     fold[np.argsort(sizes.sum(axis=0), kind="stable")] = np.arange(len(t)) % _FOLDS
-    best: tuple[float, int, Floats] | None = None
-    for pieces in (1, 2, 3, 4, 5, 6):
-        if len(sizes) * pieces + 1 > len(t) * (1 - 1 / _FOLDS):
-            break
+    none = np.empty((len(t), 0))
+    crossed = np.stack(terms(list(sizes))[len(sizes) :], axis=1) if products else none
+    best: tuple[float, int, Floats, Floats] | None = None
+    for pieces, extra in product((1, 2, 3, 4, 5, 6), (none, crossed) if products else (none,)):
+        if len(sizes) * pieces + extra.shape[1] + 1 > len(t) * (1 - 1 / _FOLDS):
+            continue
         error = np.empty_like(t)
-        columns = _columns(sizes, [_starts(of_one, pieces) for of_one in sizes])
+        starts = [_starts(of_one, pieces) for of_one in sizes]
+        columns = np.hstack([_columns(sizes, starts), extra])
         for k in range(_FOLDS):
             out = fold == k
             weights = _solve(columns[~out], t[~out])
             error[out] = np.abs(columns[out] @ weights / t[out] - 1)
         score = float(np.median(error) + 0.3 * np.quantile(error, 0.95))
         if best is None or score < best[0]:
-            best = score, pieces, error
+            best = score, pieces, extra, error
     if best is None:
         least = math.ceil((len(sizes) + 1) / (1 - 1 / _FOLDS))
         raise ValueError(f"a time model needs at least {least} samples, got {len(samples)}")
-    _, pieces, error = best
+    _, pieces, extra, error = best
     starts = [_starts(of_one, pieces) for of_one in sizes]
-    columns = _columns(sizes, starts)
+    columns = np.hstack([_columns(sizes, starts), extra])
     weights = _solve(columns, t)
     fitted = columns @ weights
+    weights, of_products = np.split(weights, [len(weights) - extra.shape[1]])
     runs = np.concatenate([np.array(s.runs_ns) / f for s, f in zip(samples, fitted, strict=True)])
     slopes = np.split(weights[1:], np.cumsum([len(each) for each in starts])[:-1])
     return TimeFit(
@@ -72,6 +83,7 @@ def fit_time(samples: Sequence[Timed]) -> TimeFit:
         error_p95=float(np.quantile(error, 0.95)),
         samples=len(samples),
         largest=tuple(int(of_one.max()) for of_one in sizes),
+        products=tuple(float(each) for each in of_products),
     )
 
 

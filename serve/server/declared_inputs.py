@@ -42,12 +42,16 @@ class CountedInputs(SentInputs):
 
     def expected(self) -> Sized:
         """See ``RequestInputs``."""
-        estimate = self.entry.estimator.estimate(*self._counts)
+        estimate = self.entry.estimator.estimate(*self._counts, by_kind=self.by_kind)
         return Sized(*self._totals, estimate, self._counts)
 
     def exact(self, task: Task) -> Sized:
-        """Return what was expected: the shapes tell the exact size."""
-        return Sized(*self._totals, task.estimate, self._counts)
+        """Return the task's size, which its shapes tell, with memory by the things of each kind."""
+        peak_bytes, reserve_bytes = self.entry.estimator.memory(
+            *self._counts, by_kind=self.by_kind
+        )
+        estimate = replace(task.estimate, peak_bytes=peak_bytes, reserve_bytes=reserve_bytes)
+        return Sized(*self._totals, estimate, self._counts)
 
 
 class StagedDeclaredInputs(CountedInputs, StagedInputs):
@@ -65,6 +69,13 @@ class StagedDeclaredInputs(CountedInputs, StagedInputs):
         interface.graph_counts(request.largest, sizes)
         assert self.staged is not None
         self._outputs = output_refs(interface.outputs, sizes, self.staged)
+        if entry.estimator.counts_kinds:
+            kinds = {slot.name for slot in interface.kinds}
+            self.by_kind = interface.kind_counts({
+                ref.name: pool.array(ref.offset_bytes, ref.dtype, ref.shape)
+                for ref in self.staged.inputs
+                if ref.name in kinds
+            })  # fmt: skip
 
 
 class DeclaredInputs(CountedInputs, LaidOutInputs):
@@ -107,7 +118,10 @@ class DeclaredInputs(CountedInputs, LaidOutInputs):
         self._interface.graph_counts(self._interface.largest(arrays), sizes)
         self._outputs = output_refs(self._interface.outputs, sizes, staged)
         self.staged = replace(staged, is_shared=self.joint is not None)
-        return False
+        if self.by_kind is not None or not self.entry.estimator.counts_kinds:
+            return False
+        self.by_kind = self._interface.kind_counts(arrays)
+        return self.by_kind is not None
 
     def _staged(self, slot: InputSlot, ref: TensorRef, sizes: Mapping[str, int]) -> _Array:
         """Copy one tensor to its place and check it there; returns it."""

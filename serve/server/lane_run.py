@@ -120,18 +120,28 @@ class LaneRun:
         co_runners = when.co_run_ns / max(1, executed_ns)
         peak_bytes: int | None = usage.peak_bytes
         held_bytes: int | None = usage.held_bytes
-        # A union is estimated as if its loops were unknown.
-        num_loops = None
+        # A union is estimated as if nothing were known of what its tensors hold.
+        num_loops = by_kind = None
         if len(self.members) == 1:
             (only,) = self.members
             num_loops = only.inputs.num_loops
+            by_kind = only.inputs.by_kind
             if peak_bytes is not None:
                 # Estimates are of edges as int64.
                 spared_bytes = only.inputs.spared_bytes(only.task.num_edges)
                 peak_bytes += spared_bytes
                 held_bytes = None if held_bytes is None else held_bytes + spared_bytes
         observe = self.entry.estimator.observe_union
-        return partial(observe, self._sizes, run_ns, peak_bytes, held_bytes, co_runners, num_loops)
+        return partial(
+            observe,
+            self._sizes,
+            run_ns,
+            peak_bytes,
+            held_bytes,
+            co_runners,
+            num_loops,
+            by_kind,
+        )
 
     def share_bytes(self, task: Task, peak_bytes: int | None) -> int | None:
         """Return the task's share of the run's peak, in proportion to each one's estimate."""

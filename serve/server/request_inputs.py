@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from serve.core.types import Nanos, Sized, Task
 from serve.errors import InvalidInput, NotReady, QueueFull
 from serve.estimate.estimator import NARROW_EDGE_SPARES_BYTES
+from serve.interface import KindCounts
 from serve.ipc.messages import TensorRef
 from serve.ipc.shared_pool import Block, SharedPool
 from serve.native import PlainRequest
@@ -39,6 +40,8 @@ class RequestInputs(ABC):
         self.staged: Staged | None = None
         #: Self-loops among the edges; None until they are counted, or where none are counted.
         self.num_loops: int | None = None
+        #: Things of each kind; None like the self-loops.
+        self.by_kind: KindCounts | None = None
         #: Seed that neighbours are sampled with; None for a request that brings its graph.
         self.seed: int | None = None
         #: When staging began; None unless the inputs were staged before the task was made.

@@ -1,6 +1,7 @@
 """Measure a loaded model: its memory traced, its time over sizes.
 
-Memory takes a few hundred milliseconds whatever the budget; timing takes the rest. Both measure the
+Memory takes a few hundred milliseconds whatever the budget, and longer where it is not linear; timing
+takes the rest, and at least half of the budget. Both measure the
 work of a lane: ``LoadedModel.run`` on this process's threads, with the lane's allocator. A busy
 machine does not disturb the first and, on one thread, hardly the second.
 """
@@ -54,8 +55,7 @@ def calibrate(
     if memory.warning:
         _log.warning("model %s: %s", loaded.spec.key, memory.warning)
     tell("time", 0.2)
-    if trial is not None:
-        stop_at_ns = max(stop_at_ns, clock.now_ns() + budget_ns // 2)
+    stop_at_ns = max(stop_at_ns, clock.now_ns() + budget_ns // 2)
     probe = ModelProbe(loaded, signature, site)
     timed = measure_time(probe, memory, max_bytes, stop_at_ns, tell, allocator.expect)
     tell("done", 1.0)

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from serve.errors import ModelError
 from serve.estimate.calibration import (
+    ByKind,
     Linear,
     Loopless,
     MemoryFit,
@@ -23,6 +24,7 @@ from serve.estimate.memory import (
     peak_at,
     upper_hull,
 )
+from serve.lane.measure.kinds import Held, measure_kinds
 from serve.lane.measure.probe import ModelProbe, Need, Run, need_for
 from serve.lane.measure.probe_graphs import Shape, counts_for, varied
 from serve.lane.measure.timing import SMALLEST_NODES
@@ -31,8 +33,6 @@ from serve.lane.models.loader import LoadedModel
 from serve.models.model_signature import Signature
 
 Found = TypeVar("Found")
-#: (Counts …, peak of held bytes) of the graphs of each shape.
-_Held = dict[Shape, list[tuple[int, ...]]]
 #: Nodes and edges of traced graphs. Both vary independently, from sparse to dense.
 _TRACED = ((60, 150), (60, 600), (90, 150), (130, 900), (200, 400), (60, 40), (200, 120))
 #: Larger sizes, for models that switch to other kernels as graphs grow.
@@ -119,11 +119,17 @@ def measure_memory(
         size = found.counts
         return need(*size) / max(1.0, inputs.at(*size) + found.peak_bytes)
 
-    errors = [ratio(found) - 1 for found in checked]
-    if not warning and max(errors) > _LOOSE:
-        warning = f"memory is an upper bound: up to {max(errors):.0%} above need"
     most_bytes = min(max_bytes, _TRACED_BYTES)
     size = _shrunk(counts_for(loaded.spec, *_CHECKED_SHAPES_SIZE), need, most_bytes)
+    held = _measure_held(probe, need, max_bytes, allocator)
+    by_kind = None
+    if curve is None:
+        by_kind = measure_kinds(probe, traced, size, families.by_shape, held)
+    errors = [ratio(found) - 1 for found in checked]
+    if by_kind is not None:
+        errors = [_error_by_kind(probe, inputs, by_kind, found) for found in checked]
+    if not warning and max(errors) > _LOOSE:
+        warning = f"memory is an upper bound: up to {max(errors):.0%} above need"
     for shape in filter(probe.takes, _CHECKED_SHAPES):
         found = _trace_or_none(probe, size, shape)
         if found is not None and ratio(found) < 1 - SLACK_SHARE:
@@ -131,7 +137,6 @@ def measure_memory(
                 "memory depends on more than the numbers of nodes and edges: "
                 f"a {shape.value} graph took {1 / ratio(found):.1f} times its estimate"
             )
-    held = _measure_held(probe, need, max_bytes, allocator)
     loopless = None
     if curve is not None:
         # What was fitted to moments that do not line up says nothing of other graphs.
@@ -144,11 +149,27 @@ def measure_memory(
         activations=planes,
         held=fit_held(_of_all(held)),
         loopless=loopless,
+        by_kind=by_kind,
         curve=curve,
         error_low=min(errors),
         error_high=max(errors),
         warning=warning,
     )
+
+
+def _error_by_kind(
+    probe: ModelProbe, inputs: Linear, by_kind: ByKind, found: MemoryTrace
+) -> float:
+    """Return estimate ÷ measured − 1 of a plain graph whose things of each kind are counted."""
+    interface = probe.loaded.spec.interface
+    assert interface is not None
+    counts = interface.kind_counts(probe.graph(found.counts))
+    assert counts is not None
+    staged = inputs.at(*found.counts)
+    estimate = staged + peak_at(
+        by_kind.activations, *found.counts, *counts.firsts, *counts.others
+    )
+    return estimate / max(1.0, staged + found.peak_bytes) - 1
 
 
 def _run_once(probe: ModelProbe) -> None:
@@ -191,7 +212,7 @@ def _fit_families(probe: ModelProbe, sizes: Sequence[tuple[int, ...]]) -> _Famil
 def _without_loops(
     probe: ModelProbe,
     families: _Families,
-    held: _Held,
+    held: Held,
     size: tuple[int, ...],
     allocator: Allocator,
 ) -> Loopless | None:
@@ -281,13 +302,13 @@ def _all_covered(planes: tuple[Linear, ...], traces: Iterable[MemoryTrace]) -> b
     return all(covers(peak_at(planes, *t.counts), t.peak_bytes) for t in traces)
 
 
-def _measure_held(probe: ModelProbe, need: Need, max_bytes: int, allocator: Allocator) -> _Held:
+def _measure_held(probe: ModelProbe, need: Need, max_bytes: int, allocator: Allocator) -> Held:
     """Measure held bytes from sparse to dense graphs; returns nothing without a meter."""
     if allocator.held_by is None:
         return {}
     limit = min(max_bytes, _HELD_BYTES)
     held_by = allocator.held_by
-    found: _Held = {}
+    found: Held = {}
     graphs = [(_MANY_NODES, int(_MANY_NODES * ratio)) for ratio in _HELD_RATIOS]
     for many in varied(probe.loaded.spec, graphs, _HELD_FACTORS):
         size = _shrunk(many, need, limit)
@@ -300,5 +321,5 @@ def _measure_held(probe: ModelProbe, need: Need, max_bytes: int, allocator: Allo
     return found
 
 
-def _of_all(held: _Held) -> list[tuple[int, ...]]:
+def _of_all(held: Held) -> list[tuple[int, ...]]:
     return [found for of_shape in held.values() for found in of_shape]

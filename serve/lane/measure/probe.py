@@ -53,7 +53,11 @@ class ModelProbe:
 
     def trace(self, counts: tuple[int, ...], shape: Shape = Shape.PLAIN) -> MemoryTrace:
         """Trace the allocations of one run."""
-        run = self.runner(self.site.place(self.graph(counts, shape)))
+        return self.trace_of(self.graph(counts, shape), counts)
+
+    def trace_of(self, graph: dict[str, torch.Tensor], counts: tuple[int, ...]) -> MemoryTrace:
+        """Trace the allocations of one run on these inputs, as one with these counts."""
+        run = self.runner(self.site.place(graph))
         return self.site.trace(run, self.loaded.module, *counts)
 
     def takes(self, shape: Shape) -> bool:

@@ -70,7 +70,9 @@ def measure_time(
                 runs[size].append(time_one(size))
         tell("time", 0.2 + 0.8 * min(1.0, (clock.now_ns() - started_ns) / span_ns))
     # The first run of a size is a warm-up, if there was time for another.
-    return fit_time([Timed(size, tuple(found[1:] or found)) for size, found in runs.items()])
+    samples = [Timed(size, tuple(found[1:] or found)) for size, found in runs.items()]
+    # Work that is not linear in the counts shows in memory.
+    return fit_time(samples, products=memory.curve is not None)
 
 
 def _smallest(probe: ModelProbe) -> list[tuple[int, ...]]:
