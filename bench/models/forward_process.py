@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -105,7 +106,5 @@ def mean_ms(run: Callable[[], Any]) -> float:
 
 
 if __name__ == "__main__":
-    try:
+    with suppress(EOFError):
         serve(sys.argv[1], Connection(int(sys.argv[2])))
-    except EOFError:
-        pass

@@ -246,9 +246,7 @@ class ModelEstimator:
         if len(sizes) > 1:
             run_ns -= self._joining_ns(sizes)
         counts = _summed(sizes)
-        self.observe_run(
-            counts, run_ns, peak_bytes, held_bytes, beside, num_loops, by_kind
-        )
+        self.observe_run(counts, run_ns, peak_bytes, held_bytes, beside, num_loops, by_kind)
 
     def _joining_ns(self, sizes: Sequence[tuple[int, ...]]) -> int:
         copied = self.input_bytes(*_summed(sizes))

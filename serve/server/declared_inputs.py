@@ -47,9 +47,7 @@ class CountedInputs(SentInputs):
 
     def exact(self, task: Task) -> Sized:
         """Return the task's size, which its shapes tell, with memory by the things of each kind."""
-        peak_bytes, reserve_bytes = self.entry.estimator.memory(
-            *self._counts, by_kind=self.by_kind
-        )
+        peak_bytes, reserve_bytes = self.entry.estimator.memory(*self._counts, by_kind=self.by_kind)
         estimate = replace(task.estimate, peak_bytes=peak_bytes, reserve_bytes=reserve_bytes)
         return Sized(*self._totals, estimate, self._counts)
 

@@ -41,6 +41,24 @@ def test_a_bend_is_followed_where_it_was_not_measured():
     assert np.quantile(errors, 0.95) < 0.2
 
 
+def all_pairs(nodes, edges):
+    return 200_000 + 300 * nodes + 60 * edges + 4 * nodes * nodes
+
+
+def test_work_that_grows_with_the_square_is_followed_beyond_what_was_measured():
+    measured = [s for s in samples(all_pairs, noise=0.02) if s.counts[0] <= 1024]
+    ramps, products = fit_time(measured), fit_time(measured, products=True)
+    truth = all_pairs(4_000, 20_000)
+    assert products.at(4_000, 20_000) == pytest.approx(truth, rel=0.15)
+    assert ramps.at(4_000, 20_000) < 0.8 * truth
+    assert products.error_p95 <= ramps.error_p95
+
+
+def test_products_are_left_out_where_ramps_suffice():
+    fit = fit_time(samples(cached), products=True)
+    assert fit.at(4_000, 40_000) == pytest.approx(cached(4_000, 40_000), rel=0.1)
+
+
 def test_disturbed_measurements_do_not_move_the_fit():
     clean = samples(cached, noise=0.02)
     disturbed = [

@@ -1,9 +1,9 @@
 """Measure a loaded model: its memory traced, its time over sizes.
 
-Memory takes a few hundred milliseconds whatever the budget, and longer where it is not linear; timing
-takes the rest, and at least half of the budget. Both measure the
-work of a lane: ``LoadedModel.run`` on this process's threads, with the lane's allocator. A busy
-machine does not disturb the first and, on one thread, hardly the second.
+Memory takes a few hundred milliseconds whatever the budget, and longer where it is not linear;
+timing takes the rest, and at least half of the budget. Both measure the work of a lane:
+``LoadedModel.run`` on this process's threads, with the lane's allocator. A busy machine does not
+disturb the first and, on one thread, hardly the second.
 """
 
 import logging

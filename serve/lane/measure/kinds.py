@@ -129,9 +129,7 @@ def _set(graph: dict[str, torch.Tensor], slot: InputSlot, kinds: NDArray[np.int6
     graph[slot.name] = torch.from_numpy((mixed + low).astype(slot.dtype))
 
 
-def _check(
-    probe: ModelProbe, interface: Interface, counts: tuple[int, ...], planes: Planes
-) -> str:
+def _check(probe: ModelProbe, interface: Interface, counts: tuple[int, ...], planes: Planes) -> str:
     """Return which mix of kinds takes more than the planes say; empty when none does."""
     rng = np.random.default_rng(0)
 

@@ -157,18 +157,14 @@ def measure_memory(
     )
 
 
-def _error_by_kind(
-    probe: ModelProbe, inputs: Linear, by_kind: ByKind, found: MemoryTrace
-) -> float:
+def _error_by_kind(probe: ModelProbe, inputs: Linear, by_kind: ByKind, found: MemoryTrace) -> float:
     """Return estimate ÷ measured − 1 of a plain graph whose things of each kind are counted."""
     interface = probe.loaded.spec.interface
     assert interface is not None
     counts = interface.kind_counts(probe.graph(found.counts))
     assert counts is not None
     staged = inputs.at(*found.counts)
-    estimate = staged + peak_at(
-        by_kind.activations, *found.counts, *counts.firsts, *counts.others
-    )
+    estimate = staged + peak_at(by_kind.activations, *found.counts, *counts.firsts, *counts.others)
     return estimate / max(1.0, staged + found.peak_bytes) - 1
 
 
