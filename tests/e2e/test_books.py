@@ -13,24 +13,23 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from bench.kit.http2_frames import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    frame,
+    head_block,
+    prefixed,
+    reset,
+    window,
+)
 from bench.kit.servers import ServerProcess
 from serve.native import front_lacks
 from serve.obs.report import load_report
 from serve.wire.messages import INFER_METHOD, encode_request
 from tests.e2e.support import random_graph
-from tests.rpc.http2 import (
-    DATA,
-    END_HEADERS,
-    END_STREAM,
-    HEADERS,
-    Http2,
-    frame,
-    head_block,
-    is_over,
-    prefixed,
-    reset,
-    window,
-)
+from tests.rpc.http2 import Http2, is_over
 
 SECONDS = float(os.environ.get("BOOKS_S", "10"))
 #: Together more than eight times what the queue takes.

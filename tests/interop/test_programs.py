@@ -6,10 +6,10 @@ import subprocess
 
 import pytest
 
+from bench.kit.http2_frames import prefixed
 from bench.kit.waiting import PATIENCE_S
 from serve.wire.messages import INFER_METHOD, decode_response
 from tests.interop.plan import needs
-from tests.rpc.http2 import prefixed
 from tests.rpc.requests import request
 
 HEADERS = ("content-type: application/grpc", "te: trailers")

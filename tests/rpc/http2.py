@@ -5,14 +5,22 @@ import struct
 from collections import defaultdict
 from contextlib import suppress
 
-DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING = range(7)
-GOAWAY, WINDOW_UPDATE, CONTINUATION = 7, 8, 9
-END_STREAM, ACK, END_HEADERS, PADDED = 1, 1, 4, 8
-#: Codes with which streams and connections end.
-NO_ERROR, PROTOCOL_ERROR, INTERNAL_ERROR, FLOW_CONTROL_ERROR, SETTINGS_TIMEOUT = range(5)
-STREAM_CLOSED, FRAME_SIZE_ERROR, REFUSED_STREAM, CANCEL, COMPRESSION_ERROR = range(5, 10)
-ENHANCE_YOUR_CALM = 11
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+from bench.kit.http2_frames import (
+    ACK,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    GOAWAY,
+    HEADERS,
+    PING,
+    PREFACE,
+    RST_STREAM,
+    SETTINGS,
+    frame,
+    head_block,
+    prefixed,
+)
+
 _MAX_CONCURRENT_STREAMS, _INITIAL_WINDOW_SIZE = 3, 4
 
 
@@ -123,59 +131,9 @@ class Http2:
         return found
 
 
-def frame(kind, flags, stream, content=b"", size=None):
-    """Return a frame; `size` is what its head claims."""
-    size = len(content) if size is None else size
-    return struct.pack(">I", size)[1:] + struct.pack(">BBI", kind, flags, stream) + content
-
-
-def reset(stream, code=CANCEL):
-    """Return the frame that resets a stream."""
-    return frame(RST_STREAM, 0, stream, struct.pack(">I", code))
-
-
-def window(stream, more_bytes):
-    """Return the frame that opens a window, of a connection for stream 0."""
-    return frame(WINDOW_UPDATE, 0, stream, struct.pack(">I", more_bytes))
-
-
-def in_frames(stream, content, size=16_000):
-    """Return content as frames of `size` bytes."""
-    return b"".join(
-        frame(DATA, 0, stream, content[at : at + size]) for at in range(0, len(content), size)
-    )
-
-
 def is_over(came, stream=1):
     """Return True when the server has ended a stream."""
     return any(
         kind == RST_STREAM or (kind in (DATA, HEADERS) and flags & END_STREAM)
         for kind, flags, _ in came[stream]
     )
-
-
-def prefixed(content=b"", claims=None):
-    """Return a message with its head, which may claim another size."""
-    return struct.pack(">BI", 0, len(content) if claims is None else claims) + content
-
-
-def head_block(path, *more, kind="application/grpc"):
-    """Encode the headers of a call with a content-type, and (name, value) of others."""
-    fields = (
-        (":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "x"),
-        ("te", "trailers"), *more,
-    )  # fmt: skip
-    if kind is not None:
-        fields += (("content-type", kind),)
-    return b"".join(literal(name) + literal(value, first=b"") for name, value in fields)
-
-
-def literal(text, first=b"\0"):
-    """Encode a header's name (an unindexed literal with its `first` byte) or its value."""
-    size = len(text)
-    if size < 127:
-        return first + bytes((size,)) + text.encode()
-    size, more = size - 127, b""
-    while size >= 128:
-        more, size = more + bytes((128 | size & 127,)), size >> 7
-    return first + b"\x7f" + more + bytes((size,)) + text.encode()

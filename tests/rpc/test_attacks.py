@@ -8,13 +8,14 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from bench.kit.http2_frames import HEADERS
 from bench.kit.waiting import eventually
 from serve.config import ServerConfig
 from serve.pb import gnnserve_pb2 as own_pb
 from serve.rpc.server import GrpcServer
 from serve.wire.messages import INFER_METHOD, STREAM_METHOD
 from tests.rpc.fakes import FACTS, FakeEngine
-from tests.rpc.http2 import HEADERS, Http2
+from tests.rpc.http2 import Http2
 from tests.rpc.requests import MESSAGE, infer
 
 LONG_S = 60.0

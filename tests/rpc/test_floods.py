@@ -11,13 +11,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from bench.kit.waiting import PATIENCE_S, eventually
-from serve.config import ServerConfig
-from serve.rpc import native_front
-from serve.rpc.server import GrpcServer
-from serve.wire.messages import INFER_METHOD, STREAM_METHOD, decode_response
-from tests.rpc.fakes import FACTS
-from tests.rpc.http2 import (
+from bench.kit.http2_frames import (
     CONTINUATION,
     DATA,
     END_HEADERS,
@@ -28,16 +22,21 @@ from tests.rpc.http2 import (
     RST_STREAM,
     SETTINGS,
     WINDOW_UPDATE,
-    Http2,
     frame,
     head_block,
     in_frames,
-    is_over,
     literal,
     prefixed,
     reset,
     window,
 )
+from bench.kit.waiting import PATIENCE_S, eventually
+from serve.config import ServerConfig
+from serve.rpc import native_front
+from serve.rpc.server import GrpcServer
+from serve.wire.messages import INFER_METHOD, STREAM_METHOD, decode_response
+from tests.rpc.fakes import FACTS
+from tests.rpc.http2 import Http2, is_over
 from tests.rpc.requests import MESSAGE, infer, native, request
 
 MIB = 2**20

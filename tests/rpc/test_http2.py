@@ -4,8 +4,7 @@ import struct
 
 import pytest
 
-from serve.wire.messages import INFER_METHOD, STREAM_METHOD, decode_response
-from tests.rpc.http2 import (
+from bench.kit.http2_frames import (
     ACK,
     COMPRESSION_ERROR,
     CONTINUATION,
@@ -25,16 +24,16 @@ from tests.rpc.http2 import (
     SETTINGS,
     STREAM_CLOSED,
     WINDOW_UPDATE,
-    Http2,
     frame,
     head_block,
     in_frames,
-    is_over,
     literal,
     prefixed,
     reset,
     window,
 )
+from serve.wire.messages import INFER_METHOD, STREAM_METHOD, decode_response
+from tests.rpc.http2 import Http2, is_over
 from tests.rpc.requests import MESSAGE, infer, native
 
 BODY = prefixed(MESSAGE)

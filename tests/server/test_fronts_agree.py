@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from bench.kit.http2_frames import DATA, END_STREAM
 from bench.kit.waiting import PATIENCE_S
 from serve.commands.configured import calibration_cache, device_of
 from serve.config import ServerConfig, load_config
@@ -28,7 +29,7 @@ from serve.wire.messages import (
 from tests.e2e.support import random_graph
 from tests.processes import wait_for
 from tests.rpc.fakes import FACTS
-from tests.rpc.http2 import DATA, END_STREAM, Http2
+from tests.rpc.http2 import Http2
 from tests.server.test_engine import CONFIG
 
 #: What differs from one answer to the next.
