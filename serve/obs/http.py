@@ -224,7 +224,11 @@ class _HttpServer(ThreadingHTTPServer):
                 oldest = next(one for one, until_s in self._open.items() if until_s is not None)
                 del self._open[oldest]
                 _hang_up(oldest)
-        super().process_request(request, client_address)
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError as error:
+            _log.warning("no thread for an HTTP request: %s", error)
+            self.shutdown_request(request)
 
     def shutdown_request(self, request: Any) -> None:
         """Close a connection that was answered or cut off."""

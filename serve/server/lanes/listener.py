@@ -67,7 +67,7 @@ class LaneListener:
         lane_processes: Sequence[LaneProcess],
         start: Callable[[LaneProcess], Started],
     ) -> None:
-        """`start` starts a process anew; raises OSError or EOFError."""
+        """`start` starts a process anew, or raises."""
         self._processes = lane_processes
         self._epoll = select.epoll()
         self._lane_by_fd: dict[int, LaneHandle] = {}

@@ -28,6 +28,8 @@ _log = logging.getLogger(__name__)
 
 _PRELOAD_MODULE = "serve.lane.preload"
 _END_WAIT_S = 2.0
+#: Most file descriptors that a start opens in this process.
+_DESCRIPTORS = 16
 #: Time for starting the fork server, which imports torch, and a process; after it both are stuck.
 _FORK_WAIT_S = 300.0
 
@@ -68,11 +70,15 @@ def start(setup: LaneSetup, lanes: int, pool_fd: int) -> tuple[BaseProcess, list
             # Without a safe path a `serve.py` in the current folder would shadow the package.
             with lane_environment(PYTHONSAFEPATH="1"):
                 forkserver.ensure_running()
+            _require_descriptors(pool_fd)
             with _no_main_module(), _unstuck():
                 process.start()
-    except BaseException:
+    except BaseException as error:
         for side in ours:
             side.close()
+        if isinstance(error, ConnectionRefusedError):
+            # The fork server is ending, which may take it seconds; the next start makes a new one.
+            kill_all()
         raise
     finally:
         for side in theirs:
@@ -147,6 +153,20 @@ def lane_environment(**more: str) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+def _require_descriptors(fd: int) -> None:
+    """Raise OSError when there are too few descriptors for a start.
+
+    A start that runs out of them leaves the fork server a half of what it reads, and it ends.
+    """
+    held: list[int] = []
+    try:
+        while len(held) < _DESCRIPTORS:
+            held.append(os.dup(fd))
+    finally:
+        for one in held:
+            os.close(one)
 
 
 @contextmanager
