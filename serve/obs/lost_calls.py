@@ -6,6 +6,7 @@ ones, which stands for all of them: `left_out` counts the others.
 
 import itertools
 import time
+import uuid
 from collections.abc import Callable, Mapping
 
 from serve.errors import ErrorCode
@@ -29,7 +30,8 @@ class LostCalls:
         """`counts` returns the calls so far, by reason; reasons of other things are left out."""
         self._counts = counts
         self._told = dict.fromkeys(STATUS_BY_REASON, 0)
-        self._ids = itertools.count(1)
+        boot_id = uuid.uuid4().hex[:8]
+        self._uids = (f"{boot_id}-l{number}" for number in itertools.count(1))
 
     def records(self) -> list[RequestRecord]:
         """Return a record for each reason with new calls."""
@@ -42,7 +44,7 @@ class LostCalls:
             self._told[reason] += new
             found.append(
                 RequestRecord(
-                    request_uid=f"lost-{next(self._ids)}",
+                    request_uid=next(self._uids),
                     model="unknown",
                     version="",
                     arrived_unix_ns=time.time_ns(),
