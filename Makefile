@@ -34,7 +34,7 @@ SAY := @printf '\033[1m==> %s\033[0m\n'
 
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 
-.PHONY: help setup demo test test-ci test-benches test-fast cpp fuzz bench gpu-check check lint type arch generated format proto client stub \
+.PHONY: help setup demo test test-ci test-benches test-fast cpp fuzz chaos bench gpu-check check lint type arch generated format proto client stub \
         wheel clean
 
 help: ## List the targets
@@ -72,6 +72,10 @@ fuzz: $(PACKAGE) ## Made-up bytes for the front under ASan and UBSan, its thread
 	     cmake --build --preset $$preset --target front_fuzz -- --quiet; done; \
 	 ../build/cpp-tsan/tests/front_fuzz --threads 1000000; \
 	 ../build/cpp-asan/tests/front_fuzz $(or $(FUZZ_S),3600) $$(date +%s)
+
+chaos: $(PACKAGE) ## A real server has a bad day, and a checker says what held; FULL=1: a million requests
+	@$(PY) -m bench.chaos \
+	    $(if $(FULL),--requests 1000000 --restarts 20 --no-journal,--seconds 300 --restarts 3) $(ARGS)
 
 bench: $(PACKAGE) ## Measure on this machine, then write the pages that quote the results, and draw
 	@$(PY) -m bench && $(PY) -m bench.pages && $(PY) -m docs.drawings

@@ -152,8 +152,8 @@ class ServerProcess:
         python = sys.executable if checkout is None else str(checkout / ".venv" / "bin" / "python")
         self._command = [python, "-m", *module, "--config", str(self.config)]
         self._checkout = checkout or ROOT
-        self._lines: list[str] = []
-        self._ready = threading.Event()
+        self._lines: list[str]
+        self._ready: threading.Event
         self.process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> "ServerProcess":
@@ -174,7 +174,8 @@ class ServerProcess:
             yield self
 
     def start(self) -> None:
-        """Start the process, for the caller to stop."""
+        """Start the process, for the caller to stop; after its end also once more."""
+        self._lines, self._ready = [], threading.Event()
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 self._command,
@@ -185,8 +186,8 @@ class ServerProcess:
                 env=self._environment,
                 start_new_session=self._own_group,
             )
-        reader = threading.Thread(target=self._read, args=(self.process,), daemon=True)
-        reader.start()
+        arguments = (self.process, self._lines, self._ready)
+        threading.Thread(target=_read, args=arguments, daemon=True).start()
 
     @property
     def said_ready(self) -> bool:
@@ -236,14 +237,16 @@ class ServerProcess:
         self.process.kill()
         self.process.wait(PATIENCE_S)
 
-    def _read(self, process: "subprocess.Popen[str]") -> None:
-        assert process.stdout is not None
-        with process.stdout as lines:
-            for line in lines:
-                self._lines.append(line)
-                if line == "ready\n":
-                    self._ready.set()
-        self._ready.set()
+
+def _read(process: "subprocess.Popen[str]", told: list[str], ready: threading.Event) -> None:
+    """Keep what a server prints, and tell when it is ready or has ended."""
+    assert process.stdout is not None
+    with process.stdout as lines:
+        for line in lines:
+            told.append(line)
+            if line == "ready\n":
+                ready.set()
+    ready.set()
 
 
 def calibrated_as_asked(config: Config) -> Config:

@@ -1,0 +1,327 @@
+"""Does to a server what a bad day would do, and has what comes of it checked.
+
+    python -m bench.chaos --seconds 60
+    python -m bench.chaos --requests 1000000 --restarts 20 --folder /tmp/chaos
+
+A real server with TLS, tokens of eight tenants and a held graph gets requests of all kinds from
+client processes, while about every second something is done to it (``faults``). All is recorded;
+``checker`` then says what held. Exits with 1 when something did not.
+"""
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bench.chaos.faults import FAULTS, Faults
+from bench.chaos.history import append
+from bench.chaos.outside import Outside
+from bench.chaos.world import HELD, World, make_world
+from bench.kit.processes import descendants
+from bench.kit.result import ROOT
+from bench.kit.servers import ServerProcess
+from bench.kit.waiting import PATIENCE_S, wait_for
+
+CLIENTS = 2
+LANES = 2
+#: Time between two faults.
+PAUSE_S = 1.0
+#: Longest time for what was refused, held or lost to be over at the end.
+CALM_S = 2 * PATIENCE_S
+
+
+class Lives:
+    """The server through its lives: started, killed, stopped; each is recorded."""
+
+    def __init__(self, world: World, server: ServerProcess, seed: int) -> None:
+        self.world, self.server = world, server
+        self._seed = seed
+        self._ready_ns = 0
+        self._logs = 0
+        #: Messages that each life's transport has counted, by process id.
+        self.calls: dict[int, float] = {}
+        #: Processes of the last life that did not end.
+        self.left: list[int] = []
+        self.outside: Outside
+        self.faults: Faults
+
+    def begin(self) -> None:
+        """Start it and wait until it is ready."""
+        self.server.start()
+        self.server.wait_ready()
+        self._ready_ns = time.monotonic_ns()
+        self._seed += 1
+        self.outside = Outside(self.world, self.server)
+        self.faults = Faults(self.world, self.outside, self._seed)
+
+    def end(self, how: str) -> None:
+        """Kill it, or stop it as asked; all of its processes have ended then."""
+        self.faults.close()
+        self.outside.close()
+        below = set(descendants(self.server.pid))
+        at = time.monotonic_ns()
+        process = self.server.process
+        assert process is not None
+        if process.poll() is not None:
+            how, code = "died", process.returncode
+        elif how == "killed":
+            self.server.kill()
+            code = -signal.SIGKILL
+        else:
+            code = self.server.stop()
+        self.left = _left(below)
+        append(
+            self.world.folder / "lives.jsonl",
+            ready=self._ready_ns, ended=at, how=how, code=code, pid=self.server.pid,
+        )  # fmt: skip
+        self._logs += 1
+        self.server.log.rename(self.world.folder / f"server-{self._logs}.log")
+
+    @property
+    def has_died(self) -> bool:
+        """True when it has ended by itself."""
+        assert self.server.process is not None
+        return self.server.process.poll() is not None
+
+
+def _left(pids: set[int]) -> list[int]:
+    """Return those that still run after a while."""
+
+    def running() -> list[int]:
+        found = []
+        for pid in pids:
+            try:
+                stat = Path(f"/proc/{pid}/stat").read_text()
+            except OSError:
+                continue
+            if stat.rpartition(")")[2].split()[0] not in "ZX":
+                found.append(pid)
+        return found
+
+    give_up = time.monotonic() + 60
+    while running() and time.monotonic() < give_up:
+        time.sleep(0.1)
+    return running()
+
+
+@contextmanager
+def clients(world: World, target: str, requests: int, seed: int) -> Iterator[Callable[[], bool]]:
+    """Run the clients; yields what tells whether one is still at it, and ends them."""
+    command = [sys.executable, "-m", "bench.chaos.client", str(world.folder)]
+    processes = []
+    try:
+        for number in range(CLIENTS):
+            arguments = [str(number), str(seed), target, str(requests // CLIENTS)]
+            processes.append(subprocess.Popen([*command, *arguments], cwd=ROOT))
+        for number in range(CLIENTS):
+            ready = world.folder / f"client-{number}.ready"
+            wait_for(lambda ready=ready: ready.exists(), f"client {number} begins")  # type: ignore[misc]
+        yield lambda: any(one.poll() is None for one in processes)
+        (world.folder / "stop").touch()
+        for one in processes:
+            code = one.wait(2 * PATIENCE_S)
+            assert code == 0, f"a client ended with {code}"
+    finally:
+        for one in processes:
+            one.kill()
+            one.wait()
+
+
+@contextmanager
+def watched(lives: Lives) -> Iterator[None]:
+    """Record a sample of the server about once a second."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(1.0):
+            outside = lives.outside
+            try:
+                sample = outside.sample()
+            except Exception:  # its server has ended meanwhile
+                continue
+            if outside is lives.outside:
+                append(lives.world.folder / "samples.jsonl", **sample)
+                if sample["calls"] is not None:
+                    lives.calls[sample["pid"]] = sample["calls"]
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def disturb(lives: Lives, options: argparse.Namespace, busy: Callable[[], bool]) -> None:
+    """Do one thing after the other to the server, each once before any is done again."""
+    dice = random.Random(options.seed)
+    began = time.monotonic()
+    rounds: list[str] = []
+    names = options.only.split(",") if options.only else list(FAULTS)
+    restarts = 0
+
+    def share() -> float:
+        """Return how much of the run is over, starts apart."""
+        sent = sum(lives.calls.values()) / (options.requests or 1 << 40)
+        over: float = (time.monotonic() - began) / options.seconds
+        return max(sent, over)
+
+    while busy() and share() < 1:
+        time.sleep(PAUSE_S)
+        if restarts < options.restarts and share() * (options.restarts + 1) > restarts + 1:
+            restarts += 1
+            how = "stopped" if restarts % 4 == 2 else "killed"
+            print(f"the server is {how}", flush=True)
+            at = time.monotonic()
+            lives.end(how)
+            lives.begin()
+            began += time.monotonic() - at
+            continue
+        if lives.has_died:
+            break
+        if not rounds:
+            rounds = dice.sample(names, len(names))
+        name = rounds.pop()
+        with recorded(lives.world, name) as said:
+            said.append(FAULTS[name](lives.faults))
+
+
+@contextmanager
+def recorded(world: World, name: str) -> Iterator[list[str]]:
+    """Record a fault, with what is put into the list, or the error in which it ended."""
+    said: list[str] = []
+    at = time.monotonic_ns()
+    try:
+        yield said
+    except Exception as error:  # a fault may fail, as the server is meant to be in trouble
+        said[:] = [f"failed: {type(error).__name__} {error}"]
+    finally:
+        end = time.monotonic_ns()
+        append(world.folder / "faults.jsonl", name=name, at=at, end=end, said="".join(said))
+        print(f"{(end - at) / 1e9:6.1f} s  {name}  {''.join(said)}", flush=True)
+
+
+def calm(lives: Lives) -> dict[str, Any]:
+    """Wait until the server holds nothing more; returns what it holds then, or after a while."""
+    wanted = {"gnnserve_memory_reserved_bytes": 0.0, "gnnserve_queue_depth": 0.0}
+    give_up = time.monotonic() + CALM_S
+    last, metrics = -1.0, lives.outside.metrics(10.0)
+    while time.monotonic() < give_up and not lives.has_died:
+        metrics = lives.outside.metrics(10.0)
+        up = metrics.get("gnnserve_lanes_up")
+        now = lives.outside.sample()["calls"]
+        if up == LANES and now == last and all(metrics.get(k) == v for k, v in wanted.items()):
+            break
+        last = now if now is not None else -1.0
+        time.sleep(2.0)
+    return {
+        "calls": last,
+        "lanes": LANES,
+        "lanes_up": metrics.get("gnnserve_lanes_up"),
+        "reserved_bytes": metrics.get("gnnserve_memory_reserved_bytes"),
+        "waiting": metrics.get("gnnserve_queue_depth"),
+    }
+
+
+def run(folder: Path, options: argparse.Namespace) -> int:
+    """Run, and have it checked; returns the checker's exit code."""
+    world = make_world(folder)
+    scratch = folder / "tmp"
+    scratch.mkdir()
+    journal = folder / "scheduler.journal"
+    server = ServerProcess(
+        folder,
+        policy="slack",
+        discipline="preemptive",
+        repository=world.repository,
+        sections={
+            "server": {"max_queue": 64, "drain_timeout_s": 30.0, "max_run_s": 20.0},
+            "server.tls": {
+                "certificate": str(world.authority),
+                "key": str(folder / "server.key"),
+            },
+            "auth": {"tokens_file": str(folder / "tokens.toml"), "admin_on_port": True},
+            "device": {"lanes": LANES},
+            "report": {"journal": str(journal)} if options.journal else {},
+        },
+        graphs=({"name": HELD, "file": str(folder / "held.npz")},),
+        environment={"TMPDIR": str(scratch)},
+    )
+    lives = Lives(world, server, options.seed)
+    with ExitStack() as stack:
+        stack.callback(server.kill)
+        lives.begin()
+        stack.enter_context(watched(lives))
+        requests = options.requests or 1 << 40
+        with clients(world, server.target, requests, options.seed) as busy:
+            disturb(lives, options, busy)
+        end = calm(lives)
+        lives.end("stopped")
+    end["processes left"] = len(lives.left)
+    end["shared memory left"] = len(list(Path("/dev/shm").glob(f"{world.region_name}*")))
+    end["files left"] = sum(len(files) for _, _, files in os.walk(scratch))
+    end["tracebacks"] = _tracebacks(folder)
+    end["journal"] = _replayed(journal) if options.journal else ""
+    end["alone"] = options.alone
+    (folder / "end.json").write_bytes(msgspec.json.encode(end))
+    checker = Path(__file__).with_name("checker.py")
+    return subprocess.run([sys.executable, checker, folder]).returncode
+
+
+def _tracebacks(folder: Path) -> list[str]:
+    """Return where the main process tells of exceptions that it did not expect.
+
+    Lanes write those of the misbehaving model, as plain text.
+    """
+    return [
+        f"{path.name}:{number}"
+        for path in sorted(folder.glob("server-*.log"))
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1)
+        if line.startswith("{") and '"exception":' in line
+    ]
+
+
+def _replayed(journal: Path) -> str:
+    """Return what is said when a fresh scheduler does not decide as the journal has it."""
+    command = [sys.executable, "-m", "serve", "simulate", "--journal", str(journal)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return "" if done.returncode == 0 else (done.stdout + done.stderr)[-500:]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--seconds", type=float, default=1e9, help="how long, at most")
+    parser.add_argument("--requests", type=int, default=0, help="how many, at most; 0: any number")
+    parser.add_argument("--restarts", type=int, default=2, help="ends of the main process")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="names of faults, by commas")
+    parser.add_argument("--folder", type=Path, help="empty; default: one that is removed")
+    parser.add_argument("--journal", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--alone", action="store_true", help="nothing else runs: judge times too")
+    options = parser.parse_args()
+    if options.seconds >= 1e9 and not options.requests:
+        parser.error("--seconds or --requests")
+    ServerProcess.lane_niceness = 0
+    with ExitStack() as stack:
+        folder = options.folder
+        if folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-")))
+        folder.mkdir(parents=True, exist_ok=True)
+        code = run(folder, options)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

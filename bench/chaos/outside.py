@@ -1,0 +1,131 @@
+"""A server under chaos seen from outside: its processes by role, its metrics, what it holds."""
+
+import os
+import re
+import ssl
+import time
+import urllib.error
+import urllib.request
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from bench.chaos.client import connect
+from bench.chaos.world import World
+from bench.kit.processes import descendants
+from bench.kit.servers import ServerProcess
+from serve.pb import grpc_service_pb2 as pb
+from serve.pb import grpc_service_pb2_grpc as stubs
+
+_POOL = "memfd:gnnserve-pool"
+#: A server that is asked for its state and does not answer for so long is told as not answering.
+_PROBE_S = 2.0
+
+
+class Outside:
+    """Looks at one server, with the administrator's token."""
+
+    def __init__(self, world: World, server: ServerProcess) -> None:
+        self.server = server
+        self._metadata = (("authorization", f"Bearer {world.tokens[-1]}"),)
+        self._tls = ssl.create_default_context(cafile=str(world.authority))
+        self._channel = connect(world, server.target)
+        self._stub = stubs.GRPCInferenceServiceStub(self._channel)  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._channel.close()
+
+    def fork_server(self) -> int | None:
+        """Return the process that starts lanes, if there is one now."""
+        found = self._below("forkserver")
+        parents = {pid for pid in found if descendants(pid)} or set(found)
+        return min(parents, default=None)
+
+    def lanes(self) -> list[int]:
+        """Return the lanes' processes: those that have the pool mapped."""
+        return sorted(pid for pid in descendants(self.server.pid) if _maps(pid, _POOL))
+
+    def calibrators(self) -> list[int]:
+        """Return what the fork server started and is no lane."""
+        parent = self.fork_server()
+        below = descendants(parent) if parent else {}
+        return [pid for pid in below if not _maps(pid, _POOL)]
+
+    def _below(self, words: str) -> list[int]:
+        return [pid for pid, command in descendants(self.server.pid).items() if words in command]
+
+    def get(self, path: str, timeout_s: float = _PROBE_S) -> tuple[int, str]:
+        """Return status and body of a path of the HTTP port; status 0 when there is no answer."""
+        headers = dict(self._metadata)
+        request = urllib.request.Request(
+            f"https://127.0.0.1:{self.server.http_port}{path}", headers=headers
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=timeout_s, context=self._tls) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+        except (OSError, ValueError):
+            return 0, ""
+
+    def metrics(self, timeout_s: float = _PROBE_S) -> dict[str, float]:
+        """Return all metrics, `name{labels}` as they are written; empty when there is no answer."""
+        status, text = self.get("/metrics", timeout_s)
+        if status != 200:
+            return {}
+        return {name: float(value) for name, value in re.findall(r"^(\w.*) (\S+)$", text, re.M)}
+
+    def port_answers(self) -> bool:
+        """Return True when the gRPC port answers a call now."""
+        try:
+            self._stub.ServerLive(pb.ServerLiveRequest(), timeout=_PROBE_S)
+        except grpc.RpcError:
+            return False
+        return True
+
+    def sample(self) -> dict[str, Any]:
+        """Return what the server holds now."""
+        pid = self.server.pid
+        found: dict[str, Any] = {"at": time.monotonic_ns(), "pid": pid}
+        with suppress(OSError):
+            found["rss_bytes"] = resident_bytes(pid)
+            found["fds"] = len(os.listdir(f"/proc/{pid}/fd"))
+            found["threads"] = len(os.listdir(f"/proc/{pid}/task"))
+        found["lanes_rss_bytes"] = sum(map(resident_bytes, self.lanes()))
+        found["port_answers"] = self.port_answers()
+        found["ready"] = self.get("/v2/health/ready")[0]
+        metrics = self.metrics()
+        for name in ("gnnserve_lanes_up", "gnnserve_memory_reserved_bytes", "gnnserve_queue_depth"):
+            found[name] = metrics.get(name)
+        found["calls"] = calls(metrics)
+        return found
+
+
+def calls(metrics: dict[str, float]) -> float | None:
+    """Return the messages of inference that the native front has taken, refused ones included."""
+    if not metrics:
+        return None
+    ways = [f'gnnserve_front_calls_total{{way="{way}"}}' for way in ("plain", "message")]
+    reasons = ("unread", "malformed", "no_message", "no_thread", "message_size", "receiving_bytes")
+    ways += [f'gnnserve_transport_refused_total{{reason="{reason}"}}' for reason in reasons]
+    return sum(metrics.get(name, 0.0) for name in ways)
+
+
+def resident_bytes(pid: int) -> int:
+    """Return the memory of a process; 0 when it is gone."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (OSError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _maps(pid: int, name: str) -> bool:
+    try:
+        return name in Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return False

@@ -1,0 +1,181 @@
+"""What a chaos run serves: repository, held graph, credentials, and the answers by plain PyG.
+
+Everything is made before the server starts, so that the answers come from files that no fault has
+touched. ``expected.npz`` holds them for the checker: `MODEL/VERSION/CASE` for tensors of a case,
+and `MODEL/VERSION/held/STATE` for all nodes of the held graph, whose features are in one of
+``STATES`` states: version v of the graph has state v % STATES.
+"""
+
+import hashlib
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+from bench.chaos import chaos_models
+from bench.chaos.chaos_models import FEATURES
+from bench.kit.result import ROOT
+from serve.access.tokens import TenantLimits, Token, TokensFile, hash_of, new_token, write_tokens
+from serve.lane.models.loader import LoadedModel, load_model
+from serve.models.repository import WEIGHTS_FILE, find
+from serve.models.writer import write_model
+from serve.wire.messages import Array
+
+#: Models that answer, whatever happens.
+DEMO = ("gcn", "sage", "gin", "gat")
+GOOD = (*DEMO, "in_place")
+BAD = "misbehaving"
+#: Good models of which a second version comes and goes.
+ROLLED = ("gcn", "sage")
+CASES, STATES, TENANTS = 24, 4, 8
+HELD, HELD_NODES, HELD_EDGES = "held", 300, 1200
+#: Nodes of the held graph whose features change.
+CHANGED = 100
+
+
+@dataclass(frozen=True)
+class World:
+    """Folders and files of one chaos run."""
+
+    folder: Path
+
+    @property
+    def repository(self) -> Path:
+        """Folder of the models that the server reads."""
+        return self.folder / "models"
+
+    @property
+    def later(self) -> Path:
+        """Folder of the second versions, from where they are copied."""
+        return self.folder / "later"
+
+    @property
+    def tokens(self) -> list[str]:
+        """Tokens of the tenants, then the administrator's."""
+        return (self.folder / "tokens.txt").read_text().split()
+
+    @property
+    def region_name(self) -> str:
+        """With what the names of its clients' shared memory begin."""
+        digest = hashlib.sha256(str(self.folder.resolve()).encode()).hexdigest()
+        return f"gnnserve-chaos-{digest[:12]}-"
+
+    @property
+    def authority(self) -> Path:
+        """Certificate that clients trust."""
+        return self.folder / "server.crt"
+
+    def weights(self, model: str, version: int = 1) -> Path:
+        """Return the weights file of a version in the repository."""
+        return self.repository / model / str(version) / WEIGHTS_FILE
+
+
+def case(number: int) -> tuple[Array, Array]:
+    """Return x float32 [N, 32] and edge_index int64 [2, E] of a case; sizes differ."""
+    rng = np.random.default_rng(number)
+    nodes = int(rng.integers(2, 400))
+    x = rng.standard_normal((nodes, FEATURES), dtype=np.float32)
+    return x, rng.integers(0, nodes, (2, 4 * nodes))
+
+
+def held_features(state: int) -> Array:
+    """Return the features that the changed nodes of the held graph have in a state."""
+    rng = np.random.default_rng(1000 + state)
+    return rng.standard_normal((CHANGED, FEATURES), dtype=np.float32)
+
+
+def make_world(folder: Path) -> World:
+    """Write everything into an empty folder."""
+    world = World(folder)
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    for name in DEMO:
+        shutil.copytree(ROOT / "configs" / "models" / name, world.repository / name)
+    for name, module in {
+        "in_place": chaos_models.in_place(),
+        BAD: chaos_models.misbehaving(),
+    }.items():
+        inside = write_model(world.repository, name, module, factory=f"./model.py:{name}", args={})
+        shutil.copy(chaos_models.__file__, inside / "model.py")
+    for name in ROLLED:
+        shutil.copytree(world.repository / name, world.later / name)
+        (world.later / name / "1").rename(world.later / name / "2")
+        change_weights(world.later / name / "2" / WEIGHTS_FILE, seed=2)
+    _write_held_graph(folder)
+    _write_expected(world)
+    _write_credentials(folder)
+    return world
+
+
+def change_weights(path: Path, seed: int) -> None:
+    """Write other numbers of the same shapes over a weights file, in place."""
+    generator = torch.Generator().manual_seed(seed)
+    state = {name: value.clone() for name, value in load_file(path).items()}
+    for value in state.values():
+        if value.is_floating_point():
+            value *= 1 + 0.5 * torch.randn(value.shape, generator=generator)
+    draft = path.with_name("draft")
+    save_file(state, draft)
+    path.write_bytes(draft.read_bytes())
+    draft.unlink()
+
+
+def _write_held_graph(folder: Path) -> None:
+    rng = np.random.default_rng(7)
+    x = rng.standard_normal((HELD_NODES, FEATURES), dtype=np.float32)
+    x[:CHANGED] = held_features(1)  # version 1
+    edges = rng.integers(0, HELD_NODES, (2, HELD_EDGES))
+    np.savez(folder / "held.npz", num_nodes=HELD_NODES, edge_index=edges, x=x)
+
+
+def _write_expected(world: World) -> None:
+    held = np.load(world.folder / "held.npz")
+    found = {}
+    for name in (*GOOD, BAD):
+        for version in (1, 2) if name in ROLLED else (1,):
+            root = world.repository if version == 1 else world.later
+            model = load_model(find(root, name, str(version)))
+            for number in range(CASES):
+                found[f"{name}/{version}/{number}"] = _answer(model, *case(number))
+            for state in range(STATES):
+                x = held["x"].copy()
+                x[:CHANGED] = held_features(state)
+                answer = _answer(model, x, held["edge_index"])
+                found[f"{name}/{version}/held/{state}"] = answer
+    np.savez(world.folder / "expected.npz", **found)  # type: ignore[arg-type]
+
+
+def _answer(model: LoadedModel, x: Array, edges: Array) -> Array:
+    """Return what plain PyG answers; a model may change what it is given, so it gets copies."""
+    answer: Array = model.run({"x": torch.tensor(x), "edge_index": torch.tensor(edges)}).numpy()
+    return answer
+
+
+def _write_credentials(folder: Path) -> None:
+    """Write a certificate that is its own authority, and the tokens of all callers."""
+    subprocess.run(
+        [
+            "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
+            "-nodes", "-days", "30", "-subj", "/CN=chaos", "-addext",
+            "subjectAltName=IP:127.0.0.1,DNS:localhost",
+            "-keyout", str(folder / "server.key"), "-out", str(folder / "server.crt"),
+        ],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    tokens = [new_token() for _ in range(TENANTS + 1)]
+    rows = [
+        Token(principal=f"app{n}", roles=("infer",), hash=hash_of(token), tenant=f"tenant{n}")
+        for n, token in enumerate(tokens[:TENANTS])
+    ]
+    rows.append(
+        Token(principal="root", roles=("admin", "observe", "infer"), hash=hash_of(tokens[TENANTS]))
+    )
+    limits = tuple(TenantLimits(name=f"tenant{n}", weight=1.0 + n) for n in range(TENANTS))
+    write_tokens(folder / "tokens.toml", TokensFile(token=tuple(rows), tenant=limits))
+    secret = folder / "tokens.txt"
+    secret.touch(0o600)
+    secret.write_text("\n".join(tokens))

@@ -1,0 +1,391 @@
+"""The checker of chaos runs refuses a record with one fault of each kind, and takes a good one."""
+
+import base64
+import json
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+from bench.chaos import checker
+from bench.chaos.checker import S, check
+
+MODEL = "gcn"
+#: Seconds at which the server's lives begin and end.
+LIVES = ((1, 50, "killed", -9), (60, 100, "stopped", 0))
+EXPECTED = {
+    **{f"{MODEL}/{v}/{n}": np.full((3, 2), 10 * v + n, np.float32) for v in (1, 2) for n in (0, 1)},
+    **{
+        f"{MODEL}/1/held/{state}": np.arange(8, dtype=np.float32).reshape(4, 2) + state
+        for state in range(4)
+    },
+}
+
+
+class Written:
+    """A record that holds, before a test breaks it."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.asked, self.ended, self.rows = {}, [], []
+        self.answers = dict(EXPECTED)
+        self.lost = {1: 0, 2: 0}
+        self.lives = [
+            {"ready": a * S, "ended": b * S, "how": how, "code": code} for a, b, how, code in LIVES
+        ]
+        self.faults = [self.fault("graph updated", 62, 63, "version 2")]
+        self.samples = [
+            {
+                "at": n * S, "pid": 7, "calls": 1000.0 * n, "rss_bytes": 10**8, "fds": 40,
+                "threads": 30, "lanes_rss_bytes": 10**8, "port_answers": True, "ready": 200,
+            }
+            for n in range(60, 100)
+        ]  # fmt: skip
+        self.end = {
+            "calls": 0, "lanes": 2, "lanes_up": 2, "reserved_bytes": 0, "waiting": 0,
+            "processes left": 0, "shared memory left": 0, "files left": 0, "tracebacks": [],
+            "journal": "", "alone": True,
+        }  # fmt: skip
+        self.add("first", 10, answer=f"{MODEL}/1/0", run=1)
+        self.add("plain", 70, answer=f"{MODEL}/1/0")
+        self.add("newer", 71, case=1, version="2", answer=f"{MODEL}/2/1")
+        held = EXPECTED[f"{MODEL}/1/held/2"][[1, 3]]
+        self.answers["some nodes"] = held
+        self.add("nodes", 72, kind="nodes", ids=[1, 3], answer="some nodes", graph_version=2)
+        self.add("refused", 73, status="RESOURCE_EXHAUSTED", reason="queue_full")
+        self.add("wrong", 74, kind="invalid", status="INVALID_ARGUMENT", reason="invalid_input")
+        self.add("bad", 75, kind="bad", status="INTERNAL", reason="model_error")
+        self.add("away", 76, kind="cancelled", status="CANCELLED", reason="cancelled",
+                 by_client=True)  # fmt: skip
+        self.add("without", 55, status="UNAVAILABLE", run=None)  # the server is down
+        self.end["calls"] = sum(row[0] == 2 for row in self.rows)
+
+    @staticmethod
+    def fault(name, begin, end, said=""):
+        return {"name": name, "at": begin * S, "end": end * S, "said": said}
+
+    def add(self, key, at, kind="tensors", case=0, ids=(), status="OK", answer="", version="1",
+            graph_version=0, by_client=False, reason="", run=2):  # fmt: skip
+        self.asked[key] = {
+            "id": key, "at": at * S, "kind": kind, "model": MODEL, "case": case, "ids": list(ids),
+        }  # fmt: skip
+        outcome = {
+            "id": key, "end": at * S + S // 10, "status": status, "model": MODEL,
+            "version": version, "answer": answer, "uid": f"u-{key}",
+            "graph_version": graph_version, "by_client": by_client, "words": "",
+        }  # fmt: skip
+        self.ended.append(outcome)
+        if run is not None:
+            self.rows.append((run, f"u-{key}", key, status, reason, 0))
+
+    def end_of(self, key):
+        return next(one for one in self.ended if one["id"] == key)
+
+    def row_of(self, key):
+        return next(n for n, row in enumerate(self.rows) if row[2] == key)
+
+    def change_row(self, key, **fields):
+        names = ("run", "uid", "client_id", "status", "reason", "left_out")
+        at = self.row_of(key)
+        row = dict(zip(names, self.rows[at], strict=True)) | fields
+        self.rows[at] = tuple(row[name] for name in names)
+
+    def write(self):
+        def lines(name, content):
+            (self.folder / name).write_text("".join(json.dumps(one) + "\n" for one in content))
+
+        lines("requests-0.jsonl", [*self.asked.values(), *self.ended])
+        lines("answers-0.jsonl", [
+            {
+                "hash": name, "shape": array.shape,
+                "content": base64.b64encode(array.tobytes()).decode(),
+            }
+            for name, array in self.answers.items()
+        ])  # fmt: skip
+        lines("faults.jsonl", self.faults)
+        lines("samples.jsonl", self.samples)
+        lines("lives.jsonl", self.lives)
+        (self.folder / "end.json").write_text(json.dumps(self.end))
+        np.savez(self.folder / "expected.npz", **EXPECTED)
+        with closing(sqlite3.connect(self.folder / "report.db")) as db:
+            db.execute(
+                "CREATE TABLE request (run_id INT, request_uid TEXT, client_id TEXT, status TEXT,"
+                " reason TEXT, left_out INT)"
+            )
+            db.execute("CREATE TABLE server (run_id INT, rows_lost INT)")
+            db.executemany("INSERT INTO request VALUES (?, ?, ?, ?, ?, ?)", self.rows)
+            db.executemany("INSERT INTO server VALUES (?, ?)", self.lost.items())
+            db.commit()
+
+    def refused(self):
+        """Write it, and return the names of what does not hold."""
+        self.write()
+        return [finding.name for finding in check(self.folder) if not finding.holds]
+
+
+@pytest.fixture
+def record(tmp_path):
+    return Written(tmp_path)
+
+
+def no_outcome(record):
+    record.ended.remove(record.end_of("refused"))
+    return ["requests without an outcome"]
+
+
+def answered_twice(record):
+    record.ended.append(record.end_of("plain") | {"uid": "another"})
+    return ["requests answered twice"]
+
+
+def answered_unasked(record):
+    record.ended.append(record.end_of("plain") | {"id": "not asked", "uid": "another"})
+    return ["answers that nobody asked for"]
+
+
+def one_uid_for_two(record):
+    record.end_of("newer")["uid"] = "u-plain"
+    return ["uids of two answers"]
+
+
+def other_numbers(record):
+    record.answers["other"] = EXPECTED[f"{MODEL}/1/0"] * 1.001
+    record.end_of("plain")["answer"] = "other"
+    return ["wrong answers"]
+
+
+def not_a_number(record):
+    record.answers["other"] = np.full((3, 2), np.nan, np.float32)
+    record.end_of("plain")["answer"] = "other"
+    return ["wrong answers"]
+
+
+def answer_of_another_case(record):
+    record.end_of("plain")["answer"] = f"{MODEL}/2/1"
+    return ["wrong answers"]
+
+
+def answer_of_another_version(record):
+    record.end_of("plain")["version"] = "2"
+    return ["wrong answers"]
+
+
+def version_that_never_was(record):
+    record.end_of("plain")["version"] = "3"
+    return ["wrong answers"]
+
+
+def version_that_was_not_asked(record):
+    record.asked["plain"]["version"] = "2"
+    return ["wrong answers"]
+
+
+def answer_of_another_model(record):
+    record.end_of("plain")["model"] = "gat"
+    return ["wrong answers"]
+
+
+def answer_that_is_not_kept(record):
+    record.end_of("plain")["answer"] = "nowhere"
+    return ["wrong answers"]
+
+
+def row_too_few(record):
+    record.answers["less"] = EXPECTED[f"{MODEL}/1/0"][1:]
+    record.end_of("plain")["answer"] = "less"
+    return ["wrong answers"]
+
+
+def old_graph(record):
+    record.answers["some nodes"] = EXPECTED[f"{MODEL}/1/held/1"][[1, 3]]
+    record.end_of("nodes")["graph_version"] = 1
+    return ["answers from a graph older than a change before the request"]
+
+
+def invalid_taken(record):
+    record.end_of("wrong").update(status="OK", answer=f"{MODEL}/1/0")
+    record.change_row("wrong", status="OK")
+    return ["statuses that are not documented"]
+
+
+def good_model_internal(record):
+    record.end_of("refused")["status"] = "INTERNAL"
+    record.change_row("refused", status="INTERNAL")
+    return ["statuses that are not documented"]
+
+
+def cancelled_by_nobody(record):
+    record.end_of("away")["by_client"] = False
+    return ["statuses that are not documented"]
+
+
+def deadline_of_nobody(record):
+    record.end_of("refused")["status"] = "DEADLINE_EXCEEDED"
+    return ["statuses that are not documented"]
+
+
+def stream_that_ends_early(record):
+    record.end_of("refused")["status"] = "STREAM_OK"
+    record.change_row("refused", status="OK")
+    return ["statuses that are not documented"]
+
+
+def region_refused_without_restart(record):
+    record.asked["wrong"].update(kind="region", registered=65 * S)
+    return ["statuses that are not documented"]
+
+
+def unavailable_without_cause(record):
+    record.end_of("refused")["status"] = "UNAVAILABLE"
+    record.rows.pop(record.row_of("refused"))
+    record.end["calls"] -= 1
+    return ["UNAVAILABLE without a documented reason"]
+
+
+def quarantined_though_good(record):
+    record.end_of("refused")["status"] = "UNAVAILABLE"
+    record.change_row("refused", status="UNAVAILABLE", reason="quarantined")
+    return ["UNAVAILABLE without a documented reason"]
+
+
+def answer_without_row(record):
+    record.rows.pop(record.row_of("plain"))
+    record.end["calls"] -= 1
+    return ["answers without a row"]
+
+
+def row_lost_long_before_the_kill(record):
+    record.rows.pop(record.row_of("first"))
+    return ["answers without a row"]
+
+
+def two_rows(record):
+    record.rows.append((2, "another", "plain", "OK", "", 0))
+    record.end["calls"] += 1
+    return ["requests with two rows"]
+
+
+def two_rows_with_one_uid(record):
+    record.rows.append((2, "u-plain", "", "OK", "", 0))
+    record.end["calls"] += 1
+    return ["uids of two rows"]
+
+
+def other_status_in_row(record):
+    record.change_row("plain", status="INVALID_ARGUMENT")
+    return ["other status in the report"]
+
+
+def message_without_row(record):
+    record.end["calls"] += 1
+    return ["rows with lost ones"]
+
+
+def main_process_died(record):
+    record.lives[0]["how"] = "died"
+    return ["ends that nobody asked for"]
+
+
+def exit_code(record):
+    record.lives[1]["code"] = 70
+    return ["stops with another exit code than 0"]
+
+
+def held(name):
+    def plant(record):
+        record.end[name] = 1
+        return [name.replace("_", " ")]
+
+    plant.__name__ = f"held_{name.replace(' ', '_')}"
+    return plant
+
+
+def lane_down(record):
+    record.end["lanes_up"] = 1
+    return ["lanes up at the end"]
+
+
+def journal_differs(record):
+    record.end["journal"] = "decides otherwise"
+    return ["journal"]
+
+
+def traceback(record):
+    record.end["tracebacks"] = ["server-1.log:3"]
+    return ["tracebacks in the log"]
+
+
+def ready_though_deaf(record):
+    for one in record.samples[10:30]:
+        one["port_answers"] = False
+    return ["ready though the port does not answer"]
+
+
+def growth(name, step):
+    def plant(record):
+        for number, one in enumerate(record.samples):
+            one[name] += step * number
+        return [f"growth of {name} per 10,000 calls"]
+
+    plant.__name__ = f"growth_of_{name}"
+    return plant
+
+
+def long_wait(record):
+    record.end_of("nodes")["end"] += 11 * S
+    return ["longest wait of a plain request"]
+
+
+PLANTED = [
+    no_outcome, answered_twice, answered_unasked, one_uid_for_two, other_numbers, not_a_number,
+    answer_of_another_case, answer_of_another_version, version_that_never_was,
+    version_that_was_not_asked, answer_of_another_model, answer_that_is_not_kept, row_too_few,
+    old_graph, invalid_taken, good_model_internal, cancelled_by_nobody, deadline_of_nobody,
+    stream_that_ends_early, region_refused_without_restart, unavailable_without_cause,
+    quarantined_though_good, answer_without_row, row_lost_long_before_the_kill, two_rows,
+    two_rows_with_one_uid, other_status_in_row, message_without_row, main_process_died, exit_code,
+    held("reserved_bytes"), held("waiting"), held("processes left"), held("shared memory left"),
+    held("files left"), lane_down, journal_differs, traceback, ready_though_deaf,
+    growth("rss_bytes", 2**17), growth("fds", 1), growth("threads", 1),
+    growth("lanes_rss_bytes", 2**20), long_wait,
+]  # fmt: skip
+
+
+def test_a_good_record_holds(record):
+    assert record.refused() == []
+
+
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
+def test_a_planted_fault_is_found_and_nothing_else(record, plant):
+    wanted = plant(record)
+    assert record.refused() == wanted
+
+
+def test_rows_of_the_last_second_before_a_kill_may_be_lost(record):
+    record.add("late", 49, answer=f"{MODEL}/1/0", run=None)
+    assert record.refused() == []
+
+
+def test_lost_rows_that_are_told_count(record):
+    record.faults.append(record.fault("disk full", 69, 70))
+    record.rows.pop(record.row_of("plain"))
+    record.lost[2] = 1
+    assert record.refused() == []
+
+
+def test_waits_are_not_judged_on_a_shared_machine(record):
+    long_wait(record)
+    record.end["alone"] = False
+    assert record.refused() == []
+
+
+def test_the_command_prints_what_does_not_hold(record):
+    other_numbers(record)
+    record.write()
+    command = [sys.executable, checker.__file__, str(record.folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    assert "FAIL wrong answers: 1: ['plain']" in done.stdout
