@@ -6,6 +6,7 @@ import time
 import grpc
 import pytest
 
+from bench.kit.http2_frames import END_HEADERS, HEADERS, frame, head_block, in_frames, prefixed
 from bench.kit.waiting import PATIENCE_S, wait_for
 from serve.access.callers import Callers
 from serve.access.tokens import Token, TokensFile, hash_of, read_tokens, write_tokens
@@ -16,16 +17,7 @@ from serve.rpc.server import GrpcServer
 from serve.wire.messages import INFER_METHOD, STREAM_METHOD, decode_stream_answer
 from tests.access.support import TOKENS, headers, write_file
 from tests.rpc.fakes import FACTS
-from tests.rpc.http2 import (
-    END_HEADERS,
-    HEADERS,
-    Http2,
-    frame,
-    head_block,
-    in_frames,
-    is_over,
-    prefixed,
-)
+from tests.rpc.http2 import Http2, is_over
 from tests.rpc.requests import native
 from tests.rpc.requests import request as message
 
