@@ -70,6 +70,7 @@ def stages(quick: Collection[str] = (), *, dry: bool = False) -> list[Stage]:
         # The first to start an engine: it calibrates the models for all of them.
         stage("tests.gpu.unions", 110, 80, _ENGINE),
         stage("bench.gpu.pmc", 60, 20, _ENGINE),
+        stage("tests.gpu.declared", 150, 70, _ENGINE),
         serving("equality", 200, 60),
         serving("soak", 150, 60),
     ]

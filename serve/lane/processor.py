@@ -3,7 +3,6 @@
 import gc
 import signal
 import socket
-from collections.abc import Callable
 
 import torch
 
@@ -26,19 +25,11 @@ from serve.lane.executors import with_executor
 from serve.lane.loop import Lane
 from serve.lane.measure.where_measured import Processor, Site
 from serve.lane.models.loader import LoadedModel, load_model
-from serve.lane.models.union import run_union
 from serve.lane.nonfinite import nonfinite_counts, refused
 from serve.lane.place import HeldModel
 from serve.lane.process import enter, leave
 from serve.lane.process_heap import ProcessHeap
-from serve.lane.task import (
-    PoolTensors,
-    check_shapes,
-    expected_shapes,
-    failed,
-    run_declared,
-    stopped,
-)
+from serve.lane.task import PoolTensors, failed, run_model, stopped, wanted_of
 from serve.lane.warm_up import warm_up
 from serve.models.model_signature import Signature
 from serve.models.repository import ModelSpec
@@ -103,10 +94,10 @@ class ProcessorPlace:
         try:
             self._stop_word.begin(task.task_id)
             graphs = self._tensors.inputs(task)
-            rows, columns, store = self._forward(task, graphs, model)
+            outputs = run_model(task, graphs, model, wanted_of(task, graphs, model))
             if meter is not None:
                 peak, held = meter.peak_bytes() - base_bytes, meter.held_peak_bytes()
-            store()
+            self._tensors.store(outputs, task, _copy)
         except Stopped:
             raise
         except BaseException as error:
@@ -118,37 +109,12 @@ class ProcessorPlace:
             self._stop_word.end()
             if meter is not None:
                 meter.clear()
+        rows, columns = outputs.rows, outputs.columns
         found = nonfinite_counts(task, rows, columns, model, self._tensors)
         if found and model.loaded.spec.check_output == "finite":
             return refused(task, rows, columns, self._tensors)
         run_ns = clock.now_ns() - started_ns
         return TaskDone(task.task_id, rows, columns, run_ns, peak, held, started_ns, found)
-
-    def _forward(
-        self, task: RunTask, graphs: list[dict[str, torch.Tensor]], model: HeldModel
-    ) -> tuple[tuple[int, ...], int, Callable[[], None]]:
-        """Run the model; returns what ``TaskDone`` tells of its outputs and how to store them."""
-
-        def copy(output: torch.Tensor, place: torch.Tensor) -> object:
-            return place.copy_(output)
-
-        if model.loaded.declared is not None:
-            found = run_declared(task, graphs, model)
-
-            def store_declared() -> None:
-                for outputs, part in zip(found, task.parts, strict=True):
-                    self._tensors.store_declared(outputs, part, copy)
-
-            return (0,) * len(found), 0, store_declared
-        expected = expected_shapes(task, graphs, model)
-        outputs = run_union(model.loaded, graphs, model.signature.rows)
-        check_shapes(model, outputs, expected)
-
-        def store() -> None:
-            for output, part in zip(outputs, task.parts, strict=True):
-                self._tensors.store(output, part, copy)
-
-        return tuple(output.shape[0] for output in outputs), outputs[0].shape[1], store
 
     def expect(self, need_bytes: int) -> None:
         """See ``Place``."""
@@ -207,3 +173,7 @@ class ProcessorPlace:
     def replay_most(self, model: LoadedModel, signature: Signature, site: Site) -> int:
         """See ``Place``; a processor launches nothing that could be replayed."""
         return 0
+
+
+def _copy(output: torch.Tensor, place: torch.Tensor) -> object:
+    return place.copy_(output)

@@ -3,6 +3,7 @@
 import logging
 import mmap
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import prod
 
 import torch
@@ -12,7 +13,8 @@ from serve.errors import ModelError, ServeError
 from serve.interface import DTYPES
 from serve.ipc.messages import Part, RunTask, TaskError, TensorRef
 from serve.lane.error_text import told, traced
-from serve.lane.models.union import rows_wanted, run_parts
+from serve.lane.models.declared import Sizes
+from serve.lane.models.union import rows_wanted, run_parts, run_union
 from serve.lane.place import HeldModel
 
 _log = logging.getLogger(__name__)
@@ -63,8 +65,21 @@ class PoolTensors:
         view = mmap.mmap(self._pool_fd, size_bytes, flags, access, offset=first)
         return {ref.name: _tensor(view, ref, ref.offset_bytes - first) for ref in part.inputs}
 
-    def store(self, output: torch.Tensor, part: Part, copy: Copy) -> None:
-        """Copy a part's output to its place; raises ServeError when it does not fit."""
+    def store(self, outputs: "RunOutputs", task: RunTask, copy: Copy) -> None:
+        """Copy the outputs of each part to their places; raises ServeError when one does not fit.
+
+        Those that a model declares have the shapes of their places.
+        """
+        for found, part in zip(outputs.parts, task.parts, strict=True):
+            if part.outputs:
+                for output, ref in zip(found, part.outputs, strict=True):
+                    if output.numel():
+                        copy(output, self.of(ref))
+            else:
+                self.store_rows(found[0], part, copy)
+
+    def store_rows(self, output: torch.Tensor, part: Part, copy: Copy) -> None:
+        """Copy the only output of a part likewise."""
         size_bytes = output.numel() * output.element_size()
         if size_bytes > part.output_capacity_bytes:
             raise ServeError(
@@ -74,12 +89,6 @@ class PoolTensors:
         if size_bytes:
             place = TensorRef("output", "float32", tuple(output.shape), part.output_offset_bytes)
             copy(output, self.of(place))
-
-    def store_declared(self, outputs: Sequence[torch.Tensor], part: Part, copy: Copy) -> None:
-        """Copy a part's declared outputs, which have the expected shapes, to their places."""
-        for output, ref in zip(outputs, part.outputs, strict=True):
-            if output.numel():
-                copy(output, self.of(ref))
 
 
 def _tensor(memory: mmap.mmap, ref: TensorRef, offset_bytes: int) -> torch.Tensor:
@@ -92,39 +101,74 @@ def _tensor(memory: mmap.mmap, ref: TensorRef, offset_bytes: int) -> torch.Tenso
     return flat.view(ref.shape)
 
 
-def run_declared(
-    task: RunTask, graphs: Sequence[dict[str, torch.Tensor]], model: HeldModel
-) -> tuple[tuple[torch.Tensor, ...], ...]:
-    """Run a model that declares its outputs; returns those of each part.
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a run must return, as the inputs of its parts tell."""
 
-    Raises ModelError unless they have the shapes of their places.
-    """
-    outputs = run_parts(model.loaded, graphs, model.signature.rows)
-    for found, part in zip(outputs, task.parts, strict=True):
+    #: Rows and columns of each part's output; empty for a model that declares its outputs.
+    shapes: Sequence[tuple[int, int]] = ()
+    #: Of such a model, each symbol's count in each part.
+    sizes: Sequence[Sizes] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutputs:
+    """What a run has returned."""
+
+    #: Outputs of each part.
+    parts: Sequence[tuple[torch.Tensor, ...]]
+    #: What ``TaskDone`` tells of them.
+    rows: tuple[int, ...]
+    columns: int
+
+    @property
+    def is_empty(self) -> bool:
+        """True when there is nothing to copy."""
+        return not any(output.numel() for outputs in self.parts for output in outputs)
+
+
+def wanted_of(task: RunTask, graphs: Sequence[dict[str, torch.Tensor]], model: HeldModel) -> Wanted:
+    """Return what a run must return. Call it before the model gets the graphs and changes them."""
+    if (declared := model.loaded.declared) is not None:
+        return Wanted(sizes=[declared.sizes(graph) for graph in graphs])
+    signature = model.signature
+    return Wanted(
+        [
+            (
+                rows_wanted(graph, signature.rows) if part.gather is None else part.gather.rows,
+                signature.num_outputs,
+            )
+            for graph, part in zip(graphs, task.parts, strict=True)
+        ]
+    )
+
+
+def run_model(
+    task: RunTask, graphs: Sequence[dict[str, torch.Tensor]], model: HeldModel, wanted: Wanted
+) -> RunOutputs:
+    """Run a model on the parts of a task; raises ModelError for outputs that are not wanted."""
+    rows = model.signature.rows
+    if model.loaded.declared is not None:
+        parts = run_parts(model.loaded, graphs, rows, wanted.sizes)
+        _check_declared(task, model, parts)
+        return RunOutputs(parts, (0,) * len(parts), 0)
+    outputs = run_union(model.loaded, graphs, rows)
+    check_shapes(model, outputs, wanted.shapes)
+    told = tuple(output.shape[0] for output in outputs)
+    return RunOutputs([(output,) for output in outputs], told, outputs[0].shape[1])
+
+
+def _check_declared(
+    task: RunTask, model: HeldModel, parts: Sequence[tuple[torch.Tensor, ...]]
+) -> None:
+    """Raise ModelError unless outputs have the shapes of their places."""
+    for found, part in zip(parts, task.parts, strict=True):
         for output, ref in zip(found, part.outputs, strict=True):
             if tuple(output.shape) != ref.shape:
                 raise ModelError(
                     f"model {model.loaded.spec.key}: output '{ref.name}' has shape"
                     f" {list(output.shape)}; it must have {list(ref.shape)}"
                 )
-    return outputs
-
-
-def expected_shapes(
-    task: RunTask, graphs: Sequence[dict[str, torch.Tensor]], model: HeldModel
-) -> list[tuple[int, int]]:
-    """Return the shape that the signature gives each part's output.
-
-    Call it before the model gets the graphs, which it may change.
-    """
-    signature = model.signature
-    return [
-        (
-            rows_wanted(graph, signature.rows) if part.gather is None else part.gather.rows,
-            signature.num_outputs,
-        )
-        for graph, part in zip(graphs, task.parts, strict=True)
-    ]
 
 
 def check_shapes(

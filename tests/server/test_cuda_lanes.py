@@ -12,11 +12,13 @@ import msgspec
 import numpy as np
 import pytest
 
+from bench.kit import gallery
 from serve.commands.configured import calibration_cache, device_of
 from serve.config import load_config
 from serve.core.types import LaneId
 from serve.errors import ModelError
 from serve.estimate.calibration import Calibration
+from serve.estimate.estimator import ModelEstimator
 from serve.ipc.messages import (
     LoadModel,
     ModelFailed,
@@ -31,11 +33,15 @@ from serve.ipc.setup import DevicePlace
 from serve.models.repository import find
 from serve.server.engine import Engine
 from serve.server.lanes.listener import LaneDown, LaneUp
+from serve.server.learning.alone import call_of
 from serve.server.learning.beside import is_news
 from tests.e2e.mischief import RAISE
 from tests.processes import PATIENCE_S, is_running, wait_for
 from tests.server.test_engine import CONFIG, call
 from tests.server.test_pool import COLUMNS, LANES, NODES, OUTPUT_OFFSET, Talk
+
+#: Several types of nodes and edges; pooled by a batch.
+DECLARED = "to_hetero", "molecules"
 
 
 @pytest.fixture(scope="module")
@@ -163,5 +169,48 @@ def test_the_whole_engine_serves_on_thread_lanes(trouble, tmp_path):
         assert len(records) == 30
         assert engine.snapshot().reserved_bytes == 0
         assert engine.snapshot().lanes_up == 2
+    finally:
+        engine.stop()
+
+
+def test_models_that_declare_their_inputs_are_served_on_thread_lanes(tmp_path, monkeypatch):
+    """Calibrated there, asked alone, and several as one run."""
+    models = {name: gallery.write(tmp_path / "models", name) for name in DECLARED}
+    path = tmp_path / "server.toml"
+    path.write_text(CONFIG.format(repository=tmp_path / "models").replace("= 4", "= 64"))
+    config = load_config(path)
+    device = replace(
+        device_of(config), lane_cores=((),), parallelism=1, can_suspend=False,
+        places=(DevicePlace("cpu", replay_bytes=1),),
+    )  # fmt: skip
+    union = ModelEstimator.union
+    monkeypatch.setattr(
+        ModelEstimator, "union", lambda *a: msgspec.structs.replace(union(*a), run_ns=1)
+    )
+    records: list[object] = []
+    engine = Engine(config, device, records.append, calibration_cache(config, device))
+    try:
+        engine.start()
+        engine.open()
+
+        def ask(number: int) -> int:
+            name = DECLARED[number % 2]
+            counts = (20 + number, 30, 40, 50, 60)[: len(gallery.interface(models[name]).counts)]
+            arrays = gallery.request(models[name], counts, seed=number)
+            asked = msgspec.structs.replace(call_of(name, arrays), qos_target_ns=int(600e9))
+            found = engine.submit(asked).result()
+            expected = gallery.expected(models[name], arrays)
+            assert found.outputs.keys() == expected.keys()
+            for output, wanted in expected.items():
+                scale = 1e-4 * float(np.abs(wanted).max())
+                np.testing.assert_allclose(found.outputs[output], wanted, rtol=0, atol=scale)
+            return int(found.record.merged)
+
+        assert [ask(number) for number in range(2)] == [1, 1]
+        with ThreadPoolExecutor(16) as threads:
+            merged = list(threads.map(ask, range(48)))
+        assert max(merged) > 1
+        assert engine.snapshot().reserved_bytes == 0
+        assert engine.snapshot().lane_restarts == 0
     finally:
         engine.stop()

@@ -35,11 +35,10 @@ from serve.lane.cuda.recurring_runs import RecurringRuns
 from serve.lane.error_text import told
 from serve.lane.measure.where_measured import Processor, Site
 from serve.lane.models.loader import LoadedModel, load_model
-from serve.lane.models.union import run_union
 from serve.lane.nonfinite import nonfinite_counts, refused
 from serve.lane.place import HeldModel
 from serve.lane.process import leave
-from serve.lane.task import PoolTensors, check_shapes, expected_shapes, failed, stopped
+from serve.lane.task import PoolTensors, failed, run_model, stopped, wanted_of
 from serve.lane.warm_up import warm_up
 from serve.models.model_signature import Signature
 from serve.models.repository import ModelSpec
@@ -134,9 +133,10 @@ class CudaPlace:
                 memory.insert(task.limit_bytes + placed_bytes)
                 memory.stop_when(self._stop_word.address, task.task_id)
             urgent = self._device.urgency.begin(self, task.run_ns)
-            expected = expected_shapes(task, graphs, model)
+            # Told by the inputs here: reading those on the device would wait for it.
+            wanted = wanted_of(task, graphs, model)
             if self._recurring is not None:
-                done = self._recurring.replayed(task, graphs, expected, urgent=urgent)
+                done = self._recurring.replayed(task, graphs, wanted.shapes, urgent=urgent)
                 if done is not None:
                     return done
             with self._queue.running(urgent=urgent):
@@ -148,11 +148,9 @@ class CudaPlace:
                 for graph, gather in zip(placed, gathers, strict=True):
                     if gather is not None:
                         graph["x"] = self._gathered(gather, graph, until_end)
-                outputs = run_union(model.loaded, placed, model.signature.rows)
-                check_shapes(model, outputs, expected)
-                for output, part in zip(outputs, task.parts, strict=True):
-                    self._tensors.store(output, part, self._queue.download)
-                if not any(output.numel() for output in outputs):
+                outputs = run_model(task, placed, model, wanted)
+                self._tensors.store(outputs, task, self._queue.download)
+                if outputs.is_empty:
                     self._queue.finish()
         except BaseException as error:
             self._end_or_leave(task, error)
@@ -163,8 +161,7 @@ class CudaPlace:
         if memory is not None:
             inputs_bytes = sum(sizes)
             peak, held = memory.peak_bytes() - inputs_bytes, memory.held_peak_bytes() - inputs_bytes
-        rows = tuple(output.shape[0] for output in outputs)
-        return TaskDone(task.task_id, rows, outputs[0].shape[1], 0, peak, held)
+        return TaskDone(task.task_id, outputs.rows, outputs.columns, 0, peak, held)
 
     def _gather_inputs(self, gather: GatherRef | None) -> dict[str, torch.Tensor]:
         """Return the tensors that gathering a part's features needs on the device."""
@@ -293,6 +290,8 @@ class CudaPlace:
         """See ``Place``."""
         if self._recurring is None or not isinstance(model, PlacedModel):
             return 0
+        if model.declared is not None:
+            return 0  # only runs of the short form are captured
         return replay_most(model, signature, self._recurring.recorder, site)
 
     def load_to_try(self, spec: ModelSpec) -> LoadedModel:

@@ -1,17 +1,17 @@
 """A model on a device with memory of its own, and the site that measures it there."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 
-from serve.errors import ModelError
 from serve.estimate.memory import MemoryTrace
 from serve.lane import clock
 from serve.lane.cuda.arena import LaneMemory
 from serve.lane.cuda.queues import Queue
 from serve.lane.executors import with_executor
 from serve.lane.measure.where_measured import Run
+from serve.lane.models.declared import Sizes
 from serve.lane.models.loader import LoadedModel, load_model
 from serve.models.repository import ModelSpec
 
@@ -22,8 +22,6 @@ def load_on(spec: ModelSpec, device: torch.device, executor: str) -> LoadedModel
     When this returns, all of it is there for all of the device's streams.
     """
     loaded = load_model(spec)
-    if loaded.declared is not None:
-        raise ModelError(f"model {spec.key}: declared inputs (model.input) run on processors only")
     loaded.module.to(device)
     # After the move, as an executor may compute tensors from the weights.
     loaded = with_executor(loaded, executor)
@@ -49,21 +47,41 @@ class PlacedModel(LoadedModel):
         """Wrap `loaded`, whose weights are on the queue's device."""
         return cls(
             loaded.spec, loaded.module, queue, urgent,
-            executor=loaded.executor, after_run=loaded.after_run,
+            executor=loaded.executor, after_run=loaded.after_run, declared=loaded.declared,
         )  # fmt: skip
+
+    def outputs(
+        self, inputs: Mapping[str, torch.Tensor], sizes: Sizes | None = None
+    ) -> tuple[torch.Tensor, ...]:
+        """See ``LoadedModel.outputs``; inputs that are on the device already are not uploaded."""
+        if self.declared is None:
+            return (self.run(inputs),)
+        if sizes is None:
+            sizes = self.declared.sizes(inputs)
+        return self._placed(inputs, lambda placed: LoadedModel.outputs(self, placed, sizes))
 
     def run(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """See ``LoadedModel.run``; inputs that are on the device already are not uploaded."""
+        (output,) = self._placed(inputs, lambda placed: (LoadedModel.run(self, placed),))
+        return output
+
+    def _placed(
+        self,
+        inputs: Mapping[str, torch.Tensor],
+        forward: Callable[[Mapping[str, torch.Tensor]], tuple[torch.Tensor, ...]],
+    ) -> tuple[torch.Tensor, ...]:
+        """Return what `forward` returns of the inputs on the device, on the host."""
+        places = []
         with self.queue.running(urgent=self.urgent):
             try:
                 here = {n: t for n, t in inputs.items() if t.device.type == "cpu"}
-                output = LoadedModel.run(self, {**inputs, **self.queue.upload(here)})
-                place = self.queue.landing(output)
-                if output.numel():
-                    self.queue.download(output, place)
+                for output in forward({**inputs, **self.queue.upload(here)}):
+                    places.append(self.queue.landing(output))
+                    if output.numel():
+                        self.queue.download(output, places[-1])
             finally:
                 self.queue.finish()
-        return place
+        return tuple(places)
 
 
 class ArenaSite:

@@ -71,7 +71,7 @@ class RecurringRuns:
             with self._queue.running(urgent=urgent):
                 self._queue.fill(run.inputs, graphs[0])
                 run.captured.launch()
-                self._tensors.store(output, task.parts[0], self._queue.download)
+                self._tensors.store_rows(output, task.parts[0], self._queue.download)
                 if not output.numel():
                     self._queue.finish()
         except CudaError as error:

@@ -20,6 +20,8 @@ from serve.interface import InputSlot, Interface, TensorSlot
 
 Inputs = Mapping[str, Tensor]
 Outputs = tuple[Tensor, ...]
+#: Each symbol's count in a request.
+Sizes = Mapping[str, int]
 #: Joins the parts of an edge type in a name.
 _TYPES = "__"
 
@@ -65,15 +67,20 @@ class DeclaredForward:
         self.interface.graph_counts(self.interface.largest(inputs), sizes)
         return sizes
 
-    def __call__(self, module: torch.nn.Module, inputs: Inputs) -> Outputs:
+    def __call__(
+        self, module: torch.nn.Module, inputs: Inputs, sizes: Sizes | None = None
+    ) -> Outputs:
         """Run forward, and return the outputs in the order of the declaration.
 
-        Raises ModelError when they are not as declared; errors of forward pass through.
+        `sizes` are those of the inputs, where they are known: to find them out on a device would
+        wait for it. Raises ModelError when the outputs are not as declared; errors of forward pass
+        through.
         """
-        sizes = self.sizes(inputs)
+        if sizes is None:
+            sizes = self.sizes(inputs)
         return self._checked(self.returned(module, inputs, sizes), sizes)
 
-    def returned(self, module: torch.nn.Module, inputs: Inputs, sizes: dict[str, int]) -> object:
+    def returned(self, module: torch.nn.Module, inputs: Inputs, sizes: Sizes) -> object:
         """Return what forward returns, unchecked."""
         by_position: list[Any] = []
         by_name: dict[str, Any] = {}
@@ -86,7 +93,7 @@ class DeclaredForward:
         return module(*by_position, **by_name)
 
     def _argument(
-        self, name: str | None, slots: Sequence[InputSlot], inputs: Inputs, sizes: dict[str, int]
+        self, name: str | None, slots: Sequence[InputSlot], inputs: Inputs, sizes: Sizes
     ) -> Any:
         values = {slot.name: filled(slot, inputs, sizes) for slot in slots}
         if "." not in slots[0].name:
@@ -94,7 +101,7 @@ class DeclaredForward:
         entries = {key.partition(".")[2]: value for key, value in values.items()}
         return _dict(entries) if name == f"{_base(slots)}_dict" else _dict_or_tuple(entries)
 
-    def _checked(self, returned: object, sizes: dict[str, int]) -> Outputs:
+    def _checked(self, returned: object, sizes: Sizes) -> Outputs:
         found = list(self._flat(returned))
         slots = self.interface.outputs
         if len(found) != len(slots):
@@ -134,7 +141,7 @@ class DeclaredForward:
             )
 
 
-def filled(slot: InputSlot, inputs: Inputs, sizes: Mapping[str, int]) -> Tensor | None:
+def filled(slot: InputSlot, inputs: Inputs, sizes: Sizes) -> Tensor | None:
     """Return an input, or its default where the request has left it out."""
     value = inputs.get(slot.name)
     if value is not None or slot.default is None:
@@ -144,13 +151,12 @@ def filled(slot: InputSlot, inputs: Inputs, sizes: Mapping[str, int]) -> Tensor 
     return torch.full(slot.shape_for(sizes), slot.default, dtype=dtype, device=device)
 
 
-def join(forward: DeclaredForward, graphs: Sequence[Inputs]) -> tuple[Inputs, list[dict[str, int]]]:
-    """Return the inputs of the graphs' disjoint union, and each symbol's count in each graph.
+def join(forward: DeclaredForward, graphs: Sequence[Inputs], sizes: Sequence[Sizes]) -> Inputs:
+    """Return the inputs of the disjoint union of graphs of these sizes.
 
     Raises ValueError for an input that only some of them have and that has no default, and for
     inputs that belong to no thing.
     """
-    sizes = [forward.sizes(graph) for graph in graphs]
     joined: dict[str, Tensor] = {}
     for slot in forward.interface.inputs:
         parts = [filled(slot, graph, own) for graph, own in zip(graphs, sizes, strict=True)]
@@ -161,15 +167,20 @@ def join(forward: DeclaredForward, graphs: Sequence[Inputs]) -> tuple[Inputs, li
             raise ValueError(f"input '{slot.name}' cannot be joined")
         if slot.index:
             given = [
-                part + _firsts(slot, part, sizes, position) for position, part in enumerate(given)
-            ]
+                _shifted(part, [sum(own[symbol] for own in sizes[:position])
+                                for symbol in slot.row_bounds])
+                for position, part in enumerate(given)
+            ]  # fmt: skip
         joined[slot.name] = torch.cat(given, dim=slot.symbol_axis)
-    return joined, sizes
+    return joined
 
 
-def split(
-    interface: Interface, outputs: Outputs, sizes: Sequence[Mapping[str, int]]
-) -> tuple[Outputs, ...]:
+def joined_sizes(sizes: Sequence[Sizes]) -> Sizes:
+    """Return each symbol's count in the disjoint union of graphs of these sizes."""
+    return {symbol: sum(own[symbol] for own in sizes) for symbol in sizes[0]}
+
+
+def split(interface: Interface, outputs: Outputs, sizes: Sequence[Sizes]) -> tuple[Outputs, ...]:
     """Return each graph's outputs; raises ValueError for outputs that belong to no thing."""
     by_slot = []
     for slot, tensor in zip(interface.outputs, outputs, strict=True):
@@ -182,15 +193,17 @@ def split(
     return tuple(zip(*by_slot, strict=True))
 
 
-def _firsts(
-    slot: InputSlot, part: Tensor, sizes: Sequence[Mapping[str, int]], position: int
-) -> Tensor:
-    """Return what to add to the indices of the graph at `position`, a column for several rows."""
-    firsts = [sum(own[symbol] for own in sizes[:position]) for symbol in slot.row_bounds]
-    if len(firsts) == 1:
-        return torch.tensor(firsts[0], dtype=part.dtype, device=part.device)
-    shape = (len(firsts), *(1,) * (part.dim() - 1))
-    return torch.tensor(firsts, dtype=part.dtype, device=part.device).view(shape)
+def _shifted(part: Tensor, firsts: Sequence[int]) -> Tensor:
+    """Return indices plus the first thing that each row points to, or all rows.
+
+    No tensor of these numbers is copied to a device, which would wait for it.
+    """
+    if len(set(firsts)) == 1:
+        return part + firsts[0]
+    shifted = torch.empty_like(part)
+    for row, first in enumerate(firsts):
+        torch.add(part[row], first, out=shifted[row])
+    return shifted
 
 
 def _parameters(forward: Callable[..., Any]) -> tuple[list[str] | None, bool]:

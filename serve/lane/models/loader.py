@@ -23,7 +23,7 @@ from torch.nn.parameter import is_lazy
 from serve.errors import InvalidInput, ModelError
 from serve.inputs import COUNTED_BY, INPUTS
 from serve.lane.models.calling import called
-from serve.lane.models.declared import DeclaredForward
+from serve.lane.models.declared import DeclaredForward, Sizes
 from serve.models.repository import ModelSpec
 from serve.models.weights_file import check_weights
 
@@ -41,17 +41,20 @@ class LoadedModel:
     #: Runs a model that declares its inputs and outputs; None for the short form.
     declared: DeclaredForward | None = field(default=None, kw_only=True)
 
-    def outputs(self, inputs: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    def outputs(
+        self, inputs: Mapping[str, torch.Tensor], sizes: Sizes | None = None
+    ) -> tuple[torch.Tensor, ...]:
         """Run one forward pass without autograd; returns all outputs, contiguous.
 
-        `inputs` are those that the model declares, or those of ``run``. Raises what ``run`` raises,
+        `inputs` are those that the model declares, or those of ``run``. `sizes` are what
+        ``DeclaredForward.sizes`` returns of them, where that is known. Raises what ``run`` raises,
         and ModelError when the outputs are not as declared.
         """
         if self.declared is None:
             return (self.run(inputs),)
         try:
             with torch.inference_mode():
-                return self.declared(self.module, inputs)
+                return self.declared(self.module, inputs, sizes)
         finally:
             if self.after_run is not None:
                 self.after_run()

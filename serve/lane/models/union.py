@@ -39,22 +39,29 @@ def run_union(model: LoadedModel, graphs: Sequence[Inputs], rows: Rows) -> tuple
 
 
 def run_parts(
-    model: LoadedModel, graphs: Sequence[Inputs], rows: Rows
+    model: LoadedModel,
+    graphs: Sequence[Inputs],
+    rows: Rows,
+    sizes: Sequence[declared.Sizes] | None = None,
 ) -> tuple[tuple[torch.Tensor, ...], ...]:
     """Return all outputs of the model for each of `graphs`, from one run; see ``run_union``.
 
-    Raises ModelError for graphs that cannot be joined.
+    `sizes` are those of each graph, where they are known. Raises ModelError for graphs that cannot
+    be joined.
     """
     forward = model.declared
     if forward is None:
         return tuple((output,) for output in run_union(model, graphs, rows))
+    if sizes is None:
+        sizes = [forward.sizes(graph) for graph in graphs]
     if len(graphs) == 1:
-        return (model.outputs(graphs[0]),)
+        return (model.outputs(graphs[0], sizes[0]),)
     try:
-        joined, sizes = declared.join(forward, graphs)
+        joined = declared.join(forward, graphs, sizes)
     except ValueError as error:
         raise ModelError(f"model {model.spec.key}: {error}") from error
-    return declared.split(forward.interface, model.outputs(joined), sizes)
+    outputs = model.outputs(joined, declared.joined_sizes(sizes))
+    return declared.split(forward.interface, outputs, sizes)
 
 
 def rows_wanted(graph: Inputs, rows: Rows) -> int:

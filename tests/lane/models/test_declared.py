@@ -5,7 +5,7 @@ import torch
 
 from serve.errors import InvalidInput, ModelError
 from serve.interface import InputSlot, Interface, TensorSlot
-from serve.lane.models.declared import DeclaredForward, join, split
+from serve.lane.models.declared import DeclaredForward, join, joined_sizes, split
 
 X = InputSlot("x", "FP32", ("N", 2))
 EDGES = InputSlot("edge_index", "INT64", (2, "E"), index=("N",))
@@ -178,7 +178,9 @@ def test_graphs_are_joined_and_split_again():
         {"x": torch.randn(5, 2), "edge_index": LINKS[:, :2]},
         {"x": torch.randn(4, 2), "edge_index": LINKS, "batch": torch.tensor([0, 0, 1, 2])},
     ]
-    joined, sizes = join(declared, graphs)
+    sizes = [declared.sizes(graph) for graph in graphs]
+    joined = join(declared, graphs, sizes)
+    assert joined_sizes(sizes) == declared.sizes(joined) == {"N": 12, "E": 10, "G": 6}
     assert joined["edge_index"][:, 4:6].tolist() == [[3, 4], [4, 5]]
     assert joined["batch"].tolist() == [0, 1, 1, 2, 2, 2, 2, 2, 3, 3, 4, 5]
     found = split(interface, declared(module, joined), sizes)
@@ -191,5 +193,6 @@ def test_an_input_that_only_some_have_cannot_be_joined():
     state = InputSlot("h", "FP32", ("N", 2), optional=True)
     module = Function(lambda x, h: x)
     declared = DeclaredForward(module, Interface((X, state), (Y,)), "m:1")
+    graphs = [{"x": ONES, "h": ONES}, {"x": ONES}]
     with pytest.raises(ValueError, match="'h' cannot be joined"):
-        join(declared, [{"x": ONES, "h": ONES}, {"x": ONES}])
+        join(declared, graphs, [declared.sizes(graph) for graph in graphs])

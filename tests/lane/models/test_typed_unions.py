@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from serve.graphs.random_inputs import declared_inputs
 from serve.interface import InputSlot, Interface, TensorSlot
-from serve.lane.models.declared import DeclaredForward, join, split
+from serve.lane.models.declared import DeclaredForward, join, joined_sizes, split
 
 
 class Sums(torch.nn.Module):
@@ -77,7 +77,9 @@ def test_outputs_merged_equal_outputs_alone(interface, seed, count):
     module = Sums()
     declared = DeclaredForward(module, interface, "sums:1")
     graphs = [graph(interface, rng) for _ in range(count)]
-    joined, sizes = join(declared, graphs)
+    sizes = [declared.sizes(graph) for graph in graphs]
+    joined = join(declared, graphs, sizes)
+    assert joined_sizes(sizes) == declared.sizes(joined)
     found = split(interface, declared(module, joined), sizes)
     for own, given_alone in zip(found, graphs, strict=True):
         for one, alone in zip(own, declared(module, given_alone), strict=True):
