@@ -27,6 +27,11 @@ class WatchedFiles:
         self._looked = looked
         self._seen = self._look()
 
+    def read(self) -> None:
+        """Call the function although no file may have changed."""
+        self._seen = self._look()
+        self._changed()
+
     def look(self) -> None:
         """Call the function when a file has changed and none is missing."""
         now = self._look()

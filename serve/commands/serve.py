@@ -100,6 +100,7 @@ class Application:
             server.shutdown_delay_s + server.drain_timeout_s + server.stop_timeout_s,
             self._left,
             kill_all,
+            self._reload,
         )
         with ExitStack() as undo:
             metrics = Metrics(run, lambda: self._engine.snapshot(sink.dropped))
@@ -163,8 +164,10 @@ class Application:
                 certificates,
             )
             self._callers = callers
-            watched = [*callers.watched, *(() if certificates is None else [certificates.watched])]
-            watcher = FileWatcher(*watched)
+            self._watched = [*callers.watched]
+            if certificates is not None:
+                self._watched.append(certificates.watched)
+            watcher = FileWatcher(*self._watched)
             watcher.start()
             undo.callback(watcher.stop)
             metrics.show_port(
@@ -234,6 +237,11 @@ class Application:
         given_up = self._rpc.stop(self._drain_timeout_s)
         self._close()
         _log.info("stopped; %d requests were given up on", given_up)
+
+    def _reload(self) -> None:
+        """Read the tokens and certificates again."""
+        for files in self._watched:
+            files.read()
 
     @property
     def _live(self) -> bool:

@@ -1,8 +1,10 @@
-"""The signals that stop a server, and those it ignores; lanes ignore all of them."""
+"""The signals that a server acts on, and those it ignores; its other processes ignore all."""
 
 import signal
 
-#: The server answers accepted requests, then ends. A terminal that closes sends SIGHUP.
-DRAINING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+#: The server answers accepted requests, then ends.
+DRAINING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+#: The server's terminal has closed: it drains. Without a terminal it reads its files again.
+HANGUP = signal.SIGHUP
 #: Their default action would end the process at once.
 IGNORED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
-from serve.ipc.signals import DRAINING, IGNORED
+from serve.ipc.signals import DRAINING, HANGUP, IGNORED
 
 
 @contextmanager
@@ -30,5 +30,5 @@ def _left_out(name: str) -> Iterator[None]:
 with _left_out("torch._dynamo"):
     from serve.models import zoo as zoo
 
-for number in (*DRAINING, *IGNORED):
+for number in (*DRAINING, HANGUP, *IGNORED):
     signal.signal(number, signal.SIG_IGN)

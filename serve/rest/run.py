@@ -15,7 +15,7 @@ import uvicorn
 
 from serve.access.certificates import Certificates, CurrentContext
 from serve.access.watching import FileWatcher
-from serve.ipc.signals import DRAINING, IGNORED
+from serve.ipc.signals import DRAINING, HANGUP, IGNORED
 from serve.obs.log import setup_logging
 from serve.rest.app import make_app
 from serve.rest.backend import Backend
@@ -39,7 +39,7 @@ def main() -> None:
     """Serve with the settings in argv, as JSON."""
     settings = msgspec.json.decode(sys.argv[1], type=Settings)
     # A service manager signals all processes; the main process tells this one when to stop.
-    for number in (*DRAINING, *IGNORED):
+    for number in (*DRAINING, HANGUP, *IGNORED):
         signal.signal(number, signal.SIG_IGN)
     setup_logging(level=settings.log_level)
     # It warns of each malformed request, which clients could fill the log with.

@@ -14,7 +14,7 @@ from contextlib import suppress
 from threading import Event, Thread
 from typing import NoReturn
 
-from serve.ipc.signals import DRAINING, IGNORED
+from serve.ipc.signals import DRAINING, HANGUP, IGNORED
 from serve.server.clock import now_ns
 
 _log = logging.getLogger(__name__)
@@ -34,6 +34,7 @@ class StopSignals:
         limit_s: float,
         unfinished: Callable[[], str],
         before_exit: Callable[[], None],
+        reload: Callable[[], None],
     ) -> None:
         """Make the pipe and the thread; `listen` starts it.
 
@@ -43,11 +44,14 @@ class StopSignals:
                 by force with exit code 1.
             unfinished: Says what is not done when time is up, for the log.
             before_exit: Called before an end by force, when no other clean-up runs.
+            reload: Called at SIGHUP, unless the process has a terminal, which has closed then.
         """
         self._on_stop = on_stop
         self._limit_s = limit_s
         self._unfinished = unfinished
         self._before_exit = before_exit
+        self._reload = reload
+        self._on_terminal = False
         self._stop = Event()
         self._end_ns: int | None = None
         self._read_fd, self._write_fd = os.pipe()
@@ -56,10 +60,11 @@ class StopSignals:
 
     def listen(self) -> None:
         """Handle signals from now on, for the rest of the process. Call it in the main thread."""
+        self._on_terminal = _has_terminal()
         signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
-        for number in (*DRAINING, *IGNORED):
+        for number in (*DRAINING, HANGUP, *IGNORED):
             # Under `nohup`, a closed terminal must be ignored.
-            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            if number != HANGUP or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, _do_nothing)
         self._thread.start()
 
@@ -83,9 +88,13 @@ class StopSignals:
             if number in IGNORED:
                 _warn(lambda: f"{signal.Signals(number).name} is ignored")
                 continue
+            if number == HANGUP and not self._on_terminal:
+                _warn(lambda: "SIGHUP: reading tokens and certificates again")
+                self._try(self._reload)
+                continue
             if self._end_ns is None:
                 self._end_ns = now_ns() + int(self._limit_s * 1e9)
-            if number in DRAINING:
+            if number in (*DRAINING, HANGUP):
                 self._stop_by(signal.Signals(number))
         self._end_by_force()
 
@@ -100,13 +109,16 @@ class StopSignals:
         if self._stop.is_set():
             self._exit(128 + number)
         self._stop.set()
+        self._try(self._on_stop)
+        _warn(lambda: f"{number.name}: stopping")
+
+    def _try(self, action: Callable[[], None]) -> None:
         try:
-            self._on_stop()
+            action()
         except Exception:
             # A bug must not end this thread, which ends the process when all else fails.
             trace = traceback.format_exc()
             _warn(lambda: trace)
-        _warn(lambda: f"{number.name}: stopping")
 
     def _end_by_force(self) -> None:
         limit = f"not stopped within {self._limit_s:g} s, ending by force"
@@ -120,6 +132,15 @@ class StopSignals:
             self._before_exit()
         finally:
             os._exit(code)
+
+
+def _has_terminal() -> bool:
+    """Return True when the process has a terminal that may close."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 def _warn(message: Callable[[], str]) -> None:

@@ -26,7 +26,12 @@ def first():
     if "a bug" in words:
         raise ValueError("a bug")
 
-signals = StopSignals(first, limit_s, left, lambda: print("last", flush=True))
+def reload():
+    print("reload", flush=True)
+    if "a bug" in words:
+        raise ValueError("a bug")
+
+signals = StopSignals(first, limit_s, left, lambda: print("last", flush=True), reload)
 signals.listen()
 print("listens", flush=True)
 if hangs == "before":
@@ -41,11 +46,22 @@ if hangs == "after":
 print("ended in order", flush=True)
 """
 
+#: Runs the command in argv on a terminal of its own, which controls it.
+ON_A_TERMINAL = """
+import fcntl, os, sys, termios
+ours, theirs = os.openpty()
+fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
+os.set_inheritable(ours, True)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
 
 class Child:
     def __init__(self, *arguments, before=()):
         command = [*before, sys.executable, "-c", CHILD, *map(str, arguments)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
         self.hears("listens")
 
     def hears(self, line):
@@ -108,8 +124,33 @@ def test_a_second_signal_ends_the_process_at_once(child, hangs):
     found.send(signal.SIGTERM)
     found.hears("first")
     found.hears("SIGTERM: stopping")
+    found.send(signal.SIGQUIT)
+    assert found.ends() == (128 + signal.SIGQUIT, "last\n")
+
+
+def test_without_a_terminal_a_hangup_reads_files_again(child):
+    found = child(600, "never", "a bug")
+    for _ in range(2):  # a bug in it changes nothing
+        found.send(signal.SIGHUP)
+        found.hears("SIGHUP: reading tokens and certificates again")
+        found.hears("reload")
+        found.hears("Traceback (most recent call last):")
+        while found.process.stdout.readline() != "ValueError: a bug\n":
+            pass
+        found.hears("")
+    found.send(signal.SIGTERM)
+    code, said = found.ends()
+    assert code == 0
+    assert "ended in order" in said
+
+
+def test_on_a_terminal_a_hangup_is_its_end(child):
+    found = child(600, "never", before=(sys.executable, "-c", ON_A_TERMINAL))
     found.send(signal.SIGHUP)
-    assert found.ends() == (128 + signal.SIGHUP, "last\n")
+    code, said = found.ends()
+    assert code == 0
+    assert "reload" not in said
+    assert "ended in order" in said
 
 
 @pytest.mark.parametrize("hangs", ["before", "after"])
