@@ -20,7 +20,7 @@ BIN := .venv/bin
 PY := $(BIN)/python
 PIP := $(PY) -m pip --disable-pip-version-check -qq
 # Only the hash is in a stamp's name, so that the content of a file never reaches a shell.
-TOOLS_KEY := $(shell { cat constraints.txt; echo '$(TORCH)'; } | sha256sum | cut -c1-16)
+TOOLS_KEY := $(shell { cat constraints.txt locks/dev.txt; echo '$(TORCH)'; } | sha256sum | cut -c1-16)
 PACKAGE_KEY := $(shell { find csrc -type f | sort | xargs cat pyproject.toml; \
                         echo $(TOOLS_KEY); } | sha256sum | cut -c1-16)
 TOOLS := .stamps/tools-$(TOOLS_KEY)
@@ -33,9 +33,11 @@ TESTS = $(PYTEST) --durations=15 $(if $(COVERAGE),--cov --cov-report=term:skip-c
 SAY := @printf '\033[1m==> %s\033[0m\n'
 
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
+# Time of all files in a wheel, so that a commit has one wheel.
+export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 315532800)
 
 .PHONY: help setup demo test test-ci test-benches test-fast cpp fuzz chaos bench gpu-check check lint type arch generated format proto client stub \
-        wheel clean
+        wheel sbom lock clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -104,10 +106,11 @@ arch: $(PACKAGE) ## Import contracts, and counts of files, classes and circles w
 	@$(BIN)/lint-imports
 	@$(PY) .ci/structure.py
 
-generated: $(PACKAGE) ## serve/pb, serve/_core.pyi and serve/client/sync.py are up to date
+generated: $(PACKAGE) ## serve/pb, serve/_core.pyi, serve/client/sync.py and locks/ are up to date
 	$(SAY) "generated files"
 	@$(PY) protos/generate.py --check
 	@$(PY) .ci/sync_client.py --check
+	@$(PY) .ci/lock.py --check
 	@$(PY) -m nanobind.stubgen -q -m serve._core -o build/_core.pyi
 	@diff -u serve/_core.pyi build/_core.pyi
 
@@ -130,6 +133,14 @@ wheel: $(PACKAGE) ## Build dist/gnnserve-*.whl
 	@rm -rf dist
 	@$(PIP) wheel --no-deps --no-build-isolation -w dist .
 	@ls dist/*.whl
+
+sbom: wheel ## Write dist/gnnserve-*.cdx.json: all that a server of the wheel installs (CycloneDX)
+	$(SAY) "bill of materials"
+	@.ci/sbom
+
+lock: .venv/pyvenv.cfg ## Write locks/ from pyproject.toml and constraints.txt, by uv
+	@mkdir -p .stamps; [ -x .stamps/uv/bin/uv ] || $(PIP) install --target .stamps/uv uv
+	@PATH="$(abspath .stamps/uv/bin):$$PATH" $(PY) .ci/lock.py
 
 clean: ## Remove everything built, except .venv
 	rm -rf build dist .stamps .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .coverage*
@@ -158,17 +169,18 @@ export find_python
 # Prefer a CPU build of torch, if pip finds one through its own settings such as PIP_FIND_LINKS or
 # PIP_EXTRA_INDEX_URL: the ordinary build brings gigabytes of CUDA libraries.
 $(TOOLS): .venv/pyvenv.cfg
-	$(SAY) "installing torch and build tools"
+	$(SAY) "installing what locks/dev.txt has hashes of, and torch"
 	@mkdir -p .stamps
+	@$(PIP) install --no-deps --require-hashes -r locks/dev.txt
 	@if [ -n '$(TORCH)' ]; then $(PIP) install '$(TORCH)'; \
 	 else $(PIP) install 'torch==$(TORCH_PIN)+cpu' 2>/dev/null || $(PIP) install 'torch==$(TORCH_PIN)'; fi
 	@{ grep -v '^torch==' constraints.txt; \
 	   $(PY) -c 'from importlib.metadata import version; print("torch==" + version("torch"))'; \
 	 } > .stamps/constraints.txt
-	@$(PIP) install -c .stamps/constraints.txt scikit-build-core nanobind cmake ninja
 	@rm -f .stamps/tools-*; touch $@
 
 $(PACKAGE): $(TOOLS)
-	$(SAY) "building csrc and installing gnnserve with its pinned dependencies"
-	@$(PIP) install --no-build-isolation -c .stamps/constraints.txt -e '.[dev]'
+	$(SAY) "building csrc and installing gnnserve"
+	@$(PIP) install --no-build-isolation --no-deps -e .
+	@$(PY) -m pip --disable-pip-version-check check >/dev/null || $(PY) -m pip check
 	@rm -f .stamps/package-*; touch $@
