@@ -17,9 +17,9 @@ from serve.commands.import_model import Source, import_model
 from serve.graphs.random_inputs import declared_inputs
 from serve.interface import Interface
 from serve.lane.measure.probe_signature import probe_signature
+from serve.lane.model_importing import read_model
 from serve.lane.models.calling import called
 from serve.lane.models.declared import DeclaredForward
-from serve.lane.models.importing import read_model
 from serve.lane.models.loader import LoadedModel, load_model
 from serve.models.declaration import InputSection, OutputSection, interface_of
 from serve.models.model_signature import Signature

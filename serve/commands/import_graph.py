@@ -8,10 +8,10 @@ from pathlib import Path
 
 import msgspec
 
-from serve.commands.apart import read_apart
+from serve.commands.torch_reader import read_apart
 from serve.errors import ConfigError
+from serve.graphs.import_messages import GraphOrder, GraphRead
 from serve.graphs.load import OpenOptions, open_graph
-from serve.graphs.reading import GraphOrder, GraphRead
 from serve.progress import Progress
 
 _READER = "serve.lane.graph_importing"

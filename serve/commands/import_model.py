@@ -16,13 +16,13 @@ from typing import Any
 
 import msgspec
 
-from serve.commands.apart import read_apart
+from serve.commands.torch_reader import read_apart
 from serve.errors import ConfigError, ModelError
 from serve.inputs import INPUTS, Size
 from serve.interface import InputSlot
+from serve.models.import_messages import ReadModel, ReadOrder
 from serve.models.model_config import CONFIG_FILE
 from serve.models.model_signature import Signature
-from serve.models.reading import ReadModel, ReadOrder
 from serve.models.repository import WEIGHTS_FILE, ModelSpec, find
 from serve.progress import Progress
 from serve.server.trial import Trials
@@ -68,7 +68,7 @@ class Imported(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_model_apart(order: ReadOrder) -> ReadModel:
     """Have a process with torch convert the weights; raises ModelError when it does not end."""
-    return read_apart("serve.lane.models.importing", order, order.source, ReadModel)
+    return read_apart("serve.lane.model_importing", order, order.source, ReadModel)
 
 
 def import_model(

@@ -21,10 +21,10 @@ from torch_geometric.data import data as of_data
 from torch_geometric.data import storage as of_storage
 
 from serve.errors import ConfigError, ServeError
-from serve.graphs.reading import GraphOrder, GraphRead
+from serve.graphs.import_messages import GraphOrder, GraphRead
 from serve.graphs.typed_load import is_wanted
 from serve.interface import DTYPES
-from serve.lane.models.importing import read_pickle
+from serve.lane.model_importing import read_pickle
 from serve.typed_names import edge_type, typed_name
 
 Tensors = dict[str, torch.Tensor]

@@ -8,7 +8,7 @@ from itertools import chain
 from queue import Empty, SimpleQueue
 
 from serve.obs.record import RequestRecord
-from serve.obs.sampling import RowSampler
+from serve.obs.row_sampling import RowSampler
 from serve.obs.store import RecordStore
 
 _log = logging.getLogger(__name__)

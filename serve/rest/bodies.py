@@ -9,10 +9,10 @@ from http import HTTPStatus
 from starlette.requests import ClientDisconnect, Request
 
 from serve.rest import counts
-from serve.rest.budget import BudgetExhausted, ByteBudget
+from serve.rest.byte_budget import BudgetExhausted, ByteBudget
 from serve.rest.counts import Counts
 from serve.rest.errors import ClientGone, RestError, invalid, retry_headers
-from serve.rest.threads import in_thread
+from serve.rest.idle_threads import in_thread
 
 #: Answers shorter than this are not worth compressing.
 _LEAST_COMPRESSED_BYTES = 1024

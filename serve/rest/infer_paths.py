@@ -9,10 +9,10 @@ from serve.rest.backend import PROBE_S, Backend
 from serve.rest.bodies import BodyReader
 from serve.rest.deadline import HEADER as TIMEOUT_HEADER
 from serve.rest.deadline import parse_timeout
+from serve.rest.idle_threads import in_thread
 from serve.rest.inference import HEADER_LENGTH, JsonRequest, read_request, write_answer
 from serve.rest.predictions import is_plain, read_prediction, write_prediction
 from serve.rest.replies import BINARY, REQUEST_ID, HttpReply, Path, model_of, unless_gone
-from serve.rest.threads import in_thread
 
 
 class InferPaths:

@@ -12,7 +12,7 @@ from serve.rest.bodies import BodyReader
 from serve.rest.counts import Counts
 from serve.rest.errors import RestError, invalid
 from serve.rest.inference import Parameters, parse_json
-from serve.rest.plain import plain
+from serve.rest.json_messages import plain
 from serve.rest.replies import Handler, HttpReply, Path, as_json, model_of, unless_gone
 
 #: Largest body of a request other than inference.

@@ -56,7 +56,7 @@ class LoadTurns:
     """Turns of the threads that load and unload models."""
 
     def __init__(self, interrupted: Callable[[], bool], silence_s: float = _SILENCE_S) -> None:
-        """`interrupted` says whether the server stops: nobody waits for a turn then."""
+        """`interrupted` returns True once the server stops; nobody waits for a turn then."""
         self._interrupted = interrupted
         self._silence_s = silence_s
         self._changed = threading.Condition()

@@ -66,7 +66,7 @@ class PlainRequests:
         self._driver.serve_through(port)
 
     def leave_port(self, timeout_s: float) -> bool:
-        """Tell no more models; return once the driver's thread serves no port.
+        """Stop telling of models, and return once the driver's thread serves no port.
 
         Returns False when it still serves one after `timeout_s`.
         """

@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from bench.kit.waiting import PATIENCE_S, wait_for
-from serve.rest.budget import BudgetExhausted, ByteBudget
+from serve.rest.byte_budget import BudgetExhausted, ByteBudget
 from serve.rest.process import missing_packages
 from tests.rest.conftest import MOST_BYTES, Gateway
 from tests.rest.test_paths import INFER, request

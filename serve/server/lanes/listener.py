@@ -191,7 +191,7 @@ class LaneListener:
             self._port.watch_packets(fd)
 
     def _unwatch(self, fd: int) -> None:
-        """Watch a lane's channel no more, unless that is so already."""
+        """Stop watching a lane's channel; does nothing when it is not watched."""
         if self._port is None:
             with contextlib.suppress(FileNotFoundError):
                 self._epoll.unregister(fd)

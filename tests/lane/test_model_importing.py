@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file, save_model
 from torch_geometric.nn import GCNConv, SchNet
 
 from serve.errors import ConfigError
-from serve.lane.models.importing import convert, required_parameters
+from serve.lane.model_importing import convert, required_parameters
 
 
 class Net(torch.nn.Module):

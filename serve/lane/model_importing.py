@@ -1,6 +1,6 @@
 """Reads a trained model for ``serve.commands.import_model``, in a process of its own with torch.
 
-    echo '{"source": …, "target": …, …}' | python -m serve.lane.models.importing
+    echo '{"source": …, "target": …, …}' | python -m serve.lane.model_importing
 
 Weights are read by `torch.load(weights_only=True)`, which runs no code that a file brings. The
 factory's code does run, as it will when the model is served.
@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 from serve.errors import ConfigError, ServeError
 from serve.lane.models.calling import method_of
 from serve.lane.models.loader import build_model
-from serve.models.reading import ReadModel, ReadOrder
+from serve.models.import_messages import ReadModel, ReadOrder
 
 #: Keys under which checkpoints hold the state dict.
 _STATE_KEYS = ("state_dict", "model_state_dict", "model_state", "model", "net", "module", "weights")

@@ -4,7 +4,7 @@ import asyncio
 import os
 import threading
 
-from serve.rest.threads import in_thread
+from serve.rest.idle_threads import in_thread
 
 
 def how():
