@@ -14,7 +14,7 @@ from bench.kit import gallery
 from serve.commands.import_model import Source, import_model
 from serve.graphs.random_inputs import declared_inputs
 from serve.interface import DTYPES
-from serve.lane.models.importing import read_model
+from serve.lane.model_importing import read_model
 from serve.models.declaration import InputSection, OutputSection, interface_of
 from serve.pb import grpc_service_pb2 as pb
 from tests.server import kinds
