@@ -183,6 +183,8 @@ class DeviceConfig(Section, frozen=True):
     #: Niceness of lanes that compute. With 19 the server's own threads take a core before them, and
     #: so does any other program of the same session or control group; 0 shares evenly.
     lane_niceness: Annotated[int, Meta(ge=0, le=19)] = 19
+    #: Whether models may open network connections. Does not apply to lanes on a GPU.
+    lane_network: Literal["off", "on"] = "off"
     #: Capture and replay runs on a GPU whose shapes recur; `auto`: where it is faster.
     cuda_graphs: Literal["auto", "off"] = "auto"
     #: GPUs to serve on, by CUDA's numbers; None: all that are of the first one's model.

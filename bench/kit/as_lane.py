@@ -5,7 +5,7 @@ import sys
 
 import torch
 
-from serve.lane.torch_state import without_onednn
+from serve.lane.shared_state import without_onednn
 from serve.native import Meter
 from serve.server.lanes.processes import lane_environment
 

@@ -162,6 +162,8 @@ class LaneStarted(Message, frozen=True, tag=True, array_like=True):
     pid: int
     #: False when peak memory cannot be measured; the log has the reason.
     measures_memory: bool
+    #: Why its models may do what they should not, see ``Confinement``; empty when they may not.
+    unconfined: str = ""
 
 
 class ModelLoaded(Message, frozen=True, tag=True, array_like=True):
@@ -217,7 +219,7 @@ class MemoryTaken(Message, frozen=True, tag=True, array_like=True):
     Sent when it has changed, before the answer to the message that changed it.
     """
 
-    unplanned_bytes: int
+    unplanned_bytes: Count
 
 
 class TaskDone(Message, frozen=True, tag=True, array_like=True):
@@ -250,7 +252,15 @@ class TaskError(Message, frozen=True, tag=True, array_like=True):
 class LaneHolds(Message, frozen=True, tag=True, array_like=True):
     """The memory held between runs, beyond what serving needs, has clearly grown."""
 
-    held_bytes: int
+    held_bytes: Count
+
+
+class SettingsRestored(Message, frozen=True, tag=True, array_like=True):
+    """A run or a load changed settings that all models share; they are as before again."""
+
+    key: str
+    #: Names of the settings.
+    changed: str
 
 
 ToLane = LoadModel | UnloadModel | ProbeModel | MapTable | RunTask | Stop
@@ -266,6 +276,7 @@ FromLane = (
     | TaskDone
     | TaskError
     | LaneHolds
+    | SettingsRestored
 )
 
 _encoder = msgspec.msgpack.Encoder()

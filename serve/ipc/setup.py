@@ -51,6 +51,18 @@ class DevicePlace:
 
 
 @dataclass(frozen=True)
+class Confinement:
+    """What a lane process may do and take."""
+
+    #: The main process, which lanes may not signal.
+    server_pid: int
+    #: Whether models may use the network.
+    network: bool
+    #: Private memory beyond what a lane has when it starts; None for no limit.
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True)
 class LaneSetup:
     """The settings of a lane process."""
 
@@ -69,3 +81,5 @@ class LaneSetup:
     niceness: int = 0
     #: None for one lane in a process of its own.
     place: DevicePlace | None = None
+    #: None for a process that may do whatever the server may.
+    confinement: Confinement | None = None

@@ -19,6 +19,7 @@ from serve.ipc.messages import (
     ModelProbed,
     ProbeModel,
     RunTask,
+    SettingsRestored,
     Stop,
     TaskDone,
     TaskError,
@@ -28,7 +29,7 @@ from serve.lane.channel import LaneChannel
 from serve.lane.error_text import told, traced
 from serve.lane.measure.probe_model import probe_model
 from serve.lane.place import HeldModel, Place
-from serve.lane.torch_state import TorchState
+from serve.lane.shared_state import SharedState
 
 _log = logging.getLogger(__name__)
 
@@ -36,20 +37,22 @@ _log = logging.getLogger(__name__)
 class Lane:
     """The loop: one message in, one answer out."""
 
-    def __init__(self, channel: LaneChannel, place: Place) -> None:
+    def __init__(self, channel: LaneChannel, place: Place, unconfined: str = "") -> None:
+        """`unconfined` is for the server's log, see ``LaneStarted``."""
         self._channel = channel
+        self._unconfined = unconfined
         self._place = place
         self._models: dict[str, HeldModel] = {}
-        #: Torch's own settings as runs must find them, and models that were seen to change them.
-        self._state = TorchState.now()
-        self._meddlers: set[str] = set()
+        #: Settings as every run must find them.
+        self._state = SharedState.of_all()
 
     def serve(self) -> None:
         """Answer messages until told to stop or the server is gone."""
         gc.collect()
         gc.freeze()
-        self._state = TorchState.now()
-        self._channel.send(LaneStarted(os.getpid(), self._place.meter is not None))
+        self._state = SharedState.of_all()
+        measures = self._place.meter is not None
+        self._channel.send(LaneStarted(os.getpid(), measures, self._unconfined))
         while (message := self._channel.receive()) is not None:
             if isinstance(message, Stop):
                 return
@@ -60,8 +63,11 @@ class Lane:
         if isinstance(message, RunTask):
             self._run(message)
         elif isinstance(message, LoadModel):
-            self._channel.send(self._load(message))
-            self._state = TorchState.now()
+            torchs = SharedState.of_torch()
+            answer = self._load(message)
+            self._tell_restored(message.key, torchs.restore())
+            self._state = SharedState.of_all()
+            self._channel.send(answer)
         elif isinstance(message, UnloadModel):
             self._models.pop(message.key, None)
             self._place.unload(message.key)
@@ -79,15 +85,12 @@ class Lane:
         else:
             answer = self._place.run(task, model)
         self._channel.send(answer)
-        self._restore(task.key)
+        self._tell_restored(task.key, self._state.restore())
         self._place.tidy(answer)
 
-    def _restore(self, key: str) -> None:
-        """Restore torch settings that a run has changed; logged once for each model."""
-        changed = self._state.restore()
-        if changed and key not in self._meddlers:
-            self._meddlers.add(key)
-            _log.warning("model %s changed torch's settings, which are restored: %s", key, changed)
+    def _tell_restored(self, key: str, changed: str) -> None:
+        if changed:
+            self._channel.send(SettingsRestored(key, changed))
 
     def _load(self, message: LoadModel) -> ModelLoaded | ModelFailed:
         try:

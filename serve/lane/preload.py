@@ -7,10 +7,12 @@ answered.
 
 import signal
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
+from serve.ipc.orphans import adopt_orphans, end_children_at_exit
 from serve.ipc.signals import DRAINING, HANGUP, IGNORED
 
 
@@ -30,5 +32,9 @@ def _left_out(name: str) -> Iterator[None]:
 with _left_out("torch._dynamo"):
     from serve.models import zoo as zoo
 
+adopt_orphans()
+end_children_at_exit()
+# It tells of each orphan that ends.
+warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected")
 for number in (*DRAINING, HANGUP, *IGNORED):
     signal.signal(number, signal.SIG_IGN)

@@ -6,21 +6,35 @@ import mmap
 import os
 import signal
 import sys
+from dataclasses import dataclass
 from multiprocessing import forkserver
 from typing import Any, NoReturn
 
 import torch
 
+from serve.ipc.orphans import adopt_orphans
 from serve.ipc.setup import LaneSetup, PassedFile
 from serve.ipc.shared_pool import map_pool
-from serve.lane.torch_state import without_onednn
+from serve.lane.confinement import confine
+from serve.lane.shared_state import without_onednn
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def enter(setup: LaneSetup, pool_file: PassedFile) -> tuple[mmap.mmap, int]:
-    """Set this process up for lanes; returns the shared pool, and the descriptor of its file.
+@dataclass(frozen=True, slots=True)
+class LaneProcess:
+    """This process, set up for lanes."""
+
+    pool: mmap.mmap
+    #: The pool's file.
+    pool_fd: int
+    #: Why it may do what lanes should not; empty when it may not.
+    unconfined: str
+
+
+def enter(setup: LaneSetup, pool_file: PassedFile) -> LaneProcess:
+    """Set this process up for lanes.
 
     From then on the process ignores SIGINT and SIGTERM, and the kernel kills it with the server.
     """
@@ -29,8 +43,9 @@ def enter(setup: LaneSetup, pool_file: PassedFile) -> tuple[mmap.mmap, int]:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=setup.log_level, format="%(levelname)s %(message)s")
-    # Processes that a model starts end with their group.
+    # Processes that a model starts end with their group, and those of other groups as orphans.
     os.setpgid(0, 0)
+    adopt_orphans()
     if setup.niceness:
         os.nice(setup.niceness)
     if setup.cores:
@@ -38,7 +53,9 @@ def enter(setup: LaneSetup, pool_file: PassedFile) -> tuple[mmap.mmap, int]:
     torch.set_num_threads(setup.threads)
     without_onednn()
     pool_fd = pool_file.detach()
-    return map_pool(pool_fd, setup.pool_capacity_bytes), pool_fd
+    pool = map_pool(pool_fd, setup.pool_capacity_bytes)
+    unconfined = "" if setup.confinement is None else confine(setup.confinement)
+    return LaneProcess(pool, pool_fd, unconfined)
 
 
 def leave(code: int = 0) -> NoReturn:

@@ -41,13 +41,13 @@ _REPORTED_STEP_BYTES = 16 << 20
 
 def main(setup: LaneSetup, channel: socket.socket, pool_file: PassedFile) -> None:
     """Serve as the lane of this process; the entry point."""
-    pool, pool_fd = enter(setup, pool_file)
-    stop_word = StopWord(pool, setup.words_offset_bytes)
+    process = enter(setup, pool_file)
+    stop_word = StopWord(process.pool, setup.words_offset_bytes)
     signal.signal(STOP_SIGNAL, stop_word.on_signal)
     lane_channel = LaneChannel(channel)
-    tensors = PoolTensors(pool, pool_fd)
+    tensors = PoolTensors(process.pool, process.pool_fd)
     place = ProcessorPlace(lane_channel, tensors, Meter.attach(), setup.keep_bytes, stop_word)
-    Lane(lane_channel, place).serve()
+    Lane(lane_channel, place, process.unconfined).serve()
     leave()
 
 

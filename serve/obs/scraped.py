@@ -28,6 +28,8 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     lane_restarts: int
     #: Those restarts whose reason was that the lane held too much memory between runs.
     lanes_recycled: int = 0
+    #: Changes of settings that all models share, which lanes have restored, by model.
+    settings_restored: dict[str, int] = {}
     #: Private memory of each lane's process.
     lane_bytes: dict[int, int] = {}
     #: (budget, reserved by tasks), by device.
@@ -133,6 +135,14 @@ class EngineState(Collector):
             gathered.add_metric([graph, "device"], hot)
             gathered.add_metric([graph, "host"], rows - hot)
         yield gathered
+        restored = CounterMetricFamily(
+            "gnnserve_settings_restored",
+            "Runs and loads that changed settings which all models share; lanes restored them",
+            labels=("model",),
+        )
+        for model, count in now.settings_restored.items():
+            restored.add_metric([model], count)
+        yield restored
         for name, help_text, value in (
             ("lane_restarts", "Restarts of lanes, for any reason", now.lane_restarts),
             (

@@ -1,10 +1,12 @@
 """The parts of the engine, made and connected."""
 
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from serve.config import Config
+from serve.ipc.setup import Confinement
 from serve.ipc.shared_pool import SharedPool
 from serve.models.cache import CalibrationCache
 from serve.obs.journal import JournalWriter
@@ -29,6 +31,8 @@ from serve.server.table_offers import TableOffers
 #: Blocks in the shared pool for each lane, of twice the largest message, as int32 edges are widened
 #: to int64.
 _STAGED_PER_LANE = 4
+#: Memory of a lane's process for what is in no budget: libraries, the models' objects, threads.
+_UNPLANNED_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,11 @@ def assemble(
         device.keep_bytes,
         places=device.places,
         niceness=config.device.lane_niceness,
+        confinement=Confinement(
+            server_pid=os.getpid(),
+            network=config.device.lane_network == "on",
+            memory_bytes=device.budget_bytes + device.keep_bytes + _UNPLANNED_BYTES,
+        ),
     )
     # Declared here for the callbacks of parts that are made before these.
     rollout: ModelRollout

@@ -136,6 +136,7 @@ class Engine:
             progress=progress or (lambda step, fraction: None),
         )
         self._records.serving = True
+        self._rollout.lane_models.in_service = True
         self.pool.calibrators.niceness = self._config.device.lane_niceness
 
     def load_offline(

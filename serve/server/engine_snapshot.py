@@ -33,6 +33,7 @@ def take_snapshot(
             lanes_up=driver.lanes.ready_count,
             lane_restarts=pool.restarts,
             lanes_recycled=driver.lanes.recycled,
+            settings_restored=dict(driver.lanes.restored),
             lane_bytes={int(lane): size for lane, size in pool.memory_bytes().items()},
             memory_bytes=tuple(
                 (one.budget_bytes, one.reserved_bytes) for one in driver.scheduler.devices

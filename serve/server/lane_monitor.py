@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ from serve.ipc.messages import (
     MemoryTaken,
     ModelFailed,
     ModelLoaded,
+    SettingsRestored,
     TableMapped,
     TaskDone,
     TaskError,
@@ -28,7 +30,7 @@ from serve.ipc.messages import (
 from serve.server.catalogue import ModelCatalogue
 from serve.server.lane_run import LaneRun
 from serve.server.lanes.lane_models import LaneModels
-from serve.server.lanes.listener import LaneDown, LaneUp
+from serve.server.lanes.listener import LaneDown, LaneUp, SuccessorReady
 from serve.server.lanes.pool import LanePool
 from serve.server.ticket import RequestTicket
 
@@ -69,11 +71,15 @@ class LaneMonitor:
         self._ready: set[LaneId] = set()
         self._ready_changed = threading.Condition(lock)
         self._runs: dict[LaneId, LaneRun] = {}
+        #: Lanes whose successors wait for the end of a run.
+        self._replaceable: set[LaneId] = set()
         #: Model that each lane ran last, and memory that it held by its last word: for the log.
         self._last_model: dict[LaneId, str] = {}
         self._held_bytes: dict[LaneId, int] = {}
         #: Lanes restarted because they held too much memory.
         self.recycled = 0
+        #: Runs and loads, by model, that changed settings which all models of a lane share.
+        self.restored: Counter[str] = Counter()
 
     @property
     def ready_count(self) -> int:
@@ -115,8 +121,16 @@ class LaneMonitor:
         match message:
             case TaskDone() | TaskError():
                 with self._lock:
-                    if (event := self._ended(lane_id, message)) is not None:
+                    event = self._ended(lane_id, message)
+                    if lane_id in self._replaceable and lane_id not in self._runs:
+                        self._replace(lane_id, carry_out)
+                    if event is not None:
                         carry_out(event)
+            case SuccessorReady():
+                with self._lock:
+                    self._replaceable.add(lane_id)
+                    if lane_id not in self._runs:
+                        self._replace(lane_id, carry_out)
             case ModelLoaded(key):
                 if self._models.answered(lane_id, key):
                     self._set_ready(lane_id, carry_out)
@@ -128,6 +142,9 @@ class LaneMonitor:
                 with self._lock:
                     self._held_bytes[lane_id] = held_bytes
                     carry_out(LaneMeasured(lane_id, Bytes(held_bytes)))
+            case SettingsRestored(key, changed):
+                with self._lock:
+                    self._restored(key, changed)
             case TableMapped() | HotSetHeld():
                 self._callbacks.tables(message)
             case MemoryTaken(unplanned_bytes):
@@ -155,6 +172,28 @@ class LaneMonitor:
             return TaskOverran(task_id, lane_id, end.message)
         return TaskFailed(task_id, lane_id, FailReason(end.reason), end.message)
 
+    def _replace(self, lane_id: LaneId, carry_out: CarryOut) -> None:
+        """Put the successor of an idle lane in its place."""
+        self._replaceable.discard(lane_id)
+        successors, keys = self._pool.successors, None
+        if successors is not None and lane_id in self._ready:
+            keys = successors.take_over(lane_id)
+        if keys is not None:
+            self._held_bytes.pop(lane_id, None)
+            carry_out(LaneMeasured(lane_id, Bytes(0)))
+        self._models.taken_over(lane_id, keys)
+
+    def _restored(self, key: str, changed: str) -> None:
+        """Count a change of shared settings; logged at the first of each model."""
+        if not (spec := self._models.spec_of(key)):
+            return
+        self.restored[spec.name] += 1
+        if self.restored[spec.name] == 1:
+            _log.warning(
+                "model %s changed settings that all models share; the lane has restored them: %s",
+                spec.key, changed,
+            )  # fmt: skip
+
     def _set_ready(self, lane_id: LaneId, carry_out: CarryOut) -> None:
         with self._ready_changed:
             if lane_id not in self._ready:
@@ -167,6 +206,7 @@ class LaneMonitor:
         for lane_id in lane_ids:
             self._models.lane_lost(lane_id)
         with self._lock:
+            self._replaceable.difference_update(lane_ids)
             lost = [lane_id for lane_id in lane_ids if lane_id in self._ready]
             self._ready.difference_update(lost)
             for lane_id in lost:

@@ -1,8 +1,9 @@
 """Rollout of models to the lanes: read, calibrated, loaded on every lane, replaced and unloaded.
 
 A version that does not load leaves the served one as it was, and the reason is told. Loading keeps
-a lane from its tasks only while it reads the weights: the slow part (finding shapes, tracing
-memory, timing) happens once, in a process of its own, and is cached on disk.
+no lane from its tasks: finding shapes, tracing memory and timing happen once, in a process of their
+own, and are cached on disk; then successors of the lanes load the model and take their places (on
+a GPU, the lanes load it).
 """
 
 import logging

@@ -225,13 +225,13 @@ def test_a_load_that_hangs_keeps_no_other_waiting_and_ends_with_its_client(
         begin = load.unary_unary("/inference.GRPCInferenceService/RepositoryModelLoad")
         hangs = begin.future(b"\x12\x05hangs")  # one field, the model's name
         wait_for(lambda: "hangs:1: calibrating" in changing.log.read_text(), "the load")
-        wait_for(lambda: set(descendants(changing.pid)) - before, "its process")
+        loading = wait_for(lambda: set(descendants(changing.pid)) - before, "its process")
         client.load_model("beside")
         infer(call, "beside", GOOD)
         client.unload_model("beside")
         assert not hangs.done()
         hangs.cancel()
-        wait_for(lambda: not set(descendants(changing.pid)) - before, "the end of its process")
+        wait_for(lambda: loading.isdisjoint(descendants(changing.pid)), "the end of its process")
     wait_for(
         lambda: "cancelled by its client" in index(client, "hangs")[0][2], "the reason that is told"
     )

@@ -17,6 +17,7 @@ SNAPSHOT = EngineSnapshot(
     rows_dropped=8,
     quarantined=("gin",),
     gathered_rows={"cora": (50, 40)},
+    settings_restored={"gat": 6},
 )
 
 
@@ -125,6 +126,7 @@ def test_the_engine_is_asked_at_the_scrape_only():
     assert seen[("gnnserve_report_rows_dropped_total",)] == 8
     assert seen["gnnserve_gathered_rows_total", "cora", "device"] == 40
     assert seen["gnnserve_gathered_rows_total", "cora", "host"] == 10
+    assert seen["gnnserve_settings_restored_total", "gat"] == 6
 
 
 def test_use_of_the_host_since_the_last_scrape(tmp_path):

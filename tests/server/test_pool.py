@@ -22,13 +22,20 @@ from serve import native
 from serve.core.types import LaneId, LaneState, TaskId
 from serve.errors import NotReady
 from serve.ipc.messages import (
+    HotSetHeld,
+    LaneHolds,
     LaneStarted,
     LoadModel,
+    MemoryTaken,
     ModelFailed,
     ModelLoaded,
+    ModelProbed,
     Part,
     ProbeModel,
+    Progress,
     RunTask,
+    SettingsRestored,
+    TableMapped,
     TaskDone,
     TaskError,
     TensorRef,
@@ -296,6 +303,8 @@ def mute_pool(monkeypatch):
     monkeypatch.setattr("serve.server.lanes.processes.kill", kills.append)
     (process,) = pool._processes
     pool._listener.attach(process, SimpleNamespace(pid=os.getpid()), [ours])
+    theirs.send(encode(LaneStarted(1, True)))
+    assert pool.poll(time.monotonic_ns()) == [(LANES[0], LaneUp())]
     yield pool, theirs, kills
     pool._listener.detach(process)
     pool.stop()
@@ -310,6 +319,11 @@ def _packets():
         encode(TaskError(7, "model_error", "words")),
         encode(ModelLoaded("m")),
         encode(LaneStarted(1, True)),
+        encode(MemoryTaken(1 << 40)),
+        encode(HotSetHeld("community", 1)),
+        encode(LaneHolds(1 << 30)),
+        encode(SettingsRestored("m", "dtype")),
+        encode(TableMapped(1)),
     ]
     changed = st.tuples(
         st.sampled_from(said), st.lists(st.tuples(st.integers(0, 40), st.integers(0, 255)))
@@ -333,6 +347,24 @@ def test_no_packet_of_a_lane_does_more_than_end_it(mute_pool, packet):
     theirs.send(packet)
     said = pool.poll(time.monotonic_ns())
     assert len(said) + len(kills) == 1, "taken as said, or the lane is ended"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        LaneStarted(2, True),
+        MemoryTaken(1 << 40),
+        HotSetHeld("community", 1),
+        Progress("time", 0.5),
+        ModelProbed(SIGNATURE, b""),
+    ],
+)
+def test_a_lane_that_says_what_others_say_is_ended(mute_pool, message):
+    """A budget that it could lower would be everybody's."""
+    pool, theirs, kills = mute_pool
+    theirs.send(encode(message))
+    assert pool.poll(time.monotonic_ns()) == []
+    assert len(kills) == 1
 
 
 def test_a_lane_that_never_stops_talking_is_not_listened_to_for_ever(mute_pool):

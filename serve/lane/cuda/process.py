@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 def main(setup: LaneSetup, channels: list[socket.socket], pool_file: PassedFile) -> None:
     """Serve as all lanes of one device; the entry point of the process."""
     # Tasks that share inputs get copies of their own on the device.
-    pool, _ = enter(setup, pool_file)
+    pool = enter(setup, pool_file).pool
     # When a driver crashes, only this shows the Python stack.
     faulthandler.enable()
     try:

@@ -11,16 +11,28 @@ from serve.lane.executors.choose import ExecutorOptions, choose
 from serve.lane.measure.calibrate import calibrate
 from serve.lane.measure.memory import Allocator
 from serve.lane.measure.probe_signature import probe_signature
-from serve.lane.measure.where_measured import Processor
+from serve.lane.measure.where_measured import Processor, Site
+from serve.lane.models.loader import LoadedModel
 from serve.lane.place import Place
+from serve.lane.shared_state import SharedState
 from serve.lane.warm_up import warm_up
+from serve.models.repository import ModelSpec
 
 
 def probe_model(message: ProbeModel, place: Place, tell: Callable[[FromLane], None]) -> ModelProbed:
     """Measure the model of `message` at `place`, telling progress. Raises whatever is wrong."""
     message = place.limited(message)
-    model, site = place.load_to_measure(message.spec, "eager")
+    # Lanes run the model with these, whatever loading it changes.
+    shared = SharedState.of_torch()
+
+    def load(spec: ModelSpec, executor: str) -> tuple[LoadedModel, Site]:
+        loaded = place.load_to_measure(spec, executor)
+        shared.restore()
+        return loaded
+
+    model, site = load(message.spec, "eager")
     trial = place.load_to_try(message.spec)
+    shared.restore()
     signature = probe_signature(trial or model)
     if message.tries_only:
         return ModelProbed(signature, b"")
@@ -32,7 +44,7 @@ def probe_model(message: ProbeModel, place: Place, tell: Callable[[FromLane], No
         lambda: tell(Progress("compile", 0.0)),
         site,
         trial,
-        lambda spec, executor: place.load_to_measure(spec, executor)[0],
+        lambda spec, executor: load(spec, executor)[0],
     )
     chosen = choose(model, signature, options)
     warm_up(chosen.loaded, signature)

@@ -23,6 +23,7 @@ from serve.ipc.setup import LaneSetup
 from serve.models.model_signature import Signature
 from serve.models.repository import ModelSpec
 from serve.server.lanes import processes
+from serve.server.lanes.restarts import Started
 
 #: Time limit until a message sets its own.
 _START_WAIT_S = 120.0
@@ -35,13 +36,23 @@ class Calibrator:
         self._process = process
         self._channel = channel
         self._channel.settimeout(_START_WAIT_S)
+        self._handed_over = False
 
     def kill(self) -> None:
         """End the process and those it started; a waiting thread gets NotReady. Any thread."""
-        processes.kill(self._process)
+        if not self._handed_over:
+            processes.kill(self._process)
+
+    def hand_over(self) -> Started:
+        """Return process and channel to the caller, who owns them from now on."""
+        self._handed_over = True
+        self._channel.settimeout(None)
+        return self._process, [self._channel]
 
     def close(self) -> None:
-        """End and reap the process, and close the channel."""
+        """End and reap the process, and close the channel, unless they were handed over."""
+        if self._handed_over:
+            return
         self.kill()
         self._channel.close()
         processes.reap(self._process)

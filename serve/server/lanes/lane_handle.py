@@ -64,7 +64,11 @@ class LaneHandle:
     #: Cores it may be pinned to; empty when the kernel chooses.
     cores: tuple[int, ...]
     process: LaneProcess
+    #: Number of its process's words in shared memory, see ``shared_pool``.
+    words: int
     channel: socket.socket | None = None
+    #: True once its process has said that it is up.
+    up: bool = False
     #: Time by which the task that was told to stop must have ended.
     kill_at_ns: int | None = None
     told_to_stop: bool = False
@@ -79,6 +83,7 @@ class LaneHandle:
     def connect(self, channel: socket.socket) -> None:
         """Start over with the channel of a new process."""
         self.channel = channel
+        self.up = False
         # An earlier stop was meant for the process before.
         self.kill_at_ns = None
         self.ignored = False

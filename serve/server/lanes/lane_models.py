@@ -2,13 +2,16 @@
 
 import logging
 import threading
+from collections.abc import Callable, Set
 
 from serve.core.types import LaneId
 from serve.errors import ModelError, NotReady
 from serve.ipc.messages import LoadModel, UnloadModel
 from serve.models.repository import ModelSpec
 from serve.models.sealed_copies import SealedCopies
+from serve.server import clock
 from serve.server.lanes.pool import LanePool
+from serve.server.lanes.successors import Successors
 from serve.server.load_turns import LoadCancellation
 
 _log = logging.getLogger(__name__)
@@ -30,8 +33,22 @@ class LaneModels:
         self._lanes_up: set[LaneId] = set()
         #: Every model that lanes hold or are to hold, by key.
         self._held: dict[str, LoadModel] = {}
+        #: Those of them that are loaded for good.
+        self._loaded: set[str] = set()
+        #: Models that each lane's process has answered for.
+        self._known: dict[LaneId, set[str]] = {}
+        #: True once lanes serve requests: from then on successors of theirs load models.
+        self.in_service = False
+        #: Lanes whose successors are loaded and have not taken over; and whether any are loading.
+        self._changing: set[LaneId] = set()
+        self._replacing = False
         #: Files that models are loaded from, by the path of the weights.
         self._copies: dict[str, SealedCopies] = {}
+
+    @property
+    def _successors(self) -> Successors | None:
+        """What replaces lanes for a load; None while, or where, lanes load models themselves."""
+        return self._pool.successors if self.in_service else None
 
     @property
     def weights_bytes(self) -> int:
@@ -40,6 +57,11 @@ class LaneModels:
         # Two executors of a model share its weights.
         weights = {message.content: message.spec.weights_bytes for message in held}
         return sum(weights.values()) + sum(message.package_bytes for message in held)
+
+    def spec_of(self, key: str) -> ModelSpec | None:
+        """Return the spec of a model that lanes hold or are to hold; None for another."""
+        message = self._held.get(key)
+        return None if message is None else message.spec
 
     def add(self, message: LoadModel) -> None:
         """Have lanes that come up from now on load the model; see `load` for those that are up."""
@@ -50,6 +72,9 @@ class LaneModels:
         with self._answers:
             message = self._held.pop(key, None)
             self._waiting.pop(key, None)
+            self._loaded.discard(key)
+            for known in self._known.values():
+                known.discard(key)
             lanes = tuple(self._lanes_up)
         for lane_id in lanes:
             self._pool.send(lane_id, UnloadModel(key))
@@ -86,7 +111,12 @@ class LaneModels:
         """Send all models to a lane whose process started; return True when there are none."""
         with self._answers:
             self._lanes_up.add(lane_id)
-            wanted = tuple(self._held.values())
+            self._known[lane_id] = set()
+            wanted = tuple(
+                message
+                for key, message in tuple(self._held.items())
+                if key in self._loaded or self._successors is None
+            )
             for message in wanted:
                 self._waiting.setdefault(message.key, set()).add(lane_id)
         for message in wanted:
@@ -99,6 +129,7 @@ class LaneModels:
             waiting = self._waiting.get(key)
             if waiting is not None:
                 waiting.discard(lane_id)
+            self._known.setdefault(lane_id, set()).add(key)
             if failure:
                 self._failures[key] = failure
             self._answers.notify_all()
@@ -108,6 +139,8 @@ class LaneModels:
         """Expect no more answers of a lane whose process ended."""
         with self._answers:
             self._lanes_up.discard(lane_id)
+            self._known.pop(lane_id, None)
+            self._changing.discard(lane_id)
             for waiting in self._waiting.values():
                 waiting.discard(lane_id)
             self._answers.notify_all()
@@ -117,37 +150,136 @@ class LaneModels:
         with self._answers:
             self._answers.notify_all()
 
+    def taken_over(self, lane_id: LaneId, keys: Set[str] | None) -> None:
+        """Take note that a successor that holds `keys` has replaced the lane; None: it never will.
+
+        Any thread; sends to the lane.
+        """
+        with self._answers:
+            self._changing.discard(lane_id)
+            if keys is not None:
+                self._known[lane_id] = set(keys)
+            gone = set() if keys is None else keys - self._held.keys()
+            self._answers.notify_all()
+        for key in gone:
+            self._pool.send(lane_id, UnloadModel(key))
+
     def load(self, message: LoadModel, cancellation: LoadCancellation) -> None:
         """Load the model on every lane that is up, and wait; others load it when they come up.
 
-        Raises ModelError when a lane reports a failure or the server stops, NotReady after the time
+        Lanes that serve are replaced by successors that hold it, each between two runs. Raises
+        ModelError when a lane reports a failure or the server stops, NotReady after the time
         limit, and RequestCancelled.
         """
+        ends_ns = clock.now_ns() + int(self._start_timeout_s * 1e9)
+        successors = self._successors
+        if successors is None:
+            self._load_in_place(message, cancellation, ends_ns)
+        else:
+            self._load_beside(message, successors, cancellation, ends_ns)
+
+    def _load_in_place(
+        self, message: LoadModel, cancellation: LoadCancellation, ends_ns: int
+    ) -> None:
+        """Have every lane that is up load the model itself."""
+        key = message.key
         with self._answers:
             lanes = self._lanes_up.copy()
-            self._failures.pop(message.key, None)
-            self._waiting.setdefault(message.key, set()).update(lanes)
+            self._failures.pop(key, None)
+            self._waiting.setdefault(key, set()).update(lanes)
         for lane_id in lanes:
             self._pool.send(lane_id, message)
-        with cancellation.calling(self.interrupt), self._answers:
-            done = self._answers.wait_for(
-                lambda: (
-                    not self._waiting[message.key]
-                    or message.key in self._failures
-                    or self._pool.calibrators.interrupted
-                    or cancellation.cancelled
-                ),
-                self._start_timeout_s,
-            )
-            failure = self._failures.pop(message.key, "")
-            if self._waiting[message.key] and self._pool.calibrators.interrupted:
-                failure = failure or "the server stops"
-        cancellation.check()
+
+        def answered() -> bool:
+            return not self._waiting[key] or key in self._failures
+
+        try:
+            self._wait(answered, message, cancellation, ends_ns)
+        finally:
+            with self._answers:
+                failure = self._failures.pop(key, "")
         if failure:
             prefix = f"model {message.spec.key}: "
             raise ModelError(f"{prefix}does not load: {failure.removeprefix(prefix)}")
-        if not done:
-            raise NotReady(
-                f"model {message.spec.key} did not load within server.start_timeout_s = "
-                f"{self._start_timeout_s:g} seconds"
+        with self._answers:
+            self._loaded.add(key)
+
+    def _load_beside(
+        self,
+        message: LoadModel,
+        successors: Successors,
+        cancellation: LoadCancellation,
+        ends_ns: int,
+    ) -> None:
+        """Replace every lane that is up by a successor that has the model loaded."""
+
+        def my_turn() -> bool:
+            # Two at once would each undo what the other did.
+            before, self._replacing = self._replacing, True
+            return not before
+
+        self._wait(my_turn, message, cancellation, ends_ns)
+        try:
+            while lanes := self._lanes_without(message, cancellation, ends_ns):
+                with self._answers:
+                    models = [one for key, one in tuple(self._held.items()) if key in self._loaded]
+                    self._changing = set(lanes)
+                left_s = (ends_ns - clock.now_ns()) / 1e9
+                try:
+                    successors.load(lanes, (*models, message), left_s, cancellation)
+                    self._wait(lambda: not self._changing, message, cancellation, ends_ns)
+                finally:
+                    successors.withdraw(lanes)
+        finally:
+            with self._answers:
+                self._replacing = False
+                self._changing = set()
+                self._answers.notify_all()
+
+    def _lanes_without(
+        self, message: LoadModel, cancellation: LoadCancellation, ends_ns: int
+    ) -> tuple[LaneId, ...]:
+        """Return the lanes that are up and lack the model, once none of them loads others.
+
+        With none, lanes that come up from now on load it.
+        """
+        found: set[LaneId] = set()
+
+        def settled() -> bool:
+            found.clear()
+            found.update(
+                lane_id for lane_id in self._lanes_up if message.key not in self._known[lane_id]
             )
+            if not found:
+                self._loaded.add(message.key)
+            return all(found.isdisjoint(lanes) for lanes in self._waiting.values())
+
+        self._wait(settled, message, cancellation, ends_ns)
+        return tuple(sorted(found))
+
+    def _wait(
+        self,
+        happened: Callable[[], bool],
+        message: LoadModel,
+        cancellation: LoadCancellation,
+        ends_ns: int,
+    ) -> None:
+        """Wait until `happened`, which is called under the lock, returns True; raises as `load`."""
+        done = False
+
+        def over() -> bool:
+            nonlocal done
+            done = happened()
+            return done or self._pool.calibrators.interrupted or cancellation.cancelled
+
+        with cancellation.calling(self.interrupt), self._answers:
+            self._answers.wait_for(over, max(0.0, (ends_ns - clock.now_ns()) / 1e9))
+        cancellation.check()
+        if done:
+            return
+        if self._pool.calibrators.interrupted:
+            raise ModelError(f"model {message.spec.key}: does not load: the server stops")
+        raise NotReady(
+            f"model {message.spec.key} did not load within server.start_timeout_s = "
+            f"{self._start_timeout_s:g} seconds"
+        )

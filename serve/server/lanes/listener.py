@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
+from queue import SimpleQueue
 from typing import Protocol
 
 from serve.core.types import LaneId
@@ -27,6 +28,16 @@ _log = logging.getLogger(__name__)
 _WATCH_NS = 10_000_000_000
 #: Packets read from one lane before it is the others' turn.
 _PACKETS_AT_ONCE = 64
+#: Messages of calibrators, and, for lanes in processes of their own, of those on a device.
+_OF_OTHERS: dict[bool, tuple[type, ...]] = {
+    False: (messages.ModelProbed, messages.Progress),
+    True: (
+        messages.ModelProbed,
+        messages.Progress,
+        messages.MemoryTaken,
+        messages.HotSetHeld,
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +53,11 @@ class LaneDown:
     lane_ids: tuple[LaneId, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class SuccessorReady:
+    """A process that holds all models waits to take the lane's place, see ``successors``."""
+
+
 class PacketPort(Protocol):
     """Reads lanes' channels in the listener's place. For the thread that polls."""
 
@@ -55,7 +71,7 @@ class PacketPort(Protocol):
 
 
 #: What a lane said, or what happened to it.
-Said = FromLane | LaneUp | LaneDown
+Said = FromLane | LaneUp | LaneDown | SuccessorReady
 Reports = list[tuple[LaneId, Said]]
 
 
@@ -76,11 +92,19 @@ class LaneListener:
         self._epoll.register(self._wake_fd, select.EPOLLIN)
         #: Reads the channels; None: the listener does.
         self._port: PacketPort | None = None
+        self._successors_ready: SimpleQueue[LaneId] = SimpleQueue()
+        #: True once the log has that models are not confined.
+        self._told_unconfined = False
         self.restarts = Restarts(start, self.wake)
 
     def wake(self) -> None:
         """Make a waiting `poll` return. Any thread."""
         os.eventfd_write(self._wake_fd, 1)
+
+    def successor_is_ready(self, lane_id: LaneId) -> None:
+        """Have `poll` report ``SuccessorReady`` for the lane. Any thread."""
+        self._successors_ready.put(lane_id)
+        self.wake()
 
     def kill(self, lane: LaneHandle, why: str) -> None:
         """Kill the lane's process and ignore what the lane says; `poll` reports its end."""
@@ -98,6 +122,8 @@ class LaneListener:
             if fd == self._wake_fd:
                 os.eventfd_read(self._wake_fd)
                 self._attach_restarted(reports)
+                while not self._successors_ready.empty():
+                    reports.append((self._successors_ready.get(), SuccessorReady()))
             elif fd in self._process_by_fd:
                 self._lose(self._process_by_fd[fd], reports)
             elif fd in self._lane_by_fd:  # else it was closed with another of its process
@@ -227,9 +253,17 @@ class LaneListener:
             # A model may write to any file of its process, this channel included.
             self.kill(lane, f"sent an invalid message: {error!r}")
             return None
+        starts = isinstance(message, messages.LaneStarted)
+        if starts is lane.up or isinstance(message, _OF_OTHERS[lane.process.place is None]):
+            self.kill(lane, f"sent {type(message).__name__}, for which it has no reason")
+            return None
         if not isinstance(message, messages.LaneStarted):
             return message
+        lane.up = True
         _log.info("lane %d: process %d up, cores %s", lane.lane_id, message.pid, lane.cores)
+        if message.unconfined and not self._told_unconfined:
+            self._told_unconfined = True
+            _log.warning("models run with all rights of the server: %s", message.unconfined)
         return LaneUp()
 
     def _hung_up(self, lane: LaneHandle, reports: Reports) -> None:

@@ -20,7 +20,7 @@ from serve.core.types import LaneId, LaneLook, LaneState, Nanos, TaskId
 from serve.ipc import messages
 from serve.ipc.messages import Message, RunTask, Stop
 from serve.ipc.private_memory import private_bytes_of
-from serve.ipc.setup import DevicePlace, LaneSetup
+from serve.ipc.setup import Confinement, DevicePlace, LaneSetup
 from serve.ipc.shared_pool import SharedPool
 from serve.ipc.stop_word import SIGNAL as STOP_SIGNAL
 from serve.server import clock
@@ -30,6 +30,7 @@ from serve.server.lanes.lane_handle import LaneHandle, LaneProcess
 from serve.server.lanes.listener import LaneListener, PacketPort, Reports
 from serve.server.lanes.process_state import look
 from serve.server.lanes.restarts import Started
+from serve.server.lanes.successors import Successors
 
 _STOP_WAIT_S = 2.0
 #: Time that a run has to end after it was told to; then its process is killed.
@@ -47,17 +48,20 @@ class LanePool:
         threads: int = 1,
         places: Sequence[DevicePlace] = (),
         niceness: int = 0,
+        confinement: Confinement | None = None,
     ) -> None:
         """Make one lane for each of `lane_cores`, in a process of its own.
 
         With `places`, make that many on each place, as threads of one process; the lanes of the
         first place come first. `niceness` is that of lanes that compute on this machine's cores.
+        `confinement` is that of lanes in processes of their own: drivers of GPUs need more.
         """
         #: Lanes compute for milliseconds, the server's threads for microseconds. A server thread
         #: that shares a core with a lane of its own niceness waits for a tick of the kernel, up to
         #: 4 ms. Lanes of a GPU launch for microseconds too: nice ones would
         #: leave the device without work beside any busy process.
         self._niceness = niceness if all(place.on_processor for place in places) else 0
+        self._confinement = None if places else confinement
         self._shared = shared
         self._keep_bytes = keep_bytes
         self._threads = threads
@@ -69,12 +73,23 @@ class LanePool:
             ]
         for number, process in enumerate(self._processes):
             for cores in lane_cores if places else lane_cores[number : number + 1]:
-                lane = LaneHandle(LaneId(len(self._lanes)), cores, process)
+                lane_id = LaneId(len(self._lanes))
+                lane = LaneHandle(lane_id, cores, process, words=lane_id)
                 process.lanes.append(lane)
                 self._lanes[lane.lane_id] = lane
         self._cores = sorted({core for cores in lane_cores for core in cores})
         self._listener = LaneListener(self._processes, self._start)
         self.calibrators = Calibrators()
+        #: None where several lanes share a process.
+        self.successors: Successors | None = None
+        if not places:
+            self.successors = Successors(
+                self._lanes,
+                self._listener,
+                self.calibrators,
+                shared,
+                lambda lane, words: self._setup(lane.process, words),
+            )
 
     @property
     def lane_ids(self) -> tuple[LaneId, ...]:
@@ -121,6 +136,8 @@ class LanePool:
     def stop(self) -> None:
         """End every process. After this nothing of the pool runs."""
         self.calibrators.interrupt()
+        if self.successors is not None:
+            self.successors.close()
         atexit.unregister(self._kill_all)
         for lane in self._lanes.values():
             lane.resume()
@@ -185,7 +202,7 @@ class LanePool:
         if lane.told_to_stop:
             # The stop word may name this very task, which was part of a union then.
             lane.told_to_stop = False
-            self._shared.write_stop(lane_id, 0)
+            self._shared.write_stop(lane.words, 0)
         self.send(lane_id, task)
 
     def suspend(self, lane_id: LaneId) -> None:
@@ -204,7 +221,7 @@ class LanePool:
         The lane reports how the run ended, or is killed if it does not end in time.
         """
         lane = self._lanes[lane_id]
-        self._shared.write_stop(lane_id, task_id)
+        self._shared.write_stop(lane.words, task_id)
         lane.told_to_stop = True
         if lane.process.place is not None:
             # It ends at its next allocation; a signal would hit the other lanes of its process.
@@ -229,15 +246,15 @@ class LanePool:
 
     def look(self, lane_id: LaneId, task_id: TaskId) -> LaneLook | None:
         """Return what the lane, which runs that task, does now; None when its process is gone."""
-        process = self._lanes[lane_id].process
-        pid = process.pid
+        lane = self._lanes[lane_id]
+        process, pid = lane.process, lane.process.pid
         seen = None if pid is None else look(pid)
         if seen is None or seen.state is LaneState.STOPPED:
             return seen
         if process.place is not None:
             # The process's threads do not show what its device does for the lane.
             return msgspec.structs.replace(seen, state=LaneState.BUSY, cpu_ns=Nanos(clock.now_ns()))
-        if seen.state is LaneState.ASLEEP and self._shared.runs(lane_id) != task_id:
+        if seen.state is LaneState.ASLEEP and self._shared.runs(lane.words) != task_id:
             return msgspec.structs.replace(seen, state=LaneState.IDLE)
         return seen
 
@@ -275,7 +292,7 @@ class LanePool:
 
     def _start(self, process: LaneProcess) -> Started:
         """Start a process; return it with our ends of its lanes' channels, in their order."""
-        setup = self._setup(process, process.lanes[0].lane_id)
+        setup = self._setup(process, process.lanes[0].words)
         return processes.start(setup, len(process.lanes), self._shared.fd)
 
     def _setup(self, process: LaneProcess, number: int) -> LaneSetup:
@@ -290,6 +307,7 @@ class LanePool:
             keep_bytes=self._keep_bytes,
             niceness=self._niceness,
             place=process.place,
+            confinement=self._confinement,
         )
 
     def _kill_all(self) -> None:

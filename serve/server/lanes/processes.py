@@ -21,6 +21,7 @@ from typing import Any
 
 from serve import native
 from serve.ipc.messages import MAX_PACKET_BYTES
+from serve.ipc.orphans import kill_children
 from serve.ipc.setup import LaneSetup, PassedFile
 from serve.lane.start import run_lanes
 
@@ -49,6 +50,8 @@ LANE_ENVIRONMENT = {
 #: Serializes starts and reaping, which run in several threads: neither the environment nor
 #: multiprocessing, which polls all children at every start, is thread-safe.
 _one_at_a_time = threading.Lock()
+#: Processes that were started and not reaped: the fork server's own children. Under the lock.
+_started: set[int] = set()
 
 
 def start(setup: LaneSetup, lanes: int, pool_fd: int) -> tuple[BaseProcess, list[socket.socket]]:
@@ -73,6 +76,8 @@ def start(setup: LaneSetup, lanes: int, pool_fd: int) -> tuple[BaseProcess, list
             _require_descriptors(pool_fd)
             with _no_main_module(), _unstuck():
                 process.start()
+            assert process.pid
+            _started.add(process.pid)
     except BaseException as error:
         for side in ours:
             side.close()
@@ -97,8 +102,12 @@ def kill(process: BaseProcess) -> None:
 
 
 def reap(process: BaseProcess) -> str:
-    """Wait for a process that is ending, close it and return how it ended, for the log."""
+    """Wait for a process that is ending, close it and return how it ended, for the log.
+
+    Processes that it started, and that left its group, end too.
+    """
     with _one_at_a_time:
+        pid = process.pid
         process.join(_END_WAIT_S)
         if process.exitcode is None:
             process.kill()
@@ -106,9 +115,18 @@ def reap(process: BaseProcess) -> str:
         code = process.exitcode
         if code is not None:
             process.close()
+            _started.discard(pid or 0)
+            _end_orphans()
     if code is None:
         return "does not end"
     return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+def _end_orphans() -> None:
+    """End all children of the fork server that it did not start for us. Under the lock."""
+    server: Any = forkserver._forkserver
+    if server._forkserver_pid is not None:
+        kill_children(server._forkserver_pid, but=_started)
 
 
 def kill_all() -> None:

@@ -41,8 +41,9 @@ class _Record:
     name: str
     started_ns: int
     failures: int = 0
-    #: A process that has ended, and the time in ns until the next start; None: the end.
-    ended: SimpleQueue[tuple[BaseProcess, int] | None] = field(default_factory=SimpleQueue)
+    #: A process that has ended, and the time in ns until the next start, None for no start; None in
+    #: place of both: the end.
+    ended: SimpleQueue[tuple[BaseProcess, int | None] | None] = field(default_factory=SimpleQueue)
 
 
 class Restarts(Generic[RoleT]):
@@ -86,6 +87,11 @@ class Restarts(Generic[RoleT]):
         record.failures += 1
         record.ended.put((process, wait_ns))
 
+    def dismiss(self, role: RoleT, process: BaseProcess) -> None:
+        """End and reap a process of the role that nobody needs any more. Never waits."""
+        processes.kill(process)
+        self._records[id(role)].ended.put((process, None))
+
     def taken(self) -> list[tuple[RoleT, Started]]:
         """Return the processes started since the last call; the caller owns them."""
         found = []
@@ -108,7 +114,11 @@ class Restarts(Generic[RoleT]):
     def _keep(self, role: RoleT, record: _Record) -> None:
         """Replace the role's processes, one after the other."""
         while (ended := record.ended.get()) is not None:
-            self._replace(role, record.name, *ended)
+            process, wait_ns = ended
+            if wait_ns is None:
+                processes.reap(process)
+            else:
+                self._replace(role, record.name, process, wait_ns)
 
     def _replace(self, role: RoleT, name: str, process: BaseProcess, wait_ns: int) -> None:
         reason = processes.reap(process)

@@ -1,0 +1,168 @@
+"""What lanes may not do to the machine, the network and the server's other processes.
+
+A model is the user's code. What it has no need for is refused by the kernel: a filter of system
+calls (seccomp), a limit of memory, and no privileges by programs that it starts. A call that is
+refused fails with an error of Python's, and the run with it. None of this can be undone.
+"""
+
+import ctypes
+import os
+import resource
+import struct
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from socket import AF_UNIX
+
+from serve.ipc.setup import Confinement
+
+#: Order in which the kernel ends processes when memory is short: lanes, which are restarted, before
+#: the server.
+_OOM_SCORE = 500
+
+_PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _MODE_FILTER = 38, 22, 2
+_EPERM, _EACCES = 1, 13
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True)
+class _Calls:
+    """Numbers of a machine's system calls."""
+
+    #: The kernel's name of the machine, see linux/audit.h.
+    audit: int
+    socket: int
+    #: Those that signal the process or group of their first argument.
+    signalling: tuple[int, ...]
+    refused: tuple[int, ...]
+
+
+_CALLS = {
+    "x86_64": _Calls(
+        audit=0xC000003E, socket=41, signalling=(62, 200, 234, 129, 297),
+        # Others' memory and files: ptrace, process_vm_*, pidfd_send_signal, pidfd_getfd.
+        refused=(
+            101, 310, 311, 424, 438,
+            # Mounts, namespaces and roots.
+            165, 166, 155, 161, 272, 308, 428, 429, 430, 432, 433, 304,
+            # The machine: swap, names, ports, modules, clocks, accounts, keys, kexec, reboot.
+            167, 168, 169, 170, 171, 172, 173, 175, 176, 313, 246, 320, 159, 164, 227, 305, 163,
+            179, 248, 249, 250,
+            # Ways around a filter, and into the kernel: io_uring, bpf, perf, userfaultfd.
+            425, 321, 298, 323,
+        ),
+    ),
+    "aarch64": _Calls(
+        audit=0xC00000B7, socket=198, signalling=(129, 130, 131, 138, 240),
+        refused=(
+            117, 270, 271, 424, 438,
+            40, 39, 41, 51, 97, 268, 428, 429, 430, 432, 433, 265,
+            224, 225, 142, 161, 162, 105, 106, 273, 104, 294, 171, 170, 112, 266, 89,
+            60, 217, 218, 219,
+            425, 280, 241, 282,
+        ),
+    ),
+}  # fmt: skip
+#: Calls of the x32 interface have this bit.
+_X32 = 0x40000000
+
+_LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
+_ALLOW, _ERROR = 0x7FFF0000, 0x00050000
+#: Offsets in the kernel's struct seccomp_data.
+_NUMBER, _AUDIT, _FIRST_ARGUMENT = 0, 4, 16
+
+
+def confine(rules: Confinement) -> str:
+    """Confine this process for good; returns what the system does not support, "" for nothing."""
+    with suppress(OSError):
+        score = Path("/proc/self/oom_score_adj")
+        score.write_text(str(max(int(score.read_text()), _OOM_SCORE)))
+    if rules.memory_bytes is not None:
+        limit_memory(rules.memory_bytes)
+    if _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
+        return "the kernel has no no_new_privs"
+    machine = os.uname().machine
+    if machine not in _CALLS:
+        return f"no filter of system calls for {machine}"
+    protected = [rules.server_pid, os.getppid()]
+    # As processes, as their groups, and as part of everybody.
+    spared = [-1, *protected, *(-os.getpgid(pid) for pid in protected)]
+    if failure := _install(filter_program(machine, rules.network, spared)):
+        return f"the kernel takes no filter of system calls ({failure})"
+    return ""
+
+
+def limit_memory(more_bytes: int) -> None:
+    """Let this process take `more_bytes` of private memory beyond what it has now.
+
+    Python then raises MemoryError, as torch raises its own error.
+    """
+    now_bytes = 0
+    for line in Path("/proc/self/status").read_text("ascii", "replace").splitlines():
+        if line.startswith("VmData:"):
+            now_bytes = int(line.split()[1]) * 1024
+    _, most_bytes = resource.getrlimit(resource.RLIMIT_DATA)
+    limit_bytes = now_bytes + more_bytes
+    if most_bytes != resource.RLIM_INFINITY:
+        limit_bytes = min(limit_bytes, most_bytes)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, most_bytes))
+
+
+def filter_program(machine: str, network: bool, spared: list[int]) -> bytes:
+    """Return the filter as instructions of classic BPF.
+
+    It lets everything pass but the refused calls, sockets other than Unix ones without `network`,
+    and signals to the processes and groups of `spared`.
+    """
+    calls = _CALLS[machine]
+    program: list[tuple[int, int, int, int]] = []
+
+    def refuse_if(value: int, error: int, test: int = _EQUAL) -> None:
+        program.append((test, 0, 1, value & 0xFFFFFFFF))
+        program.append((_RETURN, 0, 0, _ERROR | error))
+
+    def where(value: int, block: list[tuple[int, int, int, int]]) -> None:
+        program.append((_EQUAL, 0, len(block), value))
+        program.extend(block)
+
+    allow = (_RETURN, 0, 0, _ALLOW)
+    program.append((_LOAD, 0, 0, _AUDIT))
+    program.append((_EQUAL, 1, 0, calls.audit))
+    program.append((_RETURN, 0, 0, _ERROR | _EPERM))
+    program.append((_LOAD, 0, 0, _NUMBER))
+    refuse_if(_X32, _EPERM, _AT_LEAST)
+    for number in calls.refused:
+        refuse_if(number, _EPERM)
+    if not network:
+        where(
+            calls.socket,
+            [
+                (_LOAD, 0, 0, _FIRST_ARGUMENT),
+                (_EQUAL, 0, 1, AF_UNIX),
+                allow,
+                (_RETURN, 0, 0, _ERROR | _EACCES),
+            ],
+        )
+    targets = [target & 0xFFFFFFFF for target in spared]
+    for number in calls.signalling:
+        checks = [(_LOAD, 0, 0, _FIRST_ARGUMENT)]
+        for target in targets:
+            checks += [(_EQUAL, 0, 1, target), (_RETURN, 0, 0, _ERROR | _EPERM)]
+        where(number, [*checks, allow])
+    program.append(allow)
+    return b"".join(struct.pack("=HBBI", *one) for one in program)
+
+
+class _Program(ctypes.Structure):
+    """struct sock_fprog."""
+
+    _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_void_p)]
+
+
+def _install(program: bytes) -> str:
+    """Install the filter for this thread and its children; returns the error, "" for none."""
+    instructions = ctypes.create_string_buffer(program, len(program))
+    wanted = _Program(len(program) // 8, ctypes.addressof(instructions))
+    if _libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(wanted), 0, 0):
+        return os.strerror(ctypes.get_errno())
+    return ""
