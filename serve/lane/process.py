@@ -23,7 +23,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, slots=True)
-class LaneProcess:
+class ThisProcess:
     """This process, set up for lanes."""
 
     pool: mmap.mmap
@@ -33,7 +33,7 @@ class LaneProcess:
     unconfined: str
 
 
-def enter(setup: LaneSetup, pool_file: PassedFile) -> LaneProcess:
+def enter(setup: LaneSetup, pool_file: PassedFile) -> ThisProcess:
     """Set this process up for lanes.
 
     From then on the process ignores SIGINT and SIGTERM, and the kernel kills it with the server.
@@ -55,7 +55,7 @@ def enter(setup: LaneSetup, pool_file: PassedFile) -> LaneProcess:
     pool_fd = pool_file.detach()
     pool = map_pool(pool_fd, setup.pool_capacity_bytes)
     unconfined = "" if setup.confinement is None else confine(setup.confinement)
-    return LaneProcess(pool, pool_fd, unconfined)
+    return ThisProcess(pool, pool_fd, unconfined)
 
 
 def leave(code: int = 0) -> NoReturn:
