@@ -4,6 +4,7 @@ import ctypes
 import logging
 import mmap
 import os
+import resource
 import signal
 import sys
 from dataclasses import dataclass
@@ -56,6 +57,17 @@ def enter(setup: LaneSetup, pool_file: PassedFile) -> ThisProcess:
     pool = map_pool(pool_fd, setup.pool_capacity_bytes)
     unconfined = "" if setup.confinement is None else confine(setup.confinement)
     return ThisProcess(pool, pool_fd, unconfined)
+
+
+def short_of_descriptors() -> bool:
+    """Return True when models have left half of all descriptors open that this process may have."""
+    try:
+        # The kernel gives the lowest that is free.
+        lowest = os.open("/", os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return True
+    os.close(lowest)
+    return lowest > resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
 
 
 def leave(code: int = 0) -> NoReturn:

@@ -1,6 +1,7 @@
 """A lane on processor cores: one process, pinned, with torch's threads and the C heap."""
 
 import gc
+import logging
 import signal
 import socket
 
@@ -27,7 +28,7 @@ from serve.lane.measure.where_measured import Processor, Site
 from serve.lane.models.loader import LoadedModel, load_model
 from serve.lane.nonfinite import nonfinite_counts, refused
 from serve.lane.place import HeldModel
-from serve.lane.process import enter, leave
+from serve.lane.process import enter, leave, short_of_descriptors
 from serve.lane.process_heap import ProcessHeap
 from serve.lane.task import PoolTensors, failed, run_model, stopped, wanted_of
 from serve.lane.warm_up import warm_up
@@ -35,6 +36,10 @@ from serve.models.model_signature import Signature
 from serve.models.repository import ModelSpec
 from serve.native import Meter
 
+_log = logging.getLogger(__name__)
+
+#: Exit code of a lane without descriptors.
+_EXIT_SHORT = 3
 #: Memory that runs leave behind is reported in steps of this size.
 _REPORTED_STEP_BYTES = 16 << 20
 
@@ -126,6 +131,9 @@ class ProcessorPlace:
             # The error's own cycles may hold the tensors of the run.
             gc.collect()
             self._heap.give_back()
+            if short_of_descriptors():
+                _log.error("models left too many files open; the lane ends, to be restarted")
+                leave(_EXIT_SHORT)
         elif answer.held_bytes is None or answer.held_bytes > self._keep_bytes:
             self._heap.give_back()
         self._report_held()

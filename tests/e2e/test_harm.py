@@ -42,12 +42,11 @@ REFUSED = {
     harm.recurse: (CODE.INTERNAL, "RecursionError"),
     harm.take_memory_of_torch: (CODE.RESOURCE_EXHAUSTED, "bytes"),
     harm.take_memory_of_python: (CODE.RESOURCE_EXHAUSTED, "memory"),
-    harm.take_descriptors: (CODE.INTERNAL, "Too many open files"),
     harm.raise_exit: (CODE.INTERNAL, "SystemExit"),
     harm.raise_interrupt: (CODE.INTERNAL, "KeyboardInterrupt"),
     harm.raise_a_long_text: (CODE.INTERNAL, "long long"),
 }
-HARMLESS = [deed for deed in harm.DEEDS if deed not in FATAL and deed not in REFUSED]
+HARMLESS = [deed for deed in harm.DEEDS if deed not in {*FATAL, *REFUSED, harm.take_descriptors}]
 
 
 def name_of(deed) -> str:
@@ -149,6 +148,12 @@ def test_what_harms_nobody_is_answered(call, deed):
     again = [infer(call, "harm", graph()).outputs["output"] for _ in range(4)]
     for one in again[1:]:
         assert_equal(one, again[0])
+
+
+def test_a_lane_whose_files_a_model_has_used_up_is_restarted(harmed, call):
+    before = metric(harmed, "gnnserve_lane_restarts_total")
+    assert refusal(call, "harm", harm.take_descriptors).code() is CODE.INTERNAL
+    wait_for(lambda: metric(harmed, "gnnserve_lane_restarts_total") > before, "its restart")
 
 
 def test_shared_settings_that_were_changed_are_counted_and_logged_once(harmed, call):
