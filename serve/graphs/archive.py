@@ -7,7 +7,6 @@ never loaded.
 """
 
 import zipfile
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from serve.errors import ConfigError
 
 Array = NDArray[Any]
 _ROWS = ("x_data", "x_indices", "x_indptr", "x_shape")
+_ROW_KINDS = ("iubf", "iu", "iu", "iu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def read_archive(path: Path) -> GraphArchive:
             f"ids must be in 0..{num_nodes - 1}, found {edges.min()}..{edges.max()}",
         )
     labels = arrays.get("y")
-    if labels is not None and labels.shape != (num_nodes,):
+    if labels is not None and (labels.shape != (num_nodes,) or labels.dtype.kind not in "iubf"):
         raise _wrong(path, "y", f"one label per node [{num_nodes}] wanted, got {_form(labels)}")
     return GraphArchive(
         num_nodes,
@@ -66,7 +66,7 @@ def archive_names(path: Path) -> list[str]:
             return [name.removesuffix(".npy") for name in archive.namelist()]
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: no such file") from error
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except Exception as error:  # both libraries raise all kinds for a damaged file
         raise ConfigError(f"{path}: not a readable .npz archive: {error}") from error
 
 
@@ -77,7 +77,7 @@ def archive_arrays(path: Path, names: Sequence[str] | None = None) -> dict[str, 
             return {name: archive[name] for name in (archive.files if names is None else names)}
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: no such file") from error
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except Exception as error:
         raise ConfigError(f"{path}: not a readable .npz archive: {error}") from error
 
 
@@ -92,13 +92,16 @@ def _features(arrays: dict[str, Array], num_nodes: int, path: Path) -> NDArray[n
     """Return dense features [N, F]; None when the file has none."""
     x = arrays.get("x")
     if x is not None:
-        if x.ndim != 2 or x.shape[0] != num_nodes:
+        if x.ndim != 2 or x.shape[0] != num_nodes or x.dtype.kind not in "iubf":
             raise _wrong(path, "x", f"[{num_nodes}, F] wanted, got {_form(x)}")
         return np.ascontiguousarray(x, dtype=np.float32)
     if not any(name in arrays for name in _ROWS):
         return None
     data, indices, indptr, shape = (_need(arrays, name, path) for name in _ROWS)
-    if shape.shape != (2,) or int(shape[0]) != num_nodes:
+    for name, array, kinds in zip(_ROWS, (data, indices, indptr, shape), _ROW_KINDS, strict=True):
+        if array.dtype.kind not in kinds:
+            raise _wrong(path, name, f"numbers wanted, got {_form(array)}")
+    if shape.shape != (2,) or int(shape[0]) != num_nodes or int(shape[1]) < 0:
         raise _wrong(path, "x_shape", f"({num_nodes}, F) wanted, got {shape.tolist()}")
     num_features = int(shape[1])
     steps = np.diff(indptr)
@@ -108,7 +111,10 @@ def _features(arrays: dict[str, Array], num_nodes: int, path: Path) -> NDArray[n
         raise _wrong(path, "x_data", f"{indptr[-1]} values and column numbers wanted")
     if indices.size and not 0 <= int(indices.min()) <= int(indices.max()) < num_features:
         raise _wrong(path, "x_indices", f"column numbers must be in 0..{num_features - 1}")
-    dense = np.zeros((num_nodes, num_features), dtype=np.float32)
+    try:
+        dense = np.zeros((num_nodes, num_features), dtype=np.float32)
+    except (MemoryError, ValueError) as error:
+        raise _wrong(path, "x_shape", f"{shape.tolist()} does not fit into memory") from error
     dense[np.repeat(np.arange(num_nodes), steps), indices] = data
     return dense
 

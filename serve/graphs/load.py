@@ -5,7 +5,6 @@
 """
 
 import hashlib
-import json
 import math
 import zipfile
 import zlib
@@ -13,9 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from serve import native
@@ -170,24 +171,34 @@ def _folder_arrays(path: Path, options: OpenOptions, names: Sequence[str]) -> di
     return arrays
 
 
-def _safetensors_header(path: Path) -> tuple[dict[str, Any], int]:
+class _Entry(msgspec.Struct, frozen=True):
+    """What the header of a safetensors file tells of a tensor."""
+
+    dtype: str
+    shape: Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(max_length=8)]
+    #: From the end of the header.
+    data_offsets: tuple[Annotated[int, Meta(ge=0)], int]
+
+
+def _safetensors_header(path: Path) -> tuple[dict[str, _Entry], int]:
     """Return the entries of the file's tensors, and where their bytes begin."""
     try:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
             if size > path.stat().st_size:
                 raise ValueError("it ends within its header")
-            header = json.loads(file.read(size))
+            header = msgspec.json.decode(file.read(size), type=dict[str, msgspec.Raw])
+        header.pop("__metadata__", None)
+        entries = {name: msgspec.json.decode(raw, type=_Entry) for name, raw in header.items()}
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: no such file") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not a readable safetensors file: {error}") from error
-    header.pop("__metadata__", None)
-    return header, 8 + size
+    return entries, 8 + size
 
 
 def _safetensors_arrays(
-    path: Path, options: OpenOptions, header: Mapping[str, Any], begin: int, names: Sequence[str]
+    path: Path, options: OpenOptions, header: Mapping[str, _Entry], begin: int, names: Sequence[str]
 ) -> dict[str, Array]:
     """Map the named tensors, which needs their offsets: the library hides them."""
     arrays = {}
@@ -196,13 +207,19 @@ def _safetensors_arrays(
         if entry is None:
             there = ", ".join(sorted(header)) or "nothing"
             raise ConfigError(f"{path}: tensor '{name}' is missing; found: {there}")
-        dtype = _SAFE_DTYPES.get(entry["dtype"])
+        dtype = _SAFE_DTYPES.get(entry.dtype)
         if dtype is None:
             raise ConfigError(
-                f"{path}: tensor '{name}' is {entry['dtype']}; taken: {', '.join(_SAFE_DTYPES)}"
+                f"{path}: tensor '{name}' is {entry.dtype}; taken: {', '.join(_SAFE_DTYPES)}"
             )
-        shape, at = tuple(entry["shape"]), begin + entry["data_offsets"][0]
-        empty = math.prod(shape) == 0
+        shape, (first, end) = entry.shape, entry.data_offsets
+        size_bytes, at = math.prod(shape) * np.dtype(dtype).itemsize, begin + first
+        if end - first != size_bytes or at + size_bytes > path.stat().st_size:
+            raise ConfigError(
+                f"{path}: tensor '{name}': {entry.dtype} {list(shape)} takes {size_bytes} bytes,"
+                f" and the file holds others at {first} to {end}"
+            )
+        empty = size_bytes == 0
         found = np.empty(shape, dtype) if empty else np.memmap(path, dtype, "r", at, shape or (1,))
         arrays[name] = _mapped(name, found, options)
     return arrays

@@ -1,5 +1,7 @@
 """Opening graphs: every kind of file gives the same graph, and what is wrong is named."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -130,3 +132,25 @@ def test_a_dataset_of_the_paper_is_generated_the_same_again(tmp_path):
     assert (one.num_nodes, one.num_features) == (197, 500)
     assert (one.edges() == other.edges()).all()
     assert (one.features(np.arange(197)) == other.features(np.arange(197))).all()
+
+
+ENTRY = {"dtype": "F32", "shape": [2, 1], "data_offsets": [0, 8]}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"shape": None}, "not a readable safetensors file"),
+        ({"shape": [-1, 1]}, "not a readable safetensors file"),
+        ({"data_offsets": []}, "not a readable safetensors file"),
+        ({"data_offsets": [0, 80]}, r"F32 \[2, 1\] takes 8 bytes, .* others at 0 to 80"),
+        ({"shape": [1 << 40, 1], "data_offsets": [0, 1 << 42]}, "takes 4398046511104 bytes"),
+        ({"data_offsets": [1 << 40, (1 << 40) + 8]}, "the file holds others at 1099511627776 to"),
+    ],
+)
+def test_a_header_that_does_not_fit_its_file_is_told(tmp_path, change, told):
+    header = json.dumps({"edge_index": ENTRY, "x": ENTRY | change}).encode()
+    path = tmp_path / "g.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with pytest.raises(ConfigError, match=told):
+        opened(path, tmp_path)
