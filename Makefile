@@ -68,12 +68,14 @@ cpp: $(PACKAGE) ## C++ tests: plain, under ASan and UBSan, under TSan
 	    (cd csrc; export PATH="$(abspath $(BIN)):$$PATH"; cmake --preset $$preset >/dev/null; \
 	     cmake --build --preset $$preset -- --quiet; ctest --preset $$preset); done
 
-fuzz: $(PACKAGE) ## Made-up bytes for the front under ASan and UBSan, its threads under TSan; FUZZ_S=3600
-	@cd csrc; export PATH="$(abspath $(BIN)):$$PATH"; \
+fuzz: $(PACKAGE) ## Made-up bytes for all that takes bytes of others, the front's threads under TSan; MINUTES=60
+	@minutes=$(or $(MINUTES),60); FUZZ_S=$$((6 * minutes)) FUZZ_SEED=$$(date +%s) \
+	    $(BIN)/pytest -q tests/fuzz; \
+	 cd csrc; export PATH="$(abspath $(BIN)):$$PATH"; \
 	 for preset in asan tsan; do cmake --preset $$preset >/dev/null; \
 	     cmake --build --preset $$preset --target front_fuzz -- --quiet; done; \
 	 ../build/cpp-tsan/tests/front_fuzz --threads 1000000; \
-	 ../build/cpp-asan/tests/front_fuzz $(or $(FUZZ_S),3600) $$(date +%s)
+	 ../build/cpp-asan/tests/front_fuzz $$((30 * minutes)) $$(date +%s)
 
 chaos: $(PACKAGE) ## A real server has a bad day, and a checker says what held; FULL=1: a million requests
 	@$(PY) -m bench.chaos \

@@ -1,0 +1,116 @@
+"""Makes up inputs for a target from its seeds, and bounds what each costs.
+
+Inputs that a target ends differently for are kept, and changed again. An input that fails is
+written to `corpus/TARGET`, from where every later run takes it first.
+"""
+
+import hashlib
+import random
+import time
+import tracemalloc
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from pathlib import Path
+
+CORPUS = Path(__file__).with_name("corpus")
+#: Most inputs that are kept, and most bytes of one.
+KEPT, MOST_BYTES = 2000, 1 << 16
+#: Every so many inputs, the memory is measured, which takes time.
+MEASURED = 50
+WORDS = (
+    *(
+        b"",
+        b"\0",
+        b"\xff" * 8,
+        b"\x80" * 9 + b"\x01",
+        b"\x7f",
+        b"\x80",
+        b"-1",
+        b"1e999",
+        b"[" * 300,
+    ),
+    *(b'"x"', b"null", b"{}", b"[]", b"N", b"9" * 30),
+)
+
+
+@dataclass(frozen=True)
+class Target:
+    """Something that takes bytes.
+
+    `run` returns what tells outcomes apart, and raises AssertionError where an oracle disagrees.
+    """
+
+    name: str
+    seeds: Callable[[], list[bytes]]
+    run: Callable[[bytes], Hashable]
+    #: Processor time in s and Python's memory in bytes that any input may take, and each of its
+    #: bytes on top. Processor time counts whatever shares the core, so it has room.
+    base_s: float = 0.25
+    per_byte_s: float = 20e-6
+    base_bytes: int = 1 << 20
+    per_byte: int = 64
+
+
+def changed(dice: random.Random, data: bytes, other: bytes) -> bytes:
+    """Change, drop, repeat or insert some bytes, or join with a part of another input."""
+    for _ in range(dice.randint(1, 4)):
+        at = dice.randint(0, len(data))
+        end = min(len(data), at + dice.choice((1, 1, 2, 4, 8, 64)))
+        part = data[at:end]
+        match dice.randrange(6):
+            case 0:
+                new = dice.randbytes(len(part))
+            case 1:
+                new = b""
+            case 2:
+                new = part * dice.choice((2, 3, 100))
+            case 3:
+                new = dice.choice(WORDS)
+            case 4:
+                new = other[dice.randint(0, len(other)) :][: dice.randint(1, 200)]
+            case _:
+                new = bytes(byte ^ 1 << dice.randrange(8) for byte in part)
+        data = data[:at] + new + data[end:]
+    return data[:MOST_BYTES]
+
+
+def costs(target: Target, data: bytes, measured: bool) -> Hashable:
+    """Run the target; returns its outcome. Raises AssertionError when it cost too much."""
+    if measured:
+        tracemalloc.start()
+    began = time.thread_time()
+    try:
+        outcome = target.run(data)
+        took_s = time.thread_time() - began
+        peak = tracemalloc.get_traced_memory()[1] if measured else 0
+    finally:
+        if measured:
+            tracemalloc.stop()
+    if not measured:  # which slows it down
+        assert took_s <= target.base_s + target.per_byte_s * len(data), f"{took_s:.3f} s"
+    assert peak <= target.base_bytes + target.per_byte * len(data), f"{peak} bytes"
+    return outcome
+
+
+def fuzz(target: Target, seconds: float, seed: int, corpus: Path = CORPUS) -> int:
+    """Run the target on its corpus, its seeds and what comes of them; returns how many inputs."""
+    folder = corpus / target.name
+    dice = random.Random(seed)
+    kept = [path.read_bytes() for path in sorted(folder.glob("*"))] + target.seeds()
+    known: set[Hashable] = set()
+    waiting, until, count = kept[::-1], time.monotonic() + seconds, 0
+    while waiting or time.monotonic() < until:
+        data = waiting.pop() if waiting else changed(dice, dice.choice(kept), dice.choice(kept))
+        try:
+            outcome = costs(target, data, count % MEASURED == 0)
+        except BaseException as error:
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / hashlib.sha256(data).hexdigest()[:16]
+            path.write_bytes(data)
+            error.add_note(f"{target.name}: the input is kept as {path}")
+            raise
+        if outcome not in known and len(kept) < KEPT:
+            known.add(outcome)
+            kept.append(data)
+        count += 1
+    return count
