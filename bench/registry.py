@@ -68,6 +68,8 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
               "host.handover", "live.md"),
         Entry("What does a request cost the server behind each front of its port?",
               "host.fronts", "/docs/adr/0005-native-front.md"),
+        Entry("What do TLS and a token cost a small request?",
+              "host.access", "/docs/access.md"),
     ),
     "Models: forward passes and estimates": (
         Entry("How fast are the executors beside stock PyG?",

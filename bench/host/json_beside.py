@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.kit.measure import in_turns, percentiles, ratios
+from bench.kit.measure import in_turns, median_interval, percentiles, ratios
 from bench.kit.script import Script, Table
 from bench.kit.servers import ServerProcess
 from serve.client import Client
@@ -84,8 +84,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             }
             for name, rounds in found.items()
         ],
-        "json_over_grpc": interval(ratios(worst["JSON"], worst["gRPC"])),
-        "json_over_alone": interval(ratios(worst["JSON"], worst["nothing"])),
+        "json_over_grpc": median_interval(ratios(worst["JSON"], worst["gRPC"])),
+        "json_over_alone": median_interval(ratios(worst["JSON"], worst["nothing"])),
     }
 
 
@@ -163,13 +163,6 @@ def _repeat(send: Any, pause_s: float, count: Any, ready: Event, stop: Event) ->
         send()
         count.value += 1
         stop.wait(pause_s)
-
-
-def interval(values: list[float]) -> list[float]:
-    """Return the median, and a 95 % bootstrap interval of it."""
-    picks = np.random.default_rng(0).choice(values, (2000, len(values)))
-    low, high = np.percentile(np.median(picks, axis=1), (2.5, 97.5))
-    return [round(float(value), 3) for value in (np.median(values), low, high)]
 
 
 if __name__ == "__main__":

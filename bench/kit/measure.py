@@ -62,3 +62,10 @@ def spread(values: Sequence[float], digits: int = 3) -> list[float]:
 def quartiles(values: Sequence[float], digits: int = 3) -> list[float]:
     """Return the lower quartile, the median and the upper quartile."""
     return [round(float(v), digits) for v in np.percentile(values, (25, 50, 75))]
+
+
+def median_interval(values: Any, digits: int = 3) -> list[float]:
+    """Return the median, and the ends of a 95 % bootstrap interval of it."""
+    picks = np.random.default_rng(0).choice(values, (2000, len(values)))
+    low, high = np.percentile(np.median(picks, axis=1), (2.5, 97.5))
+    return [round(float(value), digits) for value in (np.median(values), low, high)]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from bench.kit.page import Row, grid
+from bench.kit.page import Row, flat, grid
 from bench.kit.result import read_result
 
 
@@ -49,6 +49,10 @@ TABLES: dict[str, Callable[[], str]] = {
         }),
         ("nodes", "{:,} nodes"), "{p50:,.0f}",
     ),
+    "access": lambda: flat(read_result("access")["rows"], {
+        "connection": "{way}", "p50, µs": "{p50:,.0f}",
+        "added": "{added_us:,.0f} ({interval_us[0]:,.0f} to {interval_us[1]:,.0f})",
+    }),
     "transport": lambda: by_size(_transport),
     "request cost": lambda: by_size(_cost),
 }  # fmt: skip
