@@ -2,7 +2,8 @@
 
 Libraries leave files in the system's temporary folder and never remove them: PyG some 40 for each
 start of a server. So a server gets a folder of its own there, which is removed when it ends or, if
-it was killed, when the next server starts.
+it was killed, when the next server starts. Each of its lanes has a folder in it, which is removed
+when another lane starts after its end.
 """
 
 import fcntl
@@ -15,6 +16,8 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 
 _PREFIX = "gnnserve-"
+#: Begins the name of a process's folder; its id follows.
+_OF_PROCESS = "process-"
 #: File that marks a folder as ours, locked as long as the folder is in use.
 _LOCK = ".in-use"
 #: A socket's path has at most 107 bytes, and multiprocessing adds some 35 to this folder's.
@@ -50,6 +53,23 @@ def temporary_folder() -> Iterator[None]:
             Finalize(None, _remove, (folder, lock_fd), exitpriority=_AFTER_MULTIPROCESSING)
         else:
             _remove(folder, lock_fd)
+
+
+def own_folder() -> None:
+    """Direct temporary files of this process to a folder of its own within the server's.
+
+    Removes the folders of processes that have ended. Changes nothing outside of a server.
+    """
+    servers = Path(tempfile.gettempdir())
+    if not (servers / _LOCK).exists():
+        return
+    for folder in servers.glob(f"{_OF_PROCESS}*"):
+        if not Path("/proc", folder.name.removeprefix(_OF_PROCESS)).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):
+        own = servers / f"{_OF_PROCESS}{os.getpid()}"
+        own.mkdir(mode=0o700, exist_ok=True)
+        os.environ["TMPDIR"] = tempfile.tempdir = str(own)
 
 
 def _remove(folder: Path, lock_fd: int) -> None:

@@ -18,6 +18,7 @@ from serve.ipc.setup import LaneSetup, PassedFile
 from serve.ipc.shared_pool import map_pool
 from serve.lane.confinement import confine
 from serve.lane.shared_state import without_onednn
+from serve.scratch import own_folder
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -41,6 +42,7 @@ def enter(setup: LaneSetup, pool_file: PassedFile) -> ThisProcess:
     """
     _die_with_parent()
     _release_fork_server()
+    own_folder()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=setup.log_level, format="%(levelname)s %(message)s")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from serve.scratch import temporary_folder
+from serve.scratch import own_folder, temporary_folder
 
 CHILD = """
 import tempfile, time
@@ -29,9 +29,9 @@ def parent(monkeypatch):
         yield Path(folder)
 
 
-def started():
+def started(script=CHILD):
     """A process with a folder of its own, and the folder."""
-    process = subprocess.Popen([sys.executable, "-c", CHILD], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     return process, Path(process.stdout.readline().strip())
 
 
@@ -69,6 +69,45 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(parent):
         assert {*parent.iterdir()} == {alive_folder, results}
     finally:
         ended(alive)
+
+
+def test_a_process_of_a_server_has_a_folder_and_removes_those_of_ended_ones(parent):
+    leaves = (
+        "import tempfile; from serve.scratch import own_folder; own_folder(); "
+        "tempfile.NamedTemporaryFile(delete=False).close(); print(tempfile.gettempdir())"
+    )
+
+    def ended_process():
+        told = subprocess.run(
+            [sys.executable, "-c", leaves], capture_output=True, text=True, check=True
+        )
+        return Path(told.stdout.strip())
+
+    with temporary_folder():
+        (folder,) = parent.iterdir()
+        first = ended_process()
+        assert first.parent == folder
+        assert len(list(first.iterdir())) == 1
+        assert first.stat().st_mode & 0o777 == 0o700
+        second = ended_process()
+        assert not first.exists()
+        assert second.exists()
+        running, running_folder = started(leaves + "; import sys, time; sys.stdout.flush(); "
+                                          "time.sleep(600)")  # fmt: skip
+        try:
+            assert not second.exists()
+            third = ended_process()
+            assert running_folder.exists()
+        finally:
+            ended(running)
+        assert third.exists()
+    assert list(parent.iterdir()) == []
+
+
+def test_outside_of_a_server_no_folder_is_made(parent):
+    own_folder()
+    assert tempfile.gettempdir() == str(parent)
+    assert list(parent.iterdir()) == []
 
 
 def test_a_path_too_long_for_sockets_is_not_used(parent, monkeypatch):
