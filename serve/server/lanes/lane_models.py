@@ -2,7 +2,8 @@
 
 import logging
 import threading
-from collections.abc import Callable, Set
+from collections import Counter
+from collections.abc import Callable, Iterable, Set
 
 from serve.core.types import LaneId
 from serve.errors import ModelError, NotReady
@@ -44,6 +45,10 @@ class LaneModels:
         self._replacing = False
         #: Files that models are loaded from, by the path of the weights.
         self._copies: dict[str, SealedCopies] = {}
+        #: Number of processes that may still read them though their model is dropped.
+        self._readers: Counter[str] = Counter()
+        #: Models that were dropped before a lane had answered for them, by lane and key.
+        self._dropped: dict[tuple[LaneId, str], list[ModelSpec]] = {}
 
     @property
     def _successors(self) -> Successors | None:
@@ -71,7 +76,11 @@ class LaneModels:
         """Unload the model from every lane, once none of its requests is left."""
         with self._answers:
             message = self._held.pop(key, None)
-            self._waiting.pop(key, None)
+            waiting = self._waiting.pop(key, set())
+            if message is not None:
+                for lane_id in waiting:
+                    self._dropped.setdefault((lane_id, key), []).append(message.spec)
+                    self._readers[message.spec.copied_weights] += 1
             self._loaded.discard(key)
             for known in self._known.values():
                 known.discard(key)
@@ -94,13 +103,29 @@ class LaneModels:
         return copies.spec
 
     def close_files_of(self, spec: ModelSpec) -> None:
-        """Close the copies of the version unless a model on the lanes reads them."""
+        """Close the copies of the version unless a model on the lanes reads them.
+
+        Their descriptors may be other files afterwards, so no lane may still have to open them.
+        """
         with self._answers:
             read = [message.spec.copied_weights for message in self._held.values()]
-        if spec.copied_weights in read:
-            return
+            if spec.copied_weights in read or self._readers[spec.copied_weights] > 0:
+                return
         if (copies := self._copies.pop(spec.copied_weights, None)) is not None:
             copies.close()
+
+    def _end_reading(self, specs: Iterable[ModelSpec]) -> None:
+        """Take note that a process has read the copies, and close those that nobody needs."""
+        specs = tuple(specs)
+        with self._answers:
+            self._readers.subtract(spec.copied_weights for spec in specs)
+        for spec in specs:
+            self.close_files_of(spec)
+
+    def _forget_dropped(self, lane_id: LaneId) -> None:
+        """Expect no answers for dropped models of a lane whose process is gone. Under the lock."""
+        for lane_and_key in [one for one in self._dropped if one[0] == lane_id]:
+            self._end_reading(self._dropped.pop(lane_and_key))
 
     def close(self) -> None:
         """Close all copies, once no lane runs any more."""
@@ -126,12 +151,16 @@ class LaneModels:
     def answered(self, lane_id: LaneId, key: str, failure: str = "") -> bool:
         """Note a lane's answer to a load; return True when the lane has answered for all models."""
         with self._answers:
-            waiting = self._waiting.get(key)
-            if waiting is not None:
-                waiting.discard(lane_id)
-            self._known.setdefault(lane_id, set()).add(key)
-            if failure:
-                self._failures[key] = failure
+            dropped = self._dropped.get((lane_id, key), [])
+            if dropped:  # before the same model was to be loaded again
+                self._end_reading((dropped.pop(0),))
+            else:
+                waiting = self._waiting.get(key)
+                if waiting is not None:
+                    waiting.discard(lane_id)
+                self._known.setdefault(lane_id, set()).add(key)
+                if failure:
+                    self._failures[key] = failure
             self._answers.notify_all()
             return not any(lane_id in lanes for lanes in self._waiting.values())
 
@@ -143,6 +172,7 @@ class LaneModels:
             self._changing.discard(lane_id)
             for waiting in self._waiting.values():
                 waiting.discard(lane_id)
+            self._forget_dropped(lane_id)
             self._answers.notify_all()
 
     def interrupt(self) -> None:
@@ -159,6 +189,7 @@ class LaneModels:
             self._changing.discard(lane_id)
             if keys is not None:
                 self._known[lane_id] = set(keys)
+                self._forget_dropped(lane_id)
             gone = set() if keys is None else keys - self._held.keys()
             self._answers.notify_all()
         for key in gone:
@@ -223,6 +254,7 @@ class LaneModels:
             while lanes := self._lanes_without(message, cancellation, ends_ns):
                 with self._answers:
                     models = [one for key, one in tuple(self._held.items()) if key in self._loaded]
+                    self._readers.update(one.spec.copied_weights for one in models)
                     self._changing = set(lanes)
                 left_s = (ends_ns - clock.now_ns()) / 1e9
                 try:
@@ -230,6 +262,7 @@ class LaneModels:
                     self._wait(lambda: not self._changing, message, cancellation, ends_ns)
                 finally:
                     successors.withdraw(lanes)
+                    self._end_reading(one.spec for one in models)
         finally:
             with self._answers:
                 self._replacing = False
