@@ -48,7 +48,7 @@ class RecordStore:
         corrupt, belongs to another application or was written by a newer schema.
         """
         self.path = path
-        #: Rows lost since the start because the database could not take them.
+        #: Requests without a row since the start because the database could not take it.
         self.dropped = 0
         #: Rows lost before they came here, which the run's row counts too.
         self.overflowed = 0
@@ -90,15 +90,16 @@ class RecordStore:
 
     def insert(self, record: RequestRecord) -> None:
         """Add a row, which is durable after `commit`. Never raises: counts rows that fail."""
+        stands_for = 1 + record.left_out
         try:
             self._db.execute(_INSERT_REQUEST, (self._run_id, *msgspec.structs.astuple(record)))
         except (OverflowError, UnicodeError) as error:
-            self.dropped += 1
+            self.dropped += stands_for
             _log.warning("request %s has no row: %s", record.request_uid, error)
         except sqlite3.Error as error:
-            self._lose(1, error)
+            self._lose(stands_for, error)
         else:
-            self._uncommitted += 1
+            self._uncommitted += stands_for
             self._inserted += 1
 
     def commit(self) -> None:
@@ -137,11 +138,14 @@ class RecordStore:
         with contextlib.suppress(sqlite3.Error):
             self._db.close()
 
-    def _lose(self, rows: int, error: sqlite3.Error) -> None:
-        """Count the rows that an error cost; logs the first error until writing works again."""
+    def _lose(self, more: int, error: sqlite3.Error) -> None:
+        """Count the requests that lost their rows: those not committed, and `more`.
+
+        Logs the first error until writing works again.
+        """
         with contextlib.suppress(sqlite3.Error):
             self._db.rollback()
-        self.dropped += self._uncommitted + rows
+        self.dropped += self._uncommitted + more
         self._uncommitted = 0
         if not self._failing:
             self._failing = True

@@ -164,6 +164,20 @@ def test_a_full_disk_costs_rows_is_said_once_and_passes(tmp_path, caplog):
     assert out.getvalue().startswith("3 rows are missing here")
 
 
+def test_a_lost_row_that_stands_for_others_counts_for_all(tmp_path, monkeypatch):
+    store = RecordStore(tmp_path / "r.db", RUN)
+    store.insert(record("kept", left_out=3))
+    store.commit()
+    store.insert(record("rolled back", left_out=4))
+    with monkeypatch.context() as patch:
+        patch.setattr("serve.obs.store._INSERT_REQUEST", "no statement")
+        store.insert(record("refused", left_out=10))
+    store.insert(record("no column", left_out=100, qos_target_ns=2**70))
+    store.close()
+    assert store.dropped == 5 + 11 + 101
+    assert load_report(tmp_path / "r.db").rows_lost == store.dropped
+
+
 def test_a_row_no_column_can_hold_costs_only_itself(tmp_path):
     store = RecordStore(tmp_path / "r.db", RUN)
     for row in (record("a"), record("b", qos_target_ns=2**70), record("c", message="\ud800")):
