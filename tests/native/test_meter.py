@@ -3,14 +3,21 @@
 import pytest
 
 from serve import native
-from tests.metered import run_metered
+from tests.metered import metered_forks
+
+
+@pytest.fixture(scope="module")
+def run_metered():
+    """Run a script in a process with the meter and torch; what it prints as JSON."""
+    with metered_forks() as run:
+        yield run
 
 
 def test_a_process_without_the_library_has_no_meter():
     assert native.Meter.attach() is None
 
 
-def test_known_tensors_exactly():
+def test_known_tensors_exactly(run_metered):
     seen = run_metered("""
         import json, torch
         from serve.native import Meter
@@ -42,7 +49,7 @@ def test_known_tensors_exactly():
     ]
 
 
-def test_a_forked_child_measures_its_own_copy():
+def test_a_forked_child_measures_its_own_copy(run_metered):
     seen = run_metered("""
         import json, os, torch
         from serve.native import Meter
@@ -63,7 +70,7 @@ def test_a_forked_child_measures_its_own_copy():
     assert seen == [[2000, -4000], 0]
 
 
-def test_threads_are_counted_together():
+def test_threads_are_counted_together(run_metered):
     seen = run_metered("""
         import json, threading, torch
         from serve.native import Meter
@@ -86,7 +93,7 @@ def test_threads_are_counted_together():
     assert seen == [160_000, 160_000]
 
 
-def test_a_tensor_beyond_the_limit_is_an_ordinary_error():
+def test_a_tensor_beyond_the_limit_is_an_ordinary_error(run_metered):
     seen = run_metered("""
         import json, torch
         from serve.native import Meter
@@ -109,7 +116,7 @@ def test_a_tensor_beyond_the_limit_is_an_ordinary_error():
     assert seen == [240_000, 400_000, 0, True]
 
 
-def test_a_word_in_shared_memory_ends_the_work():
+def test_a_word_in_shared_memory_ends_the_work(run_metered):
     seen = run_metered("""
         import ctypes, json, torch
         from serve.native import Meter
@@ -130,7 +137,7 @@ def test_a_word_in_shared_memory_ends_the_work():
     assert seen
 
 
-def test_what_a_kernel_takes_by_itself_is_held():
+def test_what_a_kernel_takes_by_itself_is_held(run_metered):
     held, tensors = run_metered("""
         import json, torch
         from serve.native import Meter
@@ -148,7 +155,7 @@ def test_what_a_kernel_takes_by_itself_is_held():
 
 
 @pytest.mark.parametrize("kind", ["GCNConv", "SAGEConv"])
-def test_the_peak_of_a_forward_pass_is_the_profilers(kind):
+def test_the_peak_of_a_forward_pass_is_the_profilers(run_metered, kind):
     measured, profiled = run_metered(f"""
         import json, torch
         from torch.profiler import ProfilerActivity, profile
