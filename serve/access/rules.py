@@ -110,8 +110,13 @@ ROLES: dict[str, frozenset[Role]] = {
     "GET /metrics": _OBSERVE,
     "GET /report": _OBSERVE,
     "GET /report.json": _OBSERVE,
+    # A browser asks for a token when it opens the page, and sends it with what the page asks for.
+    "GET /": _OBSERVE,
+    "GET /live/assets/{asset}": _FREE,
+    "GET /live/events": _OBSERVE,
+    "GET /live/requests": _OBSERVE,
+    "GET /live/requests/{uid}": _OBSERVE,
     # The page of the documentation is the same for every server; what it shows is not.
-    "GET /": _FREE,
     "GET /docs": _FREE,
     "GET /docs/{asset}": _FREE,
     "GET /openapi.json": _EITHER,

@@ -31,6 +31,7 @@ from serve.errors import ServeError
 from serve.obs.access_log import AccessLog
 from serve.obs.http import HttpPort, listening_socket, private_socket
 from serve.obs.journal import JournalWriter
+from serve.obs.live.tally import ServerState
 from serve.obs.lost_calls import LostCalls
 from serve.obs.metrics import Metrics
 from serve.obs.offline import make_report
@@ -136,6 +137,7 @@ class Application:
                     access=access,
                     certificates=files,
                     inside=callers.inside,
+                    database=database,
                 )
                 listener = private
             http = HttpPort(
@@ -179,6 +181,7 @@ class Application:
                     rest_restarts=None if self._gateway is None else self._gateway.restarts,
                 )
             )
+            sink.watch_state(self._live_state)
             sink.count_lost(LostCalls(lambda: self._rpc.refused).records)
             #: Stops all of the above, in reverse order.
             self._close = undo.pop_all().close
@@ -248,6 +251,13 @@ class Application:
         """False when the server should be restarted."""
         return self._engine.live and self._rpc.answers
 
+    def _live_state(self) -> ServerState | None:
+        """Return what the live page shows of the state; None before the server is live."""
+        if not self._engine.live:
+            return None
+        now = self._engine.snapshot()
+        return ServerState(sum(now.pending.values()), now.reserved_bytes, now.lanes_up)
+
     def _left(self) -> str:
         """Describe what a stop that takes too long has not finished."""
         threads = ", ".join(sorted({thread.name for thread in threading.enumerate()}))
@@ -263,7 +273,7 @@ def addresses(host: str, grpc_port: int, http_port: int) -> Text:
         "gRPC on ",
         (f"{host}:{grpc_port}", "bold"),
         ", HTTP on ",
-        (f"http://{host}:{http_port}/report", "bold"),
+        (f"http://{host}:{http_port}/", "bold"),
         "; press Ctrl-C to drain and stop",
     )
 

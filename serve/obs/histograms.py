@@ -13,24 +13,22 @@ from prometheus_client.utils import floatToGoString
 
 
 class Histograms(Collector):
-    """One histogram for each value of a label, or a single one without labels."""
+    """One histogram for each combination of labels' values, or a single one without labels."""
 
-    def __init__(
-        self, name: str, help_text: str, bounds: tuple[float, ...], label: str = ""
-    ) -> None:
+    def __init__(self, name: str, help_text: str, bounds: tuple[float, ...], *labels: str) -> None:
         """Count observations up to each of `bounds`, ascending; beyond the last is `+Inf`."""
         self._name = name
         self._help = help_text
-        self._label = label
+        self._labels = labels
         self._bounds = bounds
         self._bound_names = [*map(floatToGoString, bounds), "+Inf"]
-        self._counts: dict[str, list[int]] = {}
-        self._sums: dict[str, float] = {}
-        if not label:
-            self._add("")
+        self._counts: dict[tuple[str, ...], list[int]] = {}
+        self._sums: dict[tuple[str, ...], float] = {}
+        if not labels:
+            self._add(())
 
-    def observe(self, value: float, of: str = "") -> None:
-        """Count `value` in the histogram of the label's value `of`; always the same thread."""
+    def observe(self, value: float, *of: str) -> None:
+        """Count `value` in the histogram of the labels' values `of`; always the same thread."""
         counts = self._counts.get(of)
         if counts is None:
             counts = self._add(of)
@@ -45,7 +43,7 @@ class Histograms(Collector):
         """Yield the metric with all its series."""
         family = Metric(self._name, self._help, "histogram")
         for of, counts in list(self._counts.items()):
-            labels = {self._label: of} if self._label else {}
+            labels = dict(zip(self._labels, of, strict=True))
             upper = list(accumulate(counts))
             for bound, count in zip(self._bound_names, upper, strict=True):
                 family.add_sample(f"{self._name}_bucket", {**labels, "le": bound}, count)
@@ -55,7 +53,7 @@ class Histograms(Collector):
                 family.add_sample(f"{self._name}_sum", labels, self._sums[of])
         yield family
 
-    def _add(self, of: str) -> list[int]:
+    def _add(self, of: tuple[str, ...]) -> list[int]:
         self._sums[of] = 0.0
         counts = self._counts[of] = [0] * (len(self._bounds) + 1)
         return counts

@@ -84,6 +84,23 @@ def read_present(
     return Frame.of_rows(_requests(db, clause, [*values, begin_ns - longest_ns, end_ns, begin_ns]))
 
 
+def group_mates(db: sqlite3.Connection, rows: Frame, i: int, longest_ns: int) -> list[str]:
+    """Return the ids of other requests in the group of row `i`, at most eight.
+
+    Requests of one group waited at the same time, which bounds when they arrived.
+    """
+    group, arrived = int(rows["group_id"][i]), int(rows["arrived_unix_ns"][i])
+    if group < 0:
+        return []
+    found = db.execute(
+        "SELECT request_uid FROM request WHERE arrived_unix_ns BETWEEN ? AND ? AND run_id = ? "
+        "AND group_id = ? AND request_uid <> ? ORDER BY arrived_unix_ns, row_id LIMIT 8",
+        (arrived - longest_ns, arrived + int(rows["latency_ns"][i]), int(rows["run_id"][i]),
+         group, rows["request_uid"][i]),
+    )  # fmt: skip
+    return [uid for (uid,) in found]
+
+
 @contextmanager
 def reading(path: Path) -> Iterator[sqlite3.Connection]:
     """Open a read-only connection; raises ConfigError unless the database is gnnserve's."""

@@ -24,6 +24,7 @@ from serve.obs.sketch import Sketch
 from serve.obs.summary import Summary
 from serve.obs.totals import AnswerTotals, MemoryTotals, ModelTotals
 from serve.obs.violations import Violation, violations_of
+from serve.obs.wilson import wilson_interval
 
 
 class Quantiles(msgspec.Struct, frozen=True):
@@ -153,17 +154,6 @@ def report_of(summary: Summary, runs: Sequence[ServerRun]) -> Report:
         last_unix_ns=summary.last_unix_ns,
         worst=violations_of(summary.worst, summary.mates),
     )
-
-
-def wilson_interval(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
-    """Return the score interval of a binomial proportion (Wilson 1927); (0, 1) without trials."""
-    if trials == 0:
-        return 0.0, 1.0
-    share = successes / trials
-    centre = share + z * z / (2 * trials)
-    spread = z * ((share * (1 - share) + z * z / (4 * trials)) / trials) ** 0.5
-    scale = 1 + z * z / trials
-    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
 
 
 def _model_report(model: ModelTotals) -> ModelReport:

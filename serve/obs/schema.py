@@ -1,5 +1,7 @@
 """Schema of the report's database: one table per struct of ``record``, one column per field.
 
+Buckets of time for the live page have tables of their own (``live.writer``).
+
 A new field of a struct adds its column to an older database at the next start. A database with more
 columns than this version knows stays readable and writable. ``SCHEMA_VERSION`` rises only for
 changes that an older version cannot handle, which then refuses the database.
@@ -13,6 +15,7 @@ from typing import Any, get_args
 import msgspec
 
 from serve.errors import ConfigError
+from serve.obs.live.writer import make_tables
 from serve.obs.record import RequestRecord, ServerRun
 
 SCHEMA_VERSION = 1
@@ -63,6 +66,7 @@ def migrate(db: sqlite3.Connection) -> None:
             if field.encode_name not in present:
                 db.execute(f"ALTER TABLE {table} ADD COLUMN {_column(field)}")
     db.execute("CREATE INDEX IF NOT EXISTS request_arrived ON request (arrived_unix_ns)")
+    make_tables(db)
     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from queue import Empty, SimpleQueue
 
+from serve.obs.live.tally import ServerState
 from serve.obs.record import RequestRecord
 from serve.obs.row_sampling import RowSampler
 from serve.obs.store import RecordStore
@@ -15,8 +16,8 @@ _log = logging.getLogger(__name__)
 
 #: Longest time from putting a record to committing its row.
 COMMIT_INTERVAL_S = 0.9
-#: Time after which lost calls are stored on a server without requests.
-_LOST_INTERVAL_S = 10.0
+#: Time after which lost calls and the state are stored on a server without requests.
+_IDLE_INTERVAL_S = 1.0
 #: Most rows per batch for requests that never reached a lane: about 100 a second.
 _MOST_UNLAUNCHED = 90
 #: Most records that wait for the database; more are dropped and counted.
@@ -35,6 +36,7 @@ class RecordSink:
         self._queue: SimpleQueue[RequestRecord | None] = SimpleQueue()
         self._closing = threading.Event()
         self._lost: Callable[[], Iterable[RequestRecord]] = tuple
+        self._state: Callable[[], ServerState | None] = lambda: None
         self._overflowed = 0
         self._observer_failed = False
         self._thread = threading.Thread(target=self._run, name="record-sink", daemon=True)
@@ -51,6 +53,10 @@ class RecordSink:
         Observers do not see it.
         """
         self._lost = records
+
+    def watch_state(self, state: Callable[[], ServerState | None]) -> None:
+        """Ask `state` once a second, on the thread, for what the live page shows of the server."""
+        self._state = state
 
     def put(self, record: RequestRecord) -> None:
         """Accept a record; never blocks and never raises. Thread-safe."""
@@ -70,7 +76,7 @@ class RecordSink:
         closed = False
         while not closed:
             try:
-                first = self._queue.get(timeout=_LOST_INTERVAL_S)
+                first = self._queue.get(timeout=_IDLE_INTERVAL_S)
             except Empty:
                 self._store_lost()
                 continue
@@ -84,11 +90,13 @@ class RecordSink:
         """Store, commit and observe a batch; returns True when it held the end mark."""
         closed = False
         sampler = RowSampler(_MOST_UNLAUNCHED)
+        now_s = int(time.time())
         for record in batch:
             if record is None:
                 closed = True
                 break
             self._observe(record)
+            self._store.count(record, now_s)
             # NOTE: rows are inserted one by one on purpose. SQLite releases the interpreter lock in
             # every insert, so a thread that answers requests waits for one row, not for the batch.
             if sampler.has_row(record):
@@ -99,9 +107,13 @@ class RecordSink:
         return closed
 
     def _store_lost(self) -> None:
-        """Store and commit what is left."""
+        """Store and commit what is left, and the state."""
+        now_s = int(time.time())
         for record in self._lost():
+            self._store.count(record, now_s)
             self._store.insert(record)
+        if (state := self._ask_state()) is not None:
+            self._store.tell(state, now_s)
         self._store.overflowed = self._overflowed
         self._store.commit()
         self._store.trim(time.time_ns())
@@ -111,6 +123,16 @@ class RecordSink:
             try:
                 observer(record)
             except Exception:
-                if not self._observer_failed:
-                    self._observer_failed = True
-                    _log.exception("an observer of records failed; the rows are still stored")
+                self._tell_failed()
+
+    def _ask_state(self) -> ServerState | None:
+        try:
+            return self._state()
+        except Exception:
+            self._tell_failed()
+            return None
+
+    def _tell_failed(self) -> None:
+        if not self._observer_failed:
+            self._observer_failed = True
+            _log.exception("an observer of records failed; the rows are still stored")

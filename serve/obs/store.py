@@ -7,11 +7,14 @@ process at any moment, and readers never wait for the writer. See ``read`` for r
 import contextlib
 import logging
 import sqlite3
+import time
 from pathlib import Path
 
 import msgspec
 
 from serve.errors import ConfigError
+from serve.obs.live.tally import ServerState
+from serve.obs.live.writer import BucketWriter
 from serve.obs.record import RequestRecord, ServerRun
 from serve.obs.retention import KEEP_ALL, PIECE_ROWS, Retention, Trimmer, give_back_pages
 from serve.obs.schema import check_ours, field_names, migrate
@@ -83,6 +86,7 @@ class RecordStore:
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")
         migrate(self._db)
+        self._buckets = BucketWriter(self._db, int(time.time()))
         run_id = self._db.execute(_INSERT_RUN, msgspec.structs.astuple(facts)).lastrowid
         self._db.commit()
         assert run_id is not None
@@ -102,12 +106,21 @@ class RecordStore:
             self._uncommitted += stands_for
             self._inserted += 1
 
-    def commit(self) -> None:
-        """Make the inserted rows durable. Never raises."""
+    def count(self, record: RequestRecord, now_s: int) -> None:
+        """Count a request that has just ended for the live page, whether it has a row or not."""
+        self._buckets.add(record, now_s)
+
+    def tell(self, state: ServerState, now_s: int) -> None:
+        """Take the server's state at `now_s` for the live page."""
+        self._buckets.tell(state, now_s)
+
+    def commit(self, now_s: int | None = None) -> None:
+        """Make the inserted rows and what was counted until `now_s` durable. Never raises."""
         lost = self.dropped + self.overflowed
-        if not self._uncommitted and lost == self._lost_told:
+        if not self._uncommitted and lost == self._lost_told and not self._buckets.changed:
             return
         try:
+            self._buckets.write(int(time.time()) if now_s is None else now_s)
             if lost != self._lost_told:
                 self._db.execute(_TELL_LOST, (lost, self._run_id))
             self._db.commit()

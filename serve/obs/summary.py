@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from serve.obs.frame import Column, Frame, codes_of, ratio
-from serve.obs.read import first_and_last, read_frame, read_present, request_table
+from serve.obs.read import first_and_last, group_mates, read_frame, read_present, request_table
 from serve.obs.selection import Selection
 from serve.obs.sweeps import END_NS, BusiestWindow
 from serve.obs.totals import AnswerTotals, MemoryTotals, ModelTotals, OutcomeTotals
@@ -71,7 +71,9 @@ class Summary:
         self._window.add(nothing, nothing, nothing.astype(np.bool_), END_NS)
         self.worst = read_frame(db, self._late[1])
         self.worst = self.worst.where(np.argsort(-self.worst.over_target, kind="stable"))
-        self.mates = [_mates(db, self.worst, i, self._longest_ns) for i in range(len(self.worst))]
+        self.mates = [
+            group_mates(db, self.worst, i, self._longest_ns) for i in range(len(self.worst))
+        ]
         self.points = read_frame(db, self.memory.points.chosen())
         self.window = self._window.window()
         begin, end = self.window or (0, 0)
@@ -134,20 +136,3 @@ def _batches(
             texts, parts, size = [(), ()], [], 0
     if size:
         yield batch()
-
-
-def _mates(db: sqlite3.Connection, worst: Frame, i: int, longest_ns: int) -> list[str]:
-    """Return the ids of other requests in the group of a late answer, at most eight.
-
-    Requests of one group waited at the same time, which bounds when they arrived.
-    """
-    group, arrived = int(worst["group_id"][i]), int(worst["arrived_unix_ns"][i])
-    if group < 0:
-        return []
-    rows = db.execute(
-        "SELECT request_uid FROM request WHERE arrived_unix_ns BETWEEN ? AND ? AND run_id = ? "
-        "AND group_id = ? AND request_uid <> ? ORDER BY arrived_unix_ns, row_id LIMIT 8",
-        (arrived - longest_ns, arrived + int(worst["latency_ns"][i]), int(worst["run_id"][i]),
-         group, worst["request_uid"][i]),
-    )  # fmt: skip
-    return [uid for (uid,) in rows]

@@ -1,5 +1,6 @@
 """The gateway as an ASGI application: routes, errors, sending of answers."""
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from http import HTTPStatus
@@ -21,7 +22,7 @@ from serve.rest.bodies import BodyReader, compressed
 from serve.rest.connections import PIECE_BYTES
 from serve.rest.counts import Counts
 from serve.rest.errors import RestError, from_ours
-from serve.rest.replies import BINARY, Handler, HttpReply, Path
+from serve.rest.replies import BINARY, Handler, HttpReply, Path, Pieces, disconnected
 from serve.wire.messages import WireError
 
 _log = logging.getLogger(__name__)
@@ -57,6 +58,9 @@ class Endpoint:
             if self._method is not None and self._callers.limited:
                 self._admit(self._method, request)
             reply = await self._handler(request)
+            if reply.stream is not None:
+                await self._send_stream(reply, reply.stream, request, send)
+                return
             coding = None
             if reply.content_type != BINARY or "accept-encoding" in request.headers:
                 accepted = request.headers.get("accept-encoding", "")
@@ -69,20 +73,45 @@ class Endpoint:
         except RestError as error:
             await self._send(error_reply(error), None, send)
 
-    async def _send(self, reply: HttpReply, coding: str | None, send: Send) -> None:
+    async def _send_stream(
+        self, reply: HttpReply, stream: Pieces, request: Request, send: Send
+    ) -> None:
+        """Send pieces as they come, until they end or the client goes."""
+        gone = asyncio.ensure_future(disconnected(request))
+        try:
+            await self._send_head(reply, {}, send)
+            while True:
+                piece = asyncio.ensure_future(anext(stream, b""))
+                await asyncio.wait((piece, gone), return_when=asyncio.FIRST_COMPLETED)
+                if gone.done():
+                    piece.cancel()
+                    return
+                body = piece.result()
+                await send({"type": "http.response.body", "body": body, "more_body": bool(body)})
+                if not body:
+                    return
+        finally:
+            gone.cancel()
+            await stream.aclose()
+
+    async def _send_head(self, reply: HttpReply, more: dict[str, str], send: Send) -> None:
         self._counts.answered(reply.status)
         headers = {
             "Content-Type": reply.content_type,
-            "Content-Length": str(len(reply.content)),
             "Cache-Control": "no-store",
-            "Vary": "Accept-Encoding",
             "X-Content-Type-Options": "nosniff",
-            **({"Content-Encoding": coding} if coding else {}),
+            **more,
             **(_CHALLENGE if reply.status == ErrorCode.UNAUTHENTICATED.http_status else {}),
             **reply.headers,
         }
         raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": int(reply.status), "headers": raw})
+
+    async def _send(self, reply: HttpReply, coding: str | None, send: Send) -> None:
+        more = {"Content-Length": str(len(reply.content)), "Vary": "Accept-Encoding"}
+        if coding:
+            more["Content-Encoding"] = coding
+        await self._send_head(reply, more, send)
         content = memoryview(reply.content)
         sent = 0
         # In pieces: the task, and what it holds, stays until the client has read nearly all.

@@ -22,7 +22,8 @@ _TYPES = {
     "docs.css": "text/css; charset=utf-8",
     "docs.js": "text/javascript; charset=utf-8",
 }
-_POLICY = {
+#: Headers of pages and their parts: they may reach this server alone.
+PAGE_POLICY = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 }
@@ -41,7 +42,6 @@ class Documentation:
     def table(self) -> list[Path]:
         """Return all paths."""
         return [
-            Path("GET", "/", self.page),
             Path("GET", "/docs", self.page),
             Path("GET", "/docs/{asset}", self.asset),
             Path("GET", "/openapi.json", self.openapi),
@@ -49,14 +49,14 @@ class Documentation:
 
     async def page(self, request: Request) -> HttpReply:
         """Return the page."""
-        return HttpReply(self._assets["docs.html"], _TYPES["docs.html"], headers=_POLICY)
+        return HttpReply(self._assets["docs.html"], _TYPES["docs.html"], headers=PAGE_POLICY)
 
     async def asset(self, request: Request) -> HttpReply:
         """Return a part of the page."""
         name = request.path_params["asset"]
         if name not in self._assets:
             raise RestError(HTTPStatus.NOT_FOUND, f"nothing at {request.url.path}; see /docs")
-        return HttpReply(self._assets[name], _TYPES[name], headers=_POLICY)
+        return HttpReply(self._assets[name], _TYPES[name], headers=PAGE_POLICY)
 
     async def openapi(self, request: Request) -> HttpReply:
         """Return the description, with an example for each model that is ready."""

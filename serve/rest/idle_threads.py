@@ -24,12 +24,16 @@ def _give_way() -> None:
 
     A thread as nice as a lane takes half of the core on which that runs a small request.
     """
-    thread_id = threading.get_native_id()
     # Linux keeps both by thread. A limit may forbid changes.
+    be_nice()
     with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, thread_id, _NICENESS)
+        os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
+
+
+def be_nice() -> None:
+    """Have the calling thread run behind what serves requests, and no later than the lanes."""
     with suppress(OSError):
-        os.sched_setscheduler(thread_id, os.SCHED_IDLE, os.sched_param(0))
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 _threads = ThreadPoolExecutor(_THREADS, "large-bodies", _give_way)

@@ -8,6 +8,7 @@ import sys
 import threading
 from contextlib import suppress
 from importlib.util import find_spec
+from pathlib import Path
 
 import msgspec
 
@@ -54,6 +55,7 @@ class GatewayProcess:
         access: AccessSettings | None = None,
         certificates: CertificateFiles | None = None,
         inside: str = "",
+        database: Path | None = None,
     ) -> None:
         """Clients wait until `start`.
 
@@ -66,6 +68,7 @@ class GatewayProcess:
             access: How to tell callers apart; None to let everybody do everything.
             certificates: For encrypted connections; None for others.
             inside: Secret of this server's processes.
+            database: Database of the report, for the live page; None for a server without it.
         """
         self._listener = listener
         #: New starts after the process ended by itself or hung.
@@ -77,6 +80,7 @@ class GatewayProcess:
         self._access = access or AccessSettings()
         self._certificates = certificates
         self._inside = inside
+        self._database = "" if database is None else str(database)
         self._grpc_target = ""
         self._serves = threading.Event()
         self._stopping = threading.Event()
@@ -166,6 +170,7 @@ class GatewayProcess:
             receive_timeout_s=self._receive_timeout_s,
             access=self._access,
             certificates=self._certificates,
+            database=self._database,
             log_level=logging.getLevelName(logging.getLogger().getEffectiveLevel()),
         )
         # With a safe path, as a `serve.py` in the current folder would shadow the package.

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -21,6 +21,21 @@ _MOST_NAME = 256
 _Result = TypeVar("_Result")
 
 
+class Pieces(Protocol):
+    """Pieces of an answer, which come as they are made."""
+
+    def __anext__(self) -> Awaitable[bytes]:
+        """Return the next piece; raises StopAsyncIteration after the last."""
+        ...
+
+    def __aiter__(self) -> "Pieces":
+        """Return itself."""
+        ...
+
+    async def aclose(self) -> None:
+        """Make no more pieces. Idempotent; to be called also when none was made."""
+
+
 class HttpReply(NamedTuple):
     """Answer to a request."""
 
@@ -28,6 +43,8 @@ class HttpReply(NamedTuple):
     content_type: str = JSON
     status: int = HTTPStatus.OK
     headers: Mapping[str, str] = MappingProxyType({})
+    #: What follows the headers in place of `content`, without an end that is known.
+    stream: Pieces | None = None
 
 
 #: Answers a request, or raises RestError.
@@ -66,7 +83,7 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, _Result]) -> _
     The body of `request` must have been read.
     """
     working = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(request))
+    gone = asyncio.ensure_future(disconnected(request))
     try:
         await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -77,6 +94,7 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, _Result]) -> _
         working.cancel()
 
 
-async def _disconnected(request: Request) -> None:
+async def disconnected(request: Request) -> None:
+    """Return when the client has disconnected; its body must have been read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import msgspec
 import uvicorn
@@ -23,8 +24,10 @@ from serve.rest.bodies import BodyReader
 from serve.rest.connections import IDLE_S, Connection, Connections
 from serve.rest.counts import Counts
 from serve.rest.documentation import Documentation
+from serve.rest.feed import Feed
 from serve.rest.infer_paths import InferPaths
 from serve.rest.lifeline import ALIVE, DRAIN
+from serve.rest.live import LivePage
 from serve.rest.paths import Paths
 from serve.rest.settings import INSIDE_VARIABLE, Settings
 
@@ -68,6 +71,8 @@ async def _serve(settings: Settings) -> None:
         *Paths(backend, bodies, tally).table(),
     ]
     paths += Documentation(backend, paths).table()
+    feed = Feed(Path(settings.database))
+    paths += LivePage(feed).table()
     config = uvicorn.Config(
         make_app(paths, bodies, tally, callers),
         http=partial(Connection, connections),
@@ -94,7 +99,7 @@ async def _serve(settings: Settings) -> None:
         tasks = [
             asyncio.ensure_future(connections.watch()),
             asyncio.ensure_future(_tell_alive(lifeline, server)),
-            asyncio.ensure_future(_obey(lifeline, server)),
+            asyncio.ensure_future(_obey(lifeline, server, feed)),
         ]
         await server.serve(sockets=[listener])
         for task in tasks:
@@ -112,13 +117,14 @@ async def _tell_alive(lifeline: socket.socket, server: uvicorn.Server) -> None:
             await asyncio.sleep(_ALIVE_S if server.started else 0.01)
 
 
-async def _obey(lifeline: socket.socket, server: uvicorn.Server) -> None:
+async def _obey(lifeline: socket.socket, server: uvicorn.Server, feed: Feed) -> None:
     loop = asyncio.get_running_loop()
     try:
         told = await loop.sock_recv(lifeline, 1)
     except ConnectionError:
         told = b""
     server.should_exit = True
+    feed.close()
     if told != DRAIN:
         loop.call_later(_ORPHAN_S, os._exit, 1)
 

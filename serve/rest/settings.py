@@ -28,5 +28,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     access: AccessSettings = AccessSettings()
     #: For encrypted connections; None for others.
     certificates: CertificateFiles | None = None
+    #: Database of the report, for the live page; empty for none.
+    database: str = ""
     #: Lowest level that is logged.
     log_level: str = "INFO"

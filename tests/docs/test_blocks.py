@@ -24,7 +24,8 @@ TRIED = {
     "docs/estimates.md": {"sh dev"},
     "docs/http.md": {"sh server"},
     "docs/load.md": {"sh server", "sh native", "sh limit", "sh simulate", "sh locust"},
-    "docs/operators.md": {"sh check", "sh database", "sh server", "sh journal", "promql"},
+    "docs/operators.md": {"sh check", "sh database", "sh server", "sh journal", "promql",
+                          "yaml prometheus"},
     "docs/resident-graphs.md": {
         "sh dev", "sh cora", "toml cora", "python cora", "python server", "python alone",
         "toml config", "python file=models/fields/model.py", "python file=train.py", "sh typed",

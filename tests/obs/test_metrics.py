@@ -69,13 +69,13 @@ def test_the_port_and_what_it_refused_are_shown():
 def test_requests_without_a_result_are_counted_by_reason(status, reason, nv_reason):
     seen = scrape(unanswered("a", status, reason))
     assert seen["nv_inference_request_failure", "gcn", nv_reason, "1"] == 1
-    assert seen["gnnserve_rejections_total", reason] == 1
+    assert seen["gnnserve_rejections_total", "gcn", reason] == 1
     assert ("nv_inference_request_success", "gcn", "1") not in seen
 
 
 def test_names_of_unknown_models_do_not_become_labels():
     seen = scrape(unanswered("a", "NOT_FOUND", "not_found", model="made up"))
-    assert seen["gnnserve_rejections_total", "not_found"] == 1
+    assert seen["gnnserve_rejections_total", "", "not_found"] == 1
     assert not any("made up" in key for key in seen)
 
 
@@ -87,6 +87,35 @@ def test_promises():
     assert seen["gnnserve_qos_slack_seconds_bucket", "0.0", "gcn"] == 1
     assert seen["gnnserve_latency_over_target_bucket", "0.5", "gcn"] == 1
     assert seen["gnnserve_latency_over_target_sum", "gcn"] == 2.5
+
+
+def test_durations_and_stages_are_in_seconds():
+    seen = scrape(
+        record("a"),
+        late("b", version="2"),
+        unanswered("c", "RESOURCE_EXHAUSTED", "queue_full", latency_ns=1000, left_out=4),
+    )
+    name = "gnnserve_request_duration_seconds"
+    assert seen[f"{name}_sum", "gcn", "in_time", "1"] == pytest.approx(0.010)
+    assert seen[f"{name}_count", "gcn", "late", "2"] == 1
+    assert seen[f"{name}_bucket", "0.0005", "gcn", "no_result", "1"] == 1
+    assert seen[f"{name}_bucket", "0.025", "gcn", "late", "2"] == 0
+    stages = "gnnserve_stage_duration_seconds"
+    assert seen[f"{stages}_sum", "gcn", "queue"] == pytest.approx(0.034)
+    assert seen[f"{stages}_count", "gcn", "run"] == 2
+    assert seen["gnnserve_rejections_total", "gcn", "queue_full"] == 5
+
+
+def test_tenants_are_bounded():
+    seen = scrape(*(record(str(i), tenant=f"t{i}") for i in range(100)))
+    counts = {key[2]: n for key, n in seen.items() if key[0] == "gnnserve_tenant_requests_total"}
+    assert counts["t0"] == 1
+    assert counts["others"] == 68
+    assert len(counts) == 33
+
+
+def test_the_process_is_shown():
+    assert scrape()["process_resident_memory_bytes",] > 0
 
 
 def test_estimates_against_what_was_measured():

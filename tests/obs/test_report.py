@@ -4,8 +4,9 @@ import msgspec
 import pytest
 
 from serve.core.rules.cause import CAUSES
-from serve.obs.report import load_report, report_dict, wilson_interval
+from serve.obs.report import load_report, report_dict
 from serve.obs.store import RecordStore
+from serve.obs.wilson import wilson_interval
 from tests.obs.builders import (
     MS,
     RUN,

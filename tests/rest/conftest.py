@@ -64,7 +64,7 @@ class Gateway:
         self.process = GatewayProcess(
             listener, name, max_message_bytes=MOST_BYTES, receive_timeout_s=self.receive_timeout_s,
             stop_s=PATIENCE_S, access=access, certificates=self.certificates,
-            inside="" if callers is None else callers.inside,
+            inside="" if callers is None else callers.inside, database=self.database,
         )  # fmt: skip
         self.process.start(f"127.0.0.1:{self.grpc_port}")
         stack.callback(self.process.stop)

@@ -15,6 +15,7 @@ from serve.access.settings import AccessSettings
 from serve.obs.http import HttpPort, listening_socket
 from serve.rest.documentation import Documentation
 from serve.rest.infer_paths import InferPaths
+from serve.rest.live import LivePage
 from serve.rest.paths import Paths
 from serve.rest.process import missing_packages
 from tests.access.certs import Authority, needs_openssl
@@ -34,7 +35,11 @@ INFERENCE = {
 }
 #: By request: who may make it, and the status that they get.
 CELLS = {
-    "GET /": (FREE, 200),
+    "GET /": (OBSERVE, 200),
+    "GET /live/assets/live.css": (FREE, 200),
+    "GET /live/events?window=never": (OBSERVE, 400),
+    "GET /live/requests?from=1&until=2": (OBSERVE, 400),
+    "GET /live/requests/r1": (OBSERVE, 400),
     "GET /docs": (FREE, 200),
     "GET /docs/docs.css": (FREE, 200),
     "GET /openapi.json": (OBSERVE, 200),
@@ -69,7 +74,7 @@ CELLS = {
 
 def test_no_path_is_without_a_row():
     made = [*InferPaths(Mock(), Mock(), 1).table(), *Paths(Mock(), Mock(), Mock()).table()]
-    made += Documentation(Mock(), made).table()
+    made += [*Documentation(Mock(), made).table(), *LivePage(Mock()).table()]
     shown = {f"{path.method} {path.path}" for path in made}
     assert shown == {method for method in ROLES if not method.startswith("/")}
 

@@ -2,11 +2,11 @@
 
 import json
 import re
-import shutil
 
 import pytest
 
 from bench.kit.waiting import PATIENCE_S
+from tests.browser import asked, complaints, fits, start_browser
 
 openapi_spec_validator = pytest.importorskip("openapi_spec_validator")
 
@@ -47,10 +47,7 @@ def test_bodies_are_described_by_their_classes(gateway):
 
 
 def test_the_page_refers_to_this_server_alone(gateway):
-    for path in ("/", "/docs"):
-        page = gateway.get(path)
-        assert page.status == 200
-        assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert "default-src 'none'" in gateway.get("/docs").headers["content-security-policy"]
     for path in ("/docs", "/docs/docs.js", "/docs/docs.css"):
         answer = gateway.get(path)
         assert answer.status == 200
@@ -59,25 +56,9 @@ def test_the_page_refers_to_this_server_alone(gateway):
     assert gateway.get("/docs/nope.js").status == 404
 
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-
-
 @pytest.fixture(params=[(1200, 900), (390, 800)], ids=["desk", "phone"])
 def browser(request, tmp_path):
-    webdriver = pytest.importorskip("selenium.webdriver")
-    if CHROMIUM is None or DRIVER is None:
-        pytest.skip("chromium or chromedriver is not installed")
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    width, height = request.param
-    for argument in (
-        "--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--no-proxy-server",
-        f"--window-size={width},{height}", f"--user-data-dir={tmp_path / 'profile'}",
-    ):  # fmt: skip
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
-    driver = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
-    driver.set_page_load_timeout(PATIENCE_S)
+    driver = start_browser(tmp_path / "profile", *request.param)
     yield driver
     driver.quit()
 
@@ -100,17 +81,8 @@ def test_a_reader_fills_the_example_and_executes_it(gateway, browser, tmp_path):
     assert status.get_attribute("data-status") == "200"
     assert '"outputs"' in node.find_element(By.TAG_NAME, "pre").text
     # Nothing is wider than the window, and nothing was asked of another host.
-    assert browser.execute_script(
-        "return document.documentElement.scrollWidth <= document.documentElement.clientWidth"
-    )
-    events = [json.loads(line["message"])["message"] for line in browser.get_log("performance")]
-    asked = [
-        event["params"]["request"]["url"]
-        for event in events
-        if event["method"] == "Network.requestWillBeSent"
-        # Before this page the browser shows one of its own.
-        and event["params"]["documentURL"].startswith(origin)
-    ]
-    assert f"{origin}/v2/models/gcn/infer" in asked
-    assert [url for url in asked if not url.startswith((origin, "data:"))] == []
-    assert [line for line in browser.get_log("browser") if line["level"] == "SEVERE"] == []
+    assert fits(browser)
+    urls = asked(browser, origin)
+    assert f"{origin}/v2/models/gcn/infer" in urls
+    assert [url for url in urls if not url.startswith((origin, "data:"))] == []
+    assert complaints(browser) == []

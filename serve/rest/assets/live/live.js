@@ -1,0 +1,201 @@
+// The live page: a stream of numbers, and what shows them.
+import { Chart, named, PLOTS } from "./charts.js";
+import { showRequests, showStory, close } from "./story.js";
+import { bytes, clock, count, figures, make, ms, percent, table, zone } from "./text.js";
+
+const WINDOWS = { "5m": "5 minutes", "1h": "1 hour", "6h": "6 hours", "1d": "1 day" };
+const FOCUS = ["model", "version", "tenant"];
+const SHOWN = 10;
+const at = (id) => document.getElementById(id);
+const points = new Map();
+const charts = PLOTS.map((spec) => new Chart(spec, (from, until) => go({ ...chosen(), from, until })));
+const whole = new Set();
+let stream = null, streamed = "";
+
+at("plots").append(...charts.map((chart) => chart.element));
+at("zone").textContent = `Times are in ${zone}.`;
+const windows = document.querySelector(".windows");
+for (const [value, name] of Object.entries(WINDOWS)) {
+  windows.append(make("label", {}, make("input", { type: "radio", name: "window", value, onchange: () => go({ ...chosen(), window: value }) }), name));
+}
+at("choices").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const request = at("uid").value.trim();
+  if (request) go({ ...chosen(), request });
+});
+at("focus").querySelector("button").addEventListener("click", () => go({ window: chosen().window }));
+for (const query of ["(prefers-color-scheme: dark)", "(forced-colors: active)"]) {
+  matchMedia(query).addEventListener("change", () => charts.forEach((chart) => chart.data && chart.build()));
+}
+
+/** Returns window, model, version and tenant as the address has them. */
+function chosen() {
+  const given = new URLSearchParams(location.hash.slice(1));
+  const found = { window: WINDOWS[given.get("window")] ? given.get("window") : "5m" };
+  FOCUS.forEach((name) => given.get(name) && (found[name] = given.get(name)));
+  return found;
+}
+
+function go(to) {
+  location.hash = new URLSearchParams(Object.entries(to).map(([name, value]) => [name, String(value)]));
+}
+
+/** Does what the address says: which stream, and what the dialog shows. */
+function follow() {
+  const given = new URLSearchParams(location.hash.slice(1)), focus = chosen();
+  document.querySelectorAll(".windows input").forEach((input) => { input.checked = input.value === focus.window; });
+  const names = FOCUS.filter((name) => focus[name]).map((name) => `${name} ${focus[name]}`);
+  at("focus").hidden = !names.length;
+  at("focus").querySelector("span").textContent = `Only ${names.join(", ")}.`;
+  const query = new URLSearchParams(focus).toString();
+  if (query !== streamed) { streamed = query; start(query); }
+  const { window: _, ...filter } = focus;
+  if (given.get("request")) showStory(given.get("request"), given.get("at"));
+  else if (given.get("from")) showRequests(Number(given.get("from")), Number(given.get("until")), { ...filter, cause: given.get("cause") });
+  else close();
+}
+addEventListener("hashchange", follow);
+
+function tell(state, text) {
+  const link = at("link");
+  if (link.textContent !== text) link.textContent = text;
+  link.dataset.state = state;
+}
+
+/** Reads the stream until it is replaced; connects again when it ends. */
+async function start(query) {
+  stream?.abort();
+  const mine = (stream = new AbortController());
+  points.clear();
+  let pause = 500, since = null;
+  while (!mine.signal.aborted) {
+    let why = "the server does not answer";
+    try {
+      const answer = await fetch(`/live/events?${query}`, { signal: mine.signal, cache: "no-store" });
+      if (!answer.ok) why = (await answer.json().catch(() => ({}))).error ?? `status ${answer.status}`;
+      else {
+        await read(answer.body, mine, () => { pause = 500; since = null; });
+        why = "the server ended the connection";
+      }
+    } catch (error) {
+      if (mine.signal.aborted) return;
+    }
+    since ??= new Date();
+    tell("lost", `no numbers since ${clock(since / 1000)}: ${why}; trying again`);
+    await new Promise((done) => setTimeout(done, pause));
+    pause = Math.min(2 * pause, 5000);
+  }
+}
+
+async function read(body, mine, came) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  // The server writes every second; silence is a lost connection, which nothing else may tell.
+  for (;;) {
+    let timer;
+    const silence = new Promise((done) => { timer = setTimeout(() => done({ done: true }), 8000); });
+    const { value, done } = await Promise.race([reader.read(), silence]);
+    clearTimeout(timer);
+    if (done) { reader.cancel().catch(() => {}); return; }
+    text += value;
+    const events = text.split("\n\n");
+    text = events.pop();
+    for (const event of events) {
+      if (mine.signal.aborted) return;
+      const [name, data] = event.split("\n").map((line) => line.slice(line.indexOf(": ") + 2));
+      came();
+      if (name === "problem") tell("lost", JSON.parse(data).error);
+      else show(name, JSON.parse(data));
+    }
+  }
+}
+
+function show(name, seen) {
+  if (name === "all") points.clear();
+  seen.points.map(named).forEach((point) => points.set(point.at, point));
+  for (const time of points.keys()) if (time < seen.begin_s) points.delete(time);
+  seen.points = [...points.values()].sort((a, b) => a.at - b.at);
+  tell("live", "live");
+  const server = seen.server;
+  at("facts").textContent = server
+    ? `gnnserve ${server.version} on ${server.device}, ${server.lanes} ${server.lanes === 1 ? "lane" : "lanes"}, ${server.policy}, ${server.discipline}; ` +
+      `since ${clock(server.started_unix_ns / 1e9)}` : "";
+  at("empty").hidden = seen.total.requests > 0;
+  const alarms = at("alarms");
+  if (alarms.innerText !== seen.alarms.join("\n")) alarms.replaceChildren(...seen.alarms.map((text) => make("li", {}, text)));
+  tiles(seen);
+  charts.forEach((chart) => chart.show(seen));
+  tables(seen);
+  document.body.dataset.updates = Number(document.body.dataset.updates ?? 0) + 1;
+}
+
+function tiles(seen) {
+  const { total, state, server } = seen, late = total.answered ? total.late / total.answered : null;
+  const seconds = seen.end_s - seen.begin_s;
+  const [low, high] = total.interval;
+  const rows = [
+    ["Late answers", percent(late), total.answered ? `95 % interval ${percent(low)} to ${percent(high)}` : "nothing answered", late > 0.01],
+    ["Requests", count(total.requests), total.requests ? `${figures(total.requests / seconds)} a second; ${count(total.requests - total.answered)} without a result` : ""],
+    ["Latency, 50 %", ms(total.latency_ms[0]), total.answered ? `99 % ${ms(total.latency_ms[2])}, 99.9 % ${ms(total.latency_ms[3])}` : ""],
+    ["Latency ÷ target, 99 %", figures(total.over[2]), total.answered ? `50 % ${figures(total.over[0])}, 99.9 % ${figures(total.over[3])}` : "", total.over[2] > 1],
+    ["Waiting now", state ? count(state.queue) : "–", "accepted, not yet on a lane"],
+    ["Lanes up", state && server ? `${state.lanes_up} of ${server.lanes}` : "–", "can take a task", state && server && state.lanes_up < server.lanes],
+    ["Memory reserved now", state ? bytes(state.reserved_bytes) : "–", server ? `of ${bytes(server.budget_bytes)}` : ""],
+  ];
+  const box = at("numbers");
+  if (!box.children.length) box.append(...rows.map(([name]) => make("div", { class: "tile" }, make("h2", {}, name), make("strong"), make("p"))));
+  rows.forEach(([, value, note, bad], i) => {
+    const tile = box.children[i];
+    tile.classList.toggle("bad", Boolean(bad));
+    [[1, value], [2, note]].forEach(([child, text]) => { if (tile.children[child].textContent !== text) tile.children[child].textContent = text; });
+  });
+}
+
+const HEADS = [["Requests", "n"], ["Late", "n"], ["50 %", "n"], ["99 %", "n"], ["99 % ÷ target", "n"]];
+const numbers = (line) => {
+  const late = line.answered ? line.late / line.answered : null;
+  return [count(line.requests), [percent(late), late > 0.01 ? "n bad" : "n"], ms(line.latency_ms[0]), ms(line.latency_ms[2]), figures(line.over[2])];
+};
+
+let shownTables = "", latest = null;
+/** Shows the tables; only what changed is made again, so that a reader keeps the place. */
+function tables(seen) {
+  latest = seen;
+  const key = JSON.stringify([seen.models, seen.tenants, seen.causes, seen.reasons, [...whole], streamed]);
+  if (key === shownTables) return;
+  shownTables = key;
+  const held = document.activeElement?.dataset?.key;
+  const choose = (to, text, held) => make("button", { class: "name", type: "button", "data-key": held, onclick: () => go({ window: chosen().window, ...to }) }, text);
+  const models = seen.models.map((line) => [line.name ? choose({ model: line.name, version: line.version }, `${line.name} ${line.version}`.trim(), `m ${line.name} ${line.version}`) : "others", ...numbers(line)]);
+  const named = seen.tenants.reduce((sum, line) => sum + line.requests, 0);
+  const tenants = seen.tenants.map((line) => [line.name ? choose({ tenant: line.name }, line.name, `t ${line.name}`) : "others", ...numbers(line)]);
+  const late = Object.values(seen.causes).reduce((a, b) => a + b, 0);
+  const causes = Object.entries(seen.causes).filter(([, n]) => n).sort((a, b) => b[1] - a[1]).map(([cause, n]) => [
+    make("button", { class: "name", type: "button", "data-key": `c ${cause}`, onclick: () => go({ ...chosen(), cause, from: seen.begin_s, until: seen.end_s }) }, cause),
+    count(n), percent(n / late)]);
+  const reasons = Object.entries(seen.reasons).map(([reason, n]) => [reason, count(n)]);
+  const cards = [
+    card("By model and version", "models", models, [["Model"], ...HEADS]),
+    tenants.length && named ? card("By tenant", "tenants", tenants, [["Tenant"], ...HEADS]) : null,
+    card("Why answers were late", "causes", causes, [["Cause"], ["Answers", "n"], ["Share", "n"]], "No late answers."),
+    card("Requests without a result", "reasons", reasons, [["Reason"], ["Requests", "n"]], "None."),
+  ];
+  at("tables").replaceChildren(...cards.filter(Boolean));
+  if (held) document.querySelector(`[data-key="${CSS.escape(held)}"]`)?.focus();
+}
+
+function card(title, id, rows, heads, none = "No requests.") {
+  const box = make("section", { class: "card", id: `by-${id}`, "aria-label": title }, make("h2", {}, title));
+  if (!rows.length) { box.append(make("p", { class: "muted" }, none)); return box; }
+  box.append(table(title, heads, whole.has(id) ? rows : rows.slice(0, SHOWN)));
+  if (rows.length > SHOWN) {
+    const text = whole.has(id) ? "Show fewer" : `Show all ${rows.length}`;
+    box.append(make("button", { type: "button", "data-key": `w ${id}`, onclick: () => {
+      if (!whole.delete(id)) whole.add(id);
+      tables(latest);
+    } }, text));
+  }
+  return box;
+}
+
+follow();

@@ -1,0 +1,270 @@
+"""Buckets of the live page against plain arithmetic over the same requests."""
+
+import random
+import sqlite3
+from collections import Counter
+from contextlib import closing
+
+import msgspec
+import pytest
+
+from serve.errors import UnknownName
+from serve.obs.live.story import requests_between, story_of
+from serve.obs.live.tally import MOST_NAMES, OTHERS, ServerState
+from serve.obs.live.view import WINDOWS, Focus, View, cover
+from serve.obs.live.writer import KEPT_S, OPEN_S, WIDTHS, BucketWriter
+from serve.obs.selection import Selection
+from serve.obs.store import RecordStore
+from tests.obs.builders import MS, RUN, START_UNIX_NS, late, record, traffic, unanswered
+
+START_S = START_UNIX_NS // 10**9 // 300 * 300
+
+
+def stored(path, rows, end_s=None, state=None):
+    """Write rows as a server does, second by second; return a connection."""
+    store = RecordStore(path, RUN)
+    by_second = {}
+    for row in rows:
+        ended_s = (row.arrived_unix_ns + row.latency_ns) // 10**9
+        by_second.setdefault(ended_s, []).append(row)
+    last_s = max(by_second, default=START_S) if end_s is None else end_s
+    store._buckets._open_s = 0  # the rows are of a fixed past
+    for now_s in range(min(by_second, default=START_S), last_s + 1):
+        for row in by_second.get(now_s, ()):
+            store.insert(row)
+            store.count(row, now_s)
+        if state is not None:
+            store.tell(state, now_s)
+        store.commit(now_s)
+    store.close()
+    return sqlite3.connect(path)
+
+
+def moved(row, seconds):
+    return msgspec.structs.replace(row, arrived_unix_ns=int((START_S + seconds) * 10**9))
+
+
+def many(count, span_s, seed=1, tenants=0):
+    """Requests spread over a time, some with a tenant."""
+    rng = random.Random(seed)
+    rows = traffic(count, seed)
+    return [
+        msgspec.structs.replace(
+            moved(row, rng.random() * span_s),
+            tenant=f"t{rng.randrange(tenants)}" if tenants else "",
+        )
+        for row in rows
+    ]
+
+
+def ended_s(row):
+    return (row.arrived_unix_ns + row.latency_ns) // 10**9
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("seed", range(3))
+def test_every_window_holds_what_ended_in_it(tmp_path, window, seed):
+    span_s, width_s = WINDOWS[window]
+    rows = many(800, 1.3 * span_s, seed, tenants=3)
+    end_s = START_S + int(1.3 * span_s)
+    with closing(stored(tmp_path / "r.db", rows, end_s)) as db:
+        seen = View(Focus(window)).update(db, end_s)
+    assert seen["width_s"] == width_s
+    mine = [row for row in rows if seen["begin_s"] <= ended_s(row) < seen["end_s"]]
+    answers = [row for row in mine if row.status == "OK"]
+    total = seen["total"]
+    assert (total.requests, total.answered) == (len(mine), len(answers))
+    assert total.late == sum(row.violated for row in answers)
+    causes = Counter(row.cause for row in answers if row.violated)
+    assert {cause: n for cause, n in seen["causes"].items() if n} == causes
+    assert seen["reasons"] == Counter(row.reason for row in mine if row.status != "OK")
+    for kind, name in (("models", "model"), ("tenants", "tenant")):
+        told = {line.name: (line.requests, line.late) for line in seen[kind]}
+        late_by = Counter(getattr(row, name) for row in answers if row.violated)
+        asked_by = Counter(getattr(row, name) for row in mine)
+        assert told == {key: (n, late_by[key]) for key, n in asked_by.items()}
+    latencies = sorted(row.latency_ns / 1e6 for row in answers)
+    for share, value in zip((0.5, 0.9, 0.99), total.latency_ms, strict=False):
+        rank = latencies[min(len(latencies) - 1, int(share * len(latencies)))]
+        below = latencies[max(0, int(share * len(latencies)) - 1)]
+        assert 0.97 * below <= value <= 1.03 * rank
+    # The points hold the same requests, each once.
+    by_point = Counter(ended_s(row) // width_s * width_s for row in mine)
+    assert {point.start_s: point.requests for point in seen["points"] if point.requests} == by_point
+    starts = [point.start_s for point in seen["points"]]
+    assert starts == list(range(seen["begin_s"], seen["end_s"], width_s))
+
+
+@pytest.mark.parametrize(
+    "focus",
+    [Focus(model="gcn"), Focus(model="gcn", version="1"), Focus(tenant="t1"), Focus(model="none")],
+)
+def test_a_focus_leaves_its_own_requests(tmp_path, focus):
+    rows = many(300, 200, tenants=3)
+    with closing(stored(tmp_path / "r.db", rows, START_S + 250)) as db:
+        seen = View(focus).update(db, START_S + 250)
+    mine = [
+        row
+        for row in rows
+        if (not focus.model or row.model == focus.model)
+        and (not focus.tenant or row.tenant == focus.tenant)
+    ]
+    assert seen["total"].requests == len(mine)
+    assert sum(point.requests for point in seen["points"]) == len(mine)
+    assert sum(line.requests for line in seen["models"]) == len(rows)
+
+
+def test_an_update_is_what_a_new_view_shows(tmp_path):
+    """Points that are over are kept from update to update, and none of them changes."""
+    rows = many(900, 300)
+    for window in ("5m", "1h"):
+        path = tmp_path / f"{window}.db"
+        store, view = RecordStore(path, RUN), View(Focus(window))
+        store._buckets._open_s = 0
+        with closing(sqlite3.connect(path)) as db:
+            for now_s in range(START_S, START_S + 310):
+                for row in rows:
+                    if ended_s(row) == now_s:
+                        store.count(row, now_s)
+                store.tell(ServerState(now_s % 7, 100, 4), now_s)
+                store.commit(now_s)
+                if now_s % 9 == 0:
+                    view._next_tables_s = 0.0
+                    seen = view.update(db, now_s)
+                    new = View(Focus(window)).update(db, now_s)
+                    assert seen["points"] == new["points"]
+                    assert seen["total"] == new["total"]
+        store.close()
+
+
+def test_thousands_of_names_are_the_largest_and_the_others(tmp_path):
+    rng = random.Random(5)
+    names = [int(2000 * rng.random() ** 3) for _ in range(4000)]
+    rows = [
+        moved(record(str(i), tenant=f"tenant {n}", model=f"m{n % 90}"), rng.random() * 60)
+        for i, n in enumerate(names)
+    ]
+    with closing(stored(tmp_path / "r.db", rows, START_S + 90)) as db:
+        seen = View(Focus()).update(db, START_S + 90)
+        (most,) = db.execute(
+            "SELECT max(n) FROM (SELECT count(*) AS n FROM bucket GROUP BY width_s, start_s)"
+        ).fetchone()
+    assert most <= 1 + sum(MOST_NAMES.values()) + 2
+    for kind in ("models", "tenants"):
+        assert sum(line.requests for line in seen[kind]) == len(rows)
+        assert OTHERS in {line.name for line in seen[kind]}
+    assert len(seen["tenants"]) <= MOST_NAMES["tenant"] * 12
+
+
+def test_models_that_clients_make_up_are_no_rows(tmp_path):
+    rows = [moved(unanswered(str(i), "NOT_FOUND", "", model=f"no {i}"), 1) for i in range(50)]
+    with closing(stored(tmp_path / "r.db", rows, START_S + 20)) as db:
+        seen = View(Focus()).update(db, START_S + 20)
+    assert [(line.name, line.requests) for line in seen["models"]] == [(OTHERS, 50)]
+    assert seen["reasons"] == {"not_found": 50}
+
+
+def test_requests_that_got_no_row_count_as_well(tmp_path):
+    rows = [moved(unanswered("f", "RESOURCE_EXHAUSTED", "queue_full", left_out=41), 1)]
+    with closing(stored(tmp_path / "r.db", rows, START_S + 20)) as db:
+        seen = View(Focus()).update(db, START_S + 20)
+    assert (seen["total"].requests, seen["reasons"]) == (42, {"queue_full": 42})
+
+
+def test_a_restart_goes_on_where_the_last_run_ended(tmp_path):
+    path = tmp_path / "r.db"
+    now_s = START_S + 40
+    first = RecordStore(path, RUN)
+    first._buckets._open_s = 0
+    first.count(moved(record("a"), 40), now_s)
+    first.commit(now_s)
+    first.close()
+    with closing(sqlite3.connect(path)) as db:
+        second = BucketWriter(db, now_s)
+        second.add(moved(record("b"), 40), now_s)
+        second.add(moved(record("c"), 41), now_s + 1)
+        second.write(now_s + 100)
+        seen = View(Focus("1h")).update(db, now_s + 100)
+        assert seen["total"].requests == 3
+        # A clock that goes back takes what lies ahead of it with it.
+        BucketWriter(db, now_s - 30)
+        assert (
+            db.execute("SELECT count(*) FROM bucket WHERE start_s > ?", (now_s,)).fetchone()[0] == 0
+        )
+
+
+def test_old_buckets_go(tmp_path):
+    span_s = KEPT_S[1] + 600
+    rows = [moved(record(str(i)), i * 10) for i in range(span_s // 10)]
+    with closing(stored(tmp_path / "r.db", rows, START_S + span_s)) as db:
+        oldest = dict(db.execute("SELECT width_s, min(start_s) FROM bucket GROUP BY width_s"))
+        until = dict(db.execute("SELECT width_s, until_s FROM bucket_until"))
+    assert oldest[1] >= START_S + span_s - OPEN_S - KEPT_S[1] - 10
+    assert oldest[60] == START_S
+    ended_s = START_S + span_s - 10 - OPEN_S
+    assert until == {width_s: ended_s // width_s * width_s for width_s in WIDTHS}
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_cover_has_every_second_once(seed):
+    rng = random.Random(seed)
+    begin_s = rng.randrange(5_000)
+    end_s = begin_s + rng.randrange(4_000)
+    until = {width_s: rng.randrange(9_000) // width_s * width_s for width_s in WIDTHS}
+    seen = Counter()
+    for width_s, from_s, to_s in cover(until, begin_s, end_s, rng.choice(WIDTHS)):
+        assert from_s % width_s == to_s % width_s == 0
+        assert width_s == 1 or to_s <= until[width_s]
+        seen.update(range(from_s, to_s))
+    assert seen == Counter(range(begin_s, end_s))
+
+
+def test_alarms_say_what_is_wrong(tmp_path):
+    rows = [moved(late(str(i), cause="queue"), i / 10) for i in range(20)]
+    state = ServerState(queue=3, reserved_bytes=RUN.budget_bytes, lanes_up=3)
+    with closing(stored(tmp_path / "r.db", rows, START_S + 30, state)) as db:
+        db.execute("UPDATE server SET rows_lost = 7, started_unix_ns = ?", (START_UNIX_NS // 2,))
+        alarms = " ".join(View(Focus()).update(db, START_S + 30)["alarms"])
+    for said in (
+        "100.0% of the answers were late, most often because of queue",
+        "3 of 4 lanes can take a task",
+        "reserve 100% of the memory budget",
+        "3 requests wait, and none was answered",
+        "7 rows are missing",
+    ):
+        assert said in alarms
+    with closing(stored(tmp_path / "empty.db", [], START_S + 5)) as db:
+        assert View(Focus()).update(db, START_S + 5)["alarms"] == []
+
+
+def test_requests_of_a_point_and_the_story_of_one(tmp_path):
+    rows = [
+        moved(record("fine"), 9.99),
+        moved(late("bad", group_id=5), 10.0),
+        moved(record("mate", group_id=5, lane=1), 10.01),
+        moved(unanswered("full", "RESOURCE_EXHAUSTED", "queue_full", latency_ns=1000), 10.2),
+        moved(record("before"), 8.0),
+    ]
+    with closing(stored(tmp_path / "r.db", rows, START_S + 30)) as db:
+        count, found = requests_between(db, Selection(), START_S + 10, START_S + 11)
+        assert (count, [one.request_uid for one in found[:2]]) == (4, ["full", "bad"])
+        assert {one.request_uid for one in found[2:]} == {"fine", "mate"}
+        assert requests_between(db, Selection(cause="queue"), START_S, START_S + 60)[0] == 1
+        bad = found[1]
+        for at in (0, bad.arrived_unix_us):
+            told = story_of(db, "bad", at)
+            assert told.why.startswith("Late because of queue: it waited")
+            assert told.facts.group_mates == ["mate"]
+            assert {one.request_uid for one in told.beside} == {"bad", "mate"}
+            assert "Without waiting for a lane or memory: 8 ms, in time." in told.remedies
+            assert sum(told.facts.stages_ms.values()) == pytest.approx(40)
+        assert "the queue was full" in story_of(db, "full").why
+        assert story_of(db, "fine").why == "Answered in time."
+        with pytest.raises(UnknownName, match="request 'nobody'"):
+            story_of(db, "nobody")
+
+
+def test_a_hopeless_target_is_called_so(tmp_path):
+    rows = [moved(late("x", qos_target_ns=1 * MS, cause="estimate"), 1)]
+    with closing(stored(tmp_path / "r.db", rows, START_S + 5)) as db:
+        assert any("No order of requests helps" in one for one in story_of(db, "x").remedies)
