@@ -1,11 +1,13 @@
 """Measure what a run waits for between server and lane: on its way there, and on its way back.
 
     python -m bench.host.handover [--quick] [--requests 300] [--rhos 0.1,0.5] [--nicenesses 19,0]
+        [--priorities plain,idle,short,idle+short,realtime]
 
 The mix of ``bench.live.live`` goes open loop to servers whose lanes have one niceness or another,
-in turns. `there` is from the launch until the lane begins, by the lane's own clock, which all
-processes of a machine share; `back` is from the end of the run until the scheduler hears of it.
-`there, alone` looks at launches on a device where nothing else ran.
+in turns, with threads as the server sets them (plain) or as ``bench.kit.priorities`` does. `there`
+is from the launch until the lane begins, by the lane's own clock, which all processes of a machine
+share; `back` is from the end of the run until the scheduler hears of it. `there, alone` looks at
+launches on a device where nothing else ran.
 
 By the kernel's account (schedstat), `lane waits` is how long a lane stood ready without a core for
 each of its runs, between the launch and the answer, and `server waits` is the same of the main
@@ -17,12 +19,14 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from bench.kit.live_setup import OURS, Traces, live_server
 from bench.kit.measure import percentiles
 from bench.kit.open_loop import LoadProcess, load_process
+from bench.kit.priorities import set_priorities
 from bench.kit.processes import descendants
 from bench.kit.script import Script, Table
 from bench.kit.servers import ServerProcess
@@ -30,36 +34,39 @@ from bench.kit.solo import records
 
 SCRIPT = Script(
     "handover",
-    full={"rounds": 2, "requests": 300, "rhos": (0.1, 0.5), "nicenesses": (19, 0)},
-    quick={"rounds": 1, "requests": 20, "rhos": (0.3,), "nicenesses": (19,)},
+    full={
+        "rounds": 2, "requests": 300, "rhos": (0.1, 0.5), "nicenesses": (19, 0),
+        "priorities": ("plain",),
+    },
+    quick={
+        "rounds": 1, "requests": 20, "rhos": (0.3,), "nicenesses": (19,),
+        "priorities": ("plain",),
+    },
     tables=[
         Table("Between server and lane, µs", "rows", {
-            "lanes' niceness": "{niceness}", "ρ": "{rho:g}",
+            "lanes' niceness": "{niceness}", "priorities": "{priorities}", "ρ": "{rho:g}",
             "there, p50": "{there_us[p50]:,.0f}", "p90": "{there_us[p90]:,.0f}",
             "p99": "{there_us[p99]:,.0f}", "alone, p50": "{alone_us[p50]:,.0f}",
             "back, p50": "{back_us[p50]:,.0f}", "p90 ": "{back_us[p90]:,.0f}",
             "p99 ": "{back_us[p99]:,.0f}", "lane waits": "{lane_waits_us:,.0f}",
-            "server waits": "{server_waits_us:,.0f}",
+            "server waits": "{server_waits_us:,.0f}", "late, client": "{late:.1%}",
         })
     ],
 )  # fmt: skip
 
 
-def run(
-    load: LoadProcess, server: ServerProcess, trace: Path, rho: float, niceness: int
-) -> dict[str, Any]:
-    """Return what the kernel and the server's own clocks say of one trace."""
+def run(load: LoadProcess, server: ServerProcess, trace: Path) -> dict[str, Any]:
+    """Return what the kernel and the client say of one trace."""
     lanes = list(descendants(server.pid))
     before = sum(map(waited_ns, lanes)), waited_ns(server.pid)
     sent = load.run(trace, server.target)
     after = sum(map(waited_ns, lanes)), waited_ns(server.pid)
     lane_ns, server_ns = (now - then for now, then in zip(after, before, strict=True))
     return {
-        "niceness": niceness,
-        "rho": rho,
         "uids": [seen.request_uid for seen in sent.seen if not seen.error],
         "lane_waits_us": lane_ns / 1e3 / len(sent.seen),
         "server_waits_us": server_ns / 1e3 / len(sent.seen),
+        "late": sum(seen.late or bool(seen.error) for seen in sent.seen) / len(sent.seen),
     }
 
 
@@ -89,20 +96,22 @@ def told(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def runs(options: argparse.Namespace, folder: Path, load: LoadProcess) -> Iterator[dict[str, Any]]:
-    """Yield each run with its ways; the nicenesses take turns."""
+    """Yield each run with its ways; the nicenesses and priorities take turns."""
     traces = Traces(folder, "mix", options.requests, len(os.sched_getaffinity(0)))
     with live_server(folder / "first", OURS) as server:
         traces.measure(server, [0])
-    for number in range(options.rounds):
-        for niceness in options.nicenesses:
-            ServerProcess.lane_niceness = niceness
-            with live_server(folder / f"{niceness}-{number}", OURS) as server:
-                found = [
-                    run(load, server, traces.make(rho, 0)[1], rho, niceness) for rho in options.rhos
-                ]
-            kept = records(server.database)
-            for one in found:
-                yield one | told([kept[uid] for uid in one.pop("uids")])
+    ways = [*product(options.nicenesses, options.priorities)] * options.rounds
+    for number, (niceness, priorities) in enumerate(ways):
+        ServerProcess.lane_niceness = niceness
+        with live_server(folder / f"{number}", OURS) as server:
+            below = descendants(server.pid)
+            lanes = [pid for pid, command in below.items() if "forkserver" in command]
+            set_priorities(priorities, server.pid, lanes, load.pid)
+            found = [run(load, server, traces.make(rho, 0)[1]) for rho in options.rhos]
+        kept = records(server.database)
+        for rho, one in zip(options.rhos, found, strict=True):
+            facts = {"niceness": niceness, "priorities": priorities, "rho": rho}
+            yield facts | one | told([kept[uid] for uid in one.pop("uids")])
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:

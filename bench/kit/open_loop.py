@@ -5,6 +5,7 @@ by ``loadgen``'s compiled sender. Latency counts from the *intended* send time. 
 when the run is over, so that this takes nothing from the server's cores.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -54,7 +55,7 @@ class LoadProcess:
     def __init__(self, process: ProcessPoolExecutor) -> None:
         self._process = process
         # It is there before anything is measured.
-        process.submit(process_time).result()
+        self.pid = process.submit(os.getpid).result()
 
     def run(self, trace: Path, address: str) -> LoadRun:
         """Send the trace to `address`: HOST:PORT of a gRPC server, or a URL."""
