@@ -11,6 +11,10 @@ def stage_features(src: serve.native.BytesLike, dst: serve.native.BytesLike, che
 
 def define_operators() -> None: ...
 
+def use_device_operators(path: str) -> None: ...
+
+def define_simulated_operators(path: str, library: str) -> None: ...
+
 MOST_HEADS: int = 64
 
 class OffsetAllocator:

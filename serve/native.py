@@ -244,6 +244,24 @@ def define_operators() -> None:
     _core.define_operators()
 
 
+def use_device_operators(path: str) -> None:
+    """Have ``torch.ops.gnnserve`` take tensors of CUDA, by the library at `path`.
+
+    Raises RuntimeError when it is not the library, or when this version of torch does not take
+    them.
+    """
+    _core.use_device_operators(path)
+
+
+def define_simulated_operators(path: str, namespace: str) -> None:
+    """Define the same operators in another namespace of ``torch.ops``, for tests.
+
+    They run the device's code on the processor, by the library at `path`; the last path given
+    counts for all namespaces. Raises RuntimeError as above.
+    """
+    _core.define_simulated_operators(path, namespace)
+
+
 def meter_library_path() -> Path | None:
     """Return the library that ``LD_PRELOAD`` must name in processes with a `Meter`.
 

@@ -124,13 +124,13 @@ class Rig:
 
     def use_kernels(self) -> None:
         """Let ``csr`` run on the device, as lanes do; needs the extension."""
-        from serve.lane.cuda.graph_kernels import GraphKernels
+        from serve.lane.cuda.graph_kernels import use_graph_kernels
         from serve.lane.executors import kernels
 
         if kernels.UNAVAILABLE:
             raise RuntimeError(kernels.UNAVAILABLE)
         if not self.dry:
-            kernels.add_device("cuda", GraphKernels().implementations())
+            use_graph_kernels()
 
     def lanes(self, count: int) -> list[Lane]:
         """Return that many lanes, the same ones at every call.

@@ -13,6 +13,8 @@ _DEFAULT_ARCHITECTURE = "90-real"
 _DRY_LIMIT_S = 900
 #: Modules that a lane and the engine import beside torch.
 _ENGINE = "msgspec", "safetensors", "prometheus_client"
+#: Stages that build what others load; the second one, the operators and all else that is compiled.
+_BUILDS = "libraries", "extension"
 
 
 @dataclass(frozen=True)
@@ -46,14 +48,20 @@ def stages(quick: Collection[str] = (), *, dry: bool = False) -> list[Stage]:
     python = sys.executable
 
     def stage(
-        script: str, usual_s: int, quick_s: int, needs: tuple[str, ...] = (), name: str = ""
+        script: str,
+        usual_s: int,
+        quick_s: int,
+        needs: tuple[str, ...] = (),
+        name: str = "",
+        *,
+        extends: bool = False,
     ) -> Stage:
         name = name or script.rpartition(".")[2]
         short = ALL in quick or name in quick
         command = f"{python} -m {script}" + " --quick" * short + " --dry" * dry
         usual_s = quick_s if short else usual_s
         limit_s = _DRY_LIMIT_S if dry else 2 * usual_s
-        builds = () if dry else ("libraries", "extension") if needs else ("libraries",)
+        builds = () if dry else _BUILDS if needs or extends else _BUILDS[:1]
         return Stage(name, command, usual_s, limit_s, needs, after=builds, quick=short)
 
     def serving(part: str, usual_s: int, quick_s: int) -> Stage:
@@ -63,7 +71,7 @@ def stages(quick: Collection[str] = (), *, dry: bool = False) -> list[Stage]:
     alive = [
         stage("tests.gpu.arena", 20, 15),
         stage("tests.gpu.equality", 40, 25),
-        stage("tests.gpu.heavy", 45, 20),
+        stage("tests.gpu.heavy", 45, 20, extends=True),
     ]
     checked = [] if dry else [_sanitized(python, tool) for tool in ("memcheck", "racecheck")]
     engine = [
@@ -119,7 +127,7 @@ def _sanitized(python: str, tool: str) -> Stage:
         f" {python} -m tests.gpu.heavy --quick --plain --out build/gpu/results/{tool}.json"
     )
     programs = ("compute-sanitizer",)
-    return Stage(tool, command, 60, 150, programs=programs, after=("libraries",))
+    return Stage(tool, command, 60, 150, programs=programs, after=_BUILDS)
 
 
 def architecture() -> str:

@@ -84,6 +84,9 @@ NB_MODULE(_core, module) {
                nb::sig("def stage_features(src: serve.native.BytesLike, "
                        "dst: serve.native.BytesLike, check_finite: bool) -> int"));
     module.def("define_operators", &gnnserve::define_operators);
+    module.def("use_device_operators", &gnnserve::use_device_operators, "path"_a);
+    module.def("define_simulated_operators", &gnnserve::define_simulated_operators, "path"_a,
+               "library"_a);
     module.attr("MOST_HEADS") = gnnserve::kMostHeads;
     nb::class_<OffsetAllocator>(
         module, "OffsetAllocator",

@@ -1,4 +1,4 @@
-// C functions over the kernels along edges, for serve.lane.cuda.graph_kernels. All pointers are to
+// C functions over the kernels along edges, for torch/device_operators.cpp. All pointers are to
 // device memory and may be null where aggregate.hpp allows it. Every function returns a cudaError_t
 // as a number. None allocates memory or waits.
 #pragma once

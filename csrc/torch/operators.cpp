@@ -3,7 +3,6 @@
 
 #include "operators.hpp"
 
-#include <iterator>
 #include <limits>
 #include <optional>
 #include <stdexcept>
@@ -291,32 +290,21 @@ void boxed_head_dots(Value* stack, std::uint64_t, std::uint64_t) {
     give(stack, std::move(out));
 }
 
-constexpr torch_abi::Operator kOperators[] = {
-    {"csr", "csr(Tensor edge_index, SymInt rows, bool replace_loops, bool edges) -> Tensor",
-     &boxed_csr},
-    {"spread", "spread(Tensor graph, SymInt rows, Tensor value, float missing) -> Tensor",
-     &boxed_spread},
-    {"normalise", "normalise(Tensor graph, SymInt rows, bool edges, Tensor? weight) -> Tensor",
-     &boxed_normalise},
-    {"aggregate",
-     "aggregate(Tensor graph, Tensor x, Tensor? weight, int reduce, Tensor? skip, "
-     "float skip_scale, Tensor? bias, bool relu) -> Tensor",
-     &boxed_aggregate},
-    {"combine",
-     "combine(Tensor graph, SymInt rows, SymInt width, bool edges, Tensor? x, Tensor? target, "
-     "Tensor? edge, Tensor? map, Tensor? value, int gate, int reduce, Tensor? skip, "
-     "float skip_scale, Tensor? bias) -> Tensor",
-     &boxed_combine},
-    {"attend",
-     "attend(Tensor graph, bool edges, bool added_loops, int score, Tensor left, Tensor right, "
-     "Tensor value, int heads, float scale, bool average, Tensor? att, Tensor? edge, "
-     "Tensor? skip, Tensor? bias) -> Tensor",
-     &boxed_attend},
-    {"head_dots", "head_dots(Tensor x, Tensor att, int heads) -> Tensor", &boxed_head_dots},
+constexpr torch_abi::Kernel kKernels[] = {
+    {"csr", &boxed_csr},
+    {"spread", &boxed_spread},
+    {"normalise", &boxed_normalise},
+    {"aggregate", &boxed_aggregate},
+    {"combine", &boxed_combine},
+    {"attend", &boxed_attend},
+    {"head_dots", &boxed_head_dots},
 };
 
 }  // namespace
 
-void define_operators() { torch_abi::define("gnnserve", kOperators, std::size(kOperators)); }
+void define_operators() {
+    torch_abi::define("gnnserve", kSchemas);
+    torch_abi::implement("gnnserve", "CPU", kKernels);
+}
 
 }  // namespace gnnserve

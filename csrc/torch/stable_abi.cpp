@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <array>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -29,7 +30,11 @@ struct Api {
                                       Library*);
     std::int32_t (*library_def)(Library, const char*);
     std::int32_t (*library_impl)(Library, const char*, Boxed);
-    std::int32_t float32, int32, int64, cpu;
+    std::int32_t (*get_device_type)(Handle, std::int32_t*);
+    std::int32_t (*get_device_index)(Handle, std::int32_t*);
+    std::int32_t float32, int32, int64, uint8, cpu;
+    // Null where PyTorch has no CUDA.
+    std::int32_t (*get_current_cuda_stream)(std::int32_t, void**);
 };
 
 Api api;
@@ -67,9 +72,16 @@ void find_api() {
     find(api.library_init_impl, "library_init_impl");
     find(api.library_def, "library_def");
     find(api.library_impl, "library_impl");
+    find(api.get_device_type, "get_device_type");
+    find(api.get_device_index, "get_device_index");
+    if (void* cuda = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD)) {
+        api.get_current_cuda_stream =
+            found<decltype(api.get_current_cuda_stream)>(cuda, "get_current_cuda_stream");
+    }
     api.float32 = number("dtype_float32");
     api.int32 = number("dtype_int32");
     api.int64 = number("dtype_int64");
+    api.uint8 = number("dtype_uint8");
     api.cpu = number("device_type_cpu");
 }
 
@@ -87,15 +99,18 @@ Tensor::~Tensor() {
     }
 }
 
-Tensor Tensor::empty(std::vector<std::int64_t> shape, Dtype dtype) {
-    std::vector<std::int64_t> strides(shape.size(), 1);
-    for (std::size_t axis = shape.size(); axis-- > 1;) {
-        strides[axis - 1] = strides[axis] * (shape[axis] > 1 ? shape[axis] : 1);
-    }
+Tensor Tensor::empty(Shape shape, Dtype dtype) { return empty_on({api.cpu, 0}, shape, dtype); }
+
+Tensor Tensor::empty_on(Device device, Shape shape, Dtype dtype) {
+    const std::int64_t* sizes = shape.begin();
+    const std::array<std::int64_t, 2> of_two{shape.size() == 2 && sizes[1] > 1 ? sizes[1] : 1, 1};
+    const std::int64_t* strides = shape.size() == 2 ? of_two.data() : &of_two[1];
     Handle made = nullptr;
-    const std::int32_t type = dtype == Dtype::kFloat32 ? api.float32 : api.int32;
-    if (api.empty_strided(static_cast<std::int64_t>(shape.size()), shape.data(), strides.data(),
-                          type, api.cpu, 0, &made) != 0) {
+    const std::int32_t type = dtype == Dtype::kFloat32 ? api.float32
+                              : dtype == Dtype::kUint8 ? api.uint8
+                                                       : api.int32;
+    if (api.empty_strided(static_cast<std::int64_t>(shape.size()), sizes, strides, type,
+                          device.type, device.index, &made) != 0) {
         throw std::bad_alloc();
     }
     return Tensor(made);
@@ -131,12 +146,20 @@ Dtype Tensor::dtype() const {
     return found == api.float32 ? Dtype::kFloat32
            : found == api.int32 ? Dtype::kInt32
            : found == api.int64 ? Dtype::kInt64
+           : found == api.uint8 ? Dtype::kUint8
                                 : Dtype::kOther;
 }
 
 bool Tensor::is_contiguous() const {
     bool found = false;
     require(api.is_contiguous(handle_, &found), "to tell a layout");
+    return found;
+}
+
+Device Tensor::device() const {
+    Device found;
+    require(api.get_device_type(handle_, &found.type), "to tell a device");
+    require(api.get_device_index(handle_, &found.index), "to tell a device");
     return found;
 }
 
@@ -157,17 +180,32 @@ std::optional<Tensor> Arguments::optional_tensor() {
     return Tensor(reinterpret_cast<Handle>(value));
 }
 
-void define(const char* library, const Operator* operators, std::size_t count) {
+// Libraries are never deleted: what they define ends with them.
+void define(const char* library, std::span<const Schema> schemas) {
     find_api();
-    // Never deleted: a library's operators end with it.
-    Library schemas = nullptr;
-    Library kernels = nullptr;
-    require(api.library_init_fragment(library, __FILE__, __LINE__, &schemas), "a library");
-    require(api.library_init_impl(library, "CPU", __FILE__, __LINE__, &kernels), "a library");
-    for (std::size_t i = 0; i < count; ++i) {
-        require(api.library_def(schemas, operators[i].schema), operators[i].schema);
-        require(api.library_impl(kernels, operators[i].name, operators[i].run), operators[i].name);
+    Library into = nullptr;
+    require(api.library_init_fragment(library, __FILE__, __LINE__, &into), "a library");
+    for (const Schema& schema : schemas) {
+        require(api.library_def(into, schema.text), schema.text);
     }
+}
+
+void implement(const char* library, const char* key, std::span<const Kernel> kernels) {
+    find_api();
+    Library into = nullptr;
+    require(api.library_init_impl(library, key, __FILE__, __LINE__, &into), "a library");
+    for (const Kernel& kernel : kernels) {
+        require(api.library_impl(into, kernel.name, kernel.run), kernel.name);
+    }
+}
+
+void* current_cuda_stream(std::int32_t device) {
+    if (api.get_current_cuda_stream == nullptr) {
+        throw std::runtime_error("PyTorch has no CUDA");
+    }
+    void* stream = nullptr;
+    require(api.get_current_cuda_stream(device, &stream), "to tell a stream");
+    return stream;
 }
 
 }  // namespace gnnserve::torch_abi

@@ -5,8 +5,9 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <optional>
-#include <vector>
+#include <span>
 
 namespace gnnserve::torch_abi {
 
@@ -15,9 +16,14 @@ namespace gnnserve::torch_abi {
 using Value = std::uint64_t;
 using Boxed = void (*)(Value* stack, std::uint64_t inputs, std::uint64_t outputs);
 
-enum class Dtype : std::uint8_t { kFloat32, kInt32, kInt64, kOther };
+enum class Dtype : std::uint8_t { kFloat32, kInt32, kInt64, kUint8, kOther };
 
-// A CPU tensor; owns its handle.
+// As PyTorch numbers them.
+struct Device {
+    std::int32_t type = 0, index = 0;
+};
+
+// Owns its handle.
 class Tensor {
 public:
     explicit Tensor(void* handle) : handle_(handle) {}
@@ -27,8 +33,11 @@ public:
     Tensor& operator=(const Tensor&) = delete;
     ~Tensor();
 
-    // Returns a new contiguous tensor of that shape. Throws bad_alloc.
-    static Tensor empty(std::vector<std::int64_t> shape, Dtype dtype);
+    // Returns a new contiguous tensor of one or two axes, on the processor or on a device. Throws
+    // bad_alloc.
+    using Shape = std::initializer_list<std::int64_t>;
+    static Tensor empty(Shape shape, Dtype dtype);
+    static Tensor empty_on(Device device, Shape shape, Dtype dtype);
 
     std::int64_t dim() const;
     std::int64_t size(std::int64_t axis) const;
@@ -36,6 +45,7 @@ public:
     std::int64_t numel() const;
     Dtype dtype() const;
     bool is_contiguous() const;
+    Device device() const;
     template <typename T>
     T* data() const {
         return static_cast<T*>(address());
@@ -71,14 +81,23 @@ private:
     Value* next_;
 };
 
-struct Operator {
+struct Schema {
     const char* name;
-    const char* schema;  // with the name, as torch.library takes it
+    const char* text;  // with the name, as torch.library takes it
+};
+
+struct Kernel {
+    const char* name;
     Boxed run;
 };
 
-// Defines the operators of a namespace with kernels for the CPU, once per process. Throws
-// runtime_error that says what is missing when PyTorch is not loaded or refuses.
-void define(const char* library, const Operator* operators, std::size_t count);
+// Defines operators in a namespace, and what runs them for a dispatch key such as "CPU", each once
+// per process. Both throw runtime_error that says what is missing when PyTorch is not loaded or
+// refuses.
+void define(const char* library, std::span<const Schema> schemas);
+void implement(const char* library, const char* key, std::span<const Kernel> kernels);
+
+// Returns CUDA's current stream of that device. Throws runtime_error where PyTorch has no CUDA.
+void* current_cuda_stream(std::int32_t device);
 
 }  // namespace gnnserve::torch_abi

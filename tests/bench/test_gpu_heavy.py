@@ -11,7 +11,6 @@ import torch
 
 from bench.gpu.engines import Bench
 from bench.gpu.kit import Result
-from serve.lane.cuda.graph_kernels import GraphKernels
 from serve.native_cuda import library_path
 from serve.server.api import Tensor
 from tests.gpu import heavy, unions
@@ -84,14 +83,20 @@ def test_a_heavy_row_that_is_wrong_is_seen(result, tmp_path, monkeypatch, wrong)
     star = next(heavy.graphs(quick=True))
     monkeypatch.setattr(heavy, "graphs", lambda _: [star])
     if wrong:
-        right = getattr(GraphKernels, wrong)
+        simulated = heavy.simulated_kernels
 
-        def off(self, *arguments):
-            out = right(self, *arguments)
-            out[1] *= 1.001
-            return out
+        def off(path):
+            found = simulated(path)
+            right = found[wrong]
 
-        monkeypatch.setattr(GraphKernels, wrong, off)
+            def run(*arguments):
+                out = right(*arguments)
+                out[1] *= 1.001
+                return out
+
+            return found | {wrong: run}
+
+        monkeypatch.setattr(heavy, "simulated_kernels", off)
     heavy.body(result, argparse.Namespace(dry=True, quick=True), plain=False)
     rows = failed(result, tmp_path)
     assert bool(rows) == bool(wrong)

@@ -14,16 +14,17 @@ runs the same sources on the processor, thread by thread, where the build has th
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from bench.gpu.kit import Result, Rig, run
-from serve.lane.cuda.graph_kernels import GraphKernels
+from serve.lane.cuda.graph_kernels import graph_kernels, simulated_kernels
 from serve.native_cuda import library_path
 
 LIMIT = 1e-4
@@ -58,7 +59,8 @@ def body(result: Result, arguments: argparse.Namespace, *, plain: bool) -> None:
         result.check("dry run ends here", True)
         return
     rig = Rig.open(8 << 30, dry=arguments.dry, plain=plain)
-    kernels = GraphKernels(str(simt), stream=lambda _: 0) if rig.dry else GraphKernels()
+    rig.use_kernels()
+    kernels = simulated_kernels(str(simt)) if rig.dry else graph_kernels()
     quick = arguments.quick or arguments.dry
     worst: dict[str, float] = {}
     for name, num_nodes, edges in graphs(quick):
@@ -66,7 +68,7 @@ def body(result: Result, arguments: argparse.Namespace, *, plain: bool) -> None:
             kind = f"{name}, {dtype}, {'loops added' if loops else 'as it is'}"
             with result.part(kind):
                 there = edges.to(dtype).to(rig.device)
-                made, again = (kernels.csr(there, num_nodes, loops, True) for _ in range(2))
+                made, again = (kernels["csr"](there, num_nodes, loops, True) for _ in range(2))
                 found = Sorted(made.cpu(), num_nodes)
                 alike = found.is_like(Sorted(again.cpu(), num_nodes))
                 result.check(f"{kind}: sorted", alike and found.holds(edges, loops))
@@ -141,7 +143,7 @@ def by_head(x: Tensor) -> Tensor:
 
 
 def compared(
-    rig: Rig, kernels: GraphKernels, made: Tensor, found: Sorted, width: int
+    rig: Rig, kernels: Mapping[str, Any], made: Tensor, found: Sorted, width: int
 ) -> dict[str, float]:
     """Return the relative error of every reduction and score; raises when bits differ."""
     generator = torch.Generator().manual_seed(width)
@@ -163,15 +165,15 @@ def compared(
 
     weighted = exact["x"][found.source] * exact["weight"][: found.slots, None]
     for code, (name, kind) in enumerate(REDUCTIONS):
-        work = partial(kernels.aggregate, made, there["x"], there["weight"], code, *finish)
+        work = partial(kernels["aggregate"], made, there["x"], there["weight"], code, *finish)
         expected = found.reduced(weighted, kind) + 0.5 * exact["skip"] + exact["bias"]
         compare(name, work, expected.relu())
     for code, score in enumerate(SCORES):
         names = ("left", "right") if score == "additive" else ("x", "other")
         left, right = (there[name] for name in names)
         work = partial(
-            kernels.attend, made, True, False, code, left, right, there["x"], HEADS, SLOPE, False,
-            there["att"], None, None, None,
+            kernels["attend"], made, True, False, code, left, right, there["x"], HEADS, SLOPE,
+            False, there["att"], None, None, None,
         )  # fmt: skip
         scored = found.scores(score, exact[names[0]], exact[names[1]], exact["att"])
         compare(score, work, found.attention(scored, exact["x"]))

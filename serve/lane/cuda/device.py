@@ -15,7 +15,7 @@ from serve.ipc.messages import LoadModel
 from serve.ipc.setup import DevicePlace, LaneSetup
 from serve.lane.cuda.arena import DeviceArena
 from serve.lane.cuda.cuda_queue import Copies, CudaQueue, Pinned
-from serve.lane.cuda.graph_kernels import GraphKernels
+from serve.lane.cuda.graph_kernels import use_graph_kernels
 from serve.lane.cuda.hot_rows import HotKeeper
 from serve.lane.cuda.placed_model import load_on
 from serve.lane.cuda.queues import HostQueue, Queue
@@ -76,7 +76,7 @@ class CudaDevice:
         arena.install()
         torch.cuda.set_device(device)
         if not kernels.UNAVAILABLE:
-            kernels.add_device(device.type, GraphKernels().implementations())
+            use_graph_kernels()
         if place.stages:
             _pin(pool, pinned, setup.name)
         _log.info(

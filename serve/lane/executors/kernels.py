@@ -2,10 +2,11 @@
 
 The compiled module defines them (csrc/torch/operators.cpp); this module adds the shape functions
 that export and tracing need. Features are float32 [N, F], contiguous; nothing records gradients. On
-the processor they run on one thread; a process that uses a GPU adds the implementations for it.
+the processor they run on one thread; a process that uses a GPU adds it
+(``serve.lane.cuda.graph_kernels``).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -209,21 +210,6 @@ UNAVAILABLE = _define()
 devices = {"cpu"}
 #: Types of devices that have `combine` too.
 combining = {"cpu"}
-_added: list[Any] = []
-
-
-def add_device(kind: str, implementations: Mapping[str, Callable[..., Tensor]]) -> None:
-    """Run the operators by `implementations`, by name, on tensors of that type of device."""
-    make: Any = torch.library.Library
-    library = make("gnnserve", "IMPL")
-    key = torch._C._dispatch_key_for_device(kind)
-    for name, run in implementations.items():
-        library.impl(name, run, key)
-    # Implementations end with their library object.
-    _added.append(library)
-    devices.add(kind)
-    if "combine" in implementations:
-        combining.add(kind)
 
 
 if not UNAVAILABLE:

@@ -4,12 +4,16 @@ All but the hardware is as on a GPU: the kernels' source, their launches, the C 
 is between them and torch. csrc/tests/simt.hpp stands in for CUDA.
 """
 
+import subprocess
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from serve.lane.cuda.graph_kernels import GraphKernels
+from serve.lane.cuda.graph_kernels import OPERATORS, simulated_kernels
 from serve.lane.executors import kernels
-from serve.native_cuda import CudaError, library_path
+from serve.native_cuda import library_path
 from tests.lane.executors.test_convs import CASES
 
 SIMT = library_path("libgnnserve_simt.so")
@@ -19,14 +23,14 @@ pytestmark = pytest.mark.skipif(SIMT is None, reason="only an editable install b
 
 @pytest.fixture(scope="module")
 def device():
-    return GraphKernels(str(SIMT), stream=lambda _: 0)
+    return SimpleNamespace(**simulated_kernels(str(SIMT)))
 
 
 @pytest.fixture
 def on_device(device, monkeypatch):
     """The executor's kernels are the device's."""
-    for name, run in device.implementations().items():
-        monkeypatch.setattr(kernels, f"_{name}", run)
+    for name in OPERATORS:
+        monkeypatch.setattr(kernels, f"_{name}", getattr(device, name))
 
 
 @pytest.mark.parametrize(
@@ -130,17 +134,47 @@ def test_wrong_arguments_are_refused(device, name, arguments, told):
         getattr(device, name)(*arguments)
 
 
-def test_what_cannot_be_launched_is_an_error(device, monkeypatch):
-    monkeypatch.setitem(device._calls, "head_dots", lambda *_: 98)
-    with pytest.raises(CudaError, match=r"gnnserve::head_dots .* \(cudaError 98\)"):
-        device.head_dots(torch.zeros(3, 6), torch.zeros(6), 2)
+def test_what_cannot_be_launched_is_an_error(device, tmp_path):
+    """By a library whose launches all fail."""
+    source = tmp_path / "failing.c"
+    functions = "".join(f"int gnnserve_graph_{name}() {{ return 98; }}\n" for name in OPERATORS)
+    source.write_text(functions + "long gnnserve_graph_csr_scratch() { return 0; }\n")
+    library = tmp_path / "libfailing.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True, timeout=600)
+    arguments = {
+        "csr": (torch.zeros(2, 4).long(), 5, False, False),
+        "head_dots": (torch.zeros(3, 6), torch.zeros(6), 2),
+    }
+    try:
+        failing = simulated_kernels(str(library))
+        for name, given in arguments.items():
+            told = rf"gnnserve::{name} .* \(cudaError 98\)"
+            with pytest.raises(RuntimeError, match=told):
+                failing[name](*given)
+    finally:
+        simulated_kernels(str(SIMT))
 
 
-def test_another_device_gets_its_operators(device, monkeypatch):
-    """Registered as for CUDA, for a device that torch knows and nobody has."""
-    monkeypatch.setattr(kernels, "devices", set(kernels.devices))
-    kernels.add_device("privateuseone", device.implementations())
-    assert "privateuseone" in kernels.devices
-    for name in device.implementations():
-        has = torch._C._dispatch_has_kernel_for_dispatch_key
-        assert has(f"gnnserve::{name}", "PrivateUse1")
+def test_a_library_that_is_another_one_is_refused(device, tmp_path):
+    with pytest.raises(RuntimeError, match=r"none\.so"):
+        simulated_kernels(str(tmp_path / "none.so"))
+    with pytest.raises(RuntimeError, match="has no gnnserve_graph_csr_scratch"):
+        simulated_kernels(str(library_path("libgnnserve_device.so")))
+    # What was there before goes on.
+    assert device.csr(torch.zeros(2, 1).long(), 1, False, False).numel() == 3
+
+
+def test_cuda_gets_its_operators(device):
+    """Registered as for the library of CUDA, in a process of its own."""
+    script = (
+        "import torch\n"
+        "from serve import native\n"
+        "from serve.lane.executors import kernels\n"
+        "from serve.lane.cuda.graph_kernels import OPERATORS\n"
+        f"native.use_device_operators({str(SIMT)!r})\n"
+        f"native.use_device_operators({str(SIMT)!r})\n"
+        "for name in OPERATORS:\n"
+        "    has = torch._C._dispatch_has_kernel_for_dispatch_key\n"
+        "    assert has(f'gnnserve::{name}', 'CUDA'), name\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=600)
