@@ -270,6 +270,44 @@ def test_folders_of_others_are_known(tmp_path):
         hub_source(tmp_path)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("option", "files", "arguments"),
+    [
+        # PyGModelHubMixin.save_pretrained writes the plain arguments of the model beside it.
+        ("--hub", {"model.pth": "pool.pt", "config.json": '{"in_channels": 6, "hidden": 5}'}, ()),
+        ("--mlflow", {"state_dict.pth": "pool.pt", "MLmodel": "flavors: {}"}, ("hidden=5",)),
+    ],
+)
+def test_folders_of_others_are_imported_and_run(
+    trained, tmp_path, monkeypatch, capfd, option, files, arguments
+):
+    folder, repository = tmp_path / "saved", tmp_path / "models"
+    folder.mkdir()
+    for name, content in files.items():
+        source = trained / content
+        made = source.read_bytes() if source.is_file() else content.encode()
+        (folder / name).write_bytes(made)
+    given = [part for argument in arguments for part in ("--args", argument)]
+    command = "import", "--name", "pool", "--factory", "net.py:Pool", option, str(folder), *given
+    assert gnnserve(monkeypatch, trained, *command, "--repository", str(repository)) == 0
+    compile(capfd.readouterr().out, "snippet", "exec")
+    assert find(repository, "pool").args["hidden"] == 5
+
+
+@pytest.mark.slow
+def test_a_module_that_mlflow_pickled_is_refused_and_not_run(trained, tmp_path, monkeypatch, capfd):
+    folder = tmp_path / "saved"
+    (folder / "data").mkdir(parents=True)
+    (folder / "data" / "model.pth").write_bytes((trained / "harmful.pt").read_bytes())
+    command = "import", "--name", "pool", "--factory", "net.py:Pool", "--mlflow", str(folder)
+    repository = tmp_path / "models"
+    assert gnnserve(monkeypatch, trained, *command, "--repository", str(repository)) == 2
+    assert "it holds 'posix.system'" in re.sub(r"\s+", " ", capfd.readouterr().err)
+    assert not (trained / "ran").exists()
+    assert list(repository.iterdir()) == []
+
+
 # -- init -----------------------------------------------------------------------------------------
 
 
