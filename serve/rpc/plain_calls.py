@@ -44,11 +44,12 @@ class PlainCalls:
         a refusal gets its row in the report.
         """
         entry = self.plain.entry(request.token)
-        if entry is None or MODELS in request.parameters:
+        given = request.parameters
+        if entry is None or MODELS in given:
             return None
         name, version, client_id = entry.spec.name, request.version, request.client_id
         try:
-            parameters = decode_parameters(request.parameters, remaining_s, caller)
+            parameters = decode_parameters(given, remaining_s, caller)
             if parameters.graph is not None:
                 return None
             call = InferCall(
