@@ -85,6 +85,7 @@ def stages(quick: Collection[str] = (), *, dry: bool = False) -> list[Stage]:
     more = [
         stage("bench.gpu.concurrency", 240, 60),
         stage("bench.gpu.kernels", 150, 40, _ENGINE),
+        stage("bench.gpu.launching", 20, 10, _ENGINE),
         stage("bench.gpu.gather", 130, 30),
         serving("pressure", 40, 25),
         stage("bench.gpu.figures", 400, 180, _ENGINE, "serving_figures"),

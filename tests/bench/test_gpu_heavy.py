@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from bench.gpu import launching
 from bench.gpu.engines import Bench
 from bench.gpu.kit import Result
+from serve.lane.cuda.graph_kernels import simulated_kernels
 from serve.native_cuda import library_path
 from serve.server.api import Tensor
 from tests.gpu import heavy, unions
@@ -101,6 +103,17 @@ def test_a_heavy_row_that_is_wrong_is_seen(result, tmp_path, monkeypatch, wrong)
     rows = failed(result, tmp_path)
     assert bool(rows) == bool(wrong)
     assert all("wide within" in row for row in rows)
+
+
+def test_what_launching_takes_is_told_of_every_operator(result, tmp_path):
+    try:
+        launching.body(result, argparse.Namespace(dry=True, quick=True))
+    finally:
+        if simt := library_path("libgnnserve_simt.so"):
+            simulated_kernels(str(simt))
+    told = json.loads((tmp_path / "result.json").read_text())["host_us"]
+    assert {"csr", "normalise", "aggregate", "head_dots", "attend"} < set(told)
+    assert all(0 < row["min"] <= row["median"] for row in told.values())
 
 
 class Engine:

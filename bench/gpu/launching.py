@@ -1,0 +1,108 @@
+"""Measure what launching takes of the host: our operators, one of torch's, and a whole run.
+
+    python -m bench.gpu.launching [--quick] [--dry]
+
+It is the processor time of the thread that launches, and of nothing that waits for the device: that
+is waited for between rounds. The run is a GCN of 8 × 256 on `csr`, whose operators are also told
+together. With `--dry` launches do nothing: a library of empty functions, which `cc` compiles,
+stands in for CUDA's. Needs the extension, msgspec and safetensors.
+"""
+
+import argparse
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.gpu.kit import MODELS, Result, Rig, graph, run, spread
+from bench.kit.architectures import wrap
+from serve.lane.cuda.graph_kernels import OPERATORS, graph_kernels, simulated_kernels
+from serve.lane.executors import with_executor
+
+WIDTH, LAYERS, HEADS = 256, 8, 4
+NODES, EDGES = 100, 1_000
+CALLS, ROUNDS = 50, 40
+
+
+def body(result: Result, arguments: argparse.Namespace) -> None:
+    rig = Rig.open(8 << 30, dry=arguments.dry)
+    rig.use_kernels()
+    rounds = 5 if arguments.quick or arguments.dry else ROUNDS
+    operators = idle_kernels() if rig.dry else graph_kernels()
+    inputs = {key: value.to(rig.device) for key, value in graph(NODES, EDGES, WIDTH).items()}
+    loaded, _ = wrap(MODELS["gcn"](WIDTH, WIDTH, hidden_channels=WIDTH, num_layers=LAYERS),
+                     "gcn", ("x", "edge_index"), WIDTH)  # fmt: skip
+    loaded.module.to(rig.device)
+    csr = with_executor(loaded, "csr")
+    rig.synchronize()
+    ways = calls(operators, inputs) | {"torch's relu": partial(torch.relu, inputs["x"])}
+    if not rig.dry:  # there the processor would compute it
+        ways["the whole run"] = partial(csr.run, inputs)
+    with torch.inference_mode():
+        found = {name: host_us(rig, work, rounds) for name, work in ways.items()}
+    result.put("host_us", {name: spread(times, 2) for name, times in found.items()})
+
+
+def idle_kernels() -> dict[str, Any]:
+    """Return operators whose launches do nothing."""
+    functions = "".join(f"int gnnserve_graph_{name}(void) {{ return 0; }}\n" for name in OPERATORS)
+    with tempfile.TemporaryDirectory() as folder:
+        source, library = Path(folder) / "idle.c", Path(folder) / "libidle.so"
+        source.write_text(functions + "long gnnserve_graph_csr_scratch(long e) { return e; }\n")
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True, timeout=120)
+        return simulated_kernels(str(library))
+
+
+def calls(
+    operators: Mapping[str, Any], inputs: Mapping[str, torch.Tensor]
+) -> dict[str, Callable[[], object]]:
+    """Return a call of each operator, and all those of a run."""
+    x, edges = inputs["x"], inputs["edge_index"]
+    bias, att = x[0].clone(), x[1].clone()
+    sort = partial(operators["csr"], edges, NODES, True, False)
+    made = sort()
+    normalise = partial(operators["normalise"], made, NODES, False, None)
+    weight = normalise()
+    aggregate = partial(operators["aggregate"], made, x, weight, 0, None, 1.0, bias, True)
+    scores = operators["head_dots"](x, att, HEADS)
+
+    def of_a_run() -> None:
+        sort()
+        normalise()
+        for _ in range(LAYERS):
+            aggregate()
+
+    return {
+        "csr": sort,
+        "normalise": normalise,
+        "aggregate": aggregate,
+        "head_dots": partial(operators["head_dots"], x, att, HEADS),
+        "attend": partial(
+            operators["attend"], made, False, True, 0, scores, scores, x, HEADS, 0.2, False,
+            None, None, None, bias,
+        ),
+        "all operators of a run": of_a_run,
+    }  # fmt: skip
+
+
+def host_us(rig: Rig, work: Callable[[], object], rounds: int) -> list[float]:
+    """Return microseconds of this thread for a call, one number a round."""
+    found = []
+    for number in range(rounds + 1):
+        started_ns = time.thread_time_ns()
+        for _ in range(CALLS):
+            work()
+        took_ns = time.thread_time_ns() - started_ns
+        rig.synchronize()
+        if number:  # the first one is a warm-up
+            found.append(took_ns / CALLS / 1e3)
+    return found
+
+
+if __name__ == "__main__":
+    run("launching", __doc__, body)
