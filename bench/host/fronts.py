@@ -9,10 +9,9 @@ median over the rounds of a round's ratio.
 """
 
 import argparse
-import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,7 +19,7 @@ from typing import Any
 from bench.kit.live_setup import OURS, Traces, live_server
 from bench.kit.measure import percentiles
 from bench.kit.open_loop import LoadProcess, load_process
-from bench.kit.processes import processor_ns
+from bench.kit.processes import handovers, processor_ns
 from bench.kit.script import Script, Table
 from bench.kit.servers import ServerProcess
 
@@ -37,16 +36,6 @@ SCRIPT = Script(
         })
     ],
 )  # fmt: skip
-
-
-def handovers(pid: int) -> int:
-    """Return how often threads of the process gave up their core to wait."""
-    waits = 0
-    for thread in Path(f"/proc/{pid}/task").iterdir():
-        with suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
-            text = (thread / "status").read_text()
-            waits += int(text.rpartition("\nvoluntary_ctxt_switches:")[2].split()[0])
-    return waits
 
 
 def run(load: LoadProcess, server: ServerProcess, trace: Path) -> dict[str, Any]:
@@ -66,7 +55,7 @@ def rounds(
     options: argparse.Namespace, folder: Path, load: LoadProcess
 ) -> Iterator[tuple[float, list[dict[str, Any]]]]:
     """Yield ρ, and a run behind each front."""
-    traces = Traces(folder, "mix", options.requests, len(os.sched_getaffinity(0)))
+    traces = Traces(folder, "mix", options.requests)
     with ExitStack() as stack:
         servers = []
         for front in FRONTS:

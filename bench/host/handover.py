@@ -15,10 +15,8 @@ process's threads. What `there` holds beyond it is work: the packet, the wake-up
 """
 
 import argparse
-import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -27,7 +25,7 @@ from bench.kit.live_setup import OURS, Traces, live_server
 from bench.kit.measure import percentiles
 from bench.kit.open_loop import LoadProcess, load_process
 from bench.kit.priorities import set_priorities
-from bench.kit.processes import descendants
+from bench.kit.processes import descendants, waited_ns
 from bench.kit.script import Script, Table
 from bench.kit.servers import ServerProcess
 from bench.kit.solo import records
@@ -70,15 +68,6 @@ def run(load: LoadProcess, server: ServerProcess, trace: Path) -> dict[str, Any]
     }
 
 
-def waited_ns(pid: int) -> int:
-    """Return how long the threads of the process were ready to run and had no processor."""
-    waiting_ns = 0
-    for thread in Path(f"/proc/{pid}/task").iterdir():
-        with suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
-            waiting_ns += int((thread / "schedstat").read_text().split()[1])
-    return waiting_ns
-
-
 def told(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the ways there and back in µs of requests that ran by themselves, once."""
     plain = [row for row in rows if row["attempt"] == row["merged"] == 1 and row["start_ns"]]
@@ -97,7 +86,7 @@ def told(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def runs(options: argparse.Namespace, folder: Path, load: LoadProcess) -> Iterator[dict[str, Any]]:
     """Yield each run with its ways; the nicenesses and priorities take turns."""
-    traces = Traces(folder, "mix", options.requests, len(os.sched_getaffinity(0)))
+    traces = Traces(folder, "mix", options.requests)
     with live_server(folder / "first", OURS) as server:
         traces.measure(server, [0])
     ways = [*product(options.nicenesses, options.priorities)] * options.rounds

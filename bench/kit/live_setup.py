@@ -1,5 +1,6 @@
 """Servers by system, and traces with targets, for live benches."""
 
+import os
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -79,12 +80,15 @@ class Traces:
         folder: Path,
         workload: str,
         count: int,
-        cores: int,
         pool: PoolSpec | None = None,
         tasks: Callable[[int], tuple[WorkloadTask, ...]] | None = None,
+        *,
+        cores: int | None = None,
     ) -> None:
+        """`cores` are those of this machine by default."""
         self.pool, self.count = GraphPool(pool or PoolSpec()), count
-        self._folder, self._workload, self._cores = folder, workload, cores
+        self._folder, self._workload = folder, workload
+        self.cores = cores or len(os.sched_getaffinity(0))
         #: The tasks that are repeated, by seed.
         self.tasks = tasks or partial(workload_tasks, workload, self.pool.refs)
         self.solo: dict[WorkloadTask, Solo] = {}
@@ -106,7 +110,7 @@ class Traces:
 
     def rate_hz(self, rho: float, seed: int) -> float:
         """Return the rate of arrivals at load ρ."""
-        return rate_for_rho(rho, self.mean_solo_s(seed), self._cores)
+        return rate_for_rho(rho, self.mean_solo_s(seed), self.cores)
 
     def make(self, rho: float, seed: int, count: int | None = None) -> tuple[Trace, Path]:
         """Return the trace, and the file where it is saved."""
@@ -116,7 +120,7 @@ class Traces:
             rate_hz=self.rate_hz(rho, seed),
             rho=rho,
             mean_solo_s=self.mean_solo_s(seed),
-            lanes=self._cores,
+            lanes=self.cores,
             pool=self.pool.spec,
             sources=self.pool.sources,
         )

@@ -1,6 +1,7 @@
 """Processes of a server seen from outside: its database, what runs below it, processor time."""
 
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -44,8 +45,24 @@ def _command(pid: int) -> str:
 
 def processor_ns(pid: int) -> int:
     """Return the time that the threads of the process have had on processors."""
-    used_ns = 0
+    return _over_threads(pid, "schedstat", lambda text: text.split()[0])
+
+
+def waited_ns(pid: int) -> int:
+    """Return how long the threads of the process were ready to run and had no processor."""
+    return _over_threads(pid, "schedstat", lambda text: text.split()[1])
+
+
+def handovers(pid: int) -> int:
+    """Return how often threads of the process gave up their core to wait."""
+    mark = "\nvoluntary_ctxt_switches:"
+    return _over_threads(pid, "status", lambda text: text.rpartition(mark)[2].split()[0])
+
+
+def _over_threads(pid: int, file: str, find: Callable[[str], str]) -> int:
+    """Return the sum of what `find` finds in that file of each thread of the process."""
+    total = 0
     for thread in Path(f"/proc/{pid}/task").iterdir():
         with suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
-            used_ns += int((thread / "schedstat").read_text().split()[0])
-    return used_ns
+            total += int(find((thread / file).read_text()))
+    return total

@@ -17,7 +17,6 @@ what misses the same targets where nothing runs: the native front alone, by the 
 """
 
 import argparse
-import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -121,8 +120,7 @@ class LiveBench:
 
     def __init__(self, client: Undisturbed, folder: Path, options: argparse.Namespace) -> None:
         self._client, self._folder, self._options = client, folder, options
-        self._cores = len(os.sched_getaffinity(0))
-        self.traces = Traces(folder, options.workload, options.requests, self._cores)
+        self.traces = Traces(folder, options.workload, options.requests)
         with live_server(folder / "first", OURS, options.executor) as server:
             self.traces.measure(server, range(options.seeds))
 
@@ -144,7 +142,7 @@ class LiveBench:
 
     def _server_us(self, run: LoadRun, used: dict[str, float]) -> float:
         """Return the processor time of the server's main process for a request."""
-        return 1e6 * used["cores_server"] * run.elapsed_s * self._cores / len(run.seen)
+        return 1e6 * used["cores_server"] * run.elapsed_s * self.traces.cores / len(run.seen)
 
     def serve(self, system: str, seed: int) -> Iterator[dict[str, Any]]:
         """Yield a row for each load."""

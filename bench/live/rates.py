@@ -17,7 +17,6 @@ node.
 
 import argparse
 import math
-import os
 import statistics
 import tempfile
 from collections.abc import Mapping
@@ -92,15 +91,14 @@ class Search:
 
 def traces_of(options: argparse.Namespace, folder: Path) -> Traces:
     """Return the workload's traces."""
-    cores = len(os.sched_getaffinity(0))
     if options.workload != SMALL:
-        return Traces(folder, options.workload, options.requests, cores)
+        return Traces(folder, options.workload, options.requests)
     nodes = options.nodes
     graphs = [GraphRef(RANDOM, index, nodes, EDGES_PER_NODE * nodes) for index in range(GRAPHS)]
     tasks = tuple(WorkloadTask(MODEL, graph) for graph in graphs)
     # No datasets: graphs are generated one by one.
     pool = PoolSpec(datasets=())
-    return Traces(folder, MODEL, options.requests, cores, pool, lambda _seed: tasks)
+    return Traces(folder, MODEL, options.requests, pool, lambda _seed: tasks)
 
 
 def closed(
@@ -201,7 +199,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "workload": options.workload,
         "graphs": traces.pool.sources,
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": traces.cores,
         "solo_ms": traces.solo_ms,
         "closed": found,
         "rows": rows,

@@ -18,7 +18,6 @@ nothing behind such a front could save. A run that other programs disturbed is r
 """
 
 import argparse
-import os
 import statistics
 import tempfile
 import time
@@ -181,8 +180,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name, load_process() as process:
         client = Undisturbed(process, tries=options.tries)
-        folder, cores = Path(name), len(os.sched_getaffinity(0))
-        traces = Traces(folder, "mix", options.requests, cores, POOL)
+        folder = Path(name)
+        traces = Traces(folder, "mix", options.requests, POOL)
         traces.solo = stock_solo([t for seed in range(options.seeds) for t in traces.tasks(seed)])
         (message,) = messages_of(traces.tasks(0)[:1], POOL)
         probe = message, decode_response(StockModels().answer(message)).outputs["output"].copy()

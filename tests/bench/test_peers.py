@@ -24,7 +24,7 @@ MS = 1_000_000
 
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory):
-    found = Traces(tmp_path_factory.mktemp("traces"), "mix", 12, cores=2, pool=POOL)
+    found = Traces(tmp_path_factory.mktemp("traces"), "mix", 12, POOL, cores=2)
     found.solo = {task: Solo(MS, MS, MS, 0, 0) for task in found.tasks(0)}
     return found
 

@@ -13,6 +13,7 @@ BENCH = ROOT / "bench"
 CALLED = {
     "bench.kit.live_server",
     "bench.kit.echoes",
+    "bench.models.forward_process",
     "bench.__main__",
     "bench.pages.__main__",
     "bench.peers.__main__",
