@@ -2,7 +2,7 @@
 
     python -m bench.models.gallery_accuracy [--quick] [--names rgcn,hgt] [--executors eager,csr]
 
-Each model of the gallery is measured as at load, then estimated and run on 120 requests whose
+Each model of the gallery is measured as at load, then estimated and run on 200 requests whose
 counts vary each by itself (`bench.kit.random_requests`), in a process with a lane's allocator and
 meter. Memory: estimate ÷ measured − 1 of the peak of inputs and tensors, and what a run needed,
 with what kernels took besides and the answer, ÷ what would be reserved for it. The estimate is the
@@ -38,7 +38,7 @@ LARGE_BYTES = 1_000_000
 ROUNDS = 4
 SCRIPT = Script(
     "gallery_accuracy",
-    full={"names": tuple(gallery.GALLERY), "executors": ("eager", "csr"), "requests": 120,
+    full={"names": tuple(gallery.GALLERY), "executors": ("eager", "csr"), "requests": 200,
           "budget": 3.0},
     quick={"names": ("rgcn", "links"), "executors": ("csr",), "requests": 6, "budget": 0.2},
     tables=[
