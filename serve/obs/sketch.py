@@ -10,22 +10,27 @@ from serve.quantiles import quantile
 #: Most values that are kept as they are.
 EXACT = 20_000
 #: Ratio of a bin's two edges.
-_GROWTH = 1.005
-_LOG_GROWTH = math.log(_GROWTH)
-#: Bins hold values from 1e-12 to 1e12; smaller ones count as 0.
-_FIRST = math.floor(math.log(1e-12) / _LOG_GROWTH)
-_BINS = 2 * -_FIRST + 1
+GROWTH = 1.005
+#: Ratio for values near 1 whose distance from 1 matters: that is then within 1 % from 0.025 on.
+FINE_GROWTH = 1.0005
+#: Bins hold values from this one to its inverse; smaller ones count as 0.
+_LEAST = 1e-12
 
 
 class Sketch:
     """Collects values that are not negative and tells their quantiles.
 
-    They are exact for up to `EXACT` values, and beyond that within 0.25 % of the value at the rank:
-    the bins grow geometrically, as in DDSketch (Masson, Rim and Lee 2019).
+    They are exact for up to `EXACT` values, and beyond that within half of the bins' growth of the
+    value at the rank, by default 0.25 %: the bins grow geometrically, as in DDSketch (Masson, Rim
+    and Lee 2019).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, growth: float = GROWTH) -> None:
+        """Use bins whose edges have the ratio `growth`."""
         self.count = 0
+        self._log_growth = math.log(growth)
+        self._first = math.floor(math.log(_LEAST) / self._log_growth)
+        self._bins = 2 * -self._first + 1
         self._sum = 0.0
         self._exact: list[Column] = []
         #: Counts of zeros, then of each bin; None while values are exact.
@@ -41,11 +46,11 @@ class Sketch:
         self.count += len(values)
         self._sum += float(values.sum())
         if self._counts is not None:
-            self._counts += _binned(values)
+            self._counts += self._binned(values)
             return
         self._exact.append(values)
         if self.count > EXACT:
-            self._counts = _binned(np.concatenate(self._exact))
+            self._counts = self._binned(np.concatenate(self._exact))
             self._exact = []
 
     def quantiles(self, shares: tuple[float, ...]) -> tuple[float, ...]:
@@ -60,18 +65,18 @@ class Sketch:
         """Return the value at a rank, interpolated between the nearest whole ones."""
         below = math.floor(rank)
         low, high = (
-            _middle(int(np.searchsorted(upto, whole, side="right")))
+            self._middle(int(np.searchsorted(upto, whole, side="right")))
             for whole in (below, min(below + 1, self.count - 1))
         )
         return low + (high - low) * (rank - below)
 
+    def _binned(self, values: Column) -> Column:
+        some = np.maximum(values, _LEAST / 10)
+        bins = np.floor(np.log(some) / self._log_growth).astype(np.int64) - self._first + 1
+        return np.bincount(np.clip(bins, 0, self._bins), minlength=self._bins + 1)
 
-def _binned(values: Column) -> Column:
-    some = np.maximum(values, 1e-13)
-    bins = np.floor(np.log(some) / _LOG_GROWTH).astype(np.int64) - _FIRST + 1
-    return np.bincount(np.clip(bins, 0, _BINS), minlength=_BINS + 1)
-
-
-def _middle(position: int) -> float:
-    """Return the value that stands for a bin: the geometric middle of its edges."""
-    return math.exp((position - 1 + _FIRST + 0.5) * _LOG_GROWTH) if position else 0.0
+    def _middle(self, position: int) -> float:
+        """Return the value that stands for a bin: the geometric middle of its edges."""
+        if not position:
+            return 0.0
+        return math.exp((position - 1 + self._first + 0.5) * self._log_growth)

@@ -8,7 +8,7 @@ import numpy as np
 from serve.core.rules.cause import CAUSES
 from serve.obs.frame import STAGES, Column, Frame, codes_of, ratio
 from serve.obs.intervals import Intervals
-from serve.obs.sketch import Sketch
+from serve.obs.sketch import FINE_GROWTH, Sketch
 from serve.obs.sweeps import END_NS, ConcurrentPeak
 from serve.obs.thinning import Thinning
 
@@ -134,7 +134,7 @@ class MemoryTotals:
     def __init__(self) -> None:
         #: Runs whose peak was measured; those above their reservation; those above the estimate.
         self.measured = self.underestimates = self.estimate_exceeded = 0
-        self.reserved_over_measured = Sketch()
+        self.reserved_over_measured = Sketch(FINE_GROWTH)
         self.reserved_peak, self.measured_peak = ConcurrentPeak(), ConcurrentPeak()
         #: Measured ÷ reserved: counts between EXCESS_EDGES, those beyond in the outermost.
         self.excess_counts = np.zeros(len(EXCESS_EDGES) - 1, np.int64)
