@@ -37,6 +37,8 @@ CLIENTS = 2
 LANES = 2
 #: Time between two faults.
 PAUSE_S = 1.0
+#: Requests that a server sends itself at its start for each model: counted, and in no report.
+OWN_CALLS = 15
 #: Longest time for what was refused, held or lost to be over at the end.
 CALM_S = 2 * PATIENCE_S
 
@@ -269,6 +271,7 @@ def run(folder: Path, options: argparse.Namespace) -> int:
             disturb(lives, options, busy)
         end = calm(lives)
         lives.end("stopped")
+    end["own calls"] = OWN_CALLS * len(list(world.repository.glob("*/*/weights.safetensors")))
     end["processes left"] = len(lives.left)
     end["shared memory left"] = len(list(Path("/dev/shm").glob(f"{world.region_name}*")))
     end["files left"] = sum(len(files) for _, _, files in os.walk(scratch))

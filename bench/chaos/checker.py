@@ -397,9 +397,10 @@ def _rows_and_messages(record: Record) -> Finding:
     # Streams with credentials pass the native front, which does not count their messages.
     since = record.lives[-2].ended if len(record.lives) > 1 else 0
     streamed = sum(asked.streamed and end.at >= since for _, asked, end in record.pairs)
+    least, most = messages - record.end["own calls"], messages + streamed
     return Finding(
-        "rows with lost ones", f"{messages:,.0f} messages, and at most {streamed:,} of streams",
-        f"{told:,}", messages <= told <= messages + streamed,
+        "rows with lost ones", f"{messages:,.0f} messages, less the server's own, and those of "
+        f"streams: {least:,.0f} to {most:,.0f}", f"{told:,}", least <= told <= most,
     )  # fmt: skip
 
 

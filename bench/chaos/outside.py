@@ -110,7 +110,8 @@ def calls(metrics: dict[str, float]) -> float | None:
     if not metrics:
         return None
     ways = [f'gnnserve_front_calls_total{{way="{way}"}}' for way in ("plain", "message")]
-    reasons = ("unread", "malformed", "no_message", "no_thread", "message_size", "receiving_bytes")
+    # Those of messages that were taken whole, as `malformed` and `no_thread`, are counted already.
+    reasons = ("unread", "no_message", "message_size", "receiving_bytes")
     ways += [f'gnnserve_transport_refused_total{{reason="{reason}"}}' for reason in reasons]
     return sum(metrics.get(name, 0.0) for name in ways)
 

@@ -45,7 +45,7 @@ class Written:
             for n in range(60, 100)
         ]  # fmt: skip
         self.end = {
-            "calls": 0, "lanes": 2, "lanes_up": 2, "reserved_bytes": 0, "waiting": 0,
+            "calls": 0, "own calls": 0, "lanes": 2, "lanes_up": 2, "reserved_bytes": 0, "waiting": 0,
             "processes left": 0, "shared memory left": 0, "files left": 0, "tracebacks": [],
             "journal": "", "alone": True,
         }  # fmt: skip
@@ -373,6 +373,14 @@ def test_lost_rows_that_are_told_count(record):
     record.faults.append(record.fault("disk full", 69, 70))
     record.rows.pop(record.row_of("plain"))
     record.lost[2] = 1
+    assert record.refused() == []
+
+
+def test_the_servers_own_calls_and_those_of_streams_have_room(record):
+    record.end["calls"] += 15
+    assert record.refused() == ["rows with lost ones"]
+    (record.folder / "report.db").unlink()
+    record.end["own calls"] = 15
     assert record.refused() == []
 
 
