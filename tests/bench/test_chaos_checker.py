@@ -36,7 +36,7 @@ class Written:
         self.lives = [
             {"ready": a * S, "ended": b * S, "how": how, "code": code} for a, b, how, code in LIVES
         ]
-        self.faults = [self.fault("graph updated", 62, 63, "version 2")]
+        self.faults = [self.fault("graph updated", 66, 67, "version 2")]
         self.samples = [
             {
                 "at": n * S, "pid": 7, "calls": 1000.0 * n, "rss_bytes": 10**8, "fds": 40,
@@ -45,7 +45,8 @@ class Written:
             for n in range(60, 100)
         ]  # fmt: skip
         self.end = {
-            "calls": 0, "own calls": 0, "lanes": 2, "lanes_up": 2, "reserved_bytes": 0, "waiting": 0,
+            "calls": 0, "own calls": 0, "lanes": 2, "lanes_up": 2, "reserved_bytes": 0,
+            "waiting": 0,
             "processes left": 0, "shared memory left": 0, "files left": 0, "tracebacks": [],
             "journal": "", "alone": True,
         }  # fmt: skip
