@@ -34,6 +34,7 @@ def task(
     priority: int = 0,
     model: str = "gcn:1",
     tenant: str = "",
+    domain: str = "",
 ) -> Task:
     """A task whose solo time is `run_ns` + `prepare_ns` and whose target is twice that."""
     solo_ns = run_ns + prepare_ns
@@ -55,6 +56,7 @@ def task(
             priority=priority,
         ),
         tenant=tenant,
+        domain=domain,
     )
 
 

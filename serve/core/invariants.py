@@ -46,6 +46,15 @@ def _lanes(scheduler: Scheduler) -> None:
         board.idle | board.busy.keys() <= set(scheduler.params.device.lane_ids),
         "only known lanes are up",
     )
+    own = {lane: name for name, lanes in scheduler.params.device.own_lanes for lane in lanes}
+    _require(
+        all(
+            record.task.domain == own.get(lane_id, "")
+            for lane_id, run in board.busy.items()
+            for record in run.members
+        ),
+        "a lane runs tasks of its domain alone",
+    )
     recycling = scheduler.parts.recycling
     left = recycling.over & board.idle
     _require(not left or recycling.busy, "an idle lane that holds too much is started anew")

@@ -62,7 +62,7 @@ class Launcher:
             or tasks.pending
             or self._window.open
             or self._planner.stale
-            or not board.idle
+            or not board.idle_for(task)
             or executing >= board.max_slots
             or executing != len(board.busy)
             or board.ledger.need_bytes(task) > board.ledger.available_bytes

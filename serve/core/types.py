@@ -108,6 +108,8 @@ class Task(msgspec.Struct, frozen=True):
     block: InputBlock | None = None
     #: What its model counts, where that is more than nodes and edges; of nodes first.
     counts: tuple[int, ...] = ()
+    #: Trust domain of its model, which has lanes of its own; empty for the lanes that others share.
+    domain: str = ""
 
     def __post_init__(self) -> None:
         if self.block is not None and self.block.size_bytes > self.estimate.reserve_bytes:

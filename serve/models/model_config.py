@@ -48,6 +48,9 @@ class ModelSection(Section, frozen=True):
     num_features: Dimension | None = None
     #: NaN and infinity in outputs: `count` such answers, send `finite` ones only, or look for none.
     check_output: CheckOutput = "count"
+    #: Whom the model shares its processes with: `shared`, all others that say so; `model`, nobody;
+    #: another name, those that say the same.
+    isolation: Annotated[str, Meta(pattern=r"^[\w.-]{1,64}$")] = "shared"
     #: One line for people.
     description: str = ""
 

@@ -60,6 +60,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     num_features: int | None = None
     #: As in config.toml: `count`, `finite` or `off`.
     check_output: str = "count"
+    #: As in config.toml: `shared`, `model`, or a name.
+    isolation: str = "shared"
     description: str = ""
     #: As in config.toml; None to derive them from the model's receptive field.
     fanouts: tuple[int, ...] | dict[str, tuple[int, ...]] | Literal["all"] | None = None
@@ -85,6 +87,13 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         """The factory's file in the model's folder; None when it is in an installed package."""
         file, _, _ = self.factory.partition(":")
         return Path(self.folder) / file if file.startswith("./") else None
+
+    @property
+    def domain(self) -> str:
+        """Trust domain, whose lanes run no other's models; empty for that of `shared` models."""
+        if self.isolation == "shared":
+            return ""
+        return f"model {self.name}" if self.isolation == "model" else f"domain {self.isolation}"
 
     @property
     def key(self) -> str:
@@ -154,6 +163,19 @@ def is_version(text: str) -> bool:
 def version_order(version: str) -> tuple[int, str]:
     """Return the key that sorts names of versions by their numbers; the empty name comes first."""
     return len(version), version
+
+
+def trust_domains(root: Path) -> tuple[str, ...]:
+    """Return the trust domains of the models under `root`, sorted, without that of `shared` ones.
+
+    Returns none when `root` is not a folder.
+    """
+    try:
+        found = scan(root)
+    except ConfigError:
+        return ()
+    domains = {one.domain for one in found if isinstance(one, ModelSpec)}
+    return tuple(sorted(domains - {""}))
 
 
 def content_hash(spec: ModelSpec) -> str:
@@ -264,6 +286,7 @@ def _read_version(folder: Path, version: int, config: ModelConfig) -> ModelSpec 
             weights_bytes=weights.stat().st_size,
             num_features=model.num_features,
             check_output=model.check_output,
+            isolation=model.isolation,
             description=model.description,
             fanouts=config.sampling.fanouts,
         )

@@ -189,6 +189,7 @@ class Intake:
             qos=QoS(Nanos(target_ns), timeout_ns, call.priority),
             tenant=call.tenant,
             counts=size.counts,
+            domain=entry.spec.domain,
         )
         request_uid = f"{self._boot_id}-{task.task_id}"
         inputs.take_uid(request_uid)

@@ -180,6 +180,7 @@ class ModelRollout:
         old = self._catalogue.version(spec.name, spec.version)
         if old is not None and old.digest == content_hash(spec):
             return
+        self._require_lanes(spec)
         self._take_room(spec)
         try:
             copied = self.lane_models.copy_files(spec)
@@ -198,6 +199,14 @@ class ModelRollout:
         _log.info("model %s: serving version %d", spec.name, spec.version)
         if warning := calibration.warning:
             _log.warning("model %s: %s", spec.key, warning)
+
+    def _require_lanes(self, spec: ModelSpec) -> None:
+        """Raise NotReady unless there are lanes of the model's trust domain."""
+        if spec.domain not in self._pool.domains.values():
+            raise NotReady(
+                f"model {spec.key}: isolation = '{spec.isolation}': there are no lanes for it; a"
+                " server makes them when it starts, on processors only"
+            )
 
     def _take_room(self, spec: ModelSpec) -> None:
         """Reserve the memory of the version's weights; raises NotReady when it is not there."""

@@ -3,6 +3,7 @@
 On one device and on several; each of those with one or all of its lanes in a process.
 """
 
+import dataclasses
 from itertools import cycle
 
 from hypothesis import settings
@@ -25,6 +26,7 @@ from serve.core.types import (
     Failed,
     FailReason,
     InputBlock,
+    LaneId,
     Rejected,
     RejectReason,
     TaskId,
@@ -54,6 +56,7 @@ class History(RuleBasedStateMachine):
         devices=st.sampled_from([1, 1, 2, 3]),
         slowdown=st.sampled_from(SLOWDOWNS),
         lane_limit=st.sampled_from([None, 10]),
+        own=st.booleans(),
     )
     def start(
         self,
@@ -68,29 +71,37 @@ class History(RuleBasedStateMachine):
         devices,
         slowdown,
         lane_limit,
+        own,
     ):
-        self.world = World(
-            params(
-                policy=policy,
-                discipline=discipline,
-                window=window,
-                window_ns=2 * MS,
-                budget=BUDGET,
-                lanes=LANES,
-                parallelism=parallelism,
-                can_suspend=can_suspend,
-                slowdown=slowdown,
-                devices=devices,
-                lane_limit=lane_limit,
-                max_queue=12,
-                prepare_ahead=prepare_ahead,
-                horizon=horizon,
-                bypass_limit=2,
-                patience=3,
-                unions=None if saved_ns is None else unions_saving(saved_ns),
-                most_merged=3,
-            )
+        found = params(
+            policy=policy,
+            discipline=discipline,
+            window=window,
+            window_ns=2 * MS,
+            budget=BUDGET,
+            lanes=LANES,
+            parallelism=parallelism,
+            can_suspend=can_suspend,
+            slowdown=slowdown,
+            devices=devices,
+            lane_limit=lane_limit,
+            max_queue=12,
+            prepare_ahead=prepare_ahead,
+            horizon=horizon,
+            bypass_limit=2,
+            patience=3,
+            unions=None if saved_ns is None else unions_saving(saved_ns),
+            most_merged=3,
         )
+        #: Models with a lane of their own.
+        self.domains = {}
+        if own and devices == 1:
+            self.domains = {"gat:1": "own"}
+            lanes = (("own", (LaneId(LANES - 1),)),)
+            found = dataclasses.replace(
+                found, device=dataclasses.replace(found.device, own_lanes=lanes)
+            )
+        self.world = World(found)
         self.lanes = set(self.world.device_of)
         for lane in sorted(self.lanes):
             self.world.lane_ready(lane)
@@ -127,6 +138,7 @@ class History(RuleBasedStateMachine):
                 priority=priority,
                 model=model,
                 tenant=tenant,
+                domain=self.domains.get(model, ""),
                 arrived_ns=world.now,
             )
             world.arrive(arriving, world.now if prepared else None)

@@ -215,6 +215,12 @@ def write_nonsense(x: Tensor) -> None:
             socket.socket(fileno=os.dup(fd)).send(b"\xc1 no packet")
 
 
+def replace_functions(x: Tensor) -> Tensor:
+    """What only lanes of its own keep from others."""
+    torch.nn.Linear.forward = lambda self, x: x.new_full((len(x), self.out_features), 7.0)  # type: ignore[method-assign]
+    return torch.zeros(len(x), 2)
+
+
 #: By number, from 1.
 DEEDS = (
     fork, daemonise, leave_a_program, become_another_program, stop_itself, end_itself_by_a_signal,
@@ -222,7 +228,7 @@ DEEDS = (
     change_the_process, take_signals, forget_modules, change_inputs, return_the_inputs,
     return_too_few_rows, return_nan, return_much, return_a_view_of_more, return_nothing, recurse,
     take_memory_of_torch, take_memory_of_python, take_descriptors, close_descriptors, print_much,
-    raise_exit, raise_interrupt, raise_a_long_text, write_nonsense,
+    raise_exit, raise_interrupt, raise_a_long_text, write_nonsense, replace_functions,
 )  # fmt: skip
 
 

@@ -36,7 +36,7 @@ class World:
         signature = SimpleNamespace(narrow_edges=False, accepts_empty=False, accepts_edgeless=False)
         entry = SimpleNamespace(
             key=f"m:{len(self.entries)}",
-            spec=SimpleNamespace(inputs=("x", "edge_index"), interface=None),
+            spec=SimpleNamespace(inputs=("x", "edge_index"), interface=None, domain=""),
             signature=signature,
             estimator=Estimator(counts_loops=False),
             retired=False,

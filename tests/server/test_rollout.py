@@ -39,6 +39,7 @@ class Lanes:
     refused: dict[int, str] = field(default_factory=dict)
     #: (weights, code) that each lane read last, by model and version.
     read: dict[tuple[int, str], tuple[bytes, bytes]] = field(default_factory=dict)
+    domains: dict[int, str] = field(default_factory=lambda: dict.fromkeys(range(LANES), ""))
     calibrators: object = field(default_factory=lambda: SimpleNamespace(interrupted=False))
 
     def send(self, lane_id, message):

@@ -27,8 +27,10 @@ class Barrier:
         if board.plan.groups and board.free_slots > 0:
             ledger = board.ledger
             for record in board.plan.groups[0].members:
-                if record.state is State.READY and (
-                    ledger.need_bytes(record.task) <= ledger.available_bytes
+                if (
+                    record.state is State.READY
+                    and ledger.need_bytes(record.task) <= ledger.available_bytes
+                    and board.idle_for(record.task)
                 ):
                     return LaunchMove(record)
         return WAIT

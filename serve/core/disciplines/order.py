@@ -38,6 +38,8 @@ def next_launch(
         for record in group.members:
             need_bytes = ledger.need_bytes(record.task)
             if record.state is _READY:
+                if not board.idle_for(record.task):
+                    continue  # it waits for a lane of its domain, which followers cannot take
                 if need_bytes <= available_bytes:
                     if co_runners is None or co_runners.admits(record):
                         return LaunchMove(record, tuple(bypassed))

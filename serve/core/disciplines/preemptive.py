@@ -46,7 +46,7 @@ class Preemptive:
         if isinstance(move, LaunchMove):
             joining = move.record
             if suspended and (
-                is_late(joining, now_ns) or (len(board.idle) == 1 and is_demoted(joining))
+                is_late(joining, now_ns) or (is_last_lane(joining, board) and is_demoted(joining))
             ):
                 joining = None
         if joining is None and suspended == 1 and open_slots > 0:
@@ -71,7 +71,7 @@ class Preemptive:
             return WAIT
         if isinstance(first, Run):
             return SuspendMove(victim, ResumeMove(first))
-        if len(board.idle) == 1 and (is_demoted(first) or can_wait(first, board, now_ns)):
+        if is_last_lane(first, board) and (is_demoted(first) or can_wait(first, board, now_ns)):
             return WAIT
         assert isinstance(move, LaunchMove)
         return SuspendMove(victim, move)
@@ -86,6 +86,11 @@ def is_late(record: Record, now_ns: Nanos) -> bool:
     """
     task = record.task
     return not record.promoted and now_ns + task.estimate.run_ns > task.run_due_ns
+
+
+def is_last_lane(record: Record, board: Board) -> bool:
+    """Return True when one idle lane is left that may run the record's task."""
+    return len(board.idle_for(record.task)) == 1
 
 
 def is_demoted(record: Record) -> bool:

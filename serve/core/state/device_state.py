@@ -4,7 +4,7 @@ Disciplines read a ``Board`` and propose one move at a time; only the scheduler 
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from operator import attrgetter
 
 from serve.core.params import DeviceFacts
@@ -14,12 +14,13 @@ from serve.core.state.ledger import Ledger
 from serve.core.state.ordered import Key
 from serve.core.state.plan import Plan
 from serve.core.state.record import Record, Run
-from serve.core.types import ZERO_NS, LaneId, Nanos, TaskEstimate
+from serve.core.types import ZERO_NS, LaneId, Nanos, Task, TaskEstimate
 from serve.errors import InvariantViolation
 
 #: How a task stands beside others, whatever the policy ranks.
 _FIRST, _AS_RANKED, _LAST = range(3)
 _by_key = attrgetter("key")
+_NO_LANES: frozenset[LaneId] = frozenset()
 
 
 class Board:
@@ -30,8 +31,10 @@ class Board:
         "_at_ns",
         "_by_executing",
         "_co_run_ns",
+        "_domain_of",
         "_full_slowdown",
         "_history",
+        "_idle_in",
         "_rank_task",
         "_slowdown_now",
         "_work_ns",
@@ -59,6 +62,11 @@ class Board:
         self.slowdown = device.slowdown
         #: Lanes that are up and hold nothing.
         self.idle: set[LaneId] = set()
+        #: The same by trust domain; without domains one and the same set.
+        self._domain_of = {lane: name for name, lanes in device.own_lanes for lane in lanes}
+        self._idle_in: dict[str, set[LaneId]] = {"": self.idle}
+        if self._domain_of:
+            self._idle_in = {"": set(), **{name: set() for name, _ in device.own_lanes}}
         #: What each busy lane holds, executing or suspended.
         self.busy: dict[LaneId, Run] = {}
         self.executing_count = 0
@@ -152,28 +160,42 @@ class Board:
             order += [holder for standing, _, holder in apart if standing == _LAST]
         return order
 
+    def idle_for(self, task: Task) -> Set[LaneId]:
+        """Return the lanes that hold nothing and may run the task."""
+        return self._idle_in.get(task.domain, _NO_LANES)
+
+    def _set_idle(self, lane_id: LaneId) -> None:
+        self.idle.add(lane_id)
+        if self._domain_of:
+            self._idle_in[self._domain_of.get(lane_id, "")].add(lane_id)
+
+    def _set_not_idle(self, lane_id: LaneId) -> None:
+        self.idle.discard(lane_id)
+        if self._domain_of:
+            self._idle_in[self._domain_of.get(lane_id, "")].discard(lane_id)
+
     def lane_up(self, lane_id: LaneId) -> None:
         """Count the lane, which was down, as able to take a run."""
-        self.idle.add(lane_id)
+        self._set_idle(lane_id)
         self._count_slots()
 
     def lane_down(self, lane_id: LaneId) -> None:
         """Count the lane, which holds nothing, as unable to take a run."""
-        self.idle.discard(lane_id)
+        self._set_not_idle(lane_id)
         self._count_slots()
 
     def _count_slots(self) -> None:
         self.slots = max(1, min(self.max_slots, self.lanes_up))
 
     def occupy(self, members: tuple[Record, ...], estimate: TaskEstimate, now_ns: Nanos) -> Run:
-        """Give the members an idle lane together, their memory, and a slot to execute in."""
-        lane_id = min(self.idle)
+        """Give the members an idle lane of their domain, their memory, and a slot to execute in."""
+        lane_id = min(self.idle_for(members[0].task))
         run_ns = estimate.run_ns
         task_id, reserve_bytes = members[0].task.task_id, estimate.reserve_bytes
         run = Run(task_id, members, lane_id, run_ns, reserve_bytes, now_ns, run_ns, False)
         # Tasks that share inputs run by themselves.
         self.ledger.reserve(task_id, reserve_bytes, members[0].task.block)
-        self.idle.remove(lane_id)
+        self._set_not_idle(lane_id)
         self.busy[lane_id] = run
         self._execute(run, now_ns)
         return run
@@ -195,7 +217,7 @@ class Board:
         self.ledger.give_back(run.task_id)
         if run.executing:
             self._rest(run, now_ns)
-        self.idle.add(run.lane_id)
+        self._set_idle(run.lane_id)
 
     def note(self, now_ns: Nanos) -> None:
         """Remember what is free from now on."""

@@ -68,6 +68,10 @@ class LaneModels:
         message = self._held.get(key)
         return None if message is None else message.spec
 
+    def _is_for(self, lane_id: LaneId, message: LoadModel) -> bool:
+        """Return True when the lane runs the models of that trust domain."""
+        return self._pool.domains[lane_id] == message.spec.domain
+
     def add(self, message: LoadModel) -> None:
         """Have lanes that come up from now on load the model; see `load` for those that are up."""
         self._held[message.key] = message
@@ -140,7 +144,8 @@ class LaneModels:
             wanted = tuple(
                 message
                 for key, message in tuple(self._held.items())
-                if key in self._loaded or self._successors is None
+                if (key in self._loaded or self._successors is None)
+                and self._is_for(lane_id, message)
             )
             for message in wanted:
                 self._waiting.setdefault(message.key, set()).add(lane_id)
@@ -215,7 +220,7 @@ class LaneModels:
         """Have every lane that is up load the model itself."""
         key = message.key
         with self._answers:
-            lanes = self._lanes_up.copy()
+            lanes = {lane_id for lane_id in self._lanes_up if self._is_for(lane_id, message)}
             self._failures.pop(key, None)
             self._waiting.setdefault(key, set()).update(lanes)
         for lane_id in lanes:
@@ -253,7 +258,11 @@ class LaneModels:
         try:
             while lanes := self._lanes_without(message, cancellation, ends_ns):
                 with self._answers:
-                    models = [one for key, one in tuple(self._held.items()) if key in self._loaded]
+                    models = [
+                        one
+                        for key, one in tuple(self._held.items())
+                        if key in self._loaded and one.spec.domain == message.spec.domain
+                    ]
                     self._readers.update(one.spec.copied_weights for one in models)
                     self._changing = set(lanes)
                 left_s = (ends_ns - clock.now_ns()) / 1e9
@@ -281,7 +290,9 @@ class LaneModels:
         def settled() -> bool:
             found.clear()
             found.update(
-                lane_id for lane_id in self._lanes_up if message.key not in self._known[lane_id]
+                lane_id
+                for lane_id in self._lanes_up
+                if self._is_for(lane_id, message) and message.key not in self._known[lane_id]
             )
             if not found:
                 self._loaded.add(message.key)

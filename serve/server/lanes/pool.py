@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
@@ -49,12 +49,14 @@ class LanePool:
         places: Sequence[DevicePlace] = (),
         niceness: int = 0,
         confinement: Confinement | None = None,
+        own_cores: Mapping[str, tuple[tuple[int, ...], ...]] | None = None,
     ) -> None:
         """Make one lane for each of `lane_cores`, in a process of its own.
 
         With `places`, make that many on each place, as threads of one process; the lanes of the
         first place come first. `niceness` is that of lanes that compute on this machine's cores.
         `confinement` is that of lanes in processes of their own: drivers of GPUs need more.
+        `own_cores` has the cores of further such lanes by the trust domain whose models they run.
         """
         #: Lanes compute for milliseconds, the server's threads for microseconds. A server thread
         #: that shares a core with a lane of its own niceness waits for a tick of the kernel, up to
@@ -67,6 +69,12 @@ class LanePool:
         self._threads = threads
         self._lanes: dict[LaneId, LaneHandle] = {}
         self._processes = [LaneProcess(f"device {place.name}", place, []) for place in places]
+        domains = [""] * len(lane_cores) * max(1, len(places))
+        for domain, own in (own_cores or {}).items():
+            lane_cores += own
+            domains += [domain] * len(own)
+        #: The trust domain of each lane, empty for the lanes of all others.
+        self.domains = {LaneId(index): domain for index, domain in enumerate(domains)}
         if not places:
             self._processes = [
                 LaneProcess(f"lane {index}", None, []) for index in range(len(lane_cores))
@@ -95,6 +103,16 @@ class LanePool:
     def lane_ids(self) -> tuple[LaneId, ...]:
         """All lanes, up or not."""
         return tuple(self._lanes)
+
+    @property
+    def own_lanes(self) -> tuple[tuple[str, tuple[LaneId, ...]], ...]:
+        """The lanes of each trust domain that has its own."""
+        names = dict.fromkeys(self.domains.values())
+        return tuple(
+            (name, tuple(lane_id for lane_id, of in self.domains.items() if of == name))
+            for name in names
+            if name
+        )
 
     @property
     def lane_ids_by_device(self) -> tuple[tuple[LaneId, ...], ...]:
