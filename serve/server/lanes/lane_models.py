@@ -68,10 +68,6 @@ class LaneModels:
         message = self._held.get(key)
         return None if message is None else message.spec
 
-    def _is_for(self, lane_id: LaneId, message: LoadModel) -> bool:
-        """Return True when the lane runs the models of that trust domain."""
-        return self._pool.domains[lane_id] == message.spec.domain
-
     def add(self, message: LoadModel) -> None:
         """Have lanes that come up from now on load the model; see `load` for those that are up."""
         self._held[message.key] = message
@@ -145,7 +141,7 @@ class LaneModels:
                 message
                 for key, message in tuple(self._held.items())
                 if (key in self._loaded or self._successors is None)
-                and self._is_for(lane_id, message)
+                and _is_for(self._pool, lane_id, message)
             )
             for message in wanted:
                 self._waiting.setdefault(message.key, set()).add(lane_id)
@@ -220,7 +216,7 @@ class LaneModels:
         """Have every lane that is up load the model itself."""
         key = message.key
         with self._answers:
-            lanes = {lane_id for lane_id in self._lanes_up if self._is_for(lane_id, message)}
+            lanes = {lane_id for lane_id in self._lanes_up if _is_for(self._pool, lane_id, message)}
             self._failures.pop(key, None)
             self._waiting.setdefault(key, set()).update(lanes)
         for lane_id in lanes:
@@ -258,11 +254,8 @@ class LaneModels:
         try:
             while lanes := self._lanes_without(message, cancellation, ends_ns):
                 with self._answers:
-                    models = [
-                        one
-                        for key, one in tuple(self._held.items())
-                        if key in self._loaded and one.spec.domain == message.spec.domain
-                    ]
+                    models = [self._held[key] for key in self._held.keys() & self._loaded]
+                    models = [one for one in models if one.spec.domain == message.spec.domain]
                     self._readers.update(one.spec.copied_weights for one in models)
                     self._changing = set(lanes)
                 left_s = (ends_ns - clock.now_ns()) / 1e9
@@ -292,7 +285,7 @@ class LaneModels:
             found.update(
                 lane_id
                 for lane_id in self._lanes_up
-                if self._is_for(lane_id, message) and message.key not in self._known[lane_id]
+                if _is_for(self._pool, lane_id, message) and message.key not in self._known[lane_id]
             )
             if not found:
                 self._loaded.add(message.key)
@@ -323,7 +316,15 @@ class LaneModels:
             return
         if self._pool.calibrators.interrupted:
             raise ModelError(f"model {message.spec.key}: does not load: the server stops")
-        raise NotReady(
-            f"model {message.spec.key} did not load within server.start_timeout_s = "
-            f"{self._start_timeout_s:g} seconds"
-        )
+        raise _too_late(message, self._start_timeout_s)
+
+
+def _is_for(pool: LanePool, lane_id: LaneId, message: LoadModel) -> bool:
+    """Return True when the lane runs the models of that trust domain."""
+    return pool.domains[lane_id] == message.spec.domain
+
+
+def _too_late(message: LoadModel, limit_s: float) -> NotReady:
+    return NotReady(
+        f"model {message.spec.key} did not load within server.start_timeout_s = {limit_s:g} seconds"
+    )
