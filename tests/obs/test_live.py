@@ -2,6 +2,7 @@
 
 import random
 import sqlite3
+import time
 from collections import Counter
 from contextlib import closing
 
@@ -268,3 +269,39 @@ def test_a_hopeless_target_is_called_so(tmp_path):
     rows = [moved(late("x", qos_target_ns=1 * MS, cause="estimate"), 1)]
     with closing(stored(tmp_path / "r.db", rows, START_S + 5)) as db:
         assert any("No order of requests helps" in one for one in story_of(db, "x").remedies)
+
+
+def day_of(path, count):
+    """Add requests to the buckets of a day, ten seconds at once; return a connection."""
+    rows, day_s = traffic(500), 86_400
+    db = sqlite3.connect(path)
+    RecordStore(path, RUN).close()
+    writer = BucketWriter(db, START_S)
+    added = 0
+    for passed_s in range(0, day_s, 10):
+        now_s = START_S + passed_s
+        while added * day_s < count * (passed_s + 10):
+            row = rows[added % len(rows)]
+            at = now_s * 10**9 - row.latency_ns
+            writer.add(msgspec.structs.replace(row, arrived_unix_ns=at), now_s)
+            added += 1
+        writer.write(now_s)
+    db.commit()
+    return db
+
+
+@pytest.mark.slow
+def test_a_view_of_ten_times_the_requests_costs_about_the_same(tmp_path):
+    costs, sizes = [], []
+    for count in (20_000, 200_000):
+        with closing(day_of(tmp_path / f"{count}.db", count)) as db:
+            sizes.append(db.execute("SELECT count(*) FROM bucket").fetchone()[0])
+            tries = []
+            for _ in range(3):
+                began_s = time.thread_time()
+                seen = View(Focus("1d")).update(db, START_S + 86_400)
+                tries.append(time.thread_time() - began_s)
+            costs.append(min(tries))
+            assert seen["total"].requests == pytest.approx(count, rel=0.01)
+    assert sizes[1] < 1.5 * sizes[0]
+    assert costs[1] < 4 * costs[0]
