@@ -18,13 +18,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from bench.chaos.faults import FAULTS, Faults
+from bench.chaos.faults import FAULTS, PIDS, Faults
 from bench.chaos.history import append
 from bench.chaos.outside import Outside
 from bench.chaos.world import HELD, World, make_world
@@ -271,6 +271,8 @@ def run(folder: Path, options: argparse.Namespace) -> int:
             disturb(lives, options, busy)
         end = calm(lives)
         lives.end("stopped")
+    with suppress(OSError):  # it may never have been made
+        PIDS.rmdir()
     end["own calls"] = OWN_CALLS * len(list(world.repository.glob("*/*/weights.safetensors")))
     end["processes left"] = len(lives.left)
     end["shared memory left"] = len(list(Path("/dev/shm").glob(f"{world.region_name}*")))

@@ -33,7 +33,8 @@ from gnnserve import Client, ClientError
 
 #: A model that nobody asks, loaded with new weights each time so that it is calibrated.
 _NEW = "new"
-_PIDS = Path("/sys/fs/cgroup/pids")
+#: Control group of a server that may start no more threads.
+PIDS = Path(f"/sys/fs/cgroup/pids/gnnserve-chaos-{os.getpid()}")
 
 
 class Faults:
@@ -182,7 +183,7 @@ def _no_descriptors(faults: Faults) -> str:
 
 def _no_threads(faults: Faults) -> str:
     """No thread and no process can be started, and a lane ends meanwhile."""
-    group = _PIDS / f"gnnserve-chaos-{os.getpid()}"
+    group = PIDS
     pid = faults.outside.server.pid
     try:
         group.mkdir(exist_ok=True)
