@@ -5,6 +5,8 @@ from typing import Protocol
 
 #: The calibrator gets 1/16 of its memory for captured runs.
 _CAPTURES_OF_CALIBRATION = 16
+#: The calibrator may take the memory of so many lanes.
+_LANES_OF_CALIBRATION = 4
 
 
 class PassedFile(Protocol):
@@ -60,6 +62,16 @@ class Confinement:
     network: bool
     #: Private memory beyond what a lane has when it starts; None for no limit.
     memory_bytes: int | None
+
+    def for_calibration(self) -> "Confinement":
+        """Return what the calibrating process may take.
+
+        A model that keeps memory of every run costs a lane a restart now and then. Calibration runs
+        it many times in one process, and must not refuse it for that.
+        """
+        if self.memory_bytes is None:
+            return self
+        return replace(self, memory_bytes=_LANES_OF_CALIBRATION * self.memory_bytes)
 
 
 @dataclass(frozen=True)

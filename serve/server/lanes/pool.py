@@ -289,6 +289,7 @@ class LanePool:
             name="calibrator",
             place=place,
             niceness=min(self._niceness, self.calibrators.niceness),
+            confinement=self._confinement and self._confinement.for_calibration(),
         )
         return self.calibrators.start(setup, self._shared.fd)
 
