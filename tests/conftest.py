@@ -8,6 +8,10 @@ from hypothesis import HealthCheck, settings
 
 from bench.kit.servers import ServerProcess
 
+# Before torch is imported: two processes of tests, each with a thread for every core, wait for each
+# other in every operator. Servers that tests start inherit it, and lanes have one thread anyway.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # How long an example takes, and making it up, is up to what else the machine does.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
