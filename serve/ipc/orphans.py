@@ -8,6 +8,7 @@ fork server ask: so whatever a lane leaves behind is a child of the fork server,
 import atexit
 import ctypes
 import os
+import select
 import signal
 import sys
 from collections.abc import Set
@@ -19,6 +20,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 #: Rounds of looking for children: those of a killed process come up in the next one.
 _ROUNDS = 1000
+#: Rounds without a child until there is none: one may have come to us behind the first's back.
+_EMPTY_ROUNDS = 2
+#: Time for a killed process to end; one that the kernel holds for longer keeps its children.
+_END_MS = 5_000
 
 
 def adopt_orphans() -> None:
@@ -46,9 +51,11 @@ def kill_children(pid: int, but: Set[int] = frozenset()) -> None:
     Spares those of `but`, with whatever is below them.
     """
     killed = set(but)
+    empty = 0
     for _ in range(_ROUNDS):
         found = [child for child in _children(pid) if child not in killed]
-        if not found:
+        empty = 0 if found else empty + 1
+        if empty == _EMPTY_ROUNDS:
             return
         for child in found:
             _kill_child(child, pid)
@@ -56,12 +63,18 @@ def kill_children(pid: int, but: Set[int] = frozenset()) -> None:
 
 
 def _kill_child(child: int, pid: int) -> None:
-    """Kill `child`, unless it has ended and its id is that of another process by now."""
+    """Kill `child` and wait for its end, which gives its children to `pid`.
+
+    Does nothing when it has ended and its id is that of another process by now.
+    """
     with suppress(OSError):
         pidfd = os.pidfd_open(child)
         try:
             if _parent(child) == pid:
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                ended = select.poll()
+                ended.register(pidfd, select.POLLIN)
+                ended.poll(_END_MS)
         finally:
             os.close(pidfd)
 

@@ -296,7 +296,8 @@ def test_waits_are_longer_than_asked_for_and_not_all_alike():
 def test_calls_have_a_time_limit_by_default(make, small, plain):
     with make(plain) as client:
         client.infer("m", **GRAPH)
-        assert 0 < small.remaining_s <= 60
+        # gRPC rounds it up.
+        assert 0 < small.remaining_s <= 61
     with make(plain, timeout_s=None) as client:
         client.infer("m", **GRAPH)
     assert small.remaining_s is None or small.remaining_s > 1e6
