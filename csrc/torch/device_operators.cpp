@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "gnnserve/aggregate.hpp"
+#include "operator_arguments.hpp"
 #include "operators.hpp"
 #include "stable_abi.hpp"
 
@@ -24,6 +25,9 @@ namespace {
 
 using torch_abi::Arguments;
 using torch_abi::Dtype;
+using torch_abi::floats;
+using torch_abi::give;
+using torch_abi::require;
 using torch_abi::Tensor;
 using torch_abi::Value;
 using Index = std::int64_t;
@@ -77,29 +81,6 @@ Functions functions_of(const std::string& path, bool streams) {
     return found;
 }
 
-void require(bool holds, const std::string& otherwise) {
-    if (!holds) {
-        throw std::invalid_argument(otherwise);
-    }
-}
-
-// Returns the address of a contiguous float32 tensor of that many elements; null for none.
-float* floats(const Tensor& tensor, Index count, const char* name) {
-    if (tensor.dtype() != Dtype::kFloat32 || tensor.numel() != count || !tensor.is_contiguous()) {
-        throw std::invalid_argument(std::string(name) + " must be float32 and contiguous, of " +
-                                    std::to_string(count) + " elements");
-    }
-    return tensor.data<float>();
-}
-
-float* floats(const std::optional<Tensor>& tensor, Index count, const char* name) {
-    return tensor ? floats(*tensor, count, name) : nullptr;
-}
-
-float* floats(const std::optional<Tensor>& tensor, const char* name) {
-    return tensor ? floats(*tensor, tensor->numel(), name) : nullptr;
-}
-
 void launched(const char* name, int code) {
     if (code != 0) {
         throw std::runtime_error(std::string("gnnserve::") + name +
@@ -134,8 +115,6 @@ Tensor pieces(const Tensor& graph, Index slots, Index width) {
     const Index bytes = slots * ((piece_bytes + kChunkSlots - 1) / kChunkSlots) + piece_bytes;
     return Tensor::empty_on(graph.device(), {bytes}, Dtype::kUint8);
 }
-
-void give(Value* stack, Tensor&& result) { stack[0] = reinterpret_cast<Value>(result.release()); }
 
 void boxed_csr(Value* stack, std::uint64_t, std::uint64_t) {
     Arguments take(stack);

@@ -11,6 +11,7 @@
 
 #include "gnnserve/aggregate.hpp"
 #include "gnnserve/csr.hpp"
+#include "operator_arguments.hpp"
 #include "stable_abi.hpp"
 
 namespace gnnserve {
@@ -18,28 +19,12 @@ namespace {
 
 using torch_abi::Arguments;
 using torch_abi::Dtype;
+using torch_abi::floats;
+using torch_abi::give;
+using torch_abi::require;
 using torch_abi::Tensor;
 using torch_abi::Value;
 using Index = std::int64_t;
-
-void require(bool holds, const char* otherwise) {
-    if (!holds) {
-        throw std::invalid_argument(otherwise);
-    }
-}
-
-// Returns the data of a contiguous float32 tensor of that many elements.
-float* floats(const Tensor& tensor, Index count, const char* name) {
-    if (tensor.dtype() != Dtype::kFloat32 || !tensor.is_contiguous() || tensor.numel() != count) {
-        throw std::invalid_argument(std::string(name) + " must be float32 and contiguous, of " +
-                                    std::to_string(count) + " elements");
-    }
-    return tensor.data<float>();
-}
-
-float* floats(const std::optional<Tensor>& tensor, Index count, const char* name) {
-    return tensor ? floats(*tensor, count, name) : nullptr;
-}
 
 Index columns(const Tensor& x, Index rows, const char* name) {
     if (x.dim() != 2 || x.size(0) != rows) {
@@ -67,8 +52,6 @@ struct Sorted {
         slot_edge = edges ? begin + rows + 1 + room : nullptr;
     }
 };
-
-void give(Value* stack, Tensor&& result) { stack[0] = reinterpret_cast<Value>(result.release()); }
 
 void boxed_csr(Value* stack, std::uint64_t, std::uint64_t) {
     Arguments take(stack);
@@ -154,7 +137,7 @@ void boxed_aggregate(Value* stack, std::uint64_t, std::uint64_t) {
     const Aggregation call{
         sorted.graph,
         floats(x, rows * width, "x"),
-        weight ? floats(*weight, weight->numel(), "weight") : nullptr,
+        floats(weight, "weight"),
         width,
         static_cast<Reduce>(reduce),
         {floats(skip, rows * width, "skip"), skip_scale, floats(bias, width, "bias"), relu},
@@ -254,7 +237,7 @@ void boxed_attend(Value* stack, std::uint64_t, std::uint64_t) {
                    kind,
                    floats(left, scored, "left"),
                    floats(right, scored, "right"),
-                   edge ? floats(*edge, edge->numel(), "edge") : nullptr,
+                   floats(edge, "edge"),
                    sorted.slot_edge,
                    added_loops,
                    floats(att, width, "att"),
