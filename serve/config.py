@@ -17,6 +17,7 @@ from msgspec import Meta
 from serve.config_settings import Setting, apply_settings, keys_of
 from serve.core.types import Nanos
 from serve.errors import ConfigError
+from serve.niceness import IDLE_CLASS
 from serve.toml_tables import Section, decode_sound, read_toml
 from serve.units import parse_duration
 
@@ -180,9 +181,10 @@ class DeviceConfig(Section, frozen=True):
     #: because a model leaks, is restarted. None: the heap that a lane retains, plus its share of a
     #: quarter of the budget (at least 128 MiB). Does not apply to lanes on a GPU.
     max_lane_memory: str | None = None
-    #: Niceness of lanes that compute. With 19 the server's own threads take a core before them, and
-    #: so does any other program of the same session or control group; 0 shares evenly.
-    lane_niceness: Annotated[int, Meta(ge=0, le=19)] = 19
+    #: Niceness of lanes that compute; 0 shares cores evenly. With 20, beyond every niceness, they
+    #: are in the kernel's idle class: a thread of the server or of another program that wakes takes
+    #: their core at once, whereas it may wait a millisecond or two for a lane of niceness 19.
+    lane_niceness: Annotated[int, Meta(ge=0, le=IDLE_CLASS)] = IDLE_CLASS
     #: Whether models may open network connections. Does not apply to lanes on a GPU.
     lane_network: Literal["off", "on"] = "off"
     #: Capture and replay runs on a GPU whose shapes recur; `auto`: where it is faster.

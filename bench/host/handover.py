@@ -1,7 +1,7 @@
 """Measure what a run waits for between server and lane: on its way there, and on its way back.
 
-    python -m bench.host.handover [--quick] [--requests 300] [--rhos 0.1,0.5] [--nicenesses 19,0]
-        [--priorities plain,idle,short,idle+short,realtime]
+    python -m bench.host.handover [--quick] [--requests 300] [--rhos 0.1,0.5] [--nicenesses 20,19,0]
+        [--priorities plain,short,realtime]
 
 The mix of ``bench.live.live`` goes open loop to servers whose lanes have one niceness or another,
 in turns, with threads as the server sets them (plain) or as ``bench.kit.priorities`` does. `there`
@@ -33,11 +33,11 @@ from bench.kit.solo import records
 SCRIPT = Script(
     "handover",
     full={
-        "rounds": 2, "requests": 300, "rhos": (0.1, 0.5), "nicenesses": (19, 0),
+        "rounds": 2, "requests": 300, "rhos": (0.1, 0.5), "nicenesses": (20, 19, 0),
         "priorities": ("plain",),
     },
     quick={
-        "rounds": 1, "requests": 20, "rhos": (0.3,), "nicenesses": (19,),
+        "rounds": 1, "requests": 20, "rhos": (0.3,), "nicenesses": (20,),
         "priorities": ("plain",),
     },
     tables=[

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-#: plain: nothing is changed. idle: lanes run only where nobody else would. short: the threads of
-#: the main process have the shortest time slice. realtime: the main process goes before the client,
-#: that before the lanes, and all before every other program, which needs CAP_SYS_NICE.
-PRIORITIES = ("plain", "idle", "short", "idle+short", "realtime")
+#: plain: nothing is changed. short: the threads of the main process have the shortest time slice.
+#: realtime: the main process goes before the client, that before the lanes, and all before every
+#: other program, which needs CAP_SYS_NICE.
+PRIORITIES = ("plain", "short", "realtime")
 #: Numbers of `sched_setattr`, which Python and most C libraries lack.
 _NUMBERS = {"x86_64": 314, "aarch64": 274}
 #: The shortest slice that Linux takes, from 6.12 on.
@@ -31,9 +31,7 @@ def set_priorities(way: str, server: int, lanes: Iterable[int], client: int) -> 
             _schedule(pids, os.SCHED_FIFO, level)
         return
     _schedule((client,), os.SCHED_OTHER)
-    if "idle" in way:
-        _schedule(lanes, os.SCHED_IDLE)
-    if "short" in way:
+    if way == "short":
         for thread in _threads((server,)):
             _shorten(thread)
 

@@ -89,7 +89,8 @@ class LaneSetup:
     log_level: int
     #: Freed memory to keep from run to run.
     keep_bytes: int
-    #: Niceness of the process. Positive for lanes that compute: the server's threads go first.
+    #: Niceness of the process, or ``niceness.IDLE_CLASS``. Positive for lanes that compute: the
+    #: server's threads go first.
     niceness: int = 0
     #: None for one lane in a process of its own.
     place: DevicePlace | None = None

@@ -18,6 +18,7 @@ from serve.ipc.setup import LaneSetup, PassedFile
 from serve.ipc.shared_pool import map_pool
 from serve.lane.confinement import confine
 from serve.lane.shared_state import without_onednn
+from serve.niceness import be_nice
 from serve.scratch import own_folder
 
 _PR_SET_PDEATHSIG = 1
@@ -49,8 +50,7 @@ def enter(setup: LaneSetup, pool_file: PassedFile) -> ThisProcess:
     # Processes that a model starts end with their group, and those of other groups as orphans.
     os.setpgid(0, 0)
     adopt_orphans()
-    if setup.niceness:
-        os.nice(setup.niceness)
+    be_nice(setup.niceness)
     if setup.cores:
         os.sched_setaffinity(0, setup.cores)
     torch.set_num_threads(setup.threads)

@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from serve.niceness import IDLE_CLASS, be_nice
 from serve.obs.live.view import Focus, View
 from serve.obs.read import reading
 from serve.rest.errors import RestError
-from serve.rest.idle_threads import be_nice
 from serve.rest.replies import Pieces
 
 #: Most watchers; one more is refused.
@@ -47,7 +47,7 @@ class Feed:
 
     def __init__(self, database: Path) -> None:
         self._database = database
-        self._threads = ThreadPoolExecutor(1, "live", be_nice)
+        self._threads = ThreadPoolExecutor(1, "live", be_nice, (IDLE_CLASS,))
         self._watched: dict[Focus, Watched] = {}
         self._closed = False
 

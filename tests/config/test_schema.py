@@ -25,7 +25,7 @@ MUTANTS = [
     ("models", "load", [1]), ("models", "cache_limit", "2 GoB"), ("models", "calibration_s", 0),
     ("models", "executor", "fast"), ("models", "compile", 1), ("device", "kind", "tpu"),
     ("device", "memory_budget", "4 GiB please"), ("device", "lanes", 0),
-    ("device", "lane_niceness", 20), ("device", "gpus", []), ("device", "gpus", [-1]),
+    ("device", "lane_niceness", 21), ("device", "gpus", []), ("device", "gpus", [-1]),
     ("scheduling", "policy", "best"), ("scheduling", "discipline", "x"),
     ("scheduling", "window_ms", 0), ("scheduling", "qos_factor", 0.5), ("report", "database", 0),
     ("", "extra", {}), ("", "server", 5), ("", "graph", {"name": "a"}),
