@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from serve.rest import counts
 from serve.rest.byte_budget import BudgetExhausted, ByteBudget
 from serve.rest.counts import Counts
+from serve.rest.direct_bodies import receive_directly
 from serve.rest.errors import ClientGone, RestError, invalid, retry_headers
 from serve.rest.idle_threads import in_thread
 
@@ -51,13 +52,13 @@ class BodyReader:
             raise self._too_large()
         expected_bytes = self._most_bytes if coding != "identity" else declared
         async with self.holding(expected_bytes):
-            body = await self._receive(request)
+            body = await self._receive(request, declared)
             if coding != "identity":
                 content = await in_thread(len(body), _decompress, body, self._most_bytes)
                 if content is None:
                     raise self._too_large()
-                body = content
-            yield memoryview(body)
+                body = memoryview(content)
+            yield body
 
     @asynccontextmanager
     async def holding(self, size_bytes: int) -> AsyncIterator[None]:
@@ -74,11 +75,13 @@ class BodyReader:
                 retry_headers(_RETRY_MS),
             ) from None
 
-    async def _receive(self, request: Request) -> bytes:
+    async def _receive(self, request: Request, declared_bytes: int) -> memoryview:
         pieces: list[bytes] = []
         size_bytes = 0
         try:
             async with asyncio.timeout(self._limit_s):
+                if (body := await receive_directly(request, declared_bytes)) is not None:
+                    return body
                 async for piece in request.stream():
                     size_bytes += len(piece)
                     if size_bytes > self._most_bytes:
@@ -92,7 +95,7 @@ class BodyReader:
             ) from None
         except ClientDisconnect:
             raise ClientGone from None
-        return b"".join(pieces)
+        return memoryview(b"".join(pieces))
 
     def _too_large(self) -> RestError:
         self._counts.refused(counts.BODY_SIZE)
@@ -128,7 +131,7 @@ def _compress(content: bytes, wbits: int) -> bytes:
     return compressor.compress(content) + compressor.flush()
 
 
-def _decompress(body: bytes, most_bytes: int) -> bytes | None:
+def _decompress(body: memoryview, most_bytes: int) -> bytes | None:
     """Return the content of a body; None when it is larger than `most_bytes`."""
     decompressor = zlib.decompressobj(wbits=_READ_WBITS)
     try:

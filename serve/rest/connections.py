@@ -5,6 +5,9 @@ arrive within a time limit, and each MiB of an answer must be read within anothe
 """
 
 import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -14,6 +17,8 @@ from serve.access.certificates import names_of
 from serve.rest import counts
 from serve.rest.counts import Counts
 
+#: Key of a request's state with the connection that it came through, unless that is encrypted.
+CONNECTION = "connection"
 #: Most open connections; one more closes the one that waits longest for its client.
 MOST_CONNECTIONS = 512
 #: Time for a client to read the next part of an answer (at most `PIECE_BYTES`).
@@ -91,15 +96,19 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Begin to count the connection."""
         super().connection_made(transport)
+        state: dict[str, Any] = {}
         if (encrypted := transport.get_extra_info("ssl_object")) is not None:
-            # A request's scope gets a copy.
-            state: dict[str, Any] = {PEER: names_of(encrypted.getpeercert())}
-            self.app_state = state
+            state[PEER] = names_of(encrypted.getpeercert())
+        else:
+            state[CONNECTION] = self
+        # A request's scope gets a copy.
+        self.app_state = state
         self._all.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Count it no more."""
         self._all.closed(self)
+        self.app_state.clear()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -114,6 +123,33 @@ class Connection(H11Protocol):
         """Wait for the next request, without hurry."""
         self.since_s, self.began_s = self.loop.time(), None
         super().on_response_complete()
+
+    @property
+    def body_left(self) -> int | None:
+        """Bytes of the request's body that are to come; None for one that does not tell.
+
+        h11 keeps the number to itself: by a release that names it otherwise no body tells.
+        """
+        left = getattr(getattr(self.conn, "_reader", None), "_remaining", None)
+        return left if isinstance(left, int) else None
+
+    @contextmanager
+    def lending(self) -> Iterator[tuple[bytes, socket.socket]]:
+        """Have the rest of a body that tells its length read from the socket inside the block.
+
+        Yields what has come and was not handed out, and the socket, which does not block and is
+        to be closed. If the block raises, the connection ends with the answer.
+        """
+        self.flow.pause_reading()
+        arrived, self.cycle.body = bytes(self.cycle.body), bytearray()
+        try:
+            yield arrived, self.transport.get_extra_info("socket").dup()
+        except BaseException:
+            self.cycle.keep_alive = False
+            raise
+        reader: Any = self.conn
+        reader._reader._remaining = 0
+        self.handle_events()
 
     def resume_writing(self) -> None:
         """Note that the client has read."""
