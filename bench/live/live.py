@@ -10,6 +10,9 @@ machine (``bench.kit.open_loop``). Targets are 2 × the solo time in the server 
 (``bench.kit.solo``), alike for all. ρ is arrival rate × mean solo time ÷ cores. A run that other
 programs disturbed is discarded and repeated, whatever it showed (``bench.kit.undisturbed``).
 
+`simulated` plays our system's requests again in the simulator (``bench.live.simulated``): as they
+were live, and without a host.
+
 `late_server` is the share not answered within the target from arrival. `missed` is the client's
 view from the intended send time, transport, refusals and errors included. `server_us` is the
 processor time of the server's main process for a request, by the kernel's account. `floor` is
@@ -30,6 +33,7 @@ from bench.kit.open_loop import LoadRun, load_process
 from bench.kit.script import Script, Table
 from bench.kit.solo import records
 from bench.kit.undisturbed import Undisturbed
+from bench.live.simulated import simulated
 from serve.sim.workload import BASELINES
 from serve.workload import Trace
 
@@ -55,22 +59,32 @@ SCRIPT = Script(
             "ρ": "{rho:g}", "missed, client": "{missed:.1%}", "p99 ÷ target": "{p99_over_qt:.2f}",
             "server, µs": "{server_us:,.0f}",
         }),
+        Table("Late again in the simulator", "simulated", {
+            "ρ": "{rho:g}", "live": "{late_server:.1%}", "as live": "{as_live:.1%}",
+            "no host": "{no_host:.1%}",
+        }),
     ],
 )  # fmt: skip
 
 
 def stages(row: dict[str, Any], latency_ns: int) -> dict[str, int]:
     """Return where one request's time went, as the client counts it, in ns."""
-    inside = row["queue_ns"] + row["prepare_exposed_ns"] + row["suspended_ns"] + row["run_ns"]
     return {
         "transport": latency_ns - row["latency_ns"],
         "queue": row["queue_ns"],
         "prepare": row["prepare_exposed_ns"],
         "suspended": row["suspended_ns"],
         "run": row["run_ns"],
-        "hand-over": row["latency_ns"] - inside - row["answer_ns"],
+        "hand-over": handover_ns(row),
         "answer": row["answer_ns"],
     }
+
+
+def handover_ns(row: dict[str, Any]) -> int:
+    """Return what a launch and hearing of its end took: what no other stage of its row has."""
+    inside = row["queue_ns"] + row["prepare_exposed_ns"] + row["suspended_ns"] + row["run_ns"]
+    taken_ns: int = row["latency_ns"] - inside - row["answer_ns"]
+    return taken_ns
 
 
 def summary(trace: Trace, run: LoadRun, kept: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -156,7 +170,20 @@ class LiveBench:
         kept = records(server.database)
         for trace, run, used in runs:
             row = {"system": system, "seed": seed, **summary(trace, run, kept), **used}
-            yield row | {"server_us": self._server_us(run, used)}
+            row["server_us"] = self._server_us(run, used)
+            if system == OURS:
+                row |= self._simulated(trace, run, kept)
+            yield row
+
+    def _simulated(
+        self, trace: Trace, run: LoadRun, kept: dict[str, dict[str, Any]]
+    ) -> dict[str, float]:
+        served = [
+            (item, self.traces.solo_of(item), kept[seen.request_uid])
+            for item, seen in zip(trace.items, run.seen, strict=True)
+            if not seen.error
+        ]
+        return simulated(served, handover_ns, self.traces.cores)
 
 
 def over_seeds(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -172,6 +199,13 @@ def over_seeds(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         found["p99_over_qt"] = fmean(row["over_qt"]["p99"] for row in group)
         nested = ("stages_ms", "tails_ms", "excess_of_late")
         yield found | {name: mean_of([row[name] for row in group]) for name in nested}
+
+
+def by_rho(rows: Sequence[dict[str, Any]], rhos: Sequence[float]) -> Iterator[dict[str, Any]]:
+    """Yield the mean of the rows of each load."""
+    for rho in rhos:
+        if group := [row for row in rows if row["rho"] == rho]:
+            yield mean_of(group)
 
 
 def mean_of(values: Sequence[Any]) -> Any:
@@ -191,6 +225,11 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             for system in options.systems:
                 rows += bench.serve(system, seed)
             floor += bench.floor(seed)
+    again = [
+        {name: row[name] for name in ("rho", "late_server", "as_live", "no_host")}
+        for row in rows
+        if row["system"] == OURS
+    ]
     return {
         "workload": options.workload,
         "executor": options.executor,
@@ -198,7 +237,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "graphs": bench.traces.pool.sources,
         "solo_ms": bench.traces.solo_ms,
         "means": list(over_seeds(rows)),
-        "floor": [mean_of([row for row in floor if row["rho"] == rho]) for rho in options.rhos],
+        "floor": list(by_rho(floor, options.rhos)),
+        "simulated": list(by_rho(again, options.rhos)),
     }
 
 
