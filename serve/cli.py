@@ -104,21 +104,22 @@ def serve_command(
     settings: SetOption = None,
 ) -> None:
     """Serve until SIGTERM or Ctrl-C. Prints `ready` on stdout once warmed up."""
-    from serve.commands.serve import Application, addresses
-    from serve.obs.log import setup_logging
+    from serve.commands.serve import Application, addresses, spare_stdout
+    from serve.obs.log import log_uncaught, setup_logging
 
     ports = (("grpc_port", grpc_port), ("http_port", http_port))
     given = [f"server.{name}={port}" for name, port in ports if port is not None]
     loaded = load_config(config, _settings([*(settings or ()), *given]))
-    setup_logging(level=_log_level())
+    setup_logging(loaded.log.format, level=_log_level())
+    log_uncaught()
     application = Application(loaded, environment=os.environ)
-    with Steps(_errors) as steps:
+    with Steps(_errors) as steps, spare_stdout(application.printed) as say_ready:
 
         def ready(grpc_port: int, http_port: int) -> None:
             steps.close()
             if _errors.is_terminal:
                 _errors.print(addresses(loaded.server.host, grpc_port, http_port))
-            print("ready", flush=True)  # noqa: T201  what scripts wait for
+            say_ready()
 
         application.run(ready, steps.tell)
 

@@ -259,6 +259,13 @@ class ReportConfig(Section, frozen=True):
         return size_bytes
 
 
+class LogConfig(Section, frozen=True):
+    """Section `[log]`: what the server writes to standard error."""
+
+    #: Format of a line; `auto`: text on a terminal, one JSON object a line elsewhere.
+    format: Literal["auto", "json", "text"] = "auto"
+
+
 class GraphConfig(Section, frozen=True):
     """Section `[[graph]]`: a resident graph, for requests by node ids; `file` or `dataset`."""
 
@@ -306,6 +313,7 @@ class Config(Section, frozen=True):
     device: DeviceConfig = DeviceConfig()
     scheduling: SchedulingConfig = SchedulingConfig()
     report: ReportConfig = ReportConfig()
+    log: LogConfig = LogConfig()
     graph: tuple[GraphConfig, ...] = ()
     #: The file's folder, from which relative paths start. Not a key of the file.
     base: Path = Path()

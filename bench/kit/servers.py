@@ -194,6 +194,11 @@ class ServerProcess:
         """True once it has printed `ready`."""
         return "ready\n" in self._lines
 
+    @property
+    def stdout_lines(self) -> tuple[str, ...]:
+        """Lines that it has printed."""
+        return tuple(self._lines)
+
     def wait_ready(self) -> None:
         """Return once it has printed `ready`."""
         self._ready.wait(_START_TIMEOUT_S)

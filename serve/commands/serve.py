@@ -8,8 +8,8 @@ import resource
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from types import MappingProxyType
 
 import msgspec
@@ -47,7 +47,8 @@ from serve.rpc.server import GrpcServer
 from serve.server import clock
 from serve.server.device import Device
 from serve.server.engine import Engine
-from serve.server.lanes.processes import kill_all
+from serve.server.lanes.processes import kill_all, log_printed
+from serve.server.printed_lines import PrintedLines
 from serve.server.signals import StopSignals
 
 _log = logging.getLogger(__name__)
@@ -104,6 +105,11 @@ class Application:
             self._reload,
         )
         with ExitStack() as undo:
+            #: Reads what the server's processes print.
+            self.printed = PrintedLines()
+            undo.callback(self.printed.close)
+            log_printed(self.printed)
+            undo.callback(log_printed, None)
             metrics = Metrics(run, lambda: self._engine.snapshot(sink.dropped))
             observers = [metrics.observe, lambda record: self._engine.learn(record)]
             if config.report.access_log is not None:
@@ -139,6 +145,7 @@ class Application:
                     inside=callers.inside,
                     database=database,
                 )
+                self._gateway.printed = self.printed
                 listener = private
             http = HttpPort(
                 listener,
@@ -179,6 +186,7 @@ class Application:
                     front=self._rpc.front,
                     ways=self._rpc.ways,
                     rest_restarts=None if self._gateway is None else self._gateway.restarts,
+                    lines_left_out=self.printed.left_out,
                 )
             )
             sink.watch_state(self._live_state)
@@ -265,6 +273,25 @@ class Application:
             f"requests in flight: {self._rpc.in_flight}; processes of lanes: "
             f"{sorted(set(self._engine.pool.pids().values()))}; threads: {threads}"
         )
+
+
+@contextmanager
+def spare_stdout(printed: PrintedLines) -> Iterator[Callable[[], None]]:
+    """Send what this process prints to the log, and yield what says `ready` on standard output.
+
+    Processes that it starts meanwhile print to the log too.
+    """
+    sys.stdout.flush()
+    with os.fdopen(os.dup(1), "w") as stdout:
+        pipes = printed.open("server")
+        os.dup2(pipes[0], 1)
+        for pipe in pipes:
+            os.close(pipe)
+        try:
+            yield lambda: print("ready", file=stdout, flush=True)
+        finally:
+            sys.stdout.flush()
+            os.dup2(stdout.fileno(), 1)
 
 
 def addresses(host: str, grpc_port: int, http_port: int) -> Text:

@@ -28,6 +28,7 @@ from serve.ipc.messages import (
 from serve.lane.channel import LaneChannel
 from serve.lane.error_text import told, traced
 from serve.lane.measure.probe_model import probe_model
+from serve.lane.output import begin_model, end_model
 from serve.lane.place import HeldModel, Place
 from serve.lane.shared_state import SharedState
 
@@ -83,7 +84,9 @@ class Lane:
             reason = f"model {task.key} is not loaded on this lane"
             answer = TaskError(task.task_id, FailReason.MODEL_ERROR.value, reason)
         else:
+            begin_model(task.key)
             answer = self._place.run(task, model)
+            end_model()
         self._channel.send(answer)
         self._tell_restored(task.key, self._state.restore())
         self._place.tidy(answer)
@@ -93,11 +96,14 @@ class Lane:
             self._channel.send(SettingsRestored(key, changed))
 
     def _load(self, message: LoadModel) -> ModelLoaded | ModelFailed:
+        begin_model(message.key, at_once=True)
         try:
             loaded = self._place.load(message)
         except BaseException as error:
             _log.error("model %s does not load\n%s", message.key, traced(error))
             return ModelFailed(message.key, told(error))
+        finally:
+            end_model()
         self._models[message.key] = HeldModel(loaded, message.signature)
         gc.collect()
         gc.freeze()
@@ -105,8 +111,11 @@ class Lane:
         return ModelLoaded(message.key)
 
     def _probe(self, message: ProbeModel) -> ModelProbed | ModelFailed:
+        begin_model(message.spec.key, at_once=True)
         try:
             return probe_model(message, self._place, self._channel.send)
         except BaseException as error:
             _log.error("model %s cannot be calibrated\n%s", message.spec.name, traced(error))
             return ModelFailed(message.spec.name, told(error))
+        finally:
+            end_model()

@@ -46,6 +46,7 @@ def enter(setup: LaneSetup, pool_file: PassedFile) -> ThisProcess:
     own_folder()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # Does nothing where the log goes through a pipe.
     logging.basicConfig(level=setup.log_level, format="%(levelname)s %(message)s")
     # Processes that a model starts end with their group, and those of other groups as orphans.
     os.setpgid(0, 0)

@@ -6,10 +6,13 @@ output is reserved for the results of commands.
 
 import logging
 import sys
+import threading
 import time
-from typing import Literal, TextIO
+from typing import Any, Literal, TextIO
 
 import msgspec
+
+_log = logging.getLogger(__name__)
 
 LogFormat = Literal["auto", "text", "json"]
 
@@ -35,6 +38,26 @@ def setup_logging(
     logging.captureWarnings(True)
 
 
+def log_uncaught() -> None:
+    """Log exceptions that nothing catches, which Python would print as text."""
+
+    def of_process(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        _log.critical("an error ended the process", exc_info=(kind, error, trace))
+
+    def of_thread(args: threading.ExceptHookArgs) -> None:
+        if args.exc_value is not None:
+            name = "a thread" if args.thread is None else f"thread '{args.thread.name}'"
+            trace = (args.exc_type, args.exc_value, args.exc_traceback)
+            _log.error("an error ended %s", name, exc_info=trace)
+
+    def of_nothing(args: Any) -> None:
+        trace = (args.exc_type, args.exc_value, args.exc_traceback)
+        what = args.err_msg or "Exception ignored in"
+        _log.error("%s: %r", what, args.object, exc_info=trace)
+
+    sys.excepthook, threading.excepthook, sys.unraisablehook = of_process, of_thread, of_nothing
+
+
 def extras(record: logging.LogRecord) -> dict[str, object]:
     """Return what the caller passed as `extra`."""
     return {name: value for name, value in vars(record).items() if name not in _STANDARD}
@@ -58,8 +81,8 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
             **extras(record),
         }
-        if record.exc_info:
-            fields["exception"] = self.formatException(record.exc_info)
+        if trace := _trace_of(self, record):
+            fields["exception"] = trace
         return msgspec.json.encode(fields, enc_hook=str).decode()
 
 
@@ -76,6 +99,11 @@ class TextFormatter(logging.Formatter):
         facts = " ".join(f"{name}={value}" for name, value in extras(record).items())
         if facts:
             line += f"  [{facts}]"
-        if record.exc_info:
-            line += "\n" + self.formatException(record.exc_info)
+        if trace := _trace_of(self, record):
+            line += "\n" + trace
         return line
+
+
+def _trace_of(formatter: logging.Formatter, record: logging.LogRecord) -> str | None:
+    """Return the traceback of a message, which may be one of another process."""
+    return formatter.formatException(record.exc_info) if record.exc_info else record.exc_text

@@ -64,6 +64,8 @@ class PortSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     ways: Mapping[str, int] = {}
     #: New starts of the HTTP gateway; None for a server without it.
     rest_restarts: int | None = None
+    #: Lines printed by models and processes that the log did not get.
+    lines_left_out: int = 0
 
 
 class EngineState(Collector):
@@ -186,6 +188,11 @@ class PortState(Collector):
         for reason, count in now.refused.items():
             refused.add_metric([reason], count)
         yield refused
+        yield CounterMetricFamily(
+            "gnnserve_log_lines_left_out",
+            "Lines printed by models that the log did not get",
+            value=now.lines_left_out,
+        )
         if now.rest_restarts is not None:
             yield CounterMetricFamily(
                 "gnnserve_rest_restarts", "New starts of the HTTP gateway", value=now.rest_restarts

@@ -18,6 +18,7 @@ from serve.errors import NotReady
 from serve.rest.lifeline import DRAIN
 from serve.rest.settings import INSIDE_VARIABLE, Settings
 from serve.server.clock import now_ns
+from serve.server.printed_lines import PrintedLines
 
 _log = logging.getLogger(__name__)
 
@@ -81,6 +82,8 @@ class GatewayProcess:
         self._certificates = certificates
         self._inside = inside
         self._database = "" if database is None else str(database)
+        #: Reads what the process prints; None: it prints where this one does.
+        self.printed: PrintedLines | None = None
         self._grpc_target = ""
         self._serves = threading.Event()
         self._stopping = threading.Event()
@@ -172,16 +175,23 @@ class GatewayProcess:
             certificates=self._certificates,
             database=self._database,
             log_level=logging.getLevelName(logging.getLogger().getEffectiveLevel()),
+            log_to_pipe=self.printed is not None,
         )
-        # With a safe path, as a `serve.py` in the current folder would shadow the package.
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", _ENTRY, msgspec.json.encode(settings).decode()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            pass_fds=(self._listener.fileno(), lifeline_fd),
-            # Other users can read arguments, but not the environment.
-            env={**os.environ, **_ENVIRONMENT, INSIDE_VARIABLE: self._inside},
-        )
+        outputs = () if self.printed is None else self.printed.open("gateway")
+        try:
+            # With a safe path, as a `serve.py` in the current folder would shadow the package.
+            return subprocess.Popen(
+                [sys.executable, "-P", "-m", _ENTRY, msgspec.json.encode(settings).decode()],
+                stdin=subprocess.DEVNULL,
+                stdout=outputs[0] if outputs else subprocess.DEVNULL,
+                stderr=outputs[1] if outputs else None,
+                pass_fds=(self._listener.fileno(), lifeline_fd),
+                # Other users can read arguments, but not the environment.
+                env={**os.environ, **_ENVIRONMENT, INSIDE_VARIABLE: self._inside},
+            )
+        finally:
+            for fd in outputs:
+                os.close(fd)
 
     def _watch(self, lifeline: socket.socket) -> None:
         """Return when the process has closed its end, or was killed for its silence."""

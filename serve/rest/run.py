@@ -16,6 +16,7 @@ import uvicorn
 
 from serve.access.certificates import Certificates, CurrentContext
 from serve.access.watching import FileWatcher
+from serve.ipc.printed import log_to_pipe
 from serve.ipc.signals import DRAINING, HANGUP, IGNORED
 from serve.obs.log import setup_logging
 from serve.rest.app import make_app
@@ -44,7 +45,10 @@ def main() -> None:
     # A service manager signals all processes; the main process tells this one when to stop.
     for number in (*DRAINING, HANGUP, *IGNORED):
         signal.signal(number, signal.SIG_IGN)
-    setup_logging(level=settings.log_level)
+    if settings.log_to_pipe:
+        log_to_pipe(sys.stderr.fileno(), settings.log_level)
+    else:
+        setup_logging(level=settings.log_level)
     # It warns of each malformed request, which clients could fill the log with.
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
     asyncio.run(_serve(settings))

@@ -32,3 +32,5 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     database: str = ""
     #: Lowest level that is logged.
     log_level: str = "INFO"
+    #: Standard error is a pipe to the main process, which writes the log.
+    log_to_pipe: bool = False

@@ -3,10 +3,12 @@
 import io
 import json
 import logging
+import subprocess
 import sys
 
 import pytest
 
+from bench.kit.waiting import PATIENCE_S
 from serve.obs.log import setup_logging
 
 
@@ -66,3 +68,34 @@ def test_setting_up_again_replaces_and_stdout_stays_clean(root, capsys):
     assert captured.out == ""
     assert captured.err.count("once") == 1
     assert root.handlers[0].stream is sys.stderr
+
+
+_UNCAUGHT = """
+import threading
+from serve.obs.log import log_uncaught, setup_logging
+
+class Bad:
+    def __del__(self):
+        raise KeyError("in a destructor")
+
+setup_logging("json")
+log_uncaught()
+thread = threading.Thread(target=lambda: 1 / 0, name="worker")
+thread.start()
+thread.join()
+Bad()
+raise ValueError("at the end")
+"""
+
+
+def test_errors_that_nothing_catches_are_logged():
+    done = subprocess.run(
+        [sys.executable, "-c", _UNCAUGHT], capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    found = [json.loads(line) for line in done.stderr.splitlines()]
+    errors = ["ZeroDivisionError", "KeyError: 'in a destructor'", "ValueError: at the end"]
+    assert len(found) == len(errors)
+    for line, error in zip(found, errors, strict=True):
+        assert error in line["exception"]
+    assert "worker" in found[0]["message"]

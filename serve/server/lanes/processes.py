@@ -24,6 +24,7 @@ from serve.ipc.messages import MAX_PACKET_BYTES
 from serve.ipc.orphans import kill_children
 from serve.ipc.setup import LaneSetup, PassedFile
 from serve.lane.start import run_lanes
+from serve.server.printed_lines import PrintedLines
 
 _log = logging.getLogger(__name__)
 
@@ -47,11 +48,19 @@ LANE_ENVIRONMENT = {
     "MKL_NUM_THREADS": "1",
 }
 
+#: Reads what processes print; None: they print where this process does.
+_printed: PrintedLines | None = None
 #: Serializes starts and reaping, which run in several threads: neither the environment nor
 #: multiprocessing, which polls all children at every start, is thread-safe.
 _one_at_a_time = threading.Lock()
 #: Processes that were started and not reaped: the fork server's own children. Under the lock.
 _started: set[int] = set()
+
+
+def log_printed(lines: PrintedLines | None) -> None:
+    """Have `lines` read what processes print that are started from now on; None: nobody."""
+    global _printed
+    _printed = lines
 
 
 def start(setup: LaneSetup, lanes: int, pool_fd: int) -> tuple[BaseProcess, list[socket.socket]]:
@@ -65,10 +74,17 @@ def start(setup: LaneSetup, lanes: int, pool_fd: int) -> tuple[BaseProcess, list
     ours, theirs = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([_PRELOAD_MODULE])
-    process = context.Process(
-        target=run_lanes, args=(setup, theirs, _PoolFile(pool_fd)), name=setup.name, daemon=True
-    )
+    outputs: tuple[int, ...] = ()
     try:
+        if _printed is not None:
+            outputs = _printed.open(setup.name)
+        files = tuple(map(_File, outputs)) or None
+        process = context.Process(
+            target=run_lanes,
+            args=(setup, theirs, _File(pool_fd), files),
+            name=setup.name,
+            daemon=True,
+        )
         with _one_at_a_time:
             # Without a safe path a `serve.py` in the current folder would shadow the package.
             with lane_environment(PYTHONSAFEPATH="1"):
@@ -88,6 +104,8 @@ def start(setup: LaneSetup, lanes: int, pool_fd: int) -> tuple[BaseProcess, list
     finally:
         for side in theirs:
             side.close()
+        for fd in outputs:
+            os.close(fd)
     return process, ours
 
 
@@ -137,8 +155,8 @@ def kill_all() -> None:
             os.kill(server._forkserver_pid, signal.SIGKILL)
 
 
-class _PoolFile:
-    """Pickles the pool's file as a descriptor that is duplicated into the started process."""
+class _File:
+    """Pickles a file's descriptor as one that is duplicated into the started process."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
