@@ -24,6 +24,7 @@ from serve.core.events import (
     Event,
     LaneReady,
     TaskArrived,
+    TaskCancelled,
     TaskFailed,
     TaskFinished,
     TaskPrepared,
@@ -75,12 +76,20 @@ class Simulation:
         """Play `requests`, in order of arrival, until all are answered."""
         for offered in requests:
             arrived_ns = offered.task.arrived_ns
-            while (next_ns := self.next_ns()) is not None and next_ns < arrived_ns:
-                self._happen(next_ns)
-            self.now_ns = max(self.now_ns, arrived_ns)
+            self.advance(arrived_ns)
             self.offer(offered)
         while (next_ns := self.next_ns()) is not None:
             self._happen(next_ns)
+
+    def advance(self, until_ns: int) -> None:
+        """Let everything happen that is due before `until_ns`, which is now then."""
+        while (next_ns := self.next_ns()) is not None and next_ns < until_ns:
+            self._happen(next_ns)
+        self.now_ns = Nanos(max(self.now_ns, until_ns))
+
+    def cancel(self, task_id: TaskId) -> None:
+        """Tell the scheduler that the client of a request goes away now."""
+        self._tell(TaskCancelled(task_id))
 
     def offer(self, offered: Offered) -> None:
         """Tell the scheduler that the request arrives now."""

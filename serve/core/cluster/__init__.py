@@ -1,0 +1,1 @@
+"""Several machines as one service: pure decisions, of the standard library alone."""
