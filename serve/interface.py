@@ -180,6 +180,34 @@ class Interface:
         }
 
     @cached_property
+    def batches(self) -> tuple[InputSlot, ...]:
+        """Inputs that tell the graph of each of some things."""
+        return tuple(
+            slot
+            for slot in self.inputs
+            if len(slot.symbols) == len(slot.shape) == 1
+            and slot.index
+            and slot.index[0] in self.graphs
+        )
+
+    @cached_property
+    def pairs_of(self) -> tuple[int, ...]:
+        """Positions among ``counts`` of the things of each of ``batches``."""
+        return tuple(self.counts.index(slot.symbols[0]) for slot in self.batches)
+
+    def pair_counts(self, arrays: Mapping[str, Any], counts: Sequence[int]) -> tuple[int, ...]:
+        """Return the pairs of things in one graph, for each of ``batches``: Σ n² over graphs.
+
+        Values number graphs. Without an input that tells them, all things are in one graph.
+        """
+        return tuple(
+            counts[position] ** 2
+            if (values := arrays.get(slot.name)) is None
+            else int((np.bincount(np.asarray(values)) ** 2).sum())
+            for slot, position in zip(self.batches, self.pairs_of, strict=True)
+        )
+
+    @cached_property
     def kinds(self) -> tuple[InputSlot, ...]:
         """Inputs that say of what kind each of some things is, at most one for each symbol."""
         found = {

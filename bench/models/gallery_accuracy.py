@@ -6,10 +6,11 @@ Each model of the gallery is measured as at load, then estimated and run on 200 
 counts vary each by itself (`bench.kit.random_requests`), in a process with a lane's allocator and
 meter. Memory: estimate ÷ measured − 1 of the peak of inputs and tensors, and what a run needed,
 with what kernels took besides and the answer, ÷ what would be reserved for it. The estimate is the
-one that a run has, its things of each kind counted. Time: |estimate ÷ measured − 1| of the median
-of four runs. All requests run once in each of four rounds, in random order, as a server's requests
-follow one another: the second of two equal runs finds its tensors in the caches and takes about a
-tenth less. `machine itself` is how far two of the rounds are from the other two.
+one that a run has, its things of each kind and its pairs in one graph counted. Time: |estimate ÷
+measured − 1| of the median of four runs. All requests run once in each of four rounds, in random
+order, as a server's requests follow one another: the second of two equal runs finds its tensors in
+the caches and takes about a tenth less. `machine itself` is how far two of the rounds are from the
+other two.
 """
 
 import argparse
@@ -65,7 +66,7 @@ def row(name: str, executor: str, options: argparse.Namespace, meter: Meter) -> 
         allocator=Allocator(meter.held_by),
     )
     estimator = ModelEstimator(calibration, Overhead())
-    memory, large, needs = [], [], []
+    memory, large, needs, sizes = [], [], [], []
     interface = gallery.interface(loaded)
     found = random_requests(
         interface,
@@ -80,13 +81,16 @@ def row(name: str, executor: str, options: argparse.Namespace, meter: Meter) -> 
         held = staged + meter.held_by(run)
         measured = staged + meter.peak_bytes() - live
         by_kind = interface.kind_counts(inputs) if estimator.counts_kinds else None
+        if estimator.counts_pairs:
+            counts += interface.pair_counts(inputs, counts)
+        sizes.append(counts)
         peak, reserve = estimator.memory(*counts, by_kind=by_kind)
         memory.append(peak / measured - 1)
         if measured >= LARGE_BYTES:
             large.append(memory[-1])
         needs.append((held + estimator.output_bytes(*counts)) / reserve)
     took = _in_rounds([run for *_, run in requests])
-    fitted = np.array([calibration.time.at(*counts) for counts, *_ in requests])
+    fitted = np.array([estimator.fitted_ns(*counts) for counts in sizes])
     times = np.abs(fitted / np.median(took, axis=0) - 1)
     repeats = np.abs(np.median(took[::2], axis=0) / np.median(took[1::2], axis=0) - 1)
     return {

@@ -19,8 +19,11 @@ void check(const PlainModel& model, const PlainInput& input) {
         fail("no tensor has this datatype");
     }
     const bool wide = input.element->datatype == "INT64";
-    if ((input.also_int32 || input.numbers_graphs) && !input.is_index()) {
-        fail("only indices may come as INT32 or number graphs");
+    if ((input.also_int32 || input.numbers_graphs || input.counts_pairs) && !input.is_index()) {
+        fail("only indices may come as INT32, number graphs or have pairs");
+    }
+    if (input.counts_pairs && input.shape.size() != 1) {
+        fail("pairs are counted of an index with one axis");
     }
     if ((input.also_int32 && !wide) ||
         (input.is_index() && !wide && input.element->datatype != "INT32")) {
@@ -47,6 +50,16 @@ nb::list tensors_of(const PlainRequest& request) {
     for (const PlainRequest::Tensor& tensor : request.tensors()) {
         found.append(nb::make_tuple(to_str(tensor.input->name), to_str(tensor.element->dtype),
                                     to_shape(tensor.shape), tensor.offset));
+    }
+    return found;
+}
+
+nb::dict pairs_of(const PlainRequest& request) {
+    nb::dict found;
+    for (const PlainRequest::Tensor& tensor : request.tensors()) {
+        if (tensor.input->counts_pairs) {
+            found[to_str(tensor.input->name)] = tensor.pairs;
+        }
     }
     return found;
 }
@@ -106,7 +119,7 @@ void bind_plain(nb::module_& module) {
             [](PlainModel& self, std::string name, const std::string& datatype,
                std::vector<std::int64_t> shape, bool required, bool also_int32,
                std::vector<std::size_t> below, std::int64_t low, std::int64_t high,
-               bool numbers_graphs) {
+               bool numbers_graphs, bool counts_pairs) {
                 PlainInput input{std::move(name),
                                  front::find_element(datatype),
                                  also_int32,
@@ -115,22 +128,24 @@ void bind_plain(nb::module_& module) {
                                  std::move(below),
                                  low,
                                  high,
-                                 numbers_graphs};
+                                 numbers_graphs,
+                                 counts_pairs};
                 check(self, input);
                 self.inputs.push_back(std::move(input));
             },
             nb::arg("name"), nb::arg("datatype"), nb::arg("shape"), nb::kw_only(),
             nb::arg("required"), nb::arg("also_int32") = false,
             nb::arg("below") = std::vector<std::size_t>{}, nb::arg("low") = 0, nb::arg("high") = 1,
-            nb::arg("numbers_graphs") = false,
+            nb::arg("numbers_graphs") = false, nb::arg("counts_pairs") = false,
             nb::sig("def add_input(self, name: str, datatype: str, shape: list[int], *, "
                     "required: bool, also_int32: bool = False, below: list[int] = [], "
-                    "low: int = 0, high: int = 1, numbers_graphs: bool = False) -> None"),
+                    "low: int = 0, high: int = 1, numbers_graphs: bool = False, "
+                    "counts_pairs: bool = False) -> None"),
             "Add the next input. A size of its shape that is the n-th count is -1 - n.\n\n"
             "Values of indices are `below` these counts, one for each row or one for all; those "
             "of\n"
-            "other integers are in [low, high]. With `numbers_graphs` the largest is told. Raises\n"
-            "ValueError for what cannot be.")
+            "other integers are in [low, high]. With `numbers_graphs` the largest is told, with\n"
+            "`counts_pairs` how many pairs are equal. Raises ValueError for what cannot be.")
         .def(
             "add_output",
             [](PlainModel& self, std::string name, double constant, std::vector<double> per) {
@@ -164,6 +179,8 @@ void bind_plain(nb::module_& module) {
             "The model's counts, as its shapes tell them.")
         .def_prop_ro("largest", &largest_of, nb::sig("def largest(self) -> dict[str, int]"),
                      "Largest value, by name, of each index that numbers graphs and has values.")
+        .def_prop_ro("pairs", &pairs_of, nb::sig("def pairs(self) -> dict[str, int]"),
+                     "Pairs of equal values, each with itself, by name, where they are counted.")
         .def_prop_ro("wanted", &wanted_of, nb::sig("def wanted(self) -> list[str]"),
                      "Names of the outputs asked for; empty for all.")
         .def_prop_ro(

@@ -73,6 +73,21 @@ std::int64_t largest_of(std::span<const std::byte> staged) {
     return largest;
 }
 
+// Counts the pairs that things in the graphs `staged` make with those before them, and themselves.
+template <typename Index>
+void count_pairs(PlainRequest::Tensor& tensor, std::span<const std::byte> staged) {
+    for (std::size_t at = 0; at < staged.size(); at += sizeof(Index)) {
+        Index graph = 0;
+        std::memcpy(&graph, staged.data() + at, sizeof graph);
+        const auto place = static_cast<std::size_t>(graph);
+        if (place >= tensor.things.size()) {
+            tensor.things.resize(std::max(place + 1, 2 * tensor.things.size()));
+        }
+        // (n + 1)² - n².
+        tensor.pairs += 2 * tensor.things[place]++ + 1;
+    }
+}
+
 // Columns from `from` to `to` of edges, two rows of `count`, whose ends are the same.
 template <typename Index>
 std::int64_t loops_of(const std::byte* edges, std::int64_t count, std::int64_t from,
@@ -348,6 +363,14 @@ void PlainRequest::stage_items(Tensor& tensor, std::string_view bytes) {
     if (tensor.input->numbers_graphs) {
         tensor.largest = std::max(tensor.largest, item == 4 ? largest_of<std::int32_t>(target)
                                                             : largest_of<std::int64_t>(target));
+    }
+    // Values that are staged as they are may point anywhere.
+    if (tensor.input->counts_pairs && valid_) {
+        item == 4 ? count_pairs<std::int32_t>(tensor, target)
+                  : count_pairs<std::int64_t>(tensor, target);
+        if (tensor.staged == tensor.size) {
+            tensor.things = {};
+        }
     }
     if (loops_ >= 0 && tensor.input->is_edges()) {
         count_loops(tensor, before, before + count);

@@ -46,6 +46,10 @@ public:
         std::int64_t hashed = 0;
         // The largest value of an index that numbers graphs; -1 for one without values.
         std::int64_t largest = -1;
+        // Pairs of things in one graph, each with itself among them, where they are counted and all
+        // values are valid; and how many things each graph has so far.
+        std::int64_t pairs = 0;
+        std::vector<std::int64_t> things;
     };
 
     // Plans a message of `size` bytes that begins with the fields `head` and goes on with the raw

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 #: Raise when what is stored, or how it is measured, changes; others on disk are then ignored.
-FORMAT = 12
+FORMAT = 13
 
 
 class Linear(msgspec.Struct, frozen=True):
@@ -43,13 +43,31 @@ class Curve(msgspec.Struct, frozen=True):
     constant: float
     #: For each of ``terms``.
     per: tuple[float, ...]
+    #: Positions of the counts of things whose pairs in one graph count too; see ``with_pairs``.
+    pairs_of: tuple[int, ...] = ()
+    #: For each of these.
+    per_pair: tuple[float, ...] = ()
 
     def at(self, *counts: int) -> float:
-        """Return its value for a graph."""
+        """Return its value for a graph; `counts` go on with those of pairs."""
+        own = len(counts) - len(self.pairs_of)
         value = self.constant
-        for each, term in zip(self.per, terms(counts), strict=True):
+        for each, term in zip(self.per, terms(counts[:own]), strict=True):
             value += each * term
+        for each, count in zip(self.per_pair, counts[own:], strict=True):
+            value += each * count
         return value
+
+
+def with_pairs(counts: tuple[int, ...], own: int, pairs_of: Sequence[int]) -> tuple[int, ...]:
+    """Return counts, of which `own` are told by shapes, followed by those of pairs in one graph.
+
+    The pairs of n things are n², each with itself included, and the sum over graphs is counted.
+    Where it is not given, all things are in one graph, which is the most there can be.
+    """
+    if len(counts) > own:
+        return counts
+    return counts + tuple(counts[position] ** 2 for position in pairs_of)
 
 
 def terms(counts: Sequence[Any]) -> list[Any]:
@@ -144,14 +162,19 @@ class TimeFit(msgspec.Struct, frozen=True, kw_only=True):
     largest: tuple[int, ...]
     #: For each of ``terms`` after the counts themselves; empty when the ramps suffice.
     products: tuple[float, ...] = ()
+    #: For the pairs that the curve of memory counts; empty when the rest suffices.
+    per_pair: tuple[float, ...] = ()
 
     def at(self, *counts: int) -> float:
-        """Return the nanoseconds for a graph."""
+        """Return the nanoseconds for a graph; `counts` may go on with those of pairs."""
+        own = counts[: len(self.ramps)]
         value = self.constant_ns
-        for ramp, count in zip(self.ramps, counts, strict=True):
+        for ramp, count in zip(self.ramps, own, strict=True):
             value += ramp.at(count)
         if self.products:
-            value += sum(map(mul, self.products, terms(counts)[len(counts) :]))
+            value += sum(map(mul, self.products, terms(own)[len(own) :]))
+        if self.per_pair:
+            value += sum(map(mul, self.per_pair, counts[len(own) :]))
         return value
 
 
@@ -170,6 +193,11 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     executor_reason: str = ""
     #: Nodes and edges together up to which replaying a captured run gains; 0: never, or not tried.
     replay_most: int = 0
+
+    @property
+    def pairs_of(self) -> tuple[int, ...]:
+        """Positions of the counts of things whose pairs in one graph are to be counted."""
+        return () if self.memory.curve is None else self.memory.curve.pairs_of
 
     @property
     def warning(self) -> str:

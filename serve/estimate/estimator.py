@@ -13,7 +13,7 @@ from statistics import median
 import numpy as np
 
 from serve.core.types import Bytes, Nanos, TaskEstimate, align_bytes
-from serve.estimate.calibration import Calibration, Linear
+from serve.estimate.calibration import Calibration, Linear, with_pairs
 from serve.estimate.correction import Correction, Quantile
 from serve.estimate.slowdown import SlowdownEstimator
 from serve.estimate.solve import Floats
@@ -128,6 +128,9 @@ class ModelEstimator:
         #: Runs that needed more than was reserved for them.
         self.underestimates = 0
         memory = calibration.memory
+        #: Counts that shapes tell; whether it is worth while to count pairs in one graph besides.
+        self._own = len(memory.inputs.per)
+        self.counts_pairs = bool(calibration.pairs_of)
         # Inputs are live at every moment, so they can be added to every plane.
         self._planes = _raised(memory.activations, memory.inputs)
         self._held = _raised(memory.held, memory.inputs)
@@ -166,7 +169,8 @@ class ModelEstimator:
     ) -> TaskEstimate:
         """Return peak memory, reservation, median run and solo time of one request.
 
-        `counts` are its nodes and edges, or whatever the model counts. `num_loops` of the edges are
+        `counts` are its nodes and edges, or whatever the model counts, and its pairs in one graph
+        where `counts_pairs`; without them all things are in one. `num_loops` of the edges are
         self-loops; None: any number may be. `narrow_edges`: they are staged as int32.
         `by_kind`: its things of each kind; None: all may be of one.
         """
@@ -207,7 +211,7 @@ class ModelEstimator:
 
         Joining takes time, and what was staged for the requests is held beside the joined copy.
         """
-        counts = _summed(sizes)
+        counts = self._summed(sizes)
         whole = self.estimate(*counts)
         staged = self.input_bytes(*counts) + _PLACES_BYTES * len(sizes)
         if self.calibration.memory.curve is not None:
@@ -245,16 +249,16 @@ class ModelEstimator:
         """
         if len(sizes) > 1:
             run_ns -= self._joining_ns(sizes)
-        counts = _summed(sizes)
+        counts = self._summed(sizes)
         self.observe_run(counts, run_ns, peak_bytes, held_bytes, beside, num_loops, by_kind)
 
     def _joining_ns(self, sizes: Sequence[tuple[int, ...]]) -> int:
-        copied = self.input_bytes(*_summed(sizes))
+        copied = self.input_bytes(*self._summed(sizes))
         return ceil(_JOIN_NS + _JOIN_NS_PER_REQUEST * len(sizes) + copied * _JOIN_NS_PER_BYTE)
 
     def fitted_ns(self, *counts: int) -> float:
         """Run time as calibrated, before anything was learned since."""
-        return self.calibration.time.at(*counts)
+        return self.calibration.time.at(*self._full(counts))
 
     def run_ns(self, *counts: int, beside: float = 0.0) -> int:
         """Return the median run time beside `beside` others, averaged over the run, in ns."""
@@ -263,17 +267,18 @@ class ModelEstimator:
 
     def output_bytes(self, *counts: int) -> int:
         """Return the most bytes that the answer can take."""
-        return ceil(self.calibration.memory.output.at(*counts))
+        return ceil(self.calibration.memory.output.at(*counts[: self._own]))
 
     def input_bytes(self, *counts: int) -> int:
         """Return the bytes of the staged inputs, with edges as int64."""
-        return ceil(self.calibration.memory.inputs.at(*counts))
+        return ceil(self.calibration.memory.inputs.at(*counts[: self._own]))
 
     def describe(self, *counts: int) -> Breakdown:
         """Return the estimate with its parts and bands."""
         memory = self.calibration.memory
         estimate = self.estimate(*counts)
-        top = max(memory.activations, key=lambda plane: plane.at(*counts), default=None)
+        own = counts[: self._own]
+        top = max(memory.activations, key=lambda plane: plane.at(*own), default=None)
         inputs, peak = self.input_bytes(*counts), estimate.peak_bytes
         run_high = ceil(estimate.run_ns * self._high.value)
         return Breakdown(
@@ -338,6 +343,7 @@ class ModelEstimator:
     def _peak(self, counts: tuple[int, ...], content: _Content) -> int:
         """Staged inputs and tensors."""
         num_loops, by_kind = content
+        full, counts = self._full(counts), counts[: self._own]
         peak = _highest(self._planes, counts)
         if by_kind is not None and self.counts_kinds:
             peak = min(peak, _highest(self._mixed_planes, counts + by_kind.firsts + by_kind.others))
@@ -347,12 +353,13 @@ class ModelEstimator:
         curve = self.calibration.memory.curve
         if curve is not None:
             staged = self.calibration.memory.inputs.at(*counts)
-            peak = max(peak, staged + curve.at(*counts))
+            peak = max(peak, staged + curve.at(*full))
         return ceil(peak * self.memory_scale) + self.memory_added_bytes
 
     def _need(self, counts: tuple[int, ...], content: _Content, peak: int) -> int:
         """Return the need with what kernels take besides."""
         num_loops, by_kind = content
+        counts = counts[: self._own]
         held = _highest(self._held, counts)
         if by_kind is not None and self.counts_kinds:
             held = min(held, _highest(self._mixed_held, counts + by_kind.most))
@@ -385,12 +392,16 @@ class ModelEstimator:
             self.memory_added_bytes += max(peak_bytes - peak, held_bytes - need)
 
     def _overhead_ns(self, counts: tuple[int, ...]) -> float:
-        return self.overhead.at(self.calibration.memory.inputs.at(*counts))
+        return self.overhead.at(self.calibration.memory.inputs.at(*counts[: self._own]))
 
+    def _full(self, counts: tuple[int, ...]) -> tuple[int, ...]:
+        return with_pairs(counts, self._own, self.calibration.pairs_of)
 
-def _summed(sizes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Return the sum of each count."""
-    return sizes[0] if len(sizes) == 1 else tuple(map(sum, zip(*sizes, strict=True)))
+    def _summed(self, sizes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+        """Return the sum of each count: a union has the pairs of its parts."""
+        if len(sizes) == 1:
+            return sizes[0]
+        return tuple(map(sum, zip(*map(self._full, sizes), strict=True)))
 
 
 def _raised(planes: Sequence[Linear], by: Linear) -> _Planes:

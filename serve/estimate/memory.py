@@ -193,18 +193,21 @@ def _allowed(estimate_bytes: float) -> float:
     return estimate_bytes + max(SLACK_BYTES, SLACK_SHARE * estimate_bytes)
 
 
-def fit_curve(peaks: Sequence[tuple[int, ...]]) -> Curve:
+def fit_curve(peaks: Sequence[tuple[int, ...]], pairs_of: tuple[int, ...] = ()) -> Curve:
     """Fit a curve to (counts …, peak bytes), at least 20 % above each of them.
 
-    Of several peaks with the same counts the largest decides. Peaks that the curve is far below
-    get more weight, until it is near all of them.
+    The last counts are those of the pairs of `pairs_of`. Of several peaks with the same counts the
+    largest decides. Peaks that the curve is far below get more weight, until it is near all of
+    them.
     """
     most: dict[tuple[int, ...], int] = {}
     for *at, held in peaks:
         most[tuple(at)] = max(held, most.get(tuple(at), 0))
     counts = np.array(list(most), dtype=np.float64).T
+    own = len(counts) - len(pairs_of)
     peak = np.maximum(1.0, np.array(list(most.values()), dtype=np.float64))
-    columns = np.stack([np.ones_like(peak), *terms(list(counts))], axis=1) / peak[:, None]
+    summands = [np.ones_like(peak), *terms(list(counts[:own])), *counts[own:]]
+    columns = np.stack(summands, axis=1) / peak[:, None]
     weight, best, best_above = np.ones_like(peak), np.zeros(columns.shape[1]), math.inf
     for _ in range(_CURVE_ROUNDS):
         found = nonnegative(columns * weight[:, None], weight)
@@ -216,7 +219,8 @@ def fit_curve(peaks: Sequence[tuple[int, ...]]) -> Curve:
         weight = weight / fitted.clip(0.2, 5.0)
         weight = (weight / weight.max()).clip(min=1e-3)
     constant, *per = best.tolist()
-    return Curve(constant, tuple(per))
+    last = len(per) - len(pairs_of)
+    return Curve(constant, tuple(per[:last]), pairs_of, tuple(per[last:]))
 
 
 def fit_held(samples: Sequence[tuple[int, ...]]) -> tuple[Linear, ...]:

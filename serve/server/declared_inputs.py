@@ -30,6 +30,8 @@ class CountedInputs(SentInputs):
 
     #: In the order of ``Interface.counts``.
     _counts: tuple[int, ...]
+    #: Pairs of things in one graph, where the model's estimates count them.
+    _pairs: tuple[int, ...] = ()
     #: Numbers of nodes and of all other things.
     _totals: tuple[int, int]
     #: Places of the outputs; empty until the number of graphs is known, when staged.
@@ -42,14 +44,16 @@ class CountedInputs(SentInputs):
 
     def expected(self) -> Sized:
         """See ``RequestInputs``."""
-        estimate = self.entry.estimator.estimate(*self._counts, by_kind=self.by_kind)
-        return Sized(*self._totals, estimate, self._counts)
+        counts = self._counts + self._pairs
+        estimate = self.entry.estimator.estimate(*counts, by_kind=self.by_kind)
+        return Sized(*self._totals, estimate, counts)
 
     def exact(self, task: Task) -> Sized:
         """Return the task's size, which its shapes tell, with memory by the things of each kind."""
-        peak_bytes, reserve_bytes = self.entry.estimator.memory(*self._counts, by_kind=self.by_kind)
+        counts = self._counts + self._pairs
+        peak_bytes, reserve_bytes = self.entry.estimator.memory(*counts, by_kind=self.by_kind)
         estimate = replace(task.estimate, peak_bytes=peak_bytes, reserve_bytes=reserve_bytes)
-        return Sized(*self._totals, estimate, self._counts)
+        return Sized(*self._totals, estimate, counts)
 
 
 class StagedDeclaredInputs(CountedInputs, StagedInputs):
@@ -67,6 +71,11 @@ class StagedDeclaredInputs(CountedInputs, StagedInputs):
         interface.graph_counts(request.largest, sizes)
         assert self.staged is not None
         self._outputs = output_refs(interface.outputs, sizes, self.staged)
+        if entry.estimator.counts_pairs:
+            self._pairs = tuple(
+                request.pairs.get(slot.name, self._counts[position] ** 2)
+                for slot, position in zip(interface.batches, interface.pairs_of, strict=True)
+            )
         if entry.estimator.counts_kinds:
             kinds = {slot.name for slot in interface.kinds}
             self.by_kind = interface.kind_counts({
@@ -93,6 +102,8 @@ class DeclaredInputs(CountedInputs, LaidOutInputs):
         shapes = {name: tensor.shape for name, tensor in call.tensors.items()}
         self._counts = _checked_counts(call, entry, interface, shapes)
         self._totals = interface.totals(self._counts)
+        if entry.estimator.counts_pairs:
+            self._pairs = _pairs_told(call, interface, self._counts)
         self._layout = plan_layout(
             shapes,
             entry.spec.inputs,
@@ -172,6 +183,21 @@ def _checked_counts(
             f" '{call.model}' cannot take"
         )
     return counts
+
+
+def _pairs_told(call: InferCall, interface: Interface, counts: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the request's pairs of things in one graph, before its values are checked."""
+    arrays = {}
+    for slot, position in zip(interface.batches, interface.pairs_of, strict=True):
+        if (tensor := call.tensors.get(slot.name)) is None:
+            continue
+        values = np.empty(tensor.shape, np.int64)
+        _copy(tensor, values)
+        # Others are refused when they are staged.
+        bound = counts[position]
+        if not values.size or (int(values.min()) >= 0 and int(values.max()) < bound):
+            arrays[slot.name] = values
+    return interface.pair_counts(arrays, counts)
 
 
 def output_bytes(slots: tuple[TensorSlot, ...], sizes: Mapping[str, int]) -> int:

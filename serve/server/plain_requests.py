@@ -107,7 +107,7 @@ class PlainRequests:
 def _describe(entry: ModelEntry, token: int) -> PlainModel | None:
     """Return what the front must know; None for a model that it cannot serve by itself."""
     if entry.spec.interface is not None:
-        return _declared(entry.spec.interface, token)
+        return _declared(entry.spec.interface, token, entry.estimator.counts_pairs)
     signature = entry.signature
     inputs = [INPUTS[name] for name in entry.spec.inputs]
     has_edges = any(each.per[0] == "E" for each in inputs)
@@ -142,7 +142,7 @@ def _describe(entry: ModelEntry, token: int) -> PlainModel | None:
     return model
 
 
-def _declared(interface: Interface, token: int) -> PlainModel:
+def _declared(interface: Interface, token: int, counts_pairs: bool) -> PlainModel:
     """Return what the front must know of a model that declares its inputs."""
     place = {symbol: number for number, symbol in enumerate(interface.counts)}
     model = PlainModel(token=token, counts=len(place), node_counts=len(interface.nodes))
@@ -158,6 +158,7 @@ def _declared(interface: Interface, token: int) -> PlainModel:
             low=low,
             high=high,
             numbers_graphs=any(slot is each for each in interface.graphs.values()),
+            counts_pairs=counts_pairs and slot in interface.batches,
         )
     for output in interface.outputs:
         per, constant = interface.bytes_per((output,))

@@ -135,3 +135,25 @@ def test_any_number_of_counts_is_followed(kinds):
     size = (2_000,) * kinds
     assert fit.at(*size) == pytest.approx(200_000 + per @ size, rel=0.02)
     assert len(fit.largest) == kinds
+
+
+def test_pairs_are_told_from_products():
+    """Work on all pairs of things of a graph, and cheaper work on all pairs of things."""
+    rng = np.random.default_rng(0)
+
+    def cost(n, pairs):
+        return 200_000 + 3 * n * n + 9 * pairs
+
+    sizes = [2**k for k in range(4, 12)]
+    seen = [(n, pairs) for n in sizes for pairs in (n, int(n**1.5), n * n)]
+    measured = [
+        Timed((n, p), tuple(int(cost(n, p) * x) for x in np.exp(0.02 * rng.standard_normal(5))))
+        for n, p in seen
+    ]
+    fit = fit_time(measured, products=True, num_pairs=1)
+    for n, pairs in ((300, 700), (1_500, 1_500**2 // 3), (900, 900 * 40)):
+        assert fit.at(n, pairs) == pytest.approx(cost(n, pairs), rel=0.05)
+    without = fit_time([Timed(s.counts[:1], s.runs_ns) for s in measured], products=True)
+    assert without.error_p95 > 2 * fit.error_p95
+    assert len(fit.ramps) == 1
+    assert without.per_pair == ()

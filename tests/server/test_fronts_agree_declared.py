@@ -17,10 +17,12 @@ from serve.interface import DTYPES
 from serve.lane.model_importing import read_model
 from serve.models.declaration import InputSection, OutputSection, interface_of
 from serve.pb import grpc_service_pb2 as pb
+from serve.wire.messages import decode_response
 from tests.server import kinds
 from tests.server.test_fronts_agree import (
     Framed,
     both_fronts,
+    decoded,
     doubled,
     outcome,
     sent_on_a_stream,
@@ -47,7 +49,7 @@ def interface(name):
 
 @pytest.fixture(scope="module")
 def fronts(tmp_path_factory, trouble):
-    for name in MODELS[1:]:
+    for name in (*MODELS[1:], "schnet"):
         gallery.write(trouble.root, name)
     folder = tmp_path_factory.mktemp("kinds")
     torch.save(kinds.build().state_dict(), folder / "weights.pt")
@@ -63,7 +65,7 @@ def fronts(tmp_path_factory, trouble):
     )
     with both_fronts(folder, trouble.root) as found:
         yield found
-    for name in MODELS:
+    for name in (*MODELS, "schnet"):
         shutil.rmtree(trouble.root / name)
 
 
@@ -168,6 +170,34 @@ def test_ordinary_messages_are_staged_however_large_they_are(fronts, name):
             told = native[3]
             assert list(told) == (outputs[-1:] if number == 1 else outputs)
             assert counts()["plain"] == before + 1
+
+
+@pytest.mark.parametrize("graphs", [[60], [1] * 60, [20, 3, 37], [0, 30, 0, 30], None])
+@pytest.mark.parametrize("narrow", [False, True])
+def test_pairs_of_things_in_one_graph_are_counted_alike(fronts, graphs, narrow):
+    calls, server, _ = fronts
+    declared, rng = interface("schnet"), np.random.default_rng(0)
+    arrays = declared_inputs(declared, (60,), rng)
+    batch = np.repeat(np.arange(len(graphs or [])), graphs or [])
+    arrays["batch"] = rng.permutation(batch).astype(np.int32 if narrow else np.int64)
+    sent = pb.ModelInferRequest(model_name="schnet", id="one")
+    for name in ("z", "pos", "batch") if graphs else ("z", "pos"):
+        array = arrays[name]
+        sent.inputs.add(name=name, datatype=WIRE[array.dtype.name], shape=array.shape)
+        sent.raw_input_contents.append(array.tobytes())
+    whole = pb.ModelInferRequest()
+    whole.CopyFrom(sent)
+    if graphs:
+        whole.raw_input_contents[2] = bytes(len(sent.raw_input_contents[2]))
+    before = server._front._front.counts()["plain"]
+    answers = [decode_response(call(sent.SerializeToString())) for call in calls]
+    assert decoded(answers[0]) == decoded(answers[1])
+    assert server._front._front.counts()["plain"] == before + 1
+    python, native = (answer.parameters["pmc_estimate_bytes"] for answer in answers)
+    assert native == python
+    one_graph = decode_response(calls[1](whole.SerializeToString())).parameters
+    share = native / one_graph["pmc_estimate_bytes"]
+    assert share == 1 if graphs in (None, [60]) else share < 0.9
 
 
 @pytest.mark.parametrize("name", MODELS)

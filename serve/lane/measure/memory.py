@@ -25,6 +25,7 @@ from serve.estimate.memory import (
     upper_hull,
 )
 from serve.lane.measure.kinds import Held, measure_kinds
+from serve.lane.measure.pairs import curve_with_pairs
 from serve.lane.measure.probe import ModelProbe, Need, Run, need_for
 from serve.lane.measure.probe_graphs import Shape, counts_for, varied
 from serve.lane.measure.timing import SMALLEST_NODES
@@ -101,7 +102,7 @@ def measure_memory(
         # Small graphs may only take other kernels; the larger ones decide.
         families = families.with_larger(_fit_families(probe, traced_large))
         planes, problem = families.planes(), families.problem
-    curve, peaks = None, []
+    curve, peaks, further = None, [], []
     warning = ""
     if problem or not _all_covered(planes, checked):
         further = [
@@ -140,7 +141,10 @@ def measure_memory(
     loopless = None
     if curve is not None:
         # What was fitted to moments that do not line up says nothing of other graphs.
-        curve, held, planes = fit_curve([*peaks, *_of_all(held)]), {}, ()
+        curve = curve_with_pairs(
+            probe, peaks, held, lambda shape: _traces(probe, further, shape)
+        ) or fit_curve([*peaks, *_of_all(held)])
+        held, planes = {}, ()
     elif loaded.spec.interface is None:
         loopless = _without_loops(probe, families, held, size, allocator)
     return MemoryFit(

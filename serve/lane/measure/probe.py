@@ -5,10 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from serve.estimate.calibration import (
-    Curve,
-    Linear,
-)
+from serve.estimate.calibration import Curve, Linear, with_pairs
 from serve.estimate.memory import (
     MemoryTrace,
     peak_at,
@@ -64,7 +61,7 @@ class ModelProbe:
         """Return True when the shape is plain or changes an input of this model."""
         if shape is Shape.PLAIN:
             return True
-        of_graphs = shape in (Shape.SINGLES, Shape.LOPSIDED)
+        of_graphs = shape in (Shape.SINGLES, Shape.LOPSIDED, Shape.MANY)
         of_kinds = shape in (Shape.LOWEST, Shape.HIGHEST)
         if (interface := self.loaded.spec.interface) is not None:
             slots = interface.inputs
@@ -75,6 +72,13 @@ class ModelProbe:
             return False
         needs = "batch" if of_graphs else "edge_index"
         return needs in self.loaded.spec.inputs
+
+    def pairs(self, counts: tuple[int, ...], shape: Shape) -> tuple[int, ...]:
+        """Return the pairs of things in one graph of the inputs with these counts and shape."""
+        interface = self.loaded.spec.interface
+        if interface is None or not interface.batches:
+            return ()
+        return interface.pair_counts(self.graph(counts, shape), counts)
 
     def input_bytes(self) -> Linear:
         """Return the bytes of the staged inputs."""
@@ -102,7 +106,9 @@ def need_for(inputs: Linear, planes: tuple[Linear, ...], curve: Curve | None = N
     """Return the bytes of inputs and activations as a function of a graph's counts."""
 
     def need(*counts: int) -> float:
-        live = max(peak_at(planes, *counts), 0.0 if curve is None else curve.at(*counts))
+        live = peak_at(planes, *counts)
+        if curve is not None:
+            live = max(live, curve.at(*with_pairs(counts, len(counts), curve.pairs_of)))
         return inputs.at(*counts) + live
 
     return need

@@ -6,6 +6,7 @@ relational layer. Live bytes are linear in those too, so their extremes bound ev
 loops or only loops, one graph or one per node, all things of one kind.
 """
 
+import math
 from collections.abc import Sequence
 from enum import Enum
 
@@ -35,6 +36,8 @@ class Shape(Enum):
     STAR = "star"
     #: One graph of half the nodes in `batch`, the others alone.
     LOPSIDED = "lopsided"
+    #: As many graphs in `batch` as each has nodes.
+    MANY = "of many graphs"
     #: Every integer that is no index is the least that its input may have, every boolean False.
     LOWEST = "all of the first kind"
     #: Every such integer is the greatest, every boolean True.
@@ -152,6 +155,8 @@ def _graphs(num_nodes: int, shape: Shape) -> NDArray[np.int64]:
     """Return the graph that each node is in, int64 [N]."""
     if shape is Shape.SINGLES:
         return np.arange(num_nodes)
+    if shape is Shape.MANY:
+        return np.arange(num_nodes) // math.ceil(math.sqrt(num_nodes))
     if shape is Shape.LOPSIDED:
         return np.maximum(0, np.arange(num_nodes) - num_nodes // 2)
     return np.zeros(num_nodes, dtype=np.int64)

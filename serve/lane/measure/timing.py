@@ -10,8 +10,9 @@ from serve.estimate.calibration import (
 )
 from serve.estimate.timing import Timed, fit_time
 from serve.lane import clock
+from serve.lane.measure.pairs import PAIRED
 from serve.lane.measure.probe import ModelProbe, need_for
-from serve.lane.measure.probe_graphs import varied
+from serve.lane.measure.probe_graphs import Shape, varied
 from serve.progress import Progress
 
 _TIMED_RATIOS = (2, 10, 30)
@@ -21,6 +22,8 @@ _LEAST_STEPS, _MAX_STEPS = 5, 20
 #: The first size that takes this long is the last.
 _LONG_RUN_NS = 90_000_000
 _MAX_ROUNDS = 9
+#: Counts and shape of a graph.
+_Probe = tuple[tuple[int, ...], Shape]
 #: Share of the time for finding the largest sizes.
 _CLIMB_SHARE = 0.5
 
@@ -41,38 +44,44 @@ def measure_time(
     need = need_for(memory.inputs, memory.activations, memory.curve)
     started_ns = clock.now_ns()
     span_ns = max(stop_at_ns - started_ns, 1_000_000)
-    graphs: dict[tuple[int, ...], dict[str, torch.Tensor]] = {}
-    runs: dict[tuple[int, ...], list[int]] = {}
+    graphs: dict[_Probe, dict[str, torch.Tensor]] = {}
+    runs: dict[_Probe, list[int]] = {}
 
-    def time_one(size: tuple[int, ...]) -> int:
-        expect(int(need(*size)))
-        return _time_ns(probe, graphs[size])
+    def time_one(one: _Probe) -> int:
+        expect(int(need(*one[0])))
+        return _time_ns(probe, graphs[one])
 
-    smallest = _smallest(probe)
-    for index, least in enumerate(smallest, start=1):
+    pairs_of = () if memory.curve is None else memory.curve.pairs_of
+    shapes = PAIRED if pairs_of else PAIRED[:1]
+    smallest = [(least, shape) for least in _smallest(probe) for shape in shapes]
+    for index, (least, shape) in enumerate(smallest, start=1):
         climb_until_ns = started_ns + span_ns * _CLIMB_SHARE * index / len(smallest)
         for step in range(_MAX_STEPS):
             size = tuple(count << step for count in least)
             too_large = need(*size) > max_bytes or clock.now_ns() > climb_until_ns
             if step >= _LEAST_STEPS and too_large:
                 break
-            graphs[size] = probe.site.stage(probe.graph(size))
-            runs[size] = [time_one(size)]
-            if step >= _LEAST_STEPS and runs[size][0] > _LONG_RUN_NS:
+            one = size, shape
+            graphs[one] = probe.site.stage(probe.graph(size, shape))
+            runs[one] = [time_one(one)]
+            if step >= _LEAST_STEPS and runs[one][0] > _LONG_RUN_NS:
                 break
-    order = sorted(graphs, key=lambda size: -runs[size][0])
+    order = sorted(graphs, key=lambda one: -runs[one][0])
     patience_ns = span_ns / 60
     for round_number in range(_MAX_ROUNDS):
-        for size in order:
+        for one in order:
             if clock.now_ns() > stop_at_ns:
                 break
-            if round_number < 2 or runs[size][0] < patience_ns:
-                runs[size].append(time_one(size))
+            if round_number < 2 or runs[one][0] < patience_ns:
+                runs[one].append(time_one(one))
         tell("time", 0.2 + 0.8 * min(1.0, (clock.now_ns() - started_ns) / span_ns))
     # The first run of a size is a warm-up, if there was time for another.
-    samples = [Timed(size, tuple(found[1:] or found)) for size, found in runs.items()]
+    samples = [
+        Timed(size + (probe.pairs(size, shape) if pairs_of else ()), tuple(found[1:] or found))
+        for (size, shape), found in runs.items()
+    ]
     # Work that is not linear in the counts shows in memory.
-    return fit_time(samples, products=memory.curve is not None)
+    return fit_time(samples, products=memory.curve is not None, num_pairs=len(pairs_of))
 
 
 def _smallest(probe: ModelProbe) -> list[tuple[int, ...]]:

@@ -1,0 +1,49 @@
+"""Fit the memory of a model whose work is on pairs of things in one graph, as atoms of a molecule.
+
+Probes are one graph each, so without this an estimate is that of a request which is one graph.
+"""
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from serve.estimate.calibration import Curve
+from serve.estimate.memory import MemoryTrace, fit_curve
+from serve.lane.measure.kinds import Held
+from serve.lane.measure.probe import ModelProbe
+from serve.lane.measure.probe_graphs import Shape
+
+#: Shapes between one graph and as many as there are things.
+PAIRED = (Shape.PLAIN, Shape.MANY, Shape.SINGLES)
+#: What counting pairs must spare on average, as a share of the estimate.
+_LEAST_GAIN = 0.05
+
+
+def curve_with_pairs(
+    probe: ModelProbe,
+    peaks: Iterable[tuple[int, ...]],
+    held: Held,
+    trace: Callable[[Shape], Iterable[MemoryTrace]],
+) -> Curve | None:
+    """Return a curve that counts pairs; None where it is hardly below one that does not.
+
+    `peaks` are (counts …, bytes) of plain graphs; `trace` runs graphs of another shape.
+    """
+    interface = probe.loaded.spec.interface
+    if interface is None or not interface.batches:
+        return None
+    of_shape = [(Shape.PLAIN, tuple(found)) for found in peaks]
+    of_shape += [
+        (shape, (*found.counts, found.peak_bytes)) for shape in PAIRED[1:] for found in trace(shape)
+    ]
+    of_shape += [(shape, tuple(found)) for shape, all_held in held.items() for found in all_held]
+    samples = [
+        (*found[:-1], *probe.pairs(found[:-1], shape), found[-1]) for shape, found in of_shape
+    ]
+    counted = fit_curve(samples, interface.pairs_of)
+    simple = fit_curve([found for _, found in of_shape])
+    spared = [
+        1 - counted.at(*sample[:-1]) / simple.at(*found[:-1])
+        for sample, (_, found) in zip(samples, of_shape, strict=True)
+    ]
+    return counted if np.mean(spared) >= _LEAST_GAIN else None
