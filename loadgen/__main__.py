@@ -65,7 +65,15 @@ def load(
         Literal["poisson", "bursty"], typer.Option(help="Arrival process.")
     ] = "poisson",
     seed: Annotated[int, typer.Option(help="Seed of tasks and arrivals.")] = 0,
-    trace: Annotated[Path | None, typer.Option(help="Trace to replay.")] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace", "--replay", help="Trace, or a server's recording (report.record), to replay."
+        ),
+    ] = None,
+    speed: Annotated[
+        float, typer.Option(help="How many times as fast to send a trace or recording.")
+    ] = 1.0,
     save_trace: Annotated[Path | None, typer.Option(help="File to write the trace to.")] = None,
     scale: Annotated[
         float, typer.Option(help="Size of generated graphs relative to the real ones.")
@@ -136,6 +144,7 @@ def load(
         pool=pool,
         data=data,
         trace=trace,
+        speed=speed,
         save_trace=save_trace,
         timeout_s=timeout,
     )

@@ -51,6 +51,8 @@ class LoadOptions:
     data: Path | None = None
     #: Trace to replay.
     trace: Path | None = None
+    #: How many times as fast the trace is sent.
+    speed: float = 1.0
     #: File to write the trace to.
     save_trace: Path | None = None
     #: Time limit of each request from its intended send time.
@@ -59,6 +61,8 @@ class LoadOptions:
     def check(self) -> None:
         """Raise ConfigError when the options contradict each other."""
         if self.trace is None:
+            if self.speed != 1:
+                raise ConfigError(f"speed {self.speed:g}: only a trace to replay has one")
             if (self.rate_hz is None) == (self.rho is None):
                 raise ConfigError("give either a rate or rho, or a trace to replay")
             if self.duration_s is None and self.requests is None:
@@ -71,7 +75,7 @@ class LoadOptions:
         self._check_resident()
         if self.without and (self.workload != MIX or self.trace is not None):
             raise ConfigError(f"without {', '.join(self.without)}: only {MIX} has several models")
-        for name in ("rate_hz", "rho", "duration_s", "requests", "timeout_s"):
+        for name in ("rate_hz", "rho", "duration_s", "requests", "timeout_s", "speed"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ConfigError(

@@ -9,9 +9,10 @@ import msgspec
 
 from loadgen.inputs import Shapes, makeable
 from loadgen.options import LoadOptions
-from loadgen.requests import RequestSource, ResidentRequests, SubgraphRequests
+from loadgen.requests import MixedRequests, RequestSource, ResidentRequests, SubgraphRequests
 from serve.errors import ConfigError
 from serve.graphs.pool import GraphPool
+from serve.recording import read_trace
 from serve.workload import (
     MIX,
     PoolSpec,
@@ -80,10 +81,8 @@ def make_plan(options: LoadOptions, server: ServerUnderLoad) -> LoadPlan:
         source = _source(models, resident, options.pool, options, server)
         trace = _draw(options, models, resident, source, server)
     else:
-        trace = _shortened(Trace.load(options.trace), options)
-        header = trace.header
-        asked = {item.model for item in trace.items}
-        source = _source(asked, header.resident, header.pool, options, server)
+        trace = _shortened(read_trace(options.trace), options)
+        source = _source_of(trace, options, server)
     if not trace.items:
         raise ConfigError("no request falls into this run: make it longer or the rate higher")
     if options.save_trace is not None:
@@ -109,6 +108,24 @@ def _resident(options: LoadOptions, server: ServerUnderLoad) -> ResidentSpec | N
     )
 
 
+def _source_of(trace: Trace, options: LoadOptions, server: ServerUnderLoad) -> RequestSource:
+    """Return what makes the requests of a trace, which may be of several graphs of the server."""
+    header = trace.header
+    if not header.residents:
+        asked = {item.model for item in trace.items}
+        return _source(asked, header.resident, header.pool, options, server)
+    models: dict[str, set[str]] = {}
+    for item in trace.items:
+        models.setdefault(item.dataset, set()).add(item.model)
+    residents = {
+        spec.key: _source(models[spec.key], spec, header.pool, options, server)
+        for spec in header.residents
+        if spec.key in models
+    }
+    brought = set().union(*(names for key, names in models.items() if key not in residents))
+    return MixedRequests(residents, _source(brought, None, header.pool, options, server))
+
+
 def _source(
     models: Iterable[str],
     resident: ResidentSpec | None,
@@ -120,9 +137,11 @@ def _source(
     if resident is None:
         inputs = _each(models, lambda model: makeable(model, server.inputs(model)))
         return SubgraphRequests(GraphPool(pool, options.data), inputs, server.solo_s)
+    num_nodes, origin = server.graph(resident.graph, resident.node_type)
     spec = resident
-    num_nodes, origin = server.graph(spec.graph, spec.node_type)
-    if num_nodes < spec.num_nodes:
+    if spec.num_nodes is None:
+        spec = msgspec.structs.replace(spec, num_nodes=num_nodes)
+    if num_nodes < (spec.num_nodes or 1):
         raise ConfigError(
             f"graph '{spec.graph}': the trace asks for nodes below {spec.num_nodes}, the server has"
             f" {num_nodes}"
@@ -211,11 +230,15 @@ def _mean_solo_s(
 
 
 def _shortened(trace: Trace, options: LoadOptions) -> Trace:
-    """Return the trace cut to the duration and number of requests of `options`."""
+    """Return the trace at the speed of `options`, cut to their duration and number of requests.
+
+    The duration counts at the trace's own speed.
+    """
     items = trace.items[: options.requests]
     if options.duration_s is not None:
         items = tuple(item for item in items if item.offset_ns < options.duration_s * 1e9)
-    return Trace(trace.header, items)
+    found = Trace(trace.header, items)
+    return found if options.speed == 1 else found.at_speed(options.speed)
 
 
 def _encode(trace: Trace, source: RequestSource) -> tuple[bytes, ...]:
@@ -223,7 +246,7 @@ def _encode(trace: Trace, source: RequestSource) -> tuple[bytes, ...]:
     made: dict[tuple[object, ...], bytes] = {}
     messages = []
     for item in trace.items:
-        key = (item.model, item.graph, item.qos_target_us)
+        key = (item.model, item.graph, item.qos_target_us, item.tenant, item.priority)
         if key not in made:
             made[key] = source.message(item)
         messages.append(made[key])

@@ -69,7 +69,7 @@ class SubgraphRequests:
         )
         shapes = self.inputs[item.model]
         tensors = make_tensors(shapes, item.num_nodes, self.pool.edges(item.graph), rng)
-        return encode_request(item.model, tensors, parameters=_target_of(item))
+        return encode_request(item.model, tensors, parameters=_parameters_of(item))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,18 +101,55 @@ class ResidentRequests:
     def message(self, item: TraceItem) -> bytes:
         """Encode random ids, and a seed, so that equal requests get equal samples."""
         spec = self.spec
-        if item.dataset != spec.graph or item.index < 0:
+        if item.dataset not in (spec.graph, spec.key) or item.index < 0:
             raise ConfigError(
                 f"graph {item.dataset}/{item.index}: the trace is for nodes of '{spec.graph}'"
             )
         rng = np.random.default_rng([spec.seed, item.index])
+        assert spec.num_nodes is not None  # the plan has asked the server
         ids = rng.integers(0, spec.num_nodes, item.num_nodes)
-        parameters = _target_of(item) | {"graph": spec.graph, "seed": item.index}
+        parameters = _parameters_of(item) | {"graph": spec.graph, "seed": item.index}
         if spec.fanouts:
             parameters["fanouts"] = spec.fanouts
         name = typed_name("node_ids", spec.node_type)
         return encode_request(item.model, {name: ids}, parameters=parameters)
 
 
-def _target_of(item: TraceItem) -> dict[str, ParameterValue]:
-    return {} if item.qos_target_us is None else {"qos_target_us": item.qos_target_us}
+@dataclass(frozen=True, slots=True)
+class MixedRequests:
+    """Requests of a recording: some for nodes of graphs of the server, others with their own."""
+
+    #: By the dataset of an item.
+    residents: Mapping[str, RequestSource]
+    brought: RequestSource
+
+    @property
+    def refs(self) -> tuple[GraphRef, ...]:
+        """Nothing: a recording has its own items."""
+        return ()
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Origin of each graph."""
+        all_of = (*self.residents.values(), self.brought)
+        return {name: origin for one in all_of for name, origin in one.sources.items()}
+
+    def solo_s(self, task: WorkloadTask) -> float:
+        """Return the server's estimate of the task's solo time, in seconds."""
+        return self.residents.get(task.graph.dataset, self.brought).solo_s(task)
+
+    def message(self, item: TraceItem) -> bytes:
+        """Encode one request."""
+        return self.residents.get(item.dataset, self.brought).message(item)
+
+
+def _parameters_of(item: TraceItem) -> dict[str, ParameterValue]:
+    """Return target, tenant and priority, each where the item has it."""
+    found: dict[str, ParameterValue] = {}
+    if item.qos_target_us is not None:
+        found["qos_target_us"] = item.qos_target_us
+    if item.tenant:
+        found["tenant"] = item.tenant
+    if item.priority:
+        found["priority"] = item.priority
+    return found

@@ -288,6 +288,13 @@ def simulate_command(
         Path | None,
         typer.Option(help="Replay this journal of a server instead of a workload."),
     ] = None,
+    replay: Annotated[
+        Path | None,
+        typer.Option(help="Serve this trace, or recording of a server, instead of a workload."),
+    ] = None,
+    speed: Annotated[
+        float, typer.Option(help="How many times as fast to serve the --replay.")
+    ] = 1.0,
     as_json: JsonOption = False,
     settings: SetOption = None,
 ) -> None:
@@ -296,14 +303,25 @@ def simulate_command(
     With --journal, first check that today's scheduler gives the recorded commands. Then serve the
     recorded requests with their recorded times, under the recorded policy and discipline unless
     others are given. The exit code is 1 when a command differs.
+
+    With --replay, serve the requests of a server's recording (report.record) or of a trace, with
+    times as calibrated here, under the policy and discipline of the configuration unless others
+    are given.
     """
-    from serve.commands.simulate import print_simulation, replay_journal, simulate_workload
+    from serve.commands.simulate import (
+        print_simulation,
+        replay_journal,
+        simulate_replay,
+        simulate_workload,
+    )
     from serve.obs.log import setup_logging
 
     setup_logging(level=_log_level("WARNING"))
     if journal is not None:
-        if workload is not None or rho is not None:
-            raise ConfigError("--workload and --rho do not go with --journal, which has requests")
+        if workload is not None or rho is not None or replay is not None:
+            raise ConfigError(
+                "--workload, --rho and --replay do not go with --journal, which has requests"
+            )
         difference, found, title = replay_journal(journal, policy, discipline)
         if difference:
             text = Text.assemble(("the commands differ:", "yellow"), f" {difference}")
@@ -312,10 +330,26 @@ def simulate_command(
             typer.echo("every command is the same as recorded")
         print_simulation(found, title, as_json)
         raise typer.Exit(1 if difference else 0)
+    if replay is not None:
+        if workload is not None or rho is not None:
+            raise ConfigError("--workload and --rho do not go with --replay, which has requests")
+        loaded = load_config(config or configs_path() / "dev.toml", _settings(settings))
+        with Steps(_errors) as steps:
+            found, title = simulate_replay(
+                loaded,
+                replay,
+                speed,
+                policy=policy,
+                discipline=discipline,
+                devices=devices,
+                progress=steps.tell,
+            )
+        print_simulation(found, title, as_json)
+        return
     for name, value in (("workload", workload), ("rho", rho), ("policy", policy),
                         ("discipline", discipline)):  # fmt: skip
         if value is None:
-            raise ConfigError(f"--{name} is missing; give it, or --journal")
+            raise ConfigError(f"--{name} is missing; give it, --replay or --journal")
     assert workload is not None
     assert rho is not None
     assert policy is not None

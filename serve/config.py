@@ -37,6 +37,7 @@ SIZE_KEYS = frozenset(
         "models.cache_limit",
         "device.memory_budget",
         "device.max_lane_memory",
+        "report.record_size",
     }
 )
 _UNITS = {"B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
@@ -237,6 +238,18 @@ class ReportConfig(Section, frozen=True):
     access_log: str | None = None
     #: Share of the requests answered in time that get such a line; late and failed ones always do.
     access_log_share: Annotated[float, Meta(ge=0, le=1)] = 1.0
+    #: File for sizes and times of the requests, to replay them; emptied at each start. None: no
+    #: recording.
+    record: str | None = None
+    #: Share of the requests that are recorded.
+    record_share: Annotated[float, Meta(ge=0, le=1)] = 1.0
+    #: Size of the recording at which it ends.
+    record_size: str = "64 MiB"
+
+    @property
+    def record_bytes(self) -> int:
+        """`record_size` in bytes."""
+        return parse_bytes(self.record_size, "report.record_size")
 
     @property
     def keep_ns(self) -> int | None:

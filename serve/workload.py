@@ -9,7 +9,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise, repeat
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from serve.errors import ConfigError
+from serve.profiles import parse_profile
 
 #: All models of a server or repository.
 MIX = "mix"
@@ -28,6 +29,8 @@ WORKLOADS = (*MODELS, MIX)
 TASKS_PER_LIST = 100
 #: The dataset name of graphs made on the spot; their index is the generator's seed.
 RANDOM = "random"
+#: The same with exactly the edges that are asked for, of requests that a server recorded.
+RECORDED = "recorded"
 
 _FORMAT = "gnnserve-trace-1"
 _NS_PER_S = 1_000_000_000
@@ -73,13 +76,19 @@ class ResidentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     node_type: str = ""
     #: As the request parameter; empty for the model's own.
     fanouts: str = ""
-    #: Ids are below it.
-    num_nodes: Annotated[int, Meta(ge=1)]
+    #: Ids are below it; None for the nodes that the graph has when the requests are made.
+    num_nodes: Annotated[int, Meta(ge=1)] | None
     #: Fewest and most ids of a request.
     min_ids: Annotated[int, Meta(ge=1)] = 1
     max_ids: Annotated[int, Meta(ge=1)] = 64
     #: Of the ids.
     seed: int = 0
+
+    @property
+    def key(self) -> str:
+        """What items of a trace name as their dataset: the graph, and all that differs."""
+        parts = (("/", self.node_type), ("?", self.fanouts))
+        return self.graph + "".join(mark + text for mark, text in parts if text)
 
 
 class TraceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -88,10 +97,14 @@ class TraceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     format: str = _FORMAT
     workload: str
     seed: int
-    #: `poisson` or `bursty`.
+    #: One of `ARRIVALS`, or `recorded`.
     arrivals: str = "poisson"
-    #: Mean arrivals per second.
+    #: How the rate changes over the run, see ``serve.profiles``; empty for not at all.
+    profile: str = ""
+    #: Mean arrivals per second, which a profile multiplies.
     rate_hz: Annotated[float, Meta(gt=0)]
+    #: Requests kept in flight instead of a rate; the offsets then say nothing.
+    in_flight: Annotated[int, Meta(ge=1)] | None = None
     #: Offered load, when the rate was derived from one, with what it was derived from.
     rho: float | None = None
     mean_solo_s: float | None = None
@@ -100,11 +113,15 @@ class TraceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     #: Instead of the pool, for requests by node ids: an item's graph is then a list of ids, and its
     #: number of nodes their number.
     resident: ResidentSpec | None = None
+    #: Of a recording, whose items are of a resident graph where their dataset is the key of one.
+    residents: tuple[ResidentSpec, ...] = ()
     #: Per dataset, the file or generator its graphs came from.
     sources: dict[str, str] = {}
 
 
-class TraceItem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TraceItem(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """Request of a trace; one line."""
 
     #: Intended send time, from the start of the trace.
@@ -118,6 +135,9 @@ class TraceItem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     seed: int
     #: Absolute QoS target; None: the server's own.
     qos_target_us: Annotated[int, Meta(gt=0)] | None = None
+    tenant: str = ""
+    #: 0: the server's own.
+    priority: Annotated[int, Meta(ge=0)] = 0
 
     @property
     def graph(self) -> GraphRef:
@@ -142,6 +162,15 @@ class Trace:
         items = (msgspec.structs.replace(i, qos_target_us=target_us(i)) for i in self.items)
         return Trace(self.header, tuple(items))
 
+    def at_speed(self, speed: float) -> "Trace":
+        """Return the same requests `speed` times as fast after each other."""
+        items = (
+            msgspec.structs.replace(one, offset_ns=round(one.offset_ns / speed))
+            for one in self.items
+        )
+        header = msgspec.structs.replace(self.header, rate_hz=self.header.rate_hz * speed)
+        return Trace(header, tuple(items))
+
     def encode(self) -> bytes:
         """Return JSON lines: the header, then one line per item."""
         return b"".join(msgspec.json.encode(row) + b"\n" for row in (self.header, *self.items))
@@ -152,10 +181,10 @@ class Trace:
         lines = data.splitlines()
         if not lines:
             raise ConfigError(f"{where}: empty; a header line is wanted")
-        header = _line(lines[0], TraceHeader, where, 1)
+        header = decode_line(lines[0], TraceHeader, where, 1)
         if header.format != _FORMAT:
             raise ConfigError(f"{where}, line 1: format {header.format!r} is not {_FORMAT!r}")
-        items = tuple(_line(row, TraceItem, where, n) for n, row in enumerate(lines[1:], 2))
+        items = tuple(decode_line(row, TraceItem, where, n) for n, row in enumerate(lines[1:], 2))
         for number, (before, after) in enumerate(pairwise(items), 3):
             if after.offset_ns < before.offset_ns:
                 raise ConfigError(f"{where}, line {number}: offset_ns goes back in time")
@@ -181,8 +210,11 @@ def workload_tasks(
     """Return the list of tasks of `workload`, in random order.
 
     A model's list holds each graph of the pool once (the paper: 4 × 25 = 100 tasks); `mix` samples
-    `TASKS_PER_LIST` from the lists of all `models`. Raises ConfigError for an unknown workload.
+    `TASKS_PER_LIST` from the lists of all `models`, and weights such as `gcn=3,sage=1` give each
+    model its share of as many. Raises ConfigError for an unknown workload.
     """
+    if weights := parse_weights(workload):
+        return _weighted_tasks(weights, pool, seed, models)
     if workload != MIX and workload not in models:
         raise ConfigError(f"workload '{workload}' is not one of {', '.join((*models, MIX))}")
     if not pool:
@@ -192,6 +224,58 @@ def workload_tasks(
     tasks = [WorkloadTask(model, graph) for model in asked for graph in sorted(pool)]
     size = min(TASKS_PER_LIST, len(tasks)) if workload == MIX else len(tasks)
     return tuple(rng.sample(tasks, size))
+
+
+def parse_weights(workload: str) -> dict[str, float]:
+    """Return the weights of a workload such as `gcn=3,sage=1`; empty for another one.
+
+    Raises ConfigError for weights that are no numbers above 0, and for a model given twice.
+    """
+    if "=" not in workload:
+        return {}
+    weights: dict[str, float] = {}
+    for part in workload.split(","):
+        name, mark, text = part.strip().partition("=")
+        try:
+            weight = float(text) if mark else 1.0
+        except ValueError:
+            weight = 0.0
+        if not name or name in weights or not 0 < weight < math.inf:
+            raise ConfigError(
+                f"workload '{workload}': '{part.strip()}' is not MODEL=WEIGHT with a weight above 0"
+                " and each model once"
+            )
+        weights[name] = weight
+    return weights
+
+
+def _weighted_tasks(
+    weights: dict[str, float], pool: Sequence[GraphRef], seed: int, models: Sequence[str]
+) -> tuple[WorkloadTask, ...]:
+    """Return at least `TASKS_PER_LIST` tasks, of each model its share and at least one."""
+    for name in weights:
+        if name not in models:
+            raise ConfigError(f"workload: model '{name}' is not one of {', '.join(models)}")
+    if not pool:
+        raise ConfigError("a workload needs at least one graph")
+    rng = random.Random(f"tasks {sorted(weights.items())} {seed}")
+    # The rarest model has one task at least; more tasks make the shares exact enough.
+    least = min(weights.values()) / sum(weights.values())
+    size = min(100 * TASKS_PER_LIST, max(TASKS_PER_LIST, math.ceil(10 / least)))
+    names, shares = list(weights), list(weights.values())
+    counts = {name: max(1, int(size * w / sum(shares))) for name, w in weights.items()}
+    short = sorted(names, key=lambda n: int(size * weights[n] / sum(shares)) - size * weights[n])
+    for name in short[: max(0, size - sum(counts.values()))]:
+        counts[name] += 1
+    tasks = []
+    for name, count in counts.items():
+        graphs = sorted(pool)
+        drawn: list[GraphRef] = []
+        while len(drawn) < count:
+            drawn += rng.sample(graphs, min(len(graphs), count - len(drawn)))
+        tasks += [WorkloadTask(name, graph) for graph in drawn]
+    rng.shuffle(tasks)
+    return tuple(tasks)
 
 
 def rate_for_rho(rho: float, mean_solo_s: float, lanes: int) -> float:
@@ -230,9 +314,22 @@ def bursty_arrivals(
     )
 
 
+def even_arrivals(
+    rate_hz: float,
+    rng: random.Random,
+    *,
+    duration_s: float | None = None,
+    count: int | None = None,
+) -> Iterator[int]:
+    """Yield arrivals as `poisson_arrivals` does, but at equal distances from a random first."""
+    gaps = chain((rng.random() / rate_hz,), repeat(1 / rate_hz))
+    return _limited(gaps, duration_s, count)
+
+
 ARRIVALS: dict[str, Callable[..., Iterator[int]]] = {
     "poisson": poisson_arrivals,
     "bursty": bursty_arrivals,
+    "even": even_arrivals,
 }
 
 
@@ -250,16 +347,20 @@ def build_trace(
     if duration_s is None and count is None:
         raise ConfigError("a trace needs a duration or a number of requests")
     # Through the codec: checks the ranges, and makes floats of integers, as reading it back does.
-    header = _line(msgspec.json.encode(header), TraceHeader, "trace header", 1)
+    header = decode_line(msgspec.json.encode(header), TraceHeader, "trace header", 1)
     if header.arrivals not in ARRIVALS:
         raise ConfigError(f"arrivals '{header.arrivals}' is not one of {', '.join(ARRIVALS)}")
     # Separate streams: the same seed gives the same requests at every rate.
     times = random.Random(f"arrivals {header.seed}")
     rest = random.Random(f"requests {header.seed}")
-    offsets = ARRIVALS[header.arrivals](header.rate_hz, times, duration_s=duration_s, count=count)
+    profile = parse_profile(header.profile, duration_s)
+    base_s = None if duration_s is None else profile.worked_s(duration_s)
+    offsets = ARRIVALS[header.arrivals](header.rate_hz, times, duration_s=base_s, count=count)
     items = (
         TraceItem(
-            offset_ns=offset,
+            offset_ns=round(profile.at_s(offset / _NS_PER_S) * _NS_PER_S)
+            if header.profile
+            else offset,
             model=task.model,
             dataset=task.graph.dataset,
             index=task.graph.index,
@@ -311,7 +412,8 @@ def _limited(gaps_s: Iterator[float], duration_s: float | None, count: int | Non
         yield round(at_s * _NS_PER_S)
 
 
-def _line(row: bytes, kind: type[RowT], where: str, number: int) -> RowT:
+def decode_line(row: bytes, kind: type[RowT], where: str, number: int) -> RowT:
+    """Decode a line of JSON; raises ConfigError that names `where` and the line's number."""
     try:
         return msgspec.json.decode(row, type=kind)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:

@@ -125,7 +125,7 @@ def _wrong_files(config: Config) -> Iterator[str]:
     database = config.path(config.report.database)
     if problem := _cannot_write(database) or _not_ours(database):
         yield f"report.database: {problem}"
-    for key in ("journal", "access_log"):
+    for key in ("journal", "access_log", "record"):
         name = getattr(config.report, key)
         if name is not None and (problem := _cannot_write(config.path(name))):
             yield f"report.{key}: {problem}"

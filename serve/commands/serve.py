@@ -36,6 +36,7 @@ from serve.obs.lost_calls import LostCalls
 from serve.obs.metrics import Metrics
 from serve.obs.offline import make_report
 from serve.obs.record import ServerRun
+from serve.obs.recorder import Recorder
 from serve.obs.retention import Retention
 from serve.obs.scraped import PortSnapshot
 from serve.obs.selection import last
@@ -117,6 +118,15 @@ class Application:
                 access_log = AccessLog(path, config.report.access_log_share)
                 undo.callback(access_log.close)
                 observers.append(access_log.write)
+            if config.report.record is not None:
+                recorder = Recorder(
+                    config.path(config.report.record),
+                    config.report.record_share,
+                    config.report.record_bytes,
+                    run.started_unix_ns,
+                )
+                undo.callback(recorder.close)
+                observers.append(recorder.write)
             kept = Retention(config.report.keep_ns, config.report.max_size_bytes)
             sink: RecordSink = RecordSink(RecordStore(database, run, retention=kept), observers)
             undo.callback(sink.close)

@@ -1,4 +1,4 @@
-"""`gnnserve simulate`: serve a generated workload, or a server's journal, on a virtual clock."""
+"""`gnnserve simulate`: a generated workload, a recording or a journal on a virtual clock."""
 
 import sys
 from dataclasses import replace
@@ -19,6 +19,7 @@ from serve.graphs.pool import GraphPool
 from serve.journal import Journal, decode
 from serve.models.repository import BrokenModel, scan
 from serve.progress import Progress
+from serve.recording import late_when_recorded, read_trace
 from serve.sim.engine import simulate
 from serve.sim.replay import budget_of, first_difference, recorded
 from serve.sim.report import SimReport
@@ -73,6 +74,55 @@ def simulate_workload(
     trace = build_trace(header, tasks, count=requests)
     offers = offered(trace, estimator, config.scheduling.qos_factor)
     return simulate(offers, system.params, system.device)
+
+
+def simulate_replay(
+    config: Config,
+    path: Path,
+    speed: float,
+    *,
+    policy: str | None,
+    discipline: str | None,
+    devices: int,
+    progress: Progress,
+) -> tuple[SimReport, str]:
+    """Serve a trace or a server's recording on a virtual clock.
+
+    Requests keep their order, distances (÷ `speed`), targets, priorities and tenants. Times are
+    those calibrated for `config`'s models; policy and discipline are `config`'s unless given.
+    Returns the report and its title. Raises ConfigError for a file that is neither, for a model
+    that the repository lacks, and for unknown names.
+    """
+    if not 0 < speed < float("inf"):
+        raise ConfigError(f"speed: {speed} must be finite and more than 0")
+    policy = policy or config.scheduling.policy
+    discipline = discipline or config.scheduling.discipline
+    trace = read_trace(path, sampled=True).at_speed(speed)
+    if trace.header.resident is not None or not trace.items:
+        raise ConfigError(f"{path}: it has no request with a graph of its own or of known size")
+    device = device_of(config)
+    system = make_system(
+        policy,
+        discipline,
+        cores=device.parallelism,
+        budget_bytes=device.budget_bytes,
+        devices=devices,
+    )
+    names = sorted({item.model for item in trace.items})
+    if lacking := [name for name in names if name not in _servable(config)]:
+        raise ConfigError(f"{path}: the repository has no model {', '.join(lacking)}")
+    estimators = offline_estimators(config, device, names, progress)
+
+    def estimator(model: str, num_nodes: int, num_edges: int) -> TaskEstimate:
+        return estimators[model].estimate(num_nodes, num_edges)
+
+    progress("simulating", 1.0)
+    offers = offered(trace, estimator, config.scheduling.qos_factor)
+    report = simulate(offers, system.params, system.device)
+    with_speed = "" if speed == 1 else f" at {speed:g} × its speed"
+    title = f"{path.name}{with_speed}: {policy}/{discipline}"
+    late = late_when_recorded(path)
+    return report, title if late is None else f"{title}, {late:.2%} late when recorded"
 
 
 def _servable(config: Config) -> tuple[str, ...]:

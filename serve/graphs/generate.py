@@ -38,6 +38,17 @@ def generate_edges(num_nodes: int, num_edges: int, rng: np.random.Generator) -> 
     return both_directions(keys // num_nodes, keys % num_nodes, num_nodes)
 
 
+def exact_edges(num_nodes: int, num_edges: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Return exactly `num_edges` edges [2, E]: as `generate_edges` as far as those go.
+
+    The rest, such as one edge of an odd number, have random ends.
+    """
+    most = num_nodes * (num_nodes - 1)
+    simple = generate_edges(num_nodes, min(num_edges, most), rng).astype(np.int64)
+    rest = rng.integers(0, num_nodes, (2, num_edges - simple.shape[1]))
+    return np.concatenate([simple, rest], axis=1)
+
+
 def both_directions(src: NDArray[np.int64], dst: NDArray[np.int64], num_nodes: int) -> Edges:
     """Return the edges and their reverses [2, E], sorted by source, without loops or repeats."""
     proper = src != dst

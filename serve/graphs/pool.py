@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 from serve.errors import ConfigError
 from serve.graphs.datasets import load_dataset
-from serve.graphs.generate import generate_edges
+from serve.graphs.generate import exact_edges, generate_edges
 from serve.graphs.subgraphs import Subgraph, subgraphs
-from serve.workload import RANDOM, GraphRef, PoolSpec
+from serve.workload import RANDOM, RECORDED, GraphRef, PoolSpec
 
 
 class GraphPool:
@@ -47,8 +47,10 @@ class GraphPool:
     def edges(self, ref: GraphRef) -> NDArray[np.int64]:
         """Return the graph's edges [2, E]; raises ConfigError when its sizes differ from `ref`.
 
-        A `random` graph needs no pool: its index seeds the generator.
+        A `random` or `recorded` graph needs no pool: its index seeds the generator.
         """
+        if ref.dataset == RECORDED:
+            return exact_edges(ref.num_nodes, ref.num_edges, np.random.default_rng(ref.index))
         if ref.dataset == RANDOM:
             rng = np.random.default_rng(ref.index)
             edges = generate_edges(ref.num_nodes, ref.num_edges, rng).astype(np.int64)

@@ -35,6 +35,10 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     graph: str = ""
     graph_version: int = 0
     seed: int | None = None
+    #: Number of node ids asked for, their type, and fan-outs that the request gave.
+    num_ids: int = 0
+    node_type: str = ""
+    fanouts: str = ""
     #: `OK` or gRPC's name of the status.
     status: str = "OK"
     #: Empty for OK, else a RejectReason or FailReason value, `deadline` or `cancelled`.

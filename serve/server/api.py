@@ -22,6 +22,19 @@ from serve.typed_names import name_parts, typed_name
 Fanouts = tuple[int, ...] | Mapping[str, tuple[int, ...]] | Literal["all"]
 
 
+def fanouts_text(fanouts: Fanouts) -> str:
+    """Return fan-outs as the request parameter writes them."""
+    if isinstance(fanouts, str):
+        return fanouts
+    if isinstance(fanouts, Mapping):
+        return ";".join(f"{name}={_commas(numbers)}" for name, numbers in fanouts.items())
+    return _commas(fanouts)
+
+
+def _commas(numbers: Iterable[int]) -> str:
+    return ",".join(map(str, numbers))
+
+
 class Tensor(msgspec.Struct, frozen=True):
     """One input tensor as it came off the wire; `data` is row-major, little-endian."""
 

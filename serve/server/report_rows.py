@@ -8,8 +8,12 @@ from serve.core.types import Completed, Outcome
 from serve.errors import ServeError
 from serve.obs.record import RequestRecord
 from serve.server import clock
+from serve.server.api import InferCall, fanouts_text
 from serve.server.outcomes import error_of, reason_of, refusal_reason
 from serve.server.ticket import RequestTicket
+
+#: Number of ids, their type and fan-outs of a request that brings its graph.
+_NO_NODES = (0, "", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,7 @@ def build_record(
     if isinstance(outcome, Completed):
         return _run_record(ticket, outcome, answered_ns, scheduling)
     task, call, entry, error = ticket.task, ticket.call, ticket.entry, error_of(outcome)
+    num_ids, node_type, fanouts = _NO_NODES if call.graph is None else _nodes_asked(call)
     return RequestRecord(
         request_uid=ticket.request_uid,
         client_id=call.client_id,
@@ -65,6 +70,9 @@ def build_record(
         graph=call.graph or "",
         graph_version=ticket.inputs.graph_version,
         seed=ticket.inputs.seed,
+        num_ids=num_ids,
+        node_type=node_type,
+        fanouts=fanouts,
         status=error.code.status,
         reason=reason_of(outcome),
         message=str(error),
@@ -89,6 +97,7 @@ def _run_record(
     """Return the record of a request that ran; made for each, so in one call."""
     task, call, entry, run = ticket.task, ticket.call, ticket.entry, ticket.run
     assert run is not None
+    num_ids, node_type, fanouts = _NO_NODES if call.graph is None else _nodes_asked(call)
     when, where, usage = outcome.timeline, outcome.placement, outcome.usage
     estimate, exposed_ns = task.estimate, when.prepare_exposed_ns
     quet_ns, latency_ns = when.launched_ns - when.arrived_ns, answered_ns - task.arrived_ns
@@ -107,6 +116,9 @@ def _run_record(
         graph=call.graph or "",
         graph_version=ticket.inputs.graph_version,
         seed=ticket.inputs.seed,
+        num_ids=num_ids,
+        node_type=node_type,
+        fanouts=fanouts,
         policy=scheduling.policy,
         discipline=scheduling.discipline,
         executor=entry.executor,
@@ -139,6 +151,12 @@ def _run_record(
         nonfinite_values=ticket.nonfinite_values,
         joint_uid="" if ticket.joint is None else ticket.joint.uid,
     )
+
+
+def _nodes_asked(call: InferCall) -> tuple[int, str, str]:
+    """Return number and type of the ids of a resident graph, and fan-outs that the call gave."""
+    node_type, ids = call.asked
+    return ids.shape[0], node_type, "" if call.fanouts is None else fanouts_text(call.fanouts)
 
 
 def refusal_record(

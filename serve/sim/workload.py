@@ -92,7 +92,8 @@ def task_of(number: int, item: TraceItem, estimate: TaskEstimate, target_ns: int
         num_edges=item.num_edges,
         arrived_ns=Nanos(item.offset_ns),
         estimate=estimate,
-        qos=QoS(Nanos(target_ns)),
+        qos=QoS(Nanos(target_ns), priority=item.priority),
+        tenant=item.tenant,
     )
 
 

@@ -2,9 +2,11 @@
 
 import re
 
+import msgspec
 import pytest
 
 from serve.native import front_lacks
+from serve.recording import RecordedRequest, RecordingHeader
 from tests.docs.pages import texts
 from tests.e2e.support import run_python
 
@@ -31,6 +33,18 @@ def test_searches_run(command, server, tmp_path):
     text = re.sub(r"late-by-server>1%", "failed>99%", text)
     text = re.sub(r"--duration \d+", "--requests 3 --max-nodes 300", text)
     assert "requests/s" in run_python(["-m", "serve", *text.split()[1:]], tmp_path)
+
+
+@pytest.mark.parametrize("command", lines("replay"))
+def test_recordings_are_sent_and_simulated(command, server, tmp_path):
+    rows = [
+        RecordingHeader(started_unix_ns=0),
+        *(RecordedRequest(at_ns=at_ns, model="gcn", nodes=20, edges=31) for at_ns in range(9)),
+    ]
+    text = "".join(msgspec.json.encode(row).decode() + "\n" for row in rows)
+    (tmp_path / "requests.jsonl").write_text(text)
+    command = command.replace("127.0.0.1:8001", server.target)
+    assert run_python(["-m", "serve", *command.split()[1:]], tmp_path)
 
 
 @pytest.mark.parametrize("command", lines("simulate"))
