@@ -68,7 +68,7 @@ class RecordedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class TrafficRecording:
     """A recording that was read; requests in the order of their arrivals."""
 
     header: RecordingHeader
@@ -81,7 +81,7 @@ class Recording:
         return sum(answered) / len(answered) if answered else 0.0
 
     @classmethod
-    def decode(cls, data: bytes, where: str = "recording") -> "Recording":
+    def decode(cls, data: bytes, where: str = "recording") -> "TrafficRecording":
         """Read a recording; raises ConfigError with `where` and the line.
 
         A last line without its end is left out: the server was writing it when the file was read.
@@ -134,11 +134,11 @@ def is_recording(first_line: bytes) -> bool:
 def read_trace(path: Path, *, sampled: bool = False) -> Trace:
     """Return the trace in a file, or that of a recording; raises ConfigError.
 
-    `sampled` is as in ``Recording.trace``.
+    `sampled` is as in ``TrafficRecording.trace``.
     """
     data = _read(path)
     if is_recording(data.partition(b"\n")[0]):
-        return Recording.decode(data, str(path)).trace(sampled=sampled)
+        return TrafficRecording.decode(data, str(path)).trace(sampled=sampled)
     return Trace.decode(data, str(path))
 
 
@@ -147,7 +147,7 @@ def late_when_recorded(path: Path) -> float | None:
     data = _read(path)
     if not is_recording(data.partition(b"\n")[0]):
         return None
-    return Recording.decode(data, str(path)).late_share
+    return TrafficRecording.decode(data, str(path)).late_share
 
 
 class _AnyHeader(msgspec.Struct):

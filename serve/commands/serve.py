@@ -36,7 +36,7 @@ from serve.obs.lost_calls import LostCalls
 from serve.obs.metrics import Metrics
 from serve.obs.offline import make_report
 from serve.obs.record import ServerRun
-from serve.obs.recorder import Recorder
+from serve.obs.recorder import TrafficRecorder
 from serve.obs.retention import Retention
 from serve.obs.scraped import PortSnapshot
 from serve.obs.selection import last
@@ -119,7 +119,7 @@ class Application:
                 undo.callback(access_log.close)
                 observers.append(access_log.write)
             if config.report.record is not None:
-                recorder = Recorder(
+                recorder = TrafficRecorder(
                     config.path(config.report.record),
                     config.report.record_share,
                     config.report.record_bytes,

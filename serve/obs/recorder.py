@@ -22,7 +22,7 @@ _HASHES = 1 << 32
 _US = 1000
 
 
-class Recorder:
+class TrafficRecorder:
     """Writes one line per request to a file. Used by one thread."""
 
     def __init__(self, path: Path, share: float, most_bytes: int, started_unix_ns: int) -> None:

@@ -12,7 +12,7 @@ from bench.kit.servers import ROOT, ServerProcess
 from bench.kit.waiting import PATIENCE_S
 from serve.client import Client
 from serve.native import front_lacks
-from serve.recording import Recording
+from serve.recording import TrafficRecording
 from tests.e2e.support import random_graph
 
 GRAPHS = ({"name": "community", "dataset": "community"},)
@@ -49,7 +49,7 @@ def run(*arguments):
 def test_every_request_is_recorded_as_it_was_asked(recorded):
     path = recorded / "requests.jsonl"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    requests = Recording.decode(path.read_bytes()).requests
+    requests = TrafficRecording.decode(path.read_bytes()).requests
     assert [one.model for one in requests] == ["gcn", "sage", "gcn"] * 8
     for number, (first, second, third) in enumerate(zip(*[iter(requests)] * 3, strict=True)):
         assert (first.nodes, first.edges, first.tenant) == (40 + number, 201, "a")
@@ -71,8 +71,8 @@ def test_it_is_sent_again(recorded, sender, tmp_path):
             "--timeout", PATIENCE_S, *sender,
         )  # fmt: skip
     assert found["by_status"] == {"OK": 24}
-    before = Recording.decode(path.read_bytes())
-    after = Recording.decode((tmp_path / "again.jsonl").read_bytes())
+    before = TrafficRecording.decode(path.read_bytes())
+    after = TrafficRecording.decode((tmp_path / "again.jsonl").read_bytes())
 
     def asked(recording):
         return Counter(

@@ -6,8 +6,8 @@ import stat
 import pytest
 
 from serve.errors import ConfigError
-from serve.obs.recorder import Recorder
-from serve.recording import Recording, read_trace
+from serve.obs.recorder import TrafficRecorder
+from serve.recording import TrafficRecording, read_trace
 from tests.obs.builders import MS, START_UNIX_NS, record
 
 
@@ -17,7 +17,7 @@ def path(tmp_path):
 
 
 def recorder(path, share=1.0, most_bytes=2**20):
-    return Recorder(path, share, most_bytes, START_UNIX_NS)
+    return TrafficRecorder(path, share, most_bytes, START_UNIX_NS)
 
 
 def test_sizes_and_times_come_back(path):
@@ -28,7 +28,7 @@ def test_sizes_and_times_come_back(path):
     )
     writer.close()
     writer.close()
-    by_ids, brought = Recording.decode(path.read_bytes()).requests
+    by_ids, brought = TrafficRecording.decode(path.read_bytes()).requests
     assert (by_ids.uid, by_ids.graph, by_ids.ids, by_ids.fanouts) == ("a", "g", 5, "3,2")
     assert (brought.uid, brought.tenant, brought.nodes, brought.edges) == ("b", "t", 1000, 8000)
     assert brought.latency_us == 10_000
@@ -40,7 +40,7 @@ def test_what_never_had_a_size_is_left_out(path):
     writer.write(record(num_nodes=0, num_edges=0, status="NOT_FOUND"))
     writer.write(record())
     writer.close()
-    assert len(Recording.decode(path.read_bytes()).requests) == 1
+    assert len(TrafficRecording.decode(path.read_bytes()).requests) == 1
 
 
 def test_the_file_is_new_and_for_this_user_alone(path):
@@ -57,7 +57,7 @@ def test_it_ends_when_it_is_full_and_says_so_once(path, caplog):
         for number in range(50):
             writer.write(record(request_uid=f"r{number}"))
     writer.close()
-    kept = len(Recording.decode(path.read_bytes()).requests)
+    kept = len(TrafficRecording.decode(path.read_bytes()).requests)
     assert 0 < kept < 50
     assert writer.lost == 50 - kept
     assert path.stat().st_size <= 1000
@@ -72,7 +72,7 @@ def test_a_share_is_recorded_and_joint_requests_whole(path):
         for part in "ab":
             writer.write(record(request_uid=f"{number}{part}", joint_uid=f"j{number}"))
     writer.close()
-    joints = [one.joint for one in Recording.decode(path.read_bytes()).requests]
+    joints = [one.joint for one in TrafficRecording.decode(path.read_bytes()).requests]
     assert 200 < len(set(joints)) < 400
     assert all(joints.count(one) == 2 for one in set(joints))
 

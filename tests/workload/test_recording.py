@@ -6,8 +6,8 @@ import pytest
 from serve.errors import ConfigError
 from serve.recording import (
     RecordedRequest,
-    Recording,
     RecordingHeader,
+    TrafficRecording,
     late_when_recorded,
     read_trace,
 )
@@ -30,7 +30,7 @@ def encoded(*requests):
 def test_requests_keep_their_times_and_what_they_asked():
     # Written in the order of their ends.
     data = encoded(asked(50.5, tenant="a", priority=3), asked(20, nodes=4), asked(80, model="gin"))
-    trace = Recording.decode(data).trace()
+    trace = TrafficRecording.decode(data).trace()
     assert [item.offset_ns for item in trace.items] == [0, 30_500_000, 60 * MS]
     first, second, third = trace.items
     assert (first.num_nodes, first.num_edges, first.qos_target_us) == (4, 21, 5000)
@@ -42,7 +42,7 @@ def test_requests_keep_their_times_and_what_they_asked():
 
 @pytest.mark.parametrize("speed", [0.5, 2.0, 3.0])
 def test_speed_divides_all_times(speed):
-    trace = Recording.decode(encoded(asked(0), asked(10), asked(30))).trace()
+    trace = TrafficRecording.decode(encoded(asked(0), asked(10), asked(30))).trace()
     faster = trace.at_speed(speed)
     assert [one.offset_ns for one in faster.items] == [round(t * MS / speed) for t in (0, 10, 30)]
     assert faster.header.rate_hz == trace.header.rate_hz * speed
@@ -51,7 +51,7 @@ def test_speed_divides_all_times(speed):
 
 def test_requests_by_ids_ask_for_as_many_ids_or_bring_their_sample():
     by_ids = {"graph": "g", "ids": 7, "nodes": 300, "edges": 900}
-    recording = Recording.decode(
+    recording = TrafficRecording.decode(
         encoded(
             asked(0),
             asked(1, **by_ids),
@@ -72,9 +72,9 @@ def test_requests_by_ids_ask_for_as_many_ids_or_bring_their_sample():
 
 def test_a_line_that_is_being_written_is_left_out():
     data = encoded(asked(0), asked(1))
-    assert len(Recording.decode(data + b'{"at_ns": 17').requests) == 2
+    assert len(TrafficRecording.decode(data + b'{"at_ns": 17').requests) == 2
     with pytest.raises(ConfigError, match="x, line 3: "):
-        Recording.decode(encoded(asked(0)) + b'{"at_ns": 17}\n', "x")
+        TrafficRecording.decode(encoded(asked(0)) + b'{"at_ns": 17}\n', "x")
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_line_that_is_being_written_is_left_out():
 )
 def test_what_is_no_recording_is_refused(data, message):
     with pytest.raises(ConfigError, match=message):
-        Recording.decode(data)
+        TrafficRecording.decode(data)
 
 
 def test_a_file_may_be_a_recording_or_a_trace(tmp_path):
