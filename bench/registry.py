@@ -47,6 +47,12 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
         Entry("How do the GNNSched paper's figures 5 to 8 look here?",
               "scheduling.figures", "policies.md"),
     ),
+    "Cluster: many machines": (
+        Entry("How many requests meet their target by each way to spread them over machines?",
+              "cluster.routing", "cluster.md"),
+        Entry("What does simulating 10,000 machines take?",
+              "cluster.size", "cluster.md", ()),
+    ),
     "Live: whole servers under load": (
         Entry("How late are live requests, and who takes the cores?",
               "live.live", "live.md", ("live", "live_eager")),

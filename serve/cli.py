@@ -280,6 +280,13 @@ def simulate_command(
     devices: Annotated[
         int, typer.Option(min=1, help="The number of devices like this machine's.")
     ] = 1,
+    machines: Annotated[
+        int, typer.Option(min=1, help="The number of servers, behind one front.")
+    ] = 1,
+    front: Annotated[
+        str,
+        typer.Option(help="How it chooses a server: in_time, load, count, work, end or random."),
+    ] = "in_time",
     config: Annotated[
         Path | None,
         typer.Option("--config", help="The configuration file; without it, the demo's models."),
@@ -322,6 +329,8 @@ def simulate_command(
             raise ConfigError(
                 "--workload, --rho and --replay do not go with --journal, which has requests"
             )
+        if machines > 1:
+            raise ConfigError("--machines does not go with --journal, which is of one server")
         difference, found, title = replay_journal(journal, policy, discipline)
         if difference:
             text = Text.assemble(("the commands differ:", "yellow"), f" {difference}")
@@ -342,6 +351,8 @@ def simulate_command(
                 policy=policy,
                 discipline=discipline,
                 devices=devices,
+                machines=machines,
+                front=front,
                 progress=steps.tell,
             )
         print_simulation(found, title, as_json)
@@ -365,6 +376,8 @@ def simulate_command(
             requests=requests,
             seed=seed,
             devices=devices,
+            machines=machines,
+            front=front,
             progress=steps.tell,
         )
     print_simulation(found, f"{workload} at ρ {rho:g}: {policy}/{discipline}", as_json)

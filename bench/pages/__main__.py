@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench.kit.page import tables_of, written
 from bench.kit.result import ROOT
-from bench.pages import host, listing, live, models, scheduling
+from bench.pages import cluster, host, listing, live, models, scheduling
 
 TABLES: dict[str, Callable[[], str]] = {
     **listing.TABLES,
@@ -16,6 +16,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **live.TABLES,
     **host.TABLES,
     **models.TABLES,
+    **cluster.TABLES,
 }
 
 

@@ -10,6 +10,7 @@ from rich.table import Table
 from serve.commands.configured import device_of
 from serve.commands.estimate import offline_estimators
 from serve.config import Config
+from serve.core.cluster.dispatch import DispatchParams
 from serve.core.disciplines import get_discipline
 from serve.core.params import SchedulerParams
 from serve.core.policies import get_policy
@@ -20,9 +21,12 @@ from serve.journal import Journal, decode
 from serve.models.repository import BrokenModel, scan
 from serve.progress import Progress
 from serve.recording import late_when_recorded, read_trace
+from serve.sim.cluster import ClusterSetup, simulate_cluster
+from serve.sim.device import Offered
 from serve.sim.engine import simulate
+from serve.sim.machine import MachineModel
 from serve.sim.replay import budget_of, first_difference, recorded
-from serve.sim.report import SimReport
+from serve.sim.report import SimReport, summarize
 from serve.sim.workload import BASELINES, make_system, mean_solo_ns, offered
 from serve.terminal import Console
 from serve.workload import PoolSpec, TraceHeader, build_trace, rate_for_rho, workload_tasks
@@ -38,21 +42,21 @@ def simulate_workload(
     requests: int,
     seed: int,
     devices: int,
+    machines: int,
+    front: str,
     progress: Progress,
 ) -> SimReport:
     """Serve a workload on a virtual clock, with the times calibrated for `config`'s models.
 
-    The simulated server has `devices` devices like this machine's; `rho` is the load over all of
-    them. `policy` may also name a baseline. Raises ConfigError for an unknown name.
+    There are `machines` servers, each with `devices` devices like this machine's; `rho` is the load
+    over all of them. Several are behind one front that routes by the rule `front`. `policy` may
+    also name a baseline. Raises ConfigError for an unknown name.
     """
     device = device_of(config)
-    system = make_system(
-        policy,
-        discipline,
-        cores=device.parallelism,
-        budget_bytes=device.budget_bytes,
-        devices=devices,
-    )
+    setup = _setup(
+        config, policy=policy, discipline=discipline, devices=devices, machines=machines,
+        front=front,
+    )  # fmt: skip
     models = _servable(config)
     tasks = workload_tasks(workload, GraphPool(PoolSpec()).refs, seed, models)
     names = sorted({task.model for task in tasks})
@@ -66,13 +70,34 @@ def simulate_workload(
     header = TraceHeader(
         workload=workload,
         seed=seed,
-        rate_hz=rate_for_rho(rho, solo_s, device.parallelism * devices),
+        rate_hz=rate_for_rho(rho, solo_s, device.parallelism * devices * machines),
         rho=rho,
         mean_solo_s=solo_s,
     )
     progress("simulating", 1.0)
     trace = build_trace(header, tasks, count=requests)
     offers = offered(trace, estimator, config.scheduling.qos_factor)
+    return _served(offers, setup)
+
+
+def _setup(
+    config: Config, *, policy: str, discipline: str, devices: int, machines: int, front: str
+) -> ClusterSetup:
+    """Return `machines` servers like this one; raises ConfigError for an unknown name."""
+    device = device_of(config)
+    machine = MachineModel(
+        cores=device.parallelism, budget_bytes=device.budget_bytes, devices=devices,
+        policy=policy, discipline=discipline,
+    )  # fmt: skip
+    machine.system()  # which knows the names
+    return ClusterSetup((machine,) * machines, DispatchParams(rule=front))
+
+
+def _served(offers: list[Offered], setup: ClusterSetup) -> SimReport:
+    """Serve the requests; a server that is alone has no front before it."""
+    if len(setup.machines) > 1:
+        return summarize(simulate_cluster(offers, setup))
+    system = setup.machines[0].system()
     return simulate(offers, system.params, system.device)
 
 
@@ -84,12 +109,15 @@ def simulate_replay(
     policy: str | None,
     discipline: str | None,
     devices: int,
+    machines: int,
+    front: str,
     progress: Progress,
 ) -> tuple[SimReport, str]:
     """Serve a trace or a server's recording on a virtual clock.
 
     Requests keep their order, distances (÷ `speed`), targets, priorities and tenants. Times are
     those calibrated for `config`'s models; policy and discipline are `config`'s unless given.
+    Several machines are behind one front, as in ``simulate_workload``.
     Returns the report and its title. Raises ConfigError for a file that is neither, for a model
     that the repository lacks, and for unknown names.
     """
@@ -101,13 +129,10 @@ def simulate_replay(
     if trace.header.resident is not None or not trace.items:
         raise ConfigError(f"{path}: it has no request with a graph of its own or of known size")
     device = device_of(config)
-    system = make_system(
-        policy,
-        discipline,
-        cores=device.parallelism,
-        budget_bytes=device.budget_bytes,
-        devices=devices,
-    )
+    setup = _setup(
+        config, policy=policy, discipline=discipline, devices=devices, machines=machines,
+        front=front,
+    )  # fmt: skip
     names = sorted({item.model for item in trace.items})
     if lacking := [name for name in names if name not in _servable(config)]:
         raise ConfigError(f"{path}: the repository has no model {', '.join(lacking)}")
@@ -118,7 +143,7 @@ def simulate_replay(
 
     progress("simulating", 1.0)
     offers = offered(trace, estimator, config.scheduling.qos_factor)
-    report = simulate(offers, system.params, system.device)
+    report = _served(offers, setup)
     with_speed = "" if speed == 1 else f" at {speed:g} × its speed"
     title = f"{path.name}{with_speed}: {policy}/{discipline}"
     late = late_when_recorded(path)

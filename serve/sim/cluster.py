@@ -111,6 +111,8 @@ class ClusterAnswer:
     hops: int
     #: Who answered; empty when nobody did.
     machine: str
+    #: Why it was late, as its machine sees it; None for in time, or for no result at all.
+    cause: str | None = None
 
     @property
     def late(self) -> bool:
@@ -258,7 +260,9 @@ class ClusterSimulation:
         self._places[front].pop(command.request_id, None)
         task = self._offered.pop(command.request_id)[0].task
         self.answered.append(
-            ClusterAnswer(task, row.outcome, self.now_ns, command.attempt, hops, command.machine)
+            ClusterAnswer(
+                task, row.outcome, self.now_ns, command.attempt, hops, command.machine, row.cause
+            )
         )
 
     def _end_request(self, front: int, command: EndRequest) -> None:

@@ -22,6 +22,7 @@ _AMPLE_BYTES = Bytes(1 << 46)
 class MachineModel:
     """Machine of a simulated cluster, in numbers."""
 
+    #: Of each of its devices.
     cores: int = 2
     #: Speed of runs, as a multiple of the reference pool's.
     pace: float = 1.0
@@ -31,6 +32,7 @@ class MachineModel:
     policy: str = "slack"
     discipline: str = "preemptive"
     lanes_per_core: int = LANES_PER_CORE
+    devices: int = 1
 
     def system(self) -> System:
         """Return its scheduler's parameters and its device; raises ConfigError."""
@@ -40,6 +42,7 @@ class MachineModel:
             cores=self.cores,
             budget_bytes=self.budget_bytes,
             lanes_per_core=self.lanes_per_core,
+            devices=self.devices,
         )
 
 
@@ -94,8 +97,9 @@ class SimulatedMachine:
         """What it says of itself."""
         model = self.model
         return MachineFacts(
-            self.name, self.incarnation, model.cores, model.budget_bytes, model.models, model.pace
-        )
+            self.name, self.incarnation, model.cores * model.devices, model.budget_bytes,
+            model.models, model.pace,
+        )  # fmt: skip
 
     def take(self, task_id: TaskId, attempt: MachineAttempt, now_ns: int) -> None:
         """Let the attempt arrive now."""

@@ -3,9 +3,11 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
+from serve.core.cluster.commands import NoAnswer
 from serve.core.rules.cause import CAUSES
 from serve.core.types import Completed, Nanos, Outcome, Rejected, Task
 from serve.quantiles import quantile
@@ -44,7 +46,27 @@ class SimReport:
     without_result: dict[str, int]
 
 
-def summarize(answered: Sequence[Answered]) -> SimReport:
+class Ended(Protocol):
+    """Request of a simulation at its end, wherever it was served."""
+
+    @property
+    def task(self) -> Task:
+        """What was asked for."""
+
+    @property
+    def outcome(self) -> Outcome | NoAnswer:
+        """How it ended; the cluster's word when no machine said."""
+
+    @property
+    def answered_ns(self) -> int:
+        """When."""
+
+    @property
+    def cause(self) -> str | None:
+        """Why it was late; None for in time, or for no result at all."""
+
+
+def summarize(answered: Sequence[Ended]) -> SimReport:
     """Return the figures of one simulation."""
     over_qt: list[float] = []
     jct_ns: list[int] = []
@@ -55,8 +77,7 @@ def summarize(answered: Sequence[Answered]) -> SimReport:
     for row in answered:
         task, outcome = row.task, row.outcome
         if not isinstance(outcome, Completed):
-            kind = type(outcome).__name__.lower()
-            without[outcome.reason.value if isinstance(outcome, Rejected) else kind] += 1
+            without[_kind(outcome)] += 1
             continue
         latency_ns = row.answered_ns - task.arrived_ns
         waited_ns = outcome.timeline.launched_ns - task.arrived_ns
@@ -88,3 +109,12 @@ def summarize(answered: Sequence[Answered]) -> SimReport:
         by_cause=dict(causes),
         without_result=dict(without),
     )
+
+
+def _kind(outcome: Outcome | NoAnswer) -> str:
+    """Return the name of an end without a result."""
+    if isinstance(outcome, NoAnswer):
+        return outcome.value
+    if isinstance(outcome, Rejected):
+        return outcome.reason.value
+    return type(outcome).__name__.lower()

@@ -1,6 +1,7 @@
 """`gnnserve simulate` with models of the user's own."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import sys
 import pytest
 
 from bench.kit.servers import ROOT
+from serve.core.cluster.route import RULES
 
 
 @pytest.fixture
@@ -25,12 +27,12 @@ def config(tmp_path):
     return path
 
 
-def simulate(config, workload):
+def simulate(config, workload, *more):
     return subprocess.run(
         [
             sys.executable, "-m", "serve", "simulate", "--config", str(config), "--workload",
             workload, "--rho", "0.3", "--policy", "slack", "--discipline", "preemptive",
-            "--requests", "20", "--json",
+            "--requests", "20", "--json", *more,
         ],
         cwd=ROOT, capture_output=True, text=True, timeout=250, check=False,
     )  # fmt: skip
@@ -47,3 +49,24 @@ def test_a_model_that_is_not_there_is_told_with_those_that_are(config):
     done = simulate(config, "gcn")
     assert done.returncode == 2
     assert "workload 'gcn' is not one of mine, mix" in done.stderr
+
+
+@pytest.mark.timeout(300)
+def test_several_servers_are_behind_a_front(config):
+    done = simulate(config, "mix", "--machines", "3", "--front", "count")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["requests"], found["completed"]) == (20, 20)
+    refused = simulate(config, "mix", "--front", "best")
+    assert refused.returncode == 2
+    assert f"unknown rule 'best'; known: {', '.join(RULES)}" in refused.stderr
+
+
+def test_the_rules_are_told():
+    told = subprocess.run(
+        [sys.executable, "-m", "serve", "simulate", "--help"],
+        cwd=ROOT, capture_output=True, text=True, timeout=250, check=True,
+        env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1"},
+    ).stdout  # fmt: skip
+    line = next(line for line in told.splitlines() if "--front" in line)
+    assert all(rule in line for rule in RULES)
