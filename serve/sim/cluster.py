@@ -5,9 +5,9 @@ clock stands still until something happens on it or a front sends it something, 
 request and not by machine. Nothing is random here: the same requests give the same answers.
 """
 
-import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any, Literal
 
 from serve.core.cluster.commands import (
@@ -39,6 +39,7 @@ from serve.core.cluster.route import mixed
 from serve.core.cluster.views import RoutedRequest
 from serve.core.types import Completed, Outcome, Rejected, Task, TaskId
 from serve.errors import ConfigError
+from serve.sim.agenda import Agenda
 from serve.sim.device import Offered
 from serve.sim.machine import MachineAttempt, MachineModel, SimulatedMachine
 from serve.sim.report import Answered
@@ -130,7 +131,7 @@ class ClusterSimulation:
 
     def __init__(self, setup: ClusterSetup) -> None:
         self.setup = setup
-        self.now_ns = 0
+        self.agenda = Agenda()
         self.answered: list[ClusterAnswer] = []
         systems = {model: model.system() for model in set(setup.machines)}
         self.machines = [
@@ -151,9 +152,7 @@ class ClusterSimulation:
         self._rows: list[dict[int, tuple[Answered, int]]] = [{} for _ in self.fronts]
         #: Requests that have not ended, as a machine and as a front sees them.
         self._offered: dict[int, tuple[Offered, RoutedRequest]] = {}
-        self._sequence = 0
-        #: (time, sequence, what happens, to what).
-        self._due: list[tuple[int, int, Callable[[Any], None], Any]] = []
+        self._task_ids = count(1)
         self._acts: dict[type, Callable[[int, Any], None]] = {
             SendAttempt: self._send,
             WithdrawAttempt: self._withdraw,
@@ -166,25 +165,22 @@ class ClusterSimulation:
     def run(self, requests: Iterable[Offered]) -> None:
         """Play `requests`, in order of arrival, until all have ended."""
         for fault in self.setup.faults:
-            self._later(fault.at_ns, self._fault, fault)
+            self.agenda.put(fault.at_ns, self._fault, fault)
         if self.setup.faults:
             for machine in self.machines:
-                self._later(self.setup.probe_every_ns, self._probe, machine)
+                self.agenda.put(self.setup.probe_every_ns, self._probe, machine)
         if self.setup.report_every_ns is not None:
             for machine in self.machines:
-                self._later(self.setup.report_every_ns, self._report, machine)
+                self.agenda.put(self.setup.report_every_ns, self._report, machine)
         for offered in requests:
             self.advance(offered.task.arrived_ns)
             self.offer(offered)
         while self._offered:
-            self._happen()
+            self.agenda.happen()
 
     def advance(self, until_ns: int) -> None:
         """Let everything happen that is due before `until_ns`, which is now then."""
-        due = self._due
-        while due and due[0][0] < until_ns:
-            self._happen()
-        self.now_ns = max(self.now_ns, until_ns)
+        self.agenda.advance(until_ns)
 
     def offer(self, offered: Offered) -> None:
         """Let the request arrive at its front now."""
@@ -197,17 +193,6 @@ class ClusterSimulation:
         )  # fmt: skip
         self._offered[task.task_id] = offered, request
         self._tell(front, RequestArrived(request))
-
-    # -- time -------------------------------------------------------------------------------------
-
-    def _later(self, at_ns: int, what: Callable[[Any], None], to: object) -> None:
-        self._sequence += 1
-        heapq.heappush(self._due, (at_ns, self._sequence, what, to))
-
-    def _happen(self) -> None:
-        at_ns, _, what, to = heapq.heappop(self._due)
-        self.now_ns = max(self.now_ns, at_ns)
-        what(to)
 
     # -- fronts -----------------------------------------------------------------------------------
 
@@ -222,13 +207,13 @@ class ClusterSimulation:
 
     def _tell(self, front: int, event: object) -> None:
         dispatcher = self.fronts[front]
-        for command in dispatcher.handle(event, self.now_ns):
+        for command in dispatcher.handle(event, self.agenda.now_ns):
             self._obey(front, command)
         wake_ns = dispatcher.next_wakeup()
         known_ns = self._front_wakes[front]
         if wake_ns is not None and (known_ns is None or wake_ns < known_ns):
             self._front_wakes[front] = wake_ns
-            self._later(wake_ns, self._wake_front, front)
+            self.agenda.put(wake_ns, self._wake_front, front)
 
     def _wake_front(self, front: int) -> None:
         self._front_wakes[front] = None
@@ -241,7 +226,7 @@ class ClusterSimulation:
         offered, request = self._offered[command.request_id]
         attempt = MachineAttempt(front, request, command.attempt, offered)
         arrival = self._of_name[command.machine], attempt
-        self._later(self.now_ns + self.setup.front_ns, self._reach, arrival)
+        self.agenda.put(self.agenda.now_ns + self.setup.front_ns, self._reach, arrival)
 
     def _withdraw(self, front: int, command: WithdrawAttempt) -> None:
         place = self._places[front].pop(command.request_id, None)
@@ -261,14 +246,20 @@ class ClusterSimulation:
         task = self._offered.pop(command.request_id)[0].task
         self.answered.append(
             ClusterAnswer(
-                task, row.outcome, self.now_ns, command.attempt, hops, command.machine, row.cause
+                task,
+                row.outcome,
+                self.agenda.now_ns,
+                command.attempt,
+                hops,
+                command.machine,
+                row.cause,
             )
         )
 
     def _end_request(self, front: int, command: EndRequest) -> None:
         self._places[front].pop(command.request_id, None)
         task = self._offered.pop(command.request_id)[0].task
-        self.answered.append(ClusterAnswer(task, command.reason, self.now_ns, 0, 0, ""))
+        self.answered.append(ClusterAnswer(task, command.reason, self.agenda.now_ns, 0, 0, ""))
 
     # -- machines ---------------------------------------------------------------------------------
 
@@ -287,7 +278,7 @@ class ClusterSimulation:
         if forwarding is not None and not attempt.hops:
             asked = self._others(machine, attempt.request.request_id, forwarding.asked)
             there = passed_on(
-                attempt.request, machine.view, [one.view for one in asked], self.now_ns,
+                attempt.request, machine.view, [one.view for one in asked], self.agenda.now_ns,
                 hops=attempt.hops, hop_ns=forwarding.ask_ns + forwarding.hop_ns,
             )  # fmt: skip
             if there is not None:
@@ -296,12 +287,11 @@ class ClusterSimulation:
                 )
                 delay_ns = forwarding.ask_ns + forwarding.hop_ns
                 to = self._of_name[there.facts.name], moved
-                self._later(self.now_ns + delay_ns, self._reach, to)
+                self.agenda.put(self.agenda.now_ns + delay_ns, self._reach, to)
                 return
-        self._sequence += 1
-        task_id = TaskId(self._sequence)
+        task_id = TaskId(next(self._task_ids))
         self._places[attempt.front][attempt.request.request_id] = machine, task_id
-        machine.take(task_id, attempt, self.now_ns)
+        machine.take(task_id, attempt, self.agenda.now_ns)
         self._look(machine)
 
     def _others(self, machine: SimulatedMachine, seed: int, count: int) -> list[SimulatedMachine]:
@@ -328,7 +318,7 @@ class ClusterSimulation:
     def _cancel(self, place: tuple[SimulatedMachine, TaskId]) -> None:
         machine, task_id = place
         if task_id in machine.attempts:
-            machine.simulation.advance(self.now_ns)
+            machine.simulation.advance(self.agenda.now_ns)
             machine.simulation.cancel(task_id)
             self._look(machine)
 
@@ -338,12 +328,12 @@ class ClusterSimulation:
         if simulation.answered:
             for row in simulation.answered:
                 answer = machine, machine.life, row
-                self._later(max(self.now_ns, row.answered_ns), self._answer, answer)
+                self.agenda.put(max(self.agenda.now_ns, row.answered_ns), self._answer, answer)
             simulation.answered.clear()
         next_ns = simulation.next_ns()
         if next_ns is not None and (machine.wake_ns is None or next_ns < machine.wake_ns):
             machine.wake_ns = next_ns
-            self._later(next_ns, self._wake, (machine, machine.life, next_ns))
+            self.agenda.put(next_ns, self._wake, (machine, machine.life, next_ns))
 
     def _wake(self, wake: tuple[SimulatedMachine, int, int]) -> None:
         machine, life, at_ns = wake
@@ -379,7 +369,7 @@ class ClusterSimulation:
         event = ProbePassed if heard else ProbeMissed
         for front in self._senders[machine.name]:
             self._tell(front, event(machine.name, machine.incarnation))
-        self._later(self.now_ns + self.setup.probe_every_ns, self._probe, machine)
+        self.agenda.put(self.agenda.now_ns + self.setup.probe_every_ns, self._probe, machine)
 
     def _report(self, machine: SimulatedMachine) -> None:
         if machine.alive and not machine.silent:
@@ -388,7 +378,7 @@ class ClusterSimulation:
             for front in self._senders[machine.name]:
                 self._tell(front, told)
         assert self.setup.report_every_ns is not None
-        self._later(self.now_ns + self.setup.report_every_ns, self._report, machine)
+        self.agenda.put(self.agenda.now_ns + self.setup.report_every_ns, self._report, machine)
 
     def _fault(self, fault: Fault) -> None:
         machine = self.machines[fault.machine]
@@ -403,7 +393,7 @@ class ClusterSimulation:
         else:
             machine.silent = True
         if fault.until_ns is not None:
-            self._later(fault.until_ns, self._recover, machine)
+            self.agenda.put(fault.until_ns, self._recover, machine)
 
     def _recover(self, machine: SimulatedMachine) -> None:
         if not machine.alive:

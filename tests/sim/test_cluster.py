@@ -12,6 +12,7 @@ from serve.core.cluster.dispatch import DispatchParams
 from serve.core.invariants import check_invariants
 from serve.core.types import Completed, Nanos
 from serve.errors import ConfigError
+from serve.sim.agenda import Agenda
 from serve.sim.cluster import (
     ClusterSetup,
     ClusterSimulation,
@@ -167,11 +168,15 @@ def test_a_drained_machine_finishes_what_it_has():
     assert [one for one in answers if one.machine == "m0" and one.answered_ns > 20 * MS]
 
 
-class Checked(ClusterSimulation):
+class Checked(Agenda):
     """Looks at every machine after everything that happens."""
 
-    def _happen(self):
-        super()._happen()
+    def __init__(self, machines):
+        super().__init__()
+        self.machines = machines
+
+    def happen(self):
+        super().happen()
         for machine in self.machines:
             scheduler = machine.simulation.scheduler
             check_invariants(scheduler)
@@ -216,7 +221,8 @@ def test_every_request_ends_once_and_memory_is_never_oversubscribed(
         fronts=fronts, owned=owned, forwarding=forwarding, faults=tuple(faults),
         probe_every_ns=10 * MS,
     )  # fmt: skip
-    simulation = Checked(setup)
+    simulation = ClusterSimulation(setup)
+    simulation.agenda = Checked(simulation.machines)
     simulation.run(requests)
     assert Counter(one.task.task_id for one in simulation.answered) == dict.fromkeys(
         range(1, 60), 1
