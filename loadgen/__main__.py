@@ -41,7 +41,11 @@ _errors = Console(stderr=True)
 def load(
     target: Annotated[str, typer.Option(help="HOST:PORT of the server's gRPC port.")],
     workload: Annotated[
-        str, typer.Option(help="A model that the server has, or `mix` of all that are ready.")
+        str,
+        typer.Option(
+            help="A model that the server has, `mix` of all that are ready, or weights, as in "
+            "gcn=3,sage=1."
+        ),
     ] = MIX,
     without: Annotated[
         list[str] | None, typer.Option(help="A model that `mix` leaves out; may be repeated.")
@@ -62,8 +66,36 @@ def load(
     duration: Annotated[float | None, typer.Option(help="Seconds of arrivals.")] = None,
     requests: Annotated[int | None, typer.Option(help="Number of requests to send.")] = None,
     arrivals: Annotated[
-        Literal["poisson", "bursty"], typer.Option(help="Arrival process.")
+        Literal["poisson", "bursty", "even"], typer.Option(help="Arrival process.")
     ] = "poisson",
+    profile: Annotated[
+        str,
+        typer.Option(
+            "--rate-profile",
+            help="How the rate changes over --duration: ramp:0-2, steps:0.5,1,2, spikes:5,2,30 "
+            "(5 × for 2 s every 30 s), diurnal:0.2-1.8,60; multiples of the rate.",
+        ),
+    ] = "",
+    in_flight: Annotated[
+        int | None,
+        typer.Option(help="Keep so many requests in flight (closed loop), instead of a rate."),
+    ] = None,
+    tenant: Annotated[
+        str, typer.Option(help="Tenants of the requests, with weights: a=3,b=1.")
+    ] = "",
+    priority: Annotated[int, typer.Option(help="Priority of all requests; 1 is the highest.")] = 0,
+    target_ms: Annotated[
+        float | None, typer.Option(help="QoS target of all requests, not the server's own.")
+    ] = None,
+    token_file: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[TENANT=]FILE", help="File with a token to send; may be repeated by tenant."
+        ),
+    ] = None,
+    ca: Annotated[
+        Path | None, typer.Option(help="PEM file of authorities to trust; encrypts.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of tasks and arrivals.")] = 0,
     trace: Annotated[
         Path | None,
@@ -124,7 +156,10 @@ def load(
     csv: Annotated[Path | None, typer.Option(help="File for a row about each request.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not tables.")] = False,
 ) -> None:
-    """Send requests at random times, whether or not earlier ones are answered (open loop)."""
+    """Send requests at random times, whether or not earlier ones are answered (open loop).
+
+    With --in-flight, each request is sent when an earlier one has ended (closed loop).
+    """
     pool = PoolSpec(scale=scale, max_nodes=max_nodes, max_edges=max_edges)
     options = LoadOptions(
         target=target,
@@ -136,6 +171,13 @@ def load(
         duration_s=duration,
         requests=requests,
         arrivals=arrivals,
+        profile=profile,
+        in_flight=in_flight,
+        tenant=tenant,
+        priority=priority,
+        target_ms=target_ms,
+        token_files=tuple(token_file or ()),
+        ca=ca,
         seed=seed,
         graph=graph,
         node_type=node_type,

@@ -17,6 +17,7 @@ from locust.argument_parser import LocustArgumentParser
 
 from loadgen.lateness import Lateness, show_in
 from loadgen.measure import Sample
+from loadgen.native import refuse_unsendable
 from loadgen.native_green import NativeGreenLoop
 from loadgen.open_loop import OpenLoop
 from loadgen.options import DATA_VARIABLE, DEFAULT_IDS, LoadOptions
@@ -69,8 +70,20 @@ def _add_options(parser: LocustArgumentParser) -> None:
     add("--duration", type=float, default=60.0, help="seconds of arrivals; 0 for no limit")
     add("--requests", type=int, default=0, help="requests to send; 0 for no limit")
     add("--arrivals", choices=list(ARRIVALS), default="poisson", help="arrival process")
+    add(
+        "--rate-profile",
+        default="",
+        help="how the rate changes, such as ramp:0-2; see gnnserve load",
+    )
+    add("--in-flight", type=int, default=0, help="requests to keep in flight; 0 to use the rate")
+    add("--tenant", default="", help="tenants of the requests, with weights: a=3,b=1")
+    add("--priority", type=int, default=0, help="priority of all requests; 0: the server's own")
+    add("--target-ms", type=float, default=0.0, help="QoS target; 0: the server's own")
+    add("--token-file", default="", help="[TENANT=]FILE with a token; several with commas")
+    add("--ca", default="", help="PEM file of authorities to trust; encrypts")
     add("--seed", type=int, default=0, help="seed of tasks and arrivals")
     add("--trace", default="", help="trace to replay instead")
+    add("--speed", type=float, default=1.0, help="how many times as fast to send the trace")
     add("--scale", type=float, default=_POOL.scale, help="size of generated graphs")
     add("--max-nodes", type=int, default=_POOL.max_nodes, help="most nodes of a subgraph")
     add("--max-edges", type=int, default=_POOL.max_edges, help="most edges of a subgraph")
@@ -116,7 +129,11 @@ def _prepare(environment: Any, **_: Any) -> None:
     environment.lateness.clear()
     try:
         options = _options(environment)
-        target = environment.gnnserve_target = Target(options.target)
+        options.check()
+        if environment.parsed_options.native:
+            refuse_unsendable(options)
+        target = Target(options.target, options.tokens(), options.ca)
+        environment.gnnserve_target = target
         plan = make_plan(options, target)
         loop: OpenLoop | NativeGreenLoop
         if environment.parsed_options.native:
@@ -141,8 +158,16 @@ def _options(environment: Any) -> LoadOptions:
         target=(environment.host or "").removeprefix("http://").rstrip("/"),
         workload=given.workload,
         without=tuple(name.strip() for name in given.without.split(",") if name.strip()),
-        rate_hz=None if replays or given.rho else given.rate,
+        rate_hz=None if replays or given.rho or given.in_flight else given.rate,
         rho=None if replays else given.rho or None,
+        in_flight=given.in_flight or None,
+        profile=given.rate_profile,
+        tenant=given.tenant,
+        priority=given.priority,
+        target_ms=given.target_ms or None,
+        token_files=tuple(name for name in given.token_file.split(",") if name),
+        ca=Path(given.ca) if given.ca else None,
+        speed=given.speed,
         end_to_end=given.end_to_end,
         duration_s=given.duration or None,
         requests=given.requests or None,

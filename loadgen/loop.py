@@ -3,6 +3,8 @@
 from abc import ABC, abstractmethod
 from time import monotonic_ns, process_time_ns
 
+import msgspec
+
 from loadgen.measure import LoadSummary, Reply, Sample, summarise
 from loadgen.plan import LoadPlan
 
@@ -44,8 +46,11 @@ class Loop(ABC):
 
     def add(self, index: int, reply: Reply, *, due_ns: int, sent_ns: int) -> Sample:
         """Keep the end of request number `index`, due and sent then on the monotonic clock."""
-        item = self.plan.trace.items[index]
+        items = self.plan.trace.items
+        item = items[index % len(items)]
         sample = Sample.of(item, index, reply, due_ns=due_ns, sent_ns=sent_ns)
+        if self.plan.closed is not None:
+            sample = msgspec.structs.replace(sample, due_ns=max(0, due_ns - self._started_ns))
         self.samples.append(sample)
         return sample
 
@@ -55,7 +60,7 @@ class Loop(ABC):
             self.address,
             self.plan.trace.header,
             self.samples,
-            scheduled=len(self.plan.messages),
+            scheduled=len(self.samples if self.plan.closed else self.plan.messages),
             elapsed_s=self.elapsed_s,
             cpu_s=self.cpu_s,
         )

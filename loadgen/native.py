@@ -56,6 +56,17 @@ def require_native() -> None:
         )
 
 
+def refuse_unsendable(options: LoadOptions) -> None:
+    """Raise ConfigError, which names the option, for what the compiled sender does not do."""
+    for told, given in (
+        ("--token-file", bool(options.token_files)),
+        ("--ca", options.ca is not None),
+        ("--requests with --in-flight", bool(options.in_flight and options.requests)),
+    ):
+        if given:
+            raise ConfigError(f"--native does not take {told}: leave out one of them")
+
+
 class NativeSender:
     """Sends encoded requests to one server, for one run after the other."""
 
@@ -170,6 +181,11 @@ class NativeLoop(Loop):
 
         Raises NotReady when nobody takes a connection.
         """
+        if (closed := self.plan.closed) is not None:
+            assert closed.duration_s is not None  # see `refuse_unsendable`
+            messages = self.plan.messages
+            self._sender.keep_in_flight(messages, closed.in_flight, closed.duration_s)
+            return
         offsets_ns = [item.offset_ns for item in self.plan.trace.items]
         self._sender.send_at(self.plan.messages, offsets_ns)
 
@@ -224,6 +240,7 @@ def run_native(options: LoadOptions, on_progress: Callable[[Loop], None] = lambd
     Raises ConfigError, UnknownName or NotReady before the first request, never afterwards.
     """
     options.check()
+    refuse_unsendable(options)
     require_native()
     target = _NativeTarget(options.target)
     try:

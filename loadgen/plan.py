@@ -1,14 +1,16 @@
 """Plan of a run, made before it starts: a trace and the bytes of each request."""
 
+import random
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Protocol, TypeVar
 
 import msgspec
 
 from loadgen.inputs import Shapes, makeable
-from loadgen.options import LoadOptions
+from loadgen.options import LoadOptions, parse_shares
 from loadgen.requests import MixedRequests, RequestSource, ResidentRequests, SubgraphRequests
 from serve.errors import ConfigError
 from serve.graphs.pool import GraphPool
@@ -21,6 +23,7 @@ from serve.workload import (
     TraceHeader,
     WorkloadTask,
     build_trace,
+    parse_weights,
     rate_for_rho,
     workload_tasks,
 )
@@ -61,12 +64,23 @@ class ServerUnderLoad(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class ClosedLoop:
+    """A number of requests in flight, until a time or a number of requests is over."""
+
+    in_flight: int
+    duration_s: float | None
+    requests: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class LoadPlan:
     """Requests and their send times."""
 
     trace: Trace
     #: Serialized requests, one per item of the trace; equal requests share one object.
     messages: tuple[bytes, ...]
+    #: None: each request is sent at its time. Else the trace only says what is sent, in turn.
+    closed: ClosedLoop | None = None
 
 
 def make_plan(options: LoadOptions, server: ServerUnderLoad) -> LoadPlan:
@@ -87,7 +101,10 @@ def make_plan(options: LoadOptions, server: ServerUnderLoad) -> LoadPlan:
         raise ConfigError("no request falls into this run: make it longer or the rate higher")
     if options.save_trace is not None:
         trace.save(options.save_trace)
-    return LoadPlan(trace, _encode(trace, source))
+    closed = None
+    if options.in_flight is not None:
+        closed = ClosedLoop(options.in_flight, options.duration_s, options.requests)
+    return LoadPlan(trace, _encode(trace, source), closed)
 
 
 def _resident(options: LoadOptions, server: ServerUnderLoad) -> ResidentSpec | None:
@@ -156,6 +173,8 @@ def _source(
 
 def _models(options: LoadOptions, server: ServerUnderLoad) -> tuple[str, ...]:
     """Return the models that the workload asks; raises ConfigError when there are none."""
+    if weights := parse_weights(options.workload):
+        return tuple(weights)
     if options.workload != MIX:
         return (options.workload,)
     ready = server.models()
@@ -197,7 +216,9 @@ def _draw(
         workload=options.workload,
         seed=options.seed,
         arrivals=options.arrivals,
+        profile=options.profile,
         rate_hz=options.rate_hz or 1.0,
+        in_flight=options.in_flight,
         pool=options.pool,
         resident=resident,
         sources=source.sources,
@@ -212,7 +233,31 @@ def _draw(
             mean_solo_s=mean_s,
             lanes=lanes,
         )
-    return build_trace(header, tasks, duration_s=options.duration_s, count=options.requests)
+    if options.in_flight is not None:
+        # What is sent in turn; how often follows from the server.
+        trace = build_trace(header, tasks, count=min(len(tasks), options.requests or len(tasks)))
+    else:
+        trace = build_trace(header, tasks, duration_s=options.duration_s, count=options.requests)
+    return _with_askers(trace, options)
+
+
+def _with_askers(trace: Trace, options: LoadOptions) -> Trace:
+    """Return the trace with tenants, priority and target of the options."""
+    tenants = parse_shares("tenant", options.tenant)
+    if not (tenants or options.priority or options.target_ms is not None):
+        return trace
+    rng = random.Random(f"tenants {options.seed}")
+    names = (
+        rng.choices(list(tenants), list(tenants.values()), k=len(trace.items)) if tenants else ()
+    )
+    target_us = None if options.target_ms is None else max(1, round(options.target_ms * 1000))
+    items = (
+        msgspec.structs.replace(
+            item, tenant=name, priority=options.priority, qos_target_us=target_us
+        )
+        for item, name in zip(trace.items, names or repeat(""), strict=False)
+    )
+    return Trace(trace.header, tuple(items))
 
 
 def _mean_solo_s(

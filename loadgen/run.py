@@ -30,7 +30,7 @@ def run_load(options: LoadOptions, on_progress: Callable[[Loop], None] = lambda 
     Raises ConfigError, UnknownName or NotReady before the first request, never afterwards.
     """
     options.check()
-    target = Target(options.target)
+    target = Target(options.target, options.tokens(), options.ca)
     try:
         loop = OpenLoop(make_plan(options, target), target, options.timeout_s)
         _drive(loop, on_progress)

@@ -30,10 +30,15 @@ def show_summary(summary: LoadSummary, console: Console) -> None:
     """Print a run: its load, latencies, late answers and failures."""
     header = summary.trace
     load = f", ρ {header.rho:g} on {header.lanes} lanes" if header.rho is not None else ""
+    if header.in_flight is None:
+        profile = f" × {header.profile}" if header.profile else ""
+        times = f"{header.arrivals} arrivals at {header.rate_hz:.4g}/s{profile}{load}"
+    else:
+        times = f"{header.in_flight} in flight"
     told = (
         f" to {summary.target}: "
         f"{summary.requests} of {summary.scheduled} requests in {summary.elapsed_s:.1f} s, "
-        f"{header.arrivals} arrivals at {header.rate_hz:.4g}/s{load}, seed {header.seed}"
+        f"{times}, seed {header.seed}"
     )
     console.print(Text.assemble("\n", (header.workload, "bold"), told), soft_wrap=True)
     for name, source in header.sources.items():

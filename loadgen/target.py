@@ -1,13 +1,15 @@
 """Connection to the server under load, for what has to be known before a run."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
 import msgspec
 
 from loadgen.inputs import Shapes
+from serve.client.channel import Metadata, address_of
 from serve.errors import ConfigError, NotReady, UnknownName
 from serve.interface import Interface
 from serve.pb import gnnserve_pb2, gnnserve_pb2_grpc, grpc_service_pb2, grpc_service_pb2_grpc
@@ -29,16 +31,31 @@ REST_S = 0.01
 class Target:
     """Channel to one server."""
 
-    def __init__(self, address: str) -> None:
-        """Connect to `address` (HOST:PORT); raises NotReady when no server answers."""
+    def __init__(
+        self, address: str, tokens: Mapping[str, str] | None = None, ca: Path | None = None
+    ) -> None:
+        """Connect.
+
+        Args:
+            address: HOST:PORT, or as the client takes it, such as grpcs://HOST:PORT.
+            tokens: Tokens by tenant, under "" that of requests without a tenant of its own.
+            ca: PEM file of the authorities to trust.
+
+        Raises NotReady when no server answers, ConfigError for arguments that contradict.
+        """
         self.address = address
-        self._channel = grpc.insecure_channel(
-            address,
-            options=[
-                ("grpc.max_send_message_length", -1),
-                ("grpc.max_receive_message_length", -1),
-            ],
-        )
+        self._tokens = dict(tokens or {})
+        token = self._tokens.get("") or next(iter(self._tokens.values()), None)
+        try:
+            found = address_of(address, credentials=ca, token=token, max_message_bytes=-1)
+        except (ValueError, OSError) as error:
+            raise ConfigError(str(error)) from None
+        #: For what is asked before a run.
+        self._metadata = found.metadata()
+        if found.credentials is None:
+            self._channel = grpc.insecure_channel(found.target, found.options)
+        else:
+            self._channel = grpc.secure_channel(found.target, found.credentials, found.options)
         try:
             grpc.channel_ready_future(self._channel).result(timeout=_CONNECT_S)
         except grpc.FutureTimeoutError:
@@ -49,6 +66,11 @@ class Target:
         # Generated stubs carry no types.
         self._inference: Any = grpc_service_pb2_grpc.GRPCInferenceServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._own: Any = gnnserve_pb2_grpc.GnnServeStub(self._channel)  # type: ignore[no-untyped-call]
+
+    def metadata(self, tenant: str) -> Metadata:
+        """Return what a request of a tenant carries: its token, or the one for all."""
+        token = self._tokens.get(tenant) or self._tokens.get("")
+        return () if token is None else (("authorization", f"Bearer {token}"),)
 
     def close(self) -> None:
         """Cancel all requests in flight and disconnect."""
@@ -126,7 +148,7 @@ class Target:
     def _ask(self, method: Callable[..., ResultT], request: Any, instead: str = "") -> ResultT:
         """Call `method`; when the server lacks it, the error says what to do `instead`."""
         try:
-            return method(request, timeout=ASK_S)
+            return method(request, timeout=ASK_S, metadata=self._metadata)
         except grpc.RpcError as error:
             text = f"{self.address}: {error.details()}"
             if error.code() is grpc.StatusCode.NOT_FOUND:

@@ -226,10 +226,11 @@ def workload_tasks(
     return tuple(rng.sample(tasks, size))
 
 
-def parse_weights(workload: str) -> dict[str, float]:
+def parse_weights(workload: str, what: str = "workload") -> dict[str, float]:
     """Return the weights of a workload such as `gcn=3,sage=1`; empty for another one.
 
-    Raises ConfigError for weights that are no numbers above 0, and for a model given twice.
+    `what` is what an error calls it. Raises ConfigError for weights that are no numbers above 0,
+    and for a name given twice.
     """
     if "=" not in workload:
         return {}
@@ -242,8 +243,8 @@ def parse_weights(workload: str) -> dict[str, float]:
             weight = 0.0
         if not name or name in weights or not 0 < weight < math.inf:
             raise ConfigError(
-                f"workload '{workload}': '{part.strip()}' is not MODEL=WEIGHT with a weight above 0"
-                " and each model once"
+                f"{what} '{workload}': '{part.strip()}' is not NAME=WEIGHT with a weight above 0"
+                " and each name once"
             )
         weights[name] = weight
     return weights

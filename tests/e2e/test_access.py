@@ -209,6 +209,29 @@ def test_a_tenants_rate(site):
     assert site.infer(TOKENS["infer"]).output.shape == (3, 5)
 
 
+def test_a_load_is_sent_encrypted_with_a_token(site, tmp_path):
+    def load(*arguments):
+        command = [sys.executable, "-m", "loadgen", "--target", site.url(), "--workload", "gcn"]
+        command += ["--requests", "5", "--rate", "50", "--max-nodes", "200", "--json"]
+        command += ["--ca", str(site.authority.certificate), "--timeout", str(PATIENCE_S)]
+        return subprocess.run(
+            [*command, *map(str, arguments)],
+            capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+        )  # fmt: skip
+
+    files = {name: tmp_path / name for name in ("infer", "slow")}
+    for name, file in files.items():
+        file.write_text(TOKENS[name] + "\n")
+    done = load("--token-file", files["infer"])
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["by_status"] == {"OK": 5}
+    # Each request carries the token of its tenant, who has had its one request already.
+    tenants = ["--tenant", "slow", "--token-file", f"slow={files['slow']}"]
+    done = load(*tenants, "--token-file", files["infer"])
+    assert json.loads(done.stdout)["by_status"] == {"RESOURCE_EXHAUSTED": 5}
+    assert "authentication" in load().stderr.lower() or "token" in load().stderr.lower()
+
+
 def test_the_admin_socket_and_nobody_else_administers(site):
     command = [sys.executable, "-m", "serve", "model", "load", "gcn", "--target"]
     done = subprocess.run(

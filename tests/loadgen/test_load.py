@@ -149,3 +149,41 @@ def test_nobody_there_and_wrong_arguments(sender):
     assert wrong.returncode == 2
     assert "give either a rate or rho" in wrong.stderr
     assert wrong.stdout == ""
+
+
+def test_so_many_are_in_flight_one_after_the_other(fake_server, load):
+    # With fewer than three in flight the server would answer none.
+    with fake_server(delay_s=0.05, hold=3) as server:
+        code, seen = load(server, "--workload", "gcn", "--in-flight", 3, "--duration", 2)
+    assert code == 0
+    assert seen["trace"]["in_flight"] == 3
+    assert seen["scheduled"] == seen["requests"] == seen["answered"] >= 3
+    # By Little's law: requests in flight = rate × latency.
+    flying = seen["answered"] * seen["latency_ms"]["mean"] / 1e3 / seen["elapsed_s"]
+    assert flying <= 3.01
+
+
+def test_a_closed_loop_may_end_by_a_number(fake_server, tmp_path):
+    with fake_server() as server:
+        command = command_of(server, [], "--workload", "mix", "--in-flight", 4, "--requests", 150)
+        rows = tmp_path / "rows.csv"
+        done = subprocess.run(
+            [*command, "--csv", str(rows)],
+            cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=True,
+        )  # fmt: skip
+    assert json.loads(done.stdout)["answered"] == 150
+    due_s = [float(line.split(",")[2]) for line in rows.read_text().splitlines()[1:]]
+    assert len(due_s) == 150
+    assert due_s == sorted(due_s)
+    assert due_s[-1] > due_s[0]
+
+
+def test_a_profile_changes_when_requests_are_sent(fake_server, load, tmp_path):
+    saved = tmp_path / "a.trace"
+    given = ["--rate", 40, "--duration", 2, "--rate-profile", "steps:0,1", "--arrivals", "even"]
+    with fake_server() as server:
+        code, seen = load(server, "--workload", "gcn", *given, "--save-trace", saved)
+    assert code == 0
+    assert seen["requests"] == 40
+    assert seen["trace"]["profile"] == "steps:0,1"
+    assert Trace.load(saved).items[0].offset_ns >= 1e9

@@ -18,7 +18,8 @@ LOCUST = [sys.executable, "-m", "locust", "-f", "loadgen/locustfile.py"]
 SMALL = ["--scale", "0.01", "--max-nodes", "200", "--max-edges", "2000"]
 OPTIONS = (
     "workload rate rho end_to_end duration requests arrivals seed trace scale max_nodes max_edges "
-    "data timeout native late_fails graph node_type ids fanouts"
+    "data timeout native late_fails graph node_type ids fanouts "
+    "rate_profile in_flight tenant priority target_ms token_file ca speed"
 )
 PATIENCE_S = 100
 

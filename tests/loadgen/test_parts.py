@@ -11,12 +11,14 @@ from numpy.random import default_rng
 
 from loadgen.inputs import make_tensors, makeable
 from loadgen.measure import Sample, summarise
+from loadgen.native import refuse_unsendable
 from loadgen.options import DATA_VARIABLE, LoadOptions
 from loadgen.plan import make_plan
 from loadgen.show import progress_line, show_summary
 from serve.errors import ConfigError, UnknownName
 from serve.graphs.pool import GraphPool
 from serve.interface import InputSlot, Interface, TensorSlot
+from serve.recording import RecordedRequest, RecordingHeader
 from serve.terminal import Console
 from serve.wire.messages import decode_request
 from serve.workload import GraphRef, PoolSpec, Trace, TraceHeader, TraceItem
@@ -204,6 +206,16 @@ def test_a_trace_from_other_graphs_is_refused(tmp_path):
         ({"rate_hz": None}, "either a rate or rho"),
         ({"end_to_end": True}, "only rho needs solo times"),
         ({"requests": None}, "give a duration"),
+        ({"speed": 2.0}, "speed 2: only a trace to replay has one"),
+        ({"profile": "ramp:0-2"}, "give a duration too"),
+        ({"in_flight": 3}, "either a rate or rho, or requests in flight"),
+        ({"rate_hz": None, "in_flight": 0}, "in: 0 must be finite"),
+        ({"rate_hz": None, "in_flight": 2, "arrivals": "even"}, "arrivals even: has no meaning"),
+        ({"tenant": "a=0"}, "tenant 'a=0': 'a=0' is not NAME=WEIGHT"),
+        ({"tenant": "a,b,a"}, "is not NAME=WEIGHT"),
+        ({"priority": -1}, "priority: -1 must be at least 0"),
+        ({"target_ms": 0.0}, "target: 0.0 must be finite"),
+        ({"token_files": ("b=file",), "tenant": "a"}, "no request is of tenant 'b'"),
         ({"arrivals": "steady"}, "arrivals 'steady' is not one of poisson"),
         ({"rate_hz": 0.0}, "rate: 0.0 must be finite and more than 0"),
         ({"rate_hz": float("nan")}, "rate: nan must be finite and more than 0"),
@@ -214,6 +226,69 @@ def test_a_trace_from_other_graphs_is_refused(tmp_path):
 def test_options_that_make_no_run(change, message):
     with pytest.raises(ConfigError, match=message):
         make_plan(replace(OPTIONS, **change), FakeServer())
+
+
+def test_a_mix_has_its_weights():
+    options = replace(OPTIONS, workload="gcn=3,gat=1", requests=400)
+    models = [item.model for item in make_plan(options, FakeServer()).trace.items]
+    assert set(models) == {"gcn", "gat"}
+    assert models.count("gcn") == 300
+    with pytest.raises(UnknownName, match="unknown model 'nobody'"):
+        make_plan(replace(options, workload="gcn=3,nobody=1"), FakeServer())
+
+
+def test_requests_are_of_tenants_with_a_priority_and_a_target():
+    options = replace(OPTIONS, tenant="a=3,b", priority=2, target_ms=1.5, requests=400)
+    plan = make_plan(options, FakeServer())
+    found = [decode_request(message).parameters for message in plan.messages]
+    tenants = [one["tenant"] for one in found]
+    assert set(tenants) == {"a", "b"}
+    assert 250 < tenants.count("a") < 350
+    assert {(one["priority"], one["qos_target_us"]) for one in found} == {(2, 1500)}
+    assert make_plan(options, FakeServer()) == plan
+
+
+def test_tokens_are_read_by_tenant(tmp_path):
+    (tmp_path / "a").write_text("secret\n")
+    (tmp_path / "empty").write_text("\n")
+    files = (f"t={tmp_path / 'a'}", str(tmp_path / "a"))
+    assert replace(OPTIONS, token_files=files).tokens() == {"t": "secret", "": "secret"}
+    for name, told in (("empty", "it holds no token"), ("absent", "cannot be read")):
+        with pytest.raises(ConfigError, match=told):
+            replace(OPTIONS, token_files=(str(tmp_path / name),)).tokens()
+
+
+def test_the_compiled_sender_refuses_by_name_what_it_does_not_do():
+    for change, told in (
+        ({"token_files": ("x",)}, "--token-file"),
+        ({"ca": Path("x")}, "--ca"),
+        ({"in_flight": 2}, "--requests with --in-flight"),
+    ):
+        with pytest.raises(ConfigError, match=f"--native does not take {told}"):
+            refuse_unsendable(replace(OPTIONS, **change))
+    refuse_unsendable(OPTIONS)
+
+
+def test_a_recording_asks_for_graphs_of_its_own_and_of_the_server(tmp_path):
+    rows = [
+        RecordingHeader(started_unix_ns=0),
+        RecordedRequest(at_ns=5, model="gcn", nodes=9, edges=31, tenant="a"),
+        RecordedRequest(at_ns=9, model="gat", nodes=50, graph="g", ids=4, fanouts="3,1"),
+        RecordedRequest(at_ns=25, model="gine", nodes=3),
+    ]
+    path = tmp_path / "requests.jsonl"
+    path.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+    plan = make_plan(LoadOptions("host:1", trace=path, speed=4), FakeServer())
+    assert [item.offset_ns for item in plan.trace.items] == [0, 1, 5]
+    brought, by_ids, alone = map(decode_request, plan.messages)
+    assert (brought.model, brought.parameters) == ("gcn", {"tenant": "a"})
+    assert [tensor.shape for tensor in brought.inputs] == [(9, 3), (2, 31)]
+    assert by_ids.inputs[0].shape == (4,)
+    assert np.frombuffer(by_ids.raws[0], np.int64).max() < 40
+    assert (by_ids.parameters["graph"], by_ids.parameters["fanouts"]) == ("g", "3,1")
+    assert {tensor.name: tensor.shape for tensor in alone.inputs}["edge_attr"] == (0, 5)
+    with pytest.raises(ConfigError, match="a trace has its own times, tenants"):
+        make_plan(LoadOptions("host:1", trace=path, tenant="b"), FakeServer())
 
 
 BY_IDS = replace(OPTIONS, graph="g", node_type="paper", ids="3-9", fanouts="4,2", requests=300)
