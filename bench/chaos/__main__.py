@@ -1,16 +1,21 @@
 """Does to a server what a bad day would do, and has what comes of it checked.
 
     python -m bench.chaos --seconds 60
-    python -m bench.chaos --requests 1000000 --restarts 20 --folder /tmp/chaos
+    python -m bench.chaos --requests 100000 --restarts 2 --parts 10 --folder /tmp/chaos
 
 A real server with TLS, tokens of eight tenants and a held graph gets requests of all kinds from
 client processes, while about every second something is done to it (``faults``). All is recorded;
 ``checker`` then says what held. Exits with 1 when something did not.
+
+A long run is divided into parts, each with a server, a record and a check of its own. In a folder
+that holds some of them already, the others are run. ``total`` adds up what the parts found.
 """
 
 import argparse
 import os
 import random
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,17 +29,28 @@ from typing import Any
 
 import msgspec
 
-from bench.chaos.faults import FAULTS, PIDS, Faults
+from bench.chaos.client import FLOOD
+from bench.chaos.faults import FAULTS, Faults
 from bench.chaos.history import append
+from bench.chaos.machine_faults import PIDS, Disk, Violated
 from bench.chaos.outside import Outside
+from bench.chaos.stepped_clock import SteppedClock
 from bench.chaos.world import HELD, World, make_world
 from bench.kit.processes import descendants
-from bench.kit.result import ROOT
+from bench.kit.result import ROOT, envelope
 from bench.kit.servers import ServerProcess
 from bench.kit.waiting import PATIENCE_S, wait_for
 
+#: Clients that send requests of all kinds; another one floods.
 CLIENTS = 2
 LANES = 2
+#: How each life of the server in turn decides what runs.
+SCHEDULING = (("slack", "preemptive"), ("sqtf", "rolling"), ("bqt", "barrier"))
+#: Share of the run after which the server's first life may end: only long lives tell of leaks.
+FIRST_LIFE = 0.6
+DRAIN_S = 30.0
+#: What the checker writes of a run; it marks a part that has been run.
+VERDICT = "verdict.json"
 #: Time between two faults.
 PAUSE_S = 1.0
 #: Requests that a server sends itself at its start for each model: counted, and in no report.
@@ -46,8 +62,16 @@ CALM_S = 2 * PATIENCE_S
 class Lives:
     """The server through its lives: started, killed, stopped; each is recorded."""
 
-    def __init__(self, world: World, server: ServerProcess, seed: int) -> None:
+    def __init__(
+        self,
+        world: World,
+        server: ServerProcess,
+        seed: int,
+        clock: SteppedClock | None = None,
+        disk: Disk | None = None,
+    ) -> None:
         self.world, self.server = world, server
+        self._clock, self._disk = clock, disk
         self._seed = seed
         self._ready_ns = 0
         self._logs = 0
@@ -59,13 +83,18 @@ class Lives:
         self.faults: Faults
 
     def begin(self) -> None:
-        """Start it and wait until it is ready."""
+        """Start it, configured a little otherwise each time, and wait until it is ready."""
+        policy, discipline = SCHEDULING[self._logs % len(SCHEDULING)]
+        text = self.server.config.read_text()
+        text = re.sub("(?m)^policy = .*", f'policy = "{policy}"', text)
+        text = re.sub("(?m)^discipline = .*", f'discipline = "{discipline}"', text)
+        self.server.config.write_text(text)
         self.server.start()
         self.server.wait_ready()
         self._ready_ns = time.monotonic_ns()
         self._seed += 1
         self.outside = Outside(self.world, self.server)
-        self.faults = Faults(self.world, self.outside, self._seed)
+        self.faults = Faults(self.world, self.outside, self._seed, self._clock, self._disk)
 
     def end(self, how: str) -> None:
         """Kill it, or stop it as asked; all of its processes have ended then."""
@@ -86,6 +115,7 @@ class Lives:
         append(
             self.world.folder / "lives.jsonl",
             ready=self._ready_ns, ended=at, how=how, code=code, pid=self.server.pid,
+            took=time.monotonic_ns() - at,
         )  # fmt: skip
         self._logs += 1
         self.server.log.rename(self.world.folder / f"server-{self._logs}.log")
@@ -123,13 +153,13 @@ def clients(world: World, target: str, requests: int, seed: int) -> Iterator[Cal
     command = [sys.executable, "-m", "bench.chaos.client", str(world.folder)]
     processes = []
     try:
-        for number in range(CLIENTS):
+        for number in (*range(CLIENTS), FLOOD):
             arguments = [str(number), str(seed), target, str(requests // CLIENTS)]
             processes.append(subprocess.Popen([*command, *arguments], cwd=ROOT))
-        for number in range(CLIENTS):
+        for number in (*range(CLIENTS), FLOOD):
             ready = world.folder / f"client-{number}.ready"
             wait_for(lambda ready=ready: ready.exists(), f"client {number} begins")  # type: ignore[misc]
-        yield lambda: any(one.poll() is None for one in processes)
+        yield lambda: any(one.poll() is None for one in processes[:CLIENTS])
         (world.folder / "stop").touch()
         for one in processes:
             code = one.wait(2 * PATIENCE_S)
@@ -166,9 +196,9 @@ def watched(lives: Lives) -> Iterator[None]:
         thread.join()
 
 
-def disturb(lives: Lives, options: argparse.Namespace, busy: Callable[[], bool]) -> None:
+def disturb(lives: Lives, options: argparse.Namespace, busy: Callable[[], bool], seed: int) -> None:
     """Do one thing after the other to the server, each once before any is done again."""
-    dice = random.Random(options.seed)
+    dice = random.Random(seed)
     began = time.monotonic()
     rounds: list[str] = []
     names = options.only.split(",") if options.only else list(FAULTS)
@@ -182,7 +212,8 @@ def disturb(lives: Lives, options: argparse.Namespace, busy: Callable[[], bool])
 
     while busy() and share() < 1:
         time.sleep(PAUSE_S)
-        if restarts < options.restarts and share() * (options.restarts + 1) > restarts + 1:
+        at_share = FIRST_LIFE + (1 - FIRST_LIFE) * restarts / max(options.restarts, 1)
+        if restarts < options.restarts and share() > at_share:
             restarts += 1
             how = "stopped" if restarts % 4 == 2 else "killed"
             print(f"the server is {how}", flush=True)
@@ -207,6 +238,8 @@ def recorded(world: World, name: str) -> Iterator[list[str]]:
     at = time.monotonic_ns()
     try:
         yield said
+    except Violated as error:
+        said[:] = [f"violated: {error}"]
     except Exception as error:  # a fault may fail, as the server is meant to be in trouble
         said[:] = [f"failed: {type(error).__name__} {error}"]
     finally:
@@ -237,52 +270,72 @@ def calm(lives: Lives) -> dict[str, Any]:
     }
 
 
-def run(folder: Path, options: argparse.Namespace) -> int:
+def run(folder: Path, options: argparse.Namespace, seed: int) -> int:
     """Run, and have it checked; returns the checker's exit code."""
+    folder.mkdir(parents=True, exist_ok=True)
     world = make_world(folder)
-    scratch = folder / "tmp"
-    scratch.mkdir()
+    world.scratch.mkdir()
     journal = folder / "scheduler.journal"
-    server = ServerProcess(
-        folder,
-        policy="slack",
-        discipline="preemptive",
-        repository=world.repository,
-        sections={
-            "server": {"max_queue": 64, "drain_timeout_s": 30.0, "max_run_s": 20.0},
-            "server.tls": {
-                "certificate": str(world.authority),
-                "key": str(folder / "server.key"),
-            },
-            "auth": {"tokens_file": str(folder / "tokens.toml"), "admin_on_port": True},
-            "device": {"lanes": LANES},
-            "report": {"journal": str(journal)} if options.journal else {},
-        },
-        graphs=({"name": HELD, "file": str(folder / "held.npz")},),
-        environment={"TMPDIR": str(scratch)},
-    )
-    lives = Lives(world, server, options.seed)
     with ExitStack() as stack:
+        clock = disk = None
+        with suppress(OSError, subprocess.CalledProcessError):
+            clock = SteppedClock(folder)
+        with suppress(OSError):
+            disk = Disk(folder / "database")
+            stack.callback(disk.close)
+        server = _server(world, journal if options.journal else None, clock)
+        if disk is not None:
+            server.database = disk.folder / "report.db"
+            text = server.config.read_text()
+            server.config.write_text(text.replace(str(folder / "report.db"), str(server.database)))
         stack.callback(server.kill)
+        lives = Lives(world, server, seed, clock, disk)
         lives.begin()
         stack.enter_context(watched(lives))
         requests = options.requests or 1 << 40
-        with clients(world, server.target, requests, options.seed) as busy:
-            disturb(lives, options, busy)
+        with clients(world, server.target, requests, seed) as busy:
+            disturb(lives, options, busy, seed)
         end = calm(lives)
         lives.end("stopped")
+        if disk is not None:
+            shutil.copy(server.database, folder / "report.db")
     with suppress(OSError):  # it may never have been made
         PIDS.rmdir()
     end["own calls"] = OWN_CALLS * len(list(world.repository.glob("*/*/weights.safetensors")))
     end["processes left"] = len(lives.left)
     end["shared memory left"] = len(list(Path("/dev/shm").glob(f"{world.region_name}*")))
-    end["files left"] = sum(len(files) for _, _, files in os.walk(scratch))
+    end["files left"] = sum(len(files) for _, _, files in os.walk(world.scratch))
     end["tracebacks"] = _tracebacks(folder)
-    end["journal"] = _replayed(journal) if options.journal else ""
+    end["journal"] = _replayed(journal) if options.journal else None
     end["alone"] = options.alone
+    end["drain_s"] = DRAIN_S
+    end["seed"] = seed
+    end |= envelope()
     (folder / "end.json").write_bytes(msgspec.json.encode(end))
-    checker = Path(__file__).with_name("checker.py")
-    return subprocess.run([sys.executable, checker, folder]).returncode
+    checker = [sys.executable, "-m", "bench.chaos.checker", str(folder.resolve())]
+    return subprocess.run(checker, cwd=ROOT).returncode
+
+
+def _server(world: World, journal: Path | None, clock: SteppedClock | None) -> ServerProcess:
+    certificate, key = world.certificate
+    return ServerProcess(
+        world.folder,
+        repository=world.repository,
+        sections={
+            "server": {
+                "max_queue": 64,
+                "drain_timeout_s": DRAIN_S,
+                "max_run_s": 20.0,
+                "start_timeout_s": 60.0,
+            },
+            "server.tls": {"certificate": str(certificate), "key": str(key)},
+            "auth": {"tokens_file": str(world.folder / "tokens.toml"), "admin_on_port": True},
+            "device": {"lanes": LANES},
+            "report": {"journal": str(journal)} if journal else {},
+        },
+        graphs=({"name": HELD, "file": str(world.folder / "held.npz")},),
+        environment={"TMPDIR": str(world.scratch), **(clock.environment if clock else {})},
+    )
 
 
 def _tracebacks(folder: Path) -> list[str]:
@@ -312,6 +365,7 @@ def main() -> None:
     parser.add_argument("--restarts", type=int, default=2, help="ends of the main process")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="names of faults, by commas")
+    parser.add_argument("--parts", type=int, default=1, help="how many runs, seeds from --seed on")
     parser.add_argument("--folder", type=Path, help="empty; default: one that is removed")
     parser.add_argument("--journal", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--alone", action="store_true", help="nothing else runs: judge times too")
@@ -323,9 +377,17 @@ def main() -> None:
         folder = options.folder
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-")))
-        folder.mkdir(parents=True, exist_ok=True)
-        code = run(folder, options)
-    sys.exit(code)
+        if options.parts == 1:
+            sys.exit(run(folder, options, options.seed))
+        failed = 0
+        for seed in range(options.seed, options.seed + options.parts):
+            part = folder / f"part-{seed}"
+            if (part / VERDICT).exists():
+                continue
+            shutil.rmtree(part, ignore_errors=True)
+            print(f"part {seed}", flush=True)
+            failed += run(part, options, seed) != 0
+    sys.exit(failed > 0)
 
 
 if __name__ == "__main__":

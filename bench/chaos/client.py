@@ -3,8 +3,9 @@
     python -m bench.chaos.client FOLDER NUMBER SEED TARGET REQUESTS
 
 It makes a file `client-NUMBER.ready` in the folder when it begins, and ends when it has sent
-REQUESTS or when there is a file `stop`. What a kind of
-request may end with is the checker's to know.
+REQUESTS or when there is a file `stop`. While there is a file `calm`, it sends plain requests only,
+and few of them. The client with the number `FLOOD` is one tenant's, and sends only while there is a
+file `flood`: as much as it can. What a kind of request may end with is the checker's to know.
 """
 
 import itertools
@@ -57,8 +58,14 @@ from serve.wire.messages import (
 #: Longest wait of a request that sets no limit of its own.
 PATIENCE_S = 120.0
 THREADS = 8
+#: Number of the client that floods, its threads, and its tenant.
+FLOOD, FLOOD_THREADS, FLOOD_TENANT = 2, 24, 0
+#: Mean time between two requests of a thread while the clients are calm.
+_CALM_S = 0.4
 #: Time after a request that found no server, before the next.
 _PAUSE_S = 0.05
+#: Kinds of requests that are sent while the clients are calm.
+_PLAIN = ("tensors", "nodes")
 #: Requests of one stream.
 STREAMED = 20
 _HELD_IDS = tuple(
@@ -66,7 +73,7 @@ _HELD_IDS = tuple(
     for n in range(CASES)
 )
 _BAD_WORDS = (
-    *(chaos_models.RAISE, chaos_models.SYS_EXIT) * 6,
+    *(chaos_models.RAISE, chaos_models.SYS_EXIT) * 40,
     chaos_models.EXIT,
     chaos_models.CRASH,
     chaos_models.STOP,
@@ -133,8 +140,10 @@ class Sender:
         self._random = random.Random(seed)
         self._history = history
         self._name = f"c{number}"
-        self._tenant = number % TENANTS
+        self._floods = number >= FLOOD * THREADS
+        self._tenant = FLOOD_TENANT if self._floods else number % TENANTS
         self._metadata = (("authorization", f"Bearer {world.tokens[self._tenant]}"),)
+        self._expiring = (("authorization", f"Bearer {world.expiring}"),)
         self._infer: Any = channel.unary_unary(INFER_METHOD)
         self._stream: Any = channel.stream_stream(STREAM_METHOD)
         self._stub = stubs.GRPCInferenceServiceStub(channel)  # type: ignore[no-untyped-call]
@@ -149,9 +158,8 @@ class Sender:
             "invalid": (4, self._invalid),
             "unknown": (2, self._unknown),
             "bad": (5, self._bad),
+            "expiring": (2, self._expires),
         }
-        self._names = list(self._kinds)
-        self._weights = [weight for weight, _ in self._kinds.values()]
 
     @cached_property
     def _region(self) -> Region:
@@ -163,13 +171,27 @@ class Sender:
             self._region.unlink()
 
     def send_some(self) -> int:
-        """Send a request, or now and then a stream of them; returns how many."""
-        if self._random.random() < 0.01:
+        """Send a request, or now and then a stream of them; returns how many, 0 for none now."""
+        if self._floods:
+            if not (self._world.folder / "flood").exists():
+                time.sleep(_PAUSE_S)
+                return 0
+            self._send(self._tensors())
+            return 1
+        names = list(self._kinds)
+        if (self._world.folder / "calm").exists():
+            time.sleep(self._random.expovariate(1 / _CALM_S))
+            names = list(_PLAIN)
+        elif self._random.random() < 0.01:
             return self._send_stream()
-        (kind,) = self._random.choices(self._names, self._weights)
-        asked = self._kinds[kind][1]()
+        (kind,) = self._random.choices(names, [self._kinds[name][0] for name in names])
+        self._send(self._kinds[kind][1]())
+        return 1
+
+    def _send(self, asked: Asked) -> None:
+        metadata = self._expiring if asked.kind == "expiring" else self._metadata
         self._began(asked)
-        call = self._infer.future(asked.message, timeout=asked.timeout_s, metadata=self._metadata)
+        call = self._infer.future(asked.message, timeout=asked.timeout_s, metadata=metadata)
         if asked.cancel_after_s is not None:
             time.sleep(asked.cancel_after_s)
             call.cancel()
@@ -185,7 +207,6 @@ class Sender:
                 self._region.registered_ns = 0
         else:
             self._answered(asked.id, answer)
-        return 1
 
     # -- kinds of requests --------------------------------------------------------------------
 
@@ -236,6 +257,9 @@ class Sender:
             "region", self._random.choice(GOOD), number, {"x": x, "edge_index": edges},
             places=Places(region.name, region.offsets[number], 0), registered=region.registered_ns,
         )  # fmt: skip
+
+    def _expires(self) -> Asked:
+        return self._tensors("expiring")
 
     def _cancelled(self) -> Asked:
         return self._tensors("cancelled", cancel_after_s=self._random.random() * 0.02)
@@ -344,6 +368,7 @@ class Sender:
             answer=self._history.keep(output),
             uid=facts.get("request_uid"),
             graph_version=facts.get("graph_version"),
+            late=facts.get("qos_violated"),
         )
 
 
@@ -364,20 +389,22 @@ def main(folder: Path, number: int, seed: int, target: str, requests: int) -> No
     history = History(folder, number)
     left = itertools.count(requests, -1)
     stop = folder / "stop"
+    threads_count = FLOOD_THREADS if number == FLOOD else THREADS
 
     def run(thread: int) -> None:
         one = number * THREADS + thread
         sender = Sender(world, one, seed * 1000 + one, history, channel)
         try:
-            while next(left) > 0 and not stop.exists():
-                for _ in range(sender.send_some() - 1):
-                    next(left)
+            while not stop.exists():
+                sent = sender.send_some()
+                if any(next(left) <= 1 for _ in range(sent)):
+                    break
         finally:
             sender.close()
 
     with connect(world, target) as channel:
         (folder / f"client-{number}.ready").touch()
-        threads = [threading.Thread(target=run, args=(n,)) for n in range(THREADS)]
+        threads = [threading.Thread(target=run, args=(n,)) for n in range(threads_count)]
         for one in threads:
             one.start()
         for one in threads:

@@ -6,19 +6,31 @@ the machine and does not have, it says.
 
 import os
 import random
-import resource
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import suppress
 from threading import Thread
 
 import numpy as np
 
 from bench.chaos.attacks import Attacker
+from bench.chaos.history import append
+from bench.chaos.machine_faults import (
+    Disk,
+    fill_disk,
+    freeze,
+    kill_a_lane,
+    limit_files,
+    no_descriptors,
+    no_threads,
+    signalled,
+    step_clock,
+)
+from bench.chaos.operator_faults import change_credentials, load_for_a_while, renew_certificate
 from bench.chaos.outside import Outside
+from bench.chaos.stepped_clock import SteppedClock
 from bench.chaos.world import (
     CHANGED,
     GOOD,
@@ -33,22 +45,31 @@ from gnnserve import Client, ClientError
 
 #: A model that nobody asks, loaded with new weights each time so that it is calibrated.
 _NEW = "new"
-#: Control group of a server that may start no more threads.
-PIDS = Path(f"/sys/fs/cgroup/pids/gnnserve-chaos-{os.getpid()}")
+#: Length of a turn with a flood or without, after a time for what was before to be over.
+_TURN_S, _SETTLES_S = 3.0, 1.0
 
 
 class Faults:
     """All faults, for one life of the server."""
 
-    def __init__(self, world: World, outside: Outside, seed: int) -> None:
+    def __init__(
+        self,
+        world: World,
+        outside: Outside,
+        seed: int,
+        clock: SteppedClock | None = None,
+        disk: Disk | None = None,
+    ) -> None:
+        """Without a clock or a disk of the server's own, what needs them says so."""
         self.world, self.outside = world, outside
+        self.clock, self.disk = clock, disk
         self.random = random.Random(seed)
         server = outside.server
         self.attacker = Attacker(world, server.grpc_port, server.http_port)
         self.admin = Client(
             f"https://{server.target}",
             credentials=str(world.authority),
-            token=world.tokens[-1],
+            token=world.admin,
             timeout_s=60.0,
         )
 
@@ -57,9 +78,11 @@ class Faults:
         self.admin.close()
 
     def pid_of(self, kind: str) -> int | None:
-        """Return a lane's process, or the fork server's."""
+        """Return the process of a lane, the fork server or the gateway."""
         if kind == "fork server":
             return self.outside.fork_server()
+        if kind == "gateway":
+            return self.outside.gateway()
         lanes = self.outside.lanes()
         return self.random.choice(lanes) if lanes else None
 
@@ -68,11 +91,7 @@ def _signalled(faults: Faults, kind: str, number: signal.Signals, resume_s: floa
     pid = faults.pid_of(kind)
     if pid is None:
         return f"no {kind} now"
-    with suppress(ProcessLookupError):
-        os.kill(pid, number)
-        if resume_s:
-            time.sleep(resume_s)
-            os.kill(pid, signal.SIGCONT)
+    signalled([pid], number, resume_s)
     return f"process {pid}"
 
 
@@ -130,7 +149,7 @@ def _overwrite(faults: Faults) -> str:
     before = path.read_bytes()
     try:
         change_weights(path, seed=3)
-        said = _signalled(faults, "lane", signal.SIGKILL)
+        said = kill_a_lane(faults.outside, faults.random)
         time.sleep(1.0)
         os.truncate(path, len(before) // 2)
         time.sleep(0.5)
@@ -153,52 +172,34 @@ def _update_graph(faults: Faults) -> str:
     return f"version {version}"
 
 
-@contextmanager
-def _limited(pid: int, what: int, most: int) -> Iterator[None]:
-    before = resource.prlimit(pid, what)
-    resource.prlimit(pid, what, (most, before[1]))
-    try:
-        yield
-    finally:
-        with suppress(ProcessLookupError):
-            resource.prlimit(pid, what, before)
-
-
-def _disk_full(faults: Faults) -> str:
-    """No file of the server grows, the report's database among them."""
-    with _limited(faults.outside.server.pid, resource.RLIMIT_FSIZE, 4096):
-        time.sleep(3.0)
-    return ""
-
-
 def _no_descriptors(faults: Faults) -> str:
     """No file and no connection can be opened, and a lane ends meanwhile."""
-    pid = faults.outside.server.pid
-    open_now = max(map(int, os.listdir(f"/proc/{pid}/fd")), default=0) + 1
-    with _limited(pid, resource.RLIMIT_NOFILE, open_now):
-        said = _signalled(faults, "lane", signal.SIGKILL)
+    with no_descriptors(faults.outside):
+        said = kill_a_lane(faults.outside, faults.random)
         faults.attacker.connections(20, hold_s=2.0)
     return said
 
 
-def _no_threads(faults: Faults) -> str:
-    """No thread and no process can be started, and a lane ends meanwhile."""
-    group = PIDS
-    pid = faults.outside.server.pid
+def _flood(faults: Faults) -> str:
+    """One tenant floods and does not, in turns, while all others send less than their share."""
+    world = faults.world
+    calm, flood = world.folder / "calm", world.folder / "flood"
+    first = faults.random.randrange(2)
+    calm.touch()
     try:
-        group.mkdir(exist_ok=True)
-        for one in (pid, *faults.outside.lanes(), faults.outside.fork_server()):
-            (group / "cgroup.procs").write_text(str(one))
-        (group / "pids.max").write_text((group / "pids.current").read_text())
-    except OSError as error:
-        return f"skipped: {error}"
-    try:
-        said = _signalled(faults, "lane", signal.SIGKILL)
-        (group / "pids.max").write_text("1")
-        time.sleep(3.0)
+        for turn in range(first, first + 4):
+            if turn % 2:
+                flood.touch()
+            time.sleep(_SETTLES_S)
+            at = time.monotonic_ns()
+            time.sleep(_TURN_S)
+            end = time.monotonic_ns()
+            flood.unlink(missing_ok=True)
+            append(world.folder / "turns.jsonl", flood=bool(turn % 2), at=at, end=end)
     finally:
-        (group / "pids.max").write_text("max")
-    return said
+        flood.unlink(missing_ok=True)
+        calm.unlink()
+    return ""
 
 
 def _quietly(attack: Callable[[Attacker], object]) -> Callable[[Faults], str]:
@@ -207,15 +208,27 @@ def _quietly(attack: Callable[[Attacker], object]) -> Callable[[Faults], str]:
 
 #: By name, in the order of a first round.
 FAULTS: dict[str, Callable[[Faults], str]] = {
-    "lane killed": lambda faults: _signalled(faults, "lane", signal.SIGKILL),
+    "lane killed": lambda faults: kill_a_lane(faults.outside, faults.random),
     "lane stopped": lambda faults: _signalled(faults, "lane", signal.SIGSTOP),
+    "lane frozen": lambda faults: _signalled(faults, "lane", signal.SIGSTOP, 0.5),
     "fork server killed": lambda faults: _signalled(faults, "fork server", signal.SIGKILL),
     "fork server frozen": lambda faults: _signalled(faults, "fork server", signal.SIGSTOP, 2.0),
+    "gateway killed": lambda faults: _signalled(faults, "gateway", signal.SIGKILL),
+    "gateway frozen": lambda faults: _signalled(faults, "gateway", signal.SIGSTOP, 2.0),
+    "server frozen": lambda faults: freeze(faults.outside),
     "calibrator killed": _kill_calibrator,
     "unloaded": _unload,
+    "loaded for a while": lambda faults: load_for_a_while(
+        faults.world, faults.admin, faults.random
+    ),
     "version rolled": _roll,
     "weights overwritten": _overwrite,
     "graph updated": _update_graph,
+    "certificate renewed": lambda faults: renew_certificate(faults.world, faults.outside),
+    "credentials changed": lambda faults: change_credentials(
+        faults.world, faults.outside, faults.random
+    ),
+    "flood by a tenant": _flood,
     "half-open calls": _quietly(Attacker.half_open),
     "half a message": _quietly(Attacker.half_a_message),
     "resets": _quietly(Attacker.resets),
@@ -224,7 +237,10 @@ FAULTS: dict[str, Callable[[Faults], str]] = {
     "connections": _quietly(Attacker.connections),
     "16 MiB of empties": _quietly(Attacker.empties),
     "gzip bomb": _quietly(Attacker.gzip_bomb),
-    "disk full": _disk_full,
+    "disk full": lambda faults: fill_disk(faults.disk),
+    "files limited": lambda faults: limit_files(faults.outside),
     "no descriptors": _no_descriptors,
-    "no threads": _no_threads,
+    "no threads": lambda faults: no_threads(faults.outside, faults.random),
+    "clock forwards": lambda faults: step_clock(faults.clock, forwards=True),
+    "clock backwards": lambda faults: step_clock(faults.clock, forwards=False),
 }

@@ -3,6 +3,7 @@
     requests-N.jsonl   {"id", "at", …} when a request is sent, {"id", "end", …} for each outcome
     answers-N.jsonl    the content of each answer that process N has not seen before, by its hash
     faults.jsonl       what was done to the server, from when to when
+    turns.jsonl        when one tenant flooded while the others sent little, and when it did not
     samples.jsonl      the server seen from outside, about once a second
     end.json           how the run and the server's last life ended
 
@@ -60,3 +61,9 @@ def append(path: Path, **line: Any) -> None:
     """Append one line to a file that one thread writes."""
     with path.open("a") as file:
         file.write(json.dumps(line) + "\n")
+
+
+def count_lines(path: Path) -> int:
+    """Return the number of lines of a file."""
+    with path.open() as file:
+        return sum(1 for _ in file)

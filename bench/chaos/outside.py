@@ -29,10 +29,11 @@ class Outside:
 
     def __init__(self, world: World, server: ServerProcess) -> None:
         self.server = server
-        self._metadata = (("authorization", f"Bearer {world.tokens[-1]}"),)
+        self._scratch = world.scratch
+        self._metadata = (("authorization", f"Bearer {world.admin}"),)
         self._tls = ssl.create_default_context(cafile=str(world.authority))
         self._channel = connect(world, server.target)
-        self._stub = stubs.GRPCInferenceServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        self.stub = stubs.GRPCInferenceServiceStub(self._channel)  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
         """Close the connection."""
@@ -47,6 +48,10 @@ class Outside:
     def lanes(self) -> list[int]:
         """Return the lanes' processes: those that have the pool mapped."""
         return sorted(pid for pid in descendants(self.server.pid) if _maps(pid, _POOL))
+
+    def gateway(self) -> int | None:
+        """Return the process that serves the HTTP port, if there is one now."""
+        return min(self._below("serve.rest.run"), default=None)
 
     def calibrators(self) -> list[int]:
         """Return what the fork server started and is no lane."""
@@ -82,7 +87,7 @@ class Outside:
     def port_answers(self) -> bool:
         """Return True when the gRPC port answers a call now."""
         try:
-            self._stub.ServerLive(pb.ServerLiveRequest(), timeout=_PROBE_S)
+            self.stub.ServerLive(pb.ServerLiveRequest(), timeout=_PROBE_S)
         except grpc.RpcError:
             return False
         return True
@@ -90,12 +95,14 @@ class Outside:
     def sample(self) -> dict[str, Any]:
         """Return what the server holds now."""
         pid = self.server.pid
-        found: dict[str, Any] = {"at": time.monotonic_ns(), "pid": pid}
+        found: dict[str, Any] = {"at": time.monotonic_ns(), "pid": pid} | held_by(pid)
+        found["lanes"] = {lane: held_by(lane) for lane in self.lanes()}
+        if (gateway := self.gateway()) is not None:
+            found |= {f"gateway_{name}": value for name, value in held_by(gateway).items()}
+        found["shared_files"] = len(os.listdir("/dev/shm"))
+        found["temporary_files"] = sum(len(files) for _, _, files in os.walk(self._scratch))
         with suppress(OSError):
-            found["rss_bytes"] = resident_bytes(pid)
-            found["fds"] = len(os.listdir(f"/proc/{pid}/fd"))
-            found["threads"] = len(os.listdir(f"/proc/{pid}/task"))
-        found["lanes_rss_bytes"] = sum(map(resident_bytes, self.lanes()))
+            found["database_bytes"] = self.server.database.stat().st_size
         found["port_answers"] = self.port_answers()
         found["ready"] = self.get("/v2/health/ready")[0]
         metrics = self.metrics()
@@ -116,13 +123,23 @@ def calls(metrics: dict[str, float]) -> float | None:
     return sum(metrics.get(name, 0.0) for name in ways)
 
 
-def resident_bytes(pid: int) -> int:
-    """Return the memory of a process; 0 when it is gone."""
+def held_by(pid: int) -> dict[str, int]:
+    """Return what a process holds, nothing when it is gone.
+
+    Resident memory in bytes, that part of it which no other process shares, descriptors, threads.
+    """
+    folder = Path(f"/proc/{pid}")
     try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        resident, shared = map(int, (folder / "statm").read_text().split()[1:3])
+        page_bytes = os.sysconf("SC_PAGE_SIZE")
+        return {
+            "rss_bytes": resident * page_bytes,
+            "private_bytes": (resident - shared) * page_bytes,
+            "fds": len(os.listdir(folder / "fd")),
+            "threads": len(os.listdir(folder / "task")),
+        }
     except (OSError, IndexError):
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
+        return {}
 
 
 def _maps(pid: int, name: str) -> bool:

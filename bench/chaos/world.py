@@ -9,7 +9,9 @@ and `MODEL/VERSION/held/STATE` for all nodes of the held graph, whose features a
 import hashlib
 import shutil
 import subprocess
+import tempfile
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +37,8 @@ CASES, STATES, TENANTS = 24, 4, 8
 HELD, HELD_NODES, HELD_EDGES = "held", 300, 1200
 #: Nodes of the held graph whose features change.
 CHANGED = 100
+#: A step of the wall clock, in seconds, and when a token expires: less than such a step ahead.
+STEP_S, EXPIRES_S = 86_400, 43_200
 
 
 @dataclass(frozen=True)
@@ -49,14 +53,34 @@ class World:
         return self.folder / "models"
 
     @property
+    def scratch(self) -> Path:
+        """Folder for the server's temporary files."""
+        return self.folder / "tmp"
+
+    @property
     def later(self) -> Path:
         """Folder of the second versions, from where they are copied."""
         return self.folder / "later"
 
     @property
     def tokens(self) -> list[str]:
-        """Tokens of the tenants, then the administrator's."""
+        """Tokens of the tenants, then of who expires, the visitor and the administrator."""
         return (self.folder / "tokens.txt").read_text().split()
+
+    @property
+    def expiring(self) -> str:
+        """Token that expires before the next day."""
+        return self.tokens[-3]
+
+    @property
+    def visitor(self) -> str:
+        """Token of an observer that is taken away now and then."""
+        return self.tokens[-2]
+
+    @property
+    def admin(self) -> str:
+        """Token of the administrator."""
+        return self.tokens[-1]
 
     @property
     def region_name(self) -> str:
@@ -66,8 +90,13 @@ class World:
 
     @property
     def authority(self) -> Path:
-        """Certificate that clients trust."""
-        return self.folder / "server.crt"
+        """Certificate of the authority that clients trust."""
+        return self.folder / "authority.crt"
+
+    @property
+    def certificate(self) -> tuple[Path, Path]:
+        """The server's certificate and its key."""
+        return self.folder / "server.crt", self.folder / "server.key"
 
     def weights(self, model: str, version: int = 1) -> Path:
         """Return the weights file of a version in the repository."""
@@ -156,26 +185,71 @@ def _answer(model: LoadedModel, x: Array, edges: Array) -> Array:
 
 
 def _write_credentials(folder: Path) -> None:
-    """Write a certificate that is its own authority, and the tokens of all callers."""
-    subprocess.run(
-        [
-            "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
-            "-nodes", "-days", "30", "-subj", "/CN=chaos", "-addext",
-            "subjectAltName=IP:127.0.0.1,DNS:localhost",
-            "-keyout", str(folder / "server.key"), "-out", str(folder / "server.crt"),
-        ],
-        check=True, capture_output=True,
+    """Write an authority, the server's certificate by it, and the tokens of all callers."""
+    authority = folder / "authority.crt"
+    _openssl(
+        "req", "-x509", *_NEW_KEY, "-nodes", "-days", "30", "-subj", "/CN=chaos authority",
+        "-keyout", authority.with_suffix(".key"), "-out", authority,
     )  # fmt: skip
-    tokens = [new_token() for _ in range(TENANTS + 1)]
-    rows = [
-        Token(principal=f"app{n}", roles=("infer",), hash=hash_of(token), tenant=f"tenant{n}")
-        for n, token in enumerate(tokens[:TENANTS])
-    ]
-    rows.append(
-        Token(principal="root", roles=("admin", "observe", "infer"), hash=hash_of(tokens[TENANTS]))
-    )
-    limits = tuple(TenantLimits(name=f"tenant{n}", weight=1.0 + n) for n in range(TENANTS))
-    write_tokens(folder / "tokens.toml", TokensFile(token=tuple(rows), tenant=limits))
+    issue_certificate(World(folder))
     secret = folder / "tokens.txt"
     secret.touch(0o600)
-    secret.write_text("\n".join(tokens))
+    secret.write_text("\n".join(new_token() for _ in range(TENANTS + 3)))
+    expires = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=EXPIRES_S)
+    (folder / "expires.txt").write_text(expires.isoformat())
+    write_credentials(World(folder), visitor=True)
+
+
+def write_credentials(world: World, visitor: bool) -> None:
+    """Write the tokens file, with the visitor's token or without."""
+    *tenants, expiring, visiting, admin = world.tokens
+    rows = [
+        Token(principal=f"app{n}", roles=("infer",), hash=hash_of(token), tenant=f"tenant{n}")
+        for n, token in enumerate(tenants)
+    ]
+    rows.append(
+        Token(
+            principal="short", roles=("infer",), hash=hash_of(expiring),
+            expires=datetime.fromisoformat((world.folder / "expires.txt").read_text()),
+        )
+    )  # fmt: skip
+    if visitor:
+        rows.append(Token(principal="visitor", roles=("observe",), hash=hash_of(visiting)))
+    rows.append(Token(principal="root", roles=("admin", "observe", "infer"), hash=hash_of(admin)))
+    limits = tuple(
+        TenantLimits(name=f"tenant{n}", weight=1.0 + n, max_in_queue=FLOOD_QUEUE if not n else None)
+        for n in range(TENANTS)
+    )
+    write_tokens(world.folder / "tokens.toml", TokensFile(token=tuple(rows), tenant=limits))
+
+
+def issue_certificate(world: World) -> str:
+    """Put a new certificate and its key in the place of the old; returns it in PEM."""
+    certificate, key = world.certificate
+    authority = world.authority
+    with tempfile.TemporaryDirectory(dir=world.folder) as folder:
+        draft = Path(folder)
+        names = draft / "names"
+        names.write_text("subjectAltName=IP:127.0.0.1,DNS:localhost")
+        _openssl(
+            "req", *_NEW_KEY, "-nodes", "-subj", "/CN=chaos",
+            "-keyout", draft / "key", "-out", draft / "asked",
+        )  # fmt: skip
+        _openssl(
+            "x509", "-req", "-in", draft / "asked", "-days", "30", "-extfile", names,
+            "-CA", authority, "-CAkey", authority.with_suffix(".key"), "-CAcreateserial",
+            "-out", draft / "certificate",
+        )  # fmt: skip
+        text = (draft / "certificate").read_text()
+        (draft / "key").rename(key)
+        (draft / "certificate").rename(certificate)
+    return text
+
+
+#: Most requests of the tenant that floods in the queue.
+FLOOD_QUEUE = 16
+_NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256")
+
+
+def _openssl(*arguments: str | Path) -> None:
+    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)

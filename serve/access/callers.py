@@ -211,11 +211,10 @@ class Callers:
 
     def _look_for_expired(self) -> None:
         before_s, self._looked_s = self._looked_s, self._clock_s()
+        # A clock that is set back makes what has expired valid again.
+        first_s, last_s = sorted((before_s, self._looked_s))
         known = (*self._tokens.values(), *self._names.values())
-        if any(
-            one.expires_s is not None and before_s < one.expires_s <= self._looked_s
-            for one in known
-        ):
+        if any(one.expires_s is not None and first_s < one.expires_s <= last_s for one in known):
             self._tell()
 
     def _tell(self) -> None:

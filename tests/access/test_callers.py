@@ -67,6 +67,22 @@ def test_a_credential_expires_while_the_server_runs(tmp_path):
     assert callers.find("Bearer x").problem
 
 
+def test_a_clock_that_is_set_past_an_expiry_is_told_both_ways(tmp_path):
+    path = tmp_path / "tokens.toml"
+    text = f'[[token]]\nprincipal = "a"\nroles = ["infer"]\nhash = "{hash_of("x")}"\n'
+    path.write_text(text + "expires = 2030-01-01T00:00:00Z\n")
+    path.chmod(0o600)
+    before_s = now_s = read_tokens(path).token[0].expires.timestamp() - 3600
+    callers = Callers(path, clock_s=lambda: now_s)
+    told = []
+    callers.on_change(lambda tenants: told.append(bool(callers.find("Bearer x").name)))
+    (files,) = callers.watched
+    for step_s in (86_400, 0, 0, 86_400):
+        now_s = before_s + step_s
+        files.look()
+    assert told == [True, False, True, False]
+
+
 def test_administrators_are_clients_on_the_port_unless_allowed(tmp_path):
     header = f"Bearer {TOKENS['admin']}"
     assert callers_of(tmp_path).find(header).roles == CLIENT_ROLES

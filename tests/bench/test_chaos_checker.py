@@ -12,6 +12,7 @@ import pytest
 
 from bench.chaos import checker
 from bench.chaos.checker import S, check
+from bench.kit.result import ROOT
 
 MODEL = "gcn"
 #: Seconds at which the server's lives begin and end.
@@ -34,13 +35,20 @@ class Written:
         self.answers = dict(EXPECTED)
         self.lost = {1: 0, 2: 0}
         self.lives = [
-            {"ready": a * S, "ended": b * S, "how": how, "code": code} for a, b, how, code in LIVES
+            {"ready": a * S, "ended": b * S, "how": how, "code": code, "took": S}
+            for a, b, how, code in LIVES
         ]
         self.faults = [self.fault("graph updated", 66, 67, "version 2")]
+        self.turns = []
         self.samples = [
             {
                 "at": n * S, "pid": 7, "calls": 1000.0 * n, "rss_bytes": 10**8, "fds": 40,
-                "threads": 30, "lanes_rss_bytes": 10**8, "port_answers": True, "ready": 200,
+                "threads": 30, "gateway_rss_bytes": 10**8, "gateway_fds": 20,
+                "gateway_threads": 10, "lanes": {
+                    str(70 + k): {"private_bytes": 10**8, "fds": 20, "threads": 4} for k in range(6)
+                }, "shared_files": 16, "temporary_files": 3,
+                "database_bytes": 10**6, "port_answers": True, "ready": 200,
+                "gnnserve_lanes_up": 2.0,
             }
             for n in range(60, 100)
         ]  # fmt: skip
@@ -48,7 +56,7 @@ class Written:
             "calls": 0, "own calls": 0, "lanes": 2, "lanes_up": 2, "reserved_bytes": 0,
             "waiting": 0,
             "processes left": 0, "shared memory left": 0, "files left": 0, "tracebacks": [],
-            "journal": "", "alone": True,
+            "journal": "", "alone": True, "drain_s": 30.0,
         }  # fmt: skip
         self.add("first", 10, answer=f"{MODEL}/1/0", run=1)
         self.add("plain", 70, answer=f"{MODEL}/1/0")
@@ -69,14 +77,16 @@ class Written:
         return {"name": name, "at": begin * S, "end": end * S, "said": said}
 
     def add(self, key, at, kind="tensors", case=0, ids=(), status="OK", answer="", version="1",
-            graph_version=0, by_client=False, reason="", run=2):  # fmt: skip
+            graph_version=0, by_client=False, reason="", run=2, tenant=1, late=False):  # fmt: skip
         self.asked[key] = {
             "id": key, "at": at * S, "kind": kind, "model": MODEL, "case": case, "ids": list(ids),
+            "tenant": tenant,
         }  # fmt: skip
         outcome = {
             "id": key, "end": at * S + S // 10, "status": status, "model": MODEL,
             "version": version, "answer": answer, "uid": f"u-{key}",
             "graph_version": graph_version, "by_client": by_client, "words": "",
+            "late": late,
         }  # fmt: skip
         self.ended.append(outcome)
         if run is not None:
@@ -107,6 +117,7 @@ class Written:
             for name, array in self.answers.items()
         ])  # fmt: skip
         lines("faults.jsonl", self.faults)
+        lines("turns.jsonl", self.turns)
         lines("samples.jsonl", self.samples)
         lines("lives.jsonl", self.lives)
         (self.folder / "end.json").write_text(json.dumps(self.end))
@@ -306,12 +317,12 @@ def held(name):
 
 def lane_down(record):
     record.end["lanes_up"] = 1
-    return ["lanes up at the end"]
+    return ["lanes down at the end"]
 
 
 def journal_differs(record):
     record.end["journal"] = "decides otherwise"
-    return ["journal"]
+    return ["journals that replay otherwise"]
 
 
 def traceback(record):
@@ -322,22 +333,70 @@ def traceback(record):
 def ready_though_deaf(record):
     for one in record.samples[10:30]:
         one["port_answers"] = False
-    return ["ready though the port does not answer"]
+    return ["ready though the port does not answer, s"]
 
 
 def growth(name, step):
     def plant(record):
         for number, one in enumerate(record.samples):
-            one[name] += step * number
+            holders = one["lanes"].values() if name.startswith("lane_") else [one]
+            for holder in holders:
+                holder[name.removeprefix("lane_")] += step * number
         return [f"growth of {name} per 10,000 calls"]
 
     plant.__name__ = f"growth_of_{name}"
     return plant
 
 
+def seen_by_a_fault(record):
+    record.faults.append(record.fault("certificate renewed", 80, 90, "violated: the old is shown"))
+    return ["faults that saw what must not be"]
+
+
+def expired_by_the_right_clock(record):
+    record.asked["wrong"].update(kind="expiring")
+    record.end_of("wrong").update(status="UNAUTHENTICATED")
+    record.change_row("wrong", status="UNAUTHENTICATED")
+    record.faults.append(record.fault("clock backwards", 73, 75))
+    return ["statuses that are not documented"]
+
+
+def lane_down_for_long(record):
+    for one in record.samples[5:25]:
+        one["gnnserve_lanes_up"] = 1.0
+    return ["longest time with a lane down, s"]
+
+
+def slow_stop(record):
+    record.lives[1]["took"] = 36 * S
+    return ["longest stop, s"]
+
+
+def late_beside_floods(record):
+    turns(record, late=lambda number: number % 5 == 0)
+    return ["share in time beside a flood as a part of that without"]
+
+
+def refused_beside_floods(record):
+    turns(record, status=lambda number: "RESOURCE_EXHAUSTED" if number % 5 == 0 else "OK")
+    return ["share in time beside a flood as a part of that without"]
+
+
+def turns(record, late=lambda number: False, status=lambda number: "OK", tenant=1):
+    """Have 600 requests in a turn without a flood and 600 in one beside it."""
+    for at, flood in ((80, False), (90, True)):
+        record.turns.append({"flood": flood, "at": at * S, "end": (at + 5) * S})
+        for number in range(600):
+            is_late = flood and late(number)
+            word = status(number) if flood else "OK"
+            record.add(f"{at} {number}", at + 1, status=word, tenant=tenant, late=is_late,
+                       answer=f"{MODEL}/1/0")  # fmt: skip
+            record.end["calls"] += 1
+
+
 def long_wait(record):
     record.end_of("nodes")["end"] += 11 * S
-    return ["longest wait of a plain request"]
+    return ["longest wait of a plain request, s"]
 
 
 PLANTED = [
@@ -350,8 +409,9 @@ PLANTED = [
     two_rows_with_one_uid, other_status_in_row, message_without_row, main_process_died, exit_code,
     held("reserved_bytes"), held("waiting"), held("processes left"), held("shared memory left"),
     held("files left"), lane_down, journal_differs, traceback, ready_though_deaf,
-    growth("rss_bytes", 2**17), growth("fds", 1), growth("threads", 1),
-    growth("lanes_rss_bytes", 2**20), long_wait,
+    *(growth(name, most // 5 or 1) for name, most in checker.GROWTH.items()),
+    seen_by_a_fault, expired_by_the_right_clock, lane_down_for_long, slow_stop,
+    late_beside_floods, refused_beside_floods, long_wait,
 ]  # fmt: skip
 
 
@@ -385,6 +445,41 @@ def test_the_servers_own_calls_and_those_of_streams_have_room(record):
     assert record.refused() == []
 
 
+def test_a_token_expires_where_the_clock_goes_forwards(record):
+    expired_by_the_right_clock(record)
+    record.faults[-1]["name"] = "clock forwards"
+    assert record.refused() == []
+
+
+def test_the_tenant_that_floods_is_promised_nothing(record):
+    turns(record, late=lambda number: True, tenant=0)
+    assert record.refused() == []
+
+
+def test_a_little_is_late_beside_a_flood(record):
+    turns(record, late=lambda number: number % 20 == 0)
+    assert record.refused() == []
+
+
+def test_what_is_held_for_a_moment_is_no_leak(record):
+    for one in record.samples[::2]:
+        one["rss_bytes"] += one["calls"] * 1000
+    assert record.refused() == []
+
+
+def test_what_a_fault_takes_for_the_first_time_is_no_leak(record):
+    record.samples = [
+        one | {"at": n * S // 2, "calls": 2000.0 * n} for n, one in enumerate(record.samples, 120)
+    ]
+    record.faults += [record.fault("resets", 62, 63), record.fault("garbage", 69, 70)]
+    for one in record.samples:
+        one["rss_bytes"] += 10**8 if one["at"] >= 70 * S else 0
+    assert record.refused() == []
+    record.faults.pop()
+    (record.folder / "report.db").unlink()
+    assert record.refused() == ["growth of rss_bytes per 10,000 calls"]
+
+
 def test_waits_are_not_judged_on_a_shared_machine(record):
     long_wait(record)
     record.end["alone"] = False
@@ -394,7 +489,7 @@ def test_waits_are_not_judged_on_a_shared_machine(record):
 def test_the_command_prints_what_does_not_hold(record):
     other_numbers(record)
     record.write()
-    command = [sys.executable, checker.__file__, str(record.folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    command = [sys.executable, "-m", checker.__name__, str(record.folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1
     assert "FAIL wrong answers: 1: ['plain']" in done.stdout

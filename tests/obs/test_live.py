@@ -194,6 +194,24 @@ def test_a_restart_goes_on_where_the_last_run_ended(tmp_path):
         )
 
 
+@pytest.mark.parametrize("step_s", [86_400, -86_400])
+def test_a_clock_that_is_set_and_set_right_again_leaves_the_page_working(tmp_path, step_s):
+    state = ServerState(queue=3, reserved_bytes=5, lanes_up=2)
+    from_s = 300  # the run has begun by then
+    with closing(stored(tmp_path / "r.db", [], START_S + from_s)) as db:
+        writer = BucketWriter(db, START_S + from_s)
+        for turn, shift_s in enumerate((0, step_s, 0)):
+            for second in range(from_s + 10 * turn, from_s + 10 * turn + 10):
+                now_s = START_S + second + shift_s
+                writer.tell(state, now_s)
+                writer.add(moved(record(f"{second}"), second + shift_s), now_s)
+                writer.write(now_s)
+        seen = View(Focus()).update(db, START_S + from_s + 30)
+        points = {point.start_s - START_S: point.requests for point in seen["points"]}
+    assert [points[second] for second in range(from_s + 21, from_s + 30)] == [1] * 9
+    assert seen["state"] == {"queue": 3, "reserved_bytes": 5, "lanes_up": 2}
+
+
 def test_old_buckets_go(tmp_path):
     span_s = KEPT_S[1] + 600
     rows = [moved(record(str(i)), i * 10) for i in range(span_s // 10)]

@@ -18,6 +18,8 @@ WIDTHS = tuple(KEPT_S)
 OPEN_S = 3
 #: Longest time between two rows of a state that does not change.
 _STATE_S = 15
+#: A clock that is so far behind what was written has been set back.
+_SET_BACK_S = 60
 #: Most seconds in memory while the database takes none.
 _MOST_SECONDS = 120
 
@@ -57,6 +59,11 @@ class BucketWriter:
         self._seconds: dict[int, Second] = {}
         self._state: ServerState | None = None
         self._state_s = 0
+        self._begin(now_s)
+
+    def _begin(self, now_s: int) -> None:
+        """Go on at `now_s` after what the database holds; what lies ahead of it is deleted."""
+        db = self._db
         db.execute("DELETE FROM bucket WHERE start_s > ?", (now_s,))
         (last_s,) = db.execute("SELECT max(start_s) FROM bucket WHERE width_s = 1").fetchone()
         #: Earliest second that still takes requests.
@@ -79,12 +86,18 @@ class BucketWriter:
 
     def tell(self, state: ServerState, now_s: int) -> None:
         """Take the server's state at `now_s`."""
-        if state != self._state or now_s - self._state_s >= _STATE_S:
+        if state != self._state or abs(now_s - self._state_s) >= _STATE_S:
             self._state, self._state_s = state, now_s
             self._second(now_s, now_s).tell(state)
 
     def write(self, now_s: int) -> None:
-        """Write what changed, join what is over and delete what is old; raises sqlite3.Error."""
+        """Write what changed, join what is over and delete what is old; raises sqlite3.Error.
+
+        When the clock has been set back, what lies ahead of it is deleted, written or not.
+        """
+        if self._is_set_back(now_s):
+            self._seconds = {at: one for at, one in self._seconds.items() if at <= now_s}
+            self._begin(now_s)
         written = [start_s for start_s, second in self._seconds.items() if second.changed]
         for start_s in written:
             where = "width_s = 1 AND start_s = ?"
@@ -109,8 +122,14 @@ class BucketWriter:
         for start_s in [one for one in self._seconds if one < self._open_s]:
             del self._seconds[start_s]
 
+    def _is_set_back(self, now_s: int) -> bool:
+        return now_s < self._open_s - _SET_BACK_S
+
     def _second(self, wanted_s: int, now_s: int) -> Second:
-        start_s = min(max(wanted_s, now_s - OPEN_S, self._open_s), max(now_s, self._open_s))
+        open_s = now_s - OPEN_S
+        if not self._is_set_back(now_s):
+            open_s = max(open_s, self._open_s)
+        start_s = min(max(wanted_s, open_s), max(now_s, open_s))
         second = self._seconds.get(start_s)
         if second is None:
             if len(self._seconds) >= _MOST_SECONDS:

@@ -1,0 +1,70 @@
+"""Adds up what the parts of a chaos run found, and those of earlier days.
+
+    python -m bench.chaos.total FOLDER...
+
+Each folder holds one part. A part that is in the result already is taken once.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from bench.chaos.history import count_lines
+from bench.kit.result import RESULTS, write_result
+
+RESULT = RESULTS / "chaos.json"
+
+
+def part_of(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the checks of a part, and the part as one row; raises OSError when it is not over."""
+    findings = json.loads((folder / "verdict.json").read_text())
+    end = json.loads((folder / "end.json").read_text())
+    faults = [json.loads(line) for line in (folder / "faults.jsonl").read_text().splitlines()]
+    skipped = {one["name"] for one in faults if one["said"].startswith("skipped")}
+    done: dict[str, int] = {}
+    for one in faults:
+        if one["name"] not in skipped:
+            done[one["name"]] = done.get(one["name"], 0) + 1
+    lives = count_lines(folder / "lives.jsonl")
+    row = {
+        "part": f"{end['date']} {end['seed']}",
+        "commit": end["commit"],
+        "load_average": end["load_average"],
+        "restarts": lives - 1,
+        "failed": [one["name"] for one in findings if not one["holds"]],
+        "judged": [one["name"] for one in findings if one["judged"]],
+        "figures": {one["name"]: one["figure"] for one in findings},
+        "faults": dict(sorted(done.items())),
+        "skipped": sorted(skipped),
+    }
+    checks = [{key: one[key] for key in ("name", "wanted", "adds")} for one in findings]
+    return checks, row
+
+
+def added(before: dict[str, Any], folders: list[Path]) -> dict[str, Any]:
+    """Return a result with the parts of `before` and those in the folders, each once."""
+    parts = {one["part"]: one for one in before.get("parts", [])}
+    checks = before.get("checks", [])
+    for folder in folders:
+        checks, row = part_of(folder)
+        parts[row["part"]] = row
+    return {"checks": checks, "parts": [parts[name] for name in sorted(parts)]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("folders", type=Path, nargs="+")
+    parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--anew", action="store_true", help="leave out the parts of earlier days")
+    options = parser.parse_args()
+    keeps = options.out.exists() and not options.anew
+    before = json.loads(options.out.read_text()) if keeps else {}
+    result = added(before, options.folders)
+    write_result(options.out, result)
+    failed = [part["part"] for part in result["parts"] if part["failed"]]
+    print(f"{len(result['parts'])} parts, {len(failed)} of them with something that does not hold")
+
+
+if __name__ == "__main__":
+    main()
