@@ -81,9 +81,10 @@ mutants: $(PACKAGE) ## Do the tests of the core notice changes of it? Installs m
 	@$(PIP) install -c .stamps/constraints.txt -e '.[mutants]' --no-build-isolation
 	@$(PY) .ci/mutants.py --count $(or $(COUNT),58) --seed $(or $(SEED),1)
 
-chaos: $(PACKAGE) ## A real server has a bad day, and a checker says what held; FULL=1: a million requests
+chaos: $(PACKAGE) ## A real server has a bad day, and a checker says what held; FULL=1: a million, in parts
 	@$(PY) -m bench.chaos \
-	    $(if $(FULL),--requests 1000000 --restarts 20 --no-journal,--seconds 300 --restarts 3) $(ARGS)
+	    $(if $(FULL),--requests 200000 --restarts 4 --parts 5 --folder build/chaos,\
+	                 --seconds 300 --restarts 3) $(ARGS)
 
 bench: $(PACKAGE) ## Measure on this machine, then write the pages that quote the results, and draw
 	@$(PY) -m bench && $(PY) -m bench.pages && $(PY) -m docs.drawings

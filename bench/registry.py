@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+CHAOS = "takes an hour: make chaos FULL=1"
 GPU = "needs a GPU: make gpu-check"
 
 
@@ -62,6 +63,8 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
               "live.memory_safety", "live.md"),
         Entry("How late are other servers on the same requests?",
               "peers", "peers.md", apart="needs gnnserve[peers]"),
+        Entry("What holds when a million requests meet every fault?",
+              "chaos", "chaos.md", apart=CHAOS),
     ),
     "Host: what the server costs beside the model": (
         Entry("What does the server add to calling the model directly?",

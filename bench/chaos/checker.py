@@ -289,10 +289,8 @@ def check_server(record: Record) -> Iterator[Finding]:
         yield Finding(name.replace("_", " "), "0", str(end[name]), end[name] == 0, end[name])
     down = end["lanes"] - (end["lanes_up"] or 0)
     yield Finding("lanes down at the end", "0", f"{down:g}", down == 0, down)
-    differs = end["journal"] != ""
-    yield Finding(
-        "journals that replay otherwise", "0", end["journal"] or "0", not differs, differs
-    )
+    journals = _none("journals that replay otherwise", [end["journal"]] if end["journal"] else [])
+    yield journals._replace(judged=end["journal"] is not None)
     yield _none("tracebacks in the log", end["tracebacks"])
     yield _none("faults that saw what must not be", [
         f"{fault['name']}: {fault['said']}"
@@ -369,7 +367,7 @@ def _longest(record: Record, true: Callable[[dict[str, Any]], bool]) -> float:
 
 
 def check_waits(record: Record) -> Iterator[Finding]:
-    """Nobody waits for long; judged only where the machine had nothing else to do."""
+    """Nobody waits for long; judged, as floods are, only where nothing else ran on the machine."""
     waits = [
         (end.at - asked.at) / S
         for _, asked, end in record.pairs
@@ -408,7 +406,10 @@ def check_floods(record: Record) -> Iterator[Finding]:
         return
     part = beside / without if without else 1.0
     found = f"{part:.3f}: {beside:.1%} of {floods:,} beside, {without:.1%} of {others:,} without"
-    yield Finding(name, wanted, found, part >= BESIDE_FLOOD, part, adds=False)
+    judged = bool(record.end.get("alone"))
+    found += "" if judged else ", not judged: the machine was shared"
+    holds = part >= BESIDE_FLOOD or not judged
+    yield Finding(name, wanted, found, holds, part, adds=False, judged=judged)
 
 
 def _at_most(name: str, most: float, found: float, judged: bool = True) -> Finding:

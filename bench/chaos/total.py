@@ -52,6 +52,27 @@ def added(before: dict[str, Any], folders: list[Path]) -> dict[str, Any]:
     return {"checks": checks, "parts": [parts[name] for name in sorted(parts)]}
 
 
+def sums(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a row for each check: what all parts found together, or the worst of them."""
+    parts = result["parts"]
+    rows = []
+    for check in result["checks"]:
+        name = check["name"]
+        judged = [one for one in parts if name in one["judged"]]
+        figures = [one["figures"][name] for one in judged if name in one["figures"]]
+        # Of what should be large, the least is the worst.
+        worst = min if check["wanted"].startswith("at least") else max
+        figure = sum(figures) if check["adds"] else worst(figures, default=0)
+        rows.append({
+            "name": name,
+            "wanted": check["wanted"],
+            "found": f"{figure:,.0f}" if figure == int(figure) else f"{figure:,.2f}",
+            "failed": sum(name in one["failed"] for one in parts),
+            "judged": len(judged),
+        })  # fmt: skip
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("folders", type=Path, nargs="+")

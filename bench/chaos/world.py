@@ -217,7 +217,12 @@ def write_credentials(world: World, visitor: bool) -> None:
         rows.append(Token(principal="visitor", roles=("observe",), hash=hash_of(visiting)))
     rows.append(Token(principal="root", roles=("admin", "observe", "infer"), hash=hash_of(admin)))
     limits = tuple(
-        TenantLimits(name=f"tenant{n}", weight=1.0 + n, max_in_queue=FLOOD_QUEUE if not n else None)
+        TenantLimits(
+            name=f"tenant{n}",
+            weight=1.0 + n,
+            max_in_queue=None if n else FLOOD_QUEUE,
+            requests_per_s=None if n else FLOOD_RATE,
+        )
         for n in range(TENANTS)
     )
     write_tokens(world.folder / "tokens.toml", TokensFile(token=tuple(rows), tenant=limits))
@@ -246,8 +251,8 @@ def issue_certificate(world: World) -> str:
     return text
 
 
-#: Most requests of the tenant that floods in the queue.
-FLOOD_QUEUE = 16
+#: Limits of the tenant that floods: its most requests in the queue, and in a second.
+FLOOD_QUEUE, FLOOD_RATE = 16, 200.0
 _NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256")
 
 

@@ -8,12 +8,13 @@ from pathlib import Path
 
 from bench.kit.page import tables_of, written
 from bench.kit.result import ROOT
-from bench.pages import cluster, host, listing, live, models, scheduling
+from bench.pages import chaos, cluster, host, listing, live, models, scheduling
 
 TABLES: dict[str, Callable[[], str]] = {
     **listing.TABLES,
     **scheduling.TABLES,
     **live.TABLES,
+    **chaos.TABLES,
     **host.TABLES,
     **models.TABLES,
     **cluster.TABLES,

@@ -461,6 +461,17 @@ def test_a_little_is_late_beside_a_flood(record):
     assert record.refused() == []
 
 
+def test_shares_beside_floods_are_not_judged_on_a_shared_machine(record):
+    turns(record, late=lambda number: True)
+    record.end["alone"] = False
+    assert record.refused() == []
+
+
+def test_a_run_without_a_journal_is_not_judged_by_one(record):
+    record.end["journal"] = None
+    assert record.refused() == []
+
+
 def test_what_is_held_for_a_moment_is_no_leak(record):
     for one in record.samples[::2]:
         one["rss_bytes"] += one["calls"] * 1000

@@ -1,0 +1,53 @@
+"""Tables of what holds under chaos."""
+
+from collections import Counter
+from collections.abc import Callable
+
+from bench.chaos.total import sums
+from bench.kit.page import flat
+from bench.kit.result import read_result
+
+
+def _checks() -> str:
+    result = read_result("chaos")
+    parts = len(result["parts"])
+    rows = [row | {"parts": parts} for row in sums(result)]
+    return flat(rows, {
+        "what": "{name}", "must be": "{wanted}",
+        "was": lambda row: row["found"] if row["judged"] else "not judged",
+        "parts that failed": "{failed} of {judged}",
+    })  # fmt: skip
+
+
+def _parts() -> str:
+    rows = []
+    for one in read_result("chaos")["parts"]:
+        figures = {
+            name: f"{one['figures'][name]:,.0f}" for name in ("requests", "answers compared")
+        }
+        rows.append(one | figures | {
+            "when": one["part"].partition("T")[0],
+            "ends": one["restarts"] + 1,
+            "done": f"{sum(one['faults'].values()):,}",
+            "bad": ", ".join(one["failed"]) or "nothing",
+        })  # fmt: skip
+    return flat(rows, {
+        "part": "{when}, {commit}", "requests": "{requests}",
+        "answers compared": "{answers compared}", "faults": "{done}",
+        "ends of the main process": "{ends}", "did not hold": "{bad}",
+    })  # fmt: skip
+
+
+def _faults() -> str:
+    done: Counter[str] = Counter()
+    for one in read_result("chaos")["parts"]:
+        done.update(one["faults"])
+    rows = [{"name": name, "times": times} for name, times in sorted(done.items())]
+    return flat(rows, {"fault": "{name}", "times": "{times:,}"})
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "chaos": _checks,
+    "chaos parts": _parts,
+    "chaos faults": _faults,
+}
