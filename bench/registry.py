@@ -79,6 +79,10 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
               "host.fronts", "/docs/adr/0005-native-front.md"),
         Entry("What do TLS and a token cost a small request?",
               "host.access", "/docs/access.md"),
+        Entry("What do access log, live page and metrics cost a request?",
+              "host.operating", "host.md"),
+        Entry("What does a report of a million requests take, in time and memory?",
+              "host.report_size", "host.md"),
     ),
     "Models: forward passes and estimates": (
         Entry("How fast are the executors beside stock PyG?",

@@ -53,6 +53,14 @@ TABLES: dict[str, Callable[[], str]] = {
         "connection": "{way}", "p50, µs": "{p50:,.0f}",
         "added": "{added_us:,.0f} ({interval_us[0]:,.0f} to {interval_us[1]:,.0f})",
     }),
+    "operating": lambda: flat(read_result("operating")["rows"], {
+        "process": "{process}", "plain, µs": "{plain_us:,.0f}",
+        "operated, µs": "{operated_us:,.0f}",
+        "added": "{added[0]:.1%} ({added[1]:.1%} to {added[2]:.1%})",
+    }),
+    "report size": lambda: flat(read_result("report_size")["forms"], {
+        "form": "{form}", "time, s": "{seconds:.2f}", "memory, MB": "{megabytes:,.0f}",
+    }),
     "transport": lambda: by_size(_transport),
     "request cost": lambda: by_size(_cost),
 }  # fmt: skip
