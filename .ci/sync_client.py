@@ -15,15 +15,18 @@ CLIENT = Path(__file__).resolve().parents[1] / "serve" / "client"
 FILES = {
     "aio.py": "sync.py",
     "aio_connection.py": "sync_connection.py",
+    "aio_cluster.py": "sync_cluster.py",
     "aio_inference.py": "sync_inference.py",
 }
 SUMMARY = "The client for threads, made from ``aio``: edit that, then `make client`"
 INFERENCE = "Sending of requests by a client for threads, made from ``aio_inference``"
 CONNECTION = "The connection of a client for threads, made from ``aio_connection``"
+CLUSTER = "The connections of a client for threads to several servers, made from ``aio_cluster``"
 #: Pattern in the asyncio client -> what the client for threads has there, in this order.
 RULES = [
     (r"The client for asyncio, from which.*?`make client`", SUMMARY),
     (r"The connection of an asyncio client.*?generated\.", f"{CONNECTION}."),
+    (r"The connections of an asyncio client to several.*?generated\.", f"{CLUSTER}."),
     (r"Sending of requests by an asyncio client.*?generated\.", f"{INFERENCE}."),
     (r"serve\.client\.aio_", "serve.client.sync_"),
     (r"Calls one server from one event loop\.", "Calls one server; may be shared by threads."),
@@ -36,7 +39,10 @@ RULES = [
     (r"\bAwaitable, ", ""),
     (r"\n    Async(Iterable|Iterator),(?=.*\n    \1,)", ""),
     (r"__a(enter|exit)__", r"__\1__"),
-    (r"\bAsync(Client|Iterable|Iterator|Question|Requester|Transport|Turns)\b", r"\1"),
+    (
+        r"\bAsync(Background|Bell|Channel|Client|ClusterTransport|Iterable|Iterator|Question|Requester|Transport|Turns|Unary)\b",
+        r"\1",
+    ),
     (r"\b(?:async|await) ", ""),
     (r"asyncio\.sleep", "time.sleep"),
     (r"asynccontextmanager", "contextmanager"),

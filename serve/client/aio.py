@@ -13,7 +13,7 @@ from typing import Any, Unpack, overload
 
 import grpc
 
-from serve.client.aio_connection import AsyncTransport
+from serve.client.aio_connection import AsyncChannel, AsyncTransport
 from serve.client.aio_inference import AsyncRequester
 from serve.client.answers import Answer
 from serve.client.channel import Credentials, Token, address_of
@@ -66,7 +66,9 @@ class AsyncClient:
 
         Args:
             target: `host:port`; with `https://` or `grpcs://` the connection is encrypted, with
-                `http://` or `grpc://` it is not.
+                `http://` or `grpc://` it is not. Several, with commas between them, are servers of
+                the same models: each call goes to the one with the fewest, and to another when that
+                fails.
             timeout_s: Time limit of calls that set none; None to wait for ever.
             max_in_flight: Requests at once; further ones wait for their turn. None for any number.
             credentials: Path of the certificates to trust in PEM, ``TlsFiles``, or gRPC's channel
@@ -81,14 +83,25 @@ class AsyncClient:
         Raises ValueError for arguments that contradict each other or cannot be sent, and OSError
         for a file that cannot be read.
         """
-        address = address_of(
-            target,
-            credentials=credentials,
-            token=token,
-            metadata=metadata,
-            max_message_bytes=max_message_bytes,
-        )
-        self._connection = AsyncTransport(address, timeout_s, max_in_flight)
+        addresses = [
+            address_of(
+                each,
+                credentials=credentials,
+                token=token,
+                metadata=metadata,
+                max_message_bytes=max_message_bytes,
+            )
+            for each in target.split(",")
+        ]
+        if len(addresses) == 1:
+            channel = AsyncChannel(addresses[0])
+            self._connection = AsyncTransport(channel, timeout_s, max_in_flight)
+        else:
+            if shared_memory_bytes:
+                raise ValueError("shared_memory_bytes: memory is shared with one server")
+            from serve.client.aio_cluster import AsyncClusterTransport  # which others do not need
+
+            self._connection = AsyncClusterTransport(addresses, timeout_s, max_in_flight)
         self._inference = AsyncRequester(self._connection, max_message_bytes, shared_memory_bytes)
         self._max_message_bytes = max_message_bytes
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import grpc
 
-from serve.client.channel import Address
+from serve.client.channel import Address, Metadata
 from serve.client.errors import Cancelled, ClientError, from_rpc
 from serve.client.retries import Attempts, TimeLimit
 from serve.client.turns import AsyncTurns
@@ -17,23 +17,12 @@ from serve.wire.messages import INFER_METHOD, STREAM_METHOD
 ResultT = TypeVar("ResultT")
 
 
-class AsyncTransport:
-    """Calls one server: with metadata, within time limits, repeated where that is safe."""
+class AsyncChannel:
+    """Connection to one server, with its methods."""
 
-    def __init__(
-        self, address: Address, timeout_s: float | None, max_in_flight: int | None
-    ) -> None:
-        """Connect on first use.
-
-        Args:
-            address: The server.
-            timeout_s: Time limit of calls that set none; None to wait for ever.
-            max_in_flight: Requests at once; None for any number.
-        """
-        self.timeout_s = timeout_s
+    def __init__(self, address: Address) -> None:
+        """Connect on first use."""
         self._address = address
-        self._places = AsyncTurns(max_in_flight, "requests in flight")
-        self._closed = False
         if address.credentials is None:
             self._channel = grpc.aio.insecure_channel(address.target, address.options)
         else:
@@ -42,10 +31,40 @@ class AsyncTransport:
             )
         # Without serializers these two carry bytes: see `serve.wire.messages`.
         self.infer: Any = self._channel.unary_unary(INFER_METHOD)
-        self._stream: Any = self._channel.stream_stream(STREAM_METHOD)
+        self.stream: Any = self._channel.stream_stream(STREAM_METHOD)
         # Generated stubs carry no types.
         self.standard: Any = grpc_service_pb2_grpc.GRPCInferenceServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self.own: Any = gnnserve_pb2_grpc.GnnServeStub(self._channel)  # type: ignore[no-untyped-call]
+
+    def metadata(self) -> Metadata:
+        """Return what to send with a call that begins now."""
+        return self._address.metadata()
+
+    async def close(self) -> None:
+        """End the connection with its calls."""
+        await self._channel.close()
+
+
+class AsyncTransport:
+    """Calls one server: with metadata, within time limits, repeated where that is safe."""
+
+    def __init__(
+        self, channel: AsyncChannel, timeout_s: float | None, max_in_flight: int | None
+    ) -> None:
+        """Call over `channel`.
+
+        Args:
+            channel: To the server.
+            timeout_s: Time limit of calls that set none; None to wait for ever.
+            max_in_flight: Requests at once; None for any number.
+        """
+        self.timeout_s = timeout_s
+        self._channel = channel
+        self._places = AsyncTurns(max_in_flight, "requests in flight")
+        self._closed = False
+        self.infer: Any = channel.infer
+        self.standard: Any = channel.standard
+        self.own: Any = channel.own
 
     async def close(self) -> None:
         """End the connection; calls in flight raise Cancelled. Idempotent."""
@@ -84,7 +103,9 @@ class AsyncTransport:
         limit = limit or TimeLimit(self.timeout_s)
         attempts = Attempts(limit, changes=changes, repeated=repeated)
         while True:
-            failure = await self._attempt(method, request, limit)
+            failure = await self._attempt(
+                method, request, limit, changes=changes, once=not repeated
+            )
             if not isinstance(failure, ClientError):
                 return failure
             wait_s = attempts.wait_s(failure)
@@ -95,16 +116,26 @@ class AsyncTransport:
     def stream(self, messages: AsyncIterator[bytes], timeout_s: float | None) -> Any:
         """Begin a stream of requests; raises Cancelled when the client is closed."""
         self._require_open()
-        return self._stream(messages, timeout=timeout_s, metadata=self._address.metadata())
+        return self._channel.stream(messages, timeout=timeout_s, metadata=self._channel.metadata())
 
     async def _attempt(
-        self, method: Callable[..., Awaitable[ResultT]], request: object, limit: TimeLimit
+        self,
+        method: Callable[..., Awaitable[ResultT]],
+        request: object,
+        limit: TimeLimit,
+        *,
+        changes: bool,
+        once: bool,
     ) -> ResultT | ClientError:
-        """Return the answer or the error of one attempt."""
+        """Return the answer or the error of one attempt.
+
+        With several servers it goes to another when one fails, unless it `changes` them or is to be
+        made `once`.
+        """
         self._require_open()
         try:
             return await method(
-                request, timeout=limit.remaining_s, metadata=self._address.metadata()
+                request, timeout=limit.remaining_s, metadata=self._channel.metadata()
             )
         except grpc.RpcError as error:
             failure = from_rpc(error)

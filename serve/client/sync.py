@@ -34,7 +34,7 @@ from serve.client.joint import Answers
 from serve.client.requests import GivenFanouts, Request, RequestFields, fanouts_text
 from serve.client.retries import TimeLimit
 from serve.client.streaming import Outcome, PendingRequests
-from serve.client.sync_connection import Transport
+from serve.client.sync_connection import Channel, Transport
 from serve.client.sync_inference import Requester
 from serve.pb import gnnserve_pb2
 from serve.pb import grpc_service_pb2 as pb
@@ -64,7 +64,9 @@ class Client:
 
         Args:
             target: `host:port`; with `https://` or `grpcs://` the connection is encrypted, with
-                `http://` or `grpc://` it is not.
+                `http://` or `grpc://` it is not. Several, with commas between them, are servers of
+                the same models: each call goes to the one with the fewest, and to another when that
+                fails.
             timeout_s: Time limit of calls that set none; None to wait for ever.
             max_in_flight: Requests at once; further ones wait for their turn. None for any number.
             credentials: Path of the certificates to trust in PEM, ``TlsFiles``, or gRPC's channel
@@ -79,14 +81,25 @@ class Client:
         Raises ValueError for arguments that contradict each other or cannot be sent, and OSError
         for a file that cannot be read.
         """
-        address = address_of(
-            target,
-            credentials=credentials,
-            token=token,
-            metadata=metadata,
-            max_message_bytes=max_message_bytes,
-        )
-        self._connection = Transport(address, timeout_s, max_in_flight)
+        addresses = [
+            address_of(
+                each,
+                credentials=credentials,
+                token=token,
+                metadata=metadata,
+                max_message_bytes=max_message_bytes,
+            )
+            for each in target.split(",")
+        ]
+        if len(addresses) == 1:
+            channel = Channel(addresses[0])
+            self._connection = Transport(channel, timeout_s, max_in_flight)
+        else:
+            if shared_memory_bytes:
+                raise ValueError("shared_memory_bytes: memory is shared with one server")
+            from serve.client.sync_cluster import ClusterTransport  # which others do not need
+
+            self._connection = ClusterTransport(addresses, timeout_s, max_in_flight)
         self._inference = Requester(self._connection, max_message_bytes, shared_memory_bytes)
         self._max_message_bytes = max_message_bytes
 

@@ -10,7 +10,11 @@ class Blocking:
 
     def __init__(self, target, **options):
         self._runner = asyncio.Runner()
-        self._client = self._runner.run(self._make(target, options))
+        try:
+            self._client = self._runner.run(self._make(target, options))
+        except BaseException:
+            self._runner.close()
+            raise
 
     async def _make(self, target, options):
         return AsyncClient(target, **options)

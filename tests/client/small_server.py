@@ -1,5 +1,6 @@
 """A small server of the protocol, scripted by a test: it counts, refuses, demands and encrypts."""
 
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -31,6 +32,8 @@ class SmallServer:
         #: Metadata and time left of the last call.
         self.metadata = {}
         self.remaining_s = None
+        #: What it says of itself.
+        self.ready = True
         #: Calls wait for it before they are answered.
         self.go = threading.Event()
         self.go.set()
@@ -78,8 +81,8 @@ class SmallServer:
         return answer
 
     @contextmanager
-    def running(self, credentials=None):
-        """Serve on a free port of localhost; yields the port."""
+    def running(self, credentials=None, port=0):
+        """Serve on the port of localhost, 0 for a free one; yields the port."""
         server = grpc.server(ThreadPoolExecutor(128), options=[("grpc.so_reuseport", 0)])
         plain = pb.RepositoryModelLoadResponse
         for service, methods in (
@@ -88,6 +91,10 @@ class SmallServer:
                 {
                     "ModelInfer": (self.infer, bytes),
                     "ModelMetadata": (self.metadata_of, lambda m: m.SerializeToString()),
+                    "ServerReady": (
+                        lambda _: pb.ServerReadyResponse(ready=self.ready),
+                        lambda m: m.SerializeToString(),
+                    ),
                     "RepositoryModelLoad": (lambda _: plain(), lambda m: m.SerializeToString()),
                 },
             ),
@@ -109,12 +116,17 @@ class SmallServer:
                 (grpc.method_handlers_generic_handler(service, handlers),)
             )
         if credentials is None:
-            port = server.add_insecure_port("127.0.0.1:0")
+            port = server.add_insecure_port(f"127.0.0.1:{port}")
         else:
-            port = server.add_secure_port("127.0.0.1:0", credentials)
+            port = server.add_secure_port(f"127.0.0.1:{port}", credentials)
         server.start()
         try:
             yield port
         finally:
             self.go.set()
             server.stop(0).wait()
+
+
+if __name__ == "__main__":
+    with SmallServer().running(port=int(sys.argv[1])):
+        threading.Event().wait()

@@ -1,0 +1,151 @@
+"""The connections of a client for threads to several servers, made from ``aio_cluster``."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import grpc
+
+from serve.client.channel import Address
+from serve.client.errors import ClientError, InvalidRequest, from_rpc
+from serve.client.retries import TimeLimit
+from serve.client.several import (
+    MOST_SERVERS,
+    PROBE_EVERY_S,
+    PROBE_S,
+    RECONNECT_MS,
+    Background,
+    Bell,
+    CallWithdrawn,
+    Routes,
+    Unary,
+)
+from serve.client.sync_connection import Channel, Transport
+from serve.core.cluster.commands import EndRequest, SendAttempt
+from serve.pb import grpc_service_pb2 as pb
+
+
+class _Methods:
+    """Methods of a service, each to be had from the channel of a server."""
+
+    def __init__(self, service: str) -> None:
+        self._service = service
+
+    def __getattr__(self, method: str) -> Callable[[Channel], Any]:
+        return lambda channel: getattr(getattr(channel, self._service), method)
+
+
+class ClusterTransport(Transport):
+    """Calls one of several servers that serve the same, and another when that fails."""
+
+    def __init__(
+        self, addresses: Sequence[Address], timeout_s: float | None, max_in_flight: int | None
+    ) -> None:
+        """Connect on first use; see ``Transport``."""
+        names = [address.target for address in addresses]
+        if len(set(names)) != len(names) or len(names) > MOST_SERVERS:
+            raise ValueError(
+                f"target: up to {MOST_SERVERS} servers, none twice, got {', '.join(names)}"
+            )
+        options = [
+            ("grpc.initial_reconnect_backoff_ms", RECONNECT_MS // 10),
+            ("grpc.max_reconnect_backoff_ms", RECONNECT_MS),
+        ]
+        self._channels = {
+            address.target: Channel(replace(address, options=[*address.options, *options]))
+            for address in addresses
+        }
+        super().__init__(self._channels[names[0]], timeout_s, max_in_flight)
+        self.infer: Any = lambda channel: channel.infer
+        self.standard: Any = _Methods("standard")
+        self.own: Any = _Methods("own")
+        self._routes = Routes(names)
+        self._probes = Background()
+        self._probing = False
+        self._bells = {name: Bell() for name in names}
+
+    def close(self) -> None:
+        """End the connections; calls in flight raise Cancelled. Idempotent."""
+        self._closed = True
+        for bell in self._bells.values():
+            bell.ring()
+        for channel in self._channels.values():
+            channel.close()
+        self._probes.join()
+
+    def stream(self, messages: Iterator[bytes], timeout_s: float | None) -> Any:
+        """Refuse: a stream is of one server, and would end with it."""
+        raise InvalidRequest.local("a stream goes to one server; make a client of that server")
+
+    def _attempt(
+        self, method: Any, request: object, limit: TimeLimit, *, changes: bool, once: bool
+    ) -> Any:
+        """Return the answer or the error of one round through the servers."""
+        self._require_open()
+        if changes:
+            return InvalidRequest.local(
+                "what changes a server goes to each of them; make a client of each"
+            )
+        self._start_probes()
+        route = self._routes.begin(Bell(), limit.remaining_s)
+        try:
+            while True:
+                step = self._routes.next_step(route)
+                if step is None:
+                    route.bell.wait(self._routes.wait_s())
+                elif isinstance(step, EndRequest):
+                    return route.error(step)
+                else:
+                    found = self._sent(route, step, method, request, limit)
+                    failure = found if isinstance(found, ClientError) else None
+                    if found is not None and self._routes.ended(route, step.attempt, failure, once):
+                        return found
+        finally:
+            self._routes.end(route)
+
+    def _sent(
+        self, route: Any, step: SendAttempt, method: Any, request: object, limit: TimeLimit
+    ) -> Any:
+        """Return the answer or the error of one server; None when the attempt was withdrawn."""
+        channel = self._channels[step.machine]
+        call = Unary(method(channel), request, limit.remaining_s, channel.metadata())
+        self._routes.started(route, step.attempt, call)
+        try:
+            return call.outcome()
+        except CallWithdrawn:
+            self._require_open()
+            return None
+        except grpc.RpcError as error:
+            failure = from_rpc(error)
+            failure.__cause__ = error
+            return failure
+
+    def _start_probes(self) -> None:
+        if not self._probing:
+            self._probing = True
+            for name in self._channels:
+                self._probes.start(self._probe, name)
+
+    def _probe(self, name: str) -> None:
+        """Ask one server again and again whether it is ready."""
+        channel = self._channels[name]
+        while not self._closed:
+            began_s = time.monotonic()
+            try:
+                call = Unary(
+                    channel.standard.ServerReady,
+                    pb.ServerReadyRequest(),
+                    PROBE_S,
+                    channel.metadata(),
+                )
+                self._routes.heard(name, (call.outcome()).ready)
+            except grpc.RpcError as error:
+                if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                    self._routes.missed(name)
+                else:
+                    self._routes.lost(name)
+            except (CallWithdrawn, ValueError):
+                return  # the client was closed
+            took_s = time.monotonic() - began_s
+            self._bells[name].wait(max(0.0, PROBE_EVERY_S - took_s))
