@@ -24,7 +24,7 @@ from serve.obs.sketch import Sketch
 from serve.obs.summary import Summary
 from serve.obs.totals import AnswerTotals, MemoryTotals, ModelTotals
 from serve.obs.violations import Violation, violations_of
-from serve.obs.wilson import wilson_interval
+from serve.wilson import wilson_interval
 
 
 class Quantiles(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ import pytest
 from serve.core.rules.cause import CAUSES
 from serve.obs.report import load_report, report_dict
 from serve.obs.store import RecordStore
-from serve.obs.wilson import wilson_interval
+from serve.wilson import wilson_interval
 from tests.obs.builders import (
     MS,
     RUN,

@@ -22,7 +22,7 @@ from serve.obs.live.writer import WIDTHS
 from serve.obs.read import read_runs
 from serve.obs.record import ServerRun
 from serve.obs.selection import Selection
-from serve.obs.wilson import wilson_interval
+from serve.wilson import wilson_interval
 
 #: By name of a window: its length and the width of its points, in seconds.
 WINDOWS = {"5m": (300, 1), "1h": (3_600, 10), "6h": (21_600, 60), "1d": (86_400, 300)}

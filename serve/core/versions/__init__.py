@@ -1,0 +1,1 @@
+"""Which version of a model answers a request that names none: pure decisions."""
