@@ -91,6 +91,10 @@ class NotReady(ServeError):
     code = ErrorCode.UNAVAILABLE
 
 
+class VersionReplaced(NotReady):
+    """Version that was chosen for a request and has been unloaded since; another can be chosen."""
+
+
 class TooBig(ServeError):
     """Request that needs more memory than the device has; retrying is useless."""
 

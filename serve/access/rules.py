@@ -44,6 +44,8 @@ _OWN = {
     "ListGraphs": _EITHER,
     "UpdateGraph": _ADMIN,
     "Report": _OBSERVE,
+    "ListVersions": _OBSERVE,
+    "ChangeVersions": _ADMIN,
 }
 # `List` names every model.
 _HEALTH = {"Check": _FREE, "Watch": _FREE, "List": _EITHER}
@@ -107,6 +109,9 @@ ROLES: dict[str, frozenset[Role]] = {
     **{f"/grpc.health.v1.Health/{name}": roles for name, roles in _HEALTH.items()},
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _EITHER,
     **{path: _STANDARD[name] for path, name in _SAME_AS.items()},
+    "GET /v2/repository/versions": _OWN["ListVersions"],
+    "GET /v2/repository/models/{model}/versions": _OWN["ListVersions"],
+    "POST /v2/repository/models/{model}/versions": _OWN["ChangeVersions"],
     "GET /metrics": _OBSERVE,
     "GET /report": _OBSERVE,
     "GET /report.json": _OBSERVE,

@@ -34,7 +34,9 @@ from serve.client.facts import (
     ModelFacts,
     ModelInterface,
     ServerFacts,
+    SplitFacts,
     TensorFacts,
+    VersionsFacts,
 )
 from serve.client.joint import Answers
 from serve.client.requests import Request
@@ -62,9 +64,11 @@ __all__ = [
     "Request",
     "ServerFacts",
     "ServerFault",
+    "SplitFacts",
     "TensorFacts",
     "TimedOut",
     "TlsFiles",
     "Unauthenticated",
     "Unavailable",
+    "VersionsFacts",
 ]

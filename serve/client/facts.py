@@ -23,6 +23,58 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class SplitFacts:
+    """Which versions of a model answer the requests that name none."""
+
+    #: Percent of the requests by version; empty for the newest version that loads.
+    split: dict[str, float] = field(default_factory=dict)
+    #: Version of the split that loses its share when it does worse than the others; empty: none.
+    canary: str = ""
+    #: Version that runs the same requests once more, for nobody; and of how many, in percent.
+    shadow: str = ""
+    shadow_percent: float = 0.0
+
+    @classmethod
+    def of(cls, message: gnnserve_pb2.VersionRules) -> "SplitFacts":
+        """Read the message."""
+        split = {str(version): message.split[version] for version in sorted(message.split)}
+        return cls(
+            split, str(message.canary or ""), str(message.shadow or ""), message.shadow_percent
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class VersionsFacts:
+    """The rules for the versions of one model, and what came of them."""
+
+    model: str
+    rules: SplitFacts
+    #: The rules before the last change; None when there are none to go back to.
+    previous: SplitFacts | None
+    #: Version that answers most requests which name none; empty when none can.
+    main: str
+    #: Versions that are loaded, oldest first.
+    served: tuple[str, ...]
+    #: Why the last canary was taken back; empty when it was not.
+    taken_back: str = ""
+    #: Why the rules are not on disk, so that they end with the server; empty when they are.
+    not_kept: str = ""
+
+    @classmethod
+    def of(cls, message: gnnserve_pb2.ModelVersions) -> "VersionsFacts":
+        """Read the message."""
+        return cls(
+            message.model,
+            SplitFacts.of(message.rules),
+            SplitFacts.of(message.previous) if message.HasField("previous") else None,
+            str(message.main or ""),
+            tuple(map(str, message.served)),
+            message.taken_back,
+            message.not_kept,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class TensorFacts:
     """An input or output of a model."""
 

@@ -1,8 +1,6 @@
-"""Commands about models: `import`, `init`, and `model list|load|unload`."""
+"""Commands about models: `import`, `init`, and `model list|load|unload`; see ``version_cli``."""
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,33 +9,29 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from serve.access.admin_path import find_socket
+from serve.commands import version_cli
+from serve.commands.server_access import (
+    DEFAULT_TARGET,
+    CaOption,
+    JsonOption,
+    NameArgument,
+    TargetOption,
+    TokenOption,
+    server_client,
+)
 from serve.commands.steps import Steps
-from serve.errors import ConfigError, ServeError
+from serve.errors import ConfigError
 from serve.terminal import Console
 
-app = typer.Typer(help="List, load and unload the models of a running server.")
+app = typer.Typer(help="List, load and unload the models of a running server; share requests out.")
 _errors = Console(stderr=True)
-
-TargetOption = Annotated[
-    str, typer.Option("--target", help="The server: host:port, or https://host.")
-]
-TokenOption = Annotated[
-    str | None,
-    typer.Option("--token", envvar="GNNSERVE_TOKEN", help="Token to send."),
-]
-CaOption = Annotated[
-    Path | None, typer.Option("--ca", help="PEM file of the authorities to trust, for https.")
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-NameArgument = Annotated[str, typer.Argument(help="A model of the server's repository.")]
-_TARGET = "127.0.0.1:8001"
 
 
 def add_to(main: typer.Typer) -> None:
     """Add the commands to the command line."""
     main.command("import")(import_command)
     main.command("init")(init_command)
+    version_cli.add_to(app)
     main.add_typer(app, name="model", no_args_is_help=True)
 
 
@@ -140,7 +134,7 @@ def import_command(
 
 @app.command("list")
 def list_command(
-    target: TargetOption = _TARGET,
+    target: TargetOption = DEFAULT_TARGET,
     token: TokenOption = None,
     ca: CaOption = None,
     as_json: JsonOption = False,
@@ -149,27 +143,29 @@ def list_command(
     from serve.client import ModelFacts
     from serve.models.repository import version_order
 
-    with _client(target, token, ca) as client:
+    with server_client(target, token, ca) as client:
         found: tuple[ModelFacts, ...] = client.models()
-    if as_json:
-        typer.echo(msgspec.json.encode(found))
-        return
-    table = Table("model", "version", "state", "reason")
+        if as_json:
+            typer.echo(msgspec.json.encode(found))
+            return
+        roles = {each.model: version_cli.roles(each) for each in client.versions()}
+    table = Table("model", "version", "state", "requests", "reason")
     for model in sorted(found, key=lambda each: (each.name, version_order(each.version))):
         state = Text(model.state, "green" if model.state == "READY" else "yellow")
-        table.add_row(model.name, model.version, state, model.reason)
+        role = roles.get(model.name, {}).get(model.version, "")
+        table.add_row(model.name, model.version, state, role, model.reason)
     Console().print(table)
 
 
 @app.command("load")
 def load_command(
     name: NameArgument,
-    target: TargetOption = _TARGET,
+    target: TargetOption = DEFAULT_TARGET,
     token: TokenOption = None,
     ca: CaOption = None,
 ) -> None:
     """Load a model, or its new versions, from the repository; returns when it serves."""
-    with _client(target, token, ca) as client, Steps(_errors) as steps:
+    with server_client(target, token, ca) as client, Steps(_errors) as steps:
         steps.tell(f"loading {name}", 0.5)
         client.load(name)
         _tell_versions(client, name)
@@ -178,12 +174,12 @@ def load_command(
 @app.command("unload")
 def unload_command(
     name: NameArgument,
-    target: TargetOption = _TARGET,
+    target: TargetOption = DEFAULT_TARGET,
     token: TokenOption = None,
     ca: CaOption = None,
 ) -> None:
     """Stop serving a model; its files stay."""
-    with _client(target, token, ca) as client:
+    with server_client(target, token, ca) as client:
         client.unload(name)
     typer.echo(f"{name}: unloaded")
 
@@ -193,30 +189,3 @@ def _tell_versions(client: Any, name: str) -> None:
 
     ready = [m.version for m in client.models() if m.name == name and m.state == "READY"]
     typer.echo(f"{name}: serves version {', '.join(sorted(ready, key=version_order))}")
-
-
-def _admin_socket(target: str) -> Path | None:
-    """Return the admin socket of a server on this host; None when it has none."""
-    host, _, port = target.rpartition(":")
-    if host not in ("127.0.0.1", "localhost", "[::1]") or not port.isdecimal():
-        return None
-    return find_socket(int(port))
-
-
-@contextmanager
-def _client(target: str, token: str | None, ca: Path | None) -> Iterator[Any]:
-    """Yield a client; its errors end the command as those of the server do."""
-    from serve.client import Client, ClientError
-
-    make: Callable[..., Client] = Client
-    if token is None and ca is None and (socket := _admin_socket(target)) is not None:
-        target = f"unix:{socket}"
-    try:
-        client = make(target, token=token, credentials=ca)
-    except (ValueError, OSError) as error:
-        raise ConfigError(str(error)) from error
-    try:
-        with client:
-            yield client
-    except ClientError as error:
-        raise ServeError(f"{target}: {error}") from error

@@ -3,6 +3,7 @@
     <root>/<name>/config.toml                            see ``model_config``
     <root>/<name>/<version>/weights.safetensors          version: 1, 2, 3, …
     <root>/<name>/model.py                               optional, for factory = "./model.py:…"
+    <root>/<name>/versions.toml                          optional, see ``version_file``
 
 Reading it needs no torch and runs no model code: the main process does it. Lanes load models from
 the ``ModelSpec`` that they are sent, see ``serve.lane.models.loader``.
@@ -23,6 +24,7 @@ from serve.files import open_regular, printable
 from serve.interface import Interface
 from serve.models.declaration import interface_of
 from serve.models.model_config import CONFIG_FILE, ModelConfig, read_settings
+from serve.models.version_file import read_rules
 from serve.models.weights_file import check_weights
 
 WEIGHTS_FILE = "weights.safetensors"
@@ -230,6 +232,7 @@ def _scan_versions(folder: Path) -> list[ModelSpec | BrokenModel]:
     name = folder.name
     try:
         config = read_settings(folder)
+        read_rules(folder)
     except ConfigError as error:
         broken: list[int] | list[None] = _versions(folder) or [None]
         return [_broken(name, version, str(error)) for version in broken]

@@ -20,6 +20,12 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     pending: dict[tuple[str, str], int]
     #: Name of the executor, by (model, version).
     executors: dict[tuple[str, str], str] = {}
+    #: (model, version, state) of versions that are served, and of those that do not load.
+    version_states: tuple[tuple[str, str, str], ...] = ()
+    #: Percent of the requests that name no version, by (model, version), where that is set.
+    version_shares: dict[tuple[str, str], float] = {}
+    #: Canaries that lost their share since the start of the server, by (model, version).
+    canaries_taken_back: dict[tuple[str, str], int] = {}
     #: Models in quarantine, which ended lanes again and again.
     quarantined: tuple[str, ...] = ()
     #: Lanes that can take a task.
@@ -97,6 +103,7 @@ class EngineState(Collector):
         for (model, version), executor in now.executors.items():
             executors.add_metric([model, version, executor], 1)
         yield executors
+        yield from _versions(now)
         quarantined = GaugeMetricFamily(
             "gnnserve_model_quarantined",
             "1 while the model is in quarantine, because it ended lanes again and again",
@@ -155,6 +162,34 @@ class EngineState(Collector):
             ("report_rows_dropped", "Records that the database could not take", now.rows_dropped),
         ):
             yield CounterMetricFamily(f"gnnserve_{name}", help_text, value=value)
+
+
+def _versions(now: EngineSnapshot) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+    """Yield what is known of the versions of models."""
+    states = GaugeMetricFamily(
+        "gnnserve_model_version_state",
+        "1 for the state of each version that serves or does not load",
+        labels=("model", "version", "state"),
+    )
+    for row in now.version_states:
+        states.add_metric(row, 1)
+    yield states
+    shares = GaugeMetricFamily(
+        "gnnserve_model_version_share_ratio",
+        "Share of the requests that name no version, where a pin or a split sets it",
+        labels=("model", "version"),
+    )
+    for key, percent in now.version_shares.items():
+        shares.add_metric(key, percent / 100)
+    yield shares
+    taken_back = CounterMetricFamily(
+        "gnnserve_canaries_taken_back",
+        "Canaries that lost their share as they did worse than the other versions",
+        labels=("model", "version"),
+    )
+    for key, count in now.canaries_taken_back.items():
+        taken_back.add_metric(key, count)
+    yield taken_back
 
 
 class PortState(Collector):

@@ -188,6 +188,96 @@ class UpdateGraphResponse(_message.Message):
     graph: GraphFacts
     def __init__(self, graph: _Optional[_Union[GraphFacts, _Mapping]] = ...) -> None: ...
 
+class VersionRules(_message.Message):
+    __slots__ = ("split", "canary", "shadow", "shadow_percent")
+    class SplitEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: float
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
+    SPLIT_FIELD_NUMBER: _ClassVar[int]
+    CANARY_FIELD_NUMBER: _ClassVar[int]
+    SHADOW_FIELD_NUMBER: _ClassVar[int]
+    SHADOW_PERCENT_FIELD_NUMBER: _ClassVar[int]
+    split: _containers.ScalarMap[int, float]
+    canary: int
+    shadow: int
+    shadow_percent: float
+    def __init__(self, split: _Optional[_Mapping[int, float]] = ..., canary: _Optional[int] = ..., shadow: _Optional[int] = ..., shadow_percent: _Optional[float] = ...) -> None: ...
+
+class ModelVersions(_message.Message):
+    __slots__ = ("model", "rules", "previous", "main", "served", "taken_back", "not_kept")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    RULES_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_FIELD_NUMBER: _ClassVar[int]
+    MAIN_FIELD_NUMBER: _ClassVar[int]
+    SERVED_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_BACK_FIELD_NUMBER: _ClassVar[int]
+    NOT_KEPT_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    rules: VersionRules
+    previous: VersionRules
+    main: int
+    served: _containers.RepeatedScalarFieldContainer[int]
+    taken_back: str
+    not_kept: str
+    def __init__(self, model: _Optional[str] = ..., rules: _Optional[_Union[VersionRules, _Mapping]] = ..., previous: _Optional[_Union[VersionRules, _Mapping]] = ..., main: _Optional[int] = ..., served: _Optional[_Iterable[int]] = ..., taken_back: _Optional[str] = ..., not_kept: _Optional[str] = ...) -> None: ...
+
+class ListVersionsRequest(_message.Message):
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    def __init__(self, model: _Optional[str] = ...) -> None: ...
+
+class ListVersionsResponse(_message.Message):
+    __slots__ = ("models",)
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    models: _containers.RepeatedCompositeFieldContainer[ModelVersions]
+    def __init__(self, models: _Optional[_Iterable[_Union[ModelVersions, _Mapping]]] = ...) -> None: ...
+
+class Split(_message.Message):
+    __slots__ = ("shares", "canary")
+    class SharesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: float
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    CANARY_FIELD_NUMBER: _ClassVar[int]
+    shares: _containers.ScalarMap[int, float]
+    canary: int
+    def __init__(self, shares: _Optional[_Mapping[int, float]] = ..., canary: _Optional[int] = ...) -> None: ...
+
+class Shadow(_message.Message):
+    __slots__ = ("version", "percent")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PERCENT_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    percent: float
+    def __init__(self, version: _Optional[int] = ..., percent: _Optional[float] = ...) -> None: ...
+
+class ChangeVersionsRequest(_message.Message):
+    __slots__ = ("model", "split", "shadow", "roll_back")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    SPLIT_FIELD_NUMBER: _ClassVar[int]
+    SHADOW_FIELD_NUMBER: _ClassVar[int]
+    ROLL_BACK_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    split: Split
+    shadow: Shadow
+    roll_back: bool
+    def __init__(self, model: _Optional[str] = ..., split: _Optional[_Union[Split, _Mapping]] = ..., shadow: _Optional[_Union[Shadow, _Mapping]] = ..., roll_back: bool = ...) -> None: ...
+
+class ChangeVersionsResponse(_message.Message):
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: ModelVersions
+    def __init__(self, model: _Optional[_Union[ModelVersions, _Mapping]] = ...) -> None: ...
+
 class ReportRequest(_message.Message):
     __slots__ = ("since_s",)
     SINCE_S_FIELD_NUMBER: _ClassVar[int]

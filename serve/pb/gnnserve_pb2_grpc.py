@@ -61,6 +61,16 @@ class GnnServeStub(object):
                 request_serializer=gnnserve_dot_v1_dot_gnnserve__pb2.UpdateGraphRequest.SerializeToString,
                 response_deserializer=gnnserve_dot_v1_dot_gnnserve__pb2.UpdateGraphResponse.FromString,
                 _registered_method=True)
+        self.ListVersions = channel.unary_unary(
+                '/gnnserve.v1.GnnServe/ListVersions',
+                request_serializer=gnnserve_dot_v1_dot_gnnserve__pb2.ListVersionsRequest.SerializeToString,
+                response_deserializer=gnnserve_dot_v1_dot_gnnserve__pb2.ListVersionsResponse.FromString,
+                _registered_method=True)
+        self.ChangeVersions = channel.unary_unary(
+                '/gnnserve.v1.GnnServe/ChangeVersions',
+                request_serializer=gnnserve_dot_v1_dot_gnnserve__pb2.ChangeVersionsRequest.SerializeToString,
+                response_deserializer=gnnserve_dot_v1_dot_gnnserve__pb2.ChangeVersionsResponse.FromString,
+                _registered_method=True)
 
 
 class GnnServeServicer(object):
@@ -101,6 +111,20 @@ class GnnServeServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListVersions(self, request, context):
+        """Lists, for each model, which versions answer the requests that name none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ChangeVersions(self, request, context):
+        """Changes that for one model, from the next request on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GnnServeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -128,6 +152,16 @@ def add_GnnServeServicer_to_server(servicer, server):
                     servicer.UpdateGraph,
                     request_deserializer=gnnserve_dot_v1_dot_gnnserve__pb2.UpdateGraphRequest.FromString,
                     response_serializer=gnnserve_dot_v1_dot_gnnserve__pb2.UpdateGraphResponse.SerializeToString,
+            ),
+            'ListVersions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListVersions,
+                    request_deserializer=gnnserve_dot_v1_dot_gnnserve__pb2.ListVersionsRequest.FromString,
+                    response_serializer=gnnserve_dot_v1_dot_gnnserve__pb2.ListVersionsResponse.SerializeToString,
+            ),
+            'ChangeVersions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeVersions,
+                    request_deserializer=gnnserve_dot_v1_dot_gnnserve__pb2.ChangeVersionsRequest.FromString,
+                    response_serializer=gnnserve_dot_v1_dot_gnnserve__pb2.ChangeVersionsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -265,6 +299,60 @@ class GnnServe(object):
             '/gnnserve.v1.GnnServe/UpdateGraph',
             gnnserve_dot_v1_dot_gnnserve__pb2.UpdateGraphRequest.SerializeToString,
             gnnserve_dot_v1_dot_gnnserve__pb2.UpdateGraphResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListVersions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gnnserve.v1.GnnServe/ListVersions',
+            gnnserve_dot_v1_dot_gnnserve__pb2.ListVersionsRequest.SerializeToString,
+            gnnserve_dot_v1_dot_gnnserve__pb2.ListVersionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeVersions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gnnserve.v1.GnnServe/ChangeVersions',
+            gnnserve_dot_v1_dot_gnnserve__pb2.ChangeVersionsRequest.SerializeToString,
+            gnnserve_dot_v1_dot_gnnserve__pb2.ChangeVersionsResponse.FromString,
             options,
             channel_credentials,
             insecure,

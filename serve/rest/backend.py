@@ -10,8 +10,8 @@ import grpc
 import grpc.aio
 import h11
 
+from serve.pb import gnnserve_pb2_grpc, grpc_service_pb2_grpc
 from serve.pb import grpc_service_pb2 as pb
-from serve.pb import grpc_service_pb2_grpc
 from serve.rest.errors import RestError, from_rpc
 from serve.wire.messages import INFER_METHOD
 
@@ -55,6 +55,8 @@ class Backend:
         self._infer: Any = self._channel.unary_unary(INFER_METHOD)
         #: Methods of the standard service; to be passed to `call`.
         self.standard: Any = grpc_service_pb2_grpc.GRPCInferenceServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        #: The same of gnnserve's own service.
+        self.own: Any = gnnserve_pb2_grpc.GnnServeStub(self._channel)  # type: ignore[no-untyped-call]
 
     async def close(self) -> None:
         """Close the gRPC connection; calls in flight fail."""

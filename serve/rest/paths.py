@@ -1,7 +1,7 @@
 """The paths of the protocol beside inference, and what answers each."""
 
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -11,12 +11,11 @@ from serve.rest.backend import PROBE_S, REPORT_S, Backend
 from serve.rest.bodies import BodyReader
 from serve.rest.counts import Counts
 from serve.rest.errors import RestError, invalid
-from serve.rest.inference import Parameters, parse_json
+from serve.rest.inference import Parameters
 from serve.rest.json_messages import plain
 from serve.rest.replies import Handler, HttpReply, Path, as_json, model_of, unless_gone
-
-#: Largest body of a request other than inference.
-_SMALL_BODY_BYTES = 64 * 1024
+from serve.rest.small_bodies import small_body
+from serve.rest.version_paths import VersionPaths
 
 #: Paths of what the server does not offer, with the method of gRPC that says so.
 _NOT_OFFERED = (
@@ -28,8 +27,6 @@ _NOT_OFFERED = (
     ("CudaSharedMemoryRegister", "/v2/cudasharedmemory/region/{region}/register"),
     ("CudaSharedMemoryUnregister", "/v2/cudasharedmemory/region/{region}/unregister"),
 )
-
-_Result = TypeVar("_Result")
 
 
 class IndexBody(msgspec.Struct):
@@ -71,6 +68,7 @@ class Paths:
             Path("POST", "/v2/repository/index", self.repository_index, IndexBody),
             Path("POST", "/v2/repository/models/{model}/load", self.load, ModelControlBody),
             Path("POST", "/v2/repository/models/{model}/unload", self.unload, ModelControlBody),
+            *VersionPaths(self._backend, self._bodies).table(),
             Path("GET", "/v2/systemsharedmemory/status", self.regions),
             Path("POST", "/v2/systemsharedmemory/unregister", self.unregister),
             Path("GET", "/v2/systemsharedmemory/region/{region}/status", self.regions),
@@ -144,7 +142,7 @@ class Paths:
 
     async def repository_index(self, request: Request) -> HttpReply:
         """List the versions of all models with their state."""
-        body = await self._small_body(request, IndexBody)
+        body = await small_body(self._bodies, request, IndexBody)
         index = await self._call("RepositoryIndex", pb.RepositoryIndexRequest(ready=body.ready))
         return as_json([plain(model) for model in index.models])
 
@@ -159,7 +157,7 @@ class Paths:
         )
 
     async def _control(self, request: Request, method: str, message: Any) -> HttpReply:
-        body = await self._small_body(request, ModelControlBody)
+        body = await small_body(self._bodies, request, ModelControlBody)
         wanted = message(model_name=model_of(request)[0])
         for name, value in body.parameters.items():
             parameter = wanted.parameters[name]
@@ -186,7 +184,7 @@ class Paths:
 
     async def register(self, request: Request) -> HttpReply:
         """Register a shared memory object of this host."""
-        body = await self._small_body(request, RegionBody)
+        body = await small_body(self._bodies, request, RegionBody)
         if not 0 <= body.offset < 2**63 or not 0 <= body.byte_size < 2**63:
             raise invalid("offset and byte_size must lie in [0, 2^63)")
         wanted = pb.SystemSharedMemoryRegisterRequest(
@@ -242,15 +240,3 @@ class Paths:
 
     async def _plain(self, method: str, message: Any) -> HttpReply:
         return as_json(plain(await self._call(method, message)))
-
-    async def _small_body(self, request: Request, kind: type[_Result]) -> _Result:
-        """Decode a small body; an empty one is an empty object."""
-        async with self._bodies.received(request) as body:
-            if len(body) > _SMALL_BODY_BYTES:
-                raise RestError(
-                    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                    f"body: {len(body)} bytes, at most {_SMALL_BODY_BYTES} are taken here",
-                )
-            decoder = msgspec.json.Decoder(kind)
-            found: _Result = parse_json(decoder, bytes(body).strip() or b"{}")
-            return found

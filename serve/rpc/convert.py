@@ -64,6 +64,7 @@ def decode_call(
         client_id=request.request_id,
         output_place=output_place(request.outputs, tensors, model, regions),
         wanted=tuple(output.name for output in request.outputs),
+        chosen="" if request.version else model.version,
         **parameters._asdict(),
     )
 

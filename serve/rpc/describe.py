@@ -3,10 +3,12 @@
 import dataclasses
 from collections.abc import Sequence
 
+from serve.core.versions.rules import VersionRules
 from serve.obs.record import ServerRun
 from serve.pb import gnnserve_pb2, model_config_pb2
 from serve.pb import grpc_service_pb2 as pb
 from serve.server.api import GraphInfo, ModelEstimate, ModelInfo
+from serve.server.version_facts import VersionFacts
 
 PLATFORM = "pytorch_safetensors"
 BACKEND = "gnnserve"
@@ -90,6 +92,28 @@ def estimate(found: ModelEstimate) -> gnnserve_pb2.EstimateResponse:
 def graph(found: GraphInfo) -> gnnserve_pb2.GraphFacts:
     """Copy a graph's facts field by field; both types use the same names."""
     return gnnserve_pb2.GraphFacts(**dataclasses.asdict(found))
+
+
+def versions(found: VersionFacts) -> gnnserve_pb2.ModelVersions:
+    """Return which versions of a model answer requests that name none."""
+    return gnnserve_pb2.ModelVersions(
+        model=found.model,
+        rules=_rules(found.rules),
+        previous=None if found.previous is None else _rules(found.previous),
+        main=found.main or 0,
+        served=found.served,
+        taken_back=found.taken_back,
+        not_kept=found.not_kept,
+    )
+
+
+def _rules(rules: VersionRules) -> gnnserve_pb2.VersionRules:
+    return gnnserve_pb2.VersionRules(
+        split=dict(rules.shares),
+        canary=rules.canary or 0,
+        shadow=rules.shadow or 0,
+        shadow_percent=rules.shadow_percent if rules.shadow else 0.0,
+    )
 
 
 def on_cuda(facts: ServerRun) -> bool:

@@ -13,6 +13,7 @@ from serve.rpc import describe
 from serve.rpc.graph_update import decode_change, parse_update
 from serve.rpc.parameters import parse_fanouts
 from serve.server.api import Inference
+from serve.server.version_facts import VersionChange
 
 NAME = "gnnserve.v1.GnnServe"
 #: Methods that take and return serialized messages.
@@ -98,6 +99,27 @@ class GnnServeService:
             request.graph, decode_change(request), request.if_version or None
         )
         return pb.UpdateGraphResponse(graph=describe.graph(found)).SerializeToString()
+
+    def ListVersions(self, request: pb.ListVersionsRequest, _: object) -> pb.ListVersionsResponse:
+        """List which versions answer requests that name none, of one model or of all."""
+        found = self._engine.versions(request.model)
+        return pb.ListVersionsResponse(models=[describe.versions(one) for one in found])
+
+    def ChangeVersions(
+        self, request: pb.ChangeVersionsRequest, _: object
+    ) -> pb.ChangeVersionsResponse:
+        """Change that for one model."""
+        which = request.WhichOneof("change")
+        if which == "split":
+            split = request.split
+            change = VersionChange(split=dict(split.shares), canary=split.canary or None)
+        elif which == "shadow":
+            shadow = request.shadow
+            change = VersionChange(shadow=shadow.version, shadow_percent=shadow.percent or 100.0)
+        else:
+            change = VersionChange(roll_back=request.roll_back)
+        found = self._engine.change_versions(request.model, change)
+        return pb.ChangeVersionsResponse(model=describe.versions(found))
 
     def Report(self, request: pb.ReportRequest, _: object) -> pb.ReportResponse:
         """Return the QoS report."""

@@ -128,7 +128,7 @@ class JointCalls:
             )
         for name in names:
             model, _, version = name.partition(":")
-            yield _Asked(name, self._engine.model(model, version))
+            yield _Asked(name, self._engine.model(model, version, request.request_id))
 
     def _decode(
         self,

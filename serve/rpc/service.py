@@ -12,7 +12,13 @@ import grpc
 import serve
 from serve.access.open_rights import OpenRights
 from serve.access.principal import ANYBODY, Principal
-from serve.errors import InvalidInput, RequestCancelled, ServeError, UnknownName
+from serve.errors import (
+    InvalidInput,
+    RequestCancelled,
+    ServeError,
+    UnknownName,
+    VersionReplaced,
+)
 from serve.models.repository import version_order
 from serve.obs.record import RequestRecord, ServerRun
 from serve.pb import grpc_service_pb2 as pb
@@ -149,9 +155,13 @@ class InferenceService:
         """Check the request and submit it; a refusal gets its row in the report."""
         model = None
         try:
-            model = self._engine.model(request.model, request.version)
-            call = decode_call(request, model, self._regions, arrived_ns, remaining_s, caller)
-            return model, call, self._engine.submit(call)
+            while True:
+                model = self._engine.model(request.model, request.version, request.request_id)
+                call = decode_call(request, model, self._regions, arrived_ns, remaining_s, caller)
+                try:
+                    return model, call, self._engine.submit(call)
+                except VersionReplaced:
+                    continue  # ends: each time another version was unloaded
         except ServeError as error:
             self._engine.refused(
                 request.model, request.version, request.request_id, arrived_ns, error

@@ -15,6 +15,7 @@ from serve.interface import Interface
 from serve.obs.record import RequestRecord
 from serve.server.load_turns import LoadCancellation
 from serve.server.regions import RegionPart
+from serve.server.version_facts import VersionChange, VersionFacts
 from serve.typed_names import name_parts, typed_name
 
 #: In-neighbours sampled at each hop, -1 for all of them; by type of edges, where `*` stands for
@@ -52,7 +53,7 @@ class InferCall(msgspec.Struct, frozen=True):
     """A decoded, structurally valid request; its content is checked when prepared."""
 
     model: str
-    #: Version of the model; empty for the newest.
+    #: Version of the model; empty for the one that the model's rules say.
     version: str
     tensors: dict[str, Tensor]
     #: `time.monotonic_ns()` when the transport got the request.
@@ -73,6 +74,8 @@ class InferCall(msgspec.Struct, frozen=True):
     wanted: tuple[str, ...] = ()
     #: None for the model's own.
     fanouts: Fanouts | None = None
+    #: Of a request that names no version: the one that was chosen, whose inputs it was checked by.
+    chosen: str = ""
 
     @property
     def asked(self) -> tuple[str, Tensor]:
@@ -285,8 +288,26 @@ class Inference(Protocol):
         """Return every version that is loaded."""
         ...
 
-    def model(self, name: str, version: str = "") -> ModelInfo:
-        """Return a loaded model, by default its newest version; raises UnknownName, NotReady."""
+    def model(self, name: str, version: str = "", request_id: str | None = None) -> ModelInfo:
+        """Return a loaded version of a model; raises UnknownName, NotReady.
+
+        Without a version that is the one for a request of that id; empty for one without an id,
+        None for the version that answers most requests.
+        """
+        ...
+
+    def versions(self, name: str = "") -> tuple[VersionFacts, ...]:
+        """Return the rules for versions of one model, or of all that are loaded.
+
+        Raises UnknownName.
+        """
+        ...
+
+    def change_versions(self, name: str, change: VersionChange) -> VersionFacts:
+        """Change which versions of a model answer requests that name none; return the new rules.
+
+        Raises UnknownName, NotReady for a version that is not loaded, InvalidInput, Mismatch.
+        """
         ...
 
     def load(self, name: str, cancellation: LoadCancellation | None = None) -> None:

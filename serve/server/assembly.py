@@ -28,6 +28,7 @@ from serve.server.report_rows import RecordKeeper, Scheduling
 from serve.server.rollout import ModelRollout, RolloutSettings
 from serve.server.scheduling import scheduler_params
 from serve.server.table_offers import TableOffers
+from serve.server.versions import ModelVersions
 
 #: Blocks in the shared pool for each lane, of twice the largest message, as int32 edges are widened
 #: to int64.
@@ -45,6 +46,7 @@ class EngineParts:
     shared: SharedPool
     pool: LanePool
     catalogue: ModelCatalogue
+    versions: ModelVersions
     rollout: ModelRollout
     infos: ModelInfos
     graphs: GraphStore
@@ -118,6 +120,7 @@ def assemble(
         tell=lambda event: driver.handle(event),
     )
     catalogue = ModelCatalogue(config.path(config.models.repository), config.scheduling.qos_factor)
+    versions = ModelVersions(catalogue)
     rollout = ModelRollout(
         catalogue,
         cache,
@@ -129,6 +132,7 @@ def assemble(
             budget_bytes=device.budget_bytes,
         ),
         budget_changed=budget.weights_changed,
+        read_rules=versions.read,
         lock=lock,
     )
     estimates = Estimates(
@@ -142,7 +146,7 @@ def assemble(
     )
     per_device = len(params.device.lane_ids)
     scheduling = Scheduling(params.policy, params.discipline, device.names, per_device)
-    records = RecordKeeper(scheduling, sink)
+    records = RecordKeeper(scheduling, sink, versions.ended)
     tables = TableOffers(pool, graphs)
     learner = Learner(catalogue, lock, params.device.slowdown)
     callbacks = LaneCallbacks(
@@ -169,6 +173,7 @@ def assemble(
         shared=shared,
         pool=pool,
         catalogue=catalogue,
+        versions=versions,
         rollout=rollout,
         infos=infos,
         graphs=graphs,

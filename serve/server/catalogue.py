@@ -1,16 +1,20 @@
 """The catalogue of served models: look-up by name and version, and why others are not served.
 
-A request that names no version gets the default, the newest version that loads. ``rollout`` changes
-the catalogue, ``model_info`` describes its entries to clients.
+A request that names no version gets the one that the model's rules say (``serve.core.versions``);
+without rules the newest version that loads. ``rollout`` changes the catalogue, ``model_info``
+describes its entries to clients.
 """
 
+import itertools
 import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from serve.core.versions.router import VersionRouter
 from serve.errors import ConfigError, NotReady
 from serve.estimate.estimator import ASSUMED_OVERHEAD, ModelEstimator, Overhead
 from serve.estimate.slowdown import SlowdownEstimator
@@ -53,12 +57,16 @@ class ModelCatalogue:
         self.root = root
         self._qos_factor = qos_factor
         self._entries: dict[tuple[str, int], ModelEntry] = {}
-        #: Default version by name.
+        #: Newest version that loads, by name.
         self._default: dict[str, ModelEntry] = {}
         self._by_key: dict[str, ModelEntry] = {}
         self._states: dict[str, tuple[State, str]] = {}
+        #: Rules of models; changed by ``versions``.
+        self.router = VersionRouter()
         #: Why a version did not load when it was tried last.
         self._failures: dict[tuple[str, int], str] = {}
+        #: Numbers of requests without an id.
+        self._drawn = itertools.count()
         #: Called when what is served has changed.
         self.changed: Callable[[], None] = lambda: None
         #: Held for every change, and while `changed` is told of it. Look-ups need no lock.
@@ -78,14 +86,27 @@ class ModelCatalogue:
         """Everything served now."""
         return tuple(self._entries.values())
 
-    def get(self, name: str, version: str = "") -> ModelEntry:
-        """Return the served model, by default the default version.
+    def get(self, name: str, version: str = "", request_id: str | None = None) -> ModelEntry:
+        """Return the served version, or for no version the one for a request of that id.
 
-        Raises UnknownName for a name or version that the repository does not have, NotReady for one
-        that is not served.
+        An empty id is drawn; for None it is the version with the greatest share. Raises UnknownName
+        for a name or version that the repository does not have, NotReady for one that is not
+        served.
         """
         entry = self._default.get(name)
         number = int(version) if is_version(version) else None
+        if entry is not None and not version and (rules := self.router.rules(name)).shares:
+            serves = partial(self._serves, name)
+            if request_id is None:
+                number = rules.main(serves)
+            else:
+                # No client can send this one.
+                drawn = request_id or f"\0{next(self._drawn)}"
+                number = rules.choose(name, drawn, serves)
+            entry = None if number is None else self._entries.get((name, number))
+            if entry is None:
+                raise NotReady(f"model '{name}': no version with a share serves: {rules.told}")
+            return entry
         if entry is not None and version not in ("", str(entry.spec.version)):
             entry = None if number is None else self._entries.get((name, number))
         if entry is not None:
@@ -105,6 +126,9 @@ class ModelCatalogue:
         wanted = f"version {version} of model '{name}'" if version else f"model '{name}'"
         raise NotReady(f"{wanted} is {state}" + (f": {reason}" if reason else ""))
 
+    def _serves(self, name: str, version: int) -> bool:
+        return (name, version) in self._entries
+
     def version(self, name: str, version: int) -> ModelEntry | None:
         """Return that version if it is served, else None."""
         return self._entries.get((name, version))
@@ -122,8 +146,11 @@ class ModelCatalogue:
         return name in self._default
 
     def is_default(self, entry: ModelEntry) -> bool:
-        """Return True when requests that name no version get this one."""
-        return self._default.get(entry.spec.name) is entry
+        """Return True when requests that name no version get this one, or most of them do."""
+        name = entry.spec.name
+        if name in self._default and (rules := self.router.rules(name)).shares:
+            return rules.main(partial(self._serves, name)) == entry.spec.version
+        return self._default.get(name) is entry
 
     def factor_of(self, entry: ModelEntry) -> float:
         """Return the model's QoS target ÷ its solo time."""
@@ -137,6 +164,11 @@ class ModelCatalogue:
         """Return why the version did not load when it was tried last; empty when it did."""
         return self._failures.get((name, version), "")
 
+    @property
+    def failing(self) -> tuple[tuple[str, int], ...]:
+        """Name and number of the versions that did not load when they were tried last."""
+        return tuple(self._failures)
+
     def told(self, text: str) -> str:
         """Return a text for clients: with paths relative to the repository."""
         return self._in_root.sub(lambda found: "" if found[1] else "the repository", text)
@@ -147,7 +179,7 @@ class ModelCatalogue:
             raise ConfigError("\n".join(wrong))
         return wanted or tuple(dict.fromkeys(found.name for found in scan(self.root)))
 
-    # --- change, for ``rollout`` ----------------------------------------------------------
+    # --- change, for ``rollout`` and ``versions`` -----------------------------------------
 
     def serve(self, entry: ModelEntry, replaced: ModelEntry | None) -> None:
         """Give requests `entry` from now on, in place of `replaced`."""
@@ -182,6 +214,11 @@ class ModelCatalogue:
     def forget(self, key: str) -> None:
         """Forget the key of a model that no request waits for."""
         self._by_key.pop(key, None)
+
+    def rules_changed(self) -> None:
+        """Tell that other versions answer requests from now on."""
+        with self._changing:
+            self.changed()
 
     def set_state(self, name: str, state: State, reason: str = "") -> None:
         """Set what is told of versions that are not served."""

@@ -30,6 +30,7 @@ from serve.server.learning.beside import DeviceRoom
 from serve.server.load_turns import LoadCancellation
 from serve.server.plain_requests import PlainRequests
 from serve.server.ticket import WaitingTicket
+from serve.server.version_facts import VersionChange, VersionFacts
 
 #: Upper bound of the server's own requests, as a share of the largest message.
 _OWN_SHARE = 0.9
@@ -148,7 +149,7 @@ class Engine:
         self._rollout.load(name, progress)
 
     def estimator(self, name: str) -> ModelEstimator:
-        """Return the estimator of the newest version."""
+        """Return the estimator of the version that answers most requests."""
         return self._catalogue.get(name).estimator
 
     def interrupt(self) -> None:
@@ -225,9 +226,17 @@ class Engine:
         """See ``api.Inference``."""
         return tuple(self._parts.infos.of(entry) for entry in self._catalogue.entries)
 
-    def model(self, name: str, version: str = "") -> ModelInfo:
+    def model(self, name: str, version: str = "", request_id: str | None = None) -> ModelInfo:
         """See ``api.Inference``."""
-        return self._parts.infos.of(self._catalogue.get(name, version))
+        return self._parts.infos.of(self._catalogue.get(name, version, request_id))
+
+    def versions(self, name: str = "") -> tuple[VersionFacts, ...]:
+        """See ``api.Inference``."""
+        return self._parts.versions.facts(name)
+
+    def change_versions(self, name: str, change: VersionChange) -> VersionFacts:
+        """See ``api.Inference``."""
+        return self._parts.versions.change(name, change)
 
     def load(self, name: str, cancellation: LoadCancellation | None = None) -> None:
         """See ``api.Inference``."""
@@ -284,7 +293,13 @@ class Engine:
         """Return the state now, for metrics; the report's lost rows are the caller's."""
         parts = self._parts
         return take_snapshot(
-            parts.driver, parts.pool, parts.catalogue, parts.graphs, parts.lock, rows_dropped
+            parts.driver,
+            parts.pool,
+            parts.catalogue,
+            parts.versions,
+            parts.graphs,
+            parts.lock,
+            rows_dropped,
         )
 
     def _admit(self, call: InferCall) -> None:

@@ -7,12 +7,14 @@ from serve.server.catalogue import ModelCatalogue
 from serve.server.driver import Driver
 from serve.server.graphs import GraphStore
 from serve.server.lanes.pool import LanePool
+from serve.server.versions import ModelVersions
 
 
 def take_snapshot(
     driver: Driver,
     pool: LanePool,
     catalogue: ModelCatalogue,
+    versions: ModelVersions,
     graphs: GraphStore,
     lock: threading.Lock,
     rows_dropped: int,
@@ -20,6 +22,8 @@ def take_snapshot(
     """Return the state now; `rows_dropped` are the report's lost rows."""
     pending: dict[tuple[str, str], int] = {}
     entries = catalogue.entries
+    served = [(entry.spec.name, str(entry.spec.version)) for entry in entries]
+    broken = [(name, str(version)) for name, version in catalogue.failing]
     with lock:
         for ticket in driver.requests.tickets():
             spec = ticket.entry.spec
@@ -40,5 +44,15 @@ def take_snapshot(
             ),
             rows_dropped=rows_dropped,
             executors={(e.spec.name, str(e.spec.version)): e.executor for e in entries},
+            version_states=tuple(
+                [(*key, "READY") for key in served]
+                + [(*key, "UNAVAILABLE") for key in broken if key not in served]
+            ),
+            version_shares={
+                (name, str(version)): percent
+                for name in dict.fromkeys(name for name, _ in served)
+                for version, percent in catalogue.router.rules(name).shares
+            },
+            canaries_taken_back=dict(versions.taken_back_count),
             gathered_rows=graphs.tables.gathered_rows(),
         )

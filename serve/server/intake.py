@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from serve.core.events import TaskArrived, TasksArrived
 from serve.core.types import Bytes, InputBlock, Nanos, QoS, Task, TaskId
-from serve.errors import ServeError, UnknownName
+from serve.errors import ServeError, UnknownName, VersionReplaced
 from serve.ipc.shared_pool import SharedPool
 from serve.obs.record import RequestRecord
 from serve.server.api import InferCall
@@ -102,7 +102,7 @@ class Intake:
 
     def _try_submit(self, call: InferCall) -> WaitingTicket | None:
         """Submit to the version served now; None when it was retired in the middle."""
-        entry = self._catalogue.get(call.model, call.version)
+        entry = self._entry(call)
         inputs = self._inputs(call, entry)
         # NOTE: read without the lock: a stale answer costs one step of the scheduler, no more.
         if self._driver.scheduler.prepares_at_once:
@@ -125,9 +125,7 @@ class Intake:
         members: list[RequestInputs] = []
         accepted = False
         try:
-            for call in calls:
-                entry = self._catalogue.get(call.model, call.version)
-                members.append(self._inputs(call, entry))
+            members.extend(self._inputs(call, self._entry(call)) for call in calls)
             shared_bytes = _share_block(members, self._pool)
             if self._driver.scheduler.prepares_at_once:
                 for inputs in members:
@@ -161,6 +159,21 @@ class Intake:
             if not accepted:
                 for inputs in members:
                     inputs.release()
+
+    def _entry(self, call: InferCall) -> ModelEntry:
+        """Return the served version that the call is for.
+
+        Raises VersionReplaced when the one chosen for it is not served any more.
+        """
+        if call.version or not call.chosen:
+            return self._catalogue.get(call.model, call.version, call.client_id)
+        entry = self._catalogue.version(call.model, int(call.chosen))
+        if entry is None:
+            raise VersionReplaced(
+                f"version {call.chosen} of model '{call.model}' was unloaded meanwhile; send the "
+                "request again"
+            )
+        return entry
 
     def _inputs(self, call: InferCall, entry: ModelEntry) -> RequestInputs:
         if entry.spec.interface is not None and call.graph is None:

@@ -82,9 +82,16 @@ class PlainRequests:
     ) -> PlainTicket | None:
         """Hand over a staged request, which the ticket owns from then on.
 
-        Returns None when the model was retired; raises NotReady when no request is taken now.
+        `entry` is what the request was staged for; the version that is to answer it may be another.
+        Returns None when the model was retired, or when that version takes other inputs; raises
+        NotReady when no request is taken now.
         """
         self._admit(call)
+        if not call.version and self._catalogue.router.rules(call.model).shares:
+            chosen = self._catalogue.get(call.model, "", call.client_id)
+            if chosen is not entry and not _alike(chosen, entry):
+                return None
+            entry = chosen
         kind = StagedInputs if entry.spec.interface is None else StagedDeclaredInputs
         inputs = kind(call, entry, self._pool, request)
         return self._intake.submit_staged(call, inputs, answer)
@@ -102,6 +109,17 @@ class PlainRequests:
             if self._catalogue.is_default(entry):
                 yield name, "", model
         self._entries = entries
+
+
+def _alike(one: ModelEntry, other: ModelEntry) -> bool:
+    """Return True when the front describes both entries alike, see ``_describe``."""
+    memory, others = (each.estimator.calibration.memory for each in (one, other))
+    return (
+        (one.spec.inputs, one.spec.interface, one.signature)
+        == (other.spec.inputs, other.spec.interface, other.signature)
+        and one.estimator.counts_loops == other.estimator.counts_loops
+        and memory.output == others.output
+    )
 
 
 def _describe(entry: ModelEntry, token: int) -> PlainModel | None:

@@ -30,10 +30,19 @@ class Scheduling:
 class RecordKeeper:
     """Makes the records of answered requests and passes on those of clients."""
 
-    def __init__(self, scheduling: Scheduling, sink: Callable[[RequestRecord], None]) -> None:
-        """`sink` gets the record of every request answered while the server serves."""
+    def __init__(
+        self,
+        scheduling: Scheduling,
+        sink: Callable[[RequestRecord], None],
+        routed: Callable[[RequestRecord], None] = lambda record: None,
+    ) -> None:
+        """`sink` gets the record of every request answered while the server serves.
+
+        `routed` gets those of requests that named no version.
+        """
         self._scheduling = scheduling
         self._sink = sink
+        self._routed = routed
         #: Requests are the clients', not the server's own: their records are kept.
         self.serving = False
         #: Record of the server's own request that was answered last.
@@ -44,6 +53,8 @@ class RecordKeeper:
         record = build_record(ticket, outcome, answered_ns, self._scheduling)
         if self.serving:
             self._sink(record)
+            if not ticket.call.version:
+                self._routed(record)
         else:
             self.own_record = record
         return record

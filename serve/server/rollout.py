@@ -59,9 +59,12 @@ class ModelRollout:
         settings: RolloutSettings,
         *,
         budget_changed: Callable[[Bytes], None],
+        read_rules: Callable[[str], None] = lambda name: None,
         lock: threading.Lock,
     ) -> None:
         """`budget_changed` is told `weights_bytes` whenever it changes.
+
+        `read_rules` reads again which versions of a model answer what; it is called at each load.
 
         `lock` is the driver's, which guards the mutable parts of an entry.
         """
@@ -70,6 +73,7 @@ class ModelRollout:
         self._pool = pool
         self._settings = settings
         self._budget_changed = budget_changed
+        self._read_rules = read_rules
         self._lock = lock
         self._turns = LoadTurns(lambda: pool.calibrators.interrupted)
         #: Guards the memory for weights: what is given to models that the lanes do not hold yet.
@@ -163,6 +167,7 @@ class ModelRollout:
         if not served:
             raise failures[newest]
         default = catalogue.set_default(name, max(served) if newest in failures else newest)
+        self._read_rules(name)
         catalogue.clear_state(name)
         if (failure := failures.get(newest)) is not None:
             raise type(failure)(

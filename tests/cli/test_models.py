@@ -1,4 +1,4 @@
-"""`gnnserve model list|load|unload` against a server."""
+"""`gnnserve model` against a server."""
 
 import json
 import sys
@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from serve import cli
+from serve.server.version_facts import VersionChange
 from tests.client.small_server import SmallServer
 from tests.rpc.conftest import engine, front, reports, server, target
 
@@ -48,6 +49,36 @@ def test_models_are_unloaded_and_loaded(gnnserve, engine):
     assert engine.infos["gin"].state == "UNAVAILABLE"
     assert gnnserve("load", "gin")[:2] == (0, "gin: serves version 1\n")
     assert engine.infos["gin"].state == "READY"
+
+
+def test_versions_are_pinned_split_and_rolled_back(gnnserve, engine):
+    assert gnnserve("pin", "gcn", "1")[:2] == (0, "gcn: 1=100\n")
+    told = "gcn: 1=90 2=10, canary 2\n"
+    assert gnnserve("split", "gcn", "1=90", "2=10", "--canary", "2")[:2] == (0, told)
+    assert gnnserve("unpin", "gcn")[:2] == (0, "gcn: the newest that loads\n")
+    assert gnnserve("rollback", "gcn")[0] == 0
+    assert engine.version_changes == [
+        VersionChange(split={1: 100.0}),
+        VersionChange(split={1: 90.0, 2: 10.0}, canary=2),
+        VersionChange(split={}),
+        VersionChange(roll_back=True),
+    ]
+
+
+def test_versions_are_shown(gnnserve):
+    _, table, _ = gnnserve("versions", "gcn")
+    assert "the newest that loads" in table
+    assert "1=100" in table
+    _, printed, _ = gnnserve("versions", "--json")
+    assert {row["model"]: row["main"] for row in json.loads(printed)} == {"gcn": "1", "gin": "1"}
+
+
+@pytest.mark.parametrize("shares", [("1",), ("1=a",), ("a=1",), ("1=50", "1=50"), ("=",)])
+def test_shares_are_written_version_equals_percent(gnnserve, engine, shares):
+    code, _, told = gnnserve("split", "gcn", *shares)
+    assert code == 2
+    assert "VERSION=PERCENT" in told
+    assert engine.version_changes == []
 
 
 def test_errors_end_the_command(gnnserve, tmp_path):

@@ -32,6 +32,7 @@ TRIED = {
         "toml typed", "python typed", "sh import",
     },
     "docs/scheduling.md": {"python simulator"},
+    "docs/versions.md": {"sh versions", "toml versions"},
     "docs/serve-your-own-model.md": {
         "python file=models/mine/model.py", "python file=train.py",
         "toml file=models/mine/config.toml", "toml file=gnnserve.toml", "toml declared",

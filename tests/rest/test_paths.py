@@ -15,6 +15,7 @@ from serve.errors import (
     QueueFull,
     TooBig,
 )
+from serve.server.version_facts import VersionChange
 from tests.rpc.fakes import CLASSES, FEATURES
 
 X = np.arange(3 * FEATURES, dtype=np.float32).reshape(3, FEATURES) / 7
@@ -139,6 +140,49 @@ def test_health_follows_the_server(gateway, engine):
     answer = gateway.get("/v2/health/ready")
     assert (answer.status, answer.json) == (503, {"ready": False})
     assert gateway.get("/v2/health/live").status == 200
+
+
+def test_versions_are_shown_and_changed(gateway):
+    before = gateway.get("/v2/repository/models/gcn/versions").json
+    assert before["model"] == "gcn"
+    assert before["rules"] == {"split": {}, "canary": 0, "shadow": 0, "shadow_percent": 0.0}
+    assert before["previous"]["split"] == {"1": 100.0}
+    assert (before["main"], before["served"]) == (1, [1])
+    listed = gateway.get("/v2/repository/versions").json["models"]
+    assert [each["model"] for each in listed] == ["gcn", "gin"]
+    path = "/v2/repository/models/gcn/versions"
+    split = {"split": {"1": 90, "2": 10.0}, "canary": 2}
+    assert gateway.post(path, split).json["rules"] == {
+        "split": {"1": 90.0, "2": 10.0}, "canary": 2, "shadow": 0, "shadow_percent": 0.0,
+    }  # fmt: skip
+    assert gateway.post(path, {"roll_back": True}).status == 200
+    assert gateway.post(path, {"split": {}}).status == 200
+    assert gateway.engine.version_changes[-3:] == [
+        VersionChange(split={1: 90.0, 2: 10.0}, canary=2),
+        VersionChange(roll_back=True),
+        VersionChange(split={}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({}, "give one of split, shadow and roll_back"),
+        ({"split": {}, "roll_back": True}, "give one of"),
+        ({"split": {"one": 100}}, "version 'one'"),
+        ({"split": {"0": 100}}, "version '0'"),
+        ({"split": {"1" * 400: 100}}, "no positive integer"),
+        ({"split": {"1": "all"}}, "float"),
+        ({"shadow": -1}, "version '-1'"),
+        ({"share": 5}, "share"),
+    ],
+)
+def test_a_change_of_versions_that_makes_no_sense_is_refused(gateway, body, words):
+    before = list(gateway.engine.version_changes)
+    answer = gateway.post("/v2/repository/models/gcn/versions", body)
+    assert answer.status == 400
+    assert words in answer.json["error"]
+    assert gateway.engine.version_changes == before
 
 
 def test_models_are_listed_loaded_and_unloaded(gateway):

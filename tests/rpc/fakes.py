@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from bench.kit.waiting import wait_for
+from serve.core.versions.rules import VersionRules
 from serve.errors import NotReady, RequestCancelled, ServeError, UnknownName
 from serve.obs.record import RequestRecord, ServerRun
 from serve.server.api import (
@@ -16,6 +17,7 @@ from serve.server.api import (
     ModelInfo,
     TensorSpec,
 )
+from serve.server.version_facts import VersionChange, VersionFacts
 
 FEATURES, CLASSES = 4, 3
 FACTS = ServerRun(
@@ -156,6 +158,8 @@ class FakeEngine:
         self.cancelled: list[InferCall] = []
         #: (model, class of the error) of every request refused before it was a task.
         self.refusals: list[tuple[str, str]] = []
+        #: Changes of rules for versions.
+        self.version_changes: list[VersionChange] = []
         #: Client ids whose requests wait; `hold_all` holds every request.
         self.held: set[str] = set()
         self.hold_all = False
@@ -198,13 +202,29 @@ class FakeEngine:
     def served(self) -> tuple[ModelInfo, ...]:
         return tuple(info for info in self.infos.values() if info.state == "READY")
 
-    def model(self, name: str, version: str = "") -> ModelInfo:
+    def model(self, name: str, version: str = "", request_id: str | None = None) -> ModelInfo:
         info = self.infos.get(name)
         if info is None or (version and version != info.version):
             raise UnknownName(f"no model '{name}' version '{version}'; there are gcn, gin")
         if info.state != "READY":
             raise NotReady(f"model '{name}' is {info.state}")
         return info
+
+    def versions(self, name: str = "") -> tuple[VersionFacts, ...]:
+        names = [name] if name else sorted(self.infos)
+        return tuple(self._version_facts(each) for each in names)
+
+    def change_versions(self, name: str, change: VersionChange) -> VersionFacts:
+        facts = self._version_facts(name)
+        self.version_changes.append(change)
+        shares = tuple(sorted((change.split or {}).items()))
+        shadow, percent = change.shadow or None, change.shadow_percent
+        return replace(facts, rules=VersionRules(shares, change.canary, shadow, percent))
+
+    def _version_facts(self, name: str) -> VersionFacts:
+        if name not in self.infos:
+            raise UnknownName(f"unknown model '{name}'")
+        return VersionFacts(name, VersionRules(), VersionRules(((1, 100.0),)), 1, (1,))
 
     def load(self, name: str, cancellation: object = None) -> None:
         if name not in self.infos:

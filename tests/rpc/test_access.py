@@ -67,6 +67,8 @@ OWN = {
     "ListGraphs": (EITHER, OK),
     "UpdateGraph": (ADMIN, INVALID),
     "Report": (OBSERVE, OK),
+    "ListVersions": (OBSERVE, OK),
+    "ChangeVersions": (ADMIN, NO_SUCH),
 }
 PROBES = {"Check": (FREE, OK), "Watch": (FREE, OK)}
 if "List" in health_pb2.DESCRIPTOR.services_by_name["Health"].methods_by_name:

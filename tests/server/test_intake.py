@@ -45,7 +45,7 @@ class World:
         self.entries.append(entry)
         return entry
 
-    def get(self, name, version):
+    def get(self, name, version, request_id):
         if not self.entries:
             raise UnknownName(f"unknown model '{name}'")
         return self.entries[0]
@@ -95,8 +95,8 @@ def test_a_request_to_a_version_that_was_just_replaced_goes_to_its_successor(wor
     old, new = world.serve(), world.serve()
     get = world.get
 
-    def replaced_after_the_look_up(name, version):
-        found = get(name, version)
+    def replaced_after_the_look_up(name, version, request_id):
+        found = get(name, version, request_id)
         if found is old:
             old.retired = True
             world.entries = [new]
