@@ -7,7 +7,7 @@ most common one of the others.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from serve.estimate.calibration import ByKind, Linear
 from serve.estimate.memory import KindColumn, covers, fit_held, fit_planes, peak_at
 from serve.interface import InputSlot, Interface
+from serve.lane.measure.one_kind import Alone
 from serve.lane.measure.probe import ModelProbe
-from serve.lane.measure.probe_graphs import Shape, declared_graph
+from serve.lane.measure.probe_graphs import OneKind, Shape, declared_graph
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ _PARTS = (0.0, 0.5, 1.0)
 _SHAPES = (Shape.PLAIN, Shape.LOWEST, Shape.HIGHEST)
 
 #: (Counts …, peak of held bytes) of the graphs of each shape.
-Held = dict[Shape, list[tuple[int, ...]]]
+Held = dict[Shape | OneKind, list[tuple[int, ...]]]
 Planes = tuple[Linear, ...]
 
 
@@ -38,13 +39,14 @@ def measure_kinds(
     probe: ModelProbe,
     sizes: Sequence[tuple[int, ...]],
     checked: tuple[int, ...],
-    by_shape: dict[Shape, Planes],
+    by_shape: Mapping[Shape | OneKind, Planes],
     held: Held,
+    alone: Alone,
 ) -> ByKind | None:
     """Trace graphs of `sizes` with known mixes, and check the fit on a graph of size `checked`.
 
-    `by_shape` and `held` are what is known of each shape. Returns None where counting kinds spares
-    nothing, and where these counts do not tell the memory.
+    `by_shape` and `held` are what is known of each shape, `alone` of each kind. Returns None where
+    counting kinds spares nothing, and where these counts do not tell the memory.
     """
     interface = probe.loaded.spec.interface
     if interface is None or not interface.kinds or not _gains(by_shape, (*sizes, checked)):
@@ -56,7 +58,7 @@ def measure_kinds(
             for mix in _mixes(interface, size)
         ]
         planes, problem = fit_planes(traces, list(_columns(interface)))
-        problem = problem or _check(probe, interface, checked, planes)
+        problem = _check_alike(alone) or problem or _check(probe, interface, checked, planes)
     except Exception as error:
         problem = f"{type(error).__name__}: {error}"
     if problem:
@@ -67,17 +69,18 @@ def measure_kinds(
     return ByKind(activations=planes, held=fit_held(list(_held(probe, interface, held))))
 
 
-def _gains(by_shape: dict[Shape, Planes], sizes: Sequence[tuple[int, ...]]) -> bool:
+def _gains(by_shape: Mapping[Shape | OneKind, Planes], sizes: Sequence[tuple[int, ...]]) -> bool:
     """Return True when kinds decide much, and nothing else that shapes are extreme in does."""
     plain = by_shape[Shape.PLAIN]
 
-    def most(shapes: Sequence[Shape], size: tuple[int, ...]) -> float:
-        return max(peak_at(by_shape.get(shape, ()), *size) for shape in shapes)
+    def most(shapes: Sequence[Shape | OneKind], size: tuple[int, ...]) -> float:
+        return max(peak_at(by_shape[shape], *size) for shape in shapes)
 
-    others = [shape for shape in by_shape if shape not in _SHAPES]
+    of_kinds = [one for one in by_shape if one in _SHAPES or isinstance(one, OneKind)]
+    others = [shape for shape in by_shape if shape not in of_kinds]
     return all(
         covers(peak_at(plain, *size), int(most([Shape.PLAIN, *others], size))) for size in sizes
-    ) and any(most(_SHAPES, size) > (1 + _LEAST_GAIN) * peak_at(plain, *size) for size in sizes)
+    ) and any(most(of_kinds, size) > (1 + _LEAST_GAIN) * peak_at(plain, *size) for size in sizes)
 
 
 def _columns(interface: Interface) -> Iterator[KindColumn]:
@@ -129,6 +132,19 @@ def _set(graph: dict[str, torch.Tensor], slot: InputSlot, kinds: NDArray[np.int6
     graph[slot.name] = torch.from_numpy((mixed + low).astype(slot.dtype))
 
 
+def _check_alike(alone: Alone) -> str:
+    """Return which input's kinds but the first take unlike memory by themselves; empty for none."""
+    peaks: dict[str, list[int]] = {}
+    for shape, found in alone:
+        if len(shape.values) == 1:
+            ((name, _),) = shape.values
+            peaks.setdefault(name, []).append(found.peak_bytes)
+    for name, (_, *others) in peaks.items():
+        if others and not covers(min(others), max(others)):
+            return f"things of each {name} take memory of their own"
+    return ""
+
+
 def _check(probe: ModelProbe, interface: Interface, counts: tuple[int, ...], planes: Planes) -> str:
     """Return which mix of kinds takes more than the planes say; empty when none does."""
     rng = np.random.default_rng(0)
@@ -142,6 +158,12 @@ def _check(probe: ModelProbe, interface: Interface, counts: tuple[int, ...], pla
     def last_two(count: int, num: int) -> NDArray[np.int64]:
         return num - 1 - np.arange(count) % 2
 
+    def first_two(count: int, num: int) -> NDArray[np.int64]:
+        return np.arange(count) % 2
+
+    def first_and_last(count: int, num: int) -> NDArray[np.int64]:
+        return np.arange(count) % 2 * (num - 1)
+
     def one_mostly(count: int, num: int) -> NDArray[np.int64]:
         return np.where(rng.random(count) < 0.8, num // 2, rng.integers(0, num, count))
 
@@ -149,7 +171,7 @@ def _check(probe: ModelProbe, interface: Interface, counts: tuple[int, ...], pla
         return (num * np.sqrt(rng.random(count))).astype(np.int64)
 
     graphs = {"alike": declared_graph(interface, counts, Shape.PLAIN)}
-    for mix in (first, last, last_two, one_mostly, rising):
+    for mix in (first, last, first_two, first_and_last, last_two, one_mostly, rising):
         graph = declared_graph(interface, counts, Shape.PLAIN)
         for slot, column in zip(interface.kinds, _columns(interface), strict=True):
             _set(graph, slot, mix(counts[column.of], slot.num_kinds))

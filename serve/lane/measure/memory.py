@@ -25,9 +25,10 @@ from serve.estimate.memory import (
     upper_hull,
 )
 from serve.lane.measure.kinds import Held, measure_kinds
+from serve.lane.measure.one_kind import Alone, kinds_alone
 from serve.lane.measure.pairs import curve_with_pairs
 from serve.lane.measure.probe import ModelProbe, Need, Run, need_for
-from serve.lane.measure.probe_graphs import Shape, counts_for, varied
+from serve.lane.measure.probe_graphs import OneKind, Shape, counts_for, varied
 from serve.lane.measure.timing import SMALLEST_NODES
 from serve.lane.measure.where_measured import Processor, Site
 from serve.lane.models.loader import LoadedModel
@@ -46,6 +47,10 @@ _TRACED_CURVED = (
 )
 #: Shapes that are extreme in properties other than N and E.
 _FAMILIES = (Shape.PLAIN, Shape.LOOPS, Shape.SINGLES, Shape.LOWEST, Shape.HIGHEST)
+#: Nodes and edges of graphs in which all things are of one kind, and most such kinds that take more
+#: than the first, the last and a mix of all.
+_MANY_THINGS = 1_000, 8_000
+_MOST_COSTLY = 6
 #: Nodes, and edges per node, of graphs held out to check the planes.
 _CHECKED_NODES = 3_000
 _CHECKED_RATIOS = (0.5, 4.0, 12.0, 30.0)
@@ -96,11 +101,16 @@ def measure_memory(
     _run_once(probe)
     traced, traced_large = varied(loaded.spec, _TRACED), varied(loaded.spec, _TRACED_LARGE)
     families = _fit_families(probe, traced)
+    need = need_for(inputs, families.planes())
+    many = _shrunk(counts_for(loaded.spec, *_MANY_THINGS), need, min(max_bytes, _TRACED_BYTES))
+    alone = kinds_alone(probe, many)
+    families = _with_costly_kinds(probe, families, traced, alone)
     planes, problem = families.planes(), families.problem
     checked = _traces(probe, _checked_sizes(probe, need_for(inputs, planes), max_bytes))
     if problem or not _all_covered(planes, checked):
         # Small graphs may only take other kernels; the larger ones decide.
-        families = families.with_larger(_fit_families(probe, traced_large))
+        larger = _fit_families(probe, traced_large, list(families.by_shape))
+        families = families.with_larger(larger)
         planes, problem = families.planes(), families.problem
     curve, peaks, further = None, [], []
     warning = ""
@@ -110,6 +120,9 @@ def measure_memory(
             for size in varied(loaded.spec, _TRACED_CURVED)
         ]
         seen = [*checked, *_traces(probe, (*traced, *traced_large, *further))]
+        costly = sorted(alone, key=lambda one: -one[1].peak_bytes)[:_MOST_COSTLY]
+        seen += [found for _, found in costly]
+        seen += [found for kind, _ in costly for found in _traces(probe, traced, kind)]
         peaks = [(*t.counts, t.peak_bytes) for t in seen]
         curve = fit_curve(peaks)
         problem = problem or "planes fitted to small graphs do not hold for large ones"
@@ -122,10 +135,10 @@ def measure_memory(
 
     most_bytes = min(max_bytes, _TRACED_BYTES)
     size = _shrunk(counts_for(loaded.spec, *_CHECKED_SHAPES_SIZE), need, most_bytes)
-    held = _measure_held(probe, need, max_bytes, allocator)
+    held = _measure_held(probe, need, max_bytes, allocator, families.by_shape)
     by_kind = None
     if curve is None:
-        by_kind = measure_kinds(probe, traced, size, families.by_shape, held)
+        by_kind = measure_kinds(probe, traced, size, families.by_shape, held, alone)
     errors = [ratio(found) - 1 for found in checked]
     if by_kind is not None:
         errors = [_error_by_kind(probe, inputs, by_kind, found) for found in checked]
@@ -189,22 +202,54 @@ def _run_once(probe: ModelProbe) -> None:
 class _Families:
     """Planes for each shape that is extreme in a property other than N and E."""
 
-    by_shape: dict[Shape, tuple[Linear, ...]] = field(default_factory=dict)
+    by_shape: dict[Shape | OneKind, tuple[Linear, ...]] = field(default_factory=dict)
     #: First problem that `fit_planes` found, empty when none.
     problem: str = ""
 
-    def planes(self, shapes: Iterable[Shape] = _FAMILIES) -> tuple[Linear, ...]:
-        """Return planes that bound all graphs between `shapes` from above."""
-        return upper_hull(plane for shape in shapes for plane in self.by_shape.get(shape, ()))
+    def planes(self, shapes: Iterable[Shape | OneKind] | None = None) -> tuple[Linear, ...]:
+        """Return planes that bound all graphs between `shapes`, by default all, from above."""
+        wanted = self.by_shape if shapes is None else shapes
+        return upper_hull(plane for shape in wanted for plane in self.by_shape[shape])
 
     def with_larger(self, other: "_Families") -> "_Families":
         """Return the union with planes of larger graphs, whose problem replaces this one."""
         joined = {s: (*planes, *other.by_shape[s]) for s, planes in self.by_shape.items()}
         return _Families(joined, other.problem)
 
+    def with_shapes(self, other: "_Families") -> "_Families":
+        """Return the union with planes of other shapes; its problem is the first of both."""
+        return _Families(self.by_shape | other.by_shape, self.problem or other.problem)
 
-def _fit_families(probe: ModelProbe, sizes: Sequence[tuple[int, ...]]) -> _Families:
-    found = {s: fit_planes(_traces(probe, sizes, s)) for s in filter(probe.takes, _FAMILIES)}
+
+def _with_costly_kinds(
+    probe: ModelProbe, families: _Families, sizes: Sequence[tuple[int, ...]], alone: Alone
+) -> _Families:
+    """Return `families` with graphs of each kind that takes more than all known shapes."""
+    left = list(alone)
+    for found_before in range(_MOST_COSTLY + 1):
+        planes = families.planes()
+        left = [
+            (shape, found)
+            for shape, found in left
+            if not covers(peak_at(planes, *found.counts), found.peak_bytes)
+        ]
+        if families.problem or not left:
+            return families
+        if found_before == _MOST_COSTLY:
+            break
+        worst, _ = left.pop(left.index(max(left, key=lambda one: one[1].peak_bytes)))
+        families = families.with_shapes(_fit_families(probe, sizes, [worst]))
+    return _Families(families.by_shape, "each of many kinds of things takes memory of its own")
+
+
+def _fit_families(
+    probe: ModelProbe,
+    sizes: Sequence[tuple[int, ...]],
+    shapes: Iterable[Shape | OneKind] | None = None,
+) -> _Families:
+    """Fit planes to graphs of each of `shapes`, by default of those that the model tells apart."""
+    wanted = [shape for shape in _FAMILIES if probe.takes(shape)] if shapes is None else shapes
+    found = {shape: fit_planes(_traces(probe, sizes, shape)) for shape in wanted}
     problems = [problem for _, problem in found.values() if problem]
     return _Families({s: planes for s, (planes, _) in found.items()}, (problems or [""])[0])
 
@@ -255,7 +300,7 @@ def _without_loops(
 
 
 def _unless_refused(
-    probe: ModelProbe, measure: Callable[[], Found], size: tuple[int, ...], shape: Shape
+    probe: ModelProbe, measure: Callable[[], Found], size: tuple[int, ...], shape: Shape | OneKind
 ) -> Found | None:
     """Measure; returns None when the model refuses a graph that is odd or has isolated nodes.
 
@@ -271,12 +316,14 @@ def _unless_refused(
         return None
 
 
-def _trace_or_none(probe: ModelProbe, size: tuple[int, ...], shape: Shape) -> MemoryTrace | None:
+def _trace_or_none(
+    probe: ModelProbe, size: tuple[int, ...], shape: Shape | OneKind
+) -> MemoryTrace | None:
     return _unless_refused(probe, lambda: probe.trace(size, shape), size, shape)
 
 
 def _traces(
-    probe: ModelProbe, sizes: Iterable[tuple[int, ...]], shape: Shape = Shape.PLAIN
+    probe: ModelProbe, sizes: Iterable[tuple[int, ...]], shape: Shape | OneKind = Shape.PLAIN
 ) -> list[MemoryTrace]:
     found = (_trace_or_none(probe, size, shape) for size in sizes)
     return [trace for trace in found if trace is not None]
@@ -302,7 +349,13 @@ def _all_covered(planes: tuple[Linear, ...], traces: Iterable[MemoryTrace]) -> b
     return all(covers(peak_at(planes, *t.counts), t.peak_bytes) for t in traces)
 
 
-def _measure_held(probe: ModelProbe, need: Need, max_bytes: int, allocator: Allocator) -> Held:
+def _measure_held(
+    probe: ModelProbe,
+    need: Need,
+    max_bytes: int,
+    allocator: Allocator,
+    shapes: Iterable[Shape | OneKind],
+) -> Held:
     """Measure held bytes from sparse to dense graphs; returns nothing without a meter."""
     if allocator.held_by is None:
         return {}
@@ -312,7 +365,7 @@ def _measure_held(probe: ModelProbe, need: Need, max_bytes: int, allocator: Allo
     graphs = [(_MANY_NODES, int(_MANY_NODES * ratio)) for ratio in _HELD_RATIOS]
     for many in varied(probe.loaded.spec, graphs, _HELD_FACTORS):
         size = _shrunk(many, need, limit)
-        for shape in filter(probe.takes, _FAMILIES):
+        for shape in shapes:
             run = probe.runner(probe.site.place(probe.graph(size, shape)))
             measure = partial(held_by, run)
             held = _unless_refused(probe, measure, size, shape)

@@ -11,7 +11,7 @@ from serve.estimate.calibration import Curve
 from serve.estimate.memory import MemoryTrace, fit_curve
 from serve.lane.measure.kinds import Held
 from serve.lane.measure.probe import ModelProbe
-from serve.lane.measure.probe_graphs import Shape
+from serve.lane.measure.probe_graphs import OneKind, Shape
 
 #: Shapes between one graph and as many as there are things.
 PAIRED = (Shape.PLAIN, Shape.MANY, Shape.SINGLES)
@@ -32,7 +32,9 @@ def curve_with_pairs(
     interface = probe.loaded.spec.interface
     if interface is None or not interface.batches:
         return None
-    of_shape = [(Shape.PLAIN, tuple(found)) for found in peaks]
+    of_shape: list[tuple[Shape | OneKind, tuple[int, ...]]] = [
+        (Shape.PLAIN, tuple(found)) for found in peaks
+    ]
     of_shape += [
         (shape, (*found.counts, found.peak_bytes)) for shape in PAIRED[1:] for found in trace(shape)
     ]

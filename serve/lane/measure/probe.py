@@ -11,7 +11,7 @@ from serve.estimate.memory import (
     peak_at,
 )
 from serve.inputs import INPUTS, Size
-from serve.lane.measure.probe_graphs import Shape, inputs_for
+from serve.lane.measure.probe_graphs import OneKind, Shape, inputs_for
 from serve.lane.measure.where_measured import Site
 from serve.lane.models.loader import LoadedModel
 from serve.models.model_signature import Signature
@@ -30,7 +30,9 @@ class ModelProbe:
     site: Site
     trial: LoadedModel | None = None
 
-    def graph(self, counts: tuple[int, ...], shape: Shape = Shape.PLAIN) -> dict[str, torch.Tensor]:
+    def graph(
+        self, counts: tuple[int, ...], shape: Shape | OneKind = Shape.PLAIN
+    ) -> dict[str, torch.Tensor]:
         """Return the model's inputs for a graph with these counts, of that shape."""
         return inputs_for(self.loaded.spec, self.signature, counts, shape)
 
@@ -43,12 +45,12 @@ class ModelProbe:
         """Return a function that runs the model once."""
         return lambda: self.loaded.outputs(inputs)
 
-    def attempt(self, counts: tuple[int, ...], shape: Shape = Shape.PLAIN) -> None:
+    def attempt(self, counts: tuple[int, ...], shape: Shape | OneKind = Shape.PLAIN) -> None:
         """Raise what the model raises for such a graph, where an error is only that."""
         if self.trial is not None:
             self.trial.outputs(self.graph(counts, shape))
 
-    def trace(self, counts: tuple[int, ...], shape: Shape = Shape.PLAIN) -> MemoryTrace:
+    def trace(self, counts: tuple[int, ...], shape: Shape | OneKind = Shape.PLAIN) -> MemoryTrace:
         """Trace the allocations of one run."""
         return self.trace_of(self.graph(counts, shape), counts)
 
@@ -73,7 +75,7 @@ class ModelProbe:
         needs = "batch" if of_graphs else "edge_index"
         return needs in self.loaded.spec.inputs
 
-    def pairs(self, counts: tuple[int, ...], shape: Shape) -> tuple[int, ...]:
+    def pairs(self, counts: tuple[int, ...], shape: Shape | OneKind) -> tuple[int, ...]:
         """Return the pairs of things in one graph of the inputs with these counts and shape."""
         interface = self.loaded.spec.interface
         if interface is None or not interface.batches:

@@ -8,6 +8,7 @@ loops or only loops, one graph or one per node, all things of one kind.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from serve.graphs.random_inputs import declared_inputs, random_inputs
 from serve.inputs import Size
-from serve.interface import Interface
+from serve.interface import MOST_KINDS, Interface
 from serve.models.model_signature import Signature
 from serve.models.repository import ModelSpec
 
@@ -42,6 +43,14 @@ class Shape(Enum):
     LOWEST = "all of the first kind"
     #: Every such integer is the greatest, every boolean True.
     HIGHEST = "all of the last kind"
+
+
+@dataclass(frozen=True, slots=True)
+class OneKind:
+    """Structure of a plain graph in which all things that an input tells of have one value."""
+
+    #: Names of inputs, and their values.
+    values: tuple[tuple[str, int], ...]
 
 
 def probe_graph(
@@ -71,10 +80,14 @@ def probe_graph(
 
 
 def declared_graph(
-    interface: Interface, counts: Sequence[int], shape: Shape
+    interface: Interface, counts: Sequence[int], shape: Shape | OneKind
 ) -> dict[str, torch.Tensor]:
     """Return all declared inputs for a graph with these counts, seeded by them."""
     rng = np.random.default_rng(tuple(counts))
+
+    if isinstance(shape, OneKind):
+        plain = declared_graph(interface, counts, Shape.PLAIN)
+        return plain | {name: torch.full_like(plain[name], value) for name, value in shape.values}
 
     def links(sources: int, targets: int, count: int, same: bool) -> NDArray[np.int64]:
         if not sources or not targets:
@@ -89,7 +102,12 @@ def declared_graph(
     def integers(low: int, high: int, size: tuple[int, ...]) -> NDArray[np.int64]:
         if shape is Shape.LOWEST:
             return np.full(size, low)
-        return np.full(size, high - 1) if shape is Shape.HIGHEST else rng.integers(low, high, size)
+        if shape is Shape.HIGHEST:
+            return np.full(size, high - 1)
+        if high - low > MOST_KINDS:
+            return rng.integers(low, high, size)
+        # As many of each kind, so that what each takes is linear in the number of things.
+        return rng.permutation(low + np.arange(math.prod(size)) % (high - low)).reshape(size)
 
     def graphs(things: int) -> NDArray[np.int64]:
         return _graphs(things, shape)
@@ -99,11 +117,15 @@ def declared_graph(
 
 
 def inputs_for(
-    spec: ModelSpec, signature: Signature, counts: tuple[int, ...], shape: Shape = Shape.PLAIN
+    spec: ModelSpec,
+    signature: Signature,
+    counts: tuple[int, ...],
+    shape: Shape | OneKind = Shape.PLAIN,
 ) -> dict[str, torch.Tensor]:
     """Return the inputs of the model for a graph with these counts."""
     if spec.interface is not None:
         return declared_graph(spec.interface, counts, shape)
+    assert isinstance(shape, Shape)
     num_nodes, num_edges = counts
     return probe_graph(num_nodes, num_edges, shape, spec.inputs, signature)
 
