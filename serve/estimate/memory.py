@@ -14,11 +14,14 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, combinations, pairwise
+from typing import TypeVar
 
 import numpy as np
 
 from serve.estimate.calibration import Curve, Linear, terms
 from serve.estimate.solve import Floats, nonnegative
+
+Number = TypeVar("Number", int, float)
 
 #: Allocators round sizes up by a constant; this much per pass is not a deviation.
 SLACK_BYTES = 8192
@@ -54,23 +57,26 @@ class MemoryTrace:
 
 
 @dataclass(frozen=True, slots=True)
-class KindColumn:
-    """A count of the things of the first kind, at a place among a trace's counts."""
+class KindColumns:
+    """Counts of the things of each kind, from a place on among a trace's counts."""
 
     at: int
     #: Place of the count of these things of all kinds.
     of: int
     num_kinds: int
 
+    def of_each(self, values: Sequence[Number]) -> Sequence[Number]:
+        """Return those of `values` that are of each kind."""
+        return values[self.at : self.at + self.num_kinds]
+
 
 def fit_planes(
-    traces: Sequence[MemoryTrace], kinds: Sequence[KindColumn] = ()
+    traces: Sequence[MemoryTrace], kinds: Sequence[KindColumns] = ()
 ) -> tuple[tuple[Linear, ...], str]:
     """Planes over every trace, and what is wrong with them: empty when all moments are linear.
 
-    Where counts are of `kinds`, traces have the same number of things of each other kind. The
-    planes then have one more coefficient for each of `kinds`, after all others, and are for any
-    mix, if the model treats the other kinds alike: for the things of their most common one.
+    Where the last counts are of `kinds`, planes have two coefficients for each of these instead:
+    for things of the first kind, and for those of the most common other kind.
     """
     branches: dict[tuple[tuple[bool, str], ...], list[MemoryTrace]] = {}
     for trace in traces:
@@ -78,7 +84,7 @@ def fit_planes(
     planes: list[Linear] = []
     problem = ""
     for members in branches.values():
-        sizes = _sizes(members)
+        sizes = _sizes(members, kinds)
         if len(members) <= sizes.shape[1] or np.linalg.matrix_rank(sizes) < sizes.shape[1]:
             continue
         fitted, linear = _fit_branch(members, sizes, kinds)
@@ -87,30 +93,38 @@ def fit_planes(
             problem = "live bytes are not linear in the graph's size"
     hull = upper_hull(_by_most_common(plane, kinds) for plane in planes)
     for trace in traces:
-        of_others = [(trace.counts[k.of] - trace.counts[k.at]) // (k.num_kinds - 1) for k in kinds]
-        if trace.peak_bytes > _allowed(peak_at(hull, *trace.counts, *of_others)):
+        if trace.peak_bytes > _allowed(peak_at(hull, *_known(trace.counts, kinds))):
             problem = problem or "the order of allocations changes from graph to graph"
     return hull, problem
 
 
-def _by_most_common(plane: Linear, kinds: Sequence[KindColumn]) -> Linear:
-    """Return the plane with a coefficient for the things of the most common other kind.
+def _known(counts: tuple[int, ...], kinds: Sequence[KindColumns]) -> tuple[int, ...]:
+    """Return counts as planes take them."""
+    each = [kind.of_each(counts) for kind in kinds]
+    own = counts[: kinds[0].at] if kinds else counts
+    return (*own, *(of[0] for of in each), *(max(of[1:]) for of in each))
 
-    A moment that holds things of another kind than the first holds fewer the more are of the
-    first: each other kind has the same share of the rest. It holds most where this other kind is
-    the most common one.
+
+def _by_most_common(plane: Linear, kinds: Sequence[KindColumns]) -> Linear:
+    """Return the plane with coefficients for the first and for the most common other kind.
+
+    What a thing of any kind takes at least is taken for all things. The rest of each other kind is
+    at most that of as many things as there are of the most common one.
     """
-    per = list(plane.per)
+    if not kinds:
+        return plane
+    per, firsts, others = list(plane.per[: kinds[0].at]), [], []
     for kind in kinds:
-        fewer = max(0.0, -per[kind.at])
-        per[kind.at] = max(0.0, per[kind.at])
-        per[kind.of] = max(0.0, per[kind.of] - fewer)
-        per.append((kind.num_kinds - 1) * fewer)
-    return Linear(tuple(per), plane.constant, plane.where)
+        first, *rest = kind.of_each(plane.per)
+        least = min(first, *rest)
+        per[kind.of] = least
+        firsts.append(first - least)
+        others.append(sum(rest) - len(rest) * least)
+    return Linear((*per, *firsts, *others), plane.constant, plane.where)
 
 
 def _fit_branch(
-    members: Sequence[MemoryTrace], sizes: Floats, kinds: Sequence[KindColumn]
+    members: Sequence[MemoryTrace], sizes: Floats, kinds: Sequence[KindColumns]
 ) -> tuple[list[Linear], bool]:
     """Fit a plane per local maximum of live bytes, covering all; say if they are linear."""
     live = np.cumsum(np.array([trace.sizes for trace in members], dtype=np.float64), axis=1)
@@ -124,23 +138,21 @@ def _fit_branch(
     # Coefficients are whole bytes but for rounding in the allocator; take them if they explain
     # the measurements as well.
     whole = planes.copy()
-    # A share of the things of other kinds need not be whole.
-    shares = {place for kind in kinds for place in (kind.at, kind.of)}
-    rounded = [place for place in range(len(whole) - 1) if place not in shares]
-    whole[rounded] = np.rint(whole[rounded])
+    whole[:-1] = np.rint(whole[:-1])
     whole[-1] = (live - sizes[:, :-1] @ whole[:-1]).max(axis=0, initial=-math.inf)
     fits = (np.abs(live - sizes @ whole) <= slack).all(axis=0)
     planes = np.where(fits, whole, planes)
-    # Fewer bytes for a larger graph cannot be relied on, but for fewer things of another kind.
-    least = np.zeros(sizes.shape[1] - 1)
-    least[[kind.at for kind in kinds]] = -np.inf
-    planes[:-1] = np.maximum(planes[:-1], least[:, None])
+    # Fewer bytes for a larger graph cannot be relied on.
+    planes[:-1] = np.maximum(planes[:-1], 0.0)
     residual = live - sizes @ planes
     # Where the content decides too, others may lie as far above those seen as these lie apart.
     planes[-1] += 2 * residual.max(axis=0) - residual.min(axis=0)
     # Only moments that matter somewhere can make the model nonlinear.
     matter = (live >= 0.5 * live.max(axis=1, keepdims=True)).any(axis=0)
     linear = bool((residual.max(axis=0) - residual.min(axis=0) <= 2 * slack.min())[matter].all())
+    # What counts by kind add up to takes nothing besides.
+    for place in sorted(kind.of for kind in kinds):
+        planes = np.insert(planes, place, 0.0, axis=0)
     labels = members[0].labels
     return [
         Linear(tuple(map(float, per)), float(constant), labels[moment])
@@ -296,5 +308,13 @@ def _fit_held_edges(samples: Sequence[tuple[int, int, int]]) -> tuple[Linear, ..
     return upper_hull(planes)
 
 
-def _sizes(traces: Sequence[MemoryTrace]) -> Floats:
-    return np.array([(*t.counts, 1) for t in traces], dtype=np.float64)
+def _sizes(traces: Sequence[MemoryTrace], kinds: Sequence[KindColumns]) -> Floats:
+    """Return the counts of each trace and 1, without those that counts by kind add up to."""
+    sums = {kind.of for kind in kinds}
+    return np.array(
+        [
+            (*(count for place, count in enumerate(t.counts) if place not in sums), 1)
+            for t in traces
+        ],
+        dtype=np.float64,
+    )

@@ -3,7 +3,8 @@
 Such a model needs most when all things are of one kind. A request's kinds are counted when it is
 staged, so its memory can be that of its own mix: a function of how many things there are, how many
 of them are of the first kind, which a model often treats unlike the others, and how many are of the
-most common one of the others.
+most common one of the others. What things of each kind take is read off graphs with known numbers
+of each.
 """
 
 import logging
@@ -14,9 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from serve.estimate.calibration import ByKind, Linear
-from serve.estimate.memory import KindColumn, covers, fit_held, fit_planes, peak_at
+from serve.estimate.memory import KindColumns, covers, fit_held, fit_planes, peak_at
 from serve.interface import InputSlot, Interface
-from serve.lane.measure.one_kind import Alone
 from serve.lane.measure.probe import ModelProbe
 from serve.lane.measure.probe_graphs import OneKind, Shape, declared_graph
 
@@ -41,24 +41,19 @@ def measure_kinds(
     checked: tuple[int, ...],
     by_shape: Mapping[Shape | OneKind, Planes],
     held: Held,
-    alone: Alone,
 ) -> ByKind | None:
     """Trace graphs of `sizes` with known mixes, and check the fit on a graph of size `checked`.
 
-    `by_shape` and `held` are what is known of each shape, `alone` of each kind. Returns None where
-    counting kinds spares nothing, and where these counts do not tell the memory.
+    `by_shape` and `held` are what is known of each shape. Returns None where counting kinds spares
+    nothing, and where these counts do not tell the memory.
     """
     interface = probe.loaded.spec.interface
     if interface is None or not interface.kinds or not _gains(by_shape, (*sizes, checked)):
         return None
     try:
-        traces = [
-            probe.trace_of(_graph(interface, mix, len(sizes[0])), mix)
-            for size in sizes
-            for mix in _mixes(interface, size)
-        ]
-        planes, problem = fit_planes(traces, list(_columns(interface)))
-        problem = _check_alike(alone) or problem or _check(probe, interface, checked, planes)
+        traces = [probe.trace_of(_graph(interface, mix), mix) for mix in _mixes(interface, sizes)]
+        planes, problem = fit_planes(traces, _columns(interface))
+        problem = problem or _check(probe, interface, checked, planes)
     except Exception as error:
         problem = f"{type(error).__name__}: {error}"
     if problem:
@@ -83,28 +78,42 @@ def _gains(by_shape: Mapping[Shape | OneKind, Planes], sizes: Sequence[tuple[int
     ) and any(most(of_kinds, size) > (1 + _LEAST_GAIN) * peak_at(plain, *size) for size in sizes)
 
 
-def _columns(interface: Interface) -> Iterator[KindColumn]:
-    for position, slot in enumerate(interface.kinds):
+def _columns(interface: Interface) -> list[KindColumns]:
+    found: list[KindColumns] = []
+    at = len(interface.counts)
+    for slot in interface.kinds:
         of = interface.counts.index(slot.symbols[0])
-        yield KindColumn(len(interface.counts) + position, of, slot.num_kinds)
+        found.append(KindColumns(at, of, slot.num_kinds))
+        at += slot.num_kinds
+    return found
 
 
-def _mixes(interface: Interface, size: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Yield counts near `size` with the things of the first kind of each of the interface's kinds.
+def _mixes(interface: Interface, sizes: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
+    """Yield counts near `sizes` followed by the things of each kind, at least one of each.
 
-    There are as many of each other kind, and at least one.
+    There are as many of each but the first kind, or twice as many of one of them.
     """
-    columns = list(_columns(interface))
+    columns = _columns(interface)
+
+    def mix(size: tuple[int, ...], varied: KindColumns, part: float, more: int) -> tuple[int, ...]:
+        counts, kinds = list(size), []
+        for column in columns:
+            own_part = part if column is varied else 0.0
+            first, each = _split(size[column.of], column.num_kinds, own_part)
+            of_each = [first, *(column.num_kinds - 1) * [each]]
+            if column is varied and more:
+                of_each[more] += each
+            counts[column.of] = sum(of_each)
+            kinds += of_each
+        return (*counts, *kinds)
+
     for varied in columns:
         for part in _PARTS if varied is columns[0] else _PARTS[1:]:
-            counts, firsts = list(size), []
-            for column in columns:
-                first, each = _split(
-                    size[column.of], column.num_kinds, part if column is varied else 0.0
-                )
-                counts[column.of] = first + (column.num_kinds - 1) * each
-                firsts.append(first)
-            yield (*counts, *firsts)
+            for size in sizes:
+                yield mix(size, varied, part, 0)
+        if varied.num_kinds > 2:
+            usual = sizes[len(sizes) // 2]
+            yield from (mix(usual, varied, 0.0, more) for more in range(1, varied.num_kinds))
 
 
 def _split(count: int, num_kinds: int, part: float) -> tuple[int, int]:
@@ -114,14 +123,11 @@ def _split(count: int, num_kinds: int, part: float) -> tuple[int, int]:
     return max(1, round(count - (num_kinds - 1) * each)), each
 
 
-def _graph(interface: Interface, mix: tuple[int, ...], num_counts: int) -> dict[str, torch.Tensor]:
-    """Return the inputs of a graph with these counts and so many things of the first kinds."""
-    graph = declared_graph(interface, mix[:num_counts], Shape.PLAIN)
-    for slot, column, first in zip(
-        interface.kinds, _columns(interface), mix[num_counts:], strict=True
-    ):
-        others = np.arange(mix[column.of] - first) % (slot.num_kinds - 1) + 1
-        _set(graph, slot, np.concatenate([np.zeros(first, np.int64), others]))
+def _graph(interface: Interface, mix: tuple[int, ...]) -> dict[str, torch.Tensor]:
+    """Return the inputs of a graph with these counts, and so many things of each kind."""
+    graph = declared_graph(interface, mix[: len(interface.counts)], Shape.PLAIN)
+    for slot, column in zip(interface.kinds, _columns(interface), strict=True):
+        _set(graph, slot, np.repeat(np.arange(slot.num_kinds), column.of_each(mix)))
     return graph
 
 
@@ -130,19 +136,6 @@ def _set(graph: dict[str, torch.Tensor], slot: InputSlot, kinds: NDArray[np.int6
     mixed = np.random.default_rng(len(kinds)).permutation(kinds)
     low = 0 if slot.datatype == "BOOL" else int(slot.bounds[0])
     graph[slot.name] = torch.from_numpy((mixed + low).astype(slot.dtype))
-
-
-def _check_alike(alone: Alone) -> str:
-    """Return which input's kinds but the first take unlike memory by themselves; empty for none."""
-    peaks: dict[str, list[int]] = {}
-    for shape, found in alone:
-        if len(shape.values) == 1:
-            ((name, _),) = shape.values
-            peaks.setdefault(name, []).append(found.peak_bytes)
-    for name, (_, *others) in peaks.items():
-        if others and not covers(min(others), max(others)):
-            return f"things of each {name} take memory of their own"
-    return ""
 
 
 def _check(probe: ModelProbe, interface: Interface, counts: tuple[int, ...], planes: Planes) -> str:

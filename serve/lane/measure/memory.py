@@ -138,7 +138,7 @@ def measure_memory(
     held = _measure_held(probe, need, max_bytes, allocator, families.by_shape)
     by_kind = None
     if curve is None:
-        by_kind = measure_kinds(probe, traced, size, families.by_shape, held, alone)
+        by_kind = measure_kinds(probe, traced, size, families.by_shape, held)
     errors = [ratio(found) - 1 for found in checked]
     if by_kind is not None:
         errors = [_error_by_kind(probe, inputs, by_kind, found) for found in checked]
