@@ -48,6 +48,7 @@ from serve.rpc.server import GrpcServer
 from serve.server import clock
 from serve.server.device import Device
 from serve.server.engine import Engine
+from serve.server.heap import HeapTrimmer
 from serve.server.lanes.processes import kill_all, log_printed
 from serve.server.printed_lines import PrintedLines
 from serve.server.signals import StopSignals
@@ -189,6 +190,9 @@ class Application:
             watcher = FileWatcher(*self._watched)
             watcher.start()
             undo.callback(watcher.stop)
+            trimmer = HeapTrimmer()
+            trimmer.start()
+            undo.callback(trimmer.stop)
             metrics.show_port(
                 lambda: PortSnapshot(
                     answers=self._rpc.answers,

@@ -325,11 +325,14 @@ def test_all_lanes_come_back_when_the_fork_server_is_killed(talk):
     pids = talk.pool.pids()
     parents = {_parent(pid) for pid in pids.values()}
     assert len(parents) == 1
+    socket = Path(processes.forkserver._forkserver._forkserver_address)
+    assert socket.is_socket()
     os.kill(parents.pop(), signal.SIGKILL)
     for lane_id in LANES:
         talk.hear(lane_id, LaneDown)
         talk.hear(lane_id, LaneUp)
     assert set(talk.pool.pids().values()).isdisjoint(pids.values())
+    assert not socket.exists()
 
 
 def _parent(pid: int) -> int:

@@ -88,7 +88,7 @@ def start(setup: LaneSetup, lanes: int, pool_fd: int) -> tuple[BaseProcess, list
         with _one_at_a_time:
             # Without a safe path a `serve.py` in the current folder would shadow the package.
             with lane_environment(PYTHONSAFEPATH="1"):
-                forkserver.ensure_running()
+                _ensure_fork_server()
             _require_descriptors(pool_fd)
             with _no_main_module(), _unstuck():
                 process.start()
@@ -145,6 +145,16 @@ def _end_orphans() -> None:
     server: Any = forkserver._forkserver
     if server._forkserver_pid is not None:
         kill_children(server._forkserver_pid, but=_started)
+
+
+def _ensure_fork_server() -> None:
+    """Start the fork server where none runs, and remove the socket of the one before."""
+    server: Any = forkserver._forkserver
+    before = server._forkserver_address
+    forkserver.ensure_running()
+    if before is not None and before != server._forkserver_address:
+        with suppress(OSError, ValueError):  # an abstract one has no file
+            os.unlink(before)
 
 
 def kill_all() -> None:

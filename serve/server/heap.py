@@ -1,0 +1,58 @@
+"""Gives freed memory of the main process back to the kernel when much has gathered.
+
+The C library keeps what messages took, as it is set to (``tune_process``), for each of its arenas:
+a few messages that expand to the largest allowed size can leave 64 MiB in each, up to a GiB.
+"""
+
+import ctypes
+import logging
+import threading
+
+from serve.ipc.private_memory import private_bytes
+
+_log = logging.getLogger(__name__)
+
+_PERIOD_S = 5.0
+#: Growth since the last time from which on freed memory is given back.
+KEEP_BYTES = 64 << 20
+# A C library other than glibc may not have it.
+_malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+if _malloc_trim is not None:
+    _malloc_trim.argtypes = [ctypes.c_size_t]
+
+
+class HeapTrimmer:
+    """Looks at the private memory every few seconds, on one thread, between `start` and `stop`."""
+
+    def __init__(self, keep_bytes: int = KEEP_BYTES, period_s: float = _PERIOD_S) -> None:
+        self._keep_bytes = keep_bytes
+        self._period_s = period_s
+        #: Private memory after the last time, or less since.
+        self._base_bytes = private_bytes()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="heap", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look; raises RuntimeError when the thread cannot be started."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Look no more. Idempotent."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def look(self) -> None:
+        """Give freed memory back when the process has grown by more than may be kept."""
+        now_bytes = private_bytes()
+        if now_bytes > self._base_bytes + self._keep_bytes and _malloc_trim is not None:
+            _malloc_trim(0)
+            now_bytes = self._base_bytes = private_bytes()
+        self._base_bytes = min(self._base_bytes, now_bytes)
+
+    def _follow(self) -> None:
+        while not self._stopped.wait(self._period_s):
+            try:
+                self.look()
+            except OSError as error:  # no descriptor to read it with; the next look may have one
+                _log.debug("the private memory cannot be read: %s", error)

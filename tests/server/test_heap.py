@@ -1,0 +1,61 @@
+"""Memory that large messages took goes back to the kernel."""
+
+import subprocess
+import sys
+import threading
+
+from bench.kit.result import ROOT
+from serve.server.heap import HeapTrimmer
+
+#: Prints the private memory in MiB: at first, with 96 MiB of small blocks that another thread has
+#: taken and freed, and after looks of trimmers that may keep more than that, and less.
+CODE = """
+import ctypes, threading
+from serve.commands.serve import tune_process
+from serve.ipc.private_memory import private_bytes
+from serve.server.heap import HeapTrimmer
+
+tune_process()
+c = ctypes.CDLL(None)
+c.malloc.restype = ctypes.c_void_p
+c.free.argtypes = [ctypes.c_void_p]
+
+def take():
+    last = [c.malloc(1024)]
+    blocks = [c.malloc(1024) for _ in range(96 * 1024)]
+    for block in blocks:
+        ctypes.memset(block, 1, 1024)
+    last.append(c.malloc(1024))  # what is freed is not at the heap's end
+    for block in blocks:
+        c.free(ctypes.c_void_p(block))
+
+patient, strict = HeapTrimmer(keep_bytes=1 << 30), HeapTrimmer(keep_bytes=16 << 20)
+seen = [private_bytes()]
+thread = threading.Thread(target=take)
+thread.start()
+thread.join()
+seen.append(private_bytes())
+for trimmer in (patient, strict):
+    trimmer.look()
+    seen.append(private_bytes())
+print(*(one >> 20 for one in seen))
+"""
+
+
+def test_freed_memory_is_given_back_beyond_what_may_be_kept():
+    done = subprocess.run(
+        [sys.executable, "-c", CODE], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    first, taken, kept, given_back = map(int, done.stdout.split())
+    assert taken - first > 80
+    assert kept - first > 80
+    assert given_back - first < 32
+
+
+def test_its_thread_ends():
+    trimmer = HeapTrimmer(period_s=0.001)
+    trimmer.start()
+    trimmer.stop()
+    trimmer.stop()
+    assert "heap" not in {thread.name for thread in threading.enumerate()}
