@@ -45,8 +45,10 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
               "scheduling.limits", "policies.md"),
         Entry("What does one decision cost, and a simulation of a million requests?",
               "scheduling.decisions", "policies.md"),
-        Entry("How do the GNNSched paper's figures 5 to 8 look here?",
-              "scheduling.figures", "policies.md"),
+    ),
+    "Papers: their experiments again": (
+        Entry("Which devices would give the GNNSched paper's figures 5 to 8?",
+              "papers.gnnsched", "papers.md"),
     ),
     "Cluster: many machines": (
         Entry("How many requests meet their target by each way to spread them over machines?",

@@ -99,6 +99,8 @@ class TraceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     seed: int
     #: One of `ARRIVALS`, or `recorded`.
     arrivals: str = "poisson"
+    #: Of `slots`: mean number of requests that arrive together. A slot is it ÷ `rate_hz`.
+    mean_batch: Annotated[float, Meta(gt=0)] = 1.0
     #: How the rate changes over the run, see ``serve.profiles``; empty for not at all.
     profile: str = ""
     #: Mean arrivals per second, which a profile multiplies.
@@ -327,10 +329,30 @@ def even_arrivals(
     return _limited(gaps, duration_s, count)
 
 
+def slot_arrivals(
+    rate_hz: float,
+    rng: random.Random,
+    *,
+    duration_s: float | None = None,
+    count: int | None = None,
+    mean_batch: float = 1.0,
+) -> Iterator[int]:
+    """Yield arrivals at the same mean rate, all at the beginnings of slots.
+
+    Each slot of `mean_batch` ÷ `rate_hz` seconds has a Poisson number of arrivals, of mean
+    `mean_batch`, none included: "the number of tasks that arrive at one time" of GNNSched.
+    """
+    slot_ns = max(1, round(mean_batch / rate_hz * _NS_PER_S))
+    # A slot's share of a Poisson process is such a number.
+    for offset in poisson_arrivals(rate_hz, rng, duration_s=duration_s, count=count):
+        yield offset - offset % slot_ns
+
+
 ARRIVALS: dict[str, Callable[..., Iterator[int]]] = {
     "poisson": poisson_arrivals,
     "bursty": bursty_arrivals,
     "even": even_arrivals,
+    "slots": slot_arrivals,
 }
 
 
@@ -356,7 +378,9 @@ def build_trace(
     rest = random.Random(f"requests {header.seed}")
     profile = parse_profile(header.profile, duration_s)
     base_s = None if duration_s is None else profile.worked_s(duration_s)
-    offsets = ARRIVALS[header.arrivals](header.rate_hz, times, duration_s=base_s, count=count)
+    batch = {"mean_batch": header.mean_batch} if header.arrivals == "slots" else {}
+    arrivals = ARRIVALS[header.arrivals]
+    offsets = arrivals(header.rate_hz, times, duration_s=base_s, count=count, **batch)
     items = (
         TraceItem(
             offset_ns=round(profile.at_s(offset / _NS_PER_S) * _NS_PER_S)

@@ -1,7 +1,6 @@
-"""Tables of simulated scheduling: policies, limits, the paper's figures."""
+"""Tables of simulated scheduling: policies, limits, decisions."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from bench.kit.page import Row, flat, grid
 from bench.kit.result import read_result
@@ -35,13 +34,6 @@ LIMITS = {
     "run times known, suspending free": "told true run times, suspending for free",
     "bound": "lower bound",
 }
-FIGURES = {
-    "latency_over_qt_p50": "median latency",
-    "latency_over_qt_p90": "90th percentile of latency",
-    "latency_over_qt_p99": "99th percentile of latency",
-    "jct_over_qt_mean": "mean JCT",
-}
-BASELINES = {"mps_base": "MPS-Base", "mps_aggr": "MPS-Aggr", "default": "Default"}
 
 
 def systems(names: Mapping[str, str], head: str) -> str:
@@ -65,23 +57,6 @@ def limits() -> str:
     return grid(rows, ("system", LIMITS), ("workload", "{}"), cell)
 
 
-def paper() -> str:
-    """Return how much lower the paper's figures are than its baselines'."""
-
-    def lower(name: str) -> Callable[[Any], str]:
-        return lambda row: (
-            f"{row[name]:.1%}" if row[name] > 0 else f"{1 - row[name]:.1f} times as high"
-        )
-
-    return flat(read_result("figures")["headlines"], {
-        "lower by, on average": lambda row: FIGURES[row["figure"]],
-        "than": lambda row: BASELINES[row["against"]],
-        "paper": lower("paper"),
-        "GNNSched here": lower("gnnsched"),
-        "`slack` + `preemptive` here": lower("gnnserve"),
-    })  # fmt: skip
-
-
 def decisions() -> str:
     """Return what a decision costs by discipline and length of the queue."""
     rows = [row for row in read_result("decisions")["rows"] if row["policy"] == "slack"]
@@ -93,6 +68,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "policies": lambda: systems(SYSTEMS, "mix"),
     "windows": lambda: systems(WINDOWS, "window"),
     "limits": limits,
-    "paper": paper,
     "decisions": decisions,
 }

@@ -38,8 +38,14 @@ class DeviceModel:
     #: The same of a launch, with hearing of the run's end, as messages go to a lane and back;
     #: None: as `switch_ns`.
     launch_ns: Nanos | None = None
+    #: How many times slower everything is while what executes has reserved more than
+    #: `capacity_bytes` together, as memory is then paged. None: no such limit.
+    paging: float = 1.0
+    capacity_bytes: int | None = None
 
     def __post_init__(self) -> None:
+        if self.paging < 1:
+            raise ValueError(f"paging must be at least 1, got {self.paging}")
         if not self.slowdown or min(self.slowdown) <= 0:
             raise ValueError(f"slowdown must be positive numbers, got {self.slowdown}")
 
@@ -56,11 +62,16 @@ class DeviceModel:
 class SimulatedRun:
     """Task on a lane of a simulated device."""
 
-    __slots__ = ("executing", "lane_id", "mark", "started_ns", "stopping", "task_id")
+    __slots__ = (
+        "executing", "lane_id", "mark", "reserve_bytes", "started_ns", "stopping", "task_id",
+    )  # fmt: skip
 
-    def __init__(self, task_id: TaskId, lane_id: LaneId, run_ns: int, started_ns: int) -> None:
+    def __init__(
+        self, task_id: TaskId, lane_id: LaneId, run_ns: int, started_ns: int, reserve_bytes: int
+    ) -> None:
         self.task_id = task_id
         self.lane_id = lane_id
+        self.reserve_bytes = reserve_bytes
         #: When its lane heard of it.
         self.started_ns = started_ns
         #: While executing, the device's progress at which it ends; else the work left.
@@ -97,10 +108,13 @@ class SimulatedDevice:
         self._together = [1 / slowdown for slowdown in model.slowdown]
         self._launch_ns = model.launching_ns
 
-    def launch(self, lane_id: LaneId, task_id: TaskId, run_ns: int, now_ns: int) -> None:
-        """Start a run of `run_ns` work on the idle lane."""
+    def launch(
+        self, lane_id: LaneId, task_id: TaskId, run_ns: int, now_ns: int, reserve_bytes: int = 0
+    ) -> None:
+        """Start a run of `run_ns` work and that memory on the idle lane."""
         work_ns = run_ns + self._launch_ns - self._model.switch_ns
-        self._runs[lane_id] = SimulatedRun(task_id, lane_id, work_ns, now_ns + self._launch_ns)
+        started_ns = now_ns + self._launch_ns
+        self._runs[lane_id] = SimulatedRun(task_id, lane_id, work_ns, started_ns, reserve_bytes)
         self.resume(lane_id, now_ns)
 
     def suspend(self, lane_id: LaneId, now_ns: int) -> None:
@@ -157,12 +171,22 @@ class SimulatedDevice:
             self._at_ns = now_ns
         self._changed = True
 
+    @property
+    def _paged(self) -> bool:
+        """Whether what executes has reserved more memory than there is."""
+        capacity_bytes = self._model.capacity_bytes
+        if capacity_bytes is None:
+            return False
+        return sum(run.reserve_bytes for run in self._executing.values()) > capacity_bytes
+
     def _look_ahead(self) -> None:
         """Find the pace, and who ends first at it."""
         self._end = None
         executing = len(self._executing)
         if executing:
             self._pace = self._together[min(executing, len(self._together)) - 1]
+            if self._paged:
+                self._pace /= self._model.paging
             run = min(self._executing.values(), key=_end_order)
             left_ns = (run.mark - self._progress) / self._pace
             self._end = self._at_ns + max(0, round(left_ns)), run.lane_id

@@ -158,7 +158,7 @@ class Simulation:
     def _launch(self, command: LaunchTask) -> None:
         run_ns = self._run_ns(command)
         device = self._of_lane[command.lane_id]
-        device.launch(command.lane_id, command.task_id, run_ns, self.now_ns)
+        device.launch(command.lane_id, command.task_id, run_ns, self.now_ns, command.reserve_bytes)
 
     def _suspend(self, command: SuspendTask) -> None:
         self._of_lane[command.lane_id].suspend(command.lane_id, self.now_ns)

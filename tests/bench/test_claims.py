@@ -27,8 +27,6 @@ def policies():
     apart = 1 - goodput("slack+preemptive, a device for each core") / slack
     yield f"carries {100 * apart:.0f} % less than one device"
     yield f"simulate in {read_result('decisions')['million'][0]['cpu_s']:.0f} s on one core"
-    worst = read_result("figures")["worst"]
-    yield f"`slack` + `preemptive` {100 * worst['slack+preemptive']:.1f} %"
 
 
 def live():

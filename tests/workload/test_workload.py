@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import chisquare, poisson
 
 from serve.errors import ConfigError
 from serve.workload import (
@@ -20,6 +21,7 @@ from serve.workload import (
     bursty_arrivals,
     poisson_arrivals,
     rate_for_rho,
+    slot_arrivals,
     workload_tasks,
 )
 
@@ -61,7 +63,7 @@ def test_unknown_workload_lists_the_choices():
         workload_tasks("gcn", [], 0)
 
 
-@pytest.mark.parametrize("arrivals", ["poisson", "bursty"])
+@pytest.mark.parametrize("arrivals", ["poisson", "bursty", "slots"])
 def test_same_seed_same_bytes(arrivals):
     assert make_trace(arrivals=arrivals).encode() == make_trace(arrivals=arrivals).encode()
     assert make_trace(arrivals=arrivals).encode() != make_trace(arrivals=arrivals, seed=2).encode()
@@ -101,6 +103,31 @@ def test_bursty_has_the_same_mean_rate_and_more_variance():
     per_s = [counts.get(second, 0) for second in range(2_000)]
     # A Poisson process has a ratio of 1.
     assert statistics.pvariance(per_s) / statistics.fmean(per_s) > 5
+
+
+@pytest.mark.parametrize("mean_batch", [1.0, 2.0])
+def test_a_slot_has_a_poisson_number_of_arrivals_at_its_beginning(mean_batch):
+    slot_ns, slots = 20_000_000, 5_000
+    offsets = list(
+        slot_arrivals(
+            mean_batch / 0.02, random.Random(7), duration_s=slots * 0.02, mean_batch=mean_batch
+        )
+    )
+    assert all(offset % slot_ns == 0 for offset in offsets)
+    sizes = Counter(Counter(offset // slot_ns for offset in offsets).values())
+    sizes[0] = slots - sum(sizes.values())
+    most = 6
+    found = [*(sizes[size] for size in range(most)), sum(n for k, n in sizes.items() if k >= most)]
+    shares = [poisson.pmf(size, mean_batch) for size in range(most)]
+    expected = [slots * share for share in (*shares, 1 - sum(shares))]
+    assert chisquare(found, expected).pvalue > 0.01
+
+
+def test_slots_are_in_traces():
+    header = TraceHeader(workload="mix", seed=1, rate_hz=100.0, arrivals="slots", mean_batch=2.0)
+    trace = build_trace(header, workload_tasks("mix", POOL, 1), count=50)
+    assert {item.offset_ns % 20_000_000 for item in trace.items} == {0}
+    assert Trace.decode(trace.encode()) == trace
 
 
 @given(count=st.integers(0, 50), seed=st.integers())
