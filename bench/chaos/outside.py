@@ -29,7 +29,7 @@ class Outside:
 
     def __init__(self, world: World, server: ServerProcess) -> None:
         self.server = server
-        self._scratch = world.scratch
+        self._scratch, self._region_name = world.scratch, world.region_name
         self._metadata = (("authorization", f"Bearer {world.admin}"),)
         self._tls = ssl.create_default_context(cafile=str(world.authority))
         self._channel = connect(world, server.target)
@@ -99,7 +99,9 @@ class Outside:
         found["lanes"] = {lane: held_by(lane) for lane in self.lanes()}
         if (gateway := self.gateway()) is not None:
             found |= {f"gateway_{name}": value for name, value in held_by(gateway).items()}
-        found["shared_files"] = len(os.listdir("/dev/shm"))
+        found["shared_files"] = sum(
+            name.startswith(self._region_name) for name in os.listdir("/dev/shm")
+        )
         found["temporary_files"] = sum(len(files) for _, _, files in os.walk(self._scratch))
         with suppress(OSError):
             found["database_bytes"] = self.server.database.stat().st_size

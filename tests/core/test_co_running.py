@@ -76,6 +76,17 @@ def test_expected_ends_count_the_company_that_was():
     assert board.co_run_ns(second, Nanos(20 * MS)) == 4 * MS + 6 * MS
 
 
+def test_what_would_be_late_beside_others_ranks_as_late():
+    board = Board(device(lanes=2, slowdown=(1.0, 2.0)), Plan(False), get_policy("slack"))
+    ranks = []
+    for task_id, factor in ((0, 2.1), (1, 1.9)):
+        one = run_of(task_id, 10, factor)
+        record = Record(one, (0,), Nanos(0), 1, 0, one.estimate.solo_ns)
+        ranks.append(board.rank(record, one.estimate.run_ns, Nanos(0)))
+    # Alone both would be in time; at half speed the second is not.
+    assert [is_late for _, (is_late, *_) in ranks] == [False, True]
+
+
 def test_one_that_makes_two_late_waits_for_an_end(start):
     world = start()
     ready(world, run_of(0, 10, 1.8), run_of(1, 10, 1.8))
