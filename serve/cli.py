@@ -384,6 +384,22 @@ def simulate_command(
 
 
 @app.command()
+def front(
+    server: Annotated[list[str], typer.Option(help="A server's host:port; once for each.")],
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen on.")] = 8000,
+) -> None:
+    """Stand before several servers of the same models: one gRPC address for any client.
+
+    Each request goes to the server that has the fewest. Servers that end, freeze, stop or are not
+    ready get none. Prints `ready` once a server gets requests, and runs until a signal.
+    """
+    from serve.commands.front import run_front
+
+    run_front(host, port, server, lambda: typer.echo("ready"))
+
+
+@app.command()
 def demo(
     folder: Annotated[Path, typer.Option(help="The folder for its files.")] = Path("demo"),
     duration: Annotated[float, typer.Option(min=1, help="Seconds of load.")] = 15.0,

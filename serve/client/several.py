@@ -29,15 +29,12 @@ from serve.core.cluster.events import (
     AttemptAnswered,
     AttemptFailed,
     AttemptFailure,
-    ContactLost,
     MachineAnnounced,
-    ProbeMissed,
-    ProbePassed,
     RequestArrived,
     RequestGivenUp,
     TimePassed,
 )
-from serve.core.cluster.members import MachineState
+from serve.core.cluster.probing import Probe, events_of
 from serve.core.cluster.views import MachineFacts, RoutedRequest
 
 #: How often each server is asked whether it serves, and how long it may take to say so. One that is
@@ -274,32 +271,11 @@ class Routes:
             self._tell(RequestGivenUp(route.request_id))
             del self._routes[route.request_id]
 
-    def heard(self, name: str, ready: bool) -> None:
-        """Know that a server answered whether it is ready."""
+    def probed(self, name: str, probe: Probe) -> None:
+        """Know what came of asking a server whether it is ready."""
         with self._lock:
-            incarnation = self._incarnation(name)
-            if not ready:
-                self._tell(ContactLost(name, incarnation))
-                return
-            member = self._dispatcher.members.get(name)
-            if member is None or member.state is MachineState.GONE:
-                incarnation += 1
-                self._tell(MachineAnnounced(MachineFacts(name, incarnation)))
-            self._tell(ProbePassed(name, incarnation))
-
-    def missed(self, name: str) -> None:
-        """Know that a server did not answer in time."""
-        with self._lock:
-            self._tell(ProbeMissed(name, self._incarnation(name)))
-
-    def lost(self, name: str) -> None:
-        """Know that a server was not reached."""
-        with self._lock:
-            self._tell(ContactLost(name, self._incarnation(name)))
-
-    def _incarnation(self, name: str) -> int:
-        member = self._dispatcher.members.get(name)
-        return 0 if member is None else member.view.facts.incarnation
+            for event in events_of(probe, name, self._dispatcher.members):
+                self._tell(event)
 
     def _tell(self, event: object) -> None:
         for command in self._dispatcher.handle(event, time.monotonic_ns()):

@@ -23,6 +23,7 @@ from serve.client.several import (
 )
 from serve.client.sync_connection import Channel, Transport
 from serve.core.cluster.commands import EndRequest, SendAttempt
+from serve.core.cluster.probing import Probe
 from serve.pb import grpc_service_pb2 as pb
 
 
@@ -129,23 +130,22 @@ class ClusterTransport(Transport):
 
     def _probe(self, name: str) -> None:
         """Ask one server again and again whether it is ready."""
-        channel = self._channels[name]
         while not self._closed:
             began_s = time.monotonic()
             try:
-                call = Unary(
-                    channel.standard.ServerReady,
-                    pb.ServerReadyRequest(),
-                    PROBE_S,
-                    channel.metadata(),
-                )
-                self._routes.heard(name, (call.outcome()).ready)
-            except grpc.RpcError as error:
-                if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                    self._routes.missed(name)
-                else:
-                    self._routes.lost(name)
+                self._routes.probed(name, probe(self._channels[name]))
             except (CallWithdrawn, ValueError):
                 return  # the client was closed
             took_s = time.monotonic() - began_s
             self._bells[name].wait(max(0.0, PROBE_EVERY_S - took_s))
+
+
+def probe(channel: Channel) -> Probe:
+    """Ask a server whether it is ready."""
+    method, request = channel.standard.ServerReady, pb.ServerReadyRequest()
+    try:
+        said = Unary(method, request, PROBE_S, channel.metadata()).outcome()
+    except grpc.RpcError as error:
+        silent = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        return Probe.SILENT if silent else Probe.UNREACHED
+    return Probe.READY if said.ready else Probe.NOT_READY

@@ -1,5 +1,7 @@
 """A small server of the protocol, scripted by a test: it counts, refuses, demands and encrypts."""
 
+import signal
+import subprocess
 import sys
 import threading
 from collections import Counter
@@ -10,6 +12,9 @@ from contextlib import contextmanager
 import grpc
 import numpy as np
 
+from bench.kit.result import ROOT
+from bench.kit.servers import takes_connections
+from bench.kit.waiting import PATIENCE_S, wait_for
 from serve.pb import gnnserve_pb2
 from serve.pb import grpc_service_pb2 as pb
 from serve.wire.messages import RETRY_TRAILER, decode_request, encode_response
@@ -125,6 +130,24 @@ class SmallServer:
         finally:
             self.go.set()
             server.stop(0).wait()
+
+
+class SmallProcess:
+    """A small server in a process, which a test kills, stops and starts."""
+
+    def __init__(self, port):
+        self.port = port
+        self.process = None
+
+    def start(self):
+        command = [sys.executable, "-m", "tests.client.small_server", str(self.port)]
+        self.process = subprocess.Popen(command, cwd=ROOT)
+        wait_for(lambda: takes_connections(self.port), "the server to listen")
+
+    def end(self):
+        self.process.send_signal(signal.SIGCONT)
+        self.process.kill()
+        self.process.wait(PATIENCE_S)
 
 
 if __name__ == "__main__":

