@@ -5,6 +5,7 @@ when a condition of `--fail-if` holds.
 Results go to standard output, progress and errors to standard error.
 """
 
+import itertools
 import sys
 
 # Before any module that opens a channel; the compiled sender needs real threads.
@@ -19,8 +20,11 @@ from typing import Annotated, Literal
 import msgspec
 import typer
 
+from loadgen.hdr import write_hdr
 from loadgen.loop import Loop
+from loadgen.measure import LoadSummary
 from loadgen.options import DATA_VARIABLE, DEFAULT_IDS, LoadOptions
+from loadgen.page import write_page
 from loadgen.rows import write_rows
 from loadgen.show import progress_line, show_summary
 from loadgen.verdict import FIGURES, Condition, TriedRate, find_limit
@@ -140,8 +144,9 @@ def load(
     fail_if: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="FIGURE>PERCENT%",
-            help="End with exit code 3 when it holds, as 'late>1%'; figures: "
+            metavar="FIGURE>LIMIT",
+            help="End with exit code 3 when it holds, as 'late>1%', 'p99>50ms' or "
+            "'p99/target>2'; figures: "
             f"{', '.join(FIGURES)}.",
         ),
     ] = None,
@@ -154,6 +159,11 @@ def load(
         ),
     ] = False,
     csv: Annotated[Path | None, typer.Option(help="File for a row about each request.")] = None,
+    html: Annotated[Path | None, typer.Option(help="File for a page about the run.")] = None,
+    hdr: Annotated[
+        Path | None,
+        typer.Option(help="File for the latencies' percentiles, as HdrHistogram writes them."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not tables.")] = False,
 ) -> None:
     """Send requests at random times, whether or not earlier ones are answered (open loop).
@@ -205,14 +215,18 @@ def load(
         return loop
 
     if limit:
-        if csv is not None:
-            raise ConfigError("--find-limit sends many runs: give no --csv with it")
+        if csv is not None or html is not None or hdr is not None:
+            raise ConfigError("--find-limit sends many runs: give no --csv, --html, --hdr with it")
         _find_limit(options, send, conditions or [Condition("missed", 0.01)], as_json)
         return
     loop = send(options)
     summary = loop.summary()
     if csv is not None:
         write_rows(csv, loop.samples)
+    if html is not None:
+        write_page(html, summary, loop.samples)
+    if hdr is not None:
+        write_hdr(hdr, loop.samples)
     if as_json:
         typer.echo(msgspec.json.encode(summary))
     else:
@@ -237,13 +251,19 @@ def _find_limit(
     options.check()
 
     def tell(step: TriedRate) -> None:
-        verdict = "passed" if step.passed else "failed"
+        verdict = ("passed" if step.passed else "failed") + ("" if step.sure else ", barely")
         _errors.print(
             f"{step.rate_hz:.4g}/s {verdict}: late {step.late:.2%}, missed {step.missed:.2%}"
         )
 
+    seeds = itertools.count(options.seed)
+
+    def run(rate_hz: float) -> LoadSummary:
+        # Other requests and times for each run, so that runs of a rate add up.
+        return send(replace(options, rate_hz=rate_hz, seed=next(seeds))).summary()
+
     limit = find_limit(
-        lambda rate_hz: send(replace(options, rate_hz=rate_hz)).summary(),
+        run,
         options.rate_hz,
         conditions,
         tell,
@@ -251,7 +271,9 @@ def _find_limit(
     if as_json:
         typer.echo(msgspec.json.encode(limit))
     else:
-        typer.echo(f"{limit.rate_hz:.4g} requests/s")
+        beyond = "" if limit.failed_hz is None else f"; {limit.failed_hz:.4g}/s is too much"
+        doubt = "" if limit.sure else ", with some doubt: send for longer"
+        typer.echo(f"{limit.rate_hz:.4g} requests/s{beyond}{doubt}")
     if not limit.rate_hz:
         raise typer.Exit(1)
 

@@ -10,7 +10,7 @@ from loadgen.measure import Sample, distribution
 
 _TAB = "lateness"
 #: Number of latest answers of a model that its percentiles cover.
-_RECENT = 500
+_RECENT = 2000
 _COLUMNS = {
     "model": "Model",
     "requests": "# Requests",
@@ -21,6 +21,7 @@ _COLUMNS = {
     "late_share_by_server": "Late % by the server",
     "over_target_p50": "Latency ÷ target p50, recent",
     "over_target_p99": "p99, recent",
+    "over_target_p999": "p99.9, recent",
 }
 
 
@@ -72,6 +73,7 @@ def _row(name: str, model: _ModelLateness) -> dict[str, object]:
         "late_share_by_server": round(100 * model.late_by_server / answered, 2),
         "over_target_p50": round(over.p50, 2),
         "over_target_p99": round(over.p99, 2),
+        "over_target_p999": round(over.p999, 2),
     }
 
 

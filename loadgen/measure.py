@@ -9,6 +9,7 @@ from typing import Self
 import msgspec
 
 from serve.quantiles import quantiles
+from serve.wilson import wilson_interval
 from serve.wire.messages import ParameterValue
 from serve.workload import TraceHeader, TraceItem
 
@@ -101,6 +102,7 @@ class Distribution(msgspec.Struct, frozen=True):
     p50: float = 0.0
     p90: float = 0.0
     p99: float = 0.0
+    p999: float = 0.0
     max: float = 0.0
 
 
@@ -129,8 +131,9 @@ class LoadSummary(msgspec.Struct, frozen=True, kw_only=True):
     #: Late answers, as the client and as the server counts them.
     violations: int
     violations_by_server: int
-    #: `violations` ÷ `answered`.
+    #: `violations` ÷ `answered`, and the 95 % interval of that if answers were independent.
     violation_rate: float
+    violation_interval: tuple[float, float]
     #: Share of `requests` without an answer in time: late, refused, failed or timed out.
     missed_rate: float
     offered_hz: float
@@ -185,6 +188,7 @@ def summarise(
         violations=late,
         violations_by_server=sum(sample.late_by_server for sample in answered),
         violation_rate=_share(late, len(answered)),
+        violation_interval=wilson_interval(late, len(answered)),
         missed_rate=_share(len(samples) - len(answered) + late, len(samples)),
         offered_hz=len(samples) / span_s if span_s else 0.0,
         answered_hz=len(answered) / elapsed_s if elapsed_s else 0.0,
@@ -207,7 +211,7 @@ def distribution(values: Iterable[float]) -> Distribution:
     given = list(values)
     if not given:
         return Distribution()
-    return Distribution(fmean(given), *quantiles(given, (0.5, 0.9, 0.99, 1.0)))
+    return Distribution(fmean(given), *quantiles(given, (0.5, 0.9, 0.99, 0.999, 1.0)))
 
 
 def _of_model(samples: list[Sample]) -> ModelSummary:

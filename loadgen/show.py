@@ -48,7 +48,9 @@ def show_summary(summary: LoadSummary, console: Console) -> None:
     if summary.messages:
         console.print(_failures(summary))
     console.print(
-        f"late answers: {_percent(summary.violations, summary.answered)} at the client, "
+        f"late answers: {_percent(summary.violations, summary.answered)} at the client "
+        f"(95 % interval {summary.violation_interval[0]:.1%} to "
+        f"{summary.violation_interval[1]:.1%}), "
         f"{_percent(summary.violations_by_server, summary.answered)} by the server's clock; "
         f"{summary.missed_rate:.1%} of requests had no answer in time; "
         f"{summary.answered_hz:.4g} answers/s; generator {summary.generator_cpu:.0%} of a core",
@@ -59,7 +61,7 @@ def show_summary(summary: LoadSummary, console: Console) -> None:
 
 
 def _times(summary: LoadSummary) -> Table:
-    table = Table("", "mean", "p50", "p90", "p99", "max")
+    table = Table("", "mean", "p50", "p90", "p99", "p99.9", "max")
     for column in table.columns[1:]:
         column.justify = "right"
     for name, values in (
@@ -96,7 +98,10 @@ def _failures(summary: LoadSummary) -> Table:
 
 
 def _cells(values: Distribution) -> list[str]:
-    return [f"{v:.2f}" for v in (values.mean, values.p50, values.p90, values.p99, values.max)]
+    return [
+        f"{v:.2f}"
+        for v in (values.mean, values.p50, values.p90, values.p99, values.p999, values.max)
+    ]
 
 
 def _percent(part: int, whole: int) -> str:

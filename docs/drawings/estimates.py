@@ -17,7 +17,7 @@ from serve.estimate.memory import MemoryTrace, peak_at
 from serve.lane.measure.memory import measure_memory
 from serve.lane.measure.probe_graphs import Shape, probe_graph
 from serve.lane.measure.tracing import trace
-from serve.obs.svg import Scale, tag, text
+from serve.svg import Scale, tag, text
 
 MIB = 1 << 20
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from serve.obs.svg import tag, text
+from serve.svg import tag, text
 
 DARK, MUTED, RULE, GREY = "#24292f", "#57606a", "#d8dee4", "#8a8f98"
 LATE = "#cf222e"

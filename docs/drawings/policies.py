@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from docs.drawings.frame import DARK, GREY, WIDTH, heading, path, rules, sheet
-from serve.obs.svg import Scale, text
+from serve.svg import Scale, text
 
 #: System, colour, width, dashes, name.
 CURVES = (

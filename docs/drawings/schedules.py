@@ -8,10 +8,10 @@ from docs.drawings.frame import DARK, GREY, LATE, RULE, WIDTH, heading, path, sh
 from serve.core.commands import AnswerTask, Command, LaunchTask, ResumeTask, SuspendTask
 from serve.core.fleet.fleet import make_scheduler
 from serve.core.types import Bytes, Nanos, QoS, Task, TaskEstimate, TaskId
-from serve.obs.svg import Scale, tag, text
 from serve.sim.device import Offered
 from serve.sim.engine import Simulation
 from serve.sim.workload import make_system
+from serve.svg import Scale, tag, text
 
 MS, MIB = 1_000_000, 1 << 20
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from serve.obs.frame import Column
-from serve.obs.svg import nice_step
+from serve.svg import nice_step
 
 #: Widths that people read easily.
 BAR_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600,

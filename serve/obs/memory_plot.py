@@ -6,8 +6,8 @@ import numpy as np
 
 from serve.obs.frame import Column, Frame
 from serve.obs.plots import HALF
-from serve.obs.svg import Canvas, Scale, doubling_ticks, number, tag, text
 from serve.obs.totals import EXCESS_EDGES
+from serve.svg import Canvas, Scale, doubling_ticks, number, tag, text
 from serve.units import format_bytes
 
 

@@ -15,7 +15,9 @@ from serve.obs import explanations
 from serve.obs.frame import STAGES
 from serve.obs.intervals import BAR_SECONDS, Intervals
 from serve.obs.summary import Summary
-from serve.obs.svg import (
+from serve.obs.totals import OVER_EDGES, StageSums
+from serve.obs.violations import Violation
+from serve.svg import (
     Canvas,
     Scale,
     count_ticks,
@@ -25,8 +27,6 @@ from serve.obs.svg import (
     tag,
     text,
 )
-from serve.obs.totals import OVER_EDGES, StageSums
-from serve.obs.violations import Violation
 from serve.units import format_ms
 
 #: Widths of a figure in half a page and of one across the page.

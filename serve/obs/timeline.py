@@ -7,7 +7,7 @@ import numpy as np
 
 from serve.obs.frame import Column, Frame
 from serve.obs.record import ServerRun
-from serve.obs.svg import (
+from serve.svg import (
     Canvas,
     Scale,
     count_label,

@@ -34,6 +34,9 @@ def summary(late=0, failed=0, count=100, scheduled=100):
     [
         ("late>1%", True), ("late > 2 %", True), ("late>2.5%", False),
         ("late-by-server>0.9%", True), ("late-by-server>1.1%", False),
+        ("late_share > 2%", True), ("late-share>3%", False),
+        ("p50>0.9ms", True), ("p50 > 1ms", False), ("max>2.9ms", True), ("p99.9/target>1", True),
+        ("p50/target>0.5", False), ("p50/target>0.4", True),
         ("failed>1.9%", True), ("failed>2%", False), ("missed>3.9%", True), ("missed>4%", False),
     ],
 )  # fmt: skip
@@ -43,7 +46,21 @@ def test_a_condition_holds_above_its_limit(text, holds):
     assert Condition.parse(text).holds(seen) is holds
 
 
-@pytest.mark.parametrize("text", ["late", "late>1", "slow>1%", "late<1%", "late>101%", ""])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "late",
+        "late>1",
+        "slow>1%",
+        "late<1%",
+        "late>101%",
+        "",
+        "p99>5%",
+        "p42>1ms",
+        "p99/goal>1",
+        "late/target>1",
+    ],
+)
 def test_what_is_no_condition_is_refused(text):
     with pytest.raises(ConfigError, match="is not FIGURE>PERCENT%"):
         Condition.parse(text)
@@ -59,8 +76,13 @@ def test_the_limit_is_found_to_five_percent(edge_hz):
 
     found = find_limit(run, 100.0, [Condition("missed", 0.01)])
     assert found.rate_hz <= edge_hz < found.rate_hz * 1.05
-    assert [step.rate_hz for step in found.steps] == tried
-    assert len(tried) < 14
+    assert found.failed_hz > edge_hz
+    assert found.sure
+    # One run shows a failure; four show that a share of none is below one percent.
+    passed = [step for step in found.steps if step.passed]
+    assert {step.runs for step in passed} == {4}
+    assert len(tried) == 4 * len(passed) + len(found.steps) - len(passed)
+    assert len(found.steps) < 14
 
 
 def test_a_search_ends_where_nothing_passes_or_everything():
@@ -70,9 +92,21 @@ def test_a_search_ends_where_nothing_passes_or_everything():
     assert everything.rate_hz == everything.steps[-1].rate_hz == 8 * 64
 
 
+def test_what_stays_open_is_decided_by_the_mean_and_told():
+    counts = [1, 2, 0, 2, 1, 0, 1, 1]
+
+    def run(_):
+        return summary(late=counts.pop(0)) if counts else summary(scheduled=200)
+
+    found = find_limit(run, 8.0, [Condition("late", 0.01)])
+    assert not counts
+    assert [(step.passed, step.sure) for step in found.steps] == [(False, False), (True, False)]
+    assert not found.sure
+
+
 def test_a_search_that_is_stopped_keeps_what_it_knows():
-    runs = [summary(), summary(scheduled=200)]
-    found = find_limit(lambda rate_hz: runs.pop(0), 8.0, [])
+    runs = [*[summary()] * 4, summary(scheduled=200)]
+    found = find_limit(lambda rate_hz: runs.pop(0), 8.0, [Condition("late", 0.01)])
     assert (found.rate_hz, len(found.steps)) == (8.0, 1)
 
 
@@ -102,12 +136,12 @@ def test_a_run_with_conditions_and_rows(fake_server, sender, tmp_path):
 def test_the_limit_of_a_server_that_refuses_every_fourth(fake_server, sender):
     with fake_server(fail_every=4) as server:
         search = ["--find-limit", "--rate", 1000, "--requests", 8]
-        failed = run(command_of(server, sender, *search, "--fail-if", "failed>20%"))
+        failed = run(command_of(server, sender, *search, "--fail-if", "failed>1%"))
         wrong = run(command_of(server, sender, "--find-limit", "--rho", 1, "--requests", 8))
     assert failed.returncode == 1
     found = msgspec.json.decode(failed.stdout)
     assert found["rate_hz"] == 0
-    assert [step["rate_hz"] for step in found["steps"][:3]] == [1000, 500, 250]
+    assert [(step["rate_hz"], step["runs"]) for step in found["steps"][:2]] == [(1000, 1), (500, 1)]
     assert "1000/s failed: late" in failed.stderr
     assert wrong.returncode == 2
     assert "--find-limit begins with --rate" in wrong.stderr
