@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from docs.drawings.frame import DARK, GREY, heading, path, rules, sheet
-from serve.obs.svg import Scale, tag, text
+from serve.svg import Scale, tag, text
 
 #: System, colour, name.
 BARS = (
