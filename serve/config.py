@@ -80,6 +80,9 @@ class ServerConfig(Section, frozen=True):
     max_queue: Count = 512
     #: Time limit for starting the lanes, and for loading or compiling one model.
     start_timeout_s: Positive = 150.0
+    #: Models that must serve before the server is ready: `all` that it loads at start, whether they
+    #: then load or not, or `any` one. Each model answers requests as soon as it has loaded.
+    ready_when: Literal["all", "any"] = "all"
     #: Connections to the native front's port at once, and those of them from one address (of IPv6,
     #: one network of 64 bits). A newcomer beyond gets the place of one that is idle, if there is.
     max_connections: Count = 1024

@@ -243,6 +243,8 @@ class Application:
             self._engine.open(progress, send)
         if self._gateway is not None:
             self._gateway.wait_serving(self._start_timeout_s)
+        if not self._engine.ready:
+            self._engine.wait_loaded()
         if not self._signals.stop_requested:
             where = f"gRPC on port {port}, HTTP on port {self.http_port}"
             _log.info("serving: %s", where)

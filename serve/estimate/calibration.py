@@ -177,6 +177,23 @@ class TimeFit(msgspec.Struct, frozen=True, kw_only=True):
             value += sum(map(mul, self.per_pair, counts[len(own) :]))
         return value
 
+    def times(self, factor: float) -> "TimeFit":
+        """Return a fit of so many times as long."""
+        ramps = tuple(
+            msgspec.structs.replace(
+                ramp,
+                values=tuple(factor * value for value in ramp.values),
+                slopes=tuple(factor * slope for slope in ramp.slopes),
+            )
+            for ramp in self.ramps
+        )
+        return msgspec.structs.replace(
+            self,
+            constant_ns=factor * self.constant_ns,
+            ramps=ramps,
+            products=tuple(factor * product for product in self.products),
+        )
+
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     """Calibration of a model on one executor, device and number of threads."""
@@ -193,6 +210,17 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     executor_reason: str = ""
     #: Nodes and edges together up to which replaying a captured run gains; 0: never, or not tried.
     replay_most: int = 0
+    #: Time that loading it took the calibrator; 0: not known.
+    load_ns: int = 0
+
+    def rough(self) -> "Calibration":
+        """Return what is promised after a short calibration: times that rarely are too low.
+
+        What 95 % of the timed runs did not exceed counts as usual. Memory stays, as a short
+        calibration traces the same runs.
+        """
+        time = self.time.times(max(1.0, self.time.high_ratio))
+        return msgspec.structs.replace(self, time=time)
 
     @property
     def pairs_of(self) -> tuple[int, ...]:

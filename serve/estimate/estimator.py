@@ -10,10 +10,11 @@ from math import ceil
 from operator import mul
 from statistics import median
 
+import msgspec
 import numpy as np
 
 from serve.core.types import Bytes, Nanos, TaskEstimate, align_bytes
-from serve.estimate.calibration import Calibration, Linear, with_pairs
+from serve.estimate.calibration import Calibration, Linear, TimeFit, with_pairs
 from serve.estimate.correction import Correction, Quantile
 from serve.estimate.slowdown import SlowdownEstimator
 from serve.estimate.solve import Floats
@@ -155,6 +156,12 @@ class ModelEstimator:
         self._high = Quantile(min(calibration.time.high_ratio, _WIDEST_BAND))
         self._slowdown = slowdown or SlowdownEstimator()
 
+    def retime(self, time: TimeFit) -> None:
+        """Estimate times anew from another calibration; what was learned of memory stays."""
+        self.calibration = msgspec.structs.replace(self.calibration, time=time)
+        self._run, self._solo = Correction(), Correction()
+        self._high = Quantile(min(time.high_ratio, _WIDEST_BAND))
+
     @property
     def time_factor(self) -> float:
         """Slowness of the machine now against calibration, over all sizes, as a factor."""
@@ -196,7 +203,7 @@ class ModelEstimator:
         peak = self._peak(counts, content)
         need = self._need(counts, content, peak)
         spared = NARROW_EDGE_SPARES_BYTES * counts[1] if narrow_edges else 0
-        reserve = self._with_margin(need - spared) + self.output_bytes(*counts)
+        reserve = _with_margin(need - spared, self.safety) + self.output_bytes(*counts)
         return Bytes(peak - spared), align_bytes(reserve)
 
     def times(self, *counts: int) -> tuple[Nanos, Nanos]:
@@ -224,7 +231,7 @@ class ModelEstimator:
                 whole.run_ns,
                 whole.solo_ns,
             )
-        joining = self._joining_ns(sizes)
+        joining = _joining_ns(len(sizes), self.input_bytes(*counts))
         return TaskEstimate(
             Bytes(whole.peak_bytes + staged),
             align_bytes(whole.reserve_bytes + staged),
@@ -247,14 +254,10 @@ class ModelEstimator:
         `peak_bytes` and `held_bytes` count the inputs once: staged, or joined. `num_loops` and
         `by_kind` as the run was estimated.
         """
-        if len(sizes) > 1:
-            run_ns -= self._joining_ns(sizes)
         counts = self._summed(sizes)
+        if len(sizes) > 1:
+            run_ns -= _joining_ns(len(sizes), self.input_bytes(*counts))
         self.observe_run(counts, run_ns, peak_bytes, held_bytes, beside, num_loops, by_kind)
-
-    def _joining_ns(self, sizes: Sequence[tuple[int, ...]]) -> int:
-        copied = self.input_bytes(*self._summed(sizes))
-        return ceil(_JOIN_NS + _JOIN_NS_PER_REQUEST * len(sizes) + copied * _JOIN_NS_PER_BYTE)
 
     def fitted_ns(self, *counts: int) -> float:
         """Run time as calibrated, before anything was learned since."""
@@ -368,9 +371,6 @@ class ModelEstimator:
             held = min(held, others + self._loop_held * num_loops)
         return max(peak, ceil(held * self.memory_scale) + self.memory_added_bytes)
 
-    def _with_margin(self, need: int) -> int:
-        return max(ceil(need * self.safety), need + _SAFETY_BYTES)
-
     def _observe_peak(
         self,
         counts: tuple[int, ...],
@@ -381,7 +381,8 @@ class ModelEstimator:
         peak = self._peak(counts, content)
         need = self._need(counts, content, peak)
         # The answer's place, reserved besides, is not the run's to use.
-        if peak_bytes <= self._with_margin(peak) and held_bytes <= self._with_margin(need):
+        above = self.safety
+        if peak_bytes <= _with_margin(peak, above) and held_bytes <= _with_margin(need, above):
             return
         self.underestimates += 1
         added = self.memory_added_bytes
@@ -402,6 +403,15 @@ class ModelEstimator:
         if len(sizes) == 1:
             return sizes[0]
         return tuple(map(sum, zip(*map(self._full, sizes), strict=True)))
+
+
+def _joining_ns(requests: int, joined_bytes: int) -> int:
+    """Return what joining so many requests takes, with inputs of that size together."""
+    return ceil(_JOIN_NS + _JOIN_NS_PER_REQUEST * requests + joined_bytes * _JOIN_NS_PER_BYTE)
+
+
+def _with_margin(need: int, safety: float) -> int:
+    return max(ceil(need * safety), need + _SAFETY_BYTES)
 
 
 def _raised(planes: Sequence[Linear], by: Linear) -> _Planes:

@@ -86,6 +86,11 @@ class CalibrationCache:
             touch(package)
         return entry.signature, entry.calibration
 
+    @property
+    def compiles(self) -> bool:
+        """True when models may be compiled."""
+        return self._compiles
+
     def package(self, content: str) -> str:
         """Return the folder for the compiled package; empty when models are not compiled."""
         return str(self._package(content)) if self._compiles else ""

@@ -70,10 +70,10 @@ class Health(health.HealthServicer):  # type: ignore[misc]  # the library carrie
 
     def _tell(self, models: tuple[ModelInfo, ...]) -> None:
         with self._telling:
-            ready = self._inference.ready
-            now = dict.fromkeys(("", service.NAME, own.NAME), ready)
+            serving = self._inference.serving
+            now = dict.fromkeys(("", service.NAME, own.NAME), self._inference.ready)
             for model in models:
-                now[model.name] = now.get(model.name, False) or (ready and model.state == "READY")
+                now[model.name] = now.get(model.name, False) or (serving and model.state == "READY")
             for name in self._known.keys() | now.keys():
                 status = _SERVING if now.get(name, False) else _NOT_SERVING
                 if self._known.get(name) != status:

@@ -318,9 +318,14 @@ class InferenceService:
         """True while the engine is ready and the server is not draining."""
         return self._engine.ready and not self._gate.closed
 
+    @property
+    def serving(self) -> bool:
+        """True while models that have loaded take requests."""
+        return self._engine.serving and not self._gate.closed
+
     def model_ready(self, name: str, version: str = "") -> bool:
-        """Return True when both the server and this model are ready."""
-        if not self.ready:
+        """Return True when the model serves, whatever the server's other models do."""
+        if not self.serving:
             return False
         try:
             return self._engine.model(name, version).state == "READY"

@@ -20,6 +20,11 @@ class AcceptedRequests:
     def __getitem__(self, task_id: TaskId) -> RequestTicket:
         return self._tickets[task_id]
 
+    @property
+    def idle_since_ns(self) -> int | None:
+        """When the last task ended, 0 before the first; None while there are tasks. Any thread."""
+        return None if self._tickets else self._idle_since_ns
+
     def tickets(self) -> tuple[RequestTicket, ...]:
         """Return a snapshot of all tickets. Any thread."""
         return tuple(self._tickets.values())

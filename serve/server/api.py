@@ -250,8 +250,13 @@ class Inference(Protocol):
     """The engine as transports see it. Every method may be called from any thread."""
 
     @property
-    def ready(self) -> bool:
+    def serving(self) -> bool:
         """True while it serves, does not drain and has a lane that can take a task."""
+        ...
+
+    @property
+    def ready(self) -> bool:
+        """True while it is `serving` and has the models that ``server.ready_when`` asks for."""
         ...
 
     @property

@@ -13,6 +13,7 @@ from serve.models.repository import trust_domains
 from serve.obs.journal import JournalWriter
 from serve.obs.record import RequestRecord
 from serve.server.budget import TaskBudget
+from serve.server.calibrations import RolloutSettings
 from serve.server.catalogue import ModelCatalogue
 from serve.server.device import Device
 from serve.server.driver import Driver
@@ -25,7 +26,7 @@ from serve.server.learning.learner import Learner
 from serve.server.model_info import ModelInfos
 from serve.server.node_requests import NodeRequests
 from serve.server.report_rows import RecordKeeper, Scheduling
-from serve.server.rollout import ModelRollout, RolloutSettings
+from serve.server.rollout import ModelRollout
 from serve.server.scheduling import scheduler_params
 from serve.server.table_offers import TableOffers
 from serve.server.versions import ModelVersions

@@ -40,6 +40,8 @@ class ModelEntry:
     executor: str
     #: Why calibration chose the executor, for people.
     executor_reason: str
+    #: Calibrated for a short time only: its time estimates are rough, and rather too high.
+    is_rough: bool = False
     #: Requests accepted and not yet answered.
     inflight: int = 0
     #: True once a successor serves or the model is unloaded: it accepts no request any more.

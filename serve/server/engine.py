@@ -6,7 +6,6 @@ lanes.
 
 import secrets
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 from serve.config import Config
 from serve.core.events import DrainStarted, TenantsChanged
@@ -19,6 +18,7 @@ from serve.models.cache import CalibrationCache
 from serve.obs.journal import JournalWriter
 from serve.obs.record import RequestRecord
 from serve.obs.scraped import EngineSnapshot
+from serve.server import clock
 from serve.server.api import Fanouts, GraphInfo, InferCall, ModelEstimate, ModelInfo
 from serve.server.assembly import assemble
 from serve.server.device import Device
@@ -27,13 +27,17 @@ from serve.server.joint_ticket import WaitingTickets
 from serve.server.learning.alone import Arrays, Send, call_of
 from serve.server.learning.at_start import learn_at_start
 from serve.server.learning.beside import DeviceRoom
+from serve.server.learning.in_gaps import CalibrationsInGaps
 from serve.server.load_turns import LoadCancellation
+from serve.server.models_at_start import ModelsAtStart
 from serve.server.plain_requests import PlainRequests
 from serve.server.ticket import WaitingTicket
 from serve.server.version_facts import VersionChange, VersionFacts
 
 #: Upper bound of the server's own requests, as a share of the largest message.
 _OWN_SHARE = 0.9
+#: Time that new models have to load before the server serves without them.
+_PATIENCE_S = 3.0
 
 
 class Engine:
@@ -69,6 +73,13 @@ class Engine:
         )
         #: Client id of the server's own requests, which are let in before it serves.
         self._own_id = secrets.token_hex()
+        self._device = device
+        self._starting = ModelsAtStart(
+            parts.catalogue, parts.rollout, lambda: parts.pool.calibrators.interrupted
+        )
+        self._in_gaps = CalibrationsInGaps(
+            lambda: parts.catalogue.entries, self._idle_s, parts.rollout.calibrations.complete
+        )
         self._leaving = self._draining = False
         self._stopped = False
 
@@ -77,8 +88,8 @@ class Engine:
     def start(self, progress: Callable[[str, float], None] | None = None) -> None:
         """Start lanes and load models; `open` comes next.
 
-        A model that does not load is logged and stays UNAVAILABLE. Raises NotReady when a lane does
-        not start in time or no model can be served.
+        New models that take long to calibrate load while the server serves, see ``ModelsAtStart``.
+        Raises NotReady when a lane does not start in time or no model can be served.
         """
         names = self._catalogue.names_to_load(self._config.models.load)
         tell = progress or (lambda step, fraction: None)
@@ -92,19 +103,9 @@ class Engine:
                 f"{started} of {lanes} lanes started within server.start_timeout_s = {limit_s:g} "
                 "seconds; see the log"
             )
-        for index, name in enumerate(names):
-            if self.pool.calibrators.interrupted:
-                raise NotReady("told to stop")
-            share = index / len(names)
-            tell(f"loading {name}", share)
-            # The log and the model's metadata name the error.
-            with suppress(ServeError):
-                self._rollout.load(
-                    name,
-                    lambda step, fraction, name=name, share=share: tell(  # type: ignore[misc]
-                        f"{name}: {step}", share + fraction / len(names)
-                    ),
-                )
+        # On a GPU a calibrator needs memory that requests have by then.
+        self._rollout.calibrations.starts_rough = not self._device.places
+        self._starting.load(names, _PATIENCE_S, tell)
         if names and not self._catalogue.entries:
             raise NotReady(f"none of {len(names)} models can be served; see the log")
         for entry in self._catalogue.entries:
@@ -139,6 +140,12 @@ class Engine:
         self._records.serving = True
         self._rollout.lane_models.in_service = True
         self.pool.calibrators.niceness = self._config.device.lane_niceness
+        self._starting.go_on()
+        self._in_gaps.start()
+
+    def wait_loaded(self) -> None:
+        """Wait until each model has loaded or has failed to; raises NotReady when told to stop."""
+        self._starting.wait()
 
     def load_offline(
         self, name: str, progress: Callable[[str, float], None], *, with_graphs: bool = False
@@ -156,11 +163,12 @@ class Engine:
         """End a start or a load that is under way soon, even if it hangs."""
         self.pool.calibrators.interrupt()
         self._rollout.interrupt()
+        self._starting.interrupt()
 
     def announce_drain(self) -> bool:
-        """Be ready no more, and go on serving; return whether it was ready."""
-        ready, self._leaving = self.ready, True
-        return ready
+        """Be ready no more, and go on serving; return whether it served."""
+        serving, self._leaving = self.serving, True
+        return serving
 
     def begin_drain(self) -> int:
         """Refuse new requests from now on; return the number of unanswered ones."""
@@ -178,6 +186,9 @@ class Engine:
             return
         self._stopped = True
         self._records.serving = False
+        self.interrupt()
+        self._starting.close()
+        self._in_gaps.stop()
         self.driver.stop()
         self.pool.stop()
         self._rollout.close()
@@ -190,10 +201,16 @@ class Engine:
     # --- api.Inference --------------------------------------------------------------------
 
     @property
-    def ready(self) -> bool:
+    def serving(self) -> bool:
         """See ``api.Inference``."""
         leaves = self._leaving or self._draining
         return self._records.serving and not leaves and self.driver.lanes_able > 0
+
+    @property
+    def ready(self) -> bool:
+        """See ``api.Inference``."""
+        any_will_do = self._config.server.ready_when == "any"
+        return self.serving and (any_will_do or self._starting.done)
 
     @property
     def live(self) -> bool:
@@ -301,6 +318,11 @@ class Engine:
             parts.lock,
             rows_dropped,
         )
+
+    def _idle_s(self) -> float:
+        """Return for how long there has been no request, in seconds; 0 while there is one."""
+        since_ns = self.driver.requests.idle_since_ns
+        return 0.0 if since_ns is None else (clock.now_ns() - since_ns) / 1e9
 
     def _admit(self, call: InferCall) -> None:
         if not self._records.serving and call.client_id != self._own_id:

@@ -9,7 +9,6 @@ a GPU, the lanes load it).
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgspec
 
@@ -17,11 +16,12 @@ from serve.core.types import Bytes
 from serve.errors import ConfigError, NotReady, RequestCancelled, ServeError, UnknownName
 from serve.estimate.calibration import Calibration
 from serve.estimate.estimator import ModelEstimator
-from serve.ipc.messages import LoadModel, ProbeModel
+from serve.ipc.messages import LoadModel
 from serve.models.cache import CalibrationCache
 from serve.models.model_signature import PACKAGED, Signature
 from serve.models.repository import BrokenModel, ModelSpec, content_hash, scan_model
 from serve.progress import Progress
+from serve.server.calibrations import Calibrations, RolloutSettings
 from serve.server.catalogue import ModelCatalogue, ModelEntry
 from serve.server.lanes.lane_models import LaneModels
 from serve.server.lanes.pool import LanePool
@@ -29,23 +29,7 @@ from serve.server.load_turns import LoadCancellation, LoadTurns
 
 _log = logging.getLogger(__name__)
 
-#: Wait for a calibrator beyond the compiler's own time limit, so that its error is the one told.
-_PROBE_BEYOND_S = 30.0
 _DRAIN_TIMEOUT_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutSettings:
-    """How models are calibrated and loaded."""
-
-    #: An executor's name, or `auto` to have calibration choose.
-    executor: str
-    #: Time for timing one model.
-    calibration_s: float
-    #: Time limit for loading one model on all lanes.
-    start_timeout_s: float
-    #: Memory of a device, the upper bound of the weights of all models.
-    budget_bytes: int
 
 
 class ModelRollout:
@@ -80,6 +64,7 @@ class ModelRollout:
         self._room = threading.Lock()
         self._coming_bytes: dict[str, int] = {}
         self.lane_models = LaneModels(pool, settings.start_timeout_s)
+        self.calibrations = Calibrations(cache, pool, settings, self._turns, lock)
 
     @property
     def weights_bytes(self) -> int:
@@ -191,8 +176,11 @@ class ModelRollout:
             copied = self.lane_models.copy_files(spec)
             try:
                 digest = content_hash(copied)
-                signature, calibration = self._calibrated(copied, digest, progress, cancellation)
+                rough, signature, calibration = self.calibrations.get(
+                    copied, digest, progress, cancellation
+                )
                 entry = self._load_on_lanes(copied, digest, signature, calibration, cancellation)
+                entry.is_rough = rough
             except BaseException:
                 self.lane_models.close_files_of(copied)
                 raise
@@ -229,44 +217,6 @@ class ModelRollout:
         """Reserve it no more: the lanes hold the version, or it does not load."""
         with self._room:
             self._coming_bytes.pop(spec.key, None)
-
-    def _calibrated(
-        self, spec: ModelSpec, digest: str, progress: Progress, cancellation: LoadCancellation
-    ) -> tuple[Signature, Calibration]:
-        """Return signature and calibration, from the cache or by calibrating now."""
-        cached = self._cache.get(digest)
-        if cached is not None:
-            return cached
-        settings = self._settings
-        message = ProbeModel(
-            spec,
-            settings.calibration_s,
-            settings.budget_bytes // 2,
-            settings.executor,
-            self._cache.package(digest),
-            settings.start_timeout_s,
-        )
-        try:
-            with (
-                self._turns.of_measuring(cancellation) as heard,
-                self._pool.calibrator() as calibrator,
-                cancellation.calling(calibrator.kill),
-            ):
-                _log.info("model %s: calibrating, once for these weights on this machine", spec.key)
-
-                def tell(step: str, fraction: float) -> None:
-                    heard()
-                    progress(step, fraction)
-
-                timeout_s = settings.start_timeout_s + _PROBE_BEYOND_S
-                found = calibrator.probe(message, timeout_s, tell)
-        except NotReady:
-            cancellation.check()
-            raise
-        except (OSError, EOFError) as error:
-            raise NotReady(f"model {spec.key}: no process to calibrate it: {error}") from error
-        self._cache.put(digest, *found)
-        return found
 
     def _load_on_lanes(
         self,

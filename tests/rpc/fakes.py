@@ -165,6 +165,10 @@ class FakeEngine:
         self.hold_all = False
         self.changed = threading.Condition()
 
+    @property
+    def serving(self) -> bool:
+        return self.ready
+
     def may_go(self, ticket: FakeTicket) -> bool:
         return not self.hold_all and ticket.call.client_id not in self.held
 

@@ -17,10 +17,11 @@ from serve.core.types import LaneId
 from serve.errors import ConfigError, ModelError, NotReady, RequestCancelled, UnknownName
 from serve.ipc.messages import LoadModel
 from serve.models.cache import CalibrationCache
+from serve.server.calibrations import RolloutSettings
 from serve.server.catalogue import ModelCatalogue
 from serve.server.load_turns import LoadCancellation
 from serve.server.model_info import ModelInfos
-from serve.server.rollout import ModelRollout, RolloutSettings
+from serve.server.rollout import ModelRollout
 from tests.estimate.conftest import SIGNATURE
 from tests.estimate.conftest import calibration as _calibration
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 
 from serve.ipc.messages import FromLane, ModelProbed, ProbeModel, Progress
+from serve.lane import clock
 from serve.lane.executors.check import takes_narrow_edges
 from serve.lane.executors.choose import ExecutorOptions, choose
 from serve.lane.measure.calibrate import calibrate
@@ -30,7 +31,9 @@ def probe_model(message: ProbeModel, place: Place, tell: Callable[[FromLane], No
         shared.restore()
         return loaded
 
+    began_ns = clock.now_ns()
     model, site = load(message.spec, "eager")
+    load_ns = clock.now_ns() - began_ns
     trial = place.load_to_try(message.spec)
     shared.restore()
     signature = probe_signature(trial or model)
@@ -65,5 +68,5 @@ def probe_model(message: ProbeModel, place: Place, tell: Callable[[FromLane], No
         trial=trial,
     )
     most = place.replay_most(chosen.loaded, signature, site)
-    found = msgspec.structs.replace(found, replay_most=most)
+    found = msgspec.structs.replace(found, replay_most=most, load_ns=load_ns)
     return ModelProbed(signature, msgspec.msgpack.encode(found))
