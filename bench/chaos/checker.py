@@ -30,6 +30,8 @@ ENOUGH_CALLS, ENOUGH_OF_LANE, ENOUGH_LANES = 20_000, 4_000, 5
 #: Least share of a life that is left out, and parts of the rest. The least that was held in each
 #: part counts, as what is held for a moment is no leak.
 WARM_UP, STRETCHES = 0.2, 8
+#: The same of a lane, whose life is short, and which meets its models and sizes first.
+WARM_UP_OF_LANE = 0.4
 #: Most growth per 10,000 calls.
 GROWTH = {
     "rss_bytes": 2**19,
@@ -318,19 +320,21 @@ def check_growth(record: Record) -> Iterator[Finding]:
 def _slopes(record: Record, name: str) -> Iterator[float]:
     """Yield the growth per 10,000 calls after the warm-up of each life that is long enough."""
     lives: dict[object, list[_Sample]] = defaultdict(list)
-    of_lane = name.removeprefix("lane_")
-    enough = ENOUGH_CALLS if of_lane == name else ENOUGH_OF_LANE
+    is_lane, is_gateway = name.startswith("lane_"), name.startswith("gateway_")
+    what = name.removeprefix("lane_").removeprefix("gateway_")
+    enough = ENOUGH_OF_LANE if is_lane else ENOUGH_CALLS
     for one in record.samples:
         if one.get("calls") is None:
             continue
-        holders = {one["pid"]: one} if of_lane == name else one["lanes"]
+        holders = one["lanes"] if is_lane else one["gateways"] if is_gateway else {"": one}
         for pid, holds in holders.items():
-            if of_lane in holds:
-                lives[pid].append(_Sample(one["at"], one["calls"], holds[of_lane]))
+            if what in holds:
+                life = lives[one["pid"], pid]
+                life.append(_Sample(one["at"], one["calls"], holds[what]))
     for points in lives.values():
         first, last = points[0].calls, points[-1].calls
-        warm = first + WARM_UP * (last - first)
-        if of_lane == name:
+        warm = first + (WARM_UP_OF_LANE if is_lane else WARM_UP) * (last - first)
+        if not is_lane:
             warm = max(warm, _calls_of_first_round(record, points))
         if last - warm < enough:
             continue

@@ -97,8 +97,8 @@ class Outside:
         pid = self.server.pid
         found: dict[str, Any] = {"at": time.monotonic_ns(), "pid": pid} | held_by(pid)
         found["lanes"] = {lane: held_by(lane) for lane in self.lanes()}
-        if (gateway := self.gateway()) is not None:
-            found |= {f"gateway_{name}": value for name, value in held_by(gateway).items()}
+        gateways = [pid for pid in (self.gateway(),) if pid is not None]
+        found["gateways"] = {gateway: held_by(gateway) for gateway in gateways}
         found["shared_files"] = sum(
             name.startswith(self._region_name) for name in os.listdir("/dev/shm")
         )

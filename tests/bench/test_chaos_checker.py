@@ -43,8 +43,8 @@ class Written:
         self.samples = [
             {
                 "at": n * S, "pid": 7, "calls": 1000.0 * n, "rss_bytes": 10**8, "fds": 40,
-                "threads": 30, "gateway_rss_bytes": 10**8, "gateway_fds": 20,
-                "gateway_threads": 10, "lanes": {
+                "threads": 30, "gateways": {"9": {"rss_bytes": 10**8, "fds": 20, "threads": 10}},
+                "lanes": {
                     str(70 + k): {"private_bytes": 10**8, "fds": 20, "threads": 4} for k in range(6)
                 }, "shared_files": 16, "temporary_files": 3,
                 "database_bytes": 10**6, "port_answers": True, "ready": 200,
@@ -339,9 +339,11 @@ def ready_though_deaf(record):
 def growth(name, step):
     def plant(record):
         for number, one in enumerate(record.samples):
-            holders = one["lanes"].values() if name.startswith("lane_") else [one]
-            for holder in holders:
-                holder[name.removeprefix("lane_")] += step * number
+            role, _, what = name.partition("_")
+            holders = one.get(f"{role}s", {"": one})
+            what = what if f"{role}s" in one else name
+            for holder in holders.values():
+                holder[what] += step * number
         return [f"growth of {name} per 10,000 calls"]
 
     plant.__name__ = f"growth_of_{name}"

@@ -38,7 +38,13 @@ def test_a_process_that_leaks_is_found(tmp_path, leak):
             process.stdin.write("\n")
             process.stdin.flush()
             process.stdout.readline()
-            one = {"at": number, "pid": process.pid, "calls": 100.0 * number, "lanes": {}}
+            one = {
+                "at": number,
+                "pid": process.pid,
+                "calls": 100.0 * number,
+                "lanes": {},
+                "gateways": {},
+            }
             file.write(json.dumps(one | held_by(process.pid)) + "\n")
         process.stdin.close()
     (tmp_path / "faults.jsonl").touch()
