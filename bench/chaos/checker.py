@@ -26,7 +26,7 @@ ROWS_LOST_S = 2.0
 UNNOTICED_S = 15.0
 #: Fewer calls than this in one life of the server say nothing about leaks; and in a lane's life,
 #: of which many are short, so that the median of them counts.
-ENOUGH_CALLS, ENOUGH_OF_LANE, ENOUGH_LANES = 20_000, 4_000, 5
+ENOUGH_CALLS, ENOUGH_OF_LANE, ENOUGH_LANES = 20_000, 8_000, 5
 #: Least share of a life that is left out, and parts of the rest. The least that was held in each
 #: part counts, as what is held for a moment is no leak.
 WARM_UP, STRETCHES = 0.2, 8

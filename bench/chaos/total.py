@@ -59,14 +59,15 @@ def sums(result: dict[str, Any]) -> list[dict[str, Any]]:
     for check in result["checks"]:
         name = check["name"]
         judged = [one for one in parts if name in one["judged"]]
-        figures = [one["figures"][name] for one in judged if name in one["figures"]]
+        figures = [one["figures"][name] for one in judged or parts if name in one["figures"]]
         # Of what should be large, the least is the worst.
         worst = min if check["wanted"].startswith("at least") else max
         figure = sum(figures) if check["adds"] else worst(figures, default=0)
+        is_whole = figure == int(figure) or abs(figure) >= 100
         rows.append({
             "name": name,
             "wanted": check["wanted"],
-            "found": f"{figure:,.0f}" if figure == int(figure) else f"{figure:,.2f}",
+            "found": f"{figure:,.0f}" if is_whole else f"{figure:,.2f}",
             "failed": sum(name in one["failed"] for one in parts),
             "judged": len(judged),
         })  # fmt: skip

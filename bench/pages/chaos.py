@@ -14,9 +14,13 @@ def _checks() -> str:
     rows = [row | {"parts": parts} for row in sums(result)]
     return flat(rows, {
         "what": "{name}", "must be": "{wanted}",
-        "was": lambda row: row["found"] if row["judged"] else "not judged",
+        "was": lambda row: row["found"] if row["judged"] else _unjudged(row["found"]),
         "parts that failed": "{failed} of {judged}",
     })  # fmt: skip
+
+
+def _unjudged(found: str) -> str:
+    return "not judged" if found == "0" else f"{found}, not judged"
 
 
 def _parts() -> str:
@@ -32,7 +36,7 @@ def _parts() -> str:
             "bad": ", ".join(one["failed"]) or "nothing",
         })  # fmt: skip
     return flat(rows, {
-        "part": "{when}, {commit}", "requests": "{requests}",
+        "part": "{when}", "requests": "{requests}",
         "answers compared": "{answers compared}", "faults": "{done}",
         "ends of the main process": "{ends}", "did not hold": "{bad}",
     })  # fmt: skip
