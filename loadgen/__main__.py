@@ -6,6 +6,7 @@ Results go to standard output, progress and errors to standard error.
 """
 
 import itertools
+import os
 import sys
 
 # Before any module that opens a channel; the compiled sender needs real threads.
@@ -28,6 +29,7 @@ from loadgen.page import write_page
 from loadgen.rows import write_rows
 from loadgen.show import progress_line, show_summary
 from loadgen.verdict import FIGURES, Condition, TriedRate, find_limit
+from loadgen.web import locust_command
 from serve.errors import ConfigError, ServeError
 from serve.terminal import Console
 from serve.workload import MIX, PoolSpec
@@ -164,6 +166,11 @@ def load(
         Path | None,
         typer.Option(help="File for the latencies' percentiles, as HdrHistogram writes them."),
     ] = None,
+    web: Annotated[
+        bool, typer.Option("--web", help="Start Locust's web UI with these options in its form.")
+    ] = False,
+    web_host: Annotated[str, typer.Option(help="Address of the web UI.")] = "127.0.0.1",
+    web_port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the web UI.")] = 8089,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not tables.")] = False,
 ) -> None:
     """Send requests at random times, whether or not earlier ones are answered (open loop).
@@ -200,6 +207,15 @@ def load(
         save_trace=save_trace,
         timeout_s=timeout,
     )
+    if web:
+        if csv or html or hdr or fail_if or limit or as_json:
+            raise ConfigError(
+                "--web has no --csv, --html, --hdr, --fail-if, --find-limit and --json: its form "
+                "and pages have their own"
+            )
+        command = locust_command(options, native=native, host=web_host, port=web_port)
+        _errors.print(f"the web UI is at http://{web_host}:{web_port}/")
+        os.execv(command[0], command)
     conditions = [Condition.parse(text) for text in fail_if or ()]
     if native:
         from loadgen.native import run_native as run

@@ -1,5 +1,6 @@
 """No block of a guide escapes its test, and each can at least be parsed."""
 
+import os
 import re
 import subprocess
 import sys
@@ -72,11 +73,13 @@ def test_options_of_the_gpu_check_exist():
     assert told - flags(known) == set()
 
 
-def test_the_locust_command_names_a_file_of_ours():
+def test_options_of_the_web_ui_exist():
     (command,) = texts("docs/load.md", "sh", "locust")
-    _, _, path, host, address = command.split()
-    assert (ROOT / path).is_file()
-    assert (host, address) == ("--host", "127.0.0.1:8001")
+    words = [sys.executable, "-m", "loadgen", "--help"]
+    wide = os.environ | {"COLUMNS": "200"}
+    known = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, env=wide)
+    assert "--web" in flags(command)
+    assert flags(command) - flags(known.stdout) == set()
 
 
 def flags(text: str) -> set[str]:

@@ -1,7 +1,9 @@
 """Locust's own command and web UI, as a process, against a server in another."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -137,6 +139,43 @@ def test_a_run_stopped_in_the_web_ui_is_followed_by_another(fake_server, native)
         ui.post("/stop")
         eventually(ui.has_ended)
         assert ui.run("gin", 5, host=server.address, rate="100", **form)["answered"] == 5
+
+
+def test_the_command_starts_the_ui_with_its_options_in_the_form(fake_server):
+    (port,) = free_ports(1)
+    with fake_server() as server:
+        command = [
+            sys.executable, "-m", "serve", "load", "--web", "--web-port", str(port), *SMALL,
+            "--target", server.address, "--rate", "99", "--workload", "gin", "--requests", "6",
+            "--rate-profile", "ramp:0-2", "--duration", "30", "--without", "a", "--priority", "3",
+        ]  # fmt: skip
+        with subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        ) as process:  # fmt: skip
+            ui = WebUi(port)
+            try:
+                eventually(ui.is_up)
+                page = ui.page()
+            finally:
+                os.killpg(process.pid, signal.SIGTERM)
+                process.wait(PATIENCE_S)
+    form = {name: one["default_value"] for name, one in page["extra_options"].items()}
+    wanted = {"workload": "gin", "rate": 99.0, "requests": 6, "rate_profile": "ramp:0-2",
+              "without": "a", "priority": 3, "max_nodes": 200, "duration": 30.0}  # fmt: skip
+    assert {name: form[name] for name in wanted} == wanted
+    assert page["host"] == server.address
+
+
+@pytest.mark.parametrize("option", [["--csv", "a"], ["--find-limit"], ["--save-trace", "a"]])
+def test_the_ui_refuses_what_it_has_not(option):
+    command = [sys.executable, "-m", "loadgen", "--web", "--target", "h:1", "--rate", "1"]
+    done = subprocess.run(
+        [*command, *option], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "--web has no" in done.stderr
 
 
 def test_what_cannot_start_is_told_in_the_web_ui(fake_server):
