@@ -1,0 +1,108 @@
+"""The files for containers say what the server understands, and keep their own rules."""
+
+import re
+import shutil
+import subprocess
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from bench.kit.servers import ROOT
+from bench.kit.waiting import PATIENCE_S
+from serve.config import load_config
+from serve.config_settings import settings_of
+
+CONTAINERFILE = (ROOT / "Containerfile").read_text()
+KINDS = {
+    one["kind"]: one for one in yaml.safe_load_all((ROOT / "configs/kubernetes.yaml").read_text())
+}
+POD = KINDS["Deployment"]["spec"]["template"]["spec"]
+(CONTAINER,) = POD["containers"]
+COMPOSE = yaml.safe_load((ROOT / "configs/compose.yaml").read_text())
+
+
+@pytest.fixture
+def config(tmp_path):
+    """The configuration of the pods."""
+    path = tmp_path / "gnnserve.toml"
+    path.write_text(KINDS["ConfigMap"]["data"]["gnnserve.toml"])
+    return load_config(path)
+
+
+def image_variables():
+    return dict(re.findall(r"(GNNSERVE__\w+)=(\S+)", CONTAINERFILE))
+
+
+def user():
+    return int(re.search(r"^USER (\d+):\d+$", CONTAINERFILE, re.M)[1])
+
+
+def test_the_image_takes_the_files_that_a_build_needs():
+    for line in re.findall(r"^!(\S+)$", (ROOT / ".dockerignore").read_text(), re.M):
+        assert (ROOT / line).exists(), line
+    assert user() != 0
+
+
+def test_the_variables_of_image_and_composition_are_keys(tmp_path):
+    path = tmp_path / "empty.toml"
+    path.touch()
+    found = image_variables() | COMPOSE["services"]["gnnserve"]["environment"]
+    config = load_config(path, settings_of(found, []))
+    assert str(config.path(config.report.database)) == "/var/lib/gnnserve/gnnserve.db"
+    assert config.server.host == "0.0.0.0"
+
+
+def test_a_pod_is_not_root_and_writes_to_its_volumes_only(config):
+    assert POD["securityContext"]["runAsUser"] == user()
+    assert POD["securityContext"]["runAsNonRoot"]
+    own = CONTAINER["securityContext"]
+    assert own["readOnlyRootFilesystem"]
+    assert not own["allowPrivilegeEscalation"]
+    assert own["capabilities"] == {"drop": ["ALL"]}
+    mounted = {one["mountPath"] for one in CONTAINER["volumeMounts"] if not one.get("readOnly")}
+    assert mounted == {"/tmp", str(config.cache_path()), "/var/lib/gnnserve"}
+    assert {one["name"] for one in CONTAINER["volumeMounts"]} == {v["name"] for v in POD["volumes"]}
+
+
+def test_a_pod_has_time_to_stop(config):
+    server = config.server
+    stop_s = server.shutdown_delay_s + server.drain_timeout_s + server.stop_timeout_s
+    assert POD["terminationGracePeriodSeconds"] > stop_s
+    # Nobody sends requests once readiness has failed for its threshold.
+    probe = CONTAINER["readinessProbe"]
+    assert server.shutdown_delay_s > probe["periodSeconds"] * probe["failureThreshold"]
+
+
+def test_probes_and_ports_are_those_of_the_server(config):
+    ports = {one["name"]: one["containerPort"] for one in CONTAINER["ports"]}
+    assert ports == {"grpc": config.server.grpc_port, "http": config.server.http_port}
+    for name, path in (("startup", "ready"), ("liveness", "live"), ("readiness", "ready")):
+        get = CONTAINER[f"{name}Probe"]["httpGet"]
+        assert get == {"path": f"/v2/health/{path}", "port": "http"}
+    assert {one["targetPort"] for one in KINDS["Service"]["spec"]["ports"]} == ports.keys()
+    labels = KINDS["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert KINDS["Service"]["spec"]["selector"] == labels
+    assert KINDS["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == labels
+
+
+def test_the_composition_mounts_files_that_are_there():
+    for name, service in COMPOSE["services"].items():
+        for volume in service.get("volumes", ()):
+            source = volume.split(":")[0]
+            if source.startswith("."):
+                assert (ROOT / "configs" / source).exists(), name
+            else:
+                assert source in COMPOSE["volumes"], name
+        for one in service.get("ports", ()):
+            assert one.startswith("127.0.0.1:"), name
+        for one in service.get("configs", ()):
+            assert yaml.safe_load(COMPOSE["configs"][one["source"]]["content"])["apiVersion"] == 1
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_prometheus_takes_its_configuration():
+    done = subprocess.run(
+        ["promtool", "check", "config", str(ROOT / "configs" / "prometheus.yml")],
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
