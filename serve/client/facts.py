@@ -44,6 +44,26 @@ class SplitFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class ShadowFacts:
+    """How the runs of a shadow compared with the answers that clients got."""
+
+    compared: int = 0
+    #: Of these: off by more than a thousandth of the answer's greatest element.
+    different: int = 0
+    #: Runs that ended in an error; and requests that were not run again, for want of a pause.
+    failed: int = 0
+    skipped: int = 0
+    #: Largest difference of an element seen, and its share of the answer's greatest element.
+    most_absolute: float = 0.0
+    most_relative: float = 0.0
+
+    @classmethod
+    def of(cls, message: gnnserve_pb2.ShadowCounts) -> "ShadowFacts":
+        """Read the message."""
+        return cls(**{each.name: getattr(message, each.name) for each in fields(cls)})
+
+
+@dataclass(frozen=True, slots=True)
 class VersionsFacts:
     """The rules for the versions of one model, and what came of them."""
 
@@ -59,6 +79,8 @@ class VersionsFacts:
     taken_back: str = ""
     #: Why the rules are not on disk, so that they end with the server; empty when they are.
     not_kept: str = ""
+    #: None without a shadow.
+    shadow: ShadowFacts | None = None
 
     @classmethod
     def of(cls, message: gnnserve_pb2.ModelVersions) -> "VersionsFacts":
@@ -71,6 +93,7 @@ class VersionsFacts:
             tuple(map(str, message.served)),
             message.taken_back,
             message.not_kept,
+            ShadowFacts.of(message.shadow) if message.HasField("shadow") else None,
         )
 
 

@@ -32,6 +32,7 @@ def add_to(app: typer.Typer) -> None:
         ("pin", pin_command),
         ("unpin", unpin_command),
         ("split", split_command),
+        ("shadow", shadow_command),
         ("rollback", rollback_command),
     ):
         app.command(name)(command)
@@ -66,6 +67,12 @@ def versions_command(
     for each in found:
         before = "" if each.previous is None else _told(each.previous)
         note = each.taken_back and f"canary taken back: {each.taken_back}"
+        if (runs := each.shadow) is not None:
+            note += (
+                f"{note and '; '}shadow: {runs.compared} compared, {runs.different} different, at "
+                f"most {runs.most_relative:.2g} of the greatest element; {runs.failed} failed, "
+                f"{runs.skipped} skipped"
+            )
         table.add_row(each.model, _told(each.rules), before, note or each.not_kept)
     Console().print(table)
 
@@ -111,6 +118,19 @@ def split_command(
     split = _shares(shares)
     with server_client(target, token, ca) as client:
         _show(client.split(name, split, canary=canary))
+
+
+def shadow_command(
+    name: NameArgument,
+    version: Annotated[int, typer.Argument(help="A version that is loaded; 0 ends it.", min=0)],
+    percent: Annotated[float, typer.Option(help="Share of the requests, in percent.")] = 100.0,
+    target: TargetOption = DEFAULT_TARGET,
+    token: TokenOption = None,
+    ca: CaOption = None,
+) -> None:
+    """Have a version run requests once more, for nobody, while nothing else is to be done."""
+    with server_client(target, token, ca) as client:
+        _show(client.shadow(name, version, percent=percent))
 
 
 def rollback_command(

@@ -1,19 +1,24 @@
 """Arrivals: which tasks enter, and what they find.
 
-See ``rules.admission`` for the reasons to refuse one.
+See ``rules.admission`` for the reasons to refuse one. A task of best effort (``Task.best_effort``)
+enters only where no other is accepted and every lane of its device is idle, and starts at once. It
+is given up when another arrives: its run is told to stop, and it never waits, runs again, or counts
+as load. So beside it others are planned as without it, but for the slot and the memory that its run
+holds until it has stopped.
 """
 
 from msgspec.structs import replace
 
 from serve.core.commands import AnswerTask, PrepareTask, ReleaseTask
-from serve.core.events import TaskArrived, TaskPrepared, TasksArrived
+from serve.core.ending import give_up
+from serve.core.events import TaskArrived, TaskCancelled, TaskPrepared, TasksArrived
 from serve.core.launcher import Launcher
 from serve.core.parts import SchedulerParts
 from serve.core.rules.admission import admit
 from serve.core.rules.demand import target_class
 from serve.core.rules.packing import behind_others, less_urgent
 from serve.core.state.record import Record
-from serve.core.types import Nanos, Rejected, Task
+from serve.core.types import ZERO_NS, Nanos, Rejected, RejectReason, Task, Withdrawn
 
 
 class Arrivals:
@@ -25,6 +30,7 @@ class Arrivals:
         "_launcher",
         "_parts",
         "_quarantine",
+        "_spare",
         "_tasks",
         "_totals",
         "draining",
@@ -34,12 +40,23 @@ class Arrivals:
         self._parts, self._totals, self._launcher = parts, parts.totals, launcher
         self._board, self._tasks = parts.board, parts.tasks
         self._key, self._quarantine = parts.policy.key, parts.totals.quarantine
+        #: The task of best effort that was accepted last.
+        self._spare: Record | None = None
         #: Nothing new is accepted.
         self.draining = False
+
+    def drain(self) -> None:
+        """Accept nothing new from now on."""
+        self.draining = True
+        self._give_up_spare()
 
     def one(self, event: TaskArrived) -> None:
         """Accept the task, or refuse it."""
         self._tasks.seen(event.task.task_id)
+        if event.task.best_effort:
+            self._try(event.task, event.prepare_started_ns)
+            return
+        self._give_up_spare()
         asked = self._ask(event.task)
         if isinstance(asked, Rejected):
             self._refuse(event.task, asked)
@@ -48,6 +65,7 @@ class Arrivals:
 
     def several(self, event: TasksArrived) -> None:
         """Accept all of the tasks, or refuse all for the first that may not enter."""
+        self._give_up_spare()
         entering: list[Task] = []
         refused: Rejected | None = None
         for task in event.tasks:
@@ -64,6 +82,36 @@ class Arrivals:
             return
         for task in entering:
             self._enter(task, event.prepare_started_ns)
+
+    def _try(self, task: Task, started_ns: Nanos | None) -> None:
+        """Launch a task of best effort now, or refuse it."""
+        refused = self._quarantine.rejects(task.model, self._tasks.now_ns)
+        if refused is None and (
+            self.draining
+            or started_ns is None
+            or self._totals.unanswered
+            or self._board.busy
+            or not self._launch_spare(task, started_ns)
+        ):
+            refused = Rejected(RejectReason.BUSY, "it runs only while nothing else is there")
+        if refused is not None:
+            self._refuse(task, refused)
+
+    def _launch_spare(self, task: Task, started_ns: Nanos) -> bool:
+        at, now_ns = target_class(task.qos.target_ns), self._tasks.now_ns
+        # Without work it is no load; a run that fails, for whatever reason, is its last.
+        record = Record(task, self._key(task), ZERO_NS, at, 0, ZERO_NS, retried=True, alone=True)
+        record.prepare_started_ns, record.prepared_ns = started_ns, now_ns
+        if not self._launcher.launch_at_once(record):
+            return False
+        self._spare = record
+        return True
+
+    def _give_up_spare(self) -> None:
+        """Stop the run of best effort, as another task arrives."""
+        spare, self._spare = self._spare, None
+        if spare is not None and not spare.state.answered:
+            give_up(self._tasks, spare, TaskCancelled, Withdrawn(spare.state.label))
 
     def _refuse(self, task: Task, refused: Rejected) -> None:
         self._tasks.out += AnswerTask(task.task_id, refused), ReleaseTask(task.task_id)

@@ -1,9 +1,12 @@
-"""Outcome of a task that ran to its end."""
+"""Ends of tasks: the outcome of one that ran to its end, and giving one up."""
 
+from serve.core.commands import StopTask
+from serve.core.lifecycle import Cause
 from serve.core.state.device_state import Board
 from serve.core.state.record import Record
 from serve.core.state.shared_counts import Totals
-from serve.core.types import Completed, Nanos, Placement, Timeline, Usage
+from serve.core.state.tasks import Tasks
+from serve.core.types import Completed, Nanos, Outcome, Placement, Timeline, Usage
 
 
 def completed(
@@ -39,3 +42,13 @@ def completed(
         record.alone,
     )
     return Completed(timeline, placement, usage)
+
+
+def give_up(tasks: Tasks, record: Record, cause: Cause, outcome: Outcome) -> None:
+    """Answer the record without a result, and stop its run when no client waits for it."""
+    tasks.step(record, cause, outcome)
+    run = record.run
+    if run is None or run.stopping or not all(r.state.answered for r in run.members):
+        return
+    run.stopping = True
+    tasks.out.append(StopTask(run.task_id, run.lane_id))

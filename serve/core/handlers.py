@@ -14,7 +14,7 @@ from serve.core.commands import (
     RecycleLane,
     StopTask,
 )
-from serve.core.ending import completed
+from serve.core.ending import completed, give_up
 from serve.core.events import (
     BudgetChanged,
     DrainStarted,
@@ -46,7 +46,6 @@ from serve.core.types import (
     Failed,
     FailReason,
     LaneId,
-    Outcome,
     Withdrawn,
 )
 from serve.errors import InvariantViolation
@@ -102,7 +101,7 @@ class EventHandlers:
 
     def expire(self, record: Record) -> None:
         """Answer the record, whose time limit has passed."""
-        self._give_up(record, Expired, Expired(record.state.label))
+        give_up(self._tasks, record, Expired, Expired(record.state.label))
 
     def recycle_idle_lanes(self) -> None:
         """Have idle lanes that hold too much started anew, one at a time."""
@@ -188,7 +187,7 @@ class EventHandlers:
         task_id = event.task_id
         record = self._tasks.records.get(task_id)
         if record is not None:
-            self._give_up(record, TaskCancelled, Withdrawn(record.state.label))
+            give_up(self._tasks, record, TaskCancelled, Withdrawn(record.state.label))
         elif not self._tasks.known(task_id):
             raise self._tasks.violation(task_id, "TaskCancelled before it arrived")
 
@@ -283,22 +282,13 @@ class EventHandlers:
         self._quarantine.forget(event.model)
 
     def _on_drain_started(self, event: DrainStarted) -> None:
-        self._arrivals.draining = True
+        self._arrivals.drain()
 
     def _on_tick(self, event: Tick) -> None:
         """Planning and expiry follow every event; here, what the discipline waited for."""
         self._tasks.moved = True
 
     # Shared by several events.
-
-    def _give_up(self, record: Record, cause: Cause, outcome: Outcome) -> None:
-        """Answer the record without a result, and stop its run when no client waits for it."""
-        self._tasks.step(record, cause, outcome)
-        run = record.run
-        if run is None or run.stopping or not all(r.state.answered for r in run.members):
-            return
-        run.stopping = True
-        self._tasks.out.append(StopTask(run.task_id, run.lane_id))
 
     def _require_lane(self, lane_id: LaneId) -> None:
         if lane_id not in self._lane_ids:

@@ -73,7 +73,8 @@ class Launcher:
             or (tasks.expires_ns is not None and tasks.expires_ns <= now_ns)
         ):
             return False
-        self._window.passed(now_ns)
+        if not task.best_effort:
+            self._window.passed(now_ns)
         self._patience.nobody_waits()
         self.held_until_ns = None
         record.prepare_exposed_ns = board.waited_for_ns(record, now_ns)

@@ -110,6 +110,8 @@ class Task(msgspec.Struct, frozen=True):
     counts: tuple[int, ...] = ()
     #: Trust domain of its model, which has lanes of its own; empty for the lanes that others share.
     domain: str = ""
+    #: It runs only while nothing else is there, and is given up when anything comes.
+    best_effort: bool = False
 
     def __post_init__(self) -> None:
         if self.block is not None and self.block.size_bytes > self.estimate.reserve_bytes:
@@ -296,6 +298,8 @@ class RejectReason(Enum):
     DRAINING = "draining"
     #: Its model is in quarantine, see ``quarantine``.
     QUARANTINED = "quarantined"
+    #: It is of best effort, and something else is there.
+    BUSY = "busy"
 
 
 class FailReason(Enum):

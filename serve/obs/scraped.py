@@ -26,6 +26,8 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     version_shares: dict[tuple[str, str], float] = {}
     #: Canaries that lost their share since the start of the server, by (model, version).
     canaries_taken_back: dict[tuple[str, str], int] = {}
+    #: Requests that shadows were to run, by (model, version, outcome).
+    shadow_runs: dict[tuple[str, str, str], int] = {}
     #: Models in quarantine, which ended lanes again and again.
     quarantined: tuple[str, ...] = ()
     #: Lanes that can take a task.
@@ -190,6 +192,14 @@ def _versions(now: EngineSnapshot) -> Iterator[GaugeMetricFamily | CounterMetric
     for key, count in now.canaries_taken_back.items():
         taken_back.add_metric(key, count)
     yield taken_back
+    shadows = CounterMetricFamily(
+        "gnnserve_shadow_runs",
+        "Requests that a shadow was to run too, by how its answer compared",
+        labels=("model", "version", "outcome"),
+    )
+    for labels, count in now.shadow_runs.items():
+        shadows.add_metric(labels, count)
+    yield shadows
 
 
 class PortState(Collector):

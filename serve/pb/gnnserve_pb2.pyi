@@ -208,7 +208,7 @@ class VersionRules(_message.Message):
     def __init__(self, split: _Optional[_Mapping[int, float]] = ..., canary: _Optional[int] = ..., shadow: _Optional[int] = ..., shadow_percent: _Optional[float] = ...) -> None: ...
 
 class ModelVersions(_message.Message):
-    __slots__ = ("model", "rules", "previous", "main", "served", "taken_back", "not_kept")
+    __slots__ = ("model", "rules", "previous", "main", "served", "taken_back", "not_kept", "shadow")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     RULES_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_FIELD_NUMBER: _ClassVar[int]
@@ -216,6 +216,7 @@ class ModelVersions(_message.Message):
     SERVED_FIELD_NUMBER: _ClassVar[int]
     TAKEN_BACK_FIELD_NUMBER: _ClassVar[int]
     NOT_KEPT_FIELD_NUMBER: _ClassVar[int]
+    SHADOW_FIELD_NUMBER: _ClassVar[int]
     model: str
     rules: VersionRules
     previous: VersionRules
@@ -223,7 +224,24 @@ class ModelVersions(_message.Message):
     served: _containers.RepeatedScalarFieldContainer[int]
     taken_back: str
     not_kept: str
-    def __init__(self, model: _Optional[str] = ..., rules: _Optional[_Union[VersionRules, _Mapping]] = ..., previous: _Optional[_Union[VersionRules, _Mapping]] = ..., main: _Optional[int] = ..., served: _Optional[_Iterable[int]] = ..., taken_back: _Optional[str] = ..., not_kept: _Optional[str] = ...) -> None: ...
+    shadow: ShadowCounts
+    def __init__(self, model: _Optional[str] = ..., rules: _Optional[_Union[VersionRules, _Mapping]] = ..., previous: _Optional[_Union[VersionRules, _Mapping]] = ..., main: _Optional[int] = ..., served: _Optional[_Iterable[int]] = ..., taken_back: _Optional[str] = ..., not_kept: _Optional[str] = ..., shadow: _Optional[_Union[ShadowCounts, _Mapping]] = ...) -> None: ...
+
+class ShadowCounts(_message.Message):
+    __slots__ = ("compared", "different", "failed", "skipped", "most_absolute", "most_relative")
+    COMPARED_FIELD_NUMBER: _ClassVar[int]
+    DIFFERENT_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    MOST_ABSOLUTE_FIELD_NUMBER: _ClassVar[int]
+    MOST_RELATIVE_FIELD_NUMBER: _ClassVar[int]
+    compared: int
+    different: int
+    failed: int
+    skipped: int
+    most_absolute: float
+    most_relative: float
+    def __init__(self, compared: _Optional[int] = ..., different: _Optional[int] = ..., failed: _Optional[int] = ..., skipped: _Optional[int] = ..., most_absolute: _Optional[float] = ..., most_relative: _Optional[float] = ...) -> None: ...
 
 class ListVersionsRequest(_message.Message):
     __slots__ = ("model",)

@@ -96,6 +96,7 @@ def graph(found: GraphInfo) -> gnnserve_pb2.GraphFacts:
 
 def versions(found: VersionFacts) -> gnnserve_pb2.ModelVersions:
     """Return which versions of a model answer requests that name none."""
+    counts = found.shadow
     return gnnserve_pb2.ModelVersions(
         model=found.model,
         rules=_rules(found.rules),
@@ -104,6 +105,7 @@ def versions(found: VersionFacts) -> gnnserve_pb2.ModelVersions:
         served=found.served,
         taken_back=found.taken_back,
         not_kept=found.not_kept,
+        shadow=None if counts is None else gnnserve_pb2.ShadowCounts(**counts._asdict()),
     )
 
 

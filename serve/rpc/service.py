@@ -147,6 +147,7 @@ class InferenceService:
         finally:
             cancellation.finished()
         self.succeeded(result.record)
+        self._engine.answered(call, result)
         return answer
 
     def _submit(

@@ -1,5 +1,7 @@
 """The requests that were accepted and whose tasks have not ended. Belongs to the driver's lock."""
 
+from collections.abc import Callable
+
 from serve.core.types import TaskId
 from serve.server import clock
 from serve.server.learning.alone import IDLE_NS
@@ -13,6 +15,11 @@ class AcceptedRequests:
         self._tickets: dict[TaskId, RequestTicket] = {}
         self._newest: RequestTicket | None = None
         self._idle_since_ns = 0
+        #: Called when the last task has ended; None: nobody.
+        self.on_idle: Callable[[], None] | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._tickets)
 
     def __contains__(self, task_id: TaskId) -> bool:
         return task_id in self._tickets
@@ -52,4 +59,6 @@ class AcceptedRequests:
             self._newest = None  # or its tensors would stay
         if not self._tickets:
             self._idle_since_ns = clock.now_ns()
+            if self.on_idle is not None:
+                self.on_idle()
         return ticket

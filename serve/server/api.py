@@ -271,6 +271,10 @@ class Inference(Protocol):
         """
         ...
 
+    def answered(self, call: InferCall, result: InferResult) -> None:
+        """Note that the call was answered; its model's shadow may run it again. Never waits."""
+        ...
+
     def submit_jointly(self, calls: Sequence[InferCall]) -> JointTicket:
         """Estimate and admit calls for several models, all or none; see ``submit``.
 

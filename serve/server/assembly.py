@@ -28,6 +28,7 @@ from serve.server.node_requests import NodeRequests
 from serve.server.report_rows import RecordKeeper, Scheduling
 from serve.server.rollout import ModelRollout
 from serve.server.scheduling import scheduler_params
+from serve.server.shadows import Shadows
 from serve.server.table_offers import TableOffers
 from serve.server.versions import ModelVersions
 
@@ -58,6 +59,7 @@ class EngineParts:
     learner: Learner
     driver: Driver
     intake: Intake
+    shadows: Shadows
 
 
 def assemble(
@@ -169,6 +171,12 @@ def assemble(
         check_finite=config.server.reject_nonfinite,
         counts_shared_once=not device.places,
     )
+
+    def tell_when_idle(told: Callable[[], None] | None) -> None:
+        driver.requests.on_idle = told
+
+    shadows = Shadows(catalogue.router, intake.run_shadow, tell_when_idle)
+    versions.shadow_counts = shadows.counts
     return EngineParts(
         lock=lock,
         shared=shared,
@@ -185,4 +193,5 @@ def assemble(
         learner=learner,
         driver=driver,
         intake=intake,
+        shadows=shadows,
     )

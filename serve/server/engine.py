@@ -19,7 +19,14 @@ from serve.obs.journal import JournalWriter
 from serve.obs.record import RequestRecord
 from serve.obs.scraped import EngineSnapshot
 from serve.server import clock
-from serve.server.api import Fanouts, GraphInfo, InferCall, ModelEstimate, ModelInfo
+from serve.server.api import (
+    Fanouts,
+    GraphInfo,
+    InferCall,
+    InferResult,
+    ModelEstimate,
+    ModelInfo,
+)
 from serve.server.assembly import assemble
 from serve.server.device import Device
 from serve.server.engine_snapshot import take_snapshot
@@ -189,7 +196,9 @@ class Engine:
         self.interrupt()
         self._starting.close()
         self._in_gaps.stop()
+        self._parts.shadows.begin_stop()
         self.driver.stop()
+        self._parts.shadows.stop()
         self.pool.stop()
         self._rollout.close()
         self._parts.shared.close()
@@ -221,6 +230,10 @@ class Engine:
         """See ``api.Inference``."""
         self._admit(call)
         return self._intake.submit(call)
+
+    def answered(self, call: InferCall, result: InferResult) -> None:
+        """See ``api.Inference``."""
+        self._parts.shadows.answered(call, result)
 
     def submit_jointly(self, calls: Sequence[InferCall]) -> WaitingTickets:
         """See ``api.Inference``."""
@@ -314,6 +327,7 @@ class Engine:
             parts.pool,
             parts.catalogue,
             parts.versions,
+            parts.shadows,
             parts.graphs,
             parts.lock,
             rows_dropped,

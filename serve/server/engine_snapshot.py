@@ -7,6 +7,7 @@ from serve.server.catalogue import ModelCatalogue
 from serve.server.driver import Driver
 from serve.server.graphs import GraphStore
 from serve.server.lanes.pool import LanePool
+from serve.server.shadows import Shadows
 from serve.server.versions import ModelVersions
 
 
@@ -15,6 +16,7 @@ def take_snapshot(
     pool: LanePool,
     catalogue: ModelCatalogue,
     versions: ModelVersions,
+    shadows: Shadows,
     graphs: GraphStore,
     lock: threading.Lock,
     rows_dropped: int,
@@ -52,6 +54,16 @@ def take_snapshot(
                 (name, str(version)): percent
                 for name in dict.fromkeys(name for name, _ in served)
                 for version, percent in catalogue.router.rules(name).shares
+            },
+            shadow_runs={
+                (name, str(version), outcome): count
+                for (name, version), counts in shadows.all_counts().items()
+                for outcome, count in (
+                    ("same", counts.compared - counts.different),
+                    ("different", counts.different),
+                    ("failed", counts.failed),
+                    ("skipped", counts.skipped),
+                )
             },
             canaries_taken_back=dict(versions.taken_back_count),
             gathered_rows=graphs.tables.gathered_rows(),

@@ -14,10 +14,11 @@ from msgspec.structs import replace
 
 from serve.core.events import TaskArrived, TasksArrived
 from serve.core.types import Bytes, InputBlock, Nanos, QoS, Task, TaskId
-from serve.errors import ServeError, UnknownName, VersionReplaced
+from serve.errors import QueueFull, ServeError, UnknownName, VersionReplaced
 from serve.ipc.shared_pool import SharedPool
 from serve.obs.record import RequestRecord
-from serve.server.api import InferCall
+from serve.server import clock
+from serve.server.api import InferCall, InferResult
 from serve.server.catalogue import ModelCatalogue, ModelEntry
 from serve.server.declared_inputs import DeclaredInputs
 from serve.server.driver import Driver
@@ -89,6 +90,34 @@ class Intake:
             ticket = PlainTicket(self._driver, inputs, *self._task(inputs), answer)
             self._driver.accept(TaskArrived(ticket.task, inputs.early_ns), ticket)
             return ticket
+
+    def run_shadow(self, call: InferCall) -> InferResult:
+        """Run a call for nobody, with best effort, and return its result; waits for the end.
+
+        Raises QueueFull while others are there, RequestCancelled when another came meanwhile, and
+        the errors of any request.
+        """
+        entry = self._entry(call)
+        if self._driver.requests:
+            raise QueueFull("other requests are there", 0)
+        started_ns = Nanos(clock.now_ns())
+        inputs = self._inputs(replace(call, arrived_ns=started_ns), entry)
+        accepted = False
+        try:
+            sizes = inputs.stage()
+            with self._lock:
+                if self._driver.requests or entry.retired:
+                    raise QueueFull("other requests are there", 0)
+                task, uid = self._task(inputs)
+                if sizes:
+                    task = task.found(inputs.exact(task))
+                ticket = WaitingTicket(self._driver, inputs, replace(task, best_effort=True), uid)
+                accepted = True
+                self._driver.accept(TaskArrived(ticket.task, started_ns), ticket)
+        finally:
+            if not accepted:
+                inputs.release()
+        return ticket.result()
 
     def refusal(
         self, model: str, version: str, client_id: str, arrived_ns: int, error: ServeError

@@ -49,6 +49,8 @@ def error_of(outcome: Outcome) -> ServeError:
             return TooBig(message)
         case Rejected(RejectReason.QUEUE_FULL | RejectReason.TENANT_LIMIT, message, retry_after_ns):
             return QueueFull(message, retry_after_ns or 0)
+        case Rejected(RejectReason.BUSY, message):
+            return QueueFull(message, 0)
         case Rejected(_, message):
             return NotReady(message)
         case Expired(stage):

@@ -83,11 +83,17 @@ class PlainRequests:
         """Hand over a staged request, which the ticket owns from then on.
 
         `entry` is what the request was staged for; the version that is to answer it may be another.
-        Returns None when the model was retired, or when that version takes other inputs; raises
-        NotReady when no request is taken now.
+        Returns None when the model was retired, when that version takes other inputs, and for a
+        request that a shadow is to run too; raises NotReady when no request is taken now.
         """
         self._admit(call)
-        if not call.version and self._catalogue.router.rules(call.model).shares:
+        rules = self._catalogue.router.rules(call.model)
+        if not call.version and (
+            rules.shadows(call.model, call.client_id) if call.client_id else rules.shadow
+        ):
+            # Requests that are run again come as messages, from which their inputs are copied.
+            return None
+        if not call.version and rules.shares:
             chosen = self._catalogue.get(call.model, "", call.client_id)
             if chosen is not entry and not _alike(chosen, entry):
                 return None

@@ -51,6 +51,8 @@ class RecordKeeper:
     def keep(self, ticket: RequestTicket, outcome: Outcome, answered_ns: int) -> RequestRecord:
         """Return the record of an answered request, after passing it on."""
         record = build_record(ticket, outcome, answered_ns, self._scheduling)
+        if ticket.task.best_effort:
+            return record  # nobody asked for it
         if self.serving:
             self._sink(record)
             if not ticket.call.version:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from serve.core.versions.rules import VersionRules
 
@@ -20,6 +21,20 @@ class VersionChange:
     roll_back: bool = False
 
 
+class ShadowCounts(NamedTuple):
+    """How the shadow runs of a version compared with the answers that clients got."""
+
+    compared: int = 0
+    #: Of these: off by more than a thousandth of the answer's greatest element.
+    different: int = 0
+    #: Runs that ended in an error; and requests that were not run again, for want of a pause.
+    failed: int = 0
+    skipped: int = 0
+    #: Largest difference of an element seen, and its share of the answer's greatest element.
+    most_absolute: float = 0.0
+    most_relative: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class VersionFacts:
     """The rules of one model, and what came of them."""
@@ -35,3 +50,5 @@ class VersionFacts:
     taken_back: str = ""
     #: Why the rules are not on disk, so that they end with the server; empty when they are.
     not_kept: str = ""
+    #: Of the shadow; None without one.
+    shadow: ShadowCounts | None = None

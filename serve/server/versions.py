@@ -14,12 +14,12 @@ from msgspec.structs import replace
 from serve.core.types import FailReason, RejectReason
 from serve.core.versions.canary import CanaryTakenBack, RequestEnd
 from serve.core.versions.rules import VersionRules
-from serve.errors import InvalidInput, Mismatch, Unsupported
+from serve.errors import InvalidInput, Mismatch
 from serve.models.repository import scan_model
 from serve.models.version_file import KeptRules, read_rules, write_rules
 from serve.obs.record import RequestRecord
 from serve.server.catalogue import ModelCatalogue
-from serve.server.version_facts import VersionChange, VersionFacts
+from serve.server.version_facts import ShadowCounts, VersionChange, VersionFacts
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +55,10 @@ class ModelVersions:
         self._not_kept: dict[str, str] = {}
         #: Canaries taken back since the start, by (model, version).
         self.taken_back_count: Counter[tuple[str, str]] = Counter()
+        #: Tells how a shadow compared, by model and version.
+        self.shadow_counts: Callable[[str, int], ShadowCounts] = lambda name, version: (
+            ShadowCounts()
+        )
         #: Called when a canary was taken back; on the thread of the request's end.
         self.on_event: Callable[[CanaryTakenBack], None] = lambda event: None
 
@@ -144,7 +148,6 @@ class ModelVersions:
             if change.canary is not None:
                 raise InvalidInput("canary: it is given with the split that it is in")
             if change.shadow is not None:
-                raise Unsupported("shadow: this server runs no request twice")
                 percent = change.shadow_percent if change.shadow else 100.0
                 return replace(before, shadow=change.shadow or None, shadow_percent=percent)
         except ValueError as error:
@@ -173,6 +176,7 @@ class ModelVersions:
             tuple(sorted(served)),
             self._taken_back.get(name, ""),
             self._not_kept.get(name, ""),
+            None if rules.shadow is None else self.shadow_counts(name, rules.shadow),
         )
 
     def _keep(self, name: str) -> None:

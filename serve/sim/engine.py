@@ -94,7 +94,9 @@ class Simulation:
     def offer(self, offered: Offered) -> None:
         """Tell the scheduler that the request arrives now."""
         self._offered[offered.task.task_id] = offered
-        self._tell(TaskArrived(offered.task))
+        # What is of best effort comes prepared, as in the server.
+        prepared_ns = self.now_ns if offered.task.best_effort else None
+        self._tell(TaskArrived(offered.task, prepared_ns))
 
     def next_ns(self) -> int | None:
         """Return when something happens next by itself; None for never again."""

@@ -56,11 +56,17 @@ def test_versions_are_pinned_split_and_rolled_back(gnnserve, engine):
     told = "gcn: 1=90 2=10, canary 2\n"
     assert gnnserve("split", "gcn", "1=90", "2=10", "--canary", "2")[:2] == (0, told)
     assert gnnserve("unpin", "gcn")[:2] == (0, "gcn: the newest that loads\n")
+    assert gnnserve("shadow", "gcn", "2", "--percent", "5")[1] == (
+        "gcn: the newest that loads, shadow 2 of 5 %\n"
+    )
+    assert gnnserve("shadow", "gcn", "0")[1] == "gcn: the newest that loads\n"
     assert gnnserve("rollback", "gcn")[0] == 0
     assert engine.version_changes == [
         VersionChange(split={1: 100.0}),
         VersionChange(split={1: 90.0, 2: 10.0}, canary=2),
         VersionChange(split={}),
+        VersionChange(shadow=2, shadow_percent=5.0),
+        VersionChange(shadow=0),
         VersionChange(roll_back=True),
     ]
 

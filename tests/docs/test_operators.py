@@ -39,7 +39,7 @@ def example_metrics():
         rows_dropped=0, quarantined=("gcn",), executors={("gcn", "1"): "csr"},
         gathered_rows={"cora": (2, 1)}, lane_bytes={0: 1}, settings_restored={"gcn": 1},
         version_states=(("gcn", "1", "READY"),), version_shares={("gcn", "1"): 100.0},
-        canaries_taken_back={("gcn", "2"): 1},
+        canaries_taken_back={("gcn", "2"): 1}, shadow_runs={("gcn", "3", "same"): 1},
     )  # fmt: skip
     metrics = Metrics(RUN, lambda: snapshot)
     port = PortSnapshot(answers=True, refused={"no_thread": 1}, ways={"plain": 1}, rest_restarts=0)
@@ -164,7 +164,8 @@ def test_metrics_that_pages_name_are_in_the_table(page):
 
 def test_reasons_have_the_status_that_clients_get():
     outcomes = [
-        *(Rejected(reason, "") for reason in RejectReason),
+        # No client hears of tasks of best effort.
+        *(Rejected(reason, "") for reason in RejectReason if reason is not RejectReason.BUSY),
         *(Failed(reason, "") for reason in FailReason if reason is not FailReason.STOPPED),
         Expired("queued"),
         Withdrawn("queued"),

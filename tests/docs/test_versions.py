@@ -37,7 +37,7 @@ def at_server(script, server):
 
 
 def test_the_commands_of_a_rollout_work(server, tmp_path):
-    rollout, on, http = texts(PAGE, "sh", "versions")
+    rollout, on, http, shadow = texts(PAGE, "sh", "versions")
     done = run(at_server(rollout, server), tmp_path)
     assert done.returncode == 0, done.stderr
     assert "gcn: 1=90 2=10, canary 2" in done.stdout
@@ -52,6 +52,10 @@ def test_the_commands_of_a_rollout_work(server, tmp_path):
     done = run(at_server(http, server), tmp_path)
     assert done.returncode == 0, done.stderr
     assert '"1":90' in done.stdout
+    done = run(at_server(shadow, server), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "shadow 2 of 50 %" in done.stdout
+    assert "0 compared" in " ".join(done.stdout.split())
     with Client(server.target) as client:
         assert client.versions("gcn")[0].rules.split == {}
 

@@ -1,5 +1,6 @@
 """Versions of a model shared out, rolled out and rolled back under load, without a failure."""
 
+import re
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from safetensors.torch import save_file
 
 from bench.kit.servers import ServerProcess
 from serve.client import Client, Request
-from tests.processes import wait_for
+from tests.processes import http_get, wait_for
 
 #: The output of version v is v for every node.
 CODE = """\
@@ -183,6 +184,27 @@ def test_a_canary_that_answers_nan_takes_itself_back(server, root, admin):
     with Client(server.target) as client:
         assert {ask(client, f"nan-{number}") for number in range(40)} == {"1"}
     assert "the canary, version 4, is taken back" in server.log.read_text()
+
+
+def test_a_shadow_is_compared_and_heard_of_by_nobody(server, admin):
+    admin.split("m", {1: 100})
+    admin.shadow("m", 2)
+    try:
+        with loaded(server) as load:
+            wait_for(
+                lambda: load.failures or admin.versions("m")[0].shadow.compared >= 20, "shadows"
+            )
+        assert set(load.versions) == {"1"}
+        counts = admin.versions("m")[0].shadow
+        assert counts.different == counts.compared
+        assert (counts.most_absolute, counts.most_relative) == (1.0, 1.0)
+        assert counts.failed == 0
+        _, text = http_get(server, "/metrics")
+        labels = 'model="m",outcome="different",version="2"'
+        (runs,) = re.findall(rf"^gnnserve_shadow_runs_total{{{labels}}} (\S+)$", text, re.M)
+        assert float(runs) >= 20
+    finally:
+        admin.shadow("m", 0)
 
 
 def test_rules_outlast_the_server(root, tmp_path):

@@ -155,10 +155,13 @@ def test_versions_are_shown_and_changed(gateway):
     assert gateway.post(path, split).json["rules"] == {
         "split": {"1": 90.0, "2": 10.0}, "canary": 2, "shadow": 0, "shadow_percent": 0.0,
     }  # fmt: skip
+    shadow = gateway.post(path, {"shadow": 3, "shadow_percent": 5}).json["rules"]
+    assert (shadow["shadow"], shadow["shadow_percent"]) == (3, 5.0)
     assert gateway.post(path, {"roll_back": True}).status == 200
     assert gateway.post(path, {"split": {}}).status == 200
-    assert gateway.engine.version_changes[-3:] == [
+    assert gateway.engine.version_changes[-4:] == [
         VersionChange(split={1: 90.0, 2: 10.0}, canary=2),
+        VersionChange(shadow=3, shadow_percent=5.0),
         VersionChange(roll_back=True),
         VersionChange(split={}),
     ]

@@ -214,6 +214,9 @@ class FakeEngine:
             raise NotReady(f"model '{name}' is {info.state}")
         return info
 
+    def answered(self, call: InferCall, result: InferResult) -> None:
+        pass
+
     def versions(self, name: str = "") -> tuple[VersionFacts, ...]:
         names = [name] if name else sorted(self.infos)
         return tuple(self._version_facts(each) for each in names)

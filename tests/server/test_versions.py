@@ -100,6 +100,8 @@ def test_changes_that_make_no_sense_change_nothing(models, three):
     for change, error, words in (
         (VersionChange(split={1: 50.0, 2: 60.0}), InvalidInput, "110 percent"),
         (VersionChange(split={1: 50.0, 9: 50.0}), UnknownName, "no version '9'"),
+        (VersionChange(shadow=9), UnknownName, "no version '9'"),
+        (VersionChange(shadow=1), InvalidInput, "answers requests already"),
         (VersionChange(split={1: 100.0}, canary=1), InvalidInput, "beside another's"),
         (VersionChange(), InvalidInput, "give one of"),
         (VersionChange(split={}, roll_back=True), InvalidInput, "give one of"),
