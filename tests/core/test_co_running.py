@@ -4,6 +4,7 @@ import pytest
 
 from serve.core.events import SlowdownChanged
 from serve.core.policies import get_policy
+from serve.core.rules.co_running import leaves_room
 from serve.core.slowdown import ends_ns
 from serve.core.state.device_state import Board
 from serve.core.state.plan import Plan
@@ -85,6 +86,13 @@ def test_what_would_be_late_beside_others_ranks_as_late():
         ranks.append(board.rank(record, one.estimate.run_ns, Nanos(0)))
     # Alone both would be in time; at half speed the second is not.
     assert [is_late for _, (is_late, *_) in ranks] == [False, True]
+
+
+@pytest.mark.parametrize(("executing", "room"), [(0, True), (1, True), (2, False), (3, False)])
+def test_room_is_left_for_the_next_one_beside_all_that_execute_then(executing, room):
+    late = run_of(0, 10, 2.0)
+    # One that joins later runs beside those that execute and the late one.
+    assert leaves_room(late, (1.0, 1.2, 1.4, 3.0), executing) is room
 
 
 def test_one_that_makes_two_late_waits_for_an_end(start):
