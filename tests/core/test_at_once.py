@@ -179,3 +179,15 @@ def test_it_takes_the_short_way_when_nothing_waits(executing, monkeypatch):
     assert [type(command) for command in commands] == [LaunchTask] * (executing < 2)
     assert taken == [n < 2 for n in range(executing + 1) for _ in "ab"]
     world.finish_everything()
+
+
+@pytest.mark.parametrize(("waited_ns", "launched"), [(MS - 1, 1), (MS, 0), (5 * MS, 0)])
+def test_a_task_whose_time_is_over_when_it_arrives_is_not_launched(waited_ns, launched):
+    world = Twins(params(policy="slack", discipline="preemptive", lanes=2))
+    for lane in sorted(world.device_of):
+        world.lane_ready(lane)
+    arrived_ns = world.now
+    world.advance(waited_ns)
+    world.arrive(task(0, timeout_ns=MS, arrived_ns=arrived_ns), world.now)
+    assert world.seen["LaunchTask"] == launched
+    world.finish_everything()
