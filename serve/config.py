@@ -282,6 +282,16 @@ class LogConfig(Section, frozen=True):
     format: Literal["auto", "json", "text"] = "auto"
 
 
+class TracesConfig(Section, frozen=True):
+    """Section `[traces]`: traces of requests for OpenTelemetry."""
+
+    #: URL of a receiver of OTLP over gRPC, such as "http://localhost:4317"; None: no traces.
+    endpoint: str | None = None
+    #: Share of the requests that are traced though their clients name no span. Clients that send
+    #: `traceparent` decide by themselves.
+    share: Annotated[float, Meta(ge=0, le=1)] = 0.01
+
+
 class GraphConfig(Section, frozen=True):
     """Section `[[graph]]`: a resident graph, for requests by node ids; `file` or `dataset`."""
 
@@ -330,6 +340,7 @@ class Config(Section, frozen=True):
     scheduling: SchedulingConfig = SchedulingConfig()
     report: ReportConfig = ReportConfig()
     log: LogConfig = LogConfig()
+    traces: TracesConfig = TracesConfig()
     graph: tuple[GraphConfig, ...] = ()
     #: The file's folder, from which relative paths start. Not a key of the file.
     base: Path = Path()
@@ -448,6 +459,9 @@ def _broken_rules(config: Config) -> Iterator[str]:
             size()
         except ConfigError as error:
             yield str(error)
+    endpoint = config.traces.endpoint
+    if endpoint is not None and not re.fullmatch(r"https?://[^/\s]+/?", endpoint):
+        yield f"traces.endpoint: '{endpoint}' is no URL such as http://localhost:4317"
     ports = config.server.grpc_port, config.server.http_port
     if ports[0] == ports[1] != 0:
         yield f"server.grpc_port and server.http_port are both {ports[0]}; they must differ"

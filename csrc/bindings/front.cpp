@@ -132,7 +132,7 @@ public:
             }
             found.append(nb::make_tuple(event.handle, content, event.began_ns, event.timeout_ns,
                                         event.arrived_ns, headers_of(event.credentials),
-                                        event.stream, event.raises));
+                                        event.stream, event.raises, text_of(event.trace_parent)));
         }
         nb::list packets;
         for (const auto& [fd, packet] : polled.packets) {
@@ -313,12 +313,13 @@ void bind_front(nb::module_& module) {
             "poll", &Front::poll, nb::arg("until_ns"),
             nb::sig("def poll(self, until_ns: int) -> tuple[bool, list[tuple[int, bytes]], "
                     "list[tuple[int, Message | PlainRequest | str | None, int, int, int, "
-                    "list[tuple[str, str]] | None, int, bool]]]"),
+                    "list[tuple[str, str]] | None, int, bool, str]]]"),
             "Serve until something has to be decided, `wake` is called, or the monotonic clock\n"
             "shows `until_ns` (negative: no limit). One thread at a time.\n\n"
             "Returns whether the descriptor of `watch_also` is readable; the packets of\n"
             "`watch_packets` by descriptor, empty when the other end is closed; and a few events:\n"
-            "(handle, request, began_ns, timeout_ns, arrived_ns, credentials, stream, raises)\n"
+            "(handle, request, began_ns, timeout_ns, arrived_ns, credentials, stream, raises,\n"
+            "traceparent)\n"
             "for a call, or a message of a stream, that was complete at arrived_ns;\n"
             "(handle, method, …) for a call that waits for `admit`, which for one of\n"
             "`stream_method` has its handle in `stream`, too; (handle, None, …) when it has "
@@ -328,7 +329,9 @@ void bind_front(nb::module_& module) {
             "timeout_ns counts from began_ns; it is negative for a call\n"
             "without one. The credentials are the headers that tell whom the call comes from,\n"
             "None when there are none; a stream's messages have none. In a stream an error is\n"
-            "for `tell`, unless `raises`; `fail` ends the whole stream.")
+            "for `tell`, unless `raises`; `fail` ends the whole stream. traceparent is that header "
+            "of\n"
+            "the call or its stream, empty without.")
         .def("flush", &Front::flush,
              "Send what was answered, without waiting. For the thread that polls.")
         .def("watch_also", &Front::watch_also, nb::arg("fd"),

@@ -95,6 +95,8 @@ struct Event {
     bool raises = false;
     // Of a call that is asked for.
     std::string path = {};
+    // `traceparent` of the call or of its stream; empty without.
+    std::string trace_parent = {};
 };
 
 // What `poll` has to tell.

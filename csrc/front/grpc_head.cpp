@@ -9,6 +9,8 @@ namespace {
 constexpr std::string_view kContentType = "application/grpc";
 // Digits of a timeout, by the protocol.
 constexpr std::size_t kMostDigits = 8;
+// Longest `traceparent`: this version's has 55 characters, and later ones may add to it.
+constexpr std::size_t kMostTraceParent = 128;
 
 }  // namespace
 
@@ -73,6 +75,10 @@ CallHead read_head(const Headers& headers) {
         } else if (name == "grpc-timeout") {
             head.timeout_ns = parse_timeout(value);
             identity = identity && head.timeout_ns.has_value();
+        } else if (name == "traceparent") {
+            if (value.size() <= kMostTraceParent) {
+                head.trace_parent = value;
+            }
         } else if (name == "authorization" || name.starts_with("gnnserve-")) {
             head.credentials.emplace_back(name, value);
         }

@@ -40,6 +40,8 @@ struct CallHead {
     std::optional<std::int64_t> timeout_ns;
     // Headers that tell whom the call comes from.
     Headers credentials;
+    // Names the client's span, by W3C's Trace Context (`traceparent`); empty without.
+    std::string trace_parent;
     // Asks for the first error of a stream as the stream's status (`triton_grpc_error`).
     bool raises = false;
 };

@@ -142,6 +142,7 @@ void Front::Client::begin_unary(Stream& stream, CallHead head, std::uint64_t han
     call->began_ns = call->since_ns = began_ns;
     call->timeout_ns = head.timeout_ns.value_or(-1);
     call->credentials = std::move(head.credentials);
+    call->trace_parent = std::move(head.trace_parent);
     stream.role = std::move(call);
     front.counts_.open_calls += 1;
     front.expect_end();

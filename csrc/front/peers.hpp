@@ -67,6 +67,8 @@ struct Front::Receiving : Held {
     std::uint64_t handle;
     // When the call began, and its time from there (negative: any).
     std::int64_t began_ns = 0, timeout_ns = -1;
+    // Of its headers, empty without.
+    std::string trace_parent;
     // When the message, or its call, began.
     std::int64_t since_ns = 0;
     std::string head;

@@ -168,6 +168,7 @@ Event Front::Client::received(Stream& stream, Receiving& call) {
     awaited_.erase(stream.id());
     Event event{Event::Kind::kCall, call.handle, nullptr, nullptr, call.began_ns, call.timeout_ns};
     event.arrived_ns = Connection::now_ns();
+    event.trace_parent = call.trace_parent;
     event.plain = call.incoming->plain();
     event.message = call.incoming->bytes();
     front.counts_.called += 1;

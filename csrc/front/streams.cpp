@@ -43,6 +43,7 @@ void Front::Client::begin_stream(Stream& stream, const CallHead& head, std::uint
     call->progress_ns = Connection::now_ns();
     call->timeout_ns = head.timeout_ns.value_or(-1);
     call->raises = head.raises;
+    call->trace_parent = head.trace_parent;
     call->key = handle;
     stream.role = std::move(call);
     front.counts_.open_calls += 1;

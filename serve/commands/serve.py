@@ -52,6 +52,7 @@ from serve.server.heap import HeapTrimmer
 from serve.server.lanes.processes import kill_all, log_printed
 from serve.server.printed_lines import PrintedLines
 from serve.server.signals import StopSignals
+from serve.server.tracing.sender import TraceSender
 
 _log = logging.getLogger(__name__)
 
@@ -128,6 +129,12 @@ class Application:
                 )
                 undo.callback(recorder.close)
                 observers.append(recorder.write)
+            tracer = None
+            if config.traces.endpoint is not None:
+                endpoint, share = config.traces.endpoint, config.traces.share
+                tracer = TraceSender(endpoint, share, serve.__version__, self.printed)
+                undo.callback(tracer.close)
+                observers.append(tracer.observe)
             kept = Retention(config.report.keep_ns, config.report.max_size_bytes)
             sink: RecordSink = RecordSink(RecordStore(database, run, retention=kept), observers)
             undo.callback(sink.close)
@@ -201,6 +208,7 @@ class Application:
                     ways=self._rpc.ways,
                     rest_restarts=None if self._gateway is None else self._gateway.restarts,
                     lines_left_out=self.printed.left_out,
+                    traces=None if tracer is None else tracer.totals,
                 )
             )
             sink.watch_state(self._live_state)

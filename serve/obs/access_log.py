@@ -34,6 +34,7 @@ class Line(msgspec.Struct, kw_only=True, omit_defaults=True):
     uid: str
     client_id: str = ""
     joint_uid: str = ""
+    trace_id: str = ""
     model: str
     version: str
     tenant: str = ""
@@ -134,6 +135,7 @@ def line_of(record: RequestRecord) -> Line:
         uid=record.request_uid,
         client_id=record.client_id,
         joint_uid=record.joint_uid,
+        trace_id=record.trace_parent[3:35],
         model=record.model,
         version=record.version,
         tenant=record.tenant,

@@ -94,6 +94,11 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     joint_uid: str = ""
     #: Number of requests without a row that ended like this one before they reached a lane.
     left_out: int = 0
+    #: Time from arrival to the begin of preparation, negative if it began while bytes came; 0
+    #: where the request did not run.
+    prepare_start_ns: int = 0
+    #: The client's span, see ``trace_ids``; empty for none.
+    trace_parent: str = ""
 
     def __post_init__(self) -> None:
         """Shorten the texts that clients choose."""

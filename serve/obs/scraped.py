@@ -74,6 +74,8 @@ class PortSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     rest_restarts: int | None = None
     #: Lines printed by models and processes that the log did not get.
     lines_left_out: int = 0
+    #: Traced requests that were exported, and that were lost; None for a server without traces.
+    traces: tuple[int, int] | None = None
 
 
 class EngineState(Collector):
@@ -238,6 +240,13 @@ class PortState(Collector):
             "Lines printed by models that the log did not get",
             value=now.lines_left_out,
         )
+        if now.traces is not None:
+            traced = CounterMetricFamily(
+                "gnnserve_traces", "Traced requests, by what became of them", labels=("outcome",)
+            )
+            for outcome, count in zip(("exported", "lost"), now.traces, strict=True):
+                traced.add_metric([outcome], count)
+            yield traced
         if now.rest_restarts is not None:
             yield CounterMetricFamily(
                 "gnnserve_rest_restarts", "New starts of the HTTP gateway", value=now.rest_restarts

@@ -10,6 +10,7 @@ import grpc
 import grpc.aio
 import h11
 
+from serve.obs.trace_ids import TRACE_PARENT
 from serve.pb import gnnserve_pb2_grpc, grpc_service_pb2_grpc
 from serve.pb import grpc_service_pb2 as pb
 from serve.rest.errors import RestError, from_rpc
@@ -62,17 +63,27 @@ class Backend:
         """Close the gRPC connection; calls in flight fail."""
         await self._channel.close()
 
-    async def infer(self, message: bytes, timeout_s: float | None) -> bytes:
-        """Send a serialized request; return the serialized response. Raises RestError."""
-        response: bytes = await self.call(self._infer, message, timeout_s)
+    async def infer(self, message: bytes, timeout_s: float | None, trace_parent: str = "") -> bytes:
+        """Send a serialized request; return the serialized response. Raises RestError.
+
+        `trace_parent` is the header of that name, empty for none.
+        """
+        more = ((TRACE_PARENT, trace_parent),) if trace_parent else ()
+        response: bytes = await self.call(self._infer, message, timeout_s, more)
         return response
 
     async def call(
-        self, method: Callable[..., Awaitable[Any]], message: object, timeout_s: float | None = None
+        self,
+        method: Callable[..., Awaitable[Any]],
+        message: object,
+        timeout_s: float | None = None,
+        metadata: tuple[tuple[str, str], ...] = (),
     ) -> Any:
         """Call a method of gRPC; raises RestError."""
         try:
-            return await method(message, timeout=timeout_s, metadata=CREDENTIALS.get())
+            return await method(
+                message, timeout=timeout_s, metadata=(*CREDENTIALS.get(), *metadata)
+            )
         except grpc.aio.AioRpcError as error:
             raise from_rpc(error) from error
 

@@ -4,6 +4,7 @@ from http import HTTPStatus
 
 from starlette.requests import Request
 
+from serve.obs.trace_ids import TRACE_PARENT, trace_parent_of
 from serve.pb import grpc_service_pb2 as pb
 from serve.rest.backend import PROBE_S, Backend
 from serve.rest.bodies import BodyReader
@@ -79,4 +80,5 @@ class InferPaths:
 
     async def _ask(self, request: Request, message: bytes) -> bytes:
         limit_s = parse_timeout(request.headers.get(TIMEOUT_HEADER))
-        return await unless_gone(request, self._backend.infer(message, limit_s))
+        trace_parent = trace_parent_of(request.headers.get(TRACE_PARENT, ""))
+        return await unless_gone(request, self._backend.infer(message, limit_s, trace_parent))

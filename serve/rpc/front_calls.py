@@ -12,6 +12,7 @@ from serve.access.principal import ANYBODY, Principal
 from serve.core.types import Outcome
 from serve.errors import InvalidInput, NotReady, ServeError
 from serve.native import Front, Message, PlainRequest
+from serve.obs.trace_ids import trace_parent_of
 from serve.rpc.cancellation import Cancellation
 from serve.rpc.front_callers import Credentials, FrontCallers
 from serve.rpc.gate import Gate
@@ -30,8 +31,8 @@ _NO_THREAD = Status(grpc.StatusCode.RESOURCE_EXHAUSTED, NO_THREAD_TEXT)
 
 #: What the front tells: handle; a request, the method of a call that waits to be admitted, or None
 #: for an end; times of the call's beginning, limit and arrival in ns; its credentials, the handle
-#: of its stream (0: none), and whether an error ends that.
-Event = tuple[int, Message | PlainRequest | str | None, int, int, int, Credentials, int, bool]
+#: of its stream (0: none), whether an error ends that, and its header `traceparent`.
+Event = tuple[int, Message | PlainRequest | str | None, int, int, int, Credentials, int, bool, str]
 
 
 class FrontCalls:
@@ -84,7 +85,10 @@ class FrontCalls:
         """Take in requests, and the beginnings and ends of calls; raises nothing."""
         if self.callers is not None:
             self.callers.follow()
-        for handle, request, began_ns, limit_ns, arrived_ns, credentials, within, raises in events:
+        for event in events:
+            handle, request, began_ns, limit_ns, arrived_ns, credentials, within, raises, trace = (
+                event
+            )
             asked = isinstance(request, str)
             sender = Sender(handle, 0 if asked else within, raises)
             try:
@@ -97,7 +101,7 @@ class FrontCalls:
                     remaining_s = math.inf
                     if limit_ns >= 0:
                         remaining_s = (limit_ns - (arrived_ns - began_ns)) / 1e9
-                    self._begin(sender, request, arrived_ns, remaining_s, credentials)
+                    self._begin(sender, request, arrived_ns, remaining_s, credentials, trace)
             except Exception as error:  # a bug; the front goes on with all other calls
                 fail(self.front, sender, error)
 
@@ -113,6 +117,7 @@ class FrontCalls:
         arrived_ns: int,
         remaining_s: float,
         credentials: Credentials,
+        trace: str,
     ) -> None:
         caller = ANYBODY
         try:
@@ -126,11 +131,13 @@ class FrontCalls:
             return
         self._open[sender.handle] = _NOBODY
         if isinstance(request, PlainRequest) and self._submit(
-            sender, request, arrived_ns, remaining_s, caller
+            sender, request, arrived_ns, remaining_s, caller, trace
         ):
             return
         cancellation = self._open[sender.handle] = Cancellation()
-        work = partial(self._serve, sender, request, arrived_ns, cancellation, remaining_s, caller)
+        work = partial(
+            self._serve, sender, request, arrived_ns, cancellation, remaining_s, caller, trace
+        )
         self._give(sender, work)
 
     def _give(self, sender: Sender, work: Work) -> None:
@@ -146,6 +153,7 @@ class FrontCalls:
         arrived_ns: int,
         remaining_s: float,
         caller: Principal,
+        trace: str,
     ) -> bool:
         """Submit a staged request; returns False for one that must go the way of messages."""
         if not request.valid:
@@ -153,7 +161,9 @@ class FrontCalls:
         assert self.plain is not None
         try:
             answer = partial(self._answer, sender, request)
-            ticket = self.plain.submit(request, arrived_ns, remaining_s, answer, caller)
+            ticket = self.plain.submit(
+                request, arrived_ns, remaining_s, answer, caller, trace_parent_of(trace)
+            )
         except Exception as error:
             request.release()
             fail(self.front, sender, error, request.client_id)
@@ -191,12 +201,15 @@ class FrontCalls:
         cancellation: Cancellation,
         remaining_s: float,
         caller: Principal,
+        trace: str,
     ) -> None:
         request_id = ""
         try:
             decoded = decode_request(memoryview(cast("bytes", as_message(request))))
             request_id = decoded.request_id
-            answer = self._service.infer(decoded, arrived_ns, cancellation, remaining_s, caller)
+            answer = self._service.infer(
+                decoded, arrived_ns, cancellation, remaining_s, caller, trace_parent_of(trace)
+            )
         except Exception as error:
             if isinstance(error, WireError) and sender.stream:
                 self._service.not_read(arrived_ns, InvalidInput(str(error)))

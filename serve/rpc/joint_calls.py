@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from serve.access.principal import Principal
 from serve.errors import InvalidInput, ServeError, UnknownName, Unsupported
@@ -71,6 +72,7 @@ class JointCalls:
         cancellation: Cancellation,
         remaining_s: float,
         caller: Principal,
+        trace_parent: str = "",
     ) -> bytes:
         """Run a joint request to the end of all its models; return the serialized response.
 
@@ -80,12 +82,14 @@ class JointCalls:
         try:
             asked += self._asked(request)
             calls = self._decode(request, asked, arrived_ns, remaining_s, caller)
+            if trace_parent:
+                calls = [replace(call, trace_parent=trace_parent) for call in calls]
             ticket = self._engine.submit_jointly(calls)
         except ServeError as error:
             name, version = request.model, ""
             if asked:
                 name, version = asked[0].model.name, asked[0].model.version
-            self._engine.refused(name, version, request.request_id, arrived_ns, error)
+            self._engine.refused(name, version, request.request_id, arrived_ns, error, trace_parent)
             for one in asked:
                 self._failed(one.model.name, one.model.version, arrived_ns)
             raise

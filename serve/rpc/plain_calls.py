@@ -15,7 +15,7 @@ from serve.server.plain_requests import PlainRequests
 from serve.server.ticket import Answer, PlainTicket
 
 #: Keeps a record of a refused request; see ``api.Inference.refused``.
-Refused = Callable[[str, str, str, int, ServeError], None]
+Refused = Callable[[str, str, str, int, ServeError, str], None]
 #: Offset in the pool and size of an output, in bytes.
 Place = tuple[int, int]
 
@@ -36,6 +36,7 @@ class PlainCalls:
         remaining_s: float,
         answer: Answer,
         caller: Principal = ANYBODY,
+        trace_parent: str = "",
     ) -> PlainTicket | None:
         """Submit a staged request, which is the ticket's from then on.
 
@@ -59,11 +60,12 @@ class PlainCalls:
                 arrived_ns=arrived_ns,
                 client_id=client_id,
                 wanted=tuple(request.wanted),
+                trace_parent=trace_parent,
                 **parameters._asdict(),
             )
             return self.plain.submit(call, entry, request, answer)
         except ServeError as error:
-            self._refused(name, version, client_id, arrived_ns, error)
+            self._refused(name, version, client_id, arrived_ns, error, trace_parent)
             self._service.failed(name, str(entry.spec.version), arrived_ns)
             raise
 

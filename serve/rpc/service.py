@@ -8,6 +8,7 @@ ticket and encodes the answer. Messages of ModelInfer and ModelStreamInfer are h
 from collections.abc import Callable, Iterator
 
 import grpc
+from msgspec.structs import replace
 
 import serve
 from serve.access.open_rights import OpenRights
@@ -21,6 +22,7 @@ from serve.errors import (
 )
 from serve.models.repository import version_order
 from serve.obs.record import RequestRecord, ServerRun
+from serve.obs.trace_ids import TRACE_PARENT, trace_parent_of
 from serve.pb import grpc_service_pb2 as pb
 from serve.rpc import describe
 from serve.rpc.cancellation import Cancellation
@@ -86,8 +88,9 @@ class InferenceService:
         except ServeError as error:
             self.not_read(arrived_ns, error)
             raise
-        request, remaining_s = decode_request(message), context.time_remaining()
-        return self.infer(request, arrived_ns, cancellation, remaining_s, CALLER.get())
+        request, left_s = decode_request(message), context.time_remaining()
+        trace = _trace_parent(context)
+        return self.infer(request, arrived_ns, cancellation, left_s, CALLER.get(), trace)
 
     def ModelStreamInfer(
         self, messages: Iterator[bytes], context: grpc.ServicerContext
@@ -97,11 +100,11 @@ class InferenceService:
         Errors are sent as messages of the stream. With the metadata `triton_grpc_error: true` the
         first error ends the stream with its status instead.
         """
-        rights = self.stream_rights
+        rights, trace = self.stream_rights, _trace_parent(context)
 
         def infer(request: WireRequest, arrived_ns: int, cancellation: Cancellation) -> bytes:
-            remaining_s = context.time_remaining()
-            return self.infer(request, arrived_ns, cancellation, remaining_s, opened.caller)
+            left_s = context.time_remaining()
+            return self.infer(request, arrived_ns, cancellation, left_s, opened.caller, trace)
 
         stream = Stream(
             infer, self._gate, self.stream_workers, cancel=context.cancel, lost=self.not_read
@@ -122,6 +125,7 @@ class InferenceService:
         cancellation: Cancellation,
         remaining_s: float,
         caller: Principal = ANYBODY,
+        trace_parent: str = "",
     ) -> bytes:
         """Run a request whose call is counted by the gate already, to its end.
 
@@ -131,12 +135,14 @@ class InferenceService:
             cancellation: Passes the call's cancellation on.
             remaining_s: Seconds until the call's deadline.
             caller: Whom the call comes from.
+            trace_parent: The client's span, see ``trace_ids``; empty for none.
 
         Returns `ModelInferResponse`, serialized. Raises ServeError.
         """
         if MODELS in request.parameters:
-            return self._joint.infer(request, arrived_ns, cancellation, remaining_s, caller)
-        model, call, ticket = self._submit(request, arrived_ns, remaining_s, caller)
+            asked = request, arrived_ns, cancellation, remaining_s, caller, trace_parent
+            return self._joint.infer(*asked)
+        model, call, ticket = self._submit(request, arrived_ns, remaining_s, caller, trace_parent)
         cancellation.submitted(ticket)
         try:
             result = ticket.result()
@@ -151,21 +157,24 @@ class InferenceService:
         return answer
 
     def _submit(
-        self, request: WireRequest, arrived_ns: int, remaining_s: float, caller: Principal
-    ) -> tuple[ModelInfo, InferCall, Ticket]:
+        self, request: WireRequest, arrived_ns: int, remaining_s: float, caller: Principal,
+        trace_parent: str,
+    ) -> tuple[ModelInfo, InferCall, Ticket]:  # fmt: skip
         """Check the request and submit it; a refusal gets its row in the report."""
         model = None
         try:
             while True:
                 model = self._engine.model(request.model, request.version, request.request_id)
                 call = decode_call(request, model, self._regions, arrived_ns, remaining_s, caller)
+                if trace_parent:
+                    call = replace(call, trace_parent=trace_parent)
                 try:
                     return model, call, self._engine.submit(call)
                 except VersionReplaced:
                     continue  # ends: each time another version was unloaded
         except ServeError as error:
             self._engine.refused(
-                request.model, request.version, request.request_id, arrived_ns, error
+                request.model, request.version, request.request_id, arrived_ns, error, trace_parent
             )
             if model is not None:
                 self.failed(model.name, model.version, arrived_ns)
@@ -198,12 +207,12 @@ class InferenceService:
     ) -> pb.ModelMetadataResponse:
         """Return inputs, outputs and properties of one model."""
         model = self._engine.model(request.name, request.version)
-        return describe.metadata(model, self._versions(model))
+        return describe.metadata(model, _served_versions(model, self._engine))
 
     def ModelConfig(self, request: pb.ModelConfigRequest, _: object) -> pb.ModelConfigResponse:
         """Return the model's facts as the configuration that load generators read."""
         model = self._engine.model(request.name, request.version)
-        config = describe.config(model, self._versions(model), self._facts())
+        config = describe.config(model, _served_versions(model, self._engine), self._facts())
         return pb.ModelConfigResponse(config=config)
 
     def ModelStatistics(
@@ -272,7 +281,7 @@ class InferenceService:
         self, request: pb.SystemSharedMemoryRegisterRequest, _: object
     ) -> pb.SystemSharedMemoryRegisterResponse:
         """Register a shared memory object of this host for the tensors of requests."""
-        regions = self._regions_of(CALLER.get())
+        regions = _seen_by(CALLER.get(), self._regions)
         regions.register(request.name, request.key, request.offset, request.byte_size)
         return pb.SystemSharedMemoryRegisterResponse()
 
@@ -281,7 +290,7 @@ class InferenceService:
     ) -> pb.SystemSharedMemoryStatusResponse:
         """Describe one region, or all that are registered."""
         answer = pb.SystemSharedMemoryStatusResponse()
-        regions = self._regions_of(CALLER.get())
+        regions = _seen_by(CALLER.get(), self._regions)
         for region in regions.registered(request.name):
             name = regions.name_of(region)
             status = answer.regions[name]
@@ -293,7 +302,7 @@ class InferenceService:
         self, request: pb.SystemSharedMemoryUnregisterRequest, _: object
     ) -> pb.SystemSharedMemoryUnregisterResponse:
         """Unregister a region, or all; requests in flight keep the memory that they use."""
-        self._regions_of(CALLER.get()).unregister(request.name)
+        _seen_by(CALLER.get(), self._regions).unregister(request.name)
         return pb.SystemSharedMemoryUnregisterResponse()
 
     # -- shared with the server and the health service ----------------------------------------
@@ -333,16 +342,16 @@ class InferenceService:
         except ServeError:
             return False
 
-    def _regions_of(self, caller: Principal) -> Regions:
-        """Return the regions as the caller sees them."""
-        return self._regions.of(caller.name, sees_all=caller.is_admin)
 
-    def _versions(self, model: ModelInfo) -> list[str]:
-        """Return all versions of a model that are being served, oldest first."""
-        found = {
-            m.version for m in self._engine.models() if m.name == model.name and m.state == "READY"
-        }
-        return sorted(found | {model.version}, key=version_order)
+def _seen_by(caller: Principal, regions: Regions) -> Regions:
+    """Return the regions as the caller sees them."""
+    return regions.of(caller.name, sees_all=caller.is_admin)
+
+
+def _served_versions(model: ModelInfo, engine: Inference) -> list[str]:
+    """Return all versions of a model that are being served, oldest first."""
+    found = {m.version for m in engine.models() if m.name == model.name and m.state == "READY"}
+    return sorted(found | {model.version}, key=version_order)
 
 
 def _cancelled_with(context: grpc.ServicerContext) -> LoadCancellation:
@@ -351,6 +360,13 @@ def _cancelled_with(context: grpc.ServicerContext) -> LoadCancellation:
     if not context.add_callback(cancellation.cancel):
         cancellation.cancel()
     return cancellation
+
+
+def _trace_parent(context: grpc.ServicerContext) -> str:
+    for name, value in context.invocation_metadata() or ():
+        if name == TRACE_PARENT:
+            return trace_parent_of(str(value))
+    return ""
 
 
 def _check_repository(name: str) -> None:

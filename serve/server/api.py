@@ -76,6 +76,8 @@ class InferCall(msgspec.Struct, frozen=True):
     fanouts: Fanouts | None = None
     #: Of a request that names no version: the one that was chosen, whose inputs it was checked by.
     chosen: str = ""
+    #: The client's span, see ``trace_ids``; empty for none.
+    trace_parent: str = ""
 
     @property
     def asked(self) -> tuple[str, Tensor]:
@@ -284,7 +286,13 @@ class Inference(Protocol):
         ...
 
     def refused(
-        self, model: str, version: str, client_id: str, arrived_ns: int, error: ServeError
+        self,
+        model: str,
+        version: str,
+        client_id: str,
+        arrived_ns: int,
+        error: ServeError,
+        trace_parent: str = "",
     ) -> None:
         """Keep a record of a request that ended in `error` before or in ``submit``."""
         ...

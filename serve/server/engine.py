@@ -7,6 +7,8 @@ lanes.
 import secrets
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from serve.config import Config
 from serve.core.events import DrainStarted, TenantsChanged
 from serve.core.types import TenantRules
@@ -242,11 +244,13 @@ class Engine:
         return self._intake.submit_jointly(calls)
 
     def refused(
-        self, model: str, version: str, client_id: str, arrived_ns: int, error: ServeError
-    ) -> None:
+        self, model: str, version: str, client_id: str, arrived_ns: int, error: ServeError,
+        trace_parent: str = "",
+    ) -> None:  # fmt: skip
         """See ``api.Inference``."""
         if client_id != self._own_id:
-            self._sink(self._intake.refusal(model, version, client_id, arrived_ns, error))
+            record = self._intake.refusal(model, version, client_id, arrived_ns, error)
+            self._sink(msgspec.structs.replace(record, trace_parent=trace_parent))
 
     def models(self) -> tuple[ModelInfo, ...]:
         """See ``api.Inference``."""

@@ -101,6 +101,7 @@ def build_record(
         pmc_estimate_bytes=task.estimate.peak_bytes,
         reserve_bytes=task.estimate.reserve_bytes,
         joint_uid="" if ticket.joint is None else ticket.joint.uid,
+        trace_parent=call.trace_parent,
     )
 
 
@@ -144,6 +145,7 @@ def _run_record(
         merged=where.merged,
         queue_ns=queue_ns if queue_ns > 0 else 0,
         prepare_ns=when.prepared_ns - when.prepare_started_ns,
+        prepare_start_ns=when.prepare_started_ns - when.arrived_ns,
         prepare_exposed_ns=exposed_ns,
         quet_ns=quet_ns,
         start_ns=run.began_ns - when.launched_ns if run.began_ns > when.launched_ns else 0,
@@ -163,6 +165,7 @@ def _run_record(
         pmc_measured_bytes=run.share_bytes(task, usage.peak_bytes),
         nonfinite_values=ticket.nonfinite_values,
         joint_uid="" if ticket.joint is None else ticket.joint.uid,
+        trace_parent=call.trace_parent,
     )
 
 

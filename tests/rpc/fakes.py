@@ -195,7 +195,13 @@ class FakeEngine:
         return FakeJointTicket([self.submit(call) for call in calls])
 
     def refused(
-        self, model: str, version: str, client_id: str, arrived_ns: int, error: ServeError
+        self,
+        model: str,
+        version: str,
+        client_id: str,
+        arrived_ns: int,
+        error: ServeError,
+        trace_parent: str = "",
     ) -> None:
         self.refusals.append((model, type(error).__name__))
 

@@ -1,0 +1,1 @@
+"""Traces of requests for OpenTelemetry, exported by a process of their own."""
