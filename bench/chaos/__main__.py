@@ -298,7 +298,10 @@ def run(folder: Path, options: argparse.Namespace, seed: int) -> int:
         end = calm(lives)
         lives.end("stopped")
         if disk is not None:
-            shutil.copy(server.database, folder / "report.db")
+            for file in disk.folder.glob(
+                "report.db*"
+            ):  # one that was ended by force leaves its log
+                shutil.copy(file, folder)
     with suppress(OSError):  # it may never have been made
         PIDS.rmdir()
     end["own calls"] = OWN_CALLS * len(list(world.repository.glob("*/*/weights.safetensors")))
