@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from serve.errors import ConfigError
 from serve.estimate.calibration import FORMAT, Calibration
 from serve.models.cache_pruning import hold, prune, touch
 from serve.models.model_signature import PACKAGED, Signature
@@ -85,6 +86,20 @@ class CalibrationCache:
                 return None
             touch(package)
         return entry.signature, entry.calibration
+
+    def forget(self, content: str) -> bool:
+        """Delete what was stored for that content hash; return False when there was nothing.
+
+        Raises ConfigError when it cannot be deleted. A compiled package stays for its users.
+        """
+        path = self._path(content)
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be deleted: {error.strerror}") from error
+        return True
 
     @property
     def compiles(self) -> bool:
