@@ -15,12 +15,19 @@ import numpy as np
 from bench.kit.result import ROOT
 from bench.kit.servers import takes_connections
 from bench.kit.waiting import PATIENCE_S, wait_for
+from serve.client import aio_cluster, sync_cluster
 from serve.pb import gnnserve_pb2
 from serve.pb import grpc_service_pb2 as pb
 from serve.wire.messages import RETRY_TRAILER, decode_request, encode_response
 
 SERVICE = "inference.GRPCInferenceService"
 OWN = "gnnserve.v1.GnnServe"
+
+
+def look_patiently(monkeypatch):
+    """Have clients and fronts wait long for a server's word, as a busy machine may keep it."""
+    for module in (aio_cluster, sync_cluster):
+        monkeypatch.setattr(module, "PROBE_S", 5.0)
 
 
 class SmallServer:

